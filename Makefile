@@ -20,12 +20,12 @@ SUITE ?=
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml sdk/pyproject.toml
+$(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml sdk/pyproject.toml research/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "mizzen needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-uv.lock
 	@$(BIN)/uv pip sync -q --python $(BIN)/python --require-hashes requirements.lock
-	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e sdk -e .
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e sdk -e . -e research
 	@echo "compiling the inner loops of the schedulers (half a minute, once for each version)"
 	@$(BIN)/python -m activities.scheduling.precompile
 	@touch $@
@@ -46,17 +46,17 @@ demo: setup
 # Three regions, one with spot machines and one on EC2 (moto): pools grow, a zone is reclaimed, its gangs move, and no
 # machine is left at the end.
 demo-bursting: setup
-	@$(BIN)/python -m tests.stack.bursting
+	@$(BIN)/python -m rigs.demos.bursting
 
 # Trainings on lent machines in two buildings, whose owners take them back and lend them again, for about two and a half
 # minutes; another number of seconds between two events: ARGS=2. Writes demo-lending/timeline.png.
 demo-lending: setup
-	@$(BIN)/python -m tests.stack.lending $(ARGS)
+	@$(BIN)/python -m rigs.demos.lending $(ARGS)
 
 # A service on simulated spot machines under load for ten minutes, while its machines, its replicas and mizzen's
-# processes are killed: python -m tests.stack.serving SECONDS REQUESTS_PER_S for another length. Writes serve-demo/.
+# processes are killed: python -m rigs.demos.serving SECONDS REQUESTS_PER_S for another length. Writes serve-demo/.
 serve-demo: setup
-	@$(BIN)/python -m tests.stack.serving $(ARGS)
+	@$(BIN)/python -m rigs.demos.serving $(ARGS)
 
 # In a fresh clone each of the four workers would compile all test modules, 15 s of CPU each. This target compiles them
 # once, on the core that the compilation of the loops leaves idle first. The test run reports errors in test modules.
@@ -133,22 +133,22 @@ $(SKYPILOT)/.ready: requirements-skypilot.lock | setup
 OUT ?= .experiment
 experiment: setup $(VENV)/.compiled
 	@test -n '$(DATA)' || { echo "make experiment needs DATA=FOLDER, the folder with philly.csv and the two files of openb" >&2; exit 2; }
-	@$(BIN)/python -m experiments --data '$(DATA)' --out '$(OUT)' $(if $(BEFORE),--before '$(BEFORE)') $(ARGS)
+	@$(BIN)/python -m research.experiments --data '$(DATA)' --out '$(OUT)' $(if $(BEFORE),--before '$(BEFORE)') $(ARGS)
 
 # Compares a fleet sized for the peak demand with a smaller fleet plus pools (docs/experiments-pools.md). DATA is the
 # folder with ml-jobs, spot-availability and prices. Takes half an hour.
 experiment-pools: setup $(VENV)/.compiled
 	@test -n '$(DATA)' || { echo "make experiment-pools needs DATA=FOLDER, the folder with ml-jobs, spot-availability and prices" >&2; exit 2; }
-	@$(BIN)/python -m experiments.pools --data '$(DATA)' --out '$(OUT)' $(ARGS)
+	@$(BIN)/python -m research.experiments.pools --data '$(DATA)' --out '$(OUT)' $(ARGS)
 
 # Compares ReclaimNet with other systems (docs/reclaim-experiments.md). DATA is the folder with Grid'5000's failure
 # trace; without it, only the drawn campus is run. Takes hours; an interrupted run resumes. SEEDS is their number.
 SEEDS ?= 10
 experiment-reclaim: setup
 	@mkdir -p '$(OUT)'
-	@$(BIN)/python -m experiments.reclaim.systems --scenario experiments/reclaim/scenarios/campus.yaml --out '$(OUT)/campus.jsonl' --seeds $(SEEDS) $(ARGS)
-	@test -z '$(DATA)' || $(BIN)/python -m experiments.reclaim.systems --scenario experiments/reclaim/scenarios/grid5000.yaml --data '$(DATA)' --out '$(OUT)/grid5000.jsonl' --seeds $(SEEDS) $(ARGS)
-	@$(BIN)/python -m experiments.reclaim.tables campus='$(OUT)/campus.jsonl' $(if $(DATA),grid5000='$(OUT)/grid5000.jsonl')
+	@$(BIN)/python -m research.experiments.reclaim.systems --scenario research/experiments/reclaim/scenarios/campus.yaml --out '$(OUT)/campus.jsonl' --seeds $(SEEDS) $(ARGS)
+	@test -z '$(DATA)' || $(BIN)/python -m research.experiments.reclaim.systems --scenario research/experiments/reclaim/scenarios/grid5000.yaml --data '$(DATA)' --out '$(OUT)/grid5000.jsonl' --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m research.experiments.reclaim.tables campus='$(OUT)/campus.jsonl' $(if $(DATA),grid5000='$(OUT)/grid5000.jsonl')
 
 lint: setup
 	@! git grep -nE '^(<{7}|>{7}) ' || { echo "lint: these lines are left of a merge" >&2; exit 1; }

@@ -39,7 +39,8 @@ from activities.scheduling.precompile import precompile
 from activities.scheduling.scheduler_state import SchedulerState
 from activities.services.readiness import Readiness
 from activities.services.step import ServiceActivities
-from capacity.providers import Provider
+from capacity.provider import Provider
+from capacity.providers.registry import check_providers, open_providers
 from domain import ids
 from domain.version import BUILD_ID
 from infra.config import Settings
@@ -52,7 +53,6 @@ from infra.master_key import check_master_key
 from infra.memory import collect_seldom, give_back_freed_memory
 from infra.search_attributes import register
 from infra.temporal_client import connect
-from providers.registry import check_providers, open_providers
 
 _log = logging.getLogger(__name__)
 _CACHED_WORKFLOWS = 5000

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import httpx
 
-from balance.binary import find_haproxy
 from bench.balance_api import NAME, Api
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians
 from infra.stack.ports import free_port
+from proxies.balance.binary import find_haproxy
 
 CONNECTIONS = (16, 64)
 _LOAD_S = 4.0

@@ -1,15 +1,15 @@
 """simulate: events per second of the simulator, against the same simulator on the reference implementations.
 
-Five regions have 200 machines of 8 GPUs each. Workloads have MAST's quantiles (`simulation.synthetic`) and request 20
-times the supply, so that there are queues and evictions from the start. The policy is `global`. The first events of
+Five regions have 200 machines of 8 GPUs each. Workloads have MAST's quantiles (`research.traces.synthetic`) and request
+20 times the supply, so that there are queues and evictions from the start. The policy is `global`. The first events of
 both are timed; their events are identical (a test checks this). The scenario is generated before.
 """
 
 from collections.abc import Iterator
 
 from bench.harness import Bench, Figure, Line, Suite, interleave, medians
+from research.traces.synthetic import events_per_s, synthetic
 from simulation.policies import POLICIES
-from simulation.synthetic import events_per_s, synthetic
 
 WORKLOADS, REGIONS, MACHINES, LOAD, EVENTS = 1500, 5, 200, 20.0, 1500
 

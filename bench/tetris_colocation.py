@@ -2,9 +2,9 @@
 
 The instances have MAST's shape (`tetris.generate`) and the homes of V0, V1 and V2, without replicas and with the
 replicas that `tetris.replicas` makes for these homes. The simulator schedules a day of their ML jobs
-(`simulation.day`). A workload that is not colocated would wait for an on-demand copy (MAST 5.3); here it waits to the
-end. Replicas for V2 are also made with short storage, most of which the homes fill. The absolute values contain counts
-by priority, the allocation rate, and the missed objectives of level 1.
+(`research.traces.instance_day`). A workload that is not colocated would wait for an on-demand copy (MAST 5.3); here it
+waits to the end. Replicas for V2 are also made with short storage, most of which the homes fill. The absolute values
+contain counts by priority, the allocation rate, and the missed objectives of level 1.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from bench.harness import Bench, Figure, Line, Suite
-from simulation.day import Placement, day_of
+from research.traces.instance_day import Placement, day_of
 from simulation.policies import POLICIES
 from simulation.run import Run
 from tetris.climb import climb

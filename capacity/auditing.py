@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from capacity.providers import Found
+from capacity.provider import Found
 
 
 @dataclass(frozen=True)

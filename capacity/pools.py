@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from capacity.offers import Offer, OfferKey
 from domain.capacity import CapacityKind
-from lifecycle.instances import InstancePhase
+from domain.lifecycle.instances import InstancePhase
 
 PoolKey = tuple[str, str]
 """Region and name."""

@@ -6,7 +6,7 @@ import re
 HOST_RULE = "an IP address or a host name"
 _IPV6_PREFIX = 64
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
-"""As in `balance.values`: the balancer would refuse the whole list of a service with another host."""
+"""As in `proxies.balance.values`: the balancer would refuse the whole list of a service with another host."""
 
 
 def is_ip(text: str) -> bool:

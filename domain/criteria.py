@@ -2,7 +2,7 @@
 
 The criteria are the fields of `PlanQuality`. The auction, the joint choice, the dry run and `docs/scheduling.md` use
 them. A region compares its options for one job by the same criteria, stored as columns (`rms/criteria.py`), and the
-reference implementation (`rms/reference_criteria.py`) repeats them. To add a criterion, add a field here and a line in
+reference implementation (`reference/criteria.py`) repeats them. To add a criterion, add a field here and a line in
 each of these two modules.
 """
 

@@ -1,4 +1,4 @@
-"""The phases of a workload. `lifecycle.attempts` defines the allowed transitions."""
+"""The phases of a workload. `domain.lifecycle.attempts` defines the allowed transitions."""
 
 from enum import StrEnum
 

@@ -248,7 +248,7 @@ class PlacementRequest:
     jobs: tuple[JobRequest, ...]
     may_not_evict: frozenset[str] = frozenset()
     """Workloads that evicted this one, directly or through others, since the queue last changed from outside
-    (`auction.immunity`)."""
+    (`gms.auction.immunity`)."""
     displaces: frozenset[str] = frozenset()
     """Lower-priority workloads of the same tenant that become over-quota when this one is awarded; the plan already
     treats them as over-quota."""

@@ -57,7 +57,8 @@ class ReplicaPolicySpec(_Frozen):
     upscale_delay_s: float = 300.0
     downscale_delay_s: float = 1200.0
     placer: str | None = None
-    """The policy that places spot replicas, a name in `spot.policies`; None: the service uses no spot machines."""
+    """The policy that places spot replicas, a name in `services.spot.policies`; None: the service uses no spot
+    machines."""
     num_overprovision: int = 0
     """N_extra, the number of spot replicas beyond the target."""
     dynamic_ondemand_fallback: bool = False

@@ -14,6 +14,7 @@ from agent.fleet import end_machine, serve_many
 from agent.host import run_agent as run_one
 from agent.isolation import why_not_separate
 from agent.state import StateFolder, make_folder
+from capacity.providers.trace import open_clouds
 from domain.ids import INSTANCE_PREFIX, NAME_RULE, is_name, machine_id
 from domain.units import parse_size_bytes
 from infra.config import Settings
@@ -21,7 +22,6 @@ from infra.errors import ConfigurationError
 from infra.machine_shape import MachineShape
 from infra.stack.fleet import load_fleet
 from infra.users import user_name
-from providers.trace import open_clouds
 
 _log = logging.getLogger(__name__)
 _FIRST_PORT = 20000

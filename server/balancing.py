@@ -6,17 +6,17 @@ import resource
 from collections.abc import Mapping
 from typing import Any
 
-from balance.binary import find_haproxy
-from balance.configuration import Limits
-from balance.following import Api
-from balance.listening import listen, passed_sockets
-from balance.service import Settings
-from balance.supervisor import supervise
-from balance.values import NAME, Zone
 from infra.addresses import parse_address
 from infra.errors import ConfigurationError
 from mizzen.client.contexts import active_context
 from mizzen.client.errors import NotConfigured
+from proxies.balance.binary import find_haproxy
+from proxies.balance.configuration import Limits
+from proxies.balance.following import Api
+from proxies.balance.listening import listen, passed_sockets
+from proxies.balance.service import Settings
+from proxies.balance.supervisor import supervise
+from proxies.balance.values import NAME, Zone
 
 _USUAL_CONNECTIONS = 10_000
 _OTHER_FILES = 1000

@@ -55,33 +55,17 @@ def _forget_option(command: F) -> F:
     return click.option("--forget-unreadable-secrets", is_flag=True, help=said)(command)
 
 
-def simulate_options(command: F) -> F:
-    """Adds the options of `mizzen simulate`."""
+def run_options(command: F) -> F:
+    """Adds the options of commands that run the simulator."""
     path = click.Path(path_type=Path)
-    seen = "Start the trace at this time, such as 40d; workloads that would still run then are included."
     options = (
-        click.option("--fleet", type=_FILE, help="YAML file with regions, machines, tenants and assumptions."),
-        click.option("--trace", metavar="[FORMAT:]PATH", help="CSV or Parquet file; FORMAT is philly or openb."),
         click.option("--policy", "names", multiple=True, default=("global",), show_default=True, help="Repeatable."),
         click.option("--json", "json_path", type=path, help="File for the results as JSON; -: standard output."),
         click.option("--report", "report_path", type=_FILE, help="File for the HTML report with charts."),
         click.option("--seed", type=int, default=0, show_default=True),
-        click.option("--scale", default="1", show_default=True, help="Arrival factor; 0.5,8+=4: 4 for 8 GPUs or more."),
-        click.option("--bad-rows", type=click.Choice(["refuse", "skip"]), default="refuse", show_default=True),
-        click.option("--from", "from_", metavar="TIME", help=seen),
-        click.option("--to", metavar="TIME", help="Ignore submissions from this time on."),
         click.option("--until", metavar="TIME", help="End the simulation at this time (default: when all jobs ended)."),
         click.option("--measure", metavar="FROM..TO", help="Measure only this span; hourly lists are complete."),
         click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="An assumption: eviction_s=30."),
-        click.option("--instance", type=path, help="Simulate a day of a Tetris instance instead of fleet and trace."),
-        click.option("--plan", type=path, help="With --instance: homes, the output of `mizzen tetris solve`."),
-        click.option("--replicas", type=path, help="With --instance: replicas, the output of `solve --replicas`."),
-        click.option(
-            "--reads", type=path, help="With --instance: the partitions that jobs read, the input of `solve --reads`."
-        ),
-        click.option("--from-live", type=_FILE, help="Start from a snapshot (`mizzen export`)."),
-        click.option("--set", "changes", multiple=True, metavar="quota.TENANT.TYPE=N", help="With --from-live."),
-        click.option("--drain", "drains", multiple=True, metavar="REGION", help="With --from-live."),
     )
     for option in reversed(options):
         command = option(command)
@@ -235,7 +219,7 @@ def gateway(
 ) -> None:
     """Run the gateway to Temporal for agents with keys of the role `machine`."""
     try:
-        from gateway.serving import Certificate, run_gateway
+        from proxies.gateway.serving import Certificate, run_gateway
     except ModuleNotFoundError as error:
         if error.name != "grpc":
             raise
@@ -282,13 +266,16 @@ def api(host: str | None, port: int | None, **options: Any) -> None:
     serve_command(lambda: serve(_settings(options, api={"host": host, "port": port})))
 
 
-@click.command()
-@simulate_options
-def simulate(**options: Any) -> None:
-    """Simulate the scheduler's decisions on a virtual clock, for a trace or from a snapshot of the live fleet."""
-    from server.simulating import run_simulate
+@click.command("what-if")
+@click.argument("snapshot", type=_FILE)
+@click.option("--set", "changes", multiple=True, metavar="quota.TENANT.TYPE=N", help="Another quota. Repeatable.")
+@click.option("--drain", "drains", multiple=True, metavar="REGION", help="Without this region. Repeatable.")
+@run_options
+def what_if(**options: Any) -> None:
+    """Simulate the live fleet from a snapshot (`mizzen export`), unchanged and with other quotas or fewer regions."""
+    from server.what_if import run_what_if
 
-    run_command(lambda: run_simulate(**options))
+    run_command(lambda: run_what_if(**options))
 
 
 @click.group()
@@ -296,5 +283,5 @@ def group() -> None:
     """Commands of mizzen's server."""
 
 
-for _command in (up, demo, init, worker, agent, agents, gateway, api, simulate):
+for _command in (up, demo, init, worker, agent, agents, gateway, api, what_if):
     group.add_command(_command)

@@ -7,6 +7,7 @@ import click
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from capacity.providers.registry import check_providers
 from infra.bootstrap import OPERATOR_KEY_FILE
 from infra.config import Settings
 from infra.db.session import open_engine, transaction
@@ -18,7 +19,6 @@ from infra.stack.fleet import Fleet, load_fleet
 from infra.stack.lock import data_folder
 from mizzen.cli.words import plural
 from mizzen.objects.store import check_url
-from providers.registry import check_providers
 from server.agents import why_shared
 
 _ANSWERS_S = 5.0

@@ -1,14 +1,15 @@
 """One decision about the replicas of a service: from facts to launches, drains and ends.
 
-The policies of replays (`spot.policies`) also decide where the replicas of a live service run. A policy does not see
-replicas that are leaving or draining. During an update, it sees a predecessor and its successor as one replica: as the
-predecessor until the successor is ready, and then as the successor.
+The policies of replays (`services.spot.policies`) also decide where the replicas of a live service run. A policy does
+not see replicas that are leaving or draining. During an update, it sees a predecessor and its successor as one replica:
+as the predecessor until the successor is ready, and then as the successor.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from domain.capacity import CapacityKind
+from services.spot.values import Event, EventKind, Launch, Observation, Replica, ReplicaState
 from services.updates import is_halted, successions
 from services.values import (
     DrainReplica,
@@ -24,7 +25,6 @@ from services.values import (
     ServiceState,
     Stage,
 )
-from spot.values import Event, EventKind, Launch, Observation, Replica, ReplicaState
 
 _LONGEST_PAUSE_S = 300.0
 """The longest backoff after failed replicas. It doubles with each failure in a row."""

@@ -9,9 +9,9 @@ from enum import StrEnum
 from typing import Any
 
 from domain.capacity import CapacityKind
-from spot.autoscaler import Autoscaler, ScalingState
-from spot.state import PolicyState
-from spot.values import Policy
+from services.spot.autoscaler import Autoscaler, ScalingState
+from services.spot.state import PolicyState
+from services.spot.values import Policy
 
 
 class Stage(StrEnum):

@@ -7,7 +7,7 @@ from typing import Any
 from capacity.offers import Offer, Shape
 from domain.capacity import CapacityKind
 from domain.service import ResourceOption, ServiceSpec
-from spot.values import Zone
+from services.spot.values import Zone
 
 
 @dataclass(frozen=True)

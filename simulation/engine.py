@@ -1,14 +1,12 @@
 """The scheduler under simulation: one interface to queue and regions, and its implementation on the production code."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from auction.auction import Auction, Options
-from auction.candidate import Candidate, Outcome
 from domain.scheduling import (
     CreditWeights,
     MachineState,
@@ -18,6 +16,8 @@ from domain.scheduling import (
     RunningWorkload,
     TenantState,
 )
+from gms.auction.auction import Auction, Options
+from gms.auction.candidate import Candidate, Outcome
 from gms.columns import QueueChange, QueueColumns
 from gms.scan import scan_queue
 from rms.award import leave
@@ -94,6 +94,14 @@ class Engine(Protocol):
 
     def counts(self) -> Counts:
         """Returns the counts of decisions so far."""
+
+
+@runtime_checkable
+class OrderedEngine(Engine, Protocol):
+    """A scheduler with its own order of the queue, which decides on one workload after another."""
+
+    def turns(self, standing: ScanOrder) -> Iterator[int]:
+        """Yields queue positions in the order in which the workloads are to be decided on."""
 
 
 class Ranks:

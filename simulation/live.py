@@ -16,8 +16,7 @@ from infra.errors import ConfigurationError
 from simulation.initial_state import InitialHolder
 from simulation.ledger import NOTHING, Amounts, plus
 from simulation.random_draws import chance
-from simulation.run import Scenario
-from simulation.scenario import EVERYTHING, Span
+from simulation.run import EVERYTHING, Scenario, Span
 from simulation.settings import SimulationSettings, fit_lognormal, problems
 from simulation.workloads import Workload
 

@@ -7,13 +7,12 @@ from math import inf, nextafter
 import numpy as np
 import numpy.typing as npt
 
-from auction.candidate import Candidate
-from auction.immunity import immune_to
 from capacity.scaling import MOST_SHORTAGES, Shortage
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest
-from simulation.engine import ScanOrder
-from simulation.rivals.rival import Rival
+from gms.auction.candidate import Candidate
+from gms.auction.immunity import immune_to
+from simulation.engine import OrderedEngine, ScanOrder
 from simulation.transitions import Transitions
 from simulation.workload_columns import Ints
 from simulation.workload_state import WorkloadState
@@ -68,7 +67,7 @@ class Passes:
         engine.open(now_s)
         if transitions.policy.in_order:
             self._in_order(now_s, standing)
-        elif isinstance(engine, Rival):
+        elif isinstance(engine, OrderedEngine):
             for place in engine.turns(standing):
                 self._ask(now_s, standing, np.array([place]))
         else:
@@ -172,7 +171,7 @@ class Passes:
             state = transitions.states[int(standing.order[place])]
             ranked = standing.ranked(place)
             jobs = state.workload.jobs
-            if transitions.policy.rival is None:
+            if not isinstance(transitions.engine, OrderedEngine):
                 jobs = tuple(
                     job if job.gpu_types == types else replace(job, gpu_types=types)
                     for job, types in zip(jobs, ranked.gpu_types, strict=True)

@@ -1,12 +1,18 @@
 """The policies that are compared: when a workload is bound to a region or cluster, and the order of the queue."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from domain.scheduling import JobRequest, MachineState
 from infra.errors import ConfigurationError
+from simulation.hardware import Hardware
 from simulation.supply.sources import Machines
-from simulation.workloads import Hardware, Workload
+from simulation.workloads import Workload
+
+if TYPE_CHECKING:
+    from simulation.engine import Engine
+    from simulation.run import Scenario
 
 
 @dataclass(frozen=True)
@@ -24,8 +30,10 @@ class Policy:
     joint: bool = False
     """The head of the queue is placed jointly; otherwise one workload after another."""
     may_evict: bool = True
-    rival: str | None = None
-    """Name of another scheduler with its own queue order and placement (`simulation.rivals`)."""
+    engine: "Callable[[Scenario, Machines], Engine] | None" = None
+    """Returns the engine for a scenario on these machines; None: the engine on the production code."""
+    fixed_fleet: bool = False
+    """Whether the engine requires a fixed fleet, as early binding does."""
 
 
 POLICIES = {
@@ -36,27 +44,21 @@ POLICIES = {
         Policy("federated", "bound at submission to the region with the lowest demand over supply", binds_early=True),
         Policy("cluster", "bound at submission to a cluster", binds_early=True, by_cluster=True),
         Policy("fifo", "first in, first out, without priority or eviction", in_order=True, may_evict=False),
-        Policy("slurm", "Slurm: multifactor priority, EASY backfill, no preemption", rival="slurm"),
-        Policy("kueue", "Kueue: a queue for each tenant in one cohort, StrictFIFO, preemption", rival="kueue"),
-        Policy("kueue-best-effort", "Kueue with BestEffortFIFO", rival="kueue-best-effort"),
     )
 }
 
 
-_ALL = {name: policy for name, policy in POLICIES.items() if policy.rival is None}
-
-
-def policies(names: Iterable[str]) -> list[Policy]:
-    """Returns the policies with these names, without duplicates; `all` stands for all policies but Slurm and Kueue.
+def policies(names: Iterable[str], known: Mapping[str, Policy] = POLICIES) -> list[Policy]:
+    """Returns the policies with these names, without duplicates; `all` stands for all policies of `POLICIES`.
 
     Raises:
         ConfigurationError: a name is unknown.
     """
     out: dict[str, Policy] = {}
     for name in names:
-        if name != "all" and name not in POLICIES:
-            raise ConfigurationError(f"--policy {name}: must be one of {', '.join(POLICIES)}, all")
-        out.update(_ALL if name == "all" else {name: POLICIES[name]})
+        if name != "all" and name not in known:
+            raise ConfigurationError(f"--policy {name}: must be one of {', '.join(known)}, all")
+        out.update(POLICIES if name == "all" else {name: known[name]})
     return list(out.values())
 
 

@@ -19,7 +19,6 @@ from simulation.meter import (
     table_keys,
     wait_percentiles,
 )
-from simulation.trace.rows import BadRow
 
 _LOSSES = ("work", "eviction", "restart")
 
@@ -90,11 +89,6 @@ def hourly(meter: Meter, starts_s: float) -> dict[str, Any]:
         for k, hour in enumerate(meter.hours)
     ]
     return by_column(hours)
-
-
-def bad_rows(bad: Sequence[BadRow]) -> list[dict[str, Any]]:
-    """Returns the skipped rows of the trace as JSON objects."""
-    return [{"line": row.line, "column": row.column, "value": row.value, "right": row.right} for row in bad]
 
 
 def until_key(name: str, until: str) -> str:

@@ -6,26 +6,39 @@ from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
-from auction.auction import Options
 from domain.scheduling import CreditWeights, TenantState
+from gms.auction.auction import Options
 from infra.errors import ConfigurationError
 from simulation import result
 from simulation.engine import Engine, Production
-from simulation.errors import SimulationError
+from simulation.hardware import Hardware
 from simulation.initial_state import InitialHolder, InitialState
 from simulation.meter import Meter, ratio
-from simulation.plain import ReferenceEngine
 from simulation.policies import POLICIES, Policy, split_by_cluster
-from simulation.rivals.kueue import Kueue
-from simulation.rivals.slurm import Slurm
 from simulation.settings import SimulationSettings
 from simulation.simulator import Progress, Simulator
 from simulation.supply.sources import Machines, Sources
-from simulation.trace.rows import BadRow
 from simulation.transitions import Happened
-from simulation.workloads import Hardware, Workload
+from simulation.workloads import Workload
 
 ROUNDED_S = 3
+
+
+@dataclass(frozen=True)
+class Span:
+    """A time span, from `from_s` until before `to_s`, in seconds."""
+
+    from_s: float = 0.0
+    to_s: float = inf
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.from_s < self.to_s:
+            raise ConfigurationError(
+                f"span {self.from_s:g}..{self.to_s:g}: must start at 0 or later, and end after its start"
+            )
+
+
+EVERYTHING = Span()
 
 
 @dataclass(frozen=True)
@@ -43,7 +56,6 @@ class Scenario:
     starts_s: float = 0.0
     """The start of the simulation's clock in reported times: seconds of the trace, or since the snapshot."""
     holding: dict[str, InitialHolder] = field(default_factory=dict)
-    bad: Sequence[BadRow] = ()
     sources: Sources = field(default_factory=Sources)
     """Clouds and pools that supply more machines during the run."""
     says: dict[str, Any] = field(default_factory=dict)
@@ -56,31 +68,28 @@ def check_policy(scenario: Scenario, policy: Policy) -> None:
     Raises:
         ConfigurationError: the scenario has pools, and the policy requires a fixed fleet.
     """
-    able = [p.name for p in POLICIES.values() if not p.binds_early and p.rival is None]
-    if scenario.sources.pools and policy.name not in able:
+    if scenario.sources.pools and (policy.binds_early or policy.fixed_fleet):
+        able = [p.name for p in POLICIES.values() if not p.binds_early]
         raise ConfigurationError(f"--policy {policy.name}: must be one of {', '.join(able)} for a fleet with pools")
 
 
-def engine_for(scenario: Scenario, policy: Policy, plain: bool = False) -> Engine:
-    """Returns the engine for a scenario and policy: decision packages, (`plain`) reference implementations, or a rival.
+def credit_weights(settings: SimulationSettings) -> CreditWeights:
+    """Returns the weights of the settings."""
+    return CreditWeights(settings.w_age, settings.age_cap_s, settings.w_fair)
+
+
+def engine_for(scenario: Scenario, policy: Policy) -> Engine:
+    """Returns the policy's engine for a scenario.
 
     Raises:
-        SimulationError: reservations are enabled for the reference implementations, or a rival gets a workload with
-            several jobs; neither is supported.
+        SimulationError: the policy's engine does not support the scenario.
     """
     s = scenario.settings
     machines = split_by_cluster(scenario.machines) if policy.by_cluster else scenario.machines
-    weights = CreditWeights(s.w_age, s.age_cap_s, s.w_fair)
-    if policy.rival == "slurm":
-        return Slurm(machines, weights, scenario.workloads, scenario.tenants, s)
-    if policy.rival is not None:
-        return Kueue(machines, weights, scenario.workloads, scenario.tenants, strict=policy.rival == "kueue")
-    if plain:
-        if s.reserve_after_s < inf:
-            raise SimulationError(f"reserve_after_s: {s.reserve_after_s:g}: must be inf for the reference engine")
-        return ReferenceEngine(machines, weights, policy.may_evict)
+    if policy.engine is not None:
+        return policy.engine(scenario, machines)
     options = Options(explain=False, joint=policy.joint, reserve_after_s=s.reserve_after_s, may_evict=policy.may_evict)
-    return Production(machines, weights, options)
+    return Production(machines, credit_weights(s), options)
 
 
 @dataclass
@@ -89,7 +98,6 @@ class Run:
 
     scenario: Scenario
     policy: Policy
-    plain: bool = False
     follow: Callable[[Happened], None] | None = None
     change: str | None = None
     """Description of the change against the unchanged run of the same policy; None: no change."""
@@ -106,7 +114,7 @@ class Run:
             scenario.machines, scenario.tenants, scenario.workloads, scenario.settings, self.policy, scenario.seed,
             scenario.until_s, scenario.holding, scenario.sources,
         )  # fmt: skip
-        self.engine = engine_for(scenario, self.policy, self.plain)
+        self.engine = engine_for(scenario, self.policy)
         self.simulator = Simulator(initial, self.engine, self.meter, self.follow)
 
     def go(self, stop: Callable[[Progress], bool] | None = None) -> "Run":
@@ -145,7 +153,7 @@ class Run:
                 "measured_to_s": round(scenario.starts_s + min(progress.now_s, scenario.measure_to_s), ROUNDED_S),
                 "supply": self.meter.supply,
                 "objective_s": {str(level): span_s for level, span_s in sorted(scenario.settings.objective_s.items())},
-                "bad_rows": result.bad_rows(scenario.bad),
+                "bad_rows": [],
                 "pools": asdict(self.simulator.keeper.counts),
                 **result.more(self.meter.total),
                 **scenario.says,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from domain.lifecycle.attempts import FIRST, Event, Step
 from domain.phases import QUEUED_PHASES, Phase
 from domain.scheduling import (
     MachineState,
@@ -14,8 +15,8 @@ from domain.scheduling import (
     RunningWorkload,
 )
 from gms.columns import QueueChange
-from lifecycle.attempts import FIRST, Event, Step
 from simulation.engine import Engine
+from simulation.hardware import Hardware
 from simulation.initial_state import InitialHolder, InitialState
 from simulation.ledger import Ledger
 from simulation.meter import Meter
@@ -25,7 +26,6 @@ from simulation.shares import Shares
 from simulation.supply.sources import usd_per_h
 from simulation.workload_columns import WorkloadColumns
 from simulation.workload_state import WorkloadState, gpus_of, numbered, types_asked
-from simulation.workloads import Hardware
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Transitions:
         self.states = numbered(initial.workloads)
         self.columns = WorkloadColumns(len(self.states))
         self.evictors: dict[str, set[str]] = {}
-        """Workloads that evicted a workload since the last submission or end, by victim (`auction.immunity`)."""
+        """Workloads that evicted a workload since the last submission or end, by victim (`gms.auction.immunity`)."""
         self.queue: set[int] = set()
         self.finished = 0
         self.pending: list[QueueChange[QueuedWorkload]] = []

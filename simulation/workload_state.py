@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
+from domain.lifecycle.attempts import END_PHASES, LATEST, TABLES, End, Event, Step
 from domain.phases import Phase
 from domain.scheduling import PlacedWorkload, PlacementRequest, Plan, QueuedWorkload
 from gms.columns import QueueChange
-from lifecycle.attempts import END_PHASES, LATEST, TABLES, End, Event, Step
 from simulation.engine import id_of
 from simulation.workloads import Workload
 

@@ -61,8 +61,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 _LONG = (
     "tests/netns/test_netns.py",
-    "tests/balance/",
-    "tests/bench/test_kill_loop.py",
+    "tests/proxies/balance/",
+    "tests/sdk/test_kill_loop.py",
     "tests/workflows/",
     "tests/services/test_live",
     "tests/activities/test_placement_runs.py",
@@ -71,7 +71,7 @@ _LONG = (
     "tests/agent/test_fleet.py",
     "tests/bench/test_annealing.py",
     "tests/simulation/test_command.py",
-    "tests/experiments/",
+    "tests/research/experiments/",
     "tests/capacity/",
     "tests/services/test_shared_fleet.py",
     "tests/sdk/",
@@ -79,7 +79,7 @@ _LONG = (
     "tests/simulation/test_reservations.py",
     "tests/simulation/test_engine.py",
     "tests/tetris/test_command.py",
-    "tests/spot/test_command.py",
+    "tests/research/spot/test_command.py",
     "tests/agent/test_serving.py",
     "tests/activities/test_walk.py",
     "tests/api/test_generated.py",

@@ -1,4 +1,4 @@
-"""One attempt of a workload: follows the table of steps (`lifecycle.attempts`) and carries out each step."""
+"""One attempt of a workload: follows the table of steps (`domain.lifecycle.attempts`) and carries out each step."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,6 +9,20 @@ from datetime import timedelta
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
+    from domain.lifecycle.attempts import TABLES, End, Event, Step
+    from domain.lifecycle.endings import (
+        STOPS,
+        STOPS_EARLY,
+        Ending,
+        code_of,
+        completed,
+        lost_machine,
+        stopped_early,
+        unless_completed,
+        why_stopped,
+    )
+    from domain.lifecycle.gangs import GangEnd, LaunchFailure
+    from domain.lifecycle.launch_limits import is_only_launch
     from domain.phases import Phase
     from domain.protocol import (
         Activity,
@@ -23,20 +37,6 @@ with workflow.unsafe.imports_passed_through():
     )
     from domain.reasons import Reason, ReasonCode
     from domain.reported import OWNER, TaskProgress
-    from lifecycle.attempts import TABLES, End, Event, Step
-    from lifecycle.endings import (
-        STOPS,
-        STOPS_EARLY,
-        Ending,
-        code_of,
-        completed,
-        lost_machine,
-        stopped_early,
-        unless_completed,
-        why_stopped,
-    )
-    from lifecycle.gangs import GangEnd, LaunchFailure
-    from lifecycle.launch_limits import is_only_launch
     from workflows.effects import on_region, record, show_in_temporal
     from workflows.flushes import PendingSaves
     from workflows.gang import Gang

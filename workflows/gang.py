@@ -13,6 +13,8 @@ with workflow.unsafe.imports_passed_through():
     from domain import ids
     from domain.addresses import HOST_RULE, is_host, is_port
     from domain.blame import Blame, LaunchError, verdict
+    from domain.lifecycle.gangs import Failure, GangEnd, LaunchFailure
+    from domain.lifecycle.launch_limits import LONGEST_S
     from domain.protocol import (
         Activity,
         LaunchPlan,
@@ -26,8 +28,6 @@ with workflow.unsafe.imports_passed_through():
     )
     from domain.reasons import Reason, ReasonCode
     from domain.reported import OWNER, TaskProgress
-    from lifecycle.gangs import Failure, GangEnd, LaunchFailure
-    from lifecycle.launch_limits import LONGEST_S
     from workflows.effects import give_up, stop_node
 
 _RUN_S = 3650 * 86400.0

@@ -1,4 +1,4 @@
-"""The lifecycle of an instance: launch, wait for its agent, serve, drain, terminate (`lifecycle.instances`)."""
+"""The lifecycle of an instance: launch, wait for its agent, serve, drain, terminate (`domain.lifecycle.instances`)."""
 
 from datetime import timedelta
 from functools import partial
@@ -8,14 +8,14 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 
 with workflow.unsafe.imports_passed_through():
-    from domain.protocol import Activity, InstanceFacts, InstanceInput, InstanceMove, InstanceRef
-    from lifecycle.instances import (
+    from domain.lifecycle.instances import (
         FIRST_STEPS,
         INSTANCE_TABLES,
         InstanceEvent,
         InstancePhase,
         InstanceStep,
     )
+    from domain.protocol import Activity, InstanceFacts, InstanceInput, InstanceMove, InstanceRef
     from workflows.effects import give_up, record
 
 _ASKS_S = 120.0

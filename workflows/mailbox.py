@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
+    from domain.lifecycle.endings import STOPS_EARLY
     from domain.protocol import Mail, MailKind, WorkloadInput
     from domain.reasons import ReasonCode
-    from lifecycle.endings import STOPS_EARLY
     from workflows.effects import give_up
 
 T = TypeVar("T")

@@ -1,14 +1,16 @@
-"""Applies `lifecycle.endings` in a workload's workflow, and keeps the counts of failures in the workflow's state."""
+"""Applies `domain.lifecycle.endings` in a workload's workflow, and keeps the counts of failures in the workflow's
+state.
+"""
 
 from dataclasses import replace
 
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
+    from domain.lifecycle.endings import Case, Counts, Ending, count_loads, judge, unconfirmed, unless_cleared
+    from domain.lifecycle.gangs import GangEnd, LaunchFailure
+    from domain.lifecycle.suspicion import NONE, Suspicion, doubt
     from domain.protocol import LaunchPlan, Mail, WorkloadInput
-    from lifecycle.endings import Case, Counts, Ending, count_loads, judge, unconfirmed, unless_cleared
-    from lifecycle.gangs import GangEnd, LaunchFailure
-    from lifecycle.suspicion import NONE, Suspicion, doubt
 
 
 class Verdicts:

@@ -6,11 +6,11 @@ from temporalio import workflow
 from temporalio.exceptions import FailureError
 
 with workflow.unsafe.imports_passed_through():
+    from domain.lifecycle.attempts import FIRST, Step
+    from domain.lifecycle.endings import Ending, code_of, final, stopped_early, unless_completed
     from domain.phases import TERMINAL_PHASES, Phase
     from domain.protocol import TASKS_MAY_RUN, Activity, Mail, MailKind, ReleaseRequest, WorkloadInput
     from domain.reasons import ReasonCode
-    from lifecycle.attempts import FIRST, Step
-    from lifecycle.endings import Ending, code_of, final, stopped_early, unless_completed
     from workflows.attempt import Attempt, transition
     from workflows.effects import record, show_in_temporal, type_of
     from workflows.flushes import PendingSaves

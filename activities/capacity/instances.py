@@ -17,9 +17,10 @@ from activities.heartbeat import heartbeating
 from activities.lifecycle import handover
 from activities.lifecycle.machines import lose
 from capacity.offers import Offer, Shape
-from capacity.providers import LaunchRefused, LaunchRequest, Provider, ProviderUnavailable
+from capacity.provider import LaunchRefused, LaunchRequest, Provider, ProviderUnavailable
 from domain.capacity import CapacityKind
 from domain.ids import machine_id
+from domain.lifecycle.instances import NEXT_INSTANCE_PHASES, InstanceEvent, InstancePhase
 from domain.protocol import Activity, InstanceFacts, InstanceMove, InstanceRef
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
@@ -28,7 +29,6 @@ from infra.db.capacity import InstanceRow, LaunchRefusal
 from infra.db.draining import drain
 from infra.db.models import Allocation, Machine, Region
 from infra.db.session import transaction
-from lifecycle.instances import NEXT_INSTANCE_PHASES, InstanceEvent, InstancePhase
 
 _BY = "mizzen"
 _AT_ONCE = 8

@@ -21,7 +21,8 @@ from activities.lifecycle.suspects import Suspects
 from activities.lifecycle.unattended import Unattended
 from capacity.auditing import LedgerDifferences, LedgerEntry, compare
 from capacity.offers import Offer
-from capacity.providers import Found, Provider, ProviderUnavailable
+from capacity.provider import Found, Provider, ProviderUnavailable
+from capacity.providers.registry import STATIC
 from domain import ids
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
@@ -30,7 +31,6 @@ from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.models import Allocation, Cluster, Machine
 from infra.db.services import ServiceRow
 from infra.db.session import in_thread, transaction
-from providers.registry import STATIC
 
 _log = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from capacity.pools import Changes, Instance, Pool, PoolKey, cluster_of
 from capacity.rounds import plan_round
 from capacity.scaling import Claims
 from domain.capacity import CapacityKind
+from domain.lifecycle.instances import InstancePhase
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
 from infra.db import published
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.models import Allocation, Machine
 from infra.db.session import transaction
-from lifecycle.instances import InstancePhase
 
 
 class Pools:

@@ -4,7 +4,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from capacity.offers import Offer
-from capacity.providers import LaunchRefused, Refusal
+from capacity.provider import LaunchRefused, Refusal
 from domain.reasons import Reason, ReasonCode, in_words
 from infra.db.capacity import LaunchRefusal
 

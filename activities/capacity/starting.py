@@ -5,10 +5,10 @@ from temporalio.client import Client
 
 from activities.singular import ensure_workflow
 from domain import ids
+from domain.lifecycle.instances import LATEST_INSTANCES
 from domain.protocol import InstanceInput
 from infra.config import CapacitySettings
 from infra.db.capacity import InstanceRow
-from lifecycle.instances import LATEST_INSTANCES
 
 
 def read_instance(session: Session, instance: str, settings: CapacitySettings) -> InstanceInput | None:

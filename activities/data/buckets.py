@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
-from auction.silence import Backoff
 from domain import ids
+from gms.auction.silence import Backoff
 from infra.config import BucketSettings
 from infra.db.buckets import BucketState, bucket_states, publish_bucket
 from infra.db.models import Region

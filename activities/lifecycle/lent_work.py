@@ -7,6 +7,8 @@ from math import inf
 from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 
+from domain.lifecycle.credit import Earned
+from domain.lifecycle.launch_limits import launch_limit_s
 from domain.protocol import MailKind
 from domain.reasons import Reason, ReasonCode
 from domain.reported import TaskProgress
@@ -15,8 +17,6 @@ from domain.spec import LimitsSpec
 from infra.db import events, outbox
 from infra.db.lent import lent_of
 from infra.db.models import Attempt, Machine, Workload
-from lifecycle.credit import Earned
-from lifecycle.launch_limits import launch_limit_s
 
 _RECENT = text(
     "select a.launch_s from attempt as a where a.launch_s is not null and not exists (select from allocation as l"

@@ -12,14 +12,14 @@ from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSear
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from domain import ids
+from domain.lifecycle.attempts import LATEST
+from domain.lifecycle.launch_limits import is_only_launch
+from domain.lifecycle.suspicion import NONE, Suspicion
 from domain.phases import PLACED_PHASES, Phase
 from domain.protocol import WorkloadInput
 from domain.reasons import ReasonCode
 from domain.search_attributes import ATTEMPT, NAME, PHASE, PRIORITY, REASON, REGION, TENANT
 from infra.db.models import Attempt
-from lifecycle.attempts import LATEST
-from lifecycle.launch_limits import is_only_launch
-from lifecycle.suspicion import NONE, Suspicion
 
 _LIVE = text(
     "select id, name, tenant, region, reason, phase, attempt,"
@@ -123,7 +123,7 @@ def _never_ran(ended: Row[*tuple[Any, ...]]) -> bool:
 
 
 def _suspicion_of(ended: Iterable[Row[*tuple[Any, ...]]]) -> Suspicion:
-    """Returns the failures that are not confirmed, by the rules of `lifecycle.endings`. `ended`: newest first."""
+    """Returns the failures that `domain.lifecycle.endings` does not confirm. `ended`: newest first."""
     advanced: list[set[str]] = []
     for one in ended:
         outcome = one.outcome or {}

@@ -17,8 +17,8 @@ from activities.scheduling.scan_result import ScannedQueue, batch, put_batch
 from activities.scheduling.scheduler_state import SchedulerState
 from activities.scheduling.silence import SilenceTracker
 from activities.scheduling.waiting import explain_batch
-from auction.candidate import Stats
 from domain.protocol import Activity, AwardRequest, AwardResult, DryRunRequest, DryRunResult, ScanTicket
+from gms.auction.candidate import Stats
 from infra.config import Settings
 from infra.db import outbox, published
 from infra.db.buckets import failing_buckets

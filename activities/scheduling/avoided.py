@@ -1,7 +1,7 @@
 """The machines that a queued workload avoids: those on which it failed, if the failure is not confirmed.
 
-`lifecycle.suspicion` decides that a failure on machines that owners lend is not confirmed, and which ones to avoid. A
-lent machine that did not start the workload in time is avoided, too.
+`domain.lifecycle.suspicion` decides that a failure on machines that owners lend is not confirmed, and which ones to
+avoid. A lent machine that did not start the workload in time is avoided, too.
 """
 
 from collections.abc import Sequence

@@ -15,9 +15,9 @@ from activities.scheduling import awards
 from activities.scheduling.bids import BidSubject
 from activities.scheduling.candidates import candidates, closed_to, with_bids
 from activities.scheduling.scheduler_state import SchedulerState
-from auction.candidate import Outcome, Stats
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
+from gms.auction.candidate import Outcome, Stats
 from infra.db import outbox
 from infra.db.session import transaction
 

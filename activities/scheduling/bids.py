@@ -18,13 +18,13 @@ from activities.scheduling.doubted import NO_DOUBTS, Doubted, doubted
 from activities.scheduling.moves import Leaving, moves_of
 from activities.scheduling.scan_result import ScannedWorkload, batch
 from activities.scheduling.scheduler_state import SchedulerState
-from auction.candidate import Candidate
-from auction.immunity import immune_to
 from domain.demand import WorkloadDemand, demand_of
 from domain.phases import QUEUED_PHASES
 from domain.protocol import Activity, BidRequest
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid, JobRequest, PlacementRequest
+from gms.auction.candidate import Candidate
+from gms.auction.immunity import immune_to
 from infra.config.scheduling import ReclaimSettings
 from infra.db.catalogue import Replicas, can_read, ready_replicas
 from infra.db.logs import RegionBid

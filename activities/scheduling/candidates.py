@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from activities.scheduling.bids import BidSubject, closed
 from activities.scheduling.scheduler_state import SchedulerState
-from auction.candidate import Candidate
 from domain.reasons import Reason
 from domain.scheduling import Bid
+from gms.auction.candidate import Candidate
 
 Answers = dict[str, Bid]
 """The bids of the regions, by region."""

@@ -16,14 +16,14 @@ from sqlalchemy import Engine
 
 from activities.scheduling.queue_state import QueueState, amount, held_by, microseconds, seconds
 from activities.scheduling.reading import AttemptRow, HoldingRow, MachineRow, QueuedRow, Reader
-from auction.auction import Auction, Options
-from auction.candidate import Stats
 from domain.scheduling import (
     Holding,
     Plan,
     RunningWorkload,
     TenantState,
 )
+from gms.auction.auction import Auction, Options
+from gms.auction.candidate import Stats
 from infra.config import SchedulerSettings
 from infra.db import changes
 from infra.db.session import transaction

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from sqlalchemy import Engine, delete, func
 from sqlalchemy.orm import Session
 
-from auction.silence import Asking, Backoff, Silence
 from domain.reasons import Reason
+from gms.auction.silence import Asking, Backoff, Silence
 from infra.config import SchedulerSettings
 from infra.db.logs import RegionBid
 from infra.db.session import transaction
@@ -18,7 +18,7 @@ _REMEMBERED_SCANS = 100
 
 
 class SilenceTracker:
-    """Updates `auction.silence` from the regions' bids, and publishes its state for other processes."""
+    """Updates `gms.auction.silence` from the regions' bids, and publishes its state for other processes."""
 
     def __init__(self, engine: Engine, settings: SchedulerSettings) -> None:
         self._engine = engine

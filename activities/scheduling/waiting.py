@@ -12,10 +12,10 @@ from sqlalchemy import Engine, select, text
 from activities.data import on_demand
 from activities.scheduling.bids import BidSubject, region_bid
 from activities.scheduling.scheduler_state import SchedulerState
-from auction.candidate import Outcome
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import Reason
 from domain.scheduling import Bid
+from gms.auction.candidate import Outcome
 from infra.db.logs import Waiting
 from infra.db.models import Workload
 from infra.db.session import transaction

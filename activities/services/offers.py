@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from capacity.offers import Offer
-from capacity.providers import Provider, ProviderUnavailable
+from capacity.provider import Provider, ProviderUnavailable
 
 _log = logging.getLogger(__name__)
 _KEPT_S = 60.0

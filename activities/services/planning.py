@@ -8,13 +8,13 @@ from domain.capacity import CapacityKind
 from domain.service import ServiceSpec, UpdateMode
 from infra.config import ServiceSettings
 from infra.db.services import ServiceRow
+from services.spot.autoscaler import Autoscaler, FixedTarget, LoadAutoscaler
+from services.spot.changes import on_demand, split
+from services.spot.policies import PolicySettings, make_policy
+from services.spot.state import PolicyState
+from services.spot.values import Action, Observation, Policy
 from services.values import ServicePlan
 from services.zones import ZoneOffer, option_of
-from spot.autoscaler import Autoscaler, FixedTarget, LoadAutoscaler
-from spot.changes import on_demand, split
-from spot.policies import PolicySettings, make_policy
-from spot.state import PolicyState
-from spot.values import Action, Observation, Policy
 
 NO_ZONES = "no_spot_zones"
 """The note of a service on spot machines for which no provider offers any."""

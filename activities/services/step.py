@@ -22,7 +22,7 @@ from activities.services.planning import NO_ZONES, is_scaled, on_demand_price, p
 from activities.services.reading import LiveReplica, held_zones, read_replicas
 from activities.services.requests import take_requests
 from capacity.offers import Offer
-from capacity.providers import Provider
+from capacity.provider import Provider
 from domain.phases import QUEUED_PHASES
 from domain.protocol import Activity, ServiceRef, ServiceStep
 from domain.service import ServiceSpec

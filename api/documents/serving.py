@@ -12,7 +12,7 @@ from api.documents.skypilot import either, filled_in, references, section
 from api.documents.values import duration_s
 from domain.service import LoadBalancing, ReplicaPolicySpec
 from domain.serving import ProbeSpec, ServingSpec
-from spot.policies import POLICIES
+from services.spot.policies import POLICIES
 
 MAX_REPLICAS = 1000
 DEFAULT_MAX_REPLICAS = 10

@@ -17,10 +17,10 @@ from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, View, reason_view, write_audit
 from domain.capacity import CapacityKind
+from domain.lifecycle.instances import InstancePhase
 from domain.reasons import Reason, ReasonCode
 from infra.db import outbox
 from infra.db.capacity import InstanceRow
-from lifecycle.instances import InstancePhase
 
 router = Router(prefix="/v1/instances", tags=["fleet"])
 _HOUR_S = 3600.0

@@ -42,7 +42,7 @@ _GIVEN = text("""
            min(held_at) as since
     from given
 """)
-"""The GPU hours that others can confirm (`lifecycle.credit`), and all that workloads have held."""
+"""The GPU hours that others can confirm (`domain.lifecycle.credit`), and all that workloads have held."""
 
 
 class GuestView(View):

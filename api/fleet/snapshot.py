@@ -1,4 +1,4 @@
-"""Endpoint that exports a snapshot of fleet, tenants and workloads for `mizzen simulate --from-live`."""
+"""Endpoint that exports a snapshot of fleet, tenants and workloads for `mizzen what-if`."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -34,7 +34,7 @@ router = Router(prefix="/v1", tags=["fleet"])
 def get_snapshot(state: StateOf, _: Operator) -> LiveSnapshot:
     """Returns the machines that accept work, the tenants with their quotas, and every workload that has not ended.
 
-    `mizzen simulate --from-live` starts from this snapshot. It contains no commands, files or secrets.
+    `mizzen what-if` starts from this snapshot. It contains no commands, files or secrets.
     """
     with transaction(state.engine, isolation="REPEATABLE READ") as session:
         return LiveSnapshot(

@@ -9,9 +9,9 @@ from sqlalchemy.dialects.postgresql import array
 from sqlalchemy.orm import Session
 
 from api.views import ReasonView
+from domain.lifecycle.instances import InstancePhase
 from domain.reasons import Reason, ReasonCode
 from infra.db.capacity import InstanceRow
-from lifecycle.instances import InstancePhase
 
 _COMING = [phase.value for phase in (InstancePhase.REQUESTED, InstancePhase.LAUNCHING, InstancePhase.JOINING)]
 

@@ -9,7 +9,7 @@ class InstanceInput:
 
     instance: str
     phase: str
-    """`lifecycle.instances.InstancePhase`."""
+    """`domain.lifecycle.instances.InstancePhase`."""
     table: int
     """Version of the table of steps that the workflow follows from its start to its end."""
     join_s: float
@@ -46,4 +46,4 @@ class InstanceMove:
     instance: str
     phase: str
     because: str
-    """`lifecycle.instances.InstanceEvent` that ended the previous step; empty for the first."""
+    """`domain.lifecycle.instances.InstanceEvent` that ended the previous step; empty for the first."""

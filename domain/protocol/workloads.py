@@ -32,14 +32,13 @@ class WorkloadInput:
     refusals: int = 0
     """Number of consecutive launches that failed for a reason other than the workload itself."""
     suspects: list[str] = field(default_factory=list)
-    """`lifecycle.suspicion.Suspicion.machines`."""
+    """`domain.lifecycle.suspicion.Suspicion.machines`."""
     unconfirmed: int = 0
-    """`lifecycle.suspicion.Suspicion.attempts`."""
+    """`domain.lifecycle.suspicion.Suspicion.attempts`."""
     stops: int = 0
     """Number of attempts that an agent said to have stopped before, since tasks last ran to another end."""
     table: int = 1
-    """Version of the table of steps (`lifecycle.attempts.TABLES`) that the workflow follows from its start to its
-    end."""
+    """Version of the table of steps (`domain.lifecycle.attempts.TABLES`) that the workflow follows to its end."""
     one_attempt: bool = False
     """True: the workload is not queued again. Whatever ends its attempt ends the workload."""
     mails: list[Mail] = field(default_factory=list)
@@ -88,7 +87,7 @@ class NodeLaunch:
     """The indices of the tasks on this machine, by job: it reports only these."""
     lent: bool = False
     """The machine is lent by its owner, so what it reports about the workload must be confirmed
-    (`lifecycle.suspicion`)."""
+    (`domain.lifecycle.suspicion`)."""
 
 
 @dataclass
@@ -121,8 +120,7 @@ class LaunchPlan:
     checkpoint_store: str | None = None
     """The store of a cluster that has the newest checkpoint; None: the bucket of `checkpoint_region`."""
     launch_limit_s: float | None = None
-    """How long the preparation may take on machines that owners lend (`lifecycle.launch_limits`); None: no machine is
-    lent."""
+    """The limit on the preparation on lent machines (`domain.lifecycle.launch_limits`); None: no machine is lent."""
 
 
 @dataclass

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from simulation.fleet import SimulatedFleet
+from research.traces.fleet import SimulatedFleet
+from research.traces.reading import read_trace
+from research.traces.rows import TraceRow, refuse_bad
+from research.traces.scenario import parse_scale, scenario_of
+from research.traces.workloads import scaled, started_at_s
 from simulation.policies import POLICIES
-from simulation.run import Run
-from simulation.scenario import Span, parse_scale, scenario_of
+from simulation.run import Run, Span
 from simulation.settings import SimulationSettings
-from simulation.trace.reading import read_trace
-from simulation.trace.rows import TraceRow, refuse_bad
-from simulation.workloads import scaled, started_at_s
 
 HOUR_S = 3600.0
 TYPES = {"a100": 0.3, "p100": 0.3, "v100": 0.4}

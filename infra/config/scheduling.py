@@ -69,7 +69,7 @@ class LifecycleSettings(Section):
     cordon_after_failed_gangs: int = Field(3, gt=0)
     lent_launch_s: float = Field(60.0, gt=0, le=600)
     """The shortest time that machines which owners lend have to start a gang. The limit follows what launches take on
-    other machines (`lifecycle.launch_limits`)."""
+    other machines (`domain.lifecycle.launch_limits`)."""
     lent_gpus: int = Field(16, ge=0)
     """A machine that its owner lends and that claims more GPUs gets work only after an operator has uncordoned it."""
     collect_interval_s: float = Field(10.0, gt=0)

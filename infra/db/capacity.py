@@ -12,8 +12,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.types import Text
 
 from domain.capacity import CapacityKind
+from domain.lifecycle.instances import InstancePhase
 from infra.db.base import NOW, Base, Json
-from lifecycle.instances import InstancePhase
 
 _KINDS = f"kind in ({', '.join(repr(kind.value) for kind in CapacityKind)})"
 IDLE_S = 600.0

@@ -250,7 +250,7 @@ class Attempt(Base):
     launch_limit_s: Mapped[float | None]
     """How long its launch may take on machines that owners lend; None: none of its machines is lent."""
     earned: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """The evidence of its work on lent machines, as JSON of `lifecycle.credit.Earned`."""
+    """The evidence of its work on lent machines, as JSON of `domain.lifecycle.credit.Earned`."""
     evicting_since: Mapped[datetime | None]
     """When the attempt was evicted for `evictor`. Not set by preemptions of operators, drains and stopping stacks."""
     evictor: Mapped[str | None]

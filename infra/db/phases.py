@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from domain.lifecycle.attempts import NEXT_PHASES
 from domain.phases import TERMINAL_PHASES, Phase
 from infra.db import events
-from lifecycle.attempts import NEXT_PHASES
 
 
 class IllegalTransition(Exception):

@@ -5,9 +5,9 @@ from math import inf
 
 from capacity.offers import Offer
 from capacity.pools import Instance, PoolKey
+from capacity.providers.trace.market import MarketInstance as Launched
 from capacity.scaling import Claims
-from domain.scheduling import MachineState
-from lifecycle.instances import (
+from domain.lifecycle.instances import (
     FIRST_STEPS,
     INSTANCE_TABLES,
     LATEST_INSTANCES,
@@ -15,7 +15,7 @@ from lifecycle.instances import (
     InstancePhase,
     InstanceStep,
 )
-from providers.trace.market import MarketInstance as Launched
+from domain.scheduling import MachineState
 
 _TABLE = INSTANCE_TABLES[LATEST_INSTANCES]
 

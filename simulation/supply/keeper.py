@@ -6,11 +6,11 @@ from math import ceil, inf, isinf
 
 from capacity.offers import OfferKey
 from capacity.pools import PoolKey
+from capacity.providers.trace.market import Market, MarketInstance
+from capacity.providers.trace.settings import TraceSettings
 from capacity.rounds import Launch, plan_round
 from capacity.scaling import Shortage
-from lifecycle.instances import InstanceEvent, InstanceStep
-from providers.trace.market import Market, MarketInstance
-from providers.trace.settings import TraceSettings
+from domain.lifecycle.instances import InstanceEvent, InstanceStep
 from simulation.meter import Meter
 from simulation.supply.instances import PoolInstance
 from simulation.supply.sources import Sources, machine_of

@@ -8,12 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from capacity.offers import Offer
 from capacity.pools import Pool, PoolKey, cluster_of, wrong_size
+from capacity.providers.trace.market import offers_of
+from capacity.providers.trace.settings import TraceSettings
 from domain.capacity import CPU, CapacityKind
 from domain.ids import NAME_PATTERN, machine_id
 from domain.scheduling import MachineState
 from infra.config import CapacitySettings
-from providers.trace.market import offers_of
-from providers.trace.settings import TraceSettings
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Machines = Mapping[str, tuple[MachineState, ...]]

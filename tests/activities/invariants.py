@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from sqlalchemy import select
 
 import gms.scan
+from domain.lifecycle.attempts import NEXT_PHASES
 from domain.phases import PLACED_PHASES, TERMINAL_PHASES, Phase
 from domain.priority import LOWEST_LEVEL
 from domain.slots import slots_of_tasks
@@ -16,7 +17,6 @@ from domain.spec import WorkloadSpec
 from infra.db.logs import Event, Outbox
 from infra.db.models import Allocation, Attempt, Eviction, Machine, Workload
 from infra.db.tenants import Tenant
-from lifecycle.attempts import NEXT_PHASES
 from tests.activities.oracle import queue_snapshot
 from tests.activities.world import World, by_workload
 

@@ -16,7 +16,7 @@ from temporalio.common import RetryPolicy
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, UnsandboxedWorkflowRunner, Worker
 
 from activities.roles import control_worker, region_worker
-from capacity.providers import Provider
+from capacity.provider import Provider
 from domain.ids import CONTROL_QUEUE
 from domain.protocol import Activity
 from tests.activities.world import World

@@ -20,7 +20,7 @@ from infra.db import published
 from infra.db.logs import RegionBid, Waiting
 from infra.db.models import Machine, Workload
 from infra.db.tenants import Tenant
-from rms import reference
+from reference import bids as reference
 from tests.activities import oracle
 from tests.activities.invariants import check
 from tests.activities.world import World, job

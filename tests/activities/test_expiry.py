@@ -19,7 +19,7 @@ from activities.data.buckets import BucketCheck
 from activities.lifecycle.housekeeping import HousekeepingActivities
 from capacity.offers import Offer, Shape
 from capacity.pools import Pool
-from capacity.providers import LaunchRefused, Refusal
+from capacity.provider import LaunchRefused, Refusal
 from domain import ids
 from domain.capacity import CapacityKind
 from domain.phases import Phase

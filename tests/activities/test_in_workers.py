@@ -22,7 +22,11 @@ from agent.config import AgentConfig
 from agent.host import serve
 from capacity.offers import Offer
 from capacity.pools import Pool
+from capacity.providers.trace.cloud import Cloud
+from capacity.providers.trace.provider import TraceProvider
+from capacity.providers.trace.settings import TraceSettings
 from domain.ids import agent_queue, machine_workflow_id, new_service_id, region_queue
+from domain.lifecycle.instances import InstancePhase
 from domain.phases import Phase
 from domain.placement_runs import MoveRef, NextMove, PlacementRunRef
 from domain.protocol import (
@@ -56,12 +60,8 @@ from infra.db.rounds import loop_states
 from infra.db.services import ServiceRow, ServiceVersion
 from infra.db.tables import Replica
 from infra.keys import load_master_key
-from lifecycle.instances import InstancePhase
 from mizzen.checkpoint import Checkpointer
 from mizzen.objects.files import FileStore
-from providers.trace.cloud import Cloud
-from providers.trace.provider import TraceProvider
-from providers.trace.settings import TraceSettings
 from tests.activities.office import Office
 from tests.activities.placement_runs import PLACEMENT_RUN, PlacementWorld
 from tests.activities.replicas import add_table, keys

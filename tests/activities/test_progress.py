@@ -15,13 +15,13 @@ from activities.lifecycle.beats import read_beats
 from activities.lifecycle.progress import Progress
 from activities.roles import control_worker
 from domain import ids
+from domain.lifecycle.launch_limits import LONGEST_S
 from domain.phases import Phase
 from domain.protocol import NodeHeartbeat
 from domain.reported import BandwidthReport, TaskProgress
 from domain.search_attributes import PHASE, PRIORITY, REGION, TENANT
 from domain.spec import LimitsSpec
 from infra.db.models import Attempt, Cluster, Machine
-from lifecycle.launch_limits import LONGEST_S
 from tests.activities.agents import OpenEndedAgent
 from tests.activities.temporal import dispatching, end_all, until
 from tests.activities.world import World, job

@@ -6,10 +6,10 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import func, update
 
+from domain.lifecycle.credit import Earned
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.models import Allocation, Attempt, Machine
-from lifecycle.credit import Earned
 from tests.api.calls import get
 from tests.api.world import ApiWorld
 

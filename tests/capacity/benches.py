@@ -11,13 +11,13 @@ from pathlib import Path
 import boto3
 from botocore.config import Config
 
-from capacity.providers import Provider
-from providers.ec2 import Ec2Provider
-from providers.ec2.settings import Ec2Settings
-from providers.static import StaticProvider
-from providers.trace.cloud import Cloud
-from providers.trace.provider import TraceProvider
-from providers.trace.settings import TraceSettings
+from capacity.provider import Provider
+from capacity.providers.ec2 import Ec2Provider
+from capacity.providers.ec2.settings import Ec2Settings
+from capacity.providers.static import StaticProvider
+from capacity.providers.trace.cloud import Cloud
+from capacity.providers.trace.provider import TraceProvider
+from capacity.providers.trace.settings import TraceSettings
 from tests.capacity.ec2 import ZONES, ec2
 from tests.capacity.site import CLOUD
 

@@ -2,7 +2,7 @@
 
 from capacity.offers import Offer
 from capacity.pools import cluster_of
-from capacity.providers import LaunchRequest
+from capacity.provider import LaunchRequest
 from domain.ids import new_instance_id
 
 

@@ -16,16 +16,16 @@ from temporalio.client import Client
 from activities.capacity.keeper import PoolKeeper
 from activities.lifecycle.dispatch import Dispatcher
 from activities.roles import control_worker
+from capacity.providers.trace.cloud import Cloud
+from capacity.providers.trace.provider import TraceProvider
+from capacity.providers.trace.settings import TraceSettings
+from domain.lifecycle.instances import InstancePhase
 from domain.protocol import Attend
 from infra.config import CapacitySettings
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.logs import Event, Outbox
 from infra.db.models import Machine
 from infra.keys import load_master_key
-from lifecycle.instances import InstancePhase
-from providers.trace.cloud import Cloud
-from providers.trace.provider import TraceProvider
-from providers.trace.settings import TraceSettings
 from tests.activities.temporal import until
 from tests.activities.world import World
 from tests.capacity.unreliable import Unreliable

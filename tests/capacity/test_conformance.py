@@ -1,4 +1,4 @@
-"""The requirements on every provider (`capacity.providers.Provider`). `docs/providers.md` explains them."""
+"""The requirements on every provider (`capacity.provider.Provider`). `docs/providers.md` explains them."""
 
 import time
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ import pytest
 
 from capacity.offers import Offer, Shape
 from capacity.pools import cluster_of
-from capacity.providers import Found, LaunchRefused, ProviderUnavailable, Refusal
+from capacity.provider import Found, LaunchRefused, ProviderUnavailable, Refusal
+from capacity.providers.registry import KINDS, STATIC
+from capacity.providers.static import StaticProvider
 from domain.capacity import CapacityKind
 from domain.ids import is_name
-from providers.registry import KINDS, STATIC
-from providers.static import StaticProvider
 from tests.capacity.benches import BENCHES, Bench
 from tests.capacity.requests import request_for
 

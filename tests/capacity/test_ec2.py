@@ -15,14 +15,14 @@ from sqlalchemy import Engine
 from temporalio.client import Client
 
 from capacity.offers import Offer
-from capacity.providers import LaunchRefused, ProviderUnavailable, Refusal
+from capacity.provider import LaunchRefused, ProviderUnavailable, Refusal
+from capacity.providers.ec2 import Ec2Provider
+from capacity.providers.ec2.prices import SpotPrices
+from capacity.providers.ec2.settings import Ec2Settings
+from capacity.providers.ec2.user_data import user_data
 from domain.capacity import CapacityKind
 from domain.protocol import TaskExit
 from infra.keys import installation_id, load_master_key
-from providers.ec2 import Ec2Provider
-from providers.ec2.prices import SpotPrices
-from providers.ec2.settings import Ec2Settings
-from providers.ec2.user_data import user_data
 from tests.activities.temporal import until
 from tests.capacity.ec2 import ZONES, Ec2, ec2
 from tests.capacity.requests import request_for

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, select
 
+from capacity.providers.trace.cloud import Cloud
+from capacity.providers.trace.settings import TraceSettings
 from infra.config import CapacitySettings, TemporalSettings
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.logs import Event
 from infra.keys import load_master_key
 from infra.stack.ports import free_port
 from infra.stack.temporal import command, find_binary
-from providers.trace.cloud import Cloud
-from providers.trace.settings import TraceSettings
 from tests.activities.victims import victim
 from tests.activities.world import World
 from tests.capacity.site import CLOUD, Agents

@@ -12,16 +12,16 @@ from activities.capacity.pools import Pools, request_instance
 from activities.lifecycle.suspects import Suspects
 from capacity.offers import Offer, Shape
 from capacity.pools import Pool
-from capacity.providers import Found, LaunchRequest
+from capacity.provider import Found, LaunchRequest
+from capacity.providers.registry import STATIC
+from capacity.providers.static import StaticProvider
 from domain import ids
 from domain.capacity import CapacityKind
+from domain.lifecycle.instances import InstancePhase
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.capacity import PoolRow
 from infra.db.models import Cluster, ClusterPrice, Machine, Workload
-from lifecycle.instances import InstancePhase
-from providers.registry import STATIC
-from providers.static import StaticProvider
 from tests.activities.world import World, job
 from tests.capacity.site import Site
 from tests.capacity.unreliable import Unreliable

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from capacity.providers.registry import check_providers, open_providers
+from capacity.providers.trace.cloud import Cloud, Machine
+from capacity.providers.trace.market import Market, MarketInstance
+from capacity.providers.trace.settings import TraceSettings
 from infra.config import Settings
 from infra.errors import ConfigurationError
-from providers.registry import check_providers, open_providers
-from providers.trace.cloud import Cloud, Machine
-from providers.trace.market import Market, MarketInstance
-from providers.trace.settings import TraceSettings
 
 TYPES = {"small": {"gpus": 4, "gpu_type": "a100", "usd_per_h": 4}}
 

@@ -7,10 +7,10 @@ import pytest
 from capacity.auditing import LedgerDifferences, LedgerEntry, compare
 from capacity.offers import Offer, Shape
 from capacity.pools import Changes, Instance, Pool, changes, cluster_of
-from capacity.providers import Found
+from capacity.provider import Found
 from domain.capacity import CapacityKind
 from domain.ids import is_name
-from lifecycle.instances import InstancePhase
+from domain.lifecycle.instances import InstancePhase
 
 SHAPE = Shape("small", 4, "a100", 16_000, 64 << 30)
 CHEAP = Offer("sim", "west", "za", CapacityKind.SPOT, SHAPE, 4.0, 30.0)

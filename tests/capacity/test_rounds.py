@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from capacity.offers import Offer
 from capacity.pools import Instance, Pool
 from capacity.rounds import Launch, PoolRound, plan_round
+from domain.lifecycle.instances import InstancePhase
 from domain.reasons import ReasonCode
-from lifecycle.instances import InstancePhase
 from tests.capacity.scaling import CHEAP, DEAR, KEY, POOL, job, shortage
 
 OFFERS = [CHEAP, DEAR]

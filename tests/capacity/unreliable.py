@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from capacity.offers import Offer
-from capacity.providers import Found, LaunchRequest, Provider, ProviderUnavailable
+from capacity.provider import Found, LaunchRequest, Provider, ProviderUnavailable
+from capacity.providers.registry import open_providers
 from infra.config import Settings
-from providers.registry import open_providers
 
 T = TypeVar("T")
 

@@ -198,7 +198,7 @@ def test_tables_are_added_copied_and_forgotten(as_operator: Service, capsys: Cap
 
 
 def test_export_writes_what_the_simulator_starts_from(as_operator: Service, tmp_path: Path, capsys: Capture) -> None:
-    """`mizzen export` writes to a file or to stdout, and `mizzen simulate --from-live` reads the file."""
+    """`mizzen export` writes to a file or to stdout, and `mizzen what-if` reads the file."""
     assert run(["export"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert {"machines", "tenants", "workloads", "taken_at"} <= set(shown)
@@ -207,7 +207,7 @@ def test_export_writes_what_the_simulator_starts_from(as_operator: Service, tmp_
     assert capsys.readouterr().out == ""
     assert json.loads(path.read_text())["tenants"] == shown["tenants"]
     with pytest.raises(SystemExit) as left:
-        run(["simulate", "--from-live", str(path), "--json", str(tmp_path / "out.json"), "--until", "1h"])
+        run(["what-if", str(path), "--json", str(tmp_path / "out.json"), "--until", "1h"])
     assert left.value.code == 0
     assert json.loads((tmp_path / "out.json").read_text())["run"]["fit_nowhere"] is not None
 

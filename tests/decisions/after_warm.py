@@ -13,9 +13,9 @@ from numba.core.dispatcher import Dispatcher
 import gms
 import rms
 from activities.scheduling.precompile import precompile
-from auction.auction import Auction, Options
-from auction.candidate import Candidate
 from domain.scheduling import PlacedWorkload
+from gms.auction.auction import Auction, Options
+from gms.auction.candidate import Candidate
 from gms.scan import scan
 from rms.award import award, revoke
 from rms.bid import bid_in

@@ -6,7 +6,6 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from auction.auction import Auction, Options
 from domain.capacity import USUAL
 from domain.scheduling import (
     Bid,
@@ -19,6 +18,7 @@ from domain.scheduling import (
     RegionSnapshot,
     RunningWorkload,
 )
+from gms.auction.auction import Auction, Options
 from rms.region import Region
 
 GIB = 2**30

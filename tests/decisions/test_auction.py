@@ -6,11 +6,11 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from auction.auction import Auction, Options
-from auction.candidate import Candidate, Outcome
 from domain.reasons import ReasonCode
 from domain.scheduling import Plan, RegionSnapshot
-from rms import reference
+from gms.auction.auction import Auction, Options
+from gms.auction.candidate import Candidate, Outcome
+from reference import bids as reference
 from rms.award import Award, revoke
 from tests.depth import examples
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from math import inf
 
-from auction.auction import Options
-from auction.candidate import Candidate
 from domain.reasons import ReasonCode
 from domain.scheduling import RegionSnapshot
+from gms.auction.auction import Options
+from gms.auction.candidate import Candidate
 
 from .fleets import gpu_job, machine, opened_auction, region, request, running
 

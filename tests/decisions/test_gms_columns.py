@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain.scheduling import PlacedWorkload, QueuedWorkload, QueueSnapshot
-from gms import reference
 from gms.columns import QueueChange, QueueColumns
 from gms.kernels import order_queue
 from gms.scan import scan_queue
+from reference import queue_scan as reference
 from tests.depth import examples
 
 from . import PROPERTY

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from domain.reasons import ReasonCode
 from domain.scheduling import PlacedWorkload, QueueSnapshot, Ranked, TenantState
-from gms import reference
 from gms.scan import scan
+from reference import queue_scan as reference
 from tests.depth import examples
 
 from . import PROPERTY

@@ -1,6 +1,6 @@
 """Immunity follows chains of evictions back to their first evictor."""
 
-from auction.immunity import immune_to
+from gms.auction.immunity import immune_to
 
 
 def test_all_who_led_to_an_eviction_are_immune() -> None:

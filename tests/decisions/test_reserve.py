@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest, RegionSnapshot, RunningWorkload
-from rms import reference
+from reference import bids as reference
 from rms.gang import Planner
 from rms.machines import shift
 from rms.region import Region

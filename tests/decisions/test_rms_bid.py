@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from domain.reasons import ReasonCode
 from domain.scheduling import PlacementRequest, Plan, RegionSnapshot
-from rms import reference
+from reference import bids as reference
 from rms.bid import bid
 from tests.depth import examples
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain.scheduling import PlacementRequest, RegionSnapshot
-from rms import reference
+from reference import bids as reference
 from rms.award import Award, award, leave, revoke
 from rms.bid import bid_in
 from rms.gang import Planner

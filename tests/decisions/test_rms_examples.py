@@ -15,10 +15,10 @@ from domain.scheduling import (
     RegionSnapshot,
     RunningWorkload,
 )
+from reference.bids import best
+from reference.bids import bid as reference_bid
 from rms.bid import bid, bid_in
 from rms.gang import Planner
-from rms.reference import best
-from rms.reference import bid as reference_bid
 from rms.region import Region
 
 from .fleets import GIB, gpu_job, machine, plan_of, region, request, running

@@ -2,7 +2,7 @@
 
 import random
 
-from auction.silence import Asking, Backoff, Silence
+from gms.auction.silence import Asking, Backoff, Silence
 
 REGIONS = ["east", "north", "west"]
 

@@ -8,14 +8,14 @@ import pytest
 from sqlalchemy import CheckConstraint, Engine, text
 from sqlalchemy.exc import IntegrityError
 
-from capacity.providers import Refusal
+from capacity.provider import Refusal
 from domain.capacity import CapacityKind
+from domain.lifecycle.instances import InstancePhase
 from domain.phases import Phase
 from infra.db.models import Workload
 from infra.db.schema import SCHEMA
 from infra.db.session import transaction
 from infra.db.tenants import Tenant
-from lifecycle.instances import InstancePhase
 
 
 def test_phases_in_the_database_are_those_of_the_code(database: Engine) -> None:

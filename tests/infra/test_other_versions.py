@@ -15,7 +15,7 @@ from infra.db.session import open_engine, transaction
 from infra.keys import load_master_key
 from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres
-from tests.gateway.site import certificate
+from tests.proxies.gateway.site import certificate
 from tests.stack.harness import processes_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.reclaim.campus import DAY_S, Site, campus
 from reclaim.drift import DriftSettings
 from reclaim.gamma import quantile
 from reclaim.hazard import HazardModel, HazardSettings
 from reclaim.hazard_state import HazardState
 from reclaim.profile import ProfileSettings
+from research.experiments.reclaim.campus import DAY_S, Site, campus
 
 NEVER = 1e12
 """A weight so large that its part of the model stays at 1."""

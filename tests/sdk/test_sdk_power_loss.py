@@ -1,4 +1,4 @@
-"""After a power loss there is a checkpoint that is no older than the last acknowledged one (`bench.power_loss`)."""
+"""After a power loss there is a checkpoint at least as new as the last acknowledged one (`rigs.crash.power_loss`)."""
 
 import random
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.disk_model import Disk, everything, nothing
-from bench.disk_recording import Recording, recording
-from bench.power_loss import ROOT, LostWork, check, record, sweep
 from mizzen.objects.files import FileStore
+from rigs.crash.disk_model import Disk, everything, nothing
+from rigs.crash.disk_recording import Recording, recording
+from rigs.crash.power_loss import ROOT, LostWork, check, record, sweep
 
 
 def _recorded(tmp_path: Path, keep: int, kills: list[int]) -> Recording:

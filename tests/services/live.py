@@ -21,7 +21,7 @@ from temporalio.worker import Worker
 
 from activities.roles import control_worker
 from activities.services.readiness import Readiness
-from capacity.providers import Provider
+from capacity.provider import Provider
 from domain.capacity import CapacityKind
 from domain.ids import agent_queue, new_service_id
 from domain.protocol import (

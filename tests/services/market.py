@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from domain.capacity import CapacityKind
+from research.spot.traces import SpotTrace
 from services.controller import decide
 from services.values import (
     DrainReplica,
@@ -16,7 +17,6 @@ from services.values import (
     ServiceState,
     Stage,
 )
-from spot.traces import SpotTrace
 
 Launched = tuple[float, str | None]
 """When a replica was launched, and in which zone; None: on-demand."""

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from spot.policies import PolicySettings, make_policy
-from spot.state import PolicyState
-from spot.values import Action, Observation, Policy
+from services.spot.policies import PolicySettings, make_policy
+from services.spot.state import PolicyState
+from services.spot.values import Action, Observation, Policy
 
 
 @dataclass
@@ -17,7 +17,7 @@ class Recording:
     """The name and the settings of the policy."""
 
     def make(self, name: str, settings: PolicySettings) -> Policy:
-        """Returns a policy that records, in place of `spot.policies.make_policy`."""
+        """Returns a policy that records, in place of `services.spot.policies.make_policy`."""
         assert self.made in (None, (name, settings)), "the settings changed during the test"
         self.made = name, settings
         return _Recorded(make_policy(name, settings), self)

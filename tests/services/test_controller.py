@@ -11,7 +11,13 @@ from activities.services.reading import LiveReplica
 from domain.capacity import CapacityKind
 from domain.phases import Phase
 from infra.db.services import ServiceReplica
+from research.spot.replay import ReplaySettings, replay_window
+from research.spot.traces import SpotTrace
 from services.controller import decide
+from services.spot.autoscaler import FixedTarget, LoadAutoscaler
+from services.spot.policies import POLICIES, PolicySettings, make_policy
+from services.spot.state import PolicyState
+from services.spot.values import Action, Launch, Observation, Policy, Zone
 from services.updates import FAILURES_IN_A_ROW
 from services.values import (
     DrainReplica,
@@ -26,14 +32,8 @@ from services.values import (
     ServiceState,
     Stage,
 )
-from spot.autoscaler import FixedTarget, LoadAutoscaler
-from spot.policies import POLICIES, PolicySettings, make_policy
-from spot.replay import ReplaySettings, replay_window
-from spot.state import PolicyState
-from spot.traces import SpotTrace
-from spot.values import Action, Launch, Observation, Policy, Zone
 from tests.services.market import Launched, Market
-from tests.spot.strategies import traces
+from tests.services.spot.strategies import traces
 
 _ZONES = (Zone("z-0", "r"), Zone("z-1", "r"), Zone("z-2", "s"))
 _DRAIN_S = 30.0

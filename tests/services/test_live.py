@@ -4,12 +4,12 @@ import pytest
 from sqlalchemy import select, text
 
 from domain import ids
+from domain.lifecycle.instances import InstancePhase
 from domain.protocol import MailKind, TaskExit
 from infra.db import outbox
 from infra.db.capacity import InstanceRow
 from infra.db.endpoints import Endpoint
 from infra.db.models import Workload
-from lifecycle.instances import InstancePhase
 from tests.activities.temporal import until
 from tests.services.live import SHARED, Live, service
 from tests.services.recording import Recording

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from activities.services.offers import Offers
 from capacity.offers import Offer, Shape
-from capacity.providers import ProviderUnavailable
+from capacity.provider import ProviderUnavailable
+from capacity.providers.static import StaticProvider
 from domain.capacity import CapacityKind
-from providers.static import StaticProvider
 
 _OFFER = Offer("p", "west", "z", CapacityKind.SPOT, Shape("small", 1, "a100", 1000, 1 << 30), 1.0, 10.0)
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from math import inf
 
 from domain.scheduling import JobRequest, MachineState, TenantState
-from simulation.policies import POLICIES
+from reference.engine import on_reference
+from research.rivals.policies import ALL_POLICIES
 from simulation.run import Run, Scenario
 from simulation.settings import SimulationSettings
 from simulation.transitions import Happened
@@ -76,7 +77,8 @@ def scenario(
 def happenings(scene: Scenario, policy: str = "global", plain: bool = False) -> tuple[Run, list[Happened]]:
     """Runs a scenario to its end, and returns the run and all of its events."""
     seen: list[Happened] = []
-    run = Run(scene, POLICIES[policy], plain=plain, follow=seen.append)
+    chosen = ALL_POLICIES[policy]
+    run = Run(scene, on_reference(chosen) if plain else chosen, follow=seen.append)
     run.go()
     for ledger in run.simulator.transitions.ledgers.values():
         ledger.check()

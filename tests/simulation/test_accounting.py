@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from research.rivals.policies import ALL_POLICIES
 from simulation.errors import SimulationError
 from simulation.ledger import Ledger
 from simulation.meter import HOUR_S, Meter
-from simulation.policies import POLICIES
 from simulation.settings import SimulationSettings
 from tests.simulation.scenarios import SURE, happenings, machines, random_scenario, scenario, when, workload
 
@@ -160,7 +160,7 @@ def test_hours_add_up_to_the_run() -> None:
         assert getattr(run.meter.total, name) == pytest.approx(sum(getattr(hour, name) for hour in run.meter.hours))
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(ALL_POLICIES))
 def test_nothing_is_held_twice_and_nobody_is_lost(policy: str) -> None:
     """At each event, free and held resources add up on every machine, and every workload is in one phase."""
     scene = random_scenario(7, SimulationSettings(eviction_s=30, flush_succeeds=0.5, checkpoint_interval_s=200))

@@ -1,4 +1,4 @@
-"""`mizzen simulate`: its output, its reproducibility, its rejection of invalid input, and its interruption."""
+"""`mizzen simulate` and `mizzen what-if`: output, reproducibility, rejection of invalid input, and interruption."""
 
 import json
 import os
@@ -164,7 +164,7 @@ def test_the_report_shows_policies_that_are_equal(report: tuple[Any, str]) -> No
 def test_ten_runs_have_ten_colours(files: Path) -> None:
     """All policies, without and with a change, have different colours."""
     Path("live.json").write_text(snapshot(workload("waits")).model_dump_json())
-    outcome("--policy", "all", "--drain", "west", "--report", "out.html", base=["simulate", "--from-live", "live.json"])
+    outcome("--policy", "all", "--drain", "west", "--report", "out.html", base=["what-if", "live.json"])
     keys = re.findall(r'background:(#\w+)"></span><b>([^<]+)</b>', Path("out.html").read_text())
     assert len({colour for colour, _ in keys}) == len({name for _, name in keys}) == 10
 
@@ -200,7 +200,7 @@ def test_a_what_if_report_leads_with_the_difference(files: Path) -> None:
     """A what-if report begins with the figures without and with the change, and their difference."""
     live = snapshot(workload("runs", "east"), workload("waits"), workload("more"))
     Path("live.json").write_text(live.model_dump_json())
-    base = ["simulate", "--from-live", "live.json"]
+    base = ["what-if", "live.json"]
     plain, changed = outcome("--drain", "west", "--report", "out.html", base=base)
     page = Path("out.html").read_text()
     assert re.search(r"<h2>([^<]+)</h2>", page)[1] == "Effect of drain west"  # type: ignore[index]
@@ -234,7 +234,7 @@ def test_a_snapshot_and_a_change_beside_it(files: Path) -> None:
     """With a snapshot and a change, each policy has two runs: without and with the change."""
     live = snapshot(workload("runs", "east"), workload("waits"), workload("more"))
     Path("live.json").write_text(live.model_dump_json())
-    base = ["simulate", "--from-live", "live.json"]
+    base = ["what-if", "live.json"]
     assert outcome(base=base)["run"]["change"] is None
     plain, changed = outcome("--drain", "west", "--set", "quota.vision.a100=8", base=base)
     assert (plain["run"]["change"], changed["run"]["change"]) == (None, "quota.vision.a100=8, drain west")
@@ -244,7 +244,9 @@ def test_a_snapshot_and_a_change_beside_it(files: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["simulate"], "--fleet and --trace are required, or --from-live"),
+        (["simulate"], "--fleet and --trace are required, or --instance"),
+        (["what-if"], "Missing argument 'SNAPSHOT'"),
+        (["what-if", "live.json", "--policy", "slurm"], "--policy slurm: must be one of global, "),
         (
             [*BASE, "--policy", "best"],
             "--policy best: must be one of global, global-joint, federated, cluster, fifo, slurm, kueue, ",
@@ -255,8 +257,6 @@ def test_a_snapshot_and_a_change_beside_it(files: Path) -> None:
         ([*BASE, "--from", "2h", "--to", "1h"], "must start at 0 or later, and end after its start"),
         ([*BASE, "--measure", "1h"], "--measure 1h: must be FROM..TO"),
         ([*BASE, "--param", "batch=0"], "batch: '0': Input should be greater than or equal to 1"),
-        ([*BASE, "--set", "quota.vision.a100=1"], "they need --from-live"),
-        ([*BASE, "--from-live", "live.json"], "--fleet and --trace cannot be used with it"),
         ([*BASE, "--json", "none/out.json"], "none does not exist"),
         (["simulate", "--fleet", "none.yaml", "--trace", "trace.csv"], "No such file"),
         (["simulate", "--fleet", "fleet.yaml", "--trace", "none.csv"], "No such file"),

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from research.traces.synthetic import events_per_s, synthetic
 from simulation.errors import SimulationError
 from simulation.policies import POLICIES
 from simulation.settings import SimulationSettings
-from simulation.synthetic import events_per_s, synthetic
 from tests.depth import examples
 from tests.simulation.scenarios import SURE, happenings, machines, random_scenario, scenario, tenant, when, workload
 

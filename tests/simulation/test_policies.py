@@ -6,9 +6,10 @@ from math import inf
 
 import pytest
 
-from auction.candidate import Candidate, Outcome
 from domain.scheduling import TenantState
+from gms.auction.candidate import Candidate, Outcome
 from infra.errors import ConfigurationError
+from research.rivals.policies import ALL_POLICIES
 from simulation.policies import POLICIES, policies
 from simulation.run import Run
 from simulation.workloads import Workload
@@ -176,9 +177,9 @@ def test_joint_places_two_where_one_at_a_time_places_one() -> None:
 
 def test_policies_by_name() -> None:
     """`all` means MAST's policies and fifo, each once. The error for an unknown policy lists the known ones."""
-    ours = [name for name, policy in POLICIES.items() if policy.rival is None]
+    ours = list(POLICIES)
     assert [policy.name for policy in policies(["fifo", "all"])] == ["fifo", *(p for p in ours if p != "fifo")]
-    assert [policy.name for policy in policies(["slurm", "kueue"])] == ["slurm", "kueue"]
+    assert [policy.name for policy in policies(["slurm", "kueue"], ALL_POLICIES)] == ["slurm", "kueue"]
     with pytest.raises(ConfigurationError, match="--policy best: must be one of global, global-joint, federated"):
         policies(["best"])
 

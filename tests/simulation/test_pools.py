@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from capacity.pools import Pool
+from capacity.providers.trace.settings import TraceSettings
 from infra.errors import ConfigurationError
-from providers.trace.settings import TraceSettings
-from simulation.fleet import load_simulated_fleet
+from research.traces.fleet import load_simulated_fleet
 from simulation.run import Scenario
 from simulation.settings import SimulationSettings
 from simulation.supply.sources import Sources

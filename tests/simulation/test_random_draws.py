@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from infra.config import SchedulerSettings
 from infra.errors import ConfigurationError
-from simulation.fleet import SimulatedFleet
+from research.traces.fleet import SimulatedFleet
+from research.traces.rows import TraceRow
+from research.traces.scenario import parse_scale
+from research.traces.workloads import Completion, scaled, sliced, tenants_of
 from simulation.random_draws import chance, pick, sample
-from simulation.scenario import parse_scale
 from simulation.settings import SimulationSettings, fit_lognormal, override
-from simulation.trace.rows import TraceRow
-from simulation.workloads import Completion, Workload, scaled, sliced, tenants_of
+from simulation.workloads import Workload
 
 DAY_S = 86400.0
 

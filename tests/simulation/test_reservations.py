@@ -11,8 +11,8 @@ from math import inf
 
 import pytest
 
-from auction.auction import Auction
 from domain.scheduling import MachineState
+from gms.auction.auction import Auction
 from simulation.policies import POLICIES
 from simulation.run import Run
 from simulation.workloads import Workload

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack.bursting import Bursting, installation
+from rigs.demos.bursting import Bursting, installation
 from tests.stack.harness import processes_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]

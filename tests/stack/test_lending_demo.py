@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack.lending.installation import installation
-from tests.stack.lending.outcome import checks
-from tests.stack.lending.picture import picture
-from tests.stack.lending.scenario import Course, Scenario, Word
-from tests.stack.lending.steps import Line
+from rigs.demos.lending.installation import installation
+from rigs.demos.lending.outcome import checks
+from rigs.demos.lending.picture import picture
+from rigs.demos.lending.scenario import Course, Scenario, Word
+from rigs.demos.lending.steps import Line
 
 OLD, NEW = "campus/physics/pc", "campus/chemistry/pc"
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.stack.serving.installation import installation
-from tests.stack.serving.scenario import ON_DEMAND, SPOT, Scenario
+from rigs.demos.serving.installation import installation
+from rigs.demos.serving.scenario import ON_DEMAND, SPOT, Scenario
 
 _SECONDS, _PER_S, _TARGET = 24.0, 40.0, 2
 _MOST_FAILED = 3

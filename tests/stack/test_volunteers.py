@@ -14,7 +14,7 @@ from infra.config import TemporalSettings
 from infra.stack.ports import free_port
 from mizzen.client import Client
 from mizzen.client.errors import ClientError
-from tests.gateway.site import certificate
+from tests.proxies.gateway.site import certificate
 from tests.stack.harness import ROOT, Up, processes_of, wait_until
 from tests.stack.idler import idler
 

@@ -22,6 +22,7 @@ from temporalio.worker import Worker, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from domain.ids import CONTROL_QUEUE, region_queue, workload_workflow_id
+from domain.lifecycle.attempts import NEXT_PHASES
 from domain.phases import PLACED_PHASES, TERMINAL_PHASES, Phase
 from domain.protocol import (
     TASKS_MAY_RUN,
@@ -37,7 +38,6 @@ from domain.protocol import (
     TransitionRequest,
     WorkloadInput,
 )
-from lifecycle.attempts import NEXT_PHASES
 from tests.workflows.agents import ScriptedAgent, until
 from workflows.workload import WorkloadWorkflow
 

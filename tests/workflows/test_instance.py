@@ -9,8 +9,8 @@ import pytest_asyncio
 from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 
+from domain.lifecycle.instances import LATEST_INSTANCES
 from domain.protocol import Activity, InstanceInput
-from lifecycle.instances import LATEST_INSTANCES
 from tests.workflows.agents import until
 from tests.workflows.lab import handled, serving
 from tests.workflows.replays import replay

@@ -11,7 +11,7 @@ import pytest
 from temporalio.client import WorkflowHistory
 from temporalio.workflow import NondeterminismError
 
-from lifecycle.attempts import LATEST, TABLES, Event, Step, Table
+from domain.lifecycle.attempts import LATEST, TABLES, Event, Step, Table
 from tests.workflows.changed import ImpatientWorkflow
 from tests.workflows.replays import HISTORIES, WORKFLOWS, replay
 

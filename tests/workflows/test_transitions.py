@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
+from domain.lifecycle.attempts import NEXT_PHASES
 from domain.phases import Phase
-from lifecycle.attempts import NEXT_PHASES
 from tests.workflows import (
     test_leaving,
     test_loading,

@@ -1,0 +1,1 @@
+"""Machine providers, one package each (`capacity.provider.Provider`). See `docs/providers.md` to write a provider."""

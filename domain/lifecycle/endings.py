@@ -1,0 +1,386 @@
+"""Decides what follows from the end of an attempt: a decision table of which the first matching row applies."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from domain.ids import task_log
+from domain.lifecycle.gangs import GangEnd
+from domain.lifecycle.loading import FailedLoad, failed_load, loaded
+from domain.lifecycle.suspicion import MOST_ATTEMPTS, NONE, Doubt, Suspicion, doubt
+from domain.phases import TERMINAL_PHASES, Phase
+from domain.protocol import LaunchPlan, Mail, MailKind
+from domain.reasons import Reason, ReasonCode
+from domain.reported import TaskProgress
+
+HANGS_IN_A_ROW = 3
+"""A workload fails after this many consecutive attempts that hung without completing a step."""
+UNLOADABLE_IN_A_ROW = 2
+"""A workload fails after this many consecutive attempts that could not load a checkpoint: every restart would fail in
+the same way."""
+STOP_REASONS = {
+    MailKind.EVICT: ReasonCode.EVICTED,
+    MailKind.PREEMPT: ReasonCode.PREEMPTED_BY_OPERATOR,
+    MailKind.MACHINE_LOST: ReasonCode.MACHINE_LOST,
+    MailKind.HUNG: ReasonCode.NO_PROGRESS,
+    MailKind.CANCEL: ReasonCode.CANCELLED_BY_USER,
+}
+STOPS = frozenset(STOP_REASONS)
+"""The kinds of mail that stop an attempt."""
+STOPS_EARLY = STOPS | {MailKind.FINISHED}
+"""The kinds of mail that stop an attempt that has no tasks yet."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of failures over the attempts of a workload."""
+
+    failures: int = 0
+    """Failures of the user's tasks, in total."""
+    hangs: int = 0
+    """Consecutive attempts that hung."""
+    unloadable: int = 0
+    """Consecutive attempts whose checkpoint could not be loaded. Attempts that never reached loading do not count."""
+    suspicion: Suspicion = NONE
+    """Failures on machines that owners lend, which are not confirmed."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended: the phase that follows, the reason, and the last reports of its tasks."""
+
+    phase: Phase
+    reason: Reason
+    progress: tuple[TaskProgress, ...] = ()
+    blames_machine: str | None = None
+    flushing_s: float | None = None
+    """The time that the tasks, which still run, have to save, in seconds; None: no task runs."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """The facts that decide what follows from an ending."""
+
+    end: GangEnd
+    plan: LaunchPlan
+    counts: Counts
+    """The counts before this ending."""
+    workload_id: str
+    attempt: int
+    ran_s: float
+    """Seconds of running, summed over all attempts."""
+    told: Mail | None = None
+    """The mail that stopped the attempt, if any."""
+    timed_out: bool = False
+    """Whether the maximum runtime is used up."""
+    repeats: bool = True
+    """Whether the workload can have another attempt; a replica of a service has only one."""
+
+    @cached_property
+    def noticed(self) -> Reason | None:
+        """The platform's notice that it reclaims a machine; None: there is none, or mail stopped the gang."""
+        return self.end.noticed if self.told is None else None
+
+    @cached_property
+    def own(self) -> bool:
+        """Whether the gang ended by itself: not by mail, a notice, a lost machine or a refusal."""
+        end = self.end
+        return self.told is None and self.noticed is None and end.lost_machine is None and end.refused is None
+
+    @cached_property
+    def failed_load(self) -> FailedLoad | None:
+        """The task that could not load its checkpoint, if any."""
+        return _failed_load(self.end, self.own)
+
+    @cached_property
+    def counts_after(self) -> Counts:
+        """The counts after the tasks' reports are applied. They are the same for every row of the table."""
+        counts = self.counts
+        if _advanced(self.end):
+            counts = replace(counts, hangs=0)
+        counts = replace(counts, suspicion=unless_cleared(counts.suspicion, self.end, self.plan))
+        if self.end.all_succeeded or self.is_told(MailKind.CANCEL) or self.timed_out:
+            return counts
+        return count_loads(counts, self.end, self.own)
+
+    @cached_property
+    def doubt(self) -> Doubt | None:
+        """The doubt about a failure for which the workload would be to blame; None: the failure is confirmed."""
+        if not self.repeats:
+            return None
+        return doubt(self.counts.suspicion, _lent(self.plan), self.end.first_failure.machine)
+
+    def is_told(self, kind: MailKind) -> bool:
+        """Returns whether mail of this kind stopped the attempt."""
+        return self.told is not None and self.told.kind == kind
+
+    @cached_property
+    def is_unloadable(self) -> bool:
+        """Whether a checkpoint could not be loaded, and either that ended the attempt or the limit is reached."""
+        if self.failed_load is None:
+            return False
+        return self.own or self.counts_after.unloadable >= UNLOADABLE_IN_A_ROW
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the decision table."""
+
+    name: str
+    applies: Callable[[Case], bool]
+    phase: Phase
+    reason: Callable[[Case], Reason]
+    counts: Callable[[Counts], Counts] = lambda counts: counts
+    blames: Callable[[Case], str | None] = lambda case: None
+    confirmed: bool = False
+    """Whether the row applies only to confirmed failures (`domain.lifecycle.suspicion`). If a failure is not confirmed,
+    the workload is queued again and nothing is counted."""
+
+
+def _failed_load(end: GangEnd, own: bool) -> FailedLoad | None:
+    return failed_load(end.progress, end.first_failure.name if own else None, end.first_failure.status)
+
+
+def _lent(plan: LaunchPlan) -> list[str]:
+    return [node.machine for node in plan.nodes if node.lent]
+
+
+def _advanced(end: GangEnd) -> bool:
+    return any(p.step is not None and p.step > (p.resumed_step or 0) for p in end.progress)
+
+
+def unless_cleared(before: Suspicion, end: GangEnd, plan: LaunchPlan) -> Suspicion:
+    """Returns the suspicion after an attempt: none if its tasks made steps forward without any of the suspects.
+
+    The attempt may have ended in any way.
+    """
+    works_without = _advanced(end) and not set(_lent(plan)).intersection(before.machines)
+    return NONE if works_without else before
+
+
+def count_loads(counts: Counts, end: GangEnd, own: bool) -> Counts:
+    """Returns the counts after an attempt, with its failed or successful load applied.
+
+    A failed load does not count as a failure of the user's tasks: a store that did not answer may answer next time. A
+    successful load resets the count of consecutive failed loads. `own`: the attempt ended by itself (`Case.own`).
+    """
+    if _failed_load(end, own) is not None:
+        return replace(counts, unloadable=counts.unloadable + 1)
+    return replace(counts, unloadable=0) if loaded(end.progress) else counts
+
+
+def code_of(mail: Mail) -> ReasonCode:
+    """Returns the reason code of a mail that stops an attempt: `code` of its detail, else the default of its kind."""
+    code = mail.detail.get("code")
+    return ReasonCode(code) if code is not None else STOP_REASONS[MailKind(mail.kind)]
+
+
+def lost_machine(mail: Mail | None) -> str | None:
+    """Returns the machine that the mail reports as lost; None: the mail is about something else."""
+    return str(mail.detail["machine"]) if mail is not None and mail.kind == MailKind.MACHINE_LOST else None
+
+
+def completed(plan: LaunchPlan) -> Reason:
+    """Returns the reason for a gang whose tasks have all succeeded."""
+    return Reason(ReasonCode.COMPLETED, {"tasks": plan.tasks})
+
+
+def why_stopped(told: Mail | None, plan: LaunchPlan, ran_s: float) -> Reason:
+    """Returns why an attempt is stopped: the reason of the mail `told` or, without mail, the used-up runtime."""
+    if told is not None:
+        return Reason(code_of(told), told.detail)
+    return Reason(ReasonCode.MAX_RUNTIME, {"ran_s": round(ran_s, 3), "limit_s": plan.max_runtime_s})
+
+
+def _completed(case: Case) -> Reason:
+    return completed(case.plan)
+
+
+def _cancelled(case: Case) -> Reason:
+    assert case.told is not None
+    return Reason(ReasonCode.CANCELLED_BY_USER, case.told.detail)
+
+
+def _as_told(case: Case) -> Reason:
+    return why_stopped(case.told, case.plan, case.ran_s)
+
+
+def _unloadable(case: Case) -> Reason:
+    failed = case.failed_load
+    assert failed is not None
+    detail: dict[str, Any] = {"task": failed.task, "error": failed.error, "skipped": failed.skipped}
+    detail |= {"failures": case.counts_after.unloadable, "limit": UNLOADABLE_IN_A_ROW}
+    return Reason(ReasonCode.CHECKPOINT_UNLOADABLE, detail)
+
+
+def _noticed(case: Case) -> Reason:
+    assert case.noticed is not None
+    return case.noticed
+
+
+def _lost(case: Case) -> Reason:
+    if case.is_told(MailKind.MACHINE_LOST) and lost_machine(case.told) == case.end.lost_machine:
+        return _as_told(case)  # The mail may say why the machine counts as lost.
+    return Reason(ReasonCode.MACHINE_LOST, {"machine": case.end.lost_machine})
+
+
+def _refused(case: Case) -> Reason:
+    assert case.end.refused is not None
+    return case.end.refused.reason
+
+
+def _failed(case: Case) -> Reason:
+    failed = case.end.first_failure
+    detail: dict[str, Any] = {"task": failed.name, "status": failed.status, "retries": case.plan.retries}
+    final = case.counts.failures >= case.plan.retries
+    code = ReasonCode.RETRIES_EXHAUSTED if final else ReasonCode.TASK_FAILED
+    if "/" in failed.name:
+        detail["log"] = task_log(case.workload_id, case.attempt, failed.name)
+    if failed.in_setup:
+        code = ReasonCode.SETUP_FAILED
+    gave_up = next((p.failing for p in case.end.progress if f"{p.job}/{p.task}" == failed.name), None)
+    if gave_up is not None and gave_up.limit is not None:
+        detail |= {"error": f"{gave_up.error}; {gave_up.limit}", "saves": gave_up.failures}
+        code = ReasonCode.SAVES_FAILED
+    if failed.not_ready is not None:
+        detail |= {"limit_s": failed.not_ready.limit_s, "error": failed.not_ready.error}
+        code = ReasonCode.NOT_READY
+    if failed.memory is not None:
+        detail |= failed.memory
+        code = ReasonCode.OUT_OF_MEMORY
+    if not final:
+        detail["failures"] = case.counts.failures + 1
+    return Reason(code, detail)
+
+
+def _one_failure_more(counts: Counts) -> Counts:
+    return replace(counts, failures=counts.failures + 1)
+
+
+def _one_hang_more(counts: Counts) -> Counts:
+    return replace(counts, hangs=counts.hangs + 1)
+
+
+def _no_hang(counts: Counts) -> Counts:
+    return replace(counts, hangs=0)
+
+
+ENDINGS = (
+    Row("all tasks succeeded", lambda case: case.end.all_succeeded, Phase.SUCCEEDED, _completed),
+    Row("cancelled", lambda case: case.is_told(MailKind.CANCEL), Phase.CANCELLED, _cancelled),
+    Row("maximum runtime used up", lambda case: case.timed_out, Phase.FAILED, _as_told),
+    Row(
+        "checkpoint unloadable again",
+        lambda case: case.is_unloadable and case.counts_after.unloadable >= UNLOADABLE_IN_A_ROW,
+        Phase.FAILED,
+        _unloadable,
+        confirmed=True,
+    ),
+    Row("checkpoint unloadable", lambda case: case.is_unloadable, Phase.PENDING, _unloadable),
+    Row("platform reclaims a machine", lambda case: case.noticed is not None, Phase.PREEMPTED, _noticed, _no_hang),
+    Row(
+        "machine lost, seen by the workflow",
+        lambda case: case.end.lost_machine is not None,
+        Phase.PENDING,
+        _lost,
+        blames=lambda case: case.end.lost_machine,
+    ),
+    Row(
+        "launch refused",
+        lambda case: case.told is None and case.end.refused is not None,
+        Phase.PENDING,
+        _refused,
+        blames=lambda case: case.end.refused.blames_machine if case.end.refused is not None else None,
+    ),
+    Row(
+        "stopped by an earlier workflow",
+        lambda case: case.told is None and case.end.stopped_before,
+        Phase.PREEMPTED,
+        lambda case: Reason(ReasonCode.STACK_STOPPED),
+    ),
+    Row(
+        "task failed, no retry left",
+        lambda case: case.told is None and case.counts.failures >= case.plan.retries,
+        Phase.FAILED,
+        _failed,
+        _one_failure_more,
+        confirmed=True,
+    ),
+    Row("task failed", lambda case: case.told is None, Phase.PENDING, _failed, _one_failure_more, confirmed=True),
+    Row(
+        "hung again",
+        lambda case: case.is_told(MailKind.HUNG) and case.counts_after.hangs + 1 >= HANGS_IN_A_ROW,
+        Phase.FAILED,
+        _as_told,
+        _one_hang_more,
+        confirmed=True,
+    ),
+    Row("hung", lambda case: case.is_told(MailKind.HUNG), Phase.PENDING, _as_told, _one_hang_more),
+    Row(
+        "machine lost, reported by mail",
+        lambda case: case.is_told(MailKind.MACHINE_LOST),
+        Phase.PENDING,
+        _as_told,
+        _no_hang,
+        blames=lambda case: lost_machine(case.told),
+    ),
+    Row("stopped by other mail", lambda case: True, Phase.PREEMPTED, _as_told, _no_hang),
+)
+"""The rows in order of precedence. Other causes of a task's failure come before the row that blames the user's task."""
+
+
+def judge(case: Case) -> tuple[Ending, Counts]:
+    """Returns what follows from an ending, and the counts after it."""
+    row = next(row for row in ENDINGS if row.applies(case))
+    if row.confirmed and case.doubt is not None:
+        reason = unconfirmed(row.reason(case), case.doubt)
+        return Ending(Phase.PENDING, reason, case.end.progress), replace(case.counts_after, suspicion=case.doubt.after)
+    counts = row.counts(case.counts_after)
+    if row.confirmed:
+        counts = replace(counts, suspicion=NONE)
+    return Ending(row.phase, row.reason(case), case.end.progress, row.blames(case)), counts
+
+
+_IF_TRIED_AGAIN = {
+    ReasonCode.RETRIES_EXHAUSTED: ReasonCode.TASK_FAILED,
+    ReasonCode.CANNOT_START: ReasonCode.LAUNCH_FAILED,
+}
+"""Reasons whose sentences say that there is no further attempt, and those that describe the same failure without it."""
+
+
+def unconfirmed(reason: Reason, doubtful: Doubt) -> Reason:
+    """Returns the reason for which a workload is tried again whose failure, for `reason`, is not confirmed."""
+    after = doubtful.after
+    words = Reason(_IF_TRIED_AGAIN.get(reason.code, reason.code), reason.detail).sentence
+    detail: dict[str, Any] = {"avoided": list(doubtful.avoided), "suspects": list(after.machines)}
+    detail |= {"attempts": after.attempts, "limit": MOST_ATTEMPTS, "cause": reason.code.value, "words": words}
+    if "log" in reason.detail:
+        detail["log"] = reason.detail["log"]
+    return Reason(ReasonCode.UNCONFIRMED_FAILURE, detail)
+
+
+_EARLY = dict.fromkeys(STOPS, Phase.PREEMPTED) | {
+    MailKind.CANCEL: Phase.CANCELLED,
+    MailKind.MACHINE_LOST: Phase.PENDING,
+    MailKind.FINISHED: Phase.SUCCEEDED,
+}
+EARLY_PHASES = frozenset(_EARLY.values())
+"""The phases that may follow if an attempt is stopped before any task was started."""
+
+
+def stopped_early(told: Mail) -> Ending:
+    """Returns the ending of an attempt that the mail `told` stopped before any task was started."""
+    return Ending(_EARLY[MailKind(told.kind)], Reason(code_of(told), told.detail), (), lost_machine(told))
+
+
+def final(end: Ending) -> Ending:
+    """Returns the ending of the only attempt of a workload (`WorkloadSpec.one_attempt`): it is not queued again."""
+    return end if end.phase in TERMINAL_PHASES else replace(end, phase=Phase.FAILED)
+
+
+def unless_completed(otherwise: Ending, end: GangEnd, plan: LaunchPlan) -> Ending:
+    """Returns success if all tasks succeeded before they were stopped, else `otherwise` with the tasks' reports."""
+    if end.all_succeeded:
+        return Ending(Phase.SUCCEEDED, completed(plan), end.progress)
+    return replace(otherwise, progress=end.progress)

@@ -1,1 +1,0 @@
-"""Measurements of `reclaim/` on synthetic sites, for docs/reclaim.md: `python -m experiments.reclaim`."""

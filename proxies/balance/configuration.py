@@ -1,0 +1,228 @@
+"""The text of HAProxy's configuration for one service.
+
+Everything that can change while HAProxy runs is a server, or a variable `proc.*`. So HAProxy is never reloaded. The
+file contains the servers and values at the time of the start, so that a restarted HAProxy has them at once.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from proxies.balance.seats import BACKENDS, ZONE_BACKENDS, Seat
+from proxies.balance.values import Service
+
+SOCKET = "haproxy.sock"
+"""The runtime socket, in the working folder of HAProxy: an absolute path can be too long for a socket."""
+KEYS = "keys.map"
+"""The hashes of the admitted keys with their owners, in the same folder."""
+CERTIFICATE = "certificate.pem"
+"""The certificate and its private key, in the same folder."""
+RETRY_AFTER_S = 2
+"""Sent with 503."""
+RETRIED_BODY_BYTES = 14_000
+"""Requests with larger bodies are not retried once a replica has got them. HAProxy's buffer has 16 KiB, minus 1 KiB of
+reserve, and also has to hold the headers."""
+CHECK = "check inter 500ms fastinter 100ms downinter 500ms fall 2 rise 1"
+"""Connects to each replica twice a second. A replica that refuses is skipped after two failures."""
+_OBSERVED = "observe layer4 error-limit 1 on-error fail-check"
+"""A failed connection of a request counts as a failed check."""
+_TEXT = "content-type text/plain"
+LOG_FORMAT = "%ST %ts %Ta %rc"
+"""Status, termination state, total time in milliseconds, retries; with keys also the owner of the key."""
+
+
+# A tunnel may be silent for long. The client's timeout ends a stalled upload, not a pause of the answer; the server's
+# timeout ends a stalled request. Keepalive finds a machine that vanished without closing its connections. Without
+# `linger`, a check would reset its connection, and servers such as Python's http.server log an error for each reset.
+_DEFAULTS = """\
+defaults
+  mode http
+  timeout http-request 15s
+  timeout http-keep-alive 60s
+  timeout client 60s
+  timeout connect 2s
+  timeout server 1h
+  timeout tunnel 1h
+  timeout client-fin 10s
+  timeout queue 30s
+  option http-keep-alive
+  option http-no-delay
+  option abortonclose
+  http-reuse safe
+  option srvtcpka
+  srvtcpka-idle 5s
+  srvtcpka-intvl 1s
+  srvtcpka-cnt 3
+  option clitcpka
+  option tcp-check
+  tcp-check connect linger
+  retries 3
+  option redispatch 1
+  retry-on conn-failure empty-response
+"""
+
+
+@dataclass(frozen=True)
+class Descriptors:
+    """File descriptors that HAProxy inherits."""
+
+    listener: int
+    log: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one HAProxy process."""
+
+    connections: int
+    """Most connections of clients."""
+    concurrency: int
+    """Most requests that one replica gets at a time. Further requests wait in the queue."""
+    overload: int
+    """Requests for each near replica from which on `least_load` also uses far ones."""
+    threads: int
+    stop_s: float
+    """The time for which requests may finish after a stop."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Which clients are admitted, and how."""
+
+    tls: bool = False
+    """Whether clients must use TLS, with the certificate in the file `CERTIFICATE`."""
+    needs_key: bool = False
+    """Whether clients must send a key whose SHA-256 is in the file `KEYS`."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks, in CIDR notation, of proxies before the balancer whose headers about the client are kept."""
+
+
+def server_line(seat: Seat, limits: Limits) -> str:
+    """Returns the address and the parameters of a server, for the configuration and for the command `add server`."""
+    backup = " backup" if seat.is_backup else ""
+    pool = "pool-purge-delay 1s"  # A server can be deleted only if it has no idle connection.
+    return f"{seat.address} weight {seat.weight} maxconn {limits.concurrency}{backup} {pool} {CHECK} {_OBSERVED}"
+
+
+def variables(service: Service) -> dict[str, str]:
+    """Returns the variables of a service with their values as HAProxy's expressions."""
+    return {
+        "proc.policy": f"str({service.policy})",
+        "proc.max_queue": f"int({service.max_queue})",
+        "proc.timeout_ms": f"int({max(1, round(service.request_timeout_s * 1000))})",
+        "proc.retries_all": f"int({int(service.retry_non_idempotent)})",
+    }
+
+
+def render(
+    service: Service, seats: Iterable[Seat], limits: Limits, access: Access, descriptors: Descriptors, *, zones: bool
+) -> str:
+    """Returns the configuration of the HAProxy process for one service. With `zones`, `least_load` is possible."""
+    by_backend: dict[str, list[Seat]] = {name: [] for name in BACKENDS if zones or name not in ZONE_BACKENDS}
+    for seat in seats:
+        by_backend[seat.backend].append(seat)
+    parts = [
+        _global(service, limits),
+        _DEFAULTS,
+        _frontend(access, descriptors, limits, zones),
+        *(_backend(name, BACKENDS[name], there, limits) for name, there in by_backend.items()),
+    ]
+    return "\n".join(parts)
+
+
+def _global(service: Service, limits: Limits) -> str:
+    settings = "\n".join(f"  set-var {name} {value}" for name, value in variables(service).items())
+    return f"""\
+global
+  maxconn {limits.connections}
+  nbthread {limits.threads}
+  hard-stop-after {max(1, round(limits.stop_s * 1000))}ms
+  stats socket unix@{SOCKET} mode 600 level admin
+  stats timeout 1d
+  tune.http.maxhdr 128
+{settings}
+"""
+
+
+def _frontend(access: Access, descriptors: Descriptors, limits: Limits, zones: bool) -> str:
+    tls = f" ssl crt {CERTIFICATE} alpn h2,http/1.1 ssl-min-ver TLSv1.2" if access.tls else ""
+    scheme = "https" if access.tls else "http"
+    owner = " %[var(txn.owner)]" if access.needs_key else ""
+    lines = [
+        "frontend service",
+        f"  bind fd@{descriptors.listener}{tls}",
+        f"  log fd@{descriptors.log} format raw local0",
+        f'  log-format "{LOG_FORMAT}{owner}"',
+        *_forwarding(scheme, access.trusted_proxies),
+    ]
+    if access.needs_key:
+        refused = '"the API key is missing or unknown\\n"'
+        key = "req.fhdr(Authorization),regsub(^[Bb]earer\\ +,),sha2(256),hex,lower"
+        lines += [
+            f"  http-request set-var(txn.owner) {key},map_str({KEYS})",
+            "  acl admitted var(txn.owner) -m found",
+            f"  http-request deny deny_status 401 {_TEXT} hdr WWW-Authenticate Bearer string {refused} unless admitted",
+            # A replica could collect the keys of its clients.
+            "  http-request del-header Authorization",
+            "  http-request del-header Proxy-Authorization",
+        ]
+    if zones:
+        # The load of a backend is the number of its requests for each of its servers; without servers it is infinite.
+        spill = f"{{ var(txn.near),sub(txn.far) gt 0 }} {{ var(txn.near) -m int ge {limits.overload} }}"
+        lines += [
+            "  acl by_load var(proc.policy) -m str least_load",
+            "  http-request set-var(txn.near_servers) nbsrv(near) if by_load",
+            "  http-request set-var(txn.far_servers) nbsrv(far) if by_load",
+            "  http-request set-var(txn.near) be_conn(near),div(txn.near_servers) if by_load",
+            "  http-request set-var(txn.far) be_conn(far),div(txn.far_servers) if by_load",
+            f"  use_backend far if by_load {spill}",
+            "  use_backend near if by_load",
+        ]
+    lines += [
+        "  use_backend least_connections if { var(proc.policy) -m str least_connections }",
+        "  default_backend round_robin",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _forwarding(scheme: str, proxies: tuple[str, ...]) -> list[str]:
+    """Returns the rules for the headers that say where a request comes from, which a client can forge."""
+    forged = [
+        "  http-request del-header X-Forwarded- -m beg",
+        "  http-request del-header Forwarded",
+        "  http-request del-header X_Forwarded_ -m beg",  # Some servers read `_` in a name as `-`.
+        "  http-request del-header X-Real-IP",
+        "  http-request del-header X_Real_IP",
+        "  http-request del-header True-Client-IP",
+        "  http-request del-header True_Client_IP",
+    ]
+    address = "  http-request {} X-Forwarded-For %[src]"
+    proto = f"  http-request set-header X-Forwarded-Proto {scheme}"
+    if not proxies:
+        return [*forged, address.format("set-header"), proto]
+    return [
+        f"  acl from_proxy src {' '.join(proxies)}",
+        *(f"{rule} unless from_proxy" for rule in forged),
+        address.format("add-header"),
+        f"{proto} unless {{ req.hdr(X-Forwarded-Proto) -m found }}",
+    ]
+
+
+def _backend(name: str, algorithm: str, seats: Iterable[Seat], limits: Limits) -> str:
+    later = f"{_TEXT} hdr Retry-After {RETRY_AFTER_S} string"
+    small = f"{{ req.hdr_val(content-length) gt 0 }} {{ req.hdr_val(content-length) le {RETRIED_BODY_BYTES} }}"
+    full = "if { queue,sub(proc.max_queue) ge 0 } { be_conn_free le 0 }"
+    lines = [
+        f"backend {name}",
+        f"  balance {algorithm}",
+        "  option allbackups",
+        "  acl repeatable method GET HEAD OPTIONS PUT DELETE TRACE",
+        "  acl repeatable var(proc.retries_all) -m int 1",
+        f'  http-request return status 503 {later} "the queue of the service is full\\n" {full}',
+        "  http-request set-timeout server var(proc.timeout_ms)",
+        "  http-request disable-l7-retry if !repeatable",
+        # HAProxy repeats a request only if it has got the whole body before it sends the first byte.
+        f"  http-request wait-for-body time 60s if {small} repeatable",
+        f'  http-error status 503 {later} "no replica of the service is ready\\n"',
+        *(f"  server {seat.name} {server_line(seat, limits)}" for seat in seats),
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,74 @@
+"""Sends the counts of a service's requests to the API, and keeps them while the API is away."""
+
+import logging
+import re
+import time
+from collections import deque
+
+import httpx
+
+from proxies.balance.counts import Second
+from proxies.balance.following import Api
+
+KEPT = 3600
+"""Seconds that are kept while the API is away; older ones are dropped."""
+_SENT = 120
+"""Most seconds in one report."""
+_ALIVE_S = 10
+"""A service without requests is reported at this interval, so that the API can tell silence from a lost balancer."""
+_LOGGED_EVERY_S = 60.0
+_NUMBER = re.compile(r"[0-9]+")
+_log = logging.getLogger(__name__)
+
+
+class Reports:
+    """The counts of one service that are not sent yet."""
+
+    def __init__(self, api: Api, service: str, balancer: str) -> None:
+        self._api = api
+        self._service = service
+        self._balancer = balancer
+        self._pending: deque[Second] = deque(maxlen=KEPT)
+        self._failed = False
+        self._refusal = ""
+        """The last refusal of the API without its numbers; empty: the last counts were accepted."""
+        self._logged_s = 0.0
+        """The monotonic time at which it was logged."""
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def add(self, second: Second) -> None:
+        """Adds the counts of a second. Most seconds without requests are left out; they count as zero."""
+        while self._pending and self._pending[-1].second >= second.second:  # The clock was far ahead, and was set back.
+            self._pending.pop()
+        if not second.is_empty or second.second % _ALIVE_S == 0:
+            self._pending.append(second)
+
+    async def send(self) -> None:
+        """Sends the pending counts. After an error they stay for the next call."""
+        while self._pending:
+            batch = list(self._pending)[:_SENT]
+            try:
+                refusal = await self._api.report(self._service, self._balancer, batch)
+            except httpx.HTTPError as error:
+                if not self._failed:
+                    _log.warning("%s: counts are kept until the API answers: %s", self._service, error)
+                self._failed = True
+                return
+            self._failed = False
+            self._log_refusal(refusal)
+            # While the report was sent, seconds may have been added, and old ones dropped because the deque was full.
+            for one in batch:
+                if self._pending and self._pending[0] is one:
+                    self._pending.popleft()
+
+    def _log_refusal(self, refusal: str | None) -> None:
+        """Logs why the API refuses counts: at first, when the reason changes, and once a minute."""
+        if refusal is None:
+            self._refusal = ""
+            return
+        reason = _NUMBER.sub("", refusal)  # The reason contains times, so it would change each second.
+        if reason != self._refusal or time.monotonic() >= self._logged_s + _LOGGED_EVERY_S:
+            _log.warning("%s: the API refused counts of requests: %s", self._service, refusal)
+            self._refusal, self._logged_s = reason, time.monotonic()

@@ -1,0 +1,1 @@
+"""Plain implementations that tests, benchmarks and research compare the fast ones with."""

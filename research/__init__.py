@@ -1,0 +1,1 @@
+"""Simulated schedulers, replays of traces, and the experiments of the papers: nothing that a running role imports."""

@@ -1,0 +1,1 @@
+"""Measurements of `reclaim/` on synthetic sites, for docs/reclaim.md: `python -m research.experiments.reclaim`."""

@@ -1,0 +1,260 @@
+"""Writes the files of a case from a trace: window, load, levels and quotas. Any checkout can replay the files.
+
+python -m research.experiments.scenes DATA OUT CASE
+"""
+
+import csv
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from domain.priority import LOWEST_LEVEL
+from research.experiments.cases import (
+    BY_TENANT,
+    FEW_REGIONS,
+    HIGH_AT_MOST,
+    HIGH_LEVELS,
+    HOUR_S,
+    NODES,
+    TRACES,
+    Case,
+    Sizes,
+    case_of,
+)
+from research.experiments.fleets import fleet_body, openb_regions, philly_regions
+from research.traces.fleet import QuotaRule, SimulatedFleet, quotas_by_rule
+from research.traces.reading import COLUMNS, read_trace
+from research.traces.rows import TraceRow
+from research.traces.workloads import scaled
+from simulation.hardware import supply
+from simulation.random_draws import chance, pick
+from simulation.settings import SimulationSettings
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "philly" / "fleet.yaml"
+OPENB_LEVELS = {"guaranteed": 1, "ls": 2, "burstable": 4, "be": 7}
+"""Level by openb's quality of service: guaranteed, latency sensitive, burstable, best effort."""
+LOW_LEVELS = (4, 7, 3, 6, 5)
+"""Levels of the Philly tenants that do not have level 1 or 2, assigned in turn."""
+APART_S = 24 * HOUR_S
+"""Smallest distance between the starts of windows of different seeds."""
+_TRIES = 16
+_NEAR = 0.004
+"""Tolerance of the load, as a fraction of the fleet's GPU hours."""
+_MOST_COPIES = 500.0
+_MAST_LEVELS = {
+    **SimulationSettings().priority_percent,
+    LOWEST_LEVEL: 100.0 - sum(SimulationSettings().priority_percent.values()),
+}
+
+
+@dataclass(frozen=True)
+class Window:
+    """The measured span, on the trace's clock."""
+
+    from_s: float
+    to_s: float
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The priority level of each row: that of its tenant, or a random one. Copies of a row have the row's level."""
+
+    seed: int
+    by_tenant: Mapping[str, int] | None = None
+
+    def of(self, row: TraceRow) -> int:
+        """Returns the level of a row, from 1 to 7."""
+        if self.by_tenant is not None:
+            return self.by_tenant[row.tenant]
+        return pick(chance(self.seed, "level", row.workload_id.partition("~")[0]), _MAST_LEVELS)
+
+
+def build(case: Case, data: Path, out: Path, sizes: Sizes) -> None:
+    """Writes `fleet.yaml`, `trace.csv` and `case.json` into the case's folder.
+
+    Raises:
+        TraceError, OSError: the trace cannot be read.
+    """
+    trace = TRACES[case.trace]
+    rows = [row for row in read_trace(f"{trace.name}:{data / trace.file}").rows if row.duration_s > 0]
+    regions = philly_regions(EXAMPLE) if trace.name == "philly" else openb_regions(data / NODES, sizes.machines)
+    settings: dict[str, Any] = {} if case.variant == FEW_REGIONS else {"candidate_regions_percent": {}}
+    machines = SimulatedFleet.model_validate(fleet_body(regions, {}, settings)).states()
+    gpus = sum(supply(machines).values())
+    window = windows(rows, trace.gang_gpus, case.seed + 1, sizes)[case.seed]
+    levels = _levels(case, rows, window)
+    loaded = at_load(rows, levels, window, case, gpus)
+    from_s, end_s = window.from_s - sizes.warm_up_s, window.to_s + sizes.after_s
+    seen = [row for row in loaded if row.submit_s < end_s and row.submit_s + row.duration_s > from_s]
+    weights = _held_gpu_s(rows, -inf, inf)
+    quotas = {t: dict(s.quota_gpus) for t, s in quotas_by_rule(QuotaRule(), weights, supply(machines)).items()}
+    folder = case.folder(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    body = fleet_body(regions, quotas, settings)
+    (folder / "fleet.yaml").write_text(yaml.safe_dump(body, sort_keys=False))
+    _write_rows(folder / "trace.csv", seen, levels)
+    first_s = min(row.submit_s for row in seen)
+    arriving = [row for row in seen if window.from_s <= row.submit_s < window.to_s]
+    facts = {
+        "name": case.name,
+        "seed": case.seed,
+        "from_s": from_s - first_s,
+        "measure_from_s": window.from_s - first_s,
+        "measure_to_s": window.to_s - first_s,
+        "until_s": end_s - first_s,
+        "gpus": gpus,
+        "machines": sum(map(len, machines.values())),
+        "window_begins_h": (window.from_s - min(row.submit_s for row in rows)) / HOUR_S,
+        "offered": offered(loaded, levels, window, gpus),
+        "arriving": len(arriving),
+        "arriving_gangs": sum(row.gpus >= trace.gang_gpus for row in arriving),
+        "arriving_gang_gpus": sum(row.gpus for row in arriving if row.gpus >= trace.gang_gpus),
+        "levels": levels.by_tenant,
+        "quotas": quotas,
+    }
+    (folder / "case.json").write_text(json.dumps(facts, indent=1))
+
+
+def windows(rows: Sequence[TraceRow], gang_gpus: int, count: int, sizes: Sizes) -> list[Window]:
+    """Returns the `count` spans with the most submitted GPUs of gangs, largest first, at least `APART_S` apart.
+
+    The warm-up before each span lies within the trace.
+    """
+    first_s, last_s = min(row.submit_s for row in rows), max(row.submit_s for row in rows)
+    hours = int((last_s - first_s) // HOUR_S) + 1
+    submitted = np.zeros(hours)
+    for row in rows:
+        if row.gpus >= gang_gpus:
+            submitted[int((row.submit_s - first_s) // HOUR_S)] += row.gpus
+    length = max(1, round(sizes.measured_s / HOUR_S))
+    sums = np.convolve(submitted, np.ones(length), "valid")
+    sums[: int(np.ceil(sizes.warm_up_s / HOUR_S))] = -1
+    found = []
+    for _ in range(count):
+        begin = int(np.argmax(sums))
+        found.append(Window(first_s + begin * HOUR_S, first_s + begin * HOUR_S + sizes.measured_s))
+        near = int(APART_S / HOUR_S)
+        sums[max(0, begin - near) : begin + near + 1] = -1
+    return found
+
+
+def offered(rows: Sequence[TraceRow], levels: Levels, window: Window, gpus: int) -> dict[str, float]:
+    """Returns the load of the high levels and of all: GPU hours in a window, divided by those of the fleet.
+
+    The GPU hours are those that workloads would hold if each started at its submission.
+    """
+    whole = gpus * (window.to_s - window.from_s)
+    high = [row for row in rows if levels.of(row) in HIGH_LEVELS]
+    return {
+        name: sum(_held_gpu_s(part, window.from_s, window.to_s).values()) / whole
+        for name, part in (("high", high), ("all", rows))
+    }
+
+
+def at_load(rows: Sequence[TraceRow], levels: Levels, window: Window, case: Case, gpus: int) -> list[TraceRow]:
+    """Returns the trace, copied so many times that it offers the case's load in the window.
+
+    The high levels keep their share of the load, but offer at most `HIGH_AT_MOST` of the fleet; the other levels offer
+    the rest.
+    """
+    natural = offered(rows, levels, window, gpus)
+    share = natural["high"] / natural["all"]
+    high = min(share * case.load, HIGH_AT_MOST)
+    out: list[TraceRow] = []
+    for is_high, target in ((True, high), (False, case.load - high)):
+        part = [row for row in rows if (levels.of(row) in HIGH_LEVELS) == is_high]
+        out += _copies(part, levels, window, case.seed, gpus, target)
+    out.sort(key=lambda row: (row.submit_s, row.workload_id))
+    return out
+
+
+def _copies(
+    rows: Sequence[TraceRow], levels: Levels, window: Window, seed: int, gpus: int, target: float
+) -> list[TraceRow]:
+    """Returns the trace scaled by bisection to offer the target load in the window; the closest of all tries.
+
+    The load grows with the number of copies, but not in proportion: copies are shifted in time, so they add less to a
+    window that was chosen for its many submissions.
+    """
+    settings = SimulationSettings()
+    found: tuple[float, list[TraceRow]] | None = None
+    low, high = 0.0, inf
+    times = target / max(1e-9, offered(rows, levels, window, gpus)["all"])
+    for _ in range(_TRIES):
+        copies = scaled(rows, {0: times}, seed, settings.copy_days, settings.copy_jitter_s)
+        is_ = offered(copies, levels, window, gpus)["all"]
+        if found is None or abs(is_ - target) < found[0]:
+            found = abs(is_ - target), copies
+        if abs(is_ - target) < _NEAR:
+            break
+        low, high = (times, high) if is_ < target else (low, times)
+        times = 2 * low if high == inf else (low + high) / 2
+        if times > _MOST_COPIES:
+            break
+    assert found is not None
+    return found[1]
+
+
+def _levels(case: Case, rows: Sequence[TraceRow], window: Window) -> Levels:
+    """Returns the levels of a case: drawn for each workload, or (variant `BY_TENANT`) one for each tenant.
+
+    A tenant of openb has the level of its quality of service. The tenants of Philly are put in a random order. In this
+    order they get levels 1 and 2 in turn, as long as these levels offer at most `HIGH_AT_MOST` of the fleet at this
+    load and at most half of the tenants have them. The others get the `LOW_LEVELS` in turn.
+    """
+    if case.variant != BY_TENANT:
+        return Levels(case.seed)
+    tenants = sorted({row.tenant for row in rows})
+    if case.trace == "openb":
+        return Levels(case.seed, {tenant: OPENB_LEVELS.get(tenant, LOWEST_LEVEL) for tenant in tenants})
+    held = _held_gpu_s(rows, window.from_s, window.to_s)
+    total, high = sum(held.values()), 0.0
+    out: dict[str, int] = {}
+    highs = lows = 0
+    for tenant in sorted(tenants, key=lambda t: chance(case.seed, "level", t)):
+        part = case.load * held.get(tenant, 0.0) / total
+        if high + part <= HIGH_AT_MOST and highs < len(tenants) // 2:
+            out[tenant] = HIGH_LEVELS[highs % 2]
+            high, highs = high + part, highs + 1
+        else:
+            out[tenant] = LOW_LEVELS[lows % len(LOW_LEVELS)]
+            lows += 1
+    return Levels(case.seed, out)
+
+
+def _held_gpu_s(rows: Iterable[TraceRow], from_s: float, to_s: float) -> dict[str, float]:
+    held: dict[str, float] = defaultdict(float)
+    for row in rows:
+        span_s = min(to_s, row.submit_s + row.duration_s) - max(from_s, row.submit_s)
+        if span_s > 0:
+            held[row.tenant] += row.gpus * span_s
+    return held
+
+
+def _write_rows(path: Path, rows: Iterable[TraceRow], levels: Levels) -> None:
+    """Writes the rows in the simulator's own format."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for row in rows:
+            cpus = "" if row.cpus_milli_per_task is None else row.cpus_milli_per_task / 1000
+            memory = "" if row.memory_bytes_per_task is None else row.memory_bytes_per_task
+            types = "" if row.gpu_types is None else "|".join(row.gpu_types) or "-"
+            writer.writerow(
+                (
+                    row.workload_id, row.submit_s, row.tenant, levels.of(row), row.duration_s, row.tasks,
+                    row.gpus_per_task, types, cpus, memory, "",
+                )
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    build(case_of(sys.argv[3]), Path(sys.argv[1]), Path(sys.argv[2]), Sizes())

@@ -1,0 +1,1 @@
+"""Replays of the availability of spot machines, for policies of services (SkyServe)."""

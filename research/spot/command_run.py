@@ -1,0 +1,150 @@
+"""`mizzen spot replay`: reads the traces, replays the policies with progress, and writes tables, JSON and a report."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from infra.errors import ConfigurationError
+from research.spot.outcome import Outcome, document
+from research.spot.replay import ReplaySettings
+from research.spot.request_source import RequestOptions, workload_of
+from research.spot.runs import Bench, Case, Sweep, check_reachable, solve
+from research.spot.sweeps import SweepResult, parse_sweeps, run_sweep
+from research.spot.tables import latency_table, main_table, optimum_table, sweep_table
+from research.spot.traces import SpotTrace, TraceError, read_traces
+from research.spot.windows import Windows
+from server.outputs import STANDARD, check_outputs, write_json, write_text
+from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
+from services.spot.policies import POLICIES
+
+_ALL = "all"
+_AVAILABILITY = 99.5
+"""The default of `--optimum-availability`."""
+
+
+def run_replay(
+    *,
+    traces: Path,
+    names: Sequence[str],
+    target: int,
+    overprovision: int,
+    outage_price_s: float,
+    cold_start_s: float,
+    od_price_ratio: float,
+    window_h: float,
+    windows: int,
+    seed: int,
+    unlimited: bool | None,
+    sweeps: Sequence[str],
+    optimum: bool,
+    optimum_availability: float | None,
+    json_path: Path | None,
+    report_path: Path | None,
+    **requests: Any,
+) -> int:
+    """Runs `mizzen spot replay`; returns the exit code. An interrupted run prints the results that are complete.
+
+    `requests` has the fields of `RequestOptions`.
+
+    Raises:
+        ConfigurationError: an option or a trace file is not valid; the message names it.
+        MizzenError: the optimum of a window was not found.
+    """
+    chosen = _policies(names)
+    swept = parse_sweeps(sweeps)
+    if optimum_availability is not None and not optimum:
+        raise ConfigurationError(
+            f"--optimum-availability: {optimum_availability:g}: has no effect without --optimum: give --optimum as well"
+        )
+    check_outputs({"--json": json_path, "--report": report_path}, {})
+    try:
+        trace = read_traces(traces, unlimited=unlimited)
+    except TraceError as error:
+        raise ConfigurationError(f"--traces: {error}") from None
+    span = Windows(_ticks(window_h, trace), windows, seed)
+    workload = workload_of(RequestOptions(**requests), span.ticks * trace.gap_s)
+    base = Case("", ReplaySettings(target, cold_start_s, od_price_ratio), overprovision, outage_price_s)
+    err = Console(stderr=True)
+    with interrupts() as interrupted:
+        outcome = Outcome(traces, Bench(trace, span, workload, interrupted, {}), base)
+        least = (_AVAILABILITY if optimum_availability is None else optimum_availability) / 100
+        if optimum:
+            check_reachable(least, outcome.bench, base.settings)
+        _run(outcome, chosen, swept, least if optimum else None, err)
+        if json_path is not None:
+            write_json(json_path, document(outcome))
+        if STANDARD not in (json_path, report_path) and outcome.policies:
+            click.echo(_tables(outcome))
+        if report_path is not None and outcome.policies:
+            from research.spot.report import render  # It imports matplotlib, which takes a second.
+
+            write_text(report_path, render(outcome))
+    if outcome.missing:
+        said = ", ".join(outcome.missing)
+        err.print(f"mizzen: interrupted: not complete, and not shown: {said}", highlight=False, soft_wrap=True)
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _run(outcome: Outcome, names: Sequence[str], sweeps: Sequence[Sweep], least: float | None, err: Console) -> None:
+    """Fills the outcome. `least` is the availability of the optimum; None: the optimum is not wanted."""
+    bench, count = outcome.bench, outcome.bench.windows.count
+    bases = [replace(outcome.base, policy=name) for name in names]
+    with shown(err) as show:
+        for base in bases:
+            result = None if bench.interrupted() else bench.run(base, _replayed(show(base.policy), count))
+            if result is None:
+                outcome.missing.append(base.policy)
+            else:
+                outcome.policies[base.policy] = result
+        for sweep in sweeps:
+            what = f"sweep of {sweep.field}"
+            found = SweepResult(sweep, {}) if bench.interrupted() else run_sweep(bench, sweep, bases, show(what))
+            if found.results:
+                outcome.sweeps.append(found)
+            if len(found.results) < sum(len(sweep.cases(base)) for base in bases):
+                outcome.missing.append(f"the {what}")
+        if least is not None:
+            if not bench.interrupted():
+                outcome.optimum = solve(bench, outcome.base.settings, least, show("optimum"))
+            if outcome.optimum is None:
+                outcome.missing.append("the optimum")
+
+
+def _replayed(show: Shown, count: int) -> Callable[[int], None]:
+    return lambda done: show(done / count, f"{done:,} of {count:,} windows replayed")
+
+
+def _policies(names: Sequence[str]) -> list[str]:
+    chosen: list[str] = []
+    for name in names:
+        if name != _ALL and name not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise ConfigurationError(f"--policy: {name}: no such policy: give {_ALL}, or one of {known}")
+        chosen += POLICIES if name == _ALL else [name]
+    return list(dict.fromkeys(chosen))
+
+
+def _ticks(window_h: float, trace: SpotTrace) -> int:
+    ticks = int(window_h * 3600 / trace.gap_s + 1e-9)
+    gap_h, whole_h = trace.gap_s / 3600, trace.ticks * trace.gap_s / 3600
+    if not 1 <= ticks <= trace.ticks:
+        raise ConfigurationError(
+            f"--window-h: {window_h:g}: the trace has {trace.ticks:,} ticks of {trace.gap_s:g} s: "
+            f"give {gap_h:.4g} to {whole_h:.6g} hours"
+        )
+    return ticks
+
+
+def _tables(outcome: Outcome) -> str:
+    tables = [main_table(outcome.policies)]
+    if outcome.bench.workload is not None:
+        tables.append(latency_table(outcome.policies, outcome.bench.workload.serving.timeout_s))
+    tables += [sweep_table(one, outcome.optimum) for one in outcome.sweeps]
+    if outcome.optimum is not None:
+        tables.append(optimum_table(outcome.optimum, outcome.policies))
+    return "\n\n".join(map(str, tables))

@@ -1,0 +1,227 @@
+"""Replays one window of a trace with one policy, and measures availability and cost.
+
+The rules: capacity changes at the start of a tick. A zone with more replicas than capacity loses the newest ones,
+without notice. Then cold starts that end now make replicas ready, and the policy decides. A launch in a zone with free
+capacity succeeds at once; otherwise it is refused at once, and the policy decides again at the same time, until it
+returns no action. The policy also decides whenever a cold start ends within a tick. On-demand replicas can always be
+had. A replica is billed from its launch to its end, and is ready once its cold start is over. A window starts without
+replicas, so its first cold start counts as unavailable.
+"""
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from domain.capacity import CapacityKind
+from research.spot.traces import SpotTrace
+from services.spot.state import PolicyState
+from services.spot.values import Action, Event, EventKind, Launch, Observation, Policy, Replica, ReplicaState
+
+_MOST_ROUNDS = 100
+"""The limit on decisions at one instant, beside four for each zone. Each decision of a valid policy but the last few
+follows the refusal of another zone."""
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """The settings of a replay."""
+
+    target: int = 3
+    """N_tar, the number of replicas that should be ready."""
+    cold_start_s: float = 120.0
+    """The time in seconds from the launch of a replica until the replica is ready."""
+    od_price_ratio: float = 3.0
+    """k, the price of an on-demand replica over that of a spot replica with price 1."""
+
+
+@dataclass(frozen=True)
+class WindowResult:
+    """The measurements of one window."""
+
+    first_tick: int
+    availability: float
+    """The share of the time in which at least N_tar replicas were ready."""
+    cost: float
+    """The cost over that of N_tar on-demand replicas during the whole window."""
+    launches: int
+    """The number of launched replicas, spot and on-demand."""
+    preemptions: int
+    refusals: int
+    """The number of launches that a zone refused."""
+    on_demand_share: float
+    """The share of on-demand replicas in the billed replica seconds; 0 if none were billed."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as values of JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ReplicaSpan:
+    """The time of one replica, in seconds since the start of its window."""
+
+    number: int
+    kind: CapacityKind
+    zone: str | None
+    """The zone; None for on-demand replicas."""
+    launched_s: float
+    ready_s: float | None
+    """When the replica became ready; None: it ended before."""
+    ended_s: float
+    """When the replica ended; the end of the window if it was still running then."""
+    preempted: bool
+    """Whether the provider reclaimed the replica."""
+
+
+@dataclass
+class _Running:
+    number: int
+    kind: CapacityKind
+    zone: str | None
+    usd_per_h: float
+    launched_s: float
+    ready_at_s: float
+    state: ReplicaState = ReplicaState.PROVISIONING
+
+    def seen(self) -> Replica:
+        return Replica(self.number, self.kind, self.zone, self.state)
+
+    def span(self, ended_s: float, *, preempted: bool) -> ReplicaSpan:
+        ready_s = self.ready_at_s if self.state is ReplicaState.READY else None
+        return ReplicaSpan(self.number, self.kind, self.zone, self.launched_s, ready_s, ended_s, preempted)
+
+
+@dataclass
+class _Window:
+    trace: SpotTrace
+    policy: Policy
+    settings: ReplaySettings
+    state: PolicyState
+    now_s: float = 0.0
+    capacity: dict[str, int] = field(default_factory=dict)
+    replicas: dict[int, _Running] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    spans: list[ReplicaSpan] = field(default_factory=list)
+    """The replicas that have ended, in the order of their ends."""
+    launches: int = 0
+    preemptions: int = 0
+    refusals: int = 0
+    available_s: float = 0.0
+    spent: float = 0.0
+    billed_s: float = 0.0
+    on_demand_s: float = 0.0
+
+    def change_capacity(self, tick: int) -> None:
+        """Sets the capacity of a tick, and takes the newest replicas of each zone with too many."""
+        for zone, counts in zip(self.trace.zones, self.trace.capacity, strict=True):
+            self.capacity[zone.name] = counts[tick]
+            here = [number for number, one in self.replicas.items() if one.zone == zone.name]
+            for number in sorted(here)[counts[tick] :]:
+                self._end(number, preempted=True)
+                self.preemptions += 1
+                self.events.append(Event(EventKind.PREEMPTED, zone.name))
+
+    def decide(self) -> None:
+        """Lets the policy decide until it returns no action."""
+        most = _MOST_ROUNDS + 4 * len(self.trace.zones)
+        for _ in range(most):
+            self._end_cold_starts()
+            seen = tuple(one.seen() for one in self.replicas.values())
+            observation = Observation(self.now_s, self.settings.target, seen, tuple(self.events))
+            self.events.clear()
+            self.state, actions = self.policy.decide(self.state, observation)
+            if not actions:
+                return
+            for action in actions:
+                self._apply(action)
+        raise RuntimeError(f"{self.policy!r} still returns actions after {most} decisions at one time")
+
+    def pass_time(self, until_s: float) -> None:
+        """Advances the time, and adds up availability and cost. No replica changes in between."""
+        span_s = until_s - self.now_s
+        self.now_s = until_s
+        if sum(one.state is ReplicaState.READY for one in self.replicas.values()) >= self.settings.target:
+            self.available_s += span_s
+        for one in self.replicas.values():
+            self.spent += span_s * one.usd_per_h
+            self.billed_s += span_s
+            self.on_demand_s += span_s if one.kind is CapacityKind.ON_DEMAND else 0.0
+
+    def next_ready_s(self) -> float:
+        """Returns the end of the next cold start; infinity if no replica is provisioning."""
+        starting = (one.ready_at_s for one in self.replicas.values() if one.state is ReplicaState.PROVISIONING)
+        return min(starting, default=float("inf"))
+
+    def _end_cold_starts(self) -> None:
+        for one in self.replicas.values():
+            if one.state is ReplicaState.PROVISIONING and one.ready_at_s <= self.now_s:
+                one.state = ReplicaState.READY
+                if one.zone is not None:
+                    self.events.append(Event(EventKind.READY, one.zone))
+
+    def all_spans(self) -> tuple[ReplicaSpan, ...]:
+        """Returns the spans of all replicas so far, sorted by number. A running replica's span ends now."""
+        running = (one.span(self.now_s, preempted=False) for one in self.replicas.values())
+        return tuple(sorted((*self.spans, *running), key=lambda one: one.number))
+
+    def _end(self, number: int, *, preempted: bool) -> None:
+        self.spans.append(self.replicas.pop(number).span(self.now_s, preempted=preempted))
+
+    def _apply(self, action: Action) -> None:
+        if not isinstance(action, Launch):
+            self._end(action.number, preempted=False)
+            return
+        price = self.settings.od_price_ratio
+        if action.zone is not None:
+            held = Counter(one.zone for one in self.replicas.values())
+            if held[action.zone] >= self.capacity[action.zone]:
+                self.refusals += 1
+                self.events.append(Event(EventKind.REFUSED, action.zone))
+                return
+            price = next(zone.usd_per_h for zone in self.trace.zones if zone.name == action.zone)
+        ready_at_s = self.now_s + self.settings.cold_start_s
+        self.replicas[self.launches] = _Running(self.launches, action.kind, action.zone, price, self.now_s, ready_at_s)
+        self.launches += 1
+
+
+def replay_window(
+    trace: SpotTrace, policy: Policy, settings: ReplaySettings, first_tick: int, ticks: int
+) -> WindowResult:
+    """Returns the measurements of `replay_spans`."""
+    return replay_spans(trace, policy, settings, first_tick, ticks)[0]
+
+
+def replay_spans(
+    trace: SpotTrace, policy: Policy, settings: ReplaySettings, first_tick: int, ticks: int
+) -> tuple[WindowResult, tuple[ReplicaSpan, ...]]:
+    """Replays the ticks [first_tick, first_tick + ticks) with a policy. Equal arguments give equal results.
+
+    Returns the measurements, and all replicas by number.
+
+    Raises:
+        ValueError: the trace does not contain these ticks.
+        RuntimeError: the policy never stops returning actions.
+    """
+    if not (first_tick >= 0 and ticks > 0 and first_tick + ticks <= trace.ticks):
+        raise ValueError(f"ticks {first_tick} to {first_tick + ticks}: the trace has {trace.ticks} ticks")
+    window = _Window(trace, policy, settings, policy.start())
+    for tick in range(ticks):
+        window.change_capacity(first_tick + tick)
+        window.decide()
+        end_s = (tick + 1) * trace.gap_s
+        while (ready_s := window.next_ready_s()) < end_s:
+            window.pass_time(ready_s)
+            window.decide()
+        window.pass_time(end_s)
+    whole_s = ticks * trace.gap_s
+    most = settings.od_price_ratio * settings.target * whole_s
+    result = WindowResult(
+        first_tick,
+        window.available_s / whole_s,
+        window.spent / most if most else 0.0,
+        window.launches,
+        window.preemptions,
+        window.refusals,
+        window.on_demand_s / window.billed_s if window.billed_s else 0.0,
+    )
+    return result, window.all_spans()

@@ -1,0 +1,166 @@
+"""The fleet file of the simulator: that of the embedded stack, with larger counts, tenants, tables and settings."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from domain.capacity import CPU, CapacityKind
+from domain.scheduling import MachineState, TenantState
+from infra.errors import ConfigurationError
+from infra.stack.fleet import ClusterEntry, Fleet, MachineEntry, RegionEntry
+from simulation.settings import SimulationSettings, problems
+from simulation.supply.sources import CloudEntry, KeeperSettings, Machines, PoolEntry, Sources, sources_of
+
+
+class ManyMachines(MachineEntry):
+    """Machines as in the fleet file of `mizzen up`, with counts of up to a million."""
+
+    count: int | None = Field(None, ge=1, le=1_000_000)
+
+
+class ManyCluster(ClusterEntry):
+    """A cluster of any size."""
+
+    machines: tuple[ManyMachines, ...]
+
+
+class ManyRegion(RegionEntry):
+    """A region of any size."""
+
+    clusters: tuple[ManyCluster, ...]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TenantEntry(_Part):
+    """A tenant with its level and quota. A workload's own priority applies if it is lower (a larger number)."""
+
+    level: int = Field(1, ge=1, le=7)
+    quota: dict[str, int] = Field(default_factory=dict)
+    """Slots by GPU type; the quota of an absent type is 0."""
+    cpus: float | None = Field(None, ge=0)
+    """Cores; absent: no limit."""
+
+    @model_validator(mode="after")
+    def _not_negative(self) -> "TenantEntry":
+        for gpu_type, slots in self.quota.items():
+            if slots < 0:
+                raise ValueError(f"quota of {gpu_type} is {slots}; must be at least 0 slots")
+        return self
+
+
+class QuotaRule(_Part):
+    """Rule for the quotas of the trace's tenants that `tenants` lacks: shares of the supply of every GPU type."""
+
+    in_proportion_to: Literal["gpu_hours", "workloads", "equal"] = "gpu_hours"
+    of_supply: float = Field(0.9, ge=0, le=10)
+    level: int = Field(1, ge=1, le=7)
+
+
+class SimulatedFleet(Fleet):
+    """A fleet file for the simulator."""
+
+    regions: tuple[ManyRegion, ...] = Field(min_length=1)
+    tenants: dict[str, TenantEntry] = Field(default_factory=dict)
+    quotas: QuotaRule | None = None
+    """None: the default rule if `tenants` is empty; otherwise `tenants` must have every tenant of the trace."""
+    tables: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Regions that have each table. The regions of an absent table are drawn by its name."""
+    simulation: SimulationSettings = Field(default_factory=SimulationSettings)
+    pools: tuple[PoolEntry, ...] = ()
+    providers: dict[str, CloudEntry] = Field(default_factory=dict)
+    """Clouds on which pools launch machines."""
+    capacity: KeeperSettings = KeeperSettings()
+
+    @model_validator(mode="after")
+    def _known(self) -> "SimulatedFleet":
+        types = {e.gpu_type for r in self.regions for c in r.clusters for e in c.machines if e.gpu_type}
+        offers = self.sources.offers()
+        types |= {offer.shape.gpu_type for offer in offers if offer.shape.gpu_type}
+        for tenant, entry in self.tenants.items():
+            strange = sorted(set(entry.quota) - types)
+            if strange:
+                raise ValueError(f"tenant {tenant}: quota of {strange[0]!r}: must be one of {', '.join(sorted(types))}")
+        names = {region.name for region in self.regions}
+        for table, regions in self.tables.items():
+            strange = sorted(set(regions) - names)
+            if strange or not regions:
+                raise ValueError(f"table {table}: regions {list(regions)}; must be one of {', '.join(sorted(names))}")
+        for number, pool in enumerate(self.sources.pools.values()):
+            if pool.region not in names:
+                raise ValueError(f"pools[{number}].region: {pool.region!r}: must be one of {', '.join(sorted(names))}")
+            if not any(map(pool.takes, offers)):
+                raise ValueError(f"pools[{number}]: {pool.name}: no provider offers machines that match this pool")
+        if len(self.sources.pools) < len(self.pools):
+            raise ValueError("pools: two pools have the same region and name; must be unique")
+        return self
+
+    @cached_property
+    def sources(self) -> Sources:
+        """The clouds and pools that supply more machines."""
+        return sources_of(self.pools, self.providers, self.capacity)
+
+    def possible(self) -> Machines:
+        """Returns every region's machines, with all machines that pools may launch."""
+        return self.sources.possible(self.states())
+
+    @property
+    def rule(self) -> QuotaRule | None:
+        """The rule for tenants that are absent in the file; None: the file must have every tenant."""
+        return self.quotas or (None if self.tenants else QuotaRule())
+
+    def states(self) -> dict[str, tuple[MachineState, ...]]:
+        """Returns every region's static machines, all of them free."""
+        out: dict[str, list[MachineState]] = {region.name: [] for region in self.regions}
+        of = {(region.name, cluster.name): cluster for region in self.regions for cluster in region.clusters}
+        for machine in self.machines():
+            entry: MachineEntry = machine["entry"]
+            milli = round(1000 * entry.cpus)
+            terms = of[machine["region"], machine["cluster"]]
+            prices = terms.prices or {}
+            out[machine["region"]].append(
+                MachineState(
+                    machine["id"], machine["cluster"], entry.rack, entry.gpu_type, entry.gpus, entry.gpus, milli,
+                    entry.memory, milli, entry.memory, (terms.capacity or CapacityKind.RESERVED).value,
+                    prices.get(entry.gpu_type or "", 0.0), prices.get(CPU, 0.0),
+                )
+            )  # fmt: skip
+        return {region: tuple(machines) for region, machines in out.items()}
+
+
+def load_simulated_fleet(path: Path) -> SimulatedFleet:
+    """Reads the fleet in a YAML file.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is invalid; the message lists every problem.
+    """
+    try:
+        return SimulatedFleet.model_validate(yaml.safe_load(path.read_text()))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"fleet file {path}: {error}") from None
+    except ValidationError as error:
+        raise ConfigurationError(f"fleet file {path}: " + "; ".join(problems(error))) from None
+
+
+def quotas_by_rule(rule: QuotaRule, weights: Mapping[str, float], slots: Mapping[str, int]) -> dict[str, TenantState]:
+    """Returns the tenants of `weights` with quotas: their shares of `of_supply` times the supply of every GPU type.
+
+    Quotas are rounded down, and the remaining slots go one by one to the largest remainders; ties are broken by name.
+    """
+    total = sum(weights.values())
+    quota: dict[str, dict[str, int]] = {tenant: {} for tenant in weights}
+    for gpu_type, count in slots.items():
+        pot = int(rule.of_supply * count + 1e-9)
+        exact = {tenant: pot * weight / total if total else 0.0 for tenant, weight in weights.items()}
+        for tenant, share in exact.items():
+            quota[tenant][gpu_type] = int(share)
+        left = pot - sum(int(share) for share in exact.values()) if total else 0
+        for tenant in sorted(exact, key=lambda t: (int(exact[t]) - exact[t], t))[:left]:
+            quota[tenant][gpu_type] += 1
+    return {tenant: TenantState(tenant, rule.level, quota[tenant], None, 0.0) for tenant in sorted(weights)}

@@ -1,0 +1,1 @@
+"""Kills processes and simulates power losses while checkpoints are written."""

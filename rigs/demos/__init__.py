@@ -1,0 +1,1 @@
+"""Demos of several minutes, which check their results from outside."""

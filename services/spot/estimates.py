@@ -1,0 +1,217 @@
+"""Learns from launches, refusals and preemptions, and estimates the hazard and the obtainability of each zone."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import exp
+
+from services.spot.knowledge import Knowledge, ZoneRecord
+from services.spot.values import EventKind, Observation, Zone
+
+_MOST_COLD_STARTS = 10
+"""The mean cold start is that of about this many recent replicas."""
+
+
+@dataclass(frozen=True)
+class Priors:
+    """The values of the estimates before any observation, and how fast observations replace them."""
+
+    settle_h: float = 1.3
+    """Hours without a loss after which the hazard of a zone has halved. Directly after a loss it is 1 / settle_h."""
+    unknown_h: float = 3.0
+    """A zone without a history counts as if it had been without a loss for so many hours."""
+    history: float = 0.1
+    """The weight of the losses and the hours before the last loss; 0: only the time since the last loss counts."""
+    memory_h: float = 24.0
+    """The time constant in hours with which losses and held hours are forgotten."""
+    forget_h: float = 6.0
+    """The time constant in hours with which the time without a loss is forgotten after the last replica has ended."""
+    follow: float = 0.25
+    """The expected number of losses of a zone that follow the loss of another zone of its group..."""
+    follow_h: float = 0.5
+    """...and the time constant in hours within which they follow."""
+    joint: float = 0.25
+    """The share of losses in which another zone of the group loses its replicas at the same time."""
+    joint_weight: float = 4.0
+    """The number of observed losses that weigh as much as `joint`."""
+    whole: float = 0.7
+    """The share of losses that take all replicas of a zone."""
+    whole_weight: float = 4.0
+    """The number of observed losses that weigh as much as `whole`."""
+    cold_start_s: float = 120.0
+    """The cold start in seconds until the first replica is ready."""
+    obtain_h: float = 3.0
+    """The time constant in hours with which granted and refused launches are forgotten."""
+
+    def __post_init__(self) -> None:
+        for name in ("settle_h", "memory_h", "forget_h", "follow_h", "obtain_h", "joint_weight", "whole_weight"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: {getattr(self, name)}: must be above 0")
+        for name in ("joint", "whole"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: {getattr(self, name)}: must be from 0 to 1")
+        for name in ("unknown_h", "history", "follow", "cold_start_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}: {getattr(self, name)}: must be 0 or more")
+
+
+def group_of(zone: Zone) -> tuple[str, str]:
+    """Returns the group of zones that fail together: those of the same region with the same machine type."""
+    return zone.region, zone.accelerator
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """The estimates for fixed zones. All methods are pure; hazards are losses for each hour in which a zone is held."""
+
+    zones: tuple[Zone, ...]
+    priors: Priors = Priors()
+
+    def learn(self, knowledge: Knowledge, observation: Observation) -> Knowledge:
+        """Returns the knowledge after an observation. The replicas of an observation are those after its events."""
+        now_s = observation.now_s
+        passed_h = 0.0 if knowledge.now_s is None else max(0.0, now_s - knowledge.now_s) / 3600
+        records = {name: self._decayed(record, passed_h) for name, record in knowledge.zones.items()}
+        spot = [(one.number, one.zone) for one in observation.replicas if one.zone is not None]
+        kept = Counter(zone for number, zone in spot if number <= knowledge.newest)
+        granted = Counter(zone for number, zone in spot if number > knowledge.newest)
+        held = kept + granted
+        for zone in held:
+            records[zone] = self._held(records.get(zone), now_s, kept[zone] > 0, granted[zone])
+        lost = {event.zone for event in observation.events if event.kind is EventKind.PREEMPTED}
+        for zone in sorted(lost):
+            record = records.get(zone, ZoneRecord(0.0, now_s))
+            records[zone] = replace(
+                record, up_s=0.0, seen_at_s=now_s, lost_at_s=now_s, down=not held[zone], losses=record.losses + 1
+            )
+        for event in observation.events:
+            if event.kind is EventKind.REFUSED:
+                records[event.zone] = _refused(records.get(event.zone), now_s, held[event.zone] > 0)
+        pooled = self._pooled(knowledge, passed_h, lost, held)
+        return _with_cold_starts(replace(pooled, now_s=now_s, zones=records), observation)
+
+    def hazards(self, knowledge: Knowledge, now_s: float) -> dict[str, float]:
+        """Returns the expected losses of each zone for each hour in which the zone is held."""
+        priors = self.priors
+        found: dict[str, float] = {}
+        for zone in self.zones:
+            record = knowledge.zones.get(zone.name)
+            up_h = self.up_h(record, now_s)
+            losses, held_h = (record.losses, record.held_h) if record else (0.0, 0.0)
+            own = (1 + priors.history * losses) / (priors.settle_h + up_h + priors.history * held_h)
+            found[zone.name] = own + self._following(knowledge, zone, now_s)
+        return found
+
+    def up_h(self, record: ZoneRecord | None, now_s: float) -> float:
+        """Returns for how many hours a zone has been without a loss, as far as this is known.
+
+        While the zone is held, this is the time since its last loss, or since its first launch and `unknown_h` before
+        it. A zone that is not held may have been lost and have recovered in between. If it was down when it was last
+        seen, the expected time of its recovery is half way between then and now. If it was up, the time without a loss
+        is forgotten, towards `unknown_h`.
+        """
+        unknown_h = self.priors.unknown_h
+        if record is None:
+            return unknown_h
+        up_h, gap_h = record.up_s / 3600, max(0.0, now_s - record.seen_at_s) / 3600
+        if gap_h == 0:
+            return up_h
+        if record.down or up_h <= unknown_h:
+            return min(unknown_h, up_h + gap_h / 2)
+        return unknown_h + (up_h - unknown_h) * exp(-gap_h / self.priors.forget_h)
+
+    def obtainability(self, record: ZoneRecord | None) -> float:
+        """Returns the estimated probability that a launch succeeds; 1/2 without observations."""
+        return (record.granted + 1) / (record.granted + record.refused + 2) if record else 0.5
+
+    def whole_share(self, knowledge: Knowledge) -> float:
+        """Returns the share of losses that take all replicas of a zone."""
+        whole, weight = knowledge.whole_losses, self.priors.whole_weight
+        return (whole + self.priors.whole * weight) / (whole + knowledge.partial_losses + weight)
+
+    def joint_share(self, knowledge: Knowledge) -> float:
+        """Returns the share of losses in which another zone of the group loses its replicas at the same time."""
+        joint, weight = knowledge.joint_losses, self.priors.joint_weight
+        return (joint + self.priors.joint * weight) / (joint + knowledge.single_losses + weight)
+
+    def cold_start_s(self, knowledge: Knowledge) -> float:
+        """Returns the expected time in seconds from a launch until the replica is ready."""
+        return self.priors.cold_start_s if knowledge.cold_start_s is None else knowledge.cold_start_s
+
+    def _following(self, knowledge: Knowledge, zone: Zone, now_s: float) -> float:
+        priors, rate = self.priors, 0.0
+        for other in self.zones:
+            record = knowledge.zones.get(other.name)
+            if other.name == zone.name or group_of(other) != group_of(zone):
+                continue
+            if record is not None and record.lost_at_s is not None:
+                since_h = max(0.0, now_s - record.lost_at_s) / 3600
+                rate += priors.follow / priors.follow_h * exp(-since_h / priors.follow_h)
+        return rate
+
+    def _held(self, record: ZoneRecord | None, now_s: float, kept: bool, granted: int) -> ZoneRecord:
+        if record is None:
+            record = ZoneRecord(self.up_h(None, now_s) * 3600, now_s)
+        passed_s = max(0.0, now_s - record.seen_at_s)
+        up_s = record.up_s + passed_s if kept else self.up_h(record, now_s) * 3600
+        return replace(
+            record,
+            up_s=up_s,
+            seen_at_s=now_s,
+            down=False,
+            refusals=0 if granted else record.refusals,
+            held_h=record.held_h + (passed_s / 3600 if kept else 0.0),
+            granted=record.granted + granted,
+        )
+
+    def _decayed(self, record: ZoneRecord, passed_h: float) -> ZoneRecord:
+        if passed_h == 0:
+            return record
+        slow, fast = exp(-passed_h / self.priors.memory_h), exp(-passed_h / self.priors.obtain_h)
+        return replace(
+            record,
+            losses=record.losses * slow,
+            held_h=record.held_h * slow,
+            granted=record.granted * fast,
+            refused=record.refused * fast,
+        )
+
+    def _pooled(self, knowledge: Knowledge, passed_h: float, lost: set[str], held: Mapping[str, int]) -> Knowledge:
+        """Returns the knowledge with the sums over all zones."""
+        decay = exp(-passed_h / self.priors.memory_h)
+        joint = single = 0
+        for zone in self.zones:
+            others = [one.name for one in self.zones if one != zone and group_of(one) == group_of(zone)]
+            if zone.name in lost and any(name in lost or held.get(name) for name in others):
+                joint += any(name in lost for name in others)
+                single += all(name not in lost for name in others)
+        partial = sum(bool(held.get(zone)) for zone in lost)
+        return replace(
+            knowledge,
+            whole_losses=knowledge.whole_losses * decay + len(lost) - partial,
+            partial_losses=knowledge.partial_losses * decay + partial,
+            joint_losses=knowledge.joint_losses * decay + joint,
+            single_losses=knowledge.single_losses * decay + single,
+        )
+
+
+def _refused(record: ZoneRecord | None, now_s: float, held: bool) -> ZoneRecord:
+    record = record or ZoneRecord(0.0, now_s)
+    counted = replace(record, refused_at_s=now_s, refusals=record.refusals + 1, refused=record.refused + 1)
+    # A zone that holds replicas and refuses another one is full, not down.
+    return counted if held else replace(counted, up_s=0.0, seen_at_s=now_s, down=True)
+
+
+def _with_cold_starts(knowledge: Knowledge, observation: Observation) -> Knowledge:
+    mean_s, count = knowledge.cold_start_s, knowledge.cold_starts
+    starting: dict[int, float] = {}
+    for one in observation.replicas:
+        since_s = knowledge.starting.get(one.number)
+        if not one.is_ready:
+            starting[one.number] = observation.now_s if since_s is None else since_s
+        elif since_s is not None:
+            count = min(count + 1, _MOST_COLD_STARTS)
+            before_s = 0.0 if mean_s is None else mean_s
+            mean_s = before_s + (observation.now_s - since_s - before_s) / count
+    newest = max([knowledge.newest, *(one.number for one in observation.replicas)])
+    return replace(knowledge, starting=starting, newest=newest, cold_start_s=mean_s, cold_starts=count)

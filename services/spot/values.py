@@ -1,0 +1,122 @@
+"""The values that policies exchange with their caller: zones, replicas, events, observations and actions."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from domain.capacity import CapacityKind
+from services.spot.state import PolicyState
+
+
+@dataclass(frozen=True)
+class Zone:
+    """An enabled zone: it has the machine type of the service, and the service may use the zone.
+
+    If a service accepts several machine types, each pair of a zone and a type is a `Zone` with a name of its own, such
+    as `us-east-1a/v100`, because each pair has its own spot capacity.
+    """
+
+    name: str
+    region: str
+    usd_per_h: float = 1.0
+    """The price of a spot replica. Only `spothedge+` uses more than the order of the prices."""
+    accelerator: str = ""
+    """The machine type; empty if the service accepts only one."""
+
+
+class ReplicaState(StrEnum):
+    """The state of a replica that has been launched and has not ended."""
+
+    PROVISIONING = "provisioning"
+    """From the launch until the end of the cold start. The replica is billed, and serves no requests."""
+    READY = "ready"
+    """The replica serves requests."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A replica that has been launched and has not ended."""
+
+    number: int
+    """Numbers are assigned in the order of launches, so the highest number is the newest replica."""
+    kind: CapacityKind
+    """Spot or on-demand."""
+    zone: str | None
+    """The zone; None for on-demand replicas, for which any zone will do."""
+    state: ReplicaState
+
+    @property
+    def is_spot(self) -> bool:
+        """Whether the provider may reclaim the replica."""
+        return self.kind is CapacityKind.SPOT
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the replica serves requests."""
+        return self.state is ReplicaState.READY
+
+
+class EventKind(StrEnum):
+    """What has happened to a spot replica, or to the request for one."""
+
+    PREEMPTED = "preempted"
+    """The provider reclaimed a replica, whether it was ready or not."""
+    REFUSED = "refused"
+    """The zone had no capacity for a launch."""
+    READY = "ready"
+    """The cold start of a replica has ended."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event of a zone."""
+
+    kind: EventKind
+    zone: str
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a policy is told. Events are those since the observation before, in the order in which they happened."""
+
+    now_s: float
+    """Seconds since any fixed time, the same for all observations of a service."""
+    target: int
+    """N_tar, the number of replicas that should be ready: 0 or more."""
+    replicas: tuple[Replica, ...]
+    """All replicas that have been launched and have not ended, by number."""
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The action to launch a replica; `zone` is None for on-demand replicas."""
+
+    kind: CapacityKind
+    zone: str | None = None
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """The action to end a replica."""
+
+    number: int
+
+
+Action = Launch | Terminate
+
+
+class Policy(Protocol):
+    """A policy. Its methods are pure: equal arguments give equal results."""
+
+    def start(self) -> PolicyState:
+        """Returns the state before the first observation."""
+        ...
+
+    def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
+        """Returns the next state and the actions. The next observation must include their effects.
+
+        The caller stores the state in the transaction that records the actions. If the caller decides again at the same
+        time, with the refusals as events, the policy tries other zones; it returns no action once all were refused.
+        """
+        ...

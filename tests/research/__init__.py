@@ -1,0 +1,1 @@
+"""Tests of the simulated schedulers, the replays and the experiments."""

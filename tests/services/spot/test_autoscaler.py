@@ -1,0 +1,67 @@
+"""The autoscaler: hysteresis in both directions, limits, and its state as JSON."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.spot.autoscaler import FixedTarget, LoadAutoscaler, ScalingState
+
+_STEPS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 500)), max_size=60)
+
+
+@given(_STEPS, st.integers(0, 120), st.integers(0, 120))
+def test_the_target_changes_only_after_its_delay(steps: list[tuple[int, int]], up_s: int, down_s: int) -> None:
+    """The target changes only to a candidate on whose side all candidates have been for the whole delay."""
+    scaler = LoadAutoscaler(1.0, least=1, most=5, window_s=60.0, upscale_delay_s=up_s, downscale_delay_s=down_s)
+    state, now_s = scaler.start(), 0.0
+    history: list[tuple[float, int]] = []
+    candidates: list[tuple[float, int]] = []
+    for gap_s, requests in steps:
+        now_s += gap_s
+        history.append((now_s, requests))
+        arrived = sum(count for at_s, count in history if at_s > now_s - 60)
+        candidates.append((now_s, min(5, max(1, -(-arrived // 60)))))
+        before = state.target
+        state = scaler.decide(ScalingState.from_json(json.loads(json.dumps(state.to_json()))), now_s, requests)
+        side = [(at_s, one) for at_s, one in reversed(candidates)]
+        sign = (candidates[-1][1] > before) - (candidates[-1][1] < before)
+        run = []
+        for at_s, one in side:
+            if (one > before) - (one < before) != sign:
+                break
+            run.append(at_s)
+        due = sign != 0 and now_s - run[-1] >= (up_s if sign > 0 else down_s)
+        assert state.target == (candidates[-1][1] if due else before)
+        if due:
+            candidates.clear()
+
+
+def test_a_short_burst_changes_nothing() -> None:
+    """A burst of nine minutes is ignored, and a load of ten minutes is followed, up and down."""
+    scaler = LoadAutoscaler(1.0)
+    state = scaler.start()
+    for k in range(55):
+        state = scaler.decide(state, 10.0 * k, 50)
+    assert state.target == 1
+    state = scaler.decide(state, 620.0, 0)
+    assert state.above_since_s is None
+    for k in range(63, 130):
+        state = scaler.decide(state, 10.0 * k, 50)
+    assert state.target == 5
+    for k in range(130, 200):
+        state = scaler.decide(state, 10.0 * k, 0)
+    assert state.target == 1
+
+
+def test_fixed_target_and_limits() -> None:
+    """A fixed target ignores the load; settings that make no sense are refused by name."""
+    assert FixedTarget(3).decide(FixedTarget(3).start(), 1.0, 10**6).target == 3
+    for wrong in (
+        {"requests_per_s": 0},
+        {"requests_per_s": 1, "least": 3, "most": 2},
+        {"requests_per_s": 1, "window_s": 0},
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            LoadAutoscaler(**wrong)

@@ -1,0 +1,146 @@
+"""`spothedge+`: what it learns from losses and refusals, the plans that it chooses, and its figures on real traces."""
+
+import json
+import os
+import random
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from domain.capacity import CapacityKind
+from research.spot.replay import ReplaySettings, replay_window
+from research.spot.traces import SpotTrace, read_traces
+from research.spot.windows import Windows, means, replay_windows
+from services.spot.estimates import Estimates
+from services.spot.knowledge import Knowledge
+from services.spot.plans import cheapest_plan
+from services.spot.policies import PolicySettings, make_policy
+from services.spot.risk import Option, RiskModel
+from services.spot.state import PolicyState
+from services.spot.values import Event, EventKind, Launch, Observation, Replica, ReplicaState, Zone
+
+_ZONES = (Zone("a-1", "a"), Zone("a-2", "a"), Zone("b-1", "b"))
+_HOUR_S = 3600.0
+
+
+def _spot(number: int, zone: str, state: ReplicaState = ReplicaState.READY) -> Replica:
+    return Replica(number, CapacityKind.SPOT, zone, state)
+
+
+def _seen(estimates: Estimates, *observations: Observation) -> Knowledge:
+    knowledge = Knowledge()
+    for observation in observations:
+        knowledge = estimates.learn(knowledge, observation)
+    return Knowledge.from_json(json.loads(json.dumps(knowledge.to_json())))
+
+
+def test_a_loss_raises_the_hazard_of_its_zone_and_of_its_siblings() -> None:
+    """The hazard is highest in the zone of the loss, raised in its region, unchanged elsewhere, and falls with time."""
+    estimates = Estimates(_ZONES)
+    held = tuple(_spot(number, zone.name) for number, zone in enumerate(_ZONES))
+    lost = Observation(60.0, 3, held[1:], (Event(EventKind.PREEMPTED, "a-1"),))
+    calm = estimates.hazards(_seen(estimates, Observation(0.0, 3, held), Observation(60.0, 3, held)), 60.0)
+    after = estimates.hazards(_seen(estimates, Observation(0.0, 3, held), lost), 60.0)
+    assert after["a-1"] > after["a-2"] > after["b-1"] == pytest.approx(calm["b-1"], rel=0.1)
+    later = Observation(60.0 + 6 * _HOUR_S, 3, held[1:])
+    settled = estimates.hazards(_seen(estimates, Observation(0.0, 3, held), lost, later), later.now_s)
+    assert settled["a-2"] < after["a-2"]
+
+
+def test_refusals_lower_the_obtainability_until_they_are_forgotten() -> None:
+    """A zone that refused launches is less obtainable than one that granted them."""
+    estimates = Estimates(_ZONES)
+    refused = Observation(0.0, 1, (_spot(0, "b-1"),), (Event(EventKind.REFUSED, "a-1"),))
+    knowledge = _seen(estimates, refused)
+    found = {name: estimates.obtainability(record) for name, record in knowledge.zones.items()}
+    assert 0 < found["a-1"] < found["b-1"] <= 1
+
+
+def test_trouble_adds_a_spare_and_calm_takes_it_away() -> None:
+    """After losses the policy holds more than the target; after calm hours it holds the target only."""
+    policy = make_policy("spothedge+", PolicySettings(_ZONES))
+    state, replicas, number, most = policy.start(), dict[int, Replica](), 0, 0
+    for minute in range(0, 24 * 60, 5):
+        events = tuple(Event(EventKind.READY, str(one.zone)) for one in replicas.values() if not one.is_ready)
+        replicas = {n: _spot(n, str(one.zone)) for n, one in replicas.items()}
+        if minute in (30, 60):
+            victim = min(replicas)
+            events += (Event(EventKind.PREEMPTED, str(replicas.pop(victim).zone)),)
+        seen = tuple(replicas.values())
+        state = PolicyState.from_json(json.loads(json.dumps(state.to_json())))
+        state, actions = policy.decide(state, Observation(minute * 60.0, 2, seen, events))
+        for action in actions:
+            if not isinstance(action, Launch):
+                replicas.pop(action.number, None)
+            elif action.zone is not None:
+                replicas[number] = _spot(number, action.zone, ReplicaState.PROVISIONING)
+                number += 1
+        most = max(most, len(replicas))
+    assert most > 2
+    assert len(replicas) == 2
+
+
+@pytest.mark.parametrize("seed", [9, 102, 287, 706])
+def test_plans_do_not_replace_each_other_for_ever(seed: int) -> None:
+    """The policy comes to an end at each time, also if a cold start is as long as a tick and zones change often.
+
+    Without a rule that keeps replicas that are starting, two plans replaced each other for ever on these traces.
+    """
+    draw = random.Random(seed)
+    rows: list[tuple[int, ...]] = []
+    for _ in _ZONES:
+        counts = [draw.randint(0, 4)]
+        while len(counts) < 73:
+            counts.append(draw.choice((0, 0, 1, 2, 3, 6)) if draw.random() < 0.15 else counts[-1])
+        rows.append(tuple(counts[1:]))
+    policy = make_policy("spothedge+", PolicySettings(_ZONES, outage_price_s=6000.0))
+    result = replay_window(SpotTrace(_ZONES, 300.0, tuple(rows)), policy, ReplaySettings(3, 300.0), 0, 72)
+    assert result.availability > 0.5
+    assert result.launches < 200
+
+
+@st.composite
+def _models(draw: st.DrawFn) -> RiskModel:
+    def option(zone: str | None, group: int) -> Option:
+        price = draw(st.sampled_from([0.8, 1.0, 1.5])) if zone else 3.0
+        hazard = draw(st.sampled_from([0.0, 0.05, 0.5, 2.0])) if zone else 0.0
+        return Option(zone, price, hazard, group, draw(st.integers(0, 2)), draw(st.integers(2, 4)) if zone else 3)
+
+    options = (option("z0", 0), option("z1", 0), option("z2", 1), option(None, -1))
+    share = st.sampled_from([0.1, 0.5, 0.9])
+    return RiskModel(options, draw(st.integers(1, 3)), 1 / 30, 100 / 30, draw(share), draw(share), 0.02, 2.0)
+
+
+@settings(max_examples=60)
+@given(_models())
+def test_the_plan_is_close_to_the_cheapest_of_all(model: RiskModel) -> None:
+    """The plan keeps the limits, and costs at most half more than the cheapest plan of an exhaustive search.
+
+    In 16,000 random models of this kind, 99 % of the plans cost at most a tenth more, and the worst a third more.
+    """
+    most_spot = 2 * model.target
+    found = cheapest_plan(model, most_spot)
+    every = [
+        plan
+        for plan in product(*(range(option.most + 1) for option in model.options))
+        if sum(plan) >= model.target and sum(plan[:-1]) <= most_spot
+    ]
+    assert found in every
+    assert model.usd_per_h(found) <= 1.5 * min(map(model.usd_per_h, every))
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"), [("AWS1", 0.995, 0.454), ("AWS2", 0.987, 0.487), ("AWS3", 0.9956, 0.379)]
+)
+def test_the_bars_on_real_traces(name: str, least: float, most: float) -> None:
+    """At least SpotHedge's availability at no more than 0.92 of its cost; on AWS1 and AWS3 also at least 99.5 % at no
+    more than 1.12 times the cost of the optimum.
+    """
+    root = os.environ.get("MIZZEN_SPOT_TRACES")
+    if not root or not (Path(root) / name).is_dir():
+        pytest.skip(f"MIZZEN_SPOT_TRACES does not name a folder with {name}")
+    found = means(list(replay_windows(read_traces(Path(root) / name), "spothedge+", 1, ReplaySettings(), Windows(288))))
+    assert found["availability"].mean >= least and found["cost"].mean <= most

@@ -1,1 +1,0 @@
-"""A service under load while its machines and mizzen's processes are killed: `python -m tests.stack.serving`."""
