@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo test test-all test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting demo-lending serve-demo test test-all test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 
@@ -118,6 +118,10 @@ kill-loops: $(LIBRARIES)/.ready
 # `checkpoint` needs torch.
 bench: setup $(VENV)/.compiled $(if $(or $(if $(SUITE),,all),$(findstring ch,$(SUITE))),$(LIBRARIES)/.ready)
 	@$(BIN)/python -m bench $(if $(SUITE),--suite '$(SUITE)') $(ARGS)
+
+# Lines of Python outside tests by folder and distribution, and those deleted since a commit: make size BASE=COMMIT
+size: setup
+	@$(BIN)/python -m bench.size $(BASE)
 
 # The balancer against SkyPilot's own, which is installed in a separate environment because it has many dependencies.
 bench-skypilot: setup $(SKYPILOT)/.ready
