@@ -9,6 +9,8 @@ from tests.chaos.observed import Observed, TaskRun
 
 STATUS_WRITTEN_S = 2.0
 """The time after the end of a task by which the shim has written its exit status to disk."""
+STATUS_SENT_S = 10.0
+"""The time after the end of a task by which a reachable agent has sent its exit status."""
 SCANS = 3
 """A whole pass lies between two samples of the queue that are this many scans apart, and its awards are committed."""
 CANCEL_S = 120.0
@@ -124,15 +126,19 @@ def _finished(seen: Observed, workload: str) -> Iterator[tuple[int, list[TaskRun
 def _unsure(seen: Observed, runs: list[TaskRun], again_s: float) -> bool:
     """Returns whether mizzen may not have known the exit codes when it started other tasks at `again_s`.
 
-    A shim or task was killed, a machine was unreachable, or its owner had taken it: its agent then answers no requests.
+    A shim or task was killed, a machine was unreachable, or its owner took it when the task had just ended or still ran:
+    its agent then answers no requests.
     """
     of = {f"{r.workload}.{r.attempt}.{r.job}.{r.task}": r for r in runs}
     for killed in seen.killed:
         run = of.get(killed.run_id)
         if run is not None and killed.at_s < run.last_s + STATUS_WRITTEN_S:
             return True
-    if any(o.machine == r.machine and r.last_s <= o.lent_s and o.free_s <= again_s for o in seen.owned for r in runs):
-        return True
+    for o in seen.owned:
+        if o.free_s <= again_s and any(
+            o.machine == r.machine and o.taken_s - STATUS_SENT_S <= r.last_s <= o.lent_s for r in runs
+        ):
+            return True
     return any(begin <= r.last_s + STATUS_WRITTEN_S and r.last_s <= end for begin, end in seen.blackouts for r in runs)
 
 

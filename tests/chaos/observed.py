@@ -74,6 +74,8 @@ class Owned:
     machine: str
     slots: tuple[int, ...] | None
     """None: the whole machine."""
+    taken_s: float
+    """When the owner asked for it."""
     free_s: float
     """When the owner had been told that no task runs there."""
     lent_s: float

@@ -37,7 +37,7 @@ def _shared(seen: Observed) -> None:
 
 
 def _disturbed(seen: Observed) -> None:
-    seen.owned.append(Owned("east/a/m-1", (0, 3), 29.5, 40.0))
+    seen.owned.append(Owned("east/a/m-1", (0, 3), 29.0, 29.5, 40.0))
 
 
 def _older(seen: Observed) -> None:
@@ -158,10 +158,11 @@ def test_a_finished_gang_may_run_again_only_where_its_status_is_unknown() -> Non
 def test_a_finished_gang_may_run_again_if_the_owner_has_taken_its_machine() -> None:
     seen = _sound()
     _again(seen)
-    seen.owned = [Owned("east/a/m-1", None, 22.0, 24.0)]
+    seen.owned = [Owned("east/a/m-1", None, 21.0, 22.0, 24.0)]
     assert judge(seen) == []
-    seen.owned = [Owned("east/a/m-1", None, 12.0, 14.0)]
-    assert "finished-again" in [v.kind for v in judge(seen)]
+    for owned in (Owned("east/a/m-1", None, 11.0, 12.0, 14.0), Owned("east/a/m-1", None, 38.0, 39.0, 44.0)):
+        seen.owned = [owned]
+        assert "finished-again" in [v.kind for v in judge(seen)]
 
 
 def test_a_gang_that_was_told_to_stop_as_it_finished_may_run_again() -> None:

@@ -221,15 +221,18 @@ class Users:
         if slots is not None:
             arguments += ["--gpus", str(slots[0])]
         with self._owners[machine]:
+            taken_s = now_s()
             is_free = self._owner(machine, "reclaim", *arguments)
-            self._keep_and_lend(what, machine, slots, now_s() if is_free else None)
+            self._keep_and_lend(what, machine, slots, taken_s, now_s() if is_free else None)
 
-    def _keep_and_lend(self, what: Request, machine: str, slots: tuple[int, ...] | None, free_s: float | None) -> None:
+    def _keep_and_lend(
+        self, what: Request, machine: str, slots: tuple[int, ...] | None, taken_s: float, free_s: float | None
+    ) -> None:
         """Lends a machine again after some time. `free_s`: when its owner was told that nothing runs, if at all."""
         if free_s is not None:
             time.sleep(what.lasts_s)
             with self._lock:
-                self._seen.owned.append(Owned(machine, slots, free_s, now_s()))
+                self._seen.owned.append(Owned(machine, slots, taken_s, free_s, now_s()))
         self._owner(machine, "lend")
         self.asked.append(what.kind)
 
@@ -251,7 +254,7 @@ class Users:
                     os.kill(pid, signal.SIGCONT)
             if free_s - began_s > BLACKOUT_S:
                 self._seen.blackouts.append((began_s, free_s + BLACKOUT_S))
-            self._keep_and_lend(what, machine, None, free_s if is_free else None)
+            self._keep_and_lend(what, machine, None, began_s, free_s if is_free else None)
 
     def _idle_machine(self, what: Request) -> None:
         """Runs a lent machine that accepts every request and starts nothing."""
