@@ -186,6 +186,8 @@ class Gang:
             outcome = NodeOutcome(machine=machine, exits=[], progress=[], stopped=True)
             if machine in self._withdrawn and isinstance(error.cause, CancelledError):
                 return outcome  # How it ended is only known after a stop.
+            if machine in self._outcomes:
+                return outcome  # A stop has already told how it ended.
             if _stopped_before(error):
                 self._stopped_before = True
             elif isinstance(error.cause, ApplicationError):
@@ -193,9 +195,19 @@ class Gang:
             else:
                 self._lost = self._lost or machine
                 self.silent.add(machine)
-        self._outcomes[machine] = outcome
+        self._keep(machine, outcome)
         self._finished.append(machine)
         return outcome
+
+    def _keep(self, machine: str, outcome: NodeOutcome) -> None:
+        """Keeps how the tasks on a machine ended; the first of the answers to the run and to the stop that has exits.
+
+        An agent that was restarted refuses the run of an attempt that it has stopped, and this refusal may arrive after
+        the answer to the stop.
+        """
+        earlier = self._outcomes.get(machine)
+        if earlier is None or not earlier.exits:
+            self._outcomes[machine] = outcome
 
     # ------------------------------------------------------------------------------------------------------------- end
 
@@ -270,9 +282,7 @@ class Gang:
             self.silent.add(machine)
             return
         self.silent.discard(machine)
-        earlier = self._outcomes.get(machine)
-        if earlier is None or not earlier.exits:
-            self._outcomes[machine] = outcome
+        self._keep(machine, outcome)
 
     async def result(self) -> GangEnd:
         """Returns how the gang ended. If a task failed or a machine was lost, stops the remaining tasks first."""

@@ -176,12 +176,16 @@ class Lab:
     ) -> AsyncIterator["Lab"]:
         """Runs the workers while the context is open."""
         lab = cls(client, queue)
-        effects = [lab.transition, lab.release, lab.flushed, lab.stage, lab.staged_here]
         async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(serving(client, queue, [WorkloadWorkflow], effects, runner))
+            await stack.enter_async_context(lab.control(runner))
             if queue == CONTROL_QUEUE:
                 await stack.enter_async_context(serving(client, region_queue(HOME), [], [lab.copy_checkpoint]))
             yield lab
+
+    def control(self, runner: WorkflowRunner | None = None) -> Worker:
+        """Returns a control worker; it serves while it is used as a context."""
+        effects = [self.transition, self.release, self.flushed, self.stage, self.staged_here]
+        return serving(self.client, self.queue, [WorkloadWorkflow], effects, runner)
 
     def life(self, machines: int = 2, name: str | None = None) -> "Life":
         """Creates a new workload with this many machines, each with one task."""

@@ -1,12 +1,15 @@
 """Lost machines under a running gang, returning agents, and unexpected errors of activities."""
 
+import asyncio
+
 import pytest
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
 from domain.phases import Phase
 from domain.protocol import Activity, MailKind, WorkloadInput
-from tests.workflows.lab import Life
+from tests.workflows.lab import Lab, Life
 from tests.workflows.running import AGAIN, RUNNING, ends_well, running
 from tests.workflows.stories import goes
 
@@ -60,6 +63,39 @@ async def test_a_task_whose_end_nobody_saw_was_lost_with_its_machine(life: Life)
     await life.reaches(Phase.PENDING)
     assert life.facts.releases[0].blames_machine == life.agents[1].machine
     assert life.facts.releases[0].silent_machines == []
+
+
+async def test_work_that_ended_before_its_stop_counts_also_if_the_refusal_of_its_run_comes_last(dev_lab: Lab) -> None:
+    """A restarted agent tells with the stop that the task had exited with 0, and then refuses to run it again.
+
+    Both answers arrive while no worker of workflows runs, so that one workflow task processes them.
+    """
+    lab = Lab(dev_lab.client, "another-control-queue")
+    life = lab.life(1)
+    life.plan.heartbeat_timeout_s = 1.0
+    [agent] = life.agents
+    try:
+        async with lab.control():
+            await life.begins()
+            await running(life)
+            agent.held |= {Activity.STOP_NODE, Activity.RUN_NODE}
+            await agent.loses_touch()
+            agent.ends()
+            await life.asks(agent, Activity.RUN_NODE, 2)
+            await life.mail(MailKind.EVICT)
+            await life.asks(agent, Activity.STOP_NODE)
+        for kind, event in (
+            (Activity.STOP_NODE, EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED),
+            (Activity.RUN_NODE, EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED),
+        ):
+            seen = len((await life.handle.fetch_history()).events)
+            agent.held.remove(kind)
+            while event not in {one.event_type for one in (await life.handle.fetch_history()).events[seen:]}:
+                await asyncio.sleep(0.05)
+        async with lab.control():
+            assert await life.result() == "succeeded"
+    finally:
+        await life.close()
 
 
 @goes(*RUNNING, "pending machine_lost", *AGAIN, "succeeded completed")
