@@ -1,4 +1,4 @@
-"""The pages for people who change the code: each path, module and name in them exists, and each large folder has one."""
+"""The pages for people who change the code: each path and name in them exists, and each large folder has one."""
 
 import re
 from collections.abc import Iterator
