@@ -67,7 +67,7 @@ class Op(IntEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One instruction."""
+    """One instruction of an eBPF program."""
 
     op: Op
     to: int = 0

@@ -90,7 +90,7 @@ def _asking(key: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise BucketUnavailable(f"{key}: {error}") from error
+        raise BucketUnavailable(f"{key} cannot be read from the bucket: {error}") from error
 
 
 def _check_launch(document: bytes, wanted: str, key: str) -> None:

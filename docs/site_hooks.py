@@ -45,6 +45,9 @@ def _relinked(markdown: str, repository_path: str) -> str:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that live outside `docs/`."""
     root = Path(config.config_file_path).parent
+    for init in sorted(root.glob("*/__init__.py")):
+        if (init.parent / "README.md").exists():
+            PAGES[f"{init.parent.name}/README.md"] = f"rooms/{init.parent.name}.md"
     for readme in sorted(root.glob("examples/*/README.md")):
         PAGES[readme.relative_to(root).as_posix()] = f"examples/{readme.parent.name}.md"
     for source, place in PAGES.items():

@@ -3,7 +3,7 @@
 Agents raise these error types through Temporal, workflows act on them, and `docs/operating.md` shows the table. An
 error that blames the workload fails the workload, because every other machine would refuse it too. An error that
 blames the machine counts towards the machine's cordon (`infra.config.LifecycleSettings.cordon_after_failed_gangs`).
-An error that blames nobody returns the gang to the queue.
+An error that blames neither the machine nor the workload returns the gang to the queue.
 """
 
 from dataclasses import dataclass
@@ -112,7 +112,7 @@ TABLE: dict[LaunchError, Verdict] = {
 
 
 def verdict(error_type: str | None) -> Verdict:
-    """Returns the verdict on an error type. An unknown type, from an agent of another version, blames nobody."""
+    """Returns the verdict on an error type. An unknown type is from an agent of another version: no blame."""
     try:
         return TABLE[LaunchError(error_type or "")]
     except ValueError:

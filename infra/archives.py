@@ -221,7 +221,7 @@ class _Tar:
             raise BadArchive(f"not a tar.gz archive: {error}") from None
         self._left_bytes -= len(found)
         if self._left_bytes < 0:
-            raise BadArchive("it unpacks to more bytes than are allowed")
+            raise BadArchive(f"it unpacks to more than {self._limit_bytes} bytes")
         return found
 
 

@@ -101,7 +101,7 @@ def _normal_quantile(probability: float) -> float:
 
 
 def quantiles(shapes: ArrayLike, probability: float) -> Floats:
-    """Returns the quantile for each shape: exact for each distinct shape, of which there are usually few.
+    """Returns the quantile of each shape. It is computed once for each distinct shape.
 
     Raises:
         ValueError: as `quantile`.

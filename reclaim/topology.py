@@ -65,7 +65,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Store:
-    """A store for checkpoints."""
+    """The place of a store for checkpoints in the network."""
 
     site: int
     building: int = NOWHERE

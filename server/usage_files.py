@@ -132,7 +132,7 @@ def _tables(row: Mapping[str, Any]) -> list[str]:
         if not isinstance(name, str) or not is_read(name):
             raise _Wrong("tables", name, f"must be {READ_RULE}")
     if len(set(names)) < len(names):
-        raise _Wrong("tables", value, "contains a table or a partition twice")
+        raise _Wrong("tables", value, "must name each table and partition once")
     return names
 
 

@@ -283,8 +283,9 @@ class _Step:
     def _within_surge(self, launches: list[Launch]) -> list[Launch]:
         """Returns the launches that are carried out now.
 
-        While replicas serve that the policy does not want or does not see, it asks for the replacements of all of them.
-        Spot replicas come first, because on-demand ones only stand in for them.
+        The policy asks at once for replacements of all replicas that still serve although it does not want them or does
+        not see them. This limits how many replacements exist beside them. Spot replicas come first, because on-demand
+        replicas are only their substitutes.
         """
         strays = self._strays()
         if not strays and not self.kept:

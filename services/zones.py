@@ -79,7 +79,7 @@ def cheapest_on_demand(
 ) -> Offer | None:
     """Returns the cheapest on-demand offer that a service may use and that was not refused recently; None: none is.
 
-    If every such offer was refused recently, the cheapest one is returned all the same: a service without replicas must
+    If every such offer was refused recently, the cheapest one is returned nevertheless: a service without replicas must
     keep trying.
     """
     fitting = [o for o in offers if o.kind is CapacityKind.ON_DEMAND and option_of(spec, o) is not None]

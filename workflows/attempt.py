@@ -382,7 +382,7 @@ class Attempt:
     async def _refused(self, failed: LaunchFailure, progress: tuple[TaskProgress, ...]) -> Ending:
         """Returns the ending after a failed launch: the workload fails, or is queued again.
 
-        If only one machine that its owner lends says that the workload is at fault, nobody is blamed.
+        If only one machine that its owner lends says that the workload is at fault, neither of them is blamed.
 
         From the second consecutive failure on, the workload is queued again after a backoff. Otherwise the scheduler
         would place it on the same machines within a second.

@@ -52,7 +52,7 @@ class Verdicts:
         self._keep(counts)
 
     def doubted(self, failed: LaunchFailure) -> LaunchFailure | None:
-        """Returns a launch failure that blames nobody, because only one lent machine blames the workload.
+        """Returns a launch failure without blame, because only one lent machine blames the workload.
 
         None: the failure is confirmed, so that the workload is to blame. The machine may well be honest, so the failure
         does not count towards its cordon. The workload avoids the machine anyway.

@@ -97,7 +97,7 @@ class RemovalActivities:
         """
         before = self._hanging.get(region)
         if before is not None and not before.done():
-            raise TimeoutError("an earlier deletion in the region has not ended yet: a store does not respond")
+            raise TimeoutError(f"an earlier deletion in {region} has not ended yet: the bucket does not respond")
         task = asyncio.create_task(self._remove(table, region, Reading(until_s=until_s, beat=beat)))
         self._hanging[region] = task
         try:
@@ -109,7 +109,7 @@ class RemovalActivities:
         if not task.done():
             # Its thread cannot be stopped. When the store responds, the deletion ends, because its time is over.
             task.add_done_callback(_note_end)
-            raise TimeoutError("a store does not respond")
+            raise TimeoutError(f"the bucket of {region} does not respond")
         del self._hanging[region]
         task.result()
 

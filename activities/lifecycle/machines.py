@@ -202,9 +202,9 @@ class MachineActivities:
 
 
 def _tell(session: Session, row: Machine, workload: str, attempt: int, reason: Reason) -> None:
-    """Sends an attempt mail about a notice, unless it has mail about a notice that ends as early.
+    """Sends an attempt mail about a notice, unless earlier mail announced an end that is at least as early.
 
-    A task can report any ends, so their number is limited.
+    A task can report any number of notices, so the mail about them is limited.
     """
     said = select(Event.reason).where(
         Event.workload == workload, Event.attempt == attempt, Event.kind == _WORKLOAD_NOTICE

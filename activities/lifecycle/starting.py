@@ -13,6 +13,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from domain import ids
 from domain.lifecycle.attempts import LATEST
+from domain.lifecycle.endings import FAILURES
 from domain.lifecycle.launch_limits import is_only_launch
 from domain.lifecycle.suspicion import NONE, Suspicion
 from domain.phases import PLACED_PHASES, Phase
@@ -26,18 +27,6 @@ _LIVE = text(
     " coalesce((spec ->> 'one_attempt')::boolean, false) as one_attempt"
     " from workload where id = :workload and finished_at is null"
 )
-_FAILURES = {
-    code.value
-    for code in (
-        ReasonCode.TASK_FAILED,
-        ReasonCode.RETRIES_EXHAUSTED,
-        ReasonCode.OUT_OF_MEMORY,
-        ReasonCode.SETUP_FAILED,
-        ReasonCode.SAVES_FAILED,
-        ReasonCode.NOT_READY,
-    )
-}
-"""The reasons of attempts that count as failures of the user's tasks."""
 _NEVER_RAN = {code.value for code in (ReasonCode.LAUNCH_FAILED, ReasonCode.LAUNCH_TIMED_OUT, ReasonCode.CANNOT_START)}
 """The reasons of attempts whose tasks a machine refused or did not start. They can have a start time all the same."""
 
@@ -102,7 +91,7 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
         placed=placed,
         ready=placed and bool(attempts) and attempts[0].ready_at is not None,
         stopping=row.phase == Phase.CHECKPOINTING,
-        failures=sum(code in _FAILURES for code in codes),
+        failures=sum(code in FAILURES for code in codes),
         hangs=_in_a_row(codes, ReasonCode.NO_PROGRESS),
         unloadable=_in_a_row(codes, ReasonCode.CHECKPOINT_UNLOADABLE),
         suspects=list(suspicion.machines),
@@ -127,7 +116,7 @@ def _suspicion_of(ended: Iterable[Row[*tuple[Any, ...]]]) -> Suspicion:
     advanced: list[set[str]] = []
     for one in ended:
         outcome = one.outcome or {}
-        if outcome.get("code") in _FAILURES:
+        if outcome.get("code") in FAILURES:
             return NONE
         if outcome.get("code") == ReasonCode.UNCONFIRMED_FAILURE.value:
             suspects, attempts = outcome["detail"]["suspects"], outcome["detail"]["attempts"]

@@ -40,7 +40,7 @@ class EarlyMover:
         self._due_s = -inf
 
     def round(self) -> list[Candidate]:
-        """Tells jobs to move, if forecasts are used and a search is due; returns these jobs.
+        """Sends jobs the request to move, if forecasts are used and a search is due; returns these jobs.
 
         Call it after a control period, which has counted the departures until now.
         """

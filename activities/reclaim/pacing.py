@@ -81,7 +81,7 @@ class Pacer:
                 await handle.signal("paced", pace, rpc_timeout=_SIGNAL)
             except RPCError as error:
                 if error.status is not RPCStatusCode.NOT_FOUND:
-                    _log.warning("the tasks of %s are not told how often to save: %s", pace.machine, error)
+                    _log.warning("machine %s did not get the intervals of its tasks' saves: %s", pace.machine, error)
                     failures.append(f"signal to machine {pace.machine}: {error}")
         await in_thread(self._early.round)
         return failures

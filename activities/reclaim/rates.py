@@ -43,7 +43,7 @@ class Rates:
         return Rate(*map(float, self.table[[self.number[machine] for machine in machines]].sum(axis=0)))
 
     def by_machine(self) -> dict[str, Rate]:
-        """Returns the rates of each machine."""
+        """Returns the expected departures of each machine, by its id."""
         return {machine: Rate(*row) for machine, row in zip(self.number, self.table.tolist(), strict=True)}
 
     def by_calm(self) -> dict[str, float]:

@@ -71,7 +71,7 @@ class HoldingRow(NamedTuple):
 
 
 class MachineRow(NamedTuple):
-    """A machine."""
+    """The facts of a machine that decisions depend on."""
 
     id: str
     region: str
@@ -108,7 +108,7 @@ class MachineRow(NamedTuple):
 
 
 class TenantRow(NamedTuple):
-    """A tenant."""
+    """The facts of a tenant that decisions depend on."""
 
     name: str
     level: int

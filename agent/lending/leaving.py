@@ -40,7 +40,7 @@ class Traffic(Protocol):
 
     @property
     def kill_switch(self) -> Switch:
-        """The kill-switch."""
+        """The flag by which the machine refuses new connections to its tasks."""
         ...
 
     def update(self, leaving: Sequence[Leaving], now_s: float) -> Mapping[str, IntEnum | None]:

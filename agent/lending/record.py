@@ -80,7 +80,7 @@ class Lending:
         return replace(self, machine_at_s=None, by_hours=False)
 
     def lending(self, gpus: frozenset[int] | None, count: int) -> "Lending":
-        """Returns the record after the owner lends GPUs of the machine, which has `count`; None: everything."""
+        """Returns the record after the owner lends `gpus` of the machine's `count` GPUs; None: all of them."""
         if gpus is None:
             return replace(self, machine_at_s=None, by_hours=False, gpus_at_s={})
         kept = dict(self.gpus_at_s)
@@ -114,7 +114,7 @@ class Lending:
         )
         times = (found.machine_at_s or 0.0, found.given_gpu_s, found.said_at_s, *found.gpus_at_s.values())
         if not all(map(math.isfinite, times)):
-            raise ValueError("a time is not finite")
+            raise ValueError(f"times {times}: must be finite")
         return found
 
 

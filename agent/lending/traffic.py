@@ -69,7 +69,7 @@ class MigrationTraffic:
 
     @property
     def kill_switch(self) -> KillSwitch:
-        """The kill-switch of the interface."""
+        """The flag by which the interface refuses new connections to the machine's tasks."""
         return self.network.kill_switch
 
     @property

@@ -2,8 +2,8 @@
 
 A qdisc remains when the process that installed it is killed, so this small process waits for the end of the agent and
 then deletes the qdisc. The kernel then installs the default qdisc again, which is what the interface had: mizzen never
-replaces a qdisc that somebody has configured. The process holds the lock of the interface (an inherited descriptor)
-until the qdisc is deleted. Runs as a script in an isolated interpreter: standard library only.
+replaces a qdisc that another program has configured. The process holds the lock of the interface (an inherited
+descriptor) until the qdisc is deleted. Runs as a script in an isolated interpreter: standard library only.
 """
 
 import contextlib

@@ -7,8 +7,8 @@
         `-- ...
 
 The qdisc is only there while there are flows. It replaces only the qdisc that the kernel installs by itself; if
-somebody has configured one, the shaper refuses. The egress program (`agent/network/programs.py`) puts packets into the
-classes. A guardian process removes the qdisc if this process ends without doing so.
+another program has configured one, the shaper refuses. The egress program (`agent/network/programs.py`) puts packets
+into the classes. A guardian process removes the qdisc if this process ends without doing so.
 
 Rates are bytes on the wire per second. `Shaper.overhead_share` says how many of them are headers: an admission that
 starts from the sizes of checkpoints must add them.
@@ -111,7 +111,7 @@ class Shaper:
         Raises:
             ValueError: a rate is less than 1,000 bytes/s, there are too many flows, or the sum exceeds the migration
                 share.
-            OSError: somebody has configured a qdisc for this interface, or the kernel refused a change.
+            OSError: another program has configured a qdisc for this interface, or the kernel refused a change.
         """
         new = share or self._share
         self._check(rates, new)
@@ -181,8 +181,8 @@ class Shaper:
         root = next((q for q in netlink.get_qdiscs(index=self._index) if q["parent"] == _ROOT), None)
         if root is not None and root["handle"] not in (0, HANDLE):
             raise OSError(
-                f"interface {self._edge.interface}: its qdisc {root.get_attr('TCA_KIND')} was configured by somebody"
-                " and is not replaced; remove it with `tc qdisc del` to let mizzen shape migrations"
+                f"interface {self._edge.interface}: its qdisc {root.get_attr('TCA_KIND')} was configured by another"
+                " program and is not replaced; remove it with `tc qdisc del` to let mizzen shape migrations"
             )
         if self._guardian is None or self._guardian.poll() is not None:
             self._guardian = self._guard(*self._lock)

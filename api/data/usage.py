@@ -52,7 +52,8 @@ class RunBody(Body):
         if self.gpu_hours > 0 and self.gpu_type is None:
             raise ValueError(f"gpu_hours: {self.gpu_hours:g}: must be 0 if gpu_type is null")
         if len(set(self.tables)) < len(self.tables):
-            raise ValueError("tables: must not contain duplicates")
+            twice = sorted({table for table in self.tables if self.tables.count(table) > 1})
+            raise ValueError(f"tables: {', '.join(twice)}: must occur once")
         return self
 
 

@@ -163,7 +163,7 @@ class _Composer:
             raise Malformed(f"more than {MAX_NODES} values")
         tag = event.tag
         if tag is not None and not (isinstance(event, yaml.ScalarEvent) and tag in _STR_TAGS):
-            raise Malformed(f"{where}tags such as {tag[:50]} are not supported")
+            raise Malformed(f"{where}tags such as {tag[:50]} are not supported; write the value without its tag")
         if isinstance(event, yaml.ScalarEvent):
             # The style of a plain scalar is None, or empty with libyaml.
             return event.value if tag is not None or event.style else _plain(event.value)

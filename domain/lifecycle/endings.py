@@ -230,6 +230,19 @@ def _refused(case: Case) -> Reason:
     return case.end.refused.reason
 
 
+FAILURES = frozenset(
+    {
+        ReasonCode.TASK_FAILED,
+        ReasonCode.RETRIES_EXHAUSTED,
+        ReasonCode.OUT_OF_MEMORY,
+        ReasonCode.SETUP_FAILED,
+        ReasonCode.SAVES_FAILED,
+        ReasonCode.NOT_READY,
+    }
+)
+"""The reasons of attempts that count as failures of the user's tasks."""
+
+
 def _failed(case: Case) -> Reason:
     failed = case.end.first_failure
     detail: dict[str, Any] = {"task": failed.name, "status": failed.status, "retries": case.plan.retries}
@@ -251,6 +264,7 @@ def _failed(case: Case) -> Reason:
         code = ReasonCode.OUT_OF_MEMORY
     if not final:
         detail["failures"] = case.counts.failures + 1
+    assert code in FAILURES, f"{code} must be in FAILURES, by which a new workflow counts earlier failures"
     return Reason(code, detail)
 
 

@@ -134,7 +134,7 @@ REQUESTS_LATE_S = 3
 
 
 class ServiceRequests(Base):
-    """The requests of one balancer of a service in one second."""
+    """How many requests one balancer of a service has counted in one second."""
 
     __tablename__ = "service_requests"
     service: Mapped[str] = mapped_column(ForeignKey("service.id", ondelete="CASCADE"), primary_key=True)

@@ -70,7 +70,7 @@ def _checked(binary: Path, claimed: str | None) -> Path:
     try:
         done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise StackError(f"temporal: {binary} --version: {error}") from None
+        raise StackError(f"temporal: {binary} --version cannot be run: {error}") from None
     words = done.stdout.split()
     version = words[2] if words[:2] == ["temporal", "version"] and len(words) > 2 else ""
     try:

@@ -121,7 +121,7 @@ class Gateway:
         try:
             await asyncio.wait({working, ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if session.ended.is_set():
-                raise unauthenticated(f"key {session.key_id} is no longer valid")
+                raise unauthenticated(f"key {session.key_id} was revoked or has expired; the agent needs a new key")
             if working.done():
                 return working.result()
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the gateway stops; retry")

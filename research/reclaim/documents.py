@@ -34,7 +34,7 @@ class Model(_Part):
 
 
 class Drawn(_Part):
-    """Comings and goings that are drawn."""
+    """Times of lending that are drawn."""
 
     departures: int = Field(ge=1, default=847)
     lent_share: Annotated[float, Field(gt=0, lt=1)] = 0.6
@@ -43,7 +43,7 @@ class Drawn(_Part):
 
 
 class FailureTrace(_Part):
-    """Comings and goings from a folder with tables of the Failure Trace Archive."""
+    """Times of lending from a folder with tables of the Failure Trace Archive."""
 
     folder: Path | None = None
     """None: the folder of the command's option `--data`."""
@@ -53,7 +53,7 @@ class FailureTrace(_Part):
 
 
 class Availability(_Part):
-    """Comings and goings: exactly one of the three."""
+    """When machines are lent and taken back, from exactly one of the three sources."""
 
     drawn: Drawn | None = None
     csv: Path | None = None
@@ -304,7 +304,8 @@ def _work(mix: JobMix, machines: Machines, length_s: float, folder: Path, rng: n
         fits = (machines.gpus >= values[1]) & (machines.memory_bytes >= values[4])
         if not fits.any():
             raise ScenarioError(
-                f"{path}, line {line}: gpus: {values[1]:g} with {values[4]:g} bytes each: no machine has as many"
+                f"{path}, line {line}: gpus: {values[1]:g} with {values[4]:g} bytes of memory each: no machine of the"
+                " scenario has as many"
             )
         found.append(values)
     columns = np.array(sorted(found), np.float64).reshape(-1, 5).T

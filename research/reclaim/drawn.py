@@ -1,4 +1,4 @@
-"""Draws what a scenario leaves open: comings and goings, bandwidth, jobs. Each part has its own random stream."""
+"""Draws what a scenario leaves open: when machines are lent, bandwidth, jobs. Each part has its own random stream."""
 
 from dataclasses import dataclass
 from statistics import NormalDist

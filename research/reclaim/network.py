@@ -31,7 +31,7 @@ class Kind(IntEnum):
 
 @dataclass(eq=False)
 class Flow:
-    """A transfer."""
+    """A transfer of a job over shared links."""
 
     number: int
     job: int

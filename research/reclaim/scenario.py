@@ -85,7 +85,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Scenario:
-    """All that is given."""
+    """What a run takes as given: machines, when they are lent, jobs, links and the true hazards."""
 
     name: str
     seed: int

@@ -95,7 +95,7 @@ class Job:
 
 @dataclass(eq=False)
 class Node:
-    """A machine."""
+    """The state of a machine in a run."""
 
     number: int
     building: int

@@ -98,7 +98,7 @@ docs/reclaim-experiments.md for its calibration."""
 
 @dataclass(frozen=True)
 class System:
-    """A system."""
+    """A set of protocols that is compared: how its jobs save, where they go, and how they are admitted."""
 
     name: str
     about: str

@@ -101,13 +101,13 @@ class Bench:
     def served(self, number: int, spans: Sequence[ReplicaSpan]) -> tuple[WindowLatency, tuple[float, ...]]:
         """Returns the latency of the requests of a window, and the times at which failed requests had arrived."""
         if self.workload is None:
-            raise ValueError("workload: None: a replay without requests has no latency")
+            raise ValueError("workload: None: must be given, because latency is that of its requests")
         return measure_latency(self.requests(number), spans, self.length_s, self.workload.serving)
 
     def requests(self, number: int) -> Requests:
         """Returns the requests of a window. They are the same for all cases."""
         if self.workload is None:
-            raise ValueError("workload: None: a replay without requests has none")
+            raise ValueError("workload: None: must be given, because it has the requests")
         start_s = self.windows.offset(self.trace, number) * self.trace.gap_s
         return self.workload.source.draw(start_s, self.length_s, f"{self.windows.seed} requests {number}")
 

@@ -98,7 +98,7 @@ class SimulatedFleet(Fleet):
             if not any(map(pool.takes, offers)):
                 raise ValueError(f"pools[{number}]: {pool.name}: no provider offers machines that match this pool")
         if len(self.sources.pools) < len(self.pools):
-            raise ValueError("pools: two pools have the same region and name; must be unique")
+            raise ValueError("pools: two pools have the same region and name; the name must be unique in its region")
         return self
 
     @cached_property

@@ -178,7 +178,7 @@ async def test_a_store_that_hangs_ends_no_other_deletion(
         with fleet.session() as session:
             session.execute(text("update replica set state = 'deleting', delete_at = now() where region = 'south'"))
             because = session.get_one(Replica, ("words", "west")).kept_because
-        assert because == "its deletion fails: a store does not respond"
+        assert because == "its deletion fails: the bucket of west does not respond"
         assert removals._due() == [("images", "south"), ("words", "west")]
         await ActivityEnvironment().run(removals.remove)
         assert keys(fleet, "south") == set() and not _gone(fleet)

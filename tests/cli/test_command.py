@@ -60,11 +60,11 @@ def test_every_command_has_an_output_format_and_a_context() -> None:
 
 
 def test_exit_codes_are_documented(checkout: Path) -> None:
-    """Each exit code is in the help and in sdk/README.md, with the same description."""
-    readme = (checkout / "sdk/README.md").read_text().replace("\\|", "|")
+    """Each exit code is in the help and in docs/command.md, with the same description."""
+    page = (checkout / "docs/command.md").read_text().replace("\\|", "|")
     shown = mizzen("--help").stdout
     for code in Exit:
-        assert f"| {code.value} | {MEANINGS[code]} |" in readme
+        assert f"| {code.value} | {MEANINGS[code]} |" in page
         assert re.search(rf"^ +{code.value}  {re.escape(MEANINGS[code])}$", shown, re.M)
 
 

@@ -176,7 +176,7 @@ def test_a_file_is_imported_once(logs: Service, write: Write, capsys: Capture) -
         ("r2,daily,hive,,2026-11-21T03:00:00Z,,,,", "kind: 'hive': must be ml, spark or presto"),
         ("r2,daily,spark,Web,2026-11-21T03:00:00Z,,,,", "tables: 'Web': must be a name, or namespace.name"),
         ("r2,daily,spark,web.logs/,2026-11-21T03:00:00Z,,,,", "tables: 'web.logs/': must be a name, or namespace.name"),
-        ("r2,daily,spark,a|a,2026-11-21T03:00:00Z,,,,", "tables: 'a|a': contains a table or a partition twice"),
+        ("r2,daily,spark,a|a,2026-11-21T03:00:00Z,,,,", "tables: 'a|a': must name each table and partition once"),
         ("r2,daily,spark,,2026-11-21T03:00:00,,,,", "ended_at: '2026-11-21T03:00:00': must be a time with its zone"),
         ("r2,daily,spark,,yesterday,,,,", "ended_at: 'yesterday': must be a time with its zone"),
         ("r2,daily,spark,,2026-11-21T03:00:00Z,-1,,,", "cpu_hours: '-1': must be a number of hours from 0"),

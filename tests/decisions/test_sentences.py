@@ -1,5 +1,8 @@
 """Sentences of reasons: singular and plural for 0, 1 and many, and no unfilled fields."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from domain.reasons import Reason, ReasonCode
@@ -83,3 +86,13 @@ def test_every_code_has_a_sentence(code: ReasonCode) -> None:
     """Every reason code has a sentence, even without details: a missing field is shown as a question mark."""
     sentence = Reason(code, {"victims": ["a", "b"]}).sentence
     assert sentence and not set(sentence) & set("{}|#")
+
+
+def test_every_code_is_produced(checkout: Path) -> None:
+    """Every code of the closed list occurs outside the list, in a package of the server."""
+    folders = [init.parent for init in checkout.glob("*/__init__.py") if init.parent.name not in ("tests", "reference")]
+    listed = checkout / "domain/reasons.py"
+    found = set(re.findall(r"Reason\(ReasonCode\.([A-Z_]+)", listed.read_text()))
+    for path in (path for folder in folders for path in folder.rglob("*.py") if path != listed):
+        found.update(re.findall(r"ReasonCode\.([A-Z_]+)", path.read_text()))
+    assert {code.name for code in ReasonCode} - found == set()

@@ -182,7 +182,7 @@ def test_a_configured_qdisc_is_not_replaced(network: Network, edge: Edge) -> Non
     )
     before = state()
     shaper = Shaper(edge, SHARE)
-    with pytest.raises(OSError, match="its qdisc tbf was configured by somebody"):
+    with pytest.raises(OSError, match="its qdisc tbf was configured by another program"):
         shaper.apply({FLOW: 1e6})
     assert state() == before
 

@@ -30,7 +30,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Training:
-    """A training of the scenario."""
+    """A training that the scenario submits, with the GPUs that its tasks need."""
 
     name: str
     seed: int

@@ -89,7 +89,10 @@ def tasks_on(machine: str, gpus: Collection[int]) -> tuple[int, ...]:
 
 
 class Scenario:
-    """Runs the trainings and the owners' words. `pause_s` is the time between two events."""
+    """Runs the trainings while owners take machines back and lend them again.
+
+    `pause_s` is the time between two events.
+    """
 
     def __init__(self, site: Site, pause_s: float, say: Say) -> None:
         self._site, self._pause_s, self._say = site, pause_s, say

@@ -177,7 +177,7 @@ def parse(raw: bytes) -> Record:
             return Claim(body["attempt"], body["claimed_at_s"], body["by"], body.get("writer", ""))
         if body["format"] == SHARD_FORMAT:
             return Shard(body["rank"], tuple(_part(part) for part in body["parts"]))
-        raise CorruptCheckpointError(f"the record has format {body['format']!r}, which this version does not support")
+        raise CorruptCheckpointError(f"the record's format {body['format']!r} needs a newer version of mizzen")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"the record cannot be read: {error!r}") from error
 

@@ -126,7 +126,7 @@ def decode(
         return bytes(content)
     if kind == "pickle":
         return _unpickled(content, trusted, name)
-    raise CorruptCheckpointError(f"the kind {kind!r} is not supported by this version")
+    raise CorruptCheckpointError(f"parts of the kind {kind!r} need a newer version of mizzen")
 
 
 def _content(name: str, path: Path) -> list[Chunk]:

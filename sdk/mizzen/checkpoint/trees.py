@@ -266,7 +266,7 @@ class _Restoring:
                 numpy = library_of("numpy", self.part)
                 name, text = content
                 if name not in NUMPY_TYPES:
-                    raise CorruptCheckpointError(f"numpy scalars of type {name!r} are not supported by this version")
+                    raise CorruptCheckpointError(f"numpy scalars of type {name!r} need a newer version of mizzen")
                 dtype = numpy.dtype(name).newbyteorder("<")
                 return numpy.frombuffer(bytes.fromhex(text), dtype).astype(dtype.newbyteorder("="))[0]
             case "$bytes":
@@ -278,7 +278,7 @@ class _Restoring:
                 if library == "torch" and was is None and name in self.live:
                     return self.live[name]
                 return self._once(name, lambda: rebuilt(library, dtype, shape, was, data, self.part))
-        raise CorruptCheckpointError(f"the tree has the tag {tag!r}, which this version does not support")
+        raise CorruptCheckpointError(f"the tree has the tag {tag!r}, which needs a newer version of mizzen")
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:
         if name not in self._made:

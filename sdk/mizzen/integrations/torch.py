@@ -54,7 +54,7 @@ class ResumableSampler(Sampler[int]):
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         self.world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
         if not self.size:
-            raise ValueError("the dataset is empty")
+            raise ValueError("dataset: the dataset is empty; it must have at least one sample")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank={self.rank}: must be from 0 to world_size - 1, which is {self.world_size - 1}")
         self.epoch = 0

@@ -60,7 +60,7 @@ def digest(algorithm: str) -> Any:
         return _algorithms()[algorithm]()
     if algorithm == "xxh3_128":
         raise MissingAlgorithm("xxh3_128 checksums need the library xxhash: install mizzen[fast]")
-    raise UnknownAlgorithm(f"checksum algorithm {algorithm!r} is not supported by this version")
+    raise UnknownAlgorithm(f"checksums by {algorithm!r} need a newer version of mizzen")
 
 
 def checksum(algorithm: str, chunks: Iterable[Chunk]) -> str:

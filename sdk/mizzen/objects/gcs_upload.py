@@ -151,7 +151,8 @@ class Rewrite(_Staged):
         try:
             _rewrite(self._whole, self._source, token, self._token, if_source_generation_match=self.plan.source_tag)
         except PreconditionFailed as error:
-            raise CopyFailed(f"{self.plan.source.uri(self.plan.source_key)} was changed: {error}") from error
+            uri = self.plan.source.uri(self.plan.source_key)
+            raise CopyFailed(f"{uri} was changed during the copy; copy it again: {error}") from error
 
     def stored(self, number: int) -> bytearray | None:
         """Return None: parts are copied server-side. See `Upload.stored`."""

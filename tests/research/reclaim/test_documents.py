@@ -1,4 +1,4 @@
-"""Scenario files: what is drawn has the promised figures, and any set of comings and goings is accepted or refused."""
+"""Scenario files: what is drawn has the promised figures, and any set of times of lending is accepted or refused."""
 
 import os
 from pathlib import Path
