@@ -49,6 +49,7 @@ def pytest_collection_finish() -> None:
     """Enables garbage collection again, for objects that are created from now on."""
     gc.freeze()
     gc.enable()
+    gc.set_threshold(50_000, 20, 20)
 
 
 _ACTIVATION_S = 20
