@@ -18,7 +18,7 @@ from simulation.run import Run
 from simulation.workloads import Workload
 from tests.simulation.scenarios import SURE, happenings, machines, random_scenario, scenario, when, workload
 
-ROUNDS = int(os.environ.get("MIZZEN_RESERVE_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("MIZZEN_RESERVE_ROUNDS", "2"))
 ENDS_S = 27_000.0
 
 
