@@ -80,7 +80,7 @@ def _size(world: World, size: int) -> None:
 @pytest.mark.parametrize(
     "knows_tokens",
     [
-        pytest.param(True, id="a provider with client tokens"),
+        pytest.param(True, id="a provider with client tokens", marks=pytest.mark.long),
         pytest.param(False, id="one without", marks=pytest.mark.long),
     ],
 )
