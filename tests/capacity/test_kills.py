@@ -1,7 +1,7 @@
 """Workers and Temporal are killed at random while instances come and go, and provider responses fail at random.
 
-In the end the provider must have exactly the instances of the ledger. The test makes six kills; `make chaos-instances`
-makes 200 for each kind of provider. `MIZZEN_CHAOS_ROUNDS` is the number of kills divided by 20.
+In the end the provider must have exactly the instances of the ledger. `make test-all` makes six kills;
+`make chaos-instances` makes 200 for each kind of provider. `MIZZEN_CHAOS_ROUNDS` is the number of kills divided by 20.
 """
 
 import asyncio
