@@ -44,7 +44,9 @@ def main(base: str | None) -> None:
     print(f"{sum(rooms[name] for name in OTHERS):8,}  in other distributions")
     if base:
         before = lines_by_room(base)
-        print(f"{deleted(base):8,}  deleted since {base}, and {sum(before.values()) - sum(rooms.values()):,} fewer in all")
+        print(
+            f"{deleted(base):8,}  deleted since {base}, and {sum(before.values()) - sum(rooms.values()):,} fewer in all"
+        )
 
 
 def _git(*arguments: str) -> str:

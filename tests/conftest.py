@@ -1,5 +1,6 @@
 """Fixtures for all test folders: Postgres and its databases."""
 
+import asyncio
 import gc
 import signal
 import subprocess
@@ -13,10 +14,13 @@ import pytest
 from sqlalchemy import Engine
 from temporalio.worker._workflow import _WorkflowWorker
 
+from infra.config import TemporalSettings
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine
 from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres
+from infra.stack.temporal import command, find_binary
+from infra.temporal_client import connect
 from tests.databases import Databases
 from tests.running import (
     pytest_collection_modifyitems,
@@ -49,6 +53,7 @@ def pytest_collection_finish() -> None:
     """Enables garbage collection again, for objects that are created from now on."""
     gc.freeze()
     gc.enable()
+    gc.set_threshold(50_000, 20, 20)
 
 
 _ACTIVATION_S = 20
@@ -134,6 +139,33 @@ def database(database_url: str) -> Iterator[Engine]:
     engine = open_engine(database_url)
     yield engine
     engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a Temporal dev server that runs with the command of the embedded stack, for the whole session."""
+    settings = TemporalSettings(port=free_port(), ui_port=free_port())
+    state = tmp_path_factory.mktemp("temporal") / "temporal.db"
+    process = subprocess.Popen(
+        command(find_binary(settings), state, settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+    async def answers(address: str) -> None:
+        while True:
+            assert process.poll() is None, "the dev server ended"
+            try:
+                await connect(TemporalSettings(address=address))
+                return
+            except RuntimeError:
+                await asyncio.sleep(0.05)
+
+    address = f"127.0.0.1:{settings.port}"
+    try:
+        asyncio.run(asyncio.wait_for(answers(address), 60))
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
 """Fixtures of the activity tests: installations on separate databases, and a Temporal server."""
 
-import asyncio
 import math
-import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +17,6 @@ from activities.roles import control_worker, region_worker
 from activities.scheduling import auction
 from infra.config import TemporalSettings
 from infra.db.session import open_engine
-from infra.stack.ports import free_port
-from infra.stack.temporal import command, find_binary
 from infra.temporal_client import connect
 from tests.activities.placement_runs import PlacementWorld
 from tests.activities.temporal import dispatching, end_all
@@ -96,33 +92,6 @@ def new_world(databases: Databases, tmp_path: Path) -> Iterator[Callable[..., Wo
         databases.give(url)
     for url in copies:
         databases.drop(url)
-
-
-@pytest.fixture(scope="package")
-def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a Temporal dev server that runs with the command of the embedded stack."""
-    settings = TemporalSettings(port=free_port(), ui_port=free_port())
-    state = tmp_path_factory.mktemp("temporal") / "temporal.db"
-    process = subprocess.Popen(
-        command(find_binary(settings), state, settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-
-    async def answers(address: str) -> None:
-        while True:
-            assert process.poll() is None, "the dev server ended"
-            try:
-                await connect(TemporalSettings(address=address))
-                return
-            except RuntimeError:
-                await asyncio.sleep(0.05)
-
-    address = f"127.0.0.1:{settings.port}"
-    try:
-        asyncio.run(asyncio.wait_for(answers(address), 60))
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Fixtures of the agent's tests: a check for leftover processes, and a Temporal dev server."""
+"""Fixtures of the agent's tests: a check for leftover processes, and a worker that calls agents."""
 
 import subprocess
 import time
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack.ports import free_port
-from tests.agent.harness import Lab, dev_server, processes_of
+from tests.agent.harness import Lab, processes_of
 
 
 @pytest.fixture(autouse=True)
@@ -21,14 +20,6 @@ def no_leftovers(tmp_path: Path) -> Iterator[None]:
     for pid in left:
         subprocess.run(["kill", "-9", str(pid)], check=False)
     assert not left, f"the test left these processes: {left}"
-
-
-@pytest.fixture(scope="package")
-def temporal_address() -> Iterator[str]:
-    """Yields the address of a Temporal dev server that stores its data in memory."""
-    port = free_port()
-    with dev_server(port):
-        yield f"127.0.0.1:{port}"
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from infra.config import TemporalSettings
 from infra.stack.temporal import DYNAMIC_CONFIG
 from infra.temporal_client import connect
 from mizzen.objects import open_store
+from tests.activities.temporal import end_all
 from tests.agent.calls import Call, CallWorkflow, HelloWorkflow
 
 
@@ -186,6 +187,7 @@ class Lab:
             Worker(client, task_queue=CONTROL_QUEUE, workflows=[HelloWorkflow], workflow_runner=runner),
         ):
             yield lab
+        await end_all(client)  # Other tests use the same server.
 
     @property
     def bucket_url(self) -> str:

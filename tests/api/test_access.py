@@ -6,10 +6,11 @@ The operations are read from the document, so new operations are tested without 
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
 from api.auth import Role
 from domain.phases import Phase
@@ -17,6 +18,7 @@ from domain.service import ServiceSpec
 from infra.db.events import record
 from infra.db.placement_runs import begin_placement_run
 from infra.db.services import ServiceRow, ServiceVersion
+from infra.db.session import transaction
 from tests.api.world import ARCHIVE, ARCHIVE_SHA256, INSTANCE, ApiWorld, document, openapi_document
 
 VALUES = {
@@ -101,15 +103,21 @@ async def _send(world: ApiWorld, method: str, path: str, headers: Mapping[str, s
         return await client.request(method, _url(path, world) + query, **options)
 
 
-def _everything(world: ApiWorld) -> dict[str, list[str]]:
-    """Returns all rows of all tables, except audit entries of refused requests and failed logins."""
-    refusals = "where action not in ('request.refused', 'login.failed')"
+def _everything(world: ApiWorld) -> tuple[str, ...]:
+    """Returns a digest of each table, except audit entries of refused requests and failed logins."""
     with world.session() as session:
-        tables = session.scalars(text("select tablename from pg_tables where schemaname = 'public'")).all()
-        return {
-            t: sorted(session.scalars(text(f"select t::text from {t} as t {refusals if t == 'audit' else ''}")))
-            for t in tables
-        }
+        return tuple(session.execute(text(_digests(world.engine))).one())
+
+
+@cache
+def _digests(engine: Engine) -> str:
+    """Returns one query for all digests: a query for each table took half of the time of these tests."""
+    kept = "case when action not in ('request.refused', 'login.failed') then t::text end"
+    with transaction(engine) as session:
+        tables = session.scalars(text("select tablename from pg_tables where schemaname = 'public' order by 1")).all()
+    rows = {table: kept if table == "audit" else "t::text" for table in tables}
+    digests = (f"(select md5(string_agg({row}, ',' order by {row})) from {table} as t)" for table, row in rows.items())
+    return f"select {', '.join(digests)}"
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ import pytest_asyncio
 from sqlalchemy import Engine
 from temporalio.client import Client
 
-from tests.activities.conftest import client, database, database_url, shared_engine, shared_url, temporal_address
+from tests.activities.conftest import client, database, database_url, shared_engine, shared_url
 from tests.capacity.site import Site
 
-__all__ = ["client", "database", "database_url", "shared_engine", "shared_url", "temporal_address"]
+__all__ = ["client", "database", "database_url", "shared_engine", "shared_url"]
 
 
 @pytest_asyncio.fixture

@@ -1,7 +1,7 @@
 """Workers and Temporal are killed at random while instances come and go, and provider responses fail at random.
 
-In the end the provider must have exactly the instances of the ledger. The test makes six kills; `make chaos-instances`
-makes 200 for each kind of provider. `MIZZEN_CHAOS_ROUNDS` is the number of kills divided by 20.
+In the end the provider must have exactly the instances of the ledger. `make test-all` makes six kills;
+`make chaos-instances` makes 200 for each kind of provider. `MIZZEN_CHAOS_ROUNDS` is the number of kills divided by 20.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ def _size(world: World, size: int) -> None:
 @pytest.mark.parametrize(
     "knows_tokens",
     [
-        pytest.param(True, id="a provider with client tokens"),
+        pytest.param(True, id="a provider with client tokens", marks=pytest.mark.long),
         pytest.param(False, id="one without", marks=pytest.mark.long),
     ],
 )

@@ -103,7 +103,9 @@ def test_every_place_has_words() -> None:
     assert set(kill_loop.WORDS) == set(SaveStage)
 
 
-@pytest.mark.parametrize("how", [["-m", "rigs.crash.kill_loop"], ["rigs/crash/kill_loop.py"]])
+@pytest.mark.parametrize(
+    "how", [["-m", "rigs.crash.kill_loop"], pytest.param(["rigs/crash/kill_loop.py"], marks=pytest.mark.long)]
+)
 def test_the_command(how: list[str]) -> None:
     """The command works as a module and as a file: JSON lines on stdout, the table on stderr, exit code 0."""
     home = Path(kill_loop.__file__).parents[2]

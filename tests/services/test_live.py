@@ -49,6 +49,7 @@ async def test_a_service_comes_up_and_goes_down(live: Live) -> None:
     assert all(one.ended_at is not None for one in live.replicas())
 
 
+@pytest.mark.long
 async def test_a_lost_replica_is_replaced_elsewhere(live: Live) -> None:
     """A machine that is taken without notice costs one replica: another one is launched, and the zone is remembered."""
     live.up(service())
@@ -97,6 +98,7 @@ async def test_a_service_lives_through_an_outage_of_spot(live: Live, monkeypatch
     assert recorded.agrees()
 
 
+@pytest.mark.long
 async def test_failed_replicas_are_launched_again_after_a_pause(live: Live) -> None:
     """A replica whose command fails is replaced; its workload is not queued again."""
     live.up(service(num_overprovision=0, min_replicas=1, max_replicas=1))

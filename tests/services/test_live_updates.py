@@ -57,6 +57,7 @@ async def test_a_rolling_update_keeps_the_replicas_that_serve(live: Live) -> Non
     await until(lambda: sum(one.ended_at is None for one in live.replicas()) == 2, "the older replicas have ended")
 
 
+@pytest.mark.long
 async def test_a_blue_green_update_switches_at_once(live: Live) -> None:
     """No replica of the new version is an endpoint before all of them are ready."""
     live.up(service(num_overprovision=0))

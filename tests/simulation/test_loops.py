@@ -15,7 +15,7 @@ from simulation.transitions import Happened
 from simulation.workloads import Workload
 from tests.simulation.scenarios import SURE, happenings, machines, scenario, tenant, when, workload
 
-ROUNDS = int(os.environ.get("MIZZEN_LOOP_ROUNDS", "60"))
+ROUNDS = int(os.environ.get("MIZZEN_LOOP_ROUNDS", "30"))
 TENANTS = ("nlp", "speech", "vision")
 
 

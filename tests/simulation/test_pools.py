@@ -176,7 +176,14 @@ def random_pools(seed: int) -> Scenario:
     )
 
 
-@pytest.mark.parametrize(("policy", "seed"), [*(("global", seed) for seed in SEEDS), ("fifo", 1)])
+@pytest.mark.parametrize(
+    ("policy", "seed"),
+    [
+        ("global", SEEDS[0]),
+        *(pytest.param("global", seed, marks=pytest.mark.long) for seed in SEEDS[1:]),
+        ("fifo", 1),
+    ],
+)
 def test_both_engines_do_the_same_with_pools(policy: str, seed: int) -> None:
     """Every event, cost and count is the same in both engines, and no workload holds a machine that does not exist."""
     scene = random_pools(seed)

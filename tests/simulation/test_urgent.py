@@ -56,7 +56,7 @@ def test_work_of_its_own_rank_is_not_kept_out_before_the_gang_has_waited_long() 
 
 
 def _stream(seed: int) -> tuple[list[MachineState], list[Workload], list[Workload]]:
-    """Returns one to three regions, a stream of short workloads of worse rank, and four gangs of whole machines.
+    """Returns one to three regions, a stream of short workloads of worse rank, and two gangs of whole machines.
 
     Half of the streams have workloads of several ranks, which evict each other, and half have maximum runtimes.
     """
@@ -64,7 +64,7 @@ def _stream(seed: int) -> tuple[list[MachineState], list[Workload], list[Workloa
     mixed, known = seed % 2 == 1, (seed + 1) // 2 % 2 == 1
     count = chance.randint(1, 3)
     states = [m for region in ("east", "north", "west")[: chance.randint(1, 3)] for m in machines(region, count)]
-    ends_s = 4 * 1500.0 + 2000.0
+    ends_s = 2 * 1500.0 + 2000.0
     median_s = chance.choice((10.0, 30.0, 60.0, 90.0, 200.0, 300.0))
     small: list[Workload] = []
     at_s = 0.0
@@ -85,6 +85,6 @@ def _stream(seed: int) -> tuple[list[MachineState], list[Workload], list[Workloa
             "hi",
             tasks=chance.randint(1, count),
         )
-        for k in range(4)
+        for k in range(2)
     ]
     return states, small, gangs

@@ -8,6 +8,7 @@ import pytest
 from tests.decoys import Decoys
 from tests.stack.harness import Up, processes_of
 
+_LIVENESS = "liveness: {interval_s: 1, timeout_s: 3, restart_after_s: 6}\n"
 _FORECASTS = "reclaim: {forecasts: true, control_period_s: 2, early_period_s: 2, early_stay_s: 10}\n"
 
 
@@ -23,10 +24,11 @@ def up(tmp_path: Path) -> Iterator[Up]:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A running stack; a test that stops it must start it again. At the end Ctrl-C must leave no process.
 
-    Its current folder has modules with the names of all that it imports, and none may be imported.
+    It restarts parts that do not respond for six seconds. Its current folder has modules with the names of all that it
+    imports, and none may be imported.
     """
     # On a busy machine a restart can take so long that, with the default, the machines would count as lost.
-    stack = Up(tmp_path_factory.mktemp("shared"), lost_s=120, settings=_FORECASTS)
+    stack = Up(tmp_path_factory.mktemp("shared"), lost_s=120, settings=_LIVENESS + _FORECASTS)
     decoys = Decoys(stack.folder / "project")
     stack.cwd, stack.environment = decoys.path, decoys.environment
     try:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import yaml
 
 from agent.fleet import power_off
+from domain.machine_code import folder_of
 from infra.stack.fleet import DEFAULT_FLEET
 from infra.stack.ports import free_port
 from mizzen.client import Client
@@ -160,7 +162,11 @@ class Up:
 
         wait_until(up, "mizzen is up", timeout_s)
         if machines:
-            wait_until(lambda: len(self.ready_machines()) >= self.machines, "all machines are ready")
+            self.await_machines()
+
+    def await_machines(self) -> None:
+        """Waits until the machines of the fleet are ready."""
+        wait_until(lambda: len(self.ready_machines()) >= self.machines, "all machines are ready")
 
     def ready_machines(self) -> list[str]:
         """Returns the machines of the installation that are ready."""
@@ -279,3 +285,54 @@ class Up:
             self.process.wait()
         for machine in (self.data / "machines").glob("*"):
             power_off(machine)
+
+
+BARE_UID = 2_345_678
+"""A user that is a bare number, without an entry in passwd and without USER and HOME, as in many containers."""
+# Python may be below a folder that only root can enter: the process gets a view of it, as tasks do.
+_BECOME = """
+import json, os, sys
+told = json.loads(sys.argv[1])
+sys.path.insert(0, told["root"])
+from agent.view import enter_view, view_for
+enter_view(view_for(told["uid"], told["paths"]))
+os.setgroups([]); os.setgid(told["uid"]); os.setuid(told["uid"])
+os.execve(told["argv"][0], told["argv"], told["env"])
+"""
+
+
+class BareUp(Up):
+    """A stack that `BARE_UID` runs on any free ports. Only root can start it."""
+
+    def __init__(self, folder: Path, fleet: str | None = FLEET, lost_s: int = 15, settings: str = "") -> None:
+        super().__init__(folder, fleet, lost_s, settings)
+        self.cwd = folder
+        self.ports.clear()
+
+    def command(self) -> list[str]:
+        """Returns the command line that becomes the user and then `mizzen up`."""
+        told = {
+            "root": str(ROOT),
+            "uid": BARE_UID,
+            "paths": [str(ROOT), sys.prefix, sys.base_prefix, str(self.folder)],
+            "argv": super().command(),
+            "env": {"PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": str(self.folder / "cache")},
+        }
+        return [sys.executable, "-I", "-c", _BECOME, json.dumps(told)]
+
+    def start(self, machines: bool = True, timeout_s: float = 90.0) -> None:
+        """Gives the user the folder, starts the stack and reads the ports that it took."""
+        for package in ("gms", "rms"):  # So that the loops are not compiled again.
+            folder = Path(folder_of(str(ROOT / package)) or "")
+            shutil.copytree(folder, self.folder / "cache" / "mizzen" / package / folder.name)
+        for path in (self.folder, *self.folder.rglob("*")):
+            os.chown(path, BARE_UID, BARE_UID, follow_symlinks=False)
+        super().start(machines=False, timeout_s=timeout_s)
+        self.ports["port"] = self.taken_ports()["api.port (--port)"]
+        if machines:
+            self.await_machines()
+
+    def taken_ports(self) -> dict[str, int]:
+        """Returns the ports that the stack has taken, by setting."""
+        taken: dict[str, int] = json.loads((self.data / "run" / "ports.json").read_text())
+        return taken

@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import textwrap
@@ -16,12 +17,14 @@ from pathlib import Path
 import pytest
 
 from infra.stack.ports import free_port
-from tests.stack.harness import ROOT, Up, wait_until
+from tests.stack.harness import BARE_UID, ROOT, BareUp, Up, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 ADDRESS = "http://127.0.0.1:8080"
 BALANCER = "127.0.0.1:8000"
 PROVIDERS = ROOT / "docs" / "providers.md"
+_USUAL_PORTS = (8080, 5433, 7233, 8233)
+LOGS = "logs: {max_bytes: 100, keep: 1, check_interval_s: 0.5}\n"
 
 
 def write_philly(path: Path, days: int = 35, rows: int = 600) -> None:
@@ -37,16 +40,24 @@ def write_philly(path: Path, days: int = 35, rows: int = 600) -> None:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A stack that `mizzen up` starts in a folder that looks like a checkout."""
+    """A stack that `mizzen up` starts in a folder that looks like a checkout.
+
+    If possible, its user is a bare number, and the usual ports are in use, as if another user had started a stack.
+    """
+    kind = BareUp if os.geteuid() == 0 else Up
     [settings] = re.findall(r"<<'EOF'\n(.*?)^    EOF", PROVIDERS.read_text(), re.MULTILINE | re.DOTALL)
-    up = Up(tmp_path_factory.mktemp("checkout"), fleet=None, lost_s=120, settings=textwrap.dedent(settings))
+    up = kind(tmp_path_factory.mktemp("checkout"), fleet=None, lost_s=120, settings=textwrap.dedent(settings) + LOGS)
     up.data = up.folder / "mizzen-data"
     for name in (".venv", "sdk"):
         (up.folder / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "examples", up.folder / "examples")
     write_philly(up.folder / "philly.csv")
     try:
-        up.start()
+        with contextlib.ExitStack() as others:
+            for port in _USUAL_PORTS:
+                with contextlib.suppress(OSError):  # Another process uses it already.
+                    others.enter_context(socket.create_server(("127.0.0.1", port)))
+            up.start()
         yield up
         assert up.interrupt() == 0
     finally:
@@ -107,6 +118,22 @@ def test_the_pool_of_the_page_on_providers(stack: Up) -> None:
     wait_until(lambda: list(client.instances()) == [], "the machines are terminated")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes as another user")
+def test_a_bare_number_runs_the_stack(stack: Up) -> None:
+    """Every part starts, among them Postgres and Temporal, whose programs look up their user, and a workload runs.
+
+    Free ports replace those that are in use.
+    """
+    assert isinstance(stack, BareUp)
+    assert {owner.st_uid for owner in (path.stat() for path in stack.data.iterdir())} == {BARE_UID}
+    taken = stack.taken_ports()
+    assert len(taken) == 4 and not set(taken.values()) & set(_USUAL_PORTS)
+    assert f"http://127.0.0.1:{stack.ports['port']}" in (stack.folder / "up.log").read_text()
+    stack.client().set_tenant("t", 3, {"gpu": 8}, None)
+    workload = stack.submit("counts", steps=2, step_s=0.05, gpu="gpu")
+    wait_until(lambda: stack.ended(workload), "the workload succeeds")
+
+
 def _commands_of(example: Path) -> str:
     """Returns the shell commands of an example's README."""
     return "\n".join(re.findall(r"^```sh\n(.*?)^```", (example / "README.md").read_text(), re.MULTILINE | re.DOTALL))
@@ -139,3 +166,10 @@ def test_every_example_is_in_the_gallery() -> None:
     folders = {path.name for path in (ROOT / "examples").iterdir() if path.is_dir() and path.name != "__pycache__"}
     listed = set(re.findall(r"\]\((\w+)/README\.md\)", (ROOT / "examples" / "README.md").read_text()))
     assert folders == listed == {example.name for example in EXAMPLES if _commands_of(example)}
+
+
+def test_logs_do_not_grow(stack: Up) -> None:
+    """Each part's log is rotated while the stack runs, and parts continue to write to it."""
+    logs = stack.data / "run" / "log"
+    wait_until(lambda: list(logs.glob("*.log.1")), "a log was rotated")
+    wait_until(lambda: all(log.stat().st_size <= 100 for log in logs.glob("*.log")), "no log is longer than 100 bytes")

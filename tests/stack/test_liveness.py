@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,24 +10,6 @@ import pytest
 from tests.stack.harness import Up, processes_of, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
-LIVENESS = "\nliveness: {interval_s: 1, timeout_s: 3, restart_after_s: 5}\n"
-LOGS = "logs: {max_bytes: 100, keep: 1, check_interval_s: 0.5}\n"
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A stack that restarts parts that do not respond for five seconds."""
-    up = Up(tmp_path_factory.mktemp("liveness"), lost_s=120)
-    config = up.folder / "config.yaml"
-    config.write_text(config.read_text() + LIVENESS + LOGS)
-    try:
-        up.start()
-        up.client().set_tenant("t", 3, {"a100": 16}, None)
-        yield up
-        assert up.interrupt() == 0
-        assert processes_of(up.data) == {}
-    finally:
-        up.close()
 
 
 def _pids(up: Up, part: str) -> set[int]:
@@ -82,53 +63,46 @@ def _backend(up: Up) -> int:
     ],
     ids=["processes-and-backends", "servers-and-agents"],
 )
-def test_stopped_parts_are_started_again(stack: Up, stopped: dict[str, str | None], tmp_path: Path) -> None:
+def test_stopped_parts_are_started_again(shared: Up, stopped: dict[str, str | None], tmp_path: Path) -> None:
     """A running task survives the restarts, new workloads run, and events name each restarted part and the reason."""
     gate = tmp_path / "gate"
-    before = stack.submit("before", steps=3, step_s=0.05, gate=gate)
-    wait_until(lambda: stack.phase(before) == "running", "the first workload runs")
-    pids = {name: _process(stack, part) for name, part in stopped.items() if part is not None}
+    before = shared.submit("before", steps=3, step_s=0.05, gate=gate)
+    wait_until(lambda: shared.phase(before) == "running", "the first workload runs")
+    pids = {name: _process(shared, part) for name, part in stopped.items() if part is not None}
     if "a machine's agent" in stopped:
-        pids |= {"a machine's agent": _machine_agent(stack), "a backend of Postgres": _backend(stack)}
+        pids |= {"a machine's agent": _machine_agent(shared), "a backend of Postgres": _backend(shared)}
     for pid in pids.values():
         os.kill(pid, signal.SIGSTOP)
     for name, pid in pids.items():
         wait_until(lambda pid=pid: _gone(pid), f"the stopped part is killed: {name}")
     gate.touch()
-    after = wait_until(lambda: stack.submit("after", 3, 0.05, key="+".join(stopped)), "a submission is accepted")
+    after = wait_until(lambda: shared.submit("after", 3, 0.05, key="+".join(stopped)), "a submission is accepted")
     for workload in (before, after):
-        wait_until(lambda workload=workload: stack.ended(workload), "both workloads succeed")
-    assert [a["attempt"] for a in stack.client().attempts(before)] == [1]
+        wait_until(lambda workload=workload: shared.ended(workload), "both workloads succeed")
+    assert [a["attempt"] for a in shared.client().attempts(before)] == [1]
     parts = {name for name, part in stopped.items() if part is not None}
 
     def told() -> bool:
-        events = [e["detail"] for e in stack.client().events(follow=False) if e["kind"] == "stack.restarted"]
+        events = [e["detail"] for e in shared.client().events(follow=False) if e["kind"] == "stack.restarted"]
         return parts <= {e["part"] for e in events if "has failed for" in e["because"]}
 
     wait_until(told, "there is an event for each restart")
-    log = (stack.folder / "up.log").read_text()
+    log = (shared.folder / "up.log").read_text()
     assert all(f"{name} is restarted" in log for name in parts)
 
 
-def test_logs_do_not_grow(stack: Up) -> None:
-    """Each part's log is rotated while the stack runs, and parts continue to write to it."""
-    logs = stack.data / "run" / "log"
-    wait_until(lambda: list(logs.glob("*.log.1")), "a log was rotated")
-    wait_until(lambda: all(log.stat().st_size <= 100 for log in logs.glob("*.log")), "no log is longer than 100 bytes")
-
-
 @pytest.mark.long
-def test_a_supervisor_that_was_stopped_restarts_nobody(stack: Up) -> None:
+def test_a_supervisor_that_was_stopped_restarts_nobody(shared: Up) -> None:
     """After the supervisor and all parts were suspended together, as on a laptop that sleeps, no part is restarted."""
-    assert stack.process is not None
+    assert shared.process is not None
     parts = ("server worker", "server api", "server agents", "start-dev", "/postgres -D")
-    before = {part: _pids(stack, part) for part in parts[:4]}
+    before = {part: _pids(shared, part) for part in parts[:4]}
     pids = sorted(pid for part in before.values() for pid in part)
-    for pid in (stack.process.pid, *pids):
+    for pid in (shared.process.pid, *pids):
         os.kill(pid, signal.SIGSTOP)
     time.sleep(8)
-    for pid in (*pids, stack.process.pid):
+    for pid in (*pids, shared.process.pid):
         os.kill(pid, signal.SIGCONT)
-    workload = stack.submit("woken", steps=3, step_s=0.05)
-    wait_until(lambda: stack.ended(workload), "a new workload succeeds")
-    assert {part: _pids(stack, part) for part in parts[:4]} == before
+    workload = shared.submit("woken", steps=3, step_s=0.05)
+    wait_until(lambda: shared.ended(workload), "a new workload succeeds")
+    assert {part: _pids(shared, part) for part in parts[:4]} == before

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from rigs.demos.serving.installation import installation
 from rigs.demos.serving.scenario import ON_DEMAND, SPOT, Scenario
 
@@ -10,6 +12,7 @@ _MOST_FAILED = 3
 """The bound of the full form, one request in a thousand, would be less than one request here."""
 
 
+@pytest.mark.long
 def test_a_service_goes_on_through_kills(tmp_path: Path) -> None:
     """Hardly any request fails while a zone, a replica, the worker, Temporal and the balancer are killed."""
     with installation(tmp_path) as site:

@@ -74,10 +74,18 @@ def test_second_up_on_a_folder_is_refused(shared: Up) -> None:
     assert shared.process is not None and str(shared.process.pid) in done.stderr
 
 
-def test_dead_children_are_restarted(shared: Up) -> None:
+@pytest.mark.parametrize(
+    "parts",
+    [
+        # `test_liveness.py` has a worker and an API that the supervisor kills itself.
+        pytest.param(("server worker", "server api"), marks=LONG, id="processes"),
+        pytest.param(("server agents", "start-dev", "/postgres -D"), id="servers-and-agents"),
+    ],
+)
+def test_dead_children_are_restarted(shared: Up, parts: tuple[str, ...]) -> None:
     """Each killed part is started again, and the stack runs a new workload."""
     log = shared.data / "run" / "log"
-    for part in ("server worker", "server api", "server agents", "start-dev", "/postgres -D"):
+    for part in parts:
         pids = {pid for pid, command in processes_of(shared.data).items() if part in command}
         assert pids, f"no process of {part}; logs: {sorted(p.name for p in log.iterdir())}"
         os.kill(min(pids), signal.SIGKILL)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from tests.agent.conftest import lab, no_leftovers, temporal_address
+from tests.agent.conftest import lab, no_leftovers
 from tests.agent.harness import Lab
 from tests.proxies.gateway.site import Site
 
-__all__ = ["lab", "no_leftovers", "temporal_address"]
+__all__ = ["lab", "no_leftovers"]
 
 
 @pytest.fixture

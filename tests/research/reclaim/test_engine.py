@@ -158,10 +158,10 @@ def test_max_min() -> None:
 
 @pytest.fixture(scope="module")
 def short() -> Scenario:
-    """Three days of forty jobs."""
+    """Two days of twenty jobs."""
     return build(
-        Document(version=1, name="short", days=3, calibration_days=1, jobs={"count": 40, "gpu_hours": 500},  # type: ignore[arg-type]
-                 availability={"drawn": {"departures": 200}}),  # type: ignore[arg-type]
+        Document(version=1, name="short", days=2, calibration_days=1, jobs={"count": 20, "gpu_hours": 250},  # type: ignore[arg-type]
+                 availability={"drawn": {"departures": 300}}),  # type: ignore[arg-type]
         Path(),
         seed=3,
     )  # fmt: skip
