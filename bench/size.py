@@ -43,10 +43,8 @@ def main(base: str | None) -> None:
     print(f"{sum(rooms[name] for name in WHEELS):8,}  in the wheels of the SDK and the server")
     print(f"{sum(rooms[name] for name in OTHERS):8,}  in other distributions")
     if base:
-        before = lines_by_room(base)
-        print(
-            f"{deleted(base):8,}  deleted since {base}, and {sum(before.values()) - sum(rooms.values()):,} fewer in all"
-        )
+        fewer = sum(lines_by_room(base).values()) - sum(rooms.values())
+        print(f"{deleted(base):8,}  deleted since {base}, and {fewer:,} fewer in all")
 
 
 def _git(*arguments: str) -> str:

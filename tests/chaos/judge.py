@@ -126,8 +126,8 @@ def _finished(seen: Observed, workload: str) -> Iterator[tuple[int, list[TaskRun
 def _unsure(seen: Observed, runs: list[TaskRun], again_s: float) -> bool:
     """Returns whether mizzen may not have known the exit codes when it started other tasks at `again_s`.
 
-    A shim or task was killed, a machine was unreachable, or its owner took it when the task had just ended or still ran:
-    its agent then answers no requests.
+    A shim or task was killed, a machine was unreachable, or its owner took it when the task had just ended or still
+    ran, because its agent then answers no requests.
     """
     of = {f"{r.workload}.{r.attempt}.{r.job}.{r.task}": r for r in runs}
     for killed in seen.killed:
