@@ -67,13 +67,12 @@ class PlanQuality:
     away: int = _criterion(
         About.PLACE,
         "fewer jobs that left an owner's machine and go to another cluster than the preferred one: the same building, "
-        "if enough machines there have room, or the cluster for which the job moved early",
+        "if enough machines there have room",
         0,
     )
     move_s: float = _criterion(
         About.PLACE,
-        "a lower score of ReclaimNet's P2: expected seconds until these jobs run again, and of their next migration; "
-        "with `reclaim.forecasts`, of all losses in the cluster",
+        "a lower score of ReclaimNet's P2: expected seconds until these jobs run again, and of their next migration",
         0.0,
     )
     departures_per_h: float = _criterion(

@@ -8,7 +8,7 @@ import pytest
 from tests.decoys import Decoys
 from tests.stack.harness import Up, processes_of
 
-_FORECASTS = "reclaim: {forecasts: true, control_period_s: 2, early_period_s: 2, early_stay_s: 10}\n"
+_PERIOD = "reclaim: {control_period_s: 2}\n"
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     Its current folder has modules with the names of all that it imports, and none may be imported.
     """
     # On a busy machine a restart can take so long that, with the default, the machines would count as lost.
-    stack = Up(tmp_path_factory.mktemp("shared"), lost_s=120, settings=_FORECASTS)
+    stack = Up(tmp_path_factory.mktemp("shared"), lost_s=120, settings=_PERIOD)
     decoys = Decoys(stack.folder / "project")
     stack.cwd, stack.environment = decoys.path, decoys.environment
     try:
