@@ -30,12 +30,13 @@ from research.experiments.cases import (
     case_of,
 )
 from research.experiments.fleets import fleet_body, openb_regions, philly_regions
+from research.traces.draws import pick
 from research.traces.fleet import QuotaRule, SimulatedFleet, quotas_by_rule
 from research.traces.reading import COLUMNS, read_trace
 from research.traces.rows import TraceRow
 from research.traces.workloads import scaled
 from simulation.hardware import supply
-from simulation.random_draws import chance, pick
+from simulation.random_draws import chance
 from simulation.settings import SimulationSettings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "philly" / "fleet.yaml"

@@ -5,8 +5,9 @@ from math import inf
 import numpy as np
 
 from reclaim.arrays import Floats
-from reclaim.destinations import Leaving, Network, Nodes, choose
+from reclaim.destinations import Leaving, Network
 from reclaim.topology import Links, Topology
+from research.reclaim.algorithm_2 import Nodes, choose
 from research.reclaim.joint import EarlyMoves, Outlook, choose_jointly, early_moves
 from research.reclaim.knowledge import Knowledge
 from research.reclaim.scenario import Scenario

@@ -6,8 +6,9 @@ from statistics import NormalDist
 
 from domain.scheduling import JobRequest, MachineState, TenantState
 from reference.engine import on_reference
+from research.traces.draws import pick
 from simulation.policies import Policy
-from simulation.random_draws import chance, pick
+from simulation.random_draws import chance
 from simulation.run import Run, Scenario
 from simulation.settings import SimulationSettings, fit_lognormal
 from simulation.workloads import Workload

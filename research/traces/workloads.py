@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from domain.priority import LOWEST_LEVEL
 from domain.scheduling import JobRequest, TenantState
+from research.traces.draws import pick, sample
 from research.traces.fleet import SimulatedFleet, quotas_by_rule
 from research.traces.rows import BadRow, TraceRow
 from simulation.hardware import Hardware, supply
-from simulation.random_draws import chance, pick, sample
+from simulation.random_draws import chance
 from simulation.settings import SimulationSettings
 from simulation.workloads import Workload
 

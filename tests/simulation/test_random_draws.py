@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from infra.config import SchedulerSettings
 from infra.errors import ConfigurationError
+from research.traces.draws import pick, sample
 from research.traces.fleet import SimulatedFleet
 from research.traces.rows import TraceRow
 from research.traces.scenario import parse_scale
 from research.traces.workloads import Completion, scaled, sliced, tenants_of
-from simulation.random_draws import chance, pick, sample
+from simulation.random_draws import chance
 from simulation.settings import SimulationSettings, fit_lognormal, override
 from simulation.workloads import Workload
 
