@@ -110,10 +110,3 @@ def names(about: About, *, adding: bool = False) -> tuple[str, ...]:
         for one in fields(PlanQuality)
         if one.metadata["about"] is about and (one.metadata["adds"] or not adding)
     )
-
-
-def markdown() -> str:
-    """Returns the criteria as a Markdown table, as `docs/scheduling.md` shows it."""
-    rows = [f"| {number} | {one.metadata['says']} |" for number, one in enumerate(fields(PlanQuality), 1)]
-    last = "| | last: the region that the slow path planned for it, then the smaller ids of region and machines |"
-    return "\n".join(["| | a plan comes first if it has |", "| --- | --- |", *rows, last])
