@@ -39,7 +39,6 @@ class Op(IntEnum):
     """The address of a map, whose descriptor is `constant`. This and the next instruction take two places."""
     JUMP_IF_SAME = 0x1D
     SUBTRACT = 0x1F
-    OR_CONSTANT = 0x47
     OR = 0x4F
     JUMP_UNLESS_EQUAL = 0x55
     JUMP_UNLESS_EQUAL_32 = 0x56

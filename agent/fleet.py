@@ -279,8 +279,3 @@ def end_machine(state_dir: Path) -> bool:
         _log.warning("machine with state folder %s cannot be ended now: %s", state_dir, error)
         return False
     return True
-
-
-def power_on(state_dir: Path) -> None:
-    """Allows the agent of a machine that was powered off to be started again, as a new incarnation."""
-    (state_dir / POWERED_OFF).unlink(missing_ok=True)

@@ -5,63 +5,31 @@ for the task's user and replaced atomically, so the task sees the old or the new
 soon, and a machine that fails loses its tasks as well.
 """
 
+import json
 import logging
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import asdict, replace
 
 from agent.records import publish
 from agent.state import StateFolder
 from agent.tasks import RunFolder
 from domain.protocol import Pace
+from mizzen.cadence.interval_file import MAX_INTERVAL_S, MIN_INTERVAL_S, SiteInterval, parse
 
-MIN_INTERVAL_S = 1.0
-MAX_INTERVAL_S = 86_400.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class TaskInterval:
-    """How often a task should save. A longer or infinite interval is written as `MAX_INTERVAL_S`."""
-
-    interval_s: float
-    expires_at_s: float
-    """Seconds since the epoch. From then on the task uses its own formula, because the coordinator is silent."""
-    hazard_per_h: float | None = None
-    """The expected interruptions of the task's gang per hour."""
-    period_s: float | None = None
-    """Saves begin `offset_s` after a multiple of this period since the epoch (staggered starts); None: at any time."""
-    offset_s: float = 0.0
-    least_s: float = 0.0
-    """The task's own formula may shorten the interval, but not below this."""
-
-    def __post_init__(self) -> None:
-        if not self.interval_s >= MIN_INTERVAL_S:
-            raise ValueError(f"interval_s: {self.interval_s}: must be {MIN_INTERVAL_S:g} or more seconds")
-        if not (isfinite(self.expires_at_s) and self.expires_at_s > 0):
-            raise ValueError(f"expires_at_s: {self.expires_at_s}: must be a time in seconds since the epoch")
-        if self.hazard_per_h is not None and not (isfinite(self.hazard_per_h) and self.hazard_per_h >= 0):
-            raise ValueError(f"hazard_per_h: {self.hazard_per_h}: must be 0 or more interruptions per hour")
-        if self.period_s is not None and not 1 <= self.period_s <= MAX_INTERVAL_S:
-            raise ValueError(f"period_s: {self.period_s}: must be 1 to {MAX_INTERVAL_S:g} seconds")
-        if not 0 <= self.offset_s <= (self.period_s or 0.0):
-            raise ValueError(f"offset_s: {self.offset_s}: must be 0 to period_s ({self.period_s})")
-        if not self.least_s >= 0:
-            raise ValueError(f"least_s: {self.least_s}: must be 0 or more seconds")
-
-
-def write_interval(run: RunFolder, interval: TaskInterval) -> None:
-    """Replaces the interval of a task. The folder of the task must exist.
+def write_interval(run: RunFolder, interval: SiteInterval) -> None:
+    """Replaces the interval of a task. The folder of the task must exist. The longest interval is `MAX_INTERVAL_S`.
 
     Raises:
         OSError: the file cannot be written, for example because the disk is full. The old file stays.
+        ValueError: a value is out of the range that the SDK accepts. The old file stays.
     """
-    body = {"interval_s": min(interval.interval_s, MAX_INTERVAL_S), "expires_at_s": interval.expires_at_s}
-    if interval.hazard_per_h is not None:
-        body["hazard_per_h"] = interval.hazard_per_h
-    if interval.period_s is not None:
-        body |= {"period_s": interval.period_s, "offset_s": interval.offset_s}
-    if interval.least_s > 0:
-        body["least_s"] = min(interval.least_s, MAX_INTERVAL_S)
+    clipped = {name: min(getattr(interval, name), MAX_INTERVAL_S) for name in ("interval_s", "least_s")}
+    interval = replace(interval, **clipped)
+    body = {name: value for name, value in asdict(interval).items() if value is not None}
+    if parse(json.dumps(body).encode()) != interval:
+        raise ValueError(f"{interval}: a value is out of the range that the SDK accepts")
     publish(str(run.interval_file), body)
 
 
@@ -73,7 +41,7 @@ def set_pace(state: StateFolder, pace: Pace) -> None:
         if one is None:
             continue
         try:
-            interval = TaskInterval(
+            interval = SiteInterval(
                 max(MIN_INTERVAL_S, one.interval_s), pace.expires_at_s, one.hazard_per_h, one.period_s, one.offset_s,
                 one.least_s,
             )  # fmt: skip
@@ -81,8 +49,3 @@ def set_pace(state: StateFolder, pace: Pace) -> None:
                 write_interval(run, interval)
         except (OSError, ValueError) as error:
             _log.warning("the interval of %s is not set: %s", attempt.key, error)
-
-
-def remove_interval(run: RunFolder) -> None:
-    """Removes the interval of a task, which then uses its own formula. Does nothing if there is none."""
-    run.interval_file.unlink(missing_ok=True)

@@ -57,7 +57,7 @@ class Schedulers:
     def __init__(self, engine: Engine) -> None:
         self.held = SchedulerState(engine, SETTINGS.scheduler)
         self._auction = AuctionActivities(engine, SETTINGS, self.held, [f"r{r}" for r in range(REGIONS)])
-        self._region = RegionActivities(engine, self.held, SETTINGS.reclaim)
+        self._region = RegionActivities(engine, self.held)
 
     def tick(self) -> None:
         """Runs a scan, the bids of all regions on the first batch, and the awards.

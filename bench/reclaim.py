@@ -18,9 +18,11 @@ import numpy as np
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, exponent, interleave, medians, timed
 from reclaim.admission import Decision, Flows, decide
 from reclaim.arrays import Floats, Ints
-from reclaim.destinations import Choices, Leaving, Network, Nodes, choose
+from reclaim.destinations import Leaving, Network
 from reclaim.topology import NOWHERE, Links, Store, Topology
 from reclaim.traffic import migration_share, wire_bytes
+from research.reclaim.algorithm_2 import Choices, Nodes, choose
+from research.reclaim.paths import links_bytes_s, paths
 
 NODES = (500, 2_000, 10_000, 50_000)
 RECLAIMS = 7
@@ -87,10 +89,10 @@ class Campus:
         flows = Flows.of(
             wire_bytes(self.leaving.checkpoint_bytes),
             self.leaving.notice_s,
-            topology.paths(self.leaving.source, count + self.building[self.leaving.source]),
+            paths(topology, self.leaving.source, count + self.building[self.leaving.source]),
             rest_s=self.leaving.commit_s,
         )
-        return choices, decide(flows, migration_share(topology.links_bytes_s), 0.0)
+        return choices, decide(flows, migration_share(links_bytes_s(topology)), 0.0)
 
     def read(self) -> float:
         """Reads each array once: the sum of all sums."""

@@ -17,9 +17,10 @@ import numpy as np
 from bench.reclaim import CORE_BYTES_S, LOCAL_BYTES_S
 from reclaim.admission import Flows, Outcome, Spread, decide
 from reclaim.arrays import Floats
-from reclaim.destinations import Leaving, Network, Nodes, Rules, choose
+from reclaim.destinations import Leaving, Network, Rules
 from reclaim.topology import NOWHERE, Links, Topology
 from reclaim.traffic import migration_share, wire_bytes
+from research.reclaim.algorithm_2 import Nodes, choose
 
 NODES, BUILDINGS = 54, 4
 JOBS, JOB_H = 1_500, 8.0

@@ -14,9 +14,9 @@ from time import thread_time
 from bench.annealing import anneal
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite
 from bench.tetris_dense import dense
+from research.tetris.generate import generate
 from tetris.climb import climb, load
 from tetris.columns import Columns, Ints
-from tetris.generate import generate
 from tetris.problem import Problem
 
 INSTANCES = 3

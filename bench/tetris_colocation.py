@@ -1,7 +1,7 @@
 """tetris-colocation: the fraction of workloads for which no region has both data and hardware, by simulated placement.
 
-The instances have MAST's shape (`tetris.generate`) and the homes of V0, V1 and V2, without replicas and with the
-replicas that `tetris.replicas` makes for these homes. The simulator schedules a day of their ML jobs
+The instances have MAST's shape (`research.tetris.generate`) and the homes of V0, V1 and V2, without replicas and
+with the replicas that `tetris.replicas` makes for these homes. The simulator schedules a day of their ML jobs
 (`research.traces.instance_day`). A workload that is not colocated would wait for an on-demand copy (MAST 5.3); here it
 waits to the end. Replicas for V2 are also made with short storage, most of which the homes fill. The absolute values
 contain counts by priority, the allocation rate, and the missed objectives of level 1.
@@ -14,14 +14,14 @@ from dataclasses import replace
 import numpy as np
 
 from bench.harness import Bench, Figure, Line, Suite
+from research.tetris.generate import generate
+from research.tetris.versions import v1
 from research.traces.instance_day import Placement, day_of
 from simulation.policies import POLICIES
 from simulation.run import Run
 from tetris.climb import climb
 from tetris.columns import Columns, Ints
-from tetris.generate import generate
 from tetris.replicas import Policy, replicate
-from tetris.versions import v1
 
 TABLES, REGIONS, SEEDS = 1000, 6, 3
 _SEARCH_S = 10.0

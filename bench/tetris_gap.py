@@ -1,18 +1,18 @@
 """tetris-gap: the gap of climb to the optimum on small instances, and to the best lower bound on larger ones.
 
-There are 50 generated instances of 14 tables on 4 regions (`tetris.generate`), whose optimum the exact method proves.
-The gap is (climb - optimum) / max(optimum, a hundredth of the start). By default, climb itself proves plans of this
-size; the gap of its search without the proof is a separate line.
+There are 50 generated instances of 14 tables on 4 regions (`research.tetris.generate`), whose optimum the exact method
+proves. The gap is (climb - optimum) / max(optimum, a hundredth of the start). By default, climb itself proves
+plans of this size; the gap of its search without the proof is a separate line.
 """
 
 from collections.abc import Iterator
 from statistics import median
 
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite
+from research.tetris.generate import generate
 from tetris import exact
 from tetris.climb import climb
 from tetris.columns import Columns
-from tetris.generate import generate
 from tetris.problem import Problem
 
 TABLES, REGIONS, SEEDS = 14, 4, 50

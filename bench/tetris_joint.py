@@ -16,8 +16,8 @@ import numpy as np
 from bench.harness import Bench, Figure, Line, Suite
 from bench.joint_model import together, two_step
 from bench.replica_objective import ReplicaCost
+from research.tetris.generate import generate
 from tetris.columns import Columns
-from tetris.generate import generate
 
 TABLES, REGIONS, SEEDS = 14, 4, 10
 FILLED = (0.4, 0.7)

@@ -17,9 +17,10 @@ import numpy as np
 
 from bench.harness import Bench, Figure, Line, Suite, interleave, medians
 from bench.tetris_moves import REGIONS, SHARED, TABLES
+from research.tetris.generate import generate
 from tetris.climb import load, one_pass
+from tetris.columns import Columns
 from tetris.folders import read_folder, write_folder
-from tetris.generate import generate
 from tetris.kernels import search
 from tetris.problem import Problem
 
@@ -38,7 +39,12 @@ def main(folder: str) -> None:
     before = _status_bytes("VmRSS")
     problem = Problem(columns)
     one_pass(problem, np.zeros(search.N_TALLY))
-    print(json.dumps({"grown": _status_bytes("VmHWM") - before, "input": columns.bytes_of_input}))
+    print(json.dumps({"grown": _status_bytes("VmHWM") - before, "input": _bytes_of(columns)}))
+
+
+def _bytes_of(columns: Columns) -> int:
+    """Returns the size of all arrays."""
+    return sum(value.nbytes for name in columns.__slots__ if hasattr(value := getattr(columns, name), "nbytes"))
 
 
 def _in_a_process(folder: str) -> Mapping[str, float]:

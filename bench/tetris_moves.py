@@ -11,8 +11,8 @@ import numpy as np
 
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians, timed
 from bench.tetris_numpy import Numpy
+from research.tetris.generate import generate
 from tetris.climb import LACKING, Step, climb, one_pass
-from tetris.generate import generate
 from tetris.kernels import search
 from tetris.kernels.moves import settle
 from tetris.problem import Problem

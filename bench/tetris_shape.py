@@ -12,12 +12,12 @@ import numpy as np
 
 from bench.harness import Bench, Figure, Line, Suite
 from domain.instance import HIGH_PRIORITY
+from research.tetris.generate import generate
+from research.tetris.versions import v1
 from tetris.climb import climb
 from tetris.columns import NONE, Columns, Ints
-from tetris.generate import generate
 from tetris.problem import Problem
 from tetris.score import ROUNDING
-from tetris.versions import v1
 
 TABLES, REGIONS, SEEDS = 20_000, 10, 3
 _SEARCH_S = 120.0

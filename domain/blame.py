@@ -117,9 +117,3 @@ def verdict(error_type: str | None) -> Verdict:
         return TABLE[LaunchError(error_type or "")]
     except ValueError:
         return Verdict(Blame.NOBODY, False, "an unknown error type")
-
-
-def markdown() -> str:
-    """Returns the table in Markdown, as `docs/operating.md` shows it."""
-    rows = [f"| `{error.value}` | {row.blame.value} | {row.meaning} |" for error, row in TABLE.items()]
-    return "\n".join(["| error | blames | when |", "| --- | --- | --- |", *rows])

@@ -67,13 +67,12 @@ class PlanQuality:
     away: int = _criterion(
         About.PLACE,
         "fewer jobs that left an owner's machine and go to another cluster than the preferred one: the same building, "
-        "if enough machines there have room, or the cluster for which the job moved early",
+        "if enough machines there have room",
         0,
     )
     move_s: float = _criterion(
         About.PLACE,
-        "a lower score of ReclaimNet's P2: expected seconds until these jobs run again, and of their next migration; "
-        "with `reclaim.forecasts`, of all losses in the cluster",
+        "a lower score of ReclaimNet's P2: expected seconds until these jobs run again, and of their next migration",
         0.0,
     )
     departures_per_h: float = _criterion(
@@ -111,10 +110,3 @@ def names(about: About, *, adding: bool = False) -> tuple[str, ...]:
         for one in fields(PlanQuality)
         if one.metadata["about"] is about and (one.metadata["adds"] or not adding)
     )
-
-
-def markdown() -> str:
-    """Returns the criteria as a Markdown table, as `docs/scheduling.md` shows it."""
-    rows = [f"| {number} | {one.metadata['says']} |" for number, one in enumerate(fields(PlanQuality), 1)]
-    last = "| | last: the region that the slow path planned for it, then the smaller ids of region and machines |"
-    return "\n".join(["| | a plan comes first if it has |", "| --- | --- |", *rows, last])

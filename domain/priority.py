@@ -7,8 +7,3 @@ level, for an over-quota workload.
 HIGHEST_LEVEL = 1
 LOWEST_LEVEL = 7
 OVER_QUOTA_RANK = LOWEST_LEVEL + 1
-
-
-def rank_of(level: int, over_quota: bool) -> int:
-    """Returns the rank (1..8, a lower rank is served first) of a workload at `level` (1..7)."""
-    return OVER_QUOTA_RANK if over_quota else level

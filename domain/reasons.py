@@ -35,7 +35,6 @@ class ReasonCode(StrEnum):
     REFUSED_LIKE = "refused_like"
     RESERVED = "reserved"
     RESERVED_OPEN = "reserved_open"
-    EVICTS_LATER = "evicts_later"
     WAITING_FOR_CAPACITY = "waiting_for_capacity"
     AWARD_CONFLICT = "award_conflict"
     # Why a placed workload is not running yet.
@@ -51,7 +50,6 @@ class ReasonCode(StrEnum):
     MACHINE_DRAINED = "machine_drained"
     MACHINE_LOST = "machine_lost"
     PLATFORM_NOTICE = "platform_notice"
-    MOVED_EARLY = "moved_early"
     LAUNCH_FAILED = "launch_failed"
     LAUNCH_TIMED_OUT = "launch_timed_out"
     CANNOT_START = "cannot_start"
@@ -133,9 +131,6 @@ _SENTENCES: dict[ReasonCode, str] = {
         "it is not placed on {machines}{until:? until {until}}: it failed or did not start there, and no other"
         " machine has confirmed that this is its own fault"
     ),
-    ReasonCode.EVICTS_LATER: (
-        "it left a lent machine before its owner asked, so it evicts no other workload until {until}"
-    ),
     ReasonCode.REFUSED_LIKE: (
         "region {region} has no room for {needs}, and job {job} needs at least as much"
         "{protected_until:?; workloads of lower priority that started recently are protected from eviction, the first"
@@ -165,10 +160,6 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.MACHINE_DRAINED: "machine {machine} is being drained",
     ReasonCode.MACHINE_LOST: "machine {machine} stopped answering",
     ReasonCode.PLATFORM_NOTICE: "{platform} reclaims machine {machine} ({notice}): {words}",
-    ReasonCode.MOVED_EARLY: (
-        "moves to cluster {cluster} before an owner asks: {departures} departures of its machines are expected in the"
-        " next {hours} h, and {departures_there} of the machines there"
-    ),
     ReasonCode.LAUNCH_FAILED: "tasks could not be started on {machine}: {error}",
     ReasonCode.LAUNCH_TIMED_OUT: (
         "machine {machine}, which its owner lends, did not start the tasks within {limit_s} s; the workload is tried"

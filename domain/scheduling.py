@@ -25,11 +25,9 @@ class Move:
     place: str
     """`region/cluster`."""
     away: bool
-    """Whether another cluster is preferred: the one that the job left, if enough machines there have room, or the one
-    for which it moved early."""
+    """Whether another cluster is preferred: the one that the job left, if enough machines there have room."""
     score_us: int
-    """The score: expected microseconds of this migration, and of the next one or of all losses in the cluster; at most
-    `MOST_US`."""
+    """The score: expected microseconds of this migration, and of the next one; at most `MOST_US`."""
 
 
 MOST_US = 10**15
@@ -256,10 +254,6 @@ class PlacementRequest:
     """Ids of machines that may not be used: the workload failed there, and no other machine has confirmed that."""
     avoids_until_s: float = inf
     """When one of these machines may be used again."""
-    evicts: bool = True
-    """Whether it may evict other workloads."""
-    evicts_from_s: float = inf
-    """When it may evict other workloads again, if it may not now."""
     shuns: frozenset[str] = frozenset()
     """Ids of machines that are used only if a plan without them would be worse by a criterion before `move_s`."""
     failed: frozenset[str] = frozenset()

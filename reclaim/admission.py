@@ -54,7 +54,7 @@ class Flows:
     """When the source leaves."""
     rest_s: Floats
     """The time that must be left after the transfer: T_r if the job must run at its destination before the source
-    leaves (`Route.DIRECT`), the commit of the upload with a store."""
+    leaves, the commit of the upload with a store."""
     limit_bytes_s: Ints
     """The highest useful rate, such as that of the disk."""
     paths: Ints

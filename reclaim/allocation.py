@@ -16,17 +16,6 @@ def weights(hazard_per_h: ArrayLike, checkpoint_bytes: ArrayLike, size: int) -> 
     return np.asarray(np.cbrt(hazard) * np.cbrt(column("checkpoint_bytes", checkpoint_bytes, size)))
 
 
-def cube_root(hazard_per_h: Floats, checkpoint_bytes: ArrayLike, budget_bytes_s: float) -> Floats:
-    """Returns the bandwidth of each job without caps, in bytes per second (Theorem 1, equation 4).
-
-    The whole budget is divided. A job without hazard or without a payload gets nothing, unless this is true for all.
-
-    Raises:
-        ValueError: a number is out of its range.
-    """
-    return water_fill(hazard_per_h, checkpoint_bytes, np.inf, budget_bytes_s)
-
-
 def water_fill(
     hazard_per_h: Floats, checkpoint_bytes: ArrayLike, cap_bytes_s: ArrayLike, budget_bytes_s: float
 ) -> Floats:

@@ -18,14 +18,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from reclaim.arrays import Floats, column, number
+from reclaim.arrays import Floats, column
 
 SAMPLE_S = 0.1
 """The time between two samples."""
-BLOCK_S = 10.0
-"""The length of a block: the order of magnitude of a transfer."""
-WINDOW_S = 600.0
-"""The length of the window. Bandwidth fluctuates by 60% within 10 minutes (F3)."""
 CONFIDENCE = 0.95
 """The nominal probability with which the next block is at least as fast as the bound. Where neighbouring blocks are
 alike, fewer are: about 90% (docs/reclaim.md)."""
@@ -59,13 +55,6 @@ def rates_bytes_s(counter_bytes: ArrayLike, at_s: ArrayLike, capacity_bytes_s: A
         found = np.diff(counters) / passed_s
         good = (passed_s > 0) & (found >= 0) & (found <= most[:, None])
     return np.where(good, found, np.nan)
-
-
-def available_bytes_s(capacity_bytes_s: ArrayLike, others_bytes_s: ArrayLike) -> _Table:
-    """Returns what others leave of each link's capacity, in each sample. A missing sample stays missing."""
-    others = np.asarray(others_bytes_s, dtype=np.float64)
-    capacity = column("capacity_bytes_s", capacity_bytes_s, len(others), positive=True)
-    return np.clip(capacity[:, None] - others, 0, capacity[:, None])
 
 
 def achieved_bytes_s(rate_bytes_s: ArrayLike, pending_bytes: ArrayLike) -> _Table:
@@ -128,20 +117,3 @@ def lower_bound_bytes_s(
 def effective_bytes_s(write_bytes_s: ArrayLike, bandwidth_bytes_s: ArrayLike) -> Floats:
     """Returns B_eff = min(W, B): the slower of the local write and the network."""
     return np.minimum(np.asarray(write_bytes_s, np.float64), np.asarray(bandwidth_bytes_s, np.float64))
-
-
-def lower_bound_of_samples(
-    samples_bytes_s: ArrayLike,
-    unmeasured_bytes_s: ArrayLike,
-    *,
-    sample_s: float = SAMPLE_S,
-    block_s: float = BLOCK_S,
-    window_s: float = WINDOW_S,
-    confidence: float = CONFIDENCE,
-) -> Floats:
-    """Returns `lower_bound_bytes_s` of the newest `window_s` seconds of samples, averaged over blocks of `block_s`."""
-    number("sample_s", sample_s, positive=True)
-    samples = np.asarray(samples_bytes_s, dtype=np.float64)
-    newest = samples[:, max(0, samples.shape[1] - round(window_s / sample_s)) :]
-    blocks = block_means(newest, max(1, round(block_s / sample_s)))
-    return lower_bound_bytes_s(blocks, unmeasured_bytes_s, confidence)

@@ -29,7 +29,9 @@ SITE_MBIT = 4000.0
 
 
 NEAR_S = 8 * 3600.0
-"""For this time a forecast follows the time of day; later it is a mean."""
+"""For this time the expected departures follow the time of day; later they are a mean..."""
+AHEAD_S = 96 * 3600.0
+"""...over this time. What differs between owners lasts for days."""
 
 
 class Rate(NamedTuple):
@@ -143,13 +145,6 @@ class Migrations:
     def candidates(self) -> Bools:
         """All nodes but the job's machine."""
         return np.arange(self.network.topology.nodes) > 0
-
-    @property
-    def write_bytes_s(self) -> Floats:
-        """The bandwidth from each node to its store."""
-        assert self.network.stores is not None
-        nodes = np.arange(self.network.topology.nodes)
-        return self.network.topology.bandwidth_bytes_s(nodes, self.network.stores)
 
 
 def _topology(buildings: Sequence[Building], home: int, job: Departure) -> Topology:

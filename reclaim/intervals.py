@@ -1,7 +1,7 @@
 """When each job of a site saves: ReclaimNet's P1 (V-E and V-F, Algorithm 1).
 
-`tick` is one control period. It divides the bandwidth for checkpoints among all jobs, decides which jobs of leaving
-machines have time for a final checkpoint, and sets the interval of each job. All functions are vectorised over jobs.
+`tick` is one control period. It divides the bandwidth for checkpoints among all jobs, and sets the interval of each
+job. Agents decide about the final checkpoint within a notice (P3). All functions are vectorised over jobs.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from reclaim.allocation import water_fill, water_fill_links
-from reclaim.arrays import Bools, Floats, Ints, column, number, rows
+from reclaim.arrays import Floats, Ints, column, number, rows
 
 _HOUR_S = 3600.0
 _GOLDEN = np.uint64(11400714819323198485)
@@ -32,8 +32,6 @@ class IntervalReason(IntEnum):
     """The share for checkpoints does not suffice for the loss that the job accepts. The share is kept."""
     NO_BANDWIDTH = 4
     """The job has no bandwidth for checkpoints, so it does not save: the interval is infinite."""
-    FINAL_CHECKPOINT = 5
-    """The machine leaves, and the notice suffices for a final checkpoint now."""
 
 
 class Intervals(NamedTuple):
@@ -75,17 +73,6 @@ class SiteJobs:
     """L_max: the mean work that a departure may lose."""
     cap_bytes_s: ArrayLike = np.inf
     """W: the write speed or an administrator's cap."""
-    notice_s: ArrayLike = np.inf
-    """tau: the time until the machine leaves; infinite: no departure is announced."""
-    after_s: ArrayLike = 0.0
-    """The time that a final checkpoint needs within the notice beside its transfer.
-
-    In the paper's model this is the restart T_r at the destination. Live, only the upload must precede the departure,
-    so it is the time of the commit in the store.
-    """
-    final_bytes_s: ArrayLike | None = None
-    """The bandwidth of a final checkpoint: the lower bound of the path to the store. None: the job's share, as in
-    Algorithm 1."""
     stall_s: ArrayLike | None = None
     """How long a save stalls the job; None: C / b, as in the paper."""
     store: Ints | None = None
@@ -93,20 +80,16 @@ class SiteJobs:
 
 
 class Tick(NamedTuple):
-    """What one control period decides for each job: the demands that Algorithm 1 exports to P3, and the final flags."""
+    """What one control period decides for each job."""
 
     bandwidth_bytes_s: Floats
     """b."""
     interval_s: Floats
-    """The interval; infinite: the job does not save. For a final checkpoint: 0, now."""
+    """The interval; infinite: the job does not save."""
     least_s: Floats
     """The lower limit of intervals: more frequent checkpoints would use more than their share of the bandwidth."""
     reason: NDArray[np.int8]
     """`IntervalReason` of each job."""
-    final: Bools
-    """Whether the job makes its final checkpoint now."""
-    degraded: Bools
-    """Whether the machine leaves too soon for a final checkpoint. The job continues from its newest complete one."""
     offset_s: Floats
     """Where in each period of `stagger_s` the job starts its checkpoints."""
 
@@ -150,19 +133,6 @@ def intervals(
     return Intervals(found, least_s, reason)
 
 
-def final_feasible(
-    checkpoint_bytes: ArrayLike, bandwidth_bytes_s: ArrayLike, after_s: ArrayLike, notice_s: ArrayLike
-) -> Bools:
-    """Returns where C / b + `after_s` <= tau: a final checkpoint can complete before the machine leaves (V-A).
-
-    `after_s` is T_r in the paper's model, and the time of the commit live (`SiteJobs.after_s`).
-    """
-    payload = np.asarray(checkpoint_bytes, np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        write_s = np.where(payload > 0, payload / np.asarray(bandwidth_bytes_s, np.float64), 0.0)
-    return np.asarray(write_s + np.asarray(after_s) <= np.asarray(notice_s))
-
-
 def tick(jobs: SiteJobs, budget_bytes_s: ArrayLike, settings: P1Settings = P1Settings()) -> Tick:
     """Returns the decisions of one control period for all jobs of a site (Algorithm 1).
 
@@ -176,29 +146,16 @@ def tick(jobs: SiteJobs, budget_bytes_s: ArrayLike, settings: P1Settings = P1Set
     """
     size = rows(jobs.number)
     payload = column("checkpoint_bytes", jobs.checkpoint_bytes, size)
-    notice_s = column("notice_s", jobs.notice_s, size, infinite=True)
-    after_s = column("after_s", jobs.after_s, size)
     hazard = column("hazard_per_h", jobs.hazard_per_h, size)
     if jobs.store is None:
         bandwidth = water_fill(hazard, payload, jobs.cap_bytes_s, float(np.asarray(budget_bytes_s)))
     else:
         budgets = np.asarray(budget_bytes_s, np.float64)
         bandwidth = water_fill_links(hazard, payload, jobs.cap_bytes_s, budgets, jobs.store)
-    path = bandwidth if jobs.final_bytes_s is None else column("final_bytes_s", jobs.final_bytes_s, size, infinite=True)
-    leaves = np.isfinite(notice_s)
-    final = leaves & final_feasible(payload, path, after_s, notice_s)
     interval_s, least_s, reason = intervals(
         hazard, payload, bandwidth, jobs.loss_budget_s, settings.write_share, jobs.stall_s
     )
-    return Tick(
-        bandwidth,
-        np.where(final, 0.0, interval_s),
-        least_s,
-        np.where(final, np.int8(IntervalReason.FINAL_CHECKPOINT), reason),
-        final,
-        leaves & ~final,
-        phases(jobs.number) * settings.stagger_s,
-    )
+    return Tick(bandwidth, interval_s, least_s, reason, phases(jobs.number) * settings.stagger_s)
 
 
 def phases(numbers: ArrayLike) -> Floats:
@@ -210,18 +167,3 @@ def phases(numbers: ArrayLike) -> Floats:
     with np.errstate(over="ignore"):
         turned = np.asarray(numbers).astype(np.uint64) * _GOLDEN
     return (turned >> np.uint64(11)).astype(np.float64) / 2.0**53
-
-
-def next_start_s(last_start_s: ArrayLike, interval_s: ArrayLike, offset_s: ArrayLike, stagger_s: float) -> Floats:
-    """Returns when each job starts its next checkpoint: an interval after the last, moved to the job's offset.
-
-    The time is moved by at most half of `stagger_s`, to the nearest time that is the job's offset after a multiple of
-    `stagger_s`. So two jobs never start closer together than their offsets are, whatever their intervals. An interval
-    shorter than two periods is not moved, because the move would change it too much.
-    """
-    last, interval = np.asarray(last_start_s, np.float64), np.asarray(interval_s, np.float64)
-    offset = np.asarray(offset_s, np.float64)
-    due = last + interval
-    with np.errstate(invalid="ignore"):
-        moved = np.round((due - offset) / stagger_s) * stagger_s + offset
-    return np.where(np.isfinite(due) & (interval >= 2 * stagger_s), moved, due)

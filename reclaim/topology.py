@@ -8,7 +8,6 @@ has at most eight links, so its bottleneck is a few lookups, however many nodes 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +19,6 @@ LEAST_BYTES_S = 1.0
 such a link."""
 NOWHERE = -1
 """No building, no store, no destination."""
-
-
-class Route(StrEnum):
-    """How a checkpoint gets from the node that a job leaves to the next node."""
-
-    DIRECT = "direct"
-    """From node to node, as in the paper (equation 10)."""
-    STORE = "store"
-    """Uploaded to a store by one agent, downloaded by the other, because agents accept no connections."""
 
 
 @dataclass(frozen=True)
@@ -182,36 +172,6 @@ class Topology:
         middle = np.minimum(near, _of_building(self.distribution.down_bytes_s, buildings))
         far = np.minimum(np.minimum(middle, self.core.inside_bytes_s[sites]), self.core.down_bytes_s[sites])
         return near, middle, far
-
-    @property
-    def links_bytes_s(self) -> Floats:
-        """The bandwidth of every link, in the numbering of `paths`."""
-        parts = [self.access.up_bytes_s, self.access.down_bytes_s]
-        for links in (self.distribution, self.core):
-            parts += [links.up_bytes_s, links.down_bytes_s, links.inside_bytes_s]
-        return np.concatenate(parts)
-
-    def paths(self, sources: npt.ArrayLike, targets: npt.ArrayLike) -> Ints:
-        """Returns the links of each path from a source to a target, one row for each pair, padded with -1."""
-        s, t = np.broadcast_arrays(np.asarray(sources, np.int64), np.asarray(targets, np.int64))
-        s, t = np.atleast_1d(s), np.atleast_1d(t)
-        ends, buildings, sites = len(self.access), len(self.distribution), len(self.core)
-        first_building, first_site = 2 * ends, 2 * ends + 3 * buildings
-        bs, bt, cs, ct = self.building[s], self.building[t], self.site[s], self.site[t]
-        local = (bs == bt) & (bs != NOWHERE)
-        abroad = cs != ct
-        columns = [
-            s,
-            np.where(local, first_building + 2 * buildings + bs, NOWHERE),
-            np.where(~local & (bs != NOWHERE), first_building + bs, NOWHERE),
-            np.where(~local, first_site + 2 * sites + cs, NOWHERE),
-            np.where(abroad, first_site + cs, NOWHERE),
-            np.where(abroad, first_site + sites + ct, NOWHERE),
-            np.where(abroad, first_site + 2 * sites + ct, NOWHERE),
-            np.where(~local & (bt != NOWHERE), first_building + buildings + bt, NOWHERE),
-            ends + t,
-        ]
-        return np.stack(columns, axis=1)
 
     def migration_s(
         self,

@@ -25,12 +25,8 @@ def migration_share(
     bandwidth_bytes_s: npt.ArrayLike,
     least_research_bytes_s: npt.ArrayLike = 0.0,
     research_share: float = RESEARCH_SHARE,
-    uncontrolled_bytes_s: npt.ArrayLike = 0.0,
 ) -> Ints:
     """Returns B_mig = B - max(beta B, B_min) of each link, for all migrations together, at least 0.
-
-    `uncontrolled_bytes_s` is the burst of migrations that no agent of ours limits. It is deducted as well, so the
-    reservation holds when only some nodes take part (section X).
 
     Raises:
         ValueError: the share for research traffic is not from 0 to 1.
@@ -39,7 +35,7 @@ def migration_share(
         raise ValueError(f"research_share: {research_share}: must be from 0 to 1")
     bandwidth = np.minimum(np.asarray(bandwidth_bytes_s, np.float64), UNLIMITED_BYTES_S)
     reserved = np.maximum(research_share * bandwidth, np.asarray(least_research_bytes_s, np.float64))
-    share = bandwidth - reserved - np.asarray(uncontrolled_bytes_s, np.float64)
+    share = bandwidth - reserved
     return np.asarray(np.floor(np.maximum(share, 0)), np.int64)
 
 

@@ -380,7 +380,7 @@ def _could_ever_fit(snapshot: RegionSnapshot, job: JobRequest) -> bool:
 
 
 def _later(region: str, request: PlacementRequest, avoided: list[str]) -> tuple[list[Reason], float]:
-    """Returns the reasons that name avoided machines and forbidden evictions, and when the first of them changes."""
+    """Returns the reasons that name avoided machines, and when the first of them changes."""
     reasons, until_s = list[Reason](), inf
     if avoided:
         until_s = request.avoids_until_s
@@ -388,10 +388,6 @@ def _later(region: str, request: PlacementRequest, avoided: list[str]) -> tuple[
         if until_s < inf:
             detail["until"] = in_words(until_s)
         reasons.append(Reason(ReasonCode.MACHINES_AVOIDED, detail))
-    if not request.evicts and request.evicts_from_s < inf:
-        until_s = min(until_s, request.evicts_from_s)
-        detail = {"region": region, "until": in_words(request.evicts_from_s)}
-        reasons.append(Reason(ReasonCode.EVICTS_LATER, detail))
     return reasons, until_s
 
 

@@ -27,7 +27,7 @@ from simulation.errors import SimulationError
 from simulation.ledger import Ledger
 from simulation.policies import Policy
 from simulation.run import Scenario, credit_weights
-from simulation.supply.sources import Machines
+from simulation.supply import Machines
 
 
 class ReferenceEngine:

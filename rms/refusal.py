@@ -80,7 +80,7 @@ def refusal(
 def waits(request: PlacementRequest, region: Region) -> tuple[list[Reason], float]:
     """Returns what a request may not use for now, as reasons, and the earliest time at which that changes.
 
-    These are the machines that it avoids, of those that are open in the region, and evictions.
+    These are the machines that it avoids, of those that are open in the region.
     """
     reasons, again_s = list[Reason](), inf
     avoided = sorted(filter(region.is_open, request.avoids))
@@ -88,8 +88,4 @@ def waits(request: PlacementRequest, region: Region) -> tuple[list[Reason], floa
         again_s = request.avoids_until_s
         until = {"until": in_words(again_s)} if again_s < inf else {}
         reasons.append(Reason(ReasonCode.MACHINES_AVOIDED, {"region": region.name, "machines": avoided, **until}))
-    if not request.evicts and request.evicts_from_s < inf:
-        again_s = min(again_s, request.evicts_from_s)
-        until = {"until": in_words(request.evicts_from_s)}
-        reasons.append(Reason(ReasonCode.EVICTS_LATER, {"region": region.name, **until}))
     return reasons, again_s

@@ -17,8 +17,6 @@ from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
 from simulation.policies import Policy
 from simulation.run import EVERYTHING, Run, Scenario, Span, check_policy
 
-_SHOWN_BAD = 20
-
 
 @dataclass(frozen=True)
 class Case:

@@ -21,7 +21,6 @@ from tetris.exact import ExactProgress
 from tetris.explain import Move, explain
 from tetris.needed import RequiredPieces
 from tetris.replicas import Policy, Replicated, jobs_without_region, replicas_document, replicate
-from tetris.versions import v1
 
 _CLIMB_S = 10.0
 _EXACT_S = 600.0
@@ -74,8 +73,6 @@ def run_solve(
     said += _summary(columns, home, first)
     if proved:
         said.append(proved)
-    if method == "v1":
-        said.append("v1 used its own objective; the totals before and after use the objective of the instance")
     if ended:
         said.append("mizzen: interrupted: this is the best plan so far")
     if left_out:
@@ -113,18 +110,15 @@ def _solve(
     if method == "v0":
         return columns.home, ""
 
-    of_what = "total by V1" if method == "v1" else "total"
-
     def listen(step: Step) -> None:
         lacking = f", over limits by {step.lack:.3g}" if step.lack > 0 else ""
-        show(step.part, f"{step.phase}: {of_what} {step.total:.6g}{lacking}")
+        show(step.part, f"{step.phase}: total {step.total:.6g}{lacking}")
 
     if method == "exact":
         return _solve_exactly(columns, _EXACT_S if time_s is None else time_s, seed, show, stop)
-    search = v1 if method == "v1" else climb
     budget_s = _CLIMB_S if time_s is None else time_s
-    found = search(columns, time_s=budget_s, seed=seed, listener=listen, stop=stop)
-    return found.home, _PROVED if found.proved and method == "climb" else ""
+    found = climb(columns, time_s=budget_s, seed=seed, listener=listen, stop=stop)
+    return found.home, _PROVED if found.proved else ""
 
 
 def _solve_exactly(

@@ -16,7 +16,7 @@ from server.usage_commands import usage
 _PATH = click.Path(path_type=Path)
 
 
-class _Output(click.Path):
+class Output(click.Path):
     """An output path: a file, or optionally a folder. Checks for a trailing slash, which `Path` would remove."""
 
     def __init__(self, *, may_be_folder: bool = False) -> None:
@@ -30,7 +30,7 @@ class _Output(click.Path):
         return super().convert(value, param, ctx)
 
 
-_OUTPUT = _Output()
+_OUTPUT = Output()
 
 
 @click.group(cls=Commands)
@@ -89,9 +89,9 @@ def _budget(context: click.Context, parameter: click.Parameter, value: float | N
 # Commands on files: they do not call the API.
 @tetris.command(cls=click.Command)
 @click.argument("instance", type=_PATH)
-@click.option("--method", type=click.Choice(["climb", "exact", "v0", "v1"]), default="climb", show_default=True)
+@click.option("--method", type=click.Choice(["climb", "exact", "v0"]), default="climb", show_default=True)
 @click.option(
-    "--time-s", type=float, callback=_budget, help="Budget of CPU time (default: 10 for climb and v1, 600 for exact)."
+    "--time-s", type=float, callback=_budget, help="Budget of CPU time (default: 10 for climb, 600 for exact)."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--out", type=_OUTPUT, default=Path("-"), help="File for the plan (default: standard output).")
@@ -124,22 +124,3 @@ def score(instance: Path, plan: Path) -> None:
     from server.instance_files import run_score
 
     run_command(lambda: run_score(instance, plan))
-
-
-@tetris.command(cls=click.Command)
-@click.option("--tables", type=click.IntRange(min=1), default=200, show_default=True)
-@click.option(
-    "--regions", type=click.IntRange(min=3), default=6, show_default=True, help="Hardware is distributed unevenly."
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option(
-    "--out",
-    type=_Output(may_be_folder=True),
-    default=Path("-"),
-    help="A file whose name ends in .json, or a folder for Parquet files.",
-)
-def generate(tables: int, regions: int, seed: int, out: Path) -> None:
-    """Generate an instance with the distributions that MAST reports."""
-    from server.generating import run_generate
-
-    run_command(lambda: run_generate(tables, regions, seed, out))

@@ -1,10 +1,6 @@
 """The exceptions of the simulator."""
 
-from infra.errors import ConfigurationError, MizzenError
-
-
-class TraceError(ConfigurationError):
-    """A trace cannot be read, or has bad rows; the message lists them."""
+from infra.errors import MizzenError
 
 
 class SimulationError(MizzenError):

@@ -7,7 +7,7 @@ from math import inf
 from domain.scheduling import RunningWorkload, TenantState
 from simulation.policies import Policy
 from simulation.settings import SimulationSettings
-from simulation.supply.sources import Machines, Sources
+from simulation.supply import Machines, Supply
 from simulation.workloads import Workload
 
 
@@ -36,8 +36,8 @@ class InitialState:
     until_s: float = inf
     holding: Mapping[str, InitialHolder] = field(default_factory=dict)
     """Slots that workloads hold at the start, by workload id."""
-    sources: Sources = field(default_factory=Sources)
-    """Clouds and pools that supply more machines during the run."""
+    sources: Supply = field(default_factory=Supply)
+    """What supplies more machines during the run."""
 
     @property
     def possible(self) -> Machines:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from domain.scheduling import JobRequest, MachineState
 from infra.errors import ConfigurationError
 from simulation.hardware import Hardware
-from simulation.supply.sources import Machines
+from simulation.supply import Machines
 from simulation.workloads import Workload
 
 if TYPE_CHECKING:

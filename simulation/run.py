@@ -17,7 +17,7 @@ from simulation.meter import Meter, ratio
 from simulation.policies import POLICIES, Policy, split_by_cluster
 from simulation.settings import SimulationSettings
 from simulation.simulator import Progress, Simulator
-from simulation.supply.sources import Machines, Sources
+from simulation.supply import Machines, Supply
 from simulation.transitions import Happened
 from simulation.workloads import Workload
 
@@ -56,8 +56,8 @@ class Scenario:
     starts_s: float = 0.0
     """The start of the simulation's clock in reported times: seconds of the trace, or since the snapshot."""
     holding: dict[str, InitialHolder] = field(default_factory=dict)
-    sources: Sources = field(default_factory=Sources)
-    """Clouds and pools that supply more machines during the run."""
+    sources: Supply = field(default_factory=Supply)
+    """What supplies more machines during the run."""
     says: dict[str, Any] = field(default_factory=dict)
     """Facts about the scenario's origin, which are copied to the JSON object."""
 
@@ -68,7 +68,7 @@ def check_policy(scenario: Scenario, policy: Policy) -> None:
     Raises:
         ConfigurationError: the scenario has pools, and the policy requires a fixed fleet.
     """
-    if scenario.sources.pools and (policy.binds_early or policy.fixed_fleet):
+    if scenario.sources.grows and (policy.binds_early or policy.fixed_fleet):
         able = [p.name for p in POLICIES.values() if not p.binds_early]
         raise ConfigurationError(f"--policy {policy.name}: must be one of {', '.join(able)} for a fleet with pools")
 

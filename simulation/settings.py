@@ -1,14 +1,15 @@
-"""The settings of a simulation: delays, clock, objectives, and distributions of values that a trace lacks."""
+"""The settings of a simulation: delays, clock and objectives."""
 
 from math import exp, log
 from statistics import NormalDist
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from infra.config import SchedulerSettings
 from infra.errors import ConfigurationError
 
+S = TypeVar("S", bound="SimulationSettings")
 LEVELS = range(1, 8)
 LIVE = SchedulerSettings()
 """The defaults of the live scheduler, which are also the simulator's defaults."""
@@ -60,46 +61,13 @@ class SimulationSettings(_Part):
     fair_window_s: float = Field(LIVE.fair_window_s, gt=0)
     objective_s: dict[int, float] = Field(default_factory=lambda: {1: 300.0, 2: 300.0, 3: 1800.0, 4: 1800.0})
     """Longest time from submission or preemption to award, by level; an absent level has no objective."""
-    priority_percent: dict[int, float] = Field(
-        default_factory=lambda: {1: 3.0, 2: 20.0, 3: 16.0, 4: 54.0, 5: 0.2, 6: 0.5, 7: 6.02}
-    )
-    """Percentage of workloads by priority level. The remainder to 100 has no priority, so it gets the lowest (7)."""
-    candidate_regions_percent: dict[int, float] = Field(default_factory=lambda: {1: 15.0, 2: 25.0, 3: 20.0})
-    """Percentage of workloads by the number of regions, among those that could hold the gang, that have its data.
 
-    For the remainder to 100, all of these regions have it.
-    """
-    cpus_per_gpu: float = Field(4.0, ge=0)
-    cpus_without_gpu: float = Field(1.0, gt=0)
-    memory_bytes_per_gpu: int = Field(32 << 30, ge=0)
-    memory_bytes_without_gpu: int = Field(4 << 30, ge=0)
-    gpus_per_machine: int = Field(8, ge=1)
-    """For traces that only state a gang's GPUs: a gang with more GPUs than this has one task per machine."""
-    copy_days: int = Field(7, ge=0)
-    """`--scale` submits a copy up to this many whole days before or after its original."""
-    copy_jitter_s: float = Field(1800.0, ge=0)
-    """Random shift of a copy, earlier or later, in addition to `copy_days`."""
-
-    @field_validator("objective_s", "priority_percent")
+    @field_validator("objective_s", "priority_percent", check_fields=False)
     @classmethod
     def _by_level(cls, value: dict[int, float]) -> dict[int, float]:
         wrong = sorted(level for level in value if level not in LEVELS)
         if wrong:
             raise ValueError(f"has levels {wrong}; must be levels from 1 (highest) to 7")
-        return value
-
-    @field_validator("priority_percent", "candidate_regions_percent")
-    @classmethod
-    def _parts_of_100(cls, value: dict[int, float]) -> dict[int, float]:
-        if any(part < 0 for part in value.values()) or sum(value.values()) > 100 + 1e-9:
-            raise ValueError("must be percentages of at least 0 that sum to at most 100")
-        return value
-
-    @field_validator("candidate_regions_percent")
-    @classmethod
-    def _counts(cls, value: dict[int, float]) -> dict[int, float]:
-        if any(count < 1 for count in value):
-            raise ValueError("must have numbers of regions, each at least 1, as keys")
         return value
 
     def provisioning_s(self, chance: float) -> float:
@@ -110,7 +78,7 @@ class SimulationSettings(_Part):
         return exp(mu + sigma * _NORMAL.inv_cdf(chance))
 
 
-def override(settings: SimulationSettings, assignments: tuple[str, ...]) -> SimulationSettings:
+def override(settings: S, assignments: tuple[str, ...]) -> S:
     """Returns the settings with `NAME=VALUE` assignments applied; the entry of a mapping is set by `NAME.KEY=VALUE`.
 
     Raises:
@@ -129,7 +97,7 @@ def override(settings: SimulationSettings, assignments: tuple[str, ...]) -> Simu
         else:
             body[field] = value
     try:
-        return SimulationSettings.model_validate(body)
+        return type(settings).model_validate(body)
     except ValidationError as error:
         raise ConfigurationError("; ".join(problems(error))) from None
 

@@ -10,7 +10,6 @@ from simulation.engine import Engine
 from simulation.initial_state import InitialState
 from simulation.meter import Meter
 from simulation.passes import Passes
-from simulation.supply.keeper import SimulatedKeeper
 from simulation.transitions import Happened, Transitions
 from simulation.workload_state import WorkloadState
 
@@ -48,7 +47,7 @@ class Simulator:
         self._heap: list[tuple[float, int, int, int]] = []
         self.transitions = Transitions(initial, engine, meter, self._later, follow)
         self._passes = Passes(self.transitions)
-        self.keeper = SimulatedKeeper(initial.sources, self.transitions, meter, self._passes.shortages, initial.seed)
+        self.keeper = initial.sources.keeper(self.transitions, meter, self._passes.shortages, initial.seed)
         states = self.transitions.states
         self._arrivals = sorted(
             (state for state in states if state.workload.id not in initial.holding),

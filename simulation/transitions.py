@@ -23,7 +23,7 @@ from simulation.meter import Meter
 from simulation.policies import Binding, place_of, split_by_cluster
 from simulation.random_draws import chance
 from simulation.shares import Shares
-from simulation.supply.sources import usd_per_h
+from simulation.supply import usd_per_h
 from simulation.workload_columns import WorkloadColumns
 from simulation.workload_state import WorkloadState, gpus_of, numbered, types_asked
 

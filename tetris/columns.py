@@ -168,11 +168,6 @@ class Columns:
         """Returns the plan for the homes [T]: maps the names of moved tables to region names."""
         return {self.table_names[t]: self.regions[home[t]] for t in np.flatnonzero(home != self.home)}
 
-    @property
-    def bytes_of_input(self) -> int:
-        """Size of all arrays in bytes."""
-        return sum(value.nbytes for name in self.__slots__ if hasattr(value := getattr(self, name), "nbytes"))
-
 
 def _numbers(names: tuple[str, ...]) -> dict[str | None, int]:
     return {name: index for index, name in enumerate(names)}

@@ -43,8 +43,6 @@ with workflow.unsafe.imports_passed_through():
     from workflows.mailbox import Mailbox
     from workflows.verdicts import Verdicts
 
-_LEAVES = frozenset({ReasonCode.PLATFORM_NOTICE, ReasonCode.MOVED_EARLY})
-"""Why a workload returns to the queue while its tasks still save."""
 _COPY_S = 6 * 3600.0
 _LONGEST_PAUSE_S = 30.0
 """The maximum backoff between two launches of a workload that fails to start repeatedly."""
@@ -275,12 +273,12 @@ class Attempt:
             return gang.noticed
         # After an eviction or a cancellation, the end of the tasks is awaited.
         code = code_of(self._told)
-        if code not in _LEAVES or self._mailbox.has({MailKind.EVICT, MailKind.CANCEL}):
+        if code != ReasonCode.PLATFORM_NOTICE or self._mailbox.has({MailKind.EVICT, MailKind.CANCEL}):
             return None
         return Reason(code, self._told.detail)
 
     async def _leave(self) -> Event:
-        """Returns the workload to the queue while its tasks save, because of a platform notice or to move early.
+        """Returns the workload to the queue while its tasks save, because of a platform notice.
 
         The following order is correct even if a process is slow or dies:
 

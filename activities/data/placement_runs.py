@@ -43,9 +43,6 @@ from mizzen.objects.store import ObjectStore, open_store
 
 _log = logging.getLogger(__name__)
 _ROWS = 5000
-_BEAT_S = 10.0
-_LAST_LINES = 20
-_SAID_CHARACTERS = 2000
 
 
 class PlacementRunActivities:

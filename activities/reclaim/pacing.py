@@ -20,7 +20,6 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.leader import Leader, lead
-from activities.reclaim.early import EarlyMover
 from activities.reclaim.rates import Rates, write_rates
 from activities.reclaim.reading import (
     LentMachine,
@@ -66,7 +65,6 @@ class Pacer:
         self._engine, self._client = engine, client
         self._settings = settings.reclaim
         self._model = HazardModel()
-        self._early = EarlyMover(engine, self._settings, self._model)
 
     async def run(self) -> None:
         """Runs rounds until cancelled, while this process is the leader."""
@@ -83,7 +81,6 @@ class Pacer:
                 if error.status is not RPCStatusCode.NOT_FOUND:
                     _log.warning("machine %s did not get the intervals of its tasks' saves: %s", pace.machine, error)
                     failures.append(f"signal to machine {pace.machine}: {error}")
-        await in_thread(self._early.round)
         return failures
 
     def paces(self) -> list[Pace]:

@@ -1,6 +1,6 @@
 """How often the owners of a region's lent machines are expected to take them back."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,10 +9,9 @@ from sqlalchemy.orm import Session
 from infra.db.models import Cluster
 from infra.db.reclaim import SiteHazard
 from reclaim.arrays import Floats
-from reclaim.buildings import NEAR_S, Rate
+from reclaim.buildings import AHEAD_S, NEAR_S, Rate
 from reclaim.hazard import HazardModel
 from reclaim.hazard_state import HazardState
-from reclaim.joint import EARLY_HORIZON_S, HOUR_S
 
 _NOTICEABLE = 0.1
 """A relative change of a rate by less is not stored."""
@@ -33,28 +32,15 @@ class Rates:
         columns = [column for state in (emergencies, noticed) for column in _near_and_later(model, state, now_s)]
         return cls({node: row for row, node in enumerate(emergencies.nodes)}, np.stack(columns, axis=1))
 
-    @property
-    def least(self) -> Rate:
-        """The lowest rates of any machine."""
-        return Rate(*map(float, self.table.min(axis=0, initial=np.inf)))
-
-    def of_machines(self, machines: Iterable[str]) -> Rate:
-        """Returns the rates of some machines together."""
-        return Rate(*map(float, self.table[[self.number[machine] for machine in machines]].sum(axis=0)))
-
     def by_machine(self) -> dict[str, Rate]:
         """Returns the expected departures of each machine, by its id."""
         return {machine: Rate(*row) for machine, row in zip(self.number, self.table.tolist(), strict=True)}
 
-    def by_calm(self) -> dict[str, float]:
-        """Returns the departures that are expected of each machine in the next days."""
-        return {machine: sum(rate.expected(EARLY_HORIZON_S)) for machine, rate in self.by_machine().items()}
-
 
 def _near_and_later(model: HazardModel, state: HazardState, now_s: float) -> tuple[Floats, Floats]:
     near = model.expected(state, now_s, NEAR_S)
-    later = np.maximum(model.expected(state, now_s, EARLY_HORIZON_S) - near, 0.0)
-    return near / (NEAR_S / HOUR_S), later / ((EARLY_HORIZON_S - NEAR_S) / HOUR_S)
+    later = np.maximum(model.expected(state, now_s, AHEAD_S) - near, 0.0)
+    return near / (NEAR_S / 3600), later / ((AHEAD_S - NEAR_S) / 3600)
 
 
 def write_rates(session: Session, region: str, rates: Rates, state: HazardState) -> None:

@@ -58,8 +58,6 @@ class RunningJob:
     """How long that takes until it is durable."""
     stall_s: float
     """For how long it stalls the training."""
-    most_bytes: int
-    """What its memory and that of its GPUs can hold."""
     store: tuple[str, str | None] = ("", None)
     """Its region, and the URL of the store of its cluster; None: the bucket of the region."""
     bandwidth: BandwidthReport | None = None
@@ -162,7 +160,6 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
             tuple(sorted(held)),
             tuple(sorted(known & set(held))),
             *typical_save(saves or (), size_bytes, write_s, int(memory_bytes), stall_of(cadence, checkpoint_s)),
-            int(memory_bytes),
             (region, store_url),
             None if bandwidth is None else BandwidthReport(**bandwidth),
         )

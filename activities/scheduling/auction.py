@@ -42,7 +42,6 @@ class AuctionActivities:
         """`here` are the regions whose RMS is this process. Their bids need no request."""
         self._engine = engine
         self._settings = settings.scheduler
-        self._reclaim = settings.reclaim
         self._state = state
         self._here = frozenset(here)
         self._listening = SilenceTracker(engine, self._settings)
@@ -160,7 +159,7 @@ class AuctionActivities:
                     queued = scanned.batch(request.first, self._settings.batch)
                 else:
                     queued = batch(session, request.scan, request.first)
-                todo = asked(session, queued, self._reclaim)
+                todo = asked(session, queued)
                 all_here = state.regions.keys() - left_out.keys() <= self._here
                 bids = {} if all_here else region_bids(session, request.scan, request.first)
             # 2. Award the batch.

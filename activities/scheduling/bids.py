@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC
-from math import inf
 
 from pydantic import TypeAdapter
 from sqlalchemy import Engine, select, text
@@ -25,7 +24,6 @@ from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid, JobRequest, PlacementRequest
 from gms.auction.candidate import Candidate
 from gms.auction.immunity import immune_to
-from infra.config.scheduling import ReclaimSettings
 from infra.db.catalogue import Replicas, can_read, ready_replicas
 from infra.db.logs import RegionBid
 from infra.db.session import transaction
@@ -65,11 +63,8 @@ class BidSubject:
         return demand.allows_region(region) and can_read(self.replicas, demand.tables, region, level=self.level)
 
 
-def asked(session: Session, queued: Sequence[ScannedWorkload], settings: ReclaimSettings) -> list[BidSubject]:
-    """Returns the workloads that are still queued and not on hold, in queue order, with their demand from Postgres.
-
-    `settings` decide where work goes that leaves an owner's machine.
-    """
+def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubject]:
+    """Returns the workloads that are still queued and not on hold, in queue order, with their demand from Postgres."""
     if not queued:
         return []
     rows = session.execute(_ASKS, {"ids": [e.workload for e in queued], "phases": sorted(QUEUED_PHASES)})
@@ -83,7 +78,6 @@ def asked(session: Session, queued: Sequence[ScannedWorkload], settings: Reclaim
         {e.workload: _jobs(e, demands[e.workload]) for e in queued if e.workload in demands},
         {workload: demand.max_runtime_s for workload, demand in demands.items()},
         machines,
-        settings,
     )
     evictors, doubts = newest_evictors(session), doubted(session)
     replicas = ready_replicas(session, {t for demand in demands.values() for t in demand.tables})
@@ -129,8 +123,6 @@ def placement_request(
         frozenset(queued.displaces),
         avoided.machines,
         avoided.until_s,
-        leaving.evicts_from_s is None,
-        inf if leaving.evicts_from_s is None else leaving.evicts_from_s,
         leaving.shuns,
         *doubts,
     )
@@ -189,16 +181,15 @@ def region_bid(planner: Planner, asked: BidSubject, *, ignore_data: bool = False
 class RegionActivities:
     """The activity of a region's RMS processes in an auction. It writes nothing but the region's bids."""
 
-    def __init__(self, engine: Engine, state: SchedulerState, settings: ReclaimSettings) -> None:
+    def __init__(self, engine: Engine, state: SchedulerState) -> None:
         self._engine = engine
         self._state = state
-        self._settings = settings
 
     @activity.defn(name=Activity.BID.value)
     def bid(self, request: BidRequest) -> int:
         """Bids on the workloads of a batch that may run in the region, on one state; returns the number of plans."""
         with transaction(self._engine) as session:
-            wanted = asked(session, batch(session, request.scan, request.first), self._settings)
+            wanted = asked(session, batch(session, request.scan, request.first))
         with self._state.current() as state:
             if request.region not in state.regions:
                 return 0

@@ -1,9 +1,7 @@
 """Where work goes that leaves an owner's machine: ReclaimNet's P2, as criteria of plans (`reclaim.buildings`).
 
 A building is scored with the machines that the work would get there: those with room whose owners come most rarely. The
-other machines are shunned. With `reclaim.forecasts`, the expected loss in each building replaces P2's score
-(`reclaim.forecasts`). Work that moved before the owner asked goes to the cluster for which it left, if there is still
-room.
+other machines are shunned.
 """
 
 from collections import defaultdict
@@ -18,12 +16,9 @@ from sqlalchemy.orm import Session
 from activities.scheduling.room import Room
 from domain.capacity import CapacityKind
 from domain.reasons import ReasonCode
-from domain.reported import LEAST_WRITE_S, stall_of, typical_save
+from domain.reported import LEAST_WRITE_S
 from domain.scheduling import MOST_US, JobRequest, Move
-from infra.config.scheduling import ReclaimSettings
-from reclaim.buildings import Building, Departure, Rate, score
-from reclaim.forecasts import Saving, joint_score
-from reclaim.joint import EARLY_HORIZON_S
+from reclaim.buildings import AHEAD_S, Building, Departure, Rate, score
 
 _SHORTEST_S = 1200.0
 """The median duration of ML workloads (MAST 5.1): the expected duration of a workload that has just started."""
@@ -32,22 +27,15 @@ _LEFT = text(
     "select w.id, a.region, a.plan -> 'jobs', saved.checkpoint_bytes,"
     " case when saved.checkpoint_write_s >= :least_write_s and saved.checkpoint_write_s < 'Infinity'"
     "   then saved.checkpoint_write_s end,"
-    " saved.cadence, saved.checkpoint_s, saved.saves,"
-    " ran.s, case when a.outcome ->> 'code' = :early then a.outcome -> 'detail' ->> 'cluster' end,"
-    " case when a.released_at > now() - make_interval(secs => :patience_s)"
-    "   then extract(epoch from a.released_at)::float8 + :patience_s end"
+    " ran.s"
     " from workload as w join attempt as a on (a.workload, a.attempt) = (w.id, w.attempt)"
-    " cross join lateral (select checkpoint_bytes, checkpoint_write_s, cadence, checkpoint_s, saves from attempt"
+    " cross join lateral (select checkpoint_bytes, checkpoint_write_s from attempt"
     "   where workload = w.id and checkpoint_bytes > 0 order by attempt desc limit 1) as saved"
     " cross join lateral (select coalesce(sum(extract(epoch from released_at - started_at)), 0)::float8 as s"
     "   from attempt where workload = w.id) as ran"
     " where w.id = any(:ids) and a.released_at is not null and a.outcome ->> 'code' = any(:codes)"
 )
-_EARLY = ReasonCode.MOVED_EARLY.value
-_LEAVES = [ReasonCode.PLATFORM_NOTICE.value, ReasonCode.MACHINE_LOST.value, _EARLY]
-_PATIENCE_S = 300.0
-"""For this time after its release, work that moved early may not evict. If the room that it left for is taken, it can
-return to its former machines once its tasks have saved."""
+_LEAVES = [ReasonCode.PLATFORM_NOTICE.value, ReasonCode.MACHINE_LOST.value]
 _MOST_GUIDED = 64
 """For so many workloads at the head of the queue, machines are compared one by one; for the others, clusters."""
 _RATES = text(
@@ -67,14 +55,7 @@ class _Left(NamedTuple):
     placements: list[dict[str, Any]]
     checkpoint_bytes: int
     write_s: float | None
-    cadence: dict[str, Any] | None
-    checkpoint_s: float | None
-    saves: list[list[float]] | None
     ran_s: float
-    early_to: str | None
-    """The cluster `region/cluster` for which it left early."""
-    patient_until_s: float | None
-    """The end of `_PATIENCE_S`, if it has left within this time."""
 
 
 class Leaving(NamedTuple):
@@ -84,8 +65,6 @@ class Leaving(NamedTuple):
     """With the score of each cluster."""
     shuns: frozenset[str]
     """Machines in lent clusters that it does not need, and whose owners come more often than those of others."""
-    evicts_from_s: float | None = None
-    """When it may evict others again; None: it may now."""
 
 
 def moves_of(
@@ -93,7 +72,6 @@ def moves_of(
     demands: Mapping[str, Sequence[JobRequest]],
     max_runtimes_s: Mapping[str, float],
     avoided: Mapping[str, frozenset[str]],
-    settings: ReclaimSettings,
 ) -> dict[str, Leaving]:
     """Returns the workloads that have left owners' machines, with the score of each cluster for their jobs.
 
@@ -101,22 +79,21 @@ def moves_of(
 
     Workloads without a checkpoint, and jobs that were not on lent machines or spanned clusters, have no scores.
     """
-    values = {"ids": list(demands), "codes": _LEAVES, "early": _EARLY, "patience_s": _PATIENCE_S}
-    rows = session.execute(_LEFT, {**values, "least_write_s": LEAST_WRITE_S})
+    rows = session.execute(_LEFT, {"ids": list(demands), "codes": _LEAVES, "least_write_s": LEAST_WRITE_S})
     left = {workload: _Left(*row) for workload, *row in rows}
     if not left:
         return {}
-    scores = _Scores(session, left, settings)
+    scores = _Scores(session, left)
     found = {}
     for number, (workload, jobs) in enumerate(each for each in demands.items() if each[0] in left):
         one = left[workload]
-        remaining_s = remaining_runtime_s(max_runtimes_s[workload], one.ran_s)
+        remaining_s = _remaining_runtime_s(max_runtimes_s[workload], one.ran_s)
         but = avoided.get(workload, frozenset())
         found[workload] = scores.leaving(one, jobs, remaining_s, but, by_machine=number < _MOST_GUIDED)
     return found
 
 
-def remaining_runtime_s(max_runtime_s: float, ran_s: float) -> float:
+def _remaining_runtime_s(max_runtime_s: float, ran_s: float) -> float:
     """Returns the expected remaining runtime of a workload; infinity is no maximum.
 
     Without a maximum it is the elapsed runtime, but at least `_SHORTEST_S`. That is the median remaining runtime for a
@@ -128,8 +105,7 @@ def remaining_runtime_s(max_runtime_s: float, ran_s: float) -> float:
 class _Scores:
     """The clusters, the room in the lent ones, and how often the owners of their machines come."""
 
-    def __init__(self, session: Session, left: Mapping[str, _Left], settings: ReclaimSettings) -> None:
-        self._settings = settings
+    def __init__(self, session: Session, left: Mapping[str, _Left]) -> None:
         clusters = session.execute(_CLUSTERS).all()
         self._kinds = {f"{region}/{name}": capacity for region, name, capacity, *_ in clusters}
         self._buildings = {
@@ -149,8 +125,7 @@ class _Scores:
             for place, rates in of_cluster.items()
         }
         order, usual = (
-            {name: sum(rate.expected(EARLY_HORIZON_S)) for name, rate in rates.items()}
-            for rates in (self._rates, self._usual)
+            {name: sum(rate.expected(AHEAD_S)) for name, rate in rates.items()} for rates in (self._rates, self._usual)
         )
         self._room = Room(session, self._lent if is_needed else (), order, usual)
 
@@ -185,7 +160,7 @@ class _Scores:
             accepted.update(here)
         lent = accepted.intersection(self._lent) if by_machine else ()
         shuns = frozenset(machine for place in lent for machine in self._room.machines(place)) - kept
-        return Leaving(tuple(scored), shuns, None if left.early_to is None else left.patient_until_s)
+        return Leaving(tuple(scored), shuns)
 
     def _seen(self, place: str, found: Collection[str] | None, machines: int) -> Building:
         """Returns a cluster with the rate of the machines that were found, or else of as many of its machines."""
@@ -207,35 +182,7 @@ class _Scores:
         site, _, name = home.partition("/")
         local = self._room.candidates(job, home)
         departure = Departure(site, name, left.checkpoint_bytes, left.write_s, remaining_s, local)
-        if self._settings.forecasts or left.early_to is not None:
-            save = left.saves, left.checkpoint_bytes, left.write_s, left.checkpoint_bytes
-            stall_s = stall_of(left.cadence, left.checkpoint_s)
-            scores = joint_score(buildings, departure, saving_of(*save, stall_s, self._settings))
-        else:
-            scores = score(buildings, departure)
-        moves = []
-        for building, one in zip(buildings, scores, strict=True):
-            place = f"{building.site}/{building.name}"
-            away = one.away if left.early_to is None else place != left.early_to
-            moves.append(Move(place, away, round(min(one.score_s * 1e6, MOST_US))))
-        return tuple(moves)
-
-
-def saving_of(
-    saves: Sequence[Sequence[float]] | None,
-    checkpoint_bytes: int,
-    write_s: float | None,
-    most_bytes: int,
-    stall_s: float | None,
-    settings: ReclaimSettings,
-) -> Saving:
-    """Returns how a job saves, from what its tasks have reported (`domain.reported.typical_save`).
-
-    What limits its saves where it is, is assumed to limit them elsewhere, too: it may be the job itself.
-    """
-    most_bytes_s = settings.checkpoint_bytes_s
-    if write_s is None:
-        return Saving(min(checkpoint_bytes, most_bytes), None, settings.loss_budget_s, most_bytes_s)
-    save = typical_save(saves or (), checkpoint_bytes, write_s, most_bytes, stall_s)
-    most_bytes_s = min(most_bytes_s, save.sent_bytes / save.write_s)
-    return Saving(save.sent_bytes, save.stall_s, settings.loss_budget_s, most_bytes_s)
+        return tuple(
+            Move(f"{building.site}/{building.name}", one.away, round(min(one.score_s * 1e6, MOST_US)))
+            for building, one in zip(buildings, score(buildings, departure), strict=True)
+        )

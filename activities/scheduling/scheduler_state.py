@@ -135,10 +135,6 @@ class SchedulerState:
         """Returns the auction of the newest pass, with its reservations and with its columns as of the last read."""
         return self.auction(0 if self._pass is None else self._pass)
 
-    def attempt_of(self, workload: str) -> int:
-        """Returns the number of a placed workload's attempt."""
-        return self._live[workload].attempt
-
     def doubt(self, plan: Plan) -> None:
         """Marks a plan that was awarded in a region's columns but not in Postgres: what it changed is read again."""
         region = self.regions[plan.region]

@@ -24,7 +24,6 @@ PLACERS: Mapping[str, str] = {
 }
 """The policy of each name that `spot_placer` can have."""
 _WITH_EXTRA = ("spothedge", "spothedge-alg1")
-_WITH_FALLBACK = (*_WITH_EXTRA, "spothedge+")
 MAX_BODY_BYTES = 64 << 10
 _MAX_PATH = 2000
 MAX_HEADERS = 32
@@ -281,12 +280,10 @@ def _read_placing(members: Mapping[str, At], replicas: Replicas) -> tuple[bool, 
             if key in members and value:
                 members[key].wrong("is only for spot machines; write resources.use_spot: true, or omit it")
         return False, {}
-    for key, value, having in (
-        ("num_overprovision", extra, _WITH_EXTRA), ("dynamic_ondemand_fallback", fallback, _WITH_FALLBACK),
-        ("base_ondemand_fallback_replicas", kept, _WITH_FALLBACK),
-    ):  # fmt: skip
-        if value and placer is not None and placer not in having:
-            members[key].wrong(f"only the placers {', '.join(having)} have it; spot_placer is {placer}, so omit it")
+    if extra and placer is not None and placer not in _WITH_EXTRA:
+        members["num_overprovision"].wrong(
+            f"only the placers {', '.join(_WITH_EXTRA)} have it; spot_placer is {placer}, so omit it"
+        )
     return True, {
         "placer": placer,
         "num_overprovision": extra,

@@ -44,7 +44,6 @@ from infra.db.tenants import Tenant
 
 PREEMPTIONS = (
     ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.MACHINE_DRAINED, ReasonCode.PLATFORM_NOTICE,
-    ReasonCode.MOVED_EARLY,
 )  # fmt: skip
 """Outcomes of attempts that count as preemptions."""
 # Statements that every request uses are built once, because building one takes as long as executing it.

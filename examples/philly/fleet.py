@@ -19,10 +19,10 @@ from research.traces.fleet import SimulatedFleet
 from research.traces.reading import read_trace
 from research.traces.rows import TraceRow, refuse_bad
 from research.traces.scenario import parse_scale, scenario_of
+from research.traces.settings import TraceSettings
 from research.traces.workloads import scaled, started_at_s
 from simulation.policies import POLICIES
 from simulation.run import Run, Span
-from simulation.settings import SimulationSettings
 
 HOUR_S = 3600.0
 TYPES = {"a100": 0.3, "p100": 0.3, "v100": 0.4}
@@ -114,7 +114,7 @@ def main() -> None:
 
     trace = read_trace(args.trace)
     refuse_bad(args.trace, trace.bad)
-    settings = SimulationSettings.model_validate(ASSUMPTIONS)
+    settings = TraceSettings.model_validate(ASSUMPTIONS)
     copies = scaled(trace.rows, args.scale, args.seed, settings.copy_days, settings.copy_jitter_s)
     peak_s, peak_gpus = busiest_s(copies, args.hours)
     span = Span(max(0.0, peak_s - args.days_before * 86400), peak_s + args.hours * HOUR_S)

@@ -94,9 +94,3 @@ class Stats:
     """Additional workloads that were placed by joint choices."""
     joint_spared: int = 0
     """Evictions that were avoided by joint choices."""
-
-    @property
-    def negative_hit_rate(self) -> float:
-        """Hit rate of the negative cache, 0 to 1; 0 without lookups."""
-        asked = self.negative_hits + self.negative_misses
-        return self.negative_hits / asked if asked else 0.0

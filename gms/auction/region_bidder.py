@@ -261,9 +261,8 @@ class RegionBidder:
         return candidate.request if self._may_evict else replace(candidate.request, rank=OVER_QUOTA_RANK)
 
     def _asking(self, candidate: Candidate, bound: frozenset[str] = frozenset()) -> PlacementRequest:
-        """Returns the request with which a plan is computed. A request that may not evict gets the lowest rank."""
-        request = self._sparing(self._request(candidate), bound)
-        return request if request.evicts else replace(request, rank=OVER_QUOTA_RANK)
+        """Returns the request with which a plan is computed."""
+        return self._sparing(self._request(candidate), bound)
 
     def _sparing(self, request: PlacementRequest, bound: frozenset[str]) -> PlacementRequest:
         """Returns the request without the right to evict workloads whose resources others have reserved."""

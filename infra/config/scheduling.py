@@ -151,13 +151,6 @@ class ReclaimSettings(Section):
     checkpoint_bytes_s: float = Field(87.5e6, gt=0)
     """Bandwidth that the checkpoints of all jobs on lent machines that save to the same store may use on average, in
     bytes per second. The default is 70 % of a link of 1 Gbit/s."""
-    forecasts: bool = False
-    """Whether forecasts decide, beyond ReclaimNet: work that leaves an owner's machine goes where its expected loss is
-    least over its remaining runtime, and jobs move before the owner asks if that should gain more than it costs."""
-    early_period_s: float = Field(3600.0, gt=0)
-    """Interval at which `forecasts` looks for jobs that should move before the owner asks, in seconds."""
-    early_stay_s: float = Field(3600.0, ge=0)
-    """How long a job runs at least before it moves early, in seconds."""
 
 
 class TaskSettings(Section):

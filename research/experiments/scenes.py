@@ -30,13 +30,14 @@ from research.experiments.cases import (
     case_of,
 )
 from research.experiments.fleets import fleet_body, openb_regions, philly_regions
+from research.traces.draws import pick
 from research.traces.fleet import QuotaRule, SimulatedFleet, quotas_by_rule
 from research.traces.reading import COLUMNS, read_trace
 from research.traces.rows import TraceRow
+from research.traces.settings import TraceSettings
 from research.traces.workloads import scaled
 from simulation.hardware import supply
-from simulation.random_draws import chance, pick
-from simulation.settings import SimulationSettings
+from simulation.random_draws import chance
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "philly" / "fleet.yaml"
 OPENB_LEVELS = {"guaranteed": 1, "ls": 2, "burstable": 4, "be": 7}
@@ -50,8 +51,8 @@ _NEAR = 0.004
 """Tolerance of the load, as a fraction of the fleet's GPU hours."""
 _MOST_COPIES = 500.0
 _MAST_LEVELS = {
-    **SimulationSettings().priority_percent,
-    LOWEST_LEVEL: 100.0 - sum(SimulationSettings().priority_percent.values()),
+    **TraceSettings().priority_percent,
+    LOWEST_LEVEL: 100.0 - sum(TraceSettings().priority_percent.values()),
 }
 
 
@@ -184,7 +185,7 @@ def _copies(
     The load grows with the number of copies, but not in proportion: copies are shifted in time, so they add less to a
     window that was chosen for its many submissions.
     """
-    settings = SimulationSettings()
+    settings = TraceSettings()
     found: tuple[float, list[TraceRow]] | None = None
     low, high = 0.0, inf
     times = target / max(1e-9, offered(rows, levels, window, gpus)["all"])

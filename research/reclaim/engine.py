@@ -8,12 +8,12 @@ import heapq
 from math import inf
 from time import perf_counter
 
-from reclaim.intervals import final_feasible
 from research.reclaim.knowledge import Knowledge
 from research.reclaim.network import Flow, Kind
 from research.reclaim.records import Hit, Outcome, Totals
 from research.reclaim.running import Running
 from research.reclaim.scenario import Scenario
+from research.reclaim.starts import final_feasible
 from research.reclaim.state import NOWHERE, Job, Node, Phase
 from research.reclaim.systems import Choosing, Saving, System
 

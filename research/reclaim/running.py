@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import inf
 
-from reclaim.intervals import next_start_s
 from research.reclaim.choosing import Chooser
 from research.reclaim.knowledge import Knowledge
 from research.reclaim.network import Flow, Kind, Network
@@ -16,6 +15,7 @@ from research.reclaim.own import Interruptions
 from research.reclaim.records import Outcome, Totals
 from research.reclaim.saving import Saver
 from research.reclaim.scenario import AT_THE_CORE, Scenario
+from research.reclaim.starts import next_start_s
 from research.reclaim.state import NOWHERE, Job, Node, Phase
 from research.reclaim.systems import Choosing, Saving, Store, System
 

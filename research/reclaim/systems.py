@@ -8,13 +8,12 @@ from infra.config import ReclaimSettings
 from reclaim.destinations import DEFAULT_RULES, Rules
 from reclaim.hazard import HazardSettings
 from reclaim.intervals import P1Settings
-from reclaim.joint import EARLY_HORIZON_S, Policy
 from reclaim.traffic import RESEARCH_SHARE
+from research.reclaim.joint import DEFAULT_POLICY, EARLY_HORIZON_S, Policy
 
 _P1 = P1Settings()
 _SHIPPED = ReclaimSettings()
 """The defaults of a live fleet: a run without other constants simulates exactly these."""
-_POLICY = Policy(least_stay_s=_SHIPPED.early_stay_s)
 
 
 class Saving(StrEnum):
@@ -63,7 +62,7 @@ class Parameters:
 
     rules: Rules = DEFAULT_RULES
     p1: P1Settings = _P1
-    policy: Policy = _POLICY
+    policy: Policy = DEFAULT_POLICY
     research_share: float = RESEARCH_SHARE
     """P3's beta."""
     loss_budget_s: float = _SHIPPED.loss_budget_s
@@ -85,7 +84,7 @@ class Parameters:
     """The control period of P1."""
     traffic_period_s: float = 10.0
     """The control period of P3: its rates follow the bandwidth of the period before."""
-    early_period_s: float = _SHIPPED.early_period_s
+    early_period_s: float = 3600.0
     """The time between two searches for early moves."""
     early_horizon_s: float = EARLY_HORIZON_S
     """The horizon of forecasts for early moves, at most; the rest of the job if that is shorter."""
@@ -185,7 +184,7 @@ SYSTEMS: Mapping[str, System] = {
         ),
         replace(_ALL, name="joint", about="beyond the paper: interval and destination together, early moves",
                 choosing=Choosing.JOINT, moves_early=True),
-        replace(_ALL, name="joint-live", about="joint as on a live fleet with reclaim.forecasts",
+        replace(_ALL, name="joint-live", about="joint as a live fleet could do it",
                 choosing=Choosing.JOINT, moves_early=True, as_live=True),
         *ABLATION,
     )

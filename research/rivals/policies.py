@@ -7,7 +7,7 @@ from research.rivals.slurm import Slurm
 from simulation.engine import Engine
 from simulation.policies import POLICIES, Policy
 from simulation.run import Scenario, credit_weights
-from simulation.supply.sources import Machines
+from simulation.supply import Machines
 
 
 def _slurm(scenario: Scenario, machines: Machines) -> Engine:

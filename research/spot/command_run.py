@@ -10,6 +10,7 @@ from rich.console import Console
 
 from infra.errors import ConfigurationError
 from research.spot.outcome import Outcome, document
+from research.spot.policies import POLICIES
 from research.spot.replay import ReplaySettings
 from research.spot.request_source import RequestOptions, workload_of
 from research.spot.runs import Bench, Case, Sweep, check_reachable, solve
@@ -19,7 +20,6 @@ from research.spot.traces import SpotTrace, TraceError, read_traces
 from research.spot.windows import Windows
 from server.outputs import STANDARD, check_outputs, write_json, write_text
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
-from services.spot.policies import POLICIES
 
 _ALL = "all"
 _AVAILABILITY = 99.5

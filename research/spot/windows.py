@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from research.spot.policies import make_policy
 from research.spot.replay import ReplaySettings, ReplicaSpan, WindowResult, replay_spans
 from research.spot.traces import SpotTrace
-from services.spot.policies import PolicySettings, make_policy
+from services.spot.policies import PolicySettings
 from services.spot.spothedge_plus import OUTAGE_PRICE_S
 from services.spot.values import Zone
 

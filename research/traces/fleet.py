@@ -12,8 +12,10 @@ from domain.capacity import CPU, CapacityKind
 from domain.scheduling import MachineState, TenantState
 from infra.errors import ConfigurationError
 from infra.stack.fleet import ClusterEntry, Fleet, MachineEntry, RegionEntry
-from simulation.settings import SimulationSettings, problems
-from simulation.supply.sources import CloudEntry, KeeperSettings, Machines, PoolEntry, Sources, sources_of
+from research.supply.sources import CloudEntry, KeeperSettings, PoolEntry, Sources, sources_of
+from research.traces.settings import TraceSettings
+from simulation.settings import problems
+from simulation.supply import Machines
 
 
 class ManyMachines(MachineEntry):
@@ -72,7 +74,7 @@ class SimulatedFleet(Fleet):
     """None: the default rule if `tenants` is empty; otherwise `tenants` must have every tenant of the trace."""
     tables: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Regions that have each table. The regions of an absent table are drawn by its name."""
-    simulation: SimulationSettings = Field(default_factory=SimulationSettings)
+    simulation: TraceSettings = Field(default_factory=TraceSettings)
     pools: tuple[PoolEntry, ...] = ()
     providers: dict[str, CloudEntry] = Field(default_factory=dict)
     """Clouds on which pools launch machines."""

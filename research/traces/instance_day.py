@@ -10,13 +10,13 @@ from math import ceil, log2
 import numpy as np
 
 from domain.scheduling import JobRequest, MachineState, TenantState
+from research.traces.settings import TraceSettings
 from research.traces.synthetic import GANG_GPUS, lognormal_at
 from research.traces.workloads import DAY_S
 from simulation.hardware import supply
 from simulation.random_draws import chance
 from simulation.run import Scenario
-from simulation.settings import SimulationSettings
-from simulation.supply.sources import Machines
+from simulation.supply import Machines
 from simulation.workloads import Workload
 from tetris.columns import ML, NONE, Columns, Ints
 from tetris.documents import ReplicaEntry
@@ -25,7 +25,7 @@ from tetris.replicas import Flags, Parts, candidate_regions
 
 TENANT = "jobs"
 """The only tenant, whose quota covers all its workloads: an instance has no tenants, so only priority levels matter."""
-FIVE_MINUTES = SimulationSettings(tick_spacing_s=300)
+FIVE_MINUTES = TraceSettings(tick_spacing_s=300)
 """MAST 5.4: a pass over the queue every five minutes still gives good schedules."""
 _DAY_H = 24.0
 _SHORTEST_H = 1 / 60
@@ -78,7 +78,7 @@ def day_of(
     *,
     seed: int = 0,
     days: int = 1,
-    settings: SimulationSettings = FIVE_MINUTES,
+    settings: TraceSettings = FIVE_MINUTES,
 ) -> Scenario:
     """Returns a scenario in which every ML job on GPUs is submitted once a day, at a random time of the day.
 
@@ -114,7 +114,7 @@ def day_of(
     )  # fmt: skip
 
 
-def _gang(gpu_type: str, hours: float, smallest: float, at: float, settings: SimulationSettings) -> JobRequest:
+def _gang(gpu_type: str, hours: float, smallest: float, at: float, settings: TraceSettings) -> JobRequest:
     """Returns a gang whose GPU count is a power of two, so that many gangs are alike; or more, to finish in a day."""
     wanted = min(lognormal_at(*GANG_GPUS, at), hours / _SHORTEST_H, smallest / 2)
     gpus = max(2 ** int(log2(max(wanted, 1.0))), ceil(hours / _DAY_H))

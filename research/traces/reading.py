@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
+from research.traces.errors import TraceError
 from research.traces.rows import (
     Cells,
     InvalidCell,
@@ -28,7 +29,6 @@ from research.traces.rows import (
     text,
     whole,
 )
-from simulation.errors import TraceError
 
 COLUMNS = (
     "workload_id", "submit_s", "tenant", "priority", "duration_s", "tasks", "gpus_per_task", "gpu_type",

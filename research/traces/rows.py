@@ -6,7 +6,7 @@ from math import ceil, isfinite
 from typing import TypeVar
 
 from domain.units import parse_size_bytes
-from simulation.errors import TraceError
+from research.traces.errors import TraceError
 
 T = TypeVar("T")
 _SHOWN = 10

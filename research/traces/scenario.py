@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import ConfigurationError
+from research.traces.errors import TraceError
 from research.traces.fleet import SimulatedFleet, load_simulated_fleet
 from research.traces.reading import read_trace
 from research.traces.rows import BadRow, TraceRow, refuse_bad
 from research.traces.workloads import Completion, scaled, sliced, started_at_s, tenants_of
-from simulation.errors import TraceError
 from simulation.run import EVERYTHING, Scenario, Span
 from simulation.settings import override
 

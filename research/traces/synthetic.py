@@ -6,10 +6,12 @@ from statistics import NormalDist
 
 from domain.scheduling import JobRequest, MachineState, TenantState
 from reference.engine import on_reference
+from research.traces.draws import pick
+from research.traces.settings import TraceSettings
 from simulation.policies import Policy
-from simulation.random_draws import chance, pick
+from simulation.random_draws import chance
 from simulation.run import Run, Scenario
-from simulation.settings import SimulationSettings, fit_lognormal
+from simulation.settings import fit_lognormal
 from simulation.workloads import Workload
 
 _NORMAL = NormalDist()
@@ -36,7 +38,7 @@ def synthetic(
     priorities have its distribution. Each of three tenants has 0.3 of the supply as quota.
     """
     # The reference engines, used for comparison, do not support reservations.
-    settings = SimulationSettings(reserve_after_s=inf)
+    settings = TraceSettings(reserve_after_s=inf)
     states = {
         f"region-{r}": tuple(
             _machine(r, number, "a100" if number < machines // 2 else "v100") for number in range(machines)

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from domain.priority import LOWEST_LEVEL
 from domain.scheduling import JobRequest, TenantState
+from research.traces.draws import pick, sample
 from research.traces.fleet import SimulatedFleet, quotas_by_rule
 from research.traces.rows import BadRow, TraceRow
+from research.traces.settings import TraceSettings
 from simulation.hardware import Hardware, supply
-from simulation.random_draws import chance, pick, sample
-from simulation.settings import SimulationSettings
+from simulation.random_draws import chance
 from simulation.workloads import Workload
 
 EVERYWHERE = 1 << 30
@@ -73,7 +74,7 @@ def sliced(rows: Iterable[TraceRow], from_s: float, to_s: float) -> list[tuple[T
 class Completion:
     """Converts rows to workloads for one fleet and seed; draws the values that rows lack."""
 
-    def __init__(self, fleet: SimulatedFleet, settings: SimulationSettings, seed: int) -> None:
+    def __init__(self, fleet: SimulatedFleet, settings: TraceSettings, seed: int) -> None:
         self._fleet, self._settings, self._seed = fleet, settings, seed
         self.hardware = Hardware(fleet.possible())
         self._jobs: dict[tuple[object, ...], JobRequest] = {}

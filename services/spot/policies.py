@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from services.spot.baselines import AllOnDemand, AsgLike, EvenSpread, MarkLike, RoundRobin, SpotOnly
+from services.spot.changes import on_demand, split, surplus
 from services.spot.estimates import Estimates
 from services.spot.placement import DynamicPlacement
 from services.spot.spothedge import SpotHedge
 from services.spot.spothedge_plus import OUTAGE_PRICE_S, SpotHedgePlus
-from services.spot.values import Policy, Zone
+from services.spot.state import PolicyState
+from services.spot.values import Action, Observation, Policy, Zone
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class PolicySettings:
     zones: tuple[Zone, ...]
     """The enabled zones, at least one; the policies break ties by their order."""
     extra: int = 1
-    """N_extra of SpotHedge. `spothedge+` chooses its own; the other policies have no replicas beyond the target."""
+    """N_extra of SpotHedge. `spothedge+` chooses its own."""
     retry_s: float = 300.0
     """The time in seconds after which a zone that refused a launch is tried again."""
     base: int = 0
@@ -31,6 +32,20 @@ class PolicySettings:
     """The price that `spothedge+` sets on an outage; see `SpotHedgePlus.outage_price_s`."""
 
 
+@dataclass(frozen=True)
+class AllOnDemand:
+    """On-demand replicas only: N_tar of them. Costs are relative to this policy."""
+
+    def start(self) -> PolicyState:
+        """See `Policy.start`."""
+        return PolicyState()
+
+    def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
+        """See `Policy.decide`."""
+        spot, others = split(observation.replicas)
+        return state, (*surplus(spot, 0), *on_demand(others, observation.target))
+
+
 def _spothedge(spread: bool) -> Callable[[PolicySettings], Policy]:
     return lambda s: SpotHedge(DynamicPlacement(s.zones, spread), s.extra, s.base, s.fallback, s.retry_s)
 
@@ -41,11 +56,6 @@ POLICIES: Mapping[str, Callable[[PolicySettings], Policy]] = {
     "spothedge+": lambda s: SpotHedgePlus(
         Estimates(s.zones), s.on_demand_usd_per_h, s.outage_price_s, s.base, s.fallback, retry_s=s.retry_s
     ),
-    "even-spread": lambda s: EvenSpread(s.zones, retry_s=s.retry_s),
-    "round-robin": lambda s: RoundRobin(s.zones, retry_s=s.retry_s),
-    "spot-only": lambda s: SpotOnly(s.zones, retry_s=s.retry_s),
-    "asg-like": lambda s: AsgLike(EvenSpread(s.zones, retry_s=s.retry_s)),
-    "mark-like": lambda s: MarkLike(s.zones, retry_s=s.retry_s),
     "on-demand": lambda _: AllOnDemand(),
 }
 """How each policy is made. `spothedge` prefers zones with fewer replicas; `spothedge-alg1` is Algorithm 1 literally."""

@@ -64,7 +64,7 @@ def _one_at_a_time(world: World) -> None:
         bids: list[Bid] = []
         for region in ticket.regions:
             with world.session() as session:
-                (own,) = asked(session, [queued], world.settings.reclaim)
+                (own,) = asked(session, [queued])
                 state = oracle.region_snapshot(session, region, world.settings.scheduler)
             if own.demand.allows_region(region):
                 bids.append(rms.bid.bid(state, own.request))

@@ -9,7 +9,6 @@ from sqlalchemy import select, text
 from activities.scheduling import awards
 from activities.scheduling.bids import newest_evictors
 from domain.phases import Phase
-from domain.priority import rank_of
 from domain.reported import TaskProgress
 from domain.spec import JobSpec
 from infra.db.models import Eviction, Machine, Workload
@@ -39,9 +38,7 @@ def test_free_slots_come_first(fleet: World) -> None:
     other = M2 if where == M1 else M1
     assert fleet.holdings(high) == {where: (0b1000, 0b0111), other: (0b1111, 0)}
     assert fleet.masks(where) == (0b1111, 0b0111)
-    assert fleet.mail(high) == [
-        {"kind": "awarded", "attempt": 1, "detail": {"ready": False, "region": "r", "rank": rank_of(1, False)}}
-    ]
+    assert fleet.mail(high) == [{"kind": "awarded", "attempt": 1, "detail": {"ready": False, "region": "r", "rank": 1}}]
     assert fleet.mail(low, "evict") == [
         {"kind": "evict", "attempt": 1, "detail": {"evictor": high, "evictor_rank": 1, "rank": 3}}
     ]

@@ -112,7 +112,7 @@ class World:
         self.workloads = WorkloadActivities(self.engine, self.settings)
         self.scheduler_state = SchedulerState(self.engine, self.settings.scheduler)
         self.auction = AuctionActivities(self.engine, self.settings, self.scheduler_state)
-        self.regions = RegionActivities(self.engine, self.scheduler_state, self.settings.reclaim)
+        self.regions = RegionActivities(self.engine, self.scheduler_state)
         self.machines = MachineActivities(self.engine, self.settings)
         self.launch = LaunchActivities(self.engine, self.settings)
 
@@ -228,7 +228,7 @@ class World:
         assert self.auction._scanned is not None
         (queued,) = self.auction._scanned.batch(self.queue().index(workload), 1)
         with self.session() as session:
-            (wanted,) = asked(session, [queued], self.settings.reclaim)
+            (wanted,) = asked(session, [queued])
         with self.scheduler_state.current() as state:
             bids = [region_bid(state.planner(region), wanted) for region in sorted(state.regions)]
         found = [b for b in bids if b.plan is not None]

@@ -18,7 +18,7 @@ import agent
 from agent import tasks
 from agent.__main__ import main
 from agent.config import AgentConfig
-from agent.fleet import power_off, power_on
+from agent.fleet import power_off
 from agent.processes import ProcessIdentity
 from agent.state import POWERED_OFF, StateFolder
 from agent.tasks import State
@@ -91,7 +91,7 @@ async def test_a_killed_agent_misses_nothing(lab: Lab) -> None:
         assert [tasks.look(run) for run in runs] == [State.RUNNING] * 2
         (runs[0].work / "go").touch()
         await until_async(lambda: runs[0].exit())
-        power_on(config.state_dir)
+        (config.state_dir / POWERED_OFF).unlink()
         outcome: NodeOutcome = await pending.result(NodeOutcome)
         assert [(e.task, e.exit_code, e.signal) for e in outcome.exits] == [(0, 7, None), (1, None, 15)]
         assert runs[0].output.read_text() == "away\n"
@@ -124,7 +124,7 @@ async def test_power_off_is_the_death_of_a_machine(lab: Lab) -> None:
         assert processes_of(config.state_dir) == []
         assert run.exit() is None
         await asyncio.to_thread(power_off, config.state_dir)
-        power_on(config.state_dir)
+        (config.state_dir / POWERED_OFF).unlink()
         assert agent_of(config, other_than=first)
         assert StateFolder(config.state_dir).incarnation() != incarnation
         outcome: NodeOutcome = await lost.result(NodeOutcome)

@@ -18,12 +18,13 @@ import pytest
 from agent import tasks
 from agent.cgroups import CONTROLLERS, Limits, limit, remove_cgroup
 from agent.config import AgentConfig
-from agent.intervals import TaskInterval, write_interval
+from agent.intervals import write_interval
 from agent.isolation import TENANT_UIDS, why_not_separate
 from agent.state import StateFolder
 from domain.ids import checkpoint_marker_key
 from domain.launch import LaunchDescription
 from domain.protocol import NodeOutcome
+from mizzen.cadence.interval_file import SiteInterval
 from mizzen.objects import open_store
 from tests.agent.harness import Lab, description, ended, python, run_folder, until_async
 
@@ -235,9 +236,9 @@ async def test_a_tenants_task_reads_its_interval_while_it_runs(open_lab: Lab) ->
     async with lab.agent(config):
         running = await lab.run(launch, config.machine)
         await until_async(run.path.exists)
-        write_interval(run, TaskInterval(60.0, 4e9))
+        write_interval(run, SiteInterval(60.0, 4e9))
         await until_async((run.work / "seen").exists)
-        write_interval(run, TaskInterval(90.0, 4e9))
+        write_interval(run, SiteInterval(90.0, 4e9))
         outcome: NodeOutcome = await running.result(NodeOutcome)
     assert [e.exit_code for e in outcome.exits] == [0]
     assert run.output.read_text() == "kept\n"

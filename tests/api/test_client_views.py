@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from api.client_views import FILE, generate, render
+from tests.api.client_views import FILE, generate, render
 
 
 def test_the_sdk_has_the_types_of_the_current_views() -> None:
-    """The committed module is what the generator writes. If not, run `python -m api.client_views`."""
+    """The committed module is what the generator writes. If not, run `python -m tests.api.client_views`."""
     assert FILE.read_text() == generate()
 
 

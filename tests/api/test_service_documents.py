@@ -204,8 +204,7 @@ WRONG: list[tuple[str, object, str, str]] = [
     ("negative overprovision", policy(num_overprovision=-1), "service.replica_policy.num_overprovision", "from 0"),
     ("overprovision of ours", policy(spot_placer="spothedge+"), "service.replica_policy.num_overprovision",
      "only the placers spothedge, spothedge-alg1"),
-    ("fallback of another", policy(spot_placer="spot-only", num_overprovision=None),
-     "service.replica_policy.dynamic_ondemand_fallback", "only the placers"),
+    ("placer of replays", policy(spot_placer="spot-only"), "service.replica_policy.spot_placer", "must be one of"),
     ("base above most", policy(base_ondemand_fallback_replicas=9),
      "service.replica_policy.base_ondemand_fallback_replicas", "at most max_replicas, which is 8"),
     ("placer without spot", document(resources={"use_spot": False}, service={"replica_policy": {"spot_placer":

@@ -10,10 +10,10 @@ import pytest
 
 from bench.annealing import anneal
 from bench.tetris_dense import dense
+from research.tetris.generate import generate
 from tests.tetris.small import small_instance
 from tetris.climb import climb
 from tetris.columns import Columns
-from tetris.generate import generate
 from tetris.problem import Problem
 
 

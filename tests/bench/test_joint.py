@@ -8,9 +8,9 @@ import pytest
 from bench.joint_model import MOST_PAIRS, Decided, together, two_step
 from bench.replica_objective import ReplicaCost, ReplicaWeights, worth
 from domain.instance import Job, Region, Table, TetrisInstance
+from research.tetris.generate import generate
 from tests.tetris.small import small_instance
 from tetris.columns import Columns, Ints
-from tetris.generate import generate
 from tetris.replicas import Parts
 from tetris.score import score
 

@@ -115,15 +115,6 @@ def test_a_machine_that_fails_or_has_run_nothing_is_used_last() -> None:
     assert [plan and plan.jobs[0].machines[0][0] for plan in plans] == ["m1", "m2", "new", "new", "liar", "liar"]
 
 
-def test_a_workload_that_evicts_nobody_waits() -> None:
-    """Its rank is still that of its plan: a later workload of the same rank does not evict it."""
-    fleet = [region([machine("m1", 8, used=8)], [running("low", ("m1", 8))])]
-    wanted = request(gpu_job(1, 4), rank=2)
-    batch = [Candidate(replace(wanted, workload="meek", evicts=False)), Candidate(replace(wanted, workload="other"))]
-    outcomes = opened_auction(fleet, Options()).place(batch)
-    assert [outcome.plan and outcome.plan.victims for outcome in outcomes] == [None, ("low",)]
-
-
 @settings(PROPERTY, max_examples=examples(60))
 @given(st.integers(0, 2**32))
 def test_bids_from_elsewhere_decide_nothing_that_does_not_hold(seed: int) -> None:

@@ -22,8 +22,8 @@ from domain.lifecycle.attempts import (
     next_phases,
     of_all_versions,
 )
-from domain.lifecycle.pages import endings, picture, steps
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
+from tests.domain.pages import endings, picture, steps
 
 TABLE = TABLES[LATEST]
 

@@ -15,7 +15,7 @@ from domain.lifecycle.instances import (
     InstanceTable,
     next_instance_phases,
 )
-from domain.lifecycle.pages import instance_picture, instance_steps
+from tests.domain.pages import instance_picture, instance_steps
 
 
 def ways(table: InstanceTable, step: InstanceStep | None, taken: tuple[InstanceStep, ...] = ()) -> set[InstanceStep]:

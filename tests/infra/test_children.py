@@ -17,7 +17,6 @@ OTHERS = {
     "agent/starting.py": "isolated",
     "agent/stores.py": "isolated",
     "agent/staging.py": "MIZZEN_PYTHON of tasks",
-    "api/client_views.py": "only for developers",
     "infra/stack/temporal.py": "the folder of installed programs",
     "server/demo/checks.py": "starts a script, which imports from its own folder",
 }

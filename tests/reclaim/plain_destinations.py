@@ -9,8 +9,9 @@ from collections import defaultdict
 
 import numpy as np
 
-from reclaim.destinations import Leaving, Nodes, Rules
+from reclaim.destinations import Leaving, Rules
 from reclaim.topology import NOWHERE, Topology
+from research.reclaim.algorithm_2 import Nodes
 
 
 def graph(topology: Topology) -> dict[str, dict[str, float]]:

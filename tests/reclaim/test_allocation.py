@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reclaim.allocation import cube_root, water_fill, water_fill_links
+from reclaim.allocation import water_fill, water_fill_links
 from tests.reclaim.reference import best_cost, iterated, least, rate_of_cost
 
 HAZARD = st.floats(-6, 3).map(lambda x: 10**x)
@@ -23,7 +23,7 @@ def cost(hazard: np.ndarray, size: np.ndarray, share: np.ndarray) -> float:
 def test_theorem_1_is_the_numeric_minimum(jobs: list[tuple[float, float]], budget: float) -> None:
     """The cube-root allocation costs as much as the best that exchanges find, and as Theorem 1 states."""
     hazard, size = (np.array(one) for one in zip(*jobs, strict=True))
-    share = cube_root(hazard, size, budget)
+    share = water_fill(hazard, size, inf, budget)
     assert share.sum() == pytest.approx(budget, rel=1e-12)
     found = cost(hazard, size, share)
     assert found == pytest.approx(best_cost(list(hazard * size), [inf] * len(jobs), budget), rel=1e-6)
@@ -61,7 +61,7 @@ def test_the_sorted_form_equals_the_iteration(jobs: list[tuple[float, float, flo
 
 
 def test_jobs_without_hazard_or_payload_get_nothing() -> None:
-    assert list(cube_root(np.array([0.0, 1.0, 1.0]), [1e9, 0.0, 1e9], 100.0)) == [0, 0, 100]
+    assert list(water_fill(np.array([0.0, 1.0, 1.0]), [1e9, 0.0, 1e9], inf, 100.0)) == [0, 0, 100]
     assert list(water_fill(np.array([0.0, 1.0]), 1e9, 30.0, 100.0)) == [0, 30]
 
 
@@ -70,8 +70,8 @@ def test_all_jobs_without_hazard_share_equally() -> None:
 
 
 def test_no_jobs_and_no_budget() -> None:
-    assert len(cube_root(np.zeros(0), np.zeros(0), 5.0)) == 0
-    assert list(cube_root(np.ones(2), 1e9, 0.0)) == [0, 0]
+    assert len(water_fill(np.zeros(0), np.zeros(0), inf, 5.0)) == 0
+    assert list(water_fill(np.ones(2), 1e9, inf, 0.0)) == [0, 0]
 
 
 @pytest.mark.parametrize(

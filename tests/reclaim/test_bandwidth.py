@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 
 from reclaim.bandwidth import (
     achieved_bytes_s,
-    available_bytes_s,
     block_means,
     effective_bytes_s,
     lower_bound_bytes_s,
-    lower_bound_of_samples,
     rates_bytes_s,
 )
 
@@ -25,10 +23,6 @@ def test_rates_from_counters_with_errors() -> None:
     found = rates_bytes_s(counters, at_s, [1000.0, 100.0])
     assert found[0] == pytest.approx([100, NAN, NAN, 100, NAN, 100, NAN], nan_ok=True)
     assert found[1] == pytest.approx([90, 0, NAN, 0, 0, 0, NAN], nan_ok=True)
-
-
-def test_what_others_leave() -> None:
-    assert available_bytes_s([100.0], [[0.0, 30.0, 120.0, NAN]])[0] == pytest.approx([100, 70, 0, NAN], nan_ok=True)
 
 
 def test_an_idle_transfer_says_nothing() -> None:
@@ -74,7 +68,7 @@ def test_few_blocks_give_a_bound_below_all_of_them() -> None:
 
 
 def test_absurd_samples_do_not_move_the_bound() -> None:
-    """Ten minutes of 100 ms samples; 5% are missing and 1% are impossible. Only the newest window counts."""
+    """Ten minutes of 100 ms samples; 5% are missing and 1% are impossible. The bound hardly changes."""
     draw = np.random.default_rng(4)
     use = np.clip(draw.normal(4e7, 5e6, (1, 6000)), 0, None)
     counters = np.concatenate((np.zeros((1, 1)), np.cumsum(use * 0.1, axis=1)), axis=1)
@@ -83,12 +77,9 @@ def test_absurd_samples_do_not_move_the_bound() -> None:
     broken[0, draw.integers(1, 6000, 300)] = NAN
     at_s = np.arange(6001) * 0.1
     bounds = [
-        lower_bound_of_samples(available_bytes_s(1e8, rates_bytes_s(one, at_s, 1e8)), 0.0)[0]
-        for one in (counters, broken)
+        lower_bound_bytes_s(block_means(rates_bytes_s(one, at_s, 1e8), 100), 0.0)[0] for one in (counters, broken)
     ]
-    assert bounds[1] == pytest.approx(bounds[0], rel=0.01) and 5.5e7 < bounds[0] < 6e7
-    old = np.concatenate((np.full((1, 5000), 1.0), available_bytes_s(1e8, use)), axis=1)
-    assert lower_bound_of_samples(old, 0.0)[0] == lower_bound_of_samples(old[:, 5000:], 0.0)[0]
+    assert bounds[1] == pytest.approx(bounds[0], rel=0.01) and 3.8e7 < bounds[0] < 4e7
 
 
 def test_the_slower_of_write_and_network() -> None:

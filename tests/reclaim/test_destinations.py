@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reclaim.destinations import Constraint, Leaving, Network, Nodes, Rules, choose, removed_by
+from reclaim.destinations import Leaving, Network, Rules
 from reclaim.onward import Onward
 from reclaim.topology import NOWHERE, Links, Store, Topology
+from research.reclaim.algorithm_2 import Constraint, Nodes, choose, removed_by
+from research.reclaim.paths import links_bytes_s, paths
 from tests.depth import examples
 from tests.reclaim import campuses
 from tests.reclaim.plain_destinations import PlainNetwork, scores
@@ -27,9 +29,9 @@ def test_bandwidth_is_the_bottleneck_of_the_path(seed: int) -> None:
     plain = PlainNetwork(topology, by_store=False)
     ends = np.arange(len(topology.building))
     found = topology.bandwidth_bytes_s(ends[:, None], ends)
-    with_padding = np.append(topology.links_bytes_s, np.inf)
+    with_padding = np.append(links_bytes_s(topology), np.inf)
     for source in ends:
-        by_links = with_padding[topology.paths(source, ends)].min(axis=1)
+        by_links = with_padding[paths(topology, source, ends)].min(axis=1)
         assert (by_links == found[source]).all()
         for target in ends:
             if target != source:

@@ -5,7 +5,8 @@ from math import exp
 import numpy as np
 import pytest
 
-from reclaim.drift import DriftSettings, DriftState, delay, watch, within
+from reclaim.drift import DriftSettings, DriftState, watch
+from research.reclaim.drift_delay import delay, within
 
 PER_H = 847 * 0.42 / (60 * 24)
 """Emergency departures of the site in the published measurement."""

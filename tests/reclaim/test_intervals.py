@@ -11,12 +11,11 @@ from reclaim.intervals import (
     IntervalReason,
     P1Settings,
     SiteJobs,
-    final_feasible,
     intervals,
-    next_start_s,
     phases,
     tick,
 )
+from research.reclaim.starts import final_feasible, next_start_s
 from tests.reclaim.reference import iterated, least, rate_of_cost
 
 HAZARD = st.floats(-4, 2).map(lambda x: 10**x)
@@ -68,27 +67,17 @@ def test_a_final_checkpoint_needs_its_transfer_and_what_follows(notice_s: float,
 
 
 def test_a_tick_over_a_site() -> None:
-    """Four jobs: one stays, one leaves with time, one without time, and one is capped. The budget is 300 MB/s."""
+    """Four jobs, one of which is capped. The budget is 300 MB/s."""
     jobs = SiteJobs(
         number=np.arange(4, dtype=np.uint64),
         hazard_per_h=np.array([1.0, 1.0, 1.0, 8.0]),
         checkpoint_bytes=np.array([1e9, 1e9, 1e9, 1e9]),
         cap_bytes_s=np.array([inf, inf, inf, 6e7]),
-        notice_s=np.array([inf, 30.0, 10.0, inf]),
-        after_s=5.0,
     )
     done = tick(jobs, 3e8)
     assert done.bandwidth_bytes_s == pytest.approx([8e7, 8e7, 8e7, 6e7])
-    assert list(done.final) == [False, True, False, False] and list(done.degraded) == [False, False, True, False]
-    assert done.reason[1] == IntervalReason.FINAL_CHECKPOINT and done.interval_s[1] == 0
     assert done.interval_s[0] == done.interval_s[2] == pytest.approx(sqrt(2 * 12.5 * 3600))
     assert len(set(done.offset_s)) == 4 and (done.offset_s < P1Settings().stagger_s).all()
-
-
-def test_live_the_path_to_the_store_decides_about_the_final_checkpoint() -> None:
-    """The transfer of a leaving job is not limited to the share that its periodic checkpoints have."""
-    jobs = SiteJobs(np.array([7], np.uint64), np.ones(1), 1e9, notice_s=30.0, after_s=1.0, final_bytes_s=1e8)
-    assert tick(jobs, 1e6).final[0] and not tick(SiteJobs(jobs.number, np.ones(1), 1e9, notice_s=30.0), 1e6).final[0]
 
 
 def test_a_large_site_equals_its_jobs_one_by_one() -> None:
@@ -150,7 +139,6 @@ def test_short_and_infinite_intervals_are_not_moved() -> None:
     ("change", "words"),
     [
         ({"loss_budget_s": 0.0}, "loss_budget_s: 0.0: must be above 0"),
-        ({"notice_s": -1.0}, "notice_s: -1.0: must be 0 or more"),
         ({"hazard_per_h": np.array([np.inf])}, r"hazard_per_h\[0\]: inf: must be 0 or more and finite"),
     ],
 )

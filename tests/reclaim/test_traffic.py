@@ -19,6 +19,7 @@ from reclaim.traffic import (
     migration_share,
     wire_bytes,
 )
+from research.reclaim.paths import links_bytes_s, paths
 from tests.depth import examples
 from tests.reclaim import campuses
 
@@ -308,22 +309,22 @@ def test_admission_holds_on_every_link_of_a_campus(seed: int) -> None:
     rng = np.random.default_rng(seed)
     topology = campuses.topology(rng, 12)
     count = int(rng.integers(1, 30))
-    paths = topology.paths(rng.integers(0, 12, count), rng.integers(0, len(topology.building), count))
-    share = migration_share(topology.links_bytes_s)
+    taken = paths(topology, rng.integers(0, 12, count), rng.integers(0, len(topology.building), count))
+    share = migration_share(links_bytes_s(topology))
     flows = Flows(
         rng.uniform(1e6, 1e9, count),
         rng.uniform(5, 600, count),
         np.zeros(count),
         np.full(count, UNLIMITED_BYTES_S),
-        paths,
+        taken,
         np.zeros(count),
         np.zeros(count, bool),
     )
     found = decide(flows, share, 0.0)
     admitted = found.outcome == Outcome.ADMITTED
-    promised = link_sums(np.where(admitted, found.least_bytes_s, 0), paths, len(share))
-    assert (link_sums(found.rate_bytes_s, paths, len(share)) <= share).all()
+    promised = link_sums(np.where(admitted, found.least_bytes_s, 0), taken, len(share))
+    assert (link_sums(found.rate_bytes_s, taken, len(share)) <= share).all()
     assert (promised <= share).all()
     for f in np.flatnonzero(~admitted):
-        path = paths[f][paths[f] >= 0]
+        path = taken[f][taken[f] >= 0]
         assert (promised[path] + found.least_bytes_s[f] > share[path]).any()

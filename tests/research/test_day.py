@@ -10,11 +10,11 @@ import pytest
 from domain.instance import Job, Region, Table, TetrisInstance
 from domain.reads import Reads
 from mizzen.cli.app import run as mizzen
+from research.tetris.generate import generate
 from research.traces.instance_day import day_of, placement_of
 from tests.simulation.scenarios import happenings, when, where
 from tetris.columns import ML, NONE, Columns
 from tetris.documents import DocumentError, ReplicaEntry, instance_document, read_replicas
-from tetris.generate import generate
 from tetris.needed import RequiredPieces
 from tetris.replicas import Policy, jobs_without_region, replicas_document, replicate
 

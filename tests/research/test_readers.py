@@ -6,9 +6,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from research.traces.errors import TraceError
 from research.traces.reading import COLUMNS, read_trace
 from research.traces.rows import BadRow, refuse_bad, tasks_of
-from simulation.errors import TraceError
 
 HEADER = ",".join(COLUMNS)
 FULL = "w1,10,vision,2,3600,4,8,a100|h100,6.5,16GiB,clicks|pages"

@@ -12,10 +12,10 @@ import yaml
 from capacity.pools import Pool
 from capacity.providers.trace.settings import TraceSettings
 from infra.errors import ConfigurationError
+from research.supply.sources import Sources
 from research.traces.fleet import load_simulated_fleet
 from simulation.run import Scenario
 from simulation.settings import SimulationSettings
-from simulation.supply.sources import Sources
 from tests.depth import examples
 from tests.simulation.scenarios import (
     GIB,

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from infra.config import SchedulerSettings
 from infra.errors import ConfigurationError
+from research.traces.draws import pick, sample
 from research.traces.fleet import SimulatedFleet
 from research.traces.rows import TraceRow
 from research.traces.scenario import parse_scale
+from research.traces.settings import TraceSettings
 from research.traces.workloads import Completion, scaled, sliced, tenants_of
-from simulation.random_draws import chance, pick, sample
-from simulation.settings import SimulationSettings, fit_lognormal, override
+from simulation.random_draws import chance
+from simulation.settings import fit_lognormal, override
 from simulation.workloads import Workload
 
 DAY_S = 86400.0
@@ -43,7 +45,7 @@ def complete(rows: list[TraceRow], seed: int = 0, **assumptions: object) -> list
     """Returns the rows as workloads of the fleet."""
     where = fleet()
     tenants = tenants_of(where, rows)[0]
-    completion = Completion(where, SimulationSettings.model_validate(assumptions), seed)
+    completion = Completion(where, TraceSettings.model_validate(assumptions), seed)
     return [completion.workload(r, r.submit_s, 0.0, tenants[r.tenant]) for r in rows]
 
 
@@ -175,7 +177,7 @@ def test_a_tenant_that_the_file_does_not_name_is_bad_unless_there_is_a_rule() ->
 
 def test_the_lognormal_fits_the_three_quantiles() -> None:
     """MAST 5.5: the median is exact, and P90 and P99 are within 1%."""
-    chosen = SimulationSettings()
+    chosen = TraceSettings()
     assert chosen.provisioning_s(0.5) == pytest.approx(150)
     assert chosen.provisioning_s(0.9) == pytest.approx(278, rel=0.01)
     assert chosen.provisioning_s(0.99) == pytest.approx(449, rel=0.01)
@@ -207,7 +209,7 @@ def test_pick_is_by_weight() -> None:
 
 def test_assumptions_are_overridden_by_name() -> None:
     """Assumptions and keys of mappings are overridden by name; the error for an unknown name lists the known ones."""
-    chosen = override(SimulationSettings(), ("eviction_s=30", "objective_s.1=60", "priority_percent.7=0.5"))
+    chosen = override(TraceSettings(), ("eviction_s=30", "objective_s.1=60", "priority_percent.7=0.5"))
     assert (chosen.eviction_s, chosen.objective_s[1], chosen.objective_s[2]) == (30, 60, 300)
     for wrong, says in (
         ("eviction=30", "must be NAME=VALUE, where NAME is one of: provisioning_p50_s"),
@@ -217,12 +219,12 @@ def test_assumptions_are_overridden_by_name() -> None:
         ("priority_percent.1=99", "sum to at most 100"),
     ):
         with pytest.raises(ConfigurationError, match=says):
-            override(SimulationSettings(), (wrong,))
+            override(TraceSettings(), (wrong,))
 
 
 def test_the_simulators_defaults_are_the_live_ones() -> None:
     """A setting that the simulator shares with the scheduler has the same default in both."""
-    live, simulated = SchedulerSettings().model_dump(), SimulationSettings().model_dump()
+    live, simulated = SchedulerSettings().model_dump(), TraceSettings().model_dump()
     shared = live.keys() & simulated.keys()
     assert shared >= {"min_runtime_s", "reserve_after_s", "batch", "w_age", "age_cap_s", "w_fair", "fair_window_s"}
     assert {name: simulated[name] for name in shared} == {name: live[name] for name in shared}

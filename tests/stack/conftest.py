@@ -9,7 +9,7 @@ from tests.decoys import Decoys
 from tests.stack.harness import Up, processes_of
 
 _LIVENESS = "liveness: {interval_s: 1, timeout_s: 3, restart_after_s: 6}\n"
-_FORECASTS = "reclaim: {forecasts: true, control_period_s: 2, early_period_s: 2, early_stay_s: 10}\n"
+_PERIOD = "reclaim: {control_period_s: 2}\n"
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     imports, and none may be imported.
     """
     # On a busy machine a restart can take so long that, with the default, the machines would count as lost.
-    stack = Up(tmp_path_factory.mktemp("shared"), lost_s=120, settings=_LIVENESS + _FORECASTS)
+    stack = Up(tmp_path_factory.mktemp("shared"), lost_s=120, settings=_LIVENESS + _PERIOD)
     decoys = Decoys(stack.folder / "project")
     stack.cwd, stack.environment = decoys.path, decoys.environment
     try:

@@ -122,35 +122,3 @@ def test_a_gang_moves_between_buildings_with_stores(shared: Up, tmp_path: Path) 
     for building in stores:
         client.set_cluster("east", building, store_url=None)
     assert not (shared.data / "buckets" / "east" / "checkpoints" / workload).exists()
-
-
-def test_a_gang_leaves_before_its_owner_asks(shared: Up, tmp_path: Path) -> None:
-    """The owner of its machine has come often, and the other building has room again: it moves, and loses no step."""
-    client = shared.client()
-    for building in ("physics", "chemistry"):
-        client.set_cluster("east", building, capacity="voluntary")
-    client.set_tenant("t", 3, {"a100": 16, "l4": 4}, None)
-    busy, calm = "east/physics/m", "east/chemistry/m"
-    assert owner_says(shared, calm, "reclaim", "--notice", "60s")["free"]
-    for _ in range(5):
-        assert owner_says(shared, busy, "reclaim", "--now")["free"]
-        wait_until(lambda: not shared.takes_work(busy), "the owner's word has arrived")
-        assert owner_says(shared, busy, "lend")["lent"]
-        wait_until(lambda: shared.takes_work(busy), "the machine takes work again")
-    limits = {"max_runtime": "4d"}
-    workload = shared.submit(
-        "early", 100_000, 0.05, gate=tmp_path / "gate", gpu="l4", capacity=["voluntary"], limits=limits
-    )
-    wait_until(lambda: (shared.saved_step(workload) or 0) > 0, "the gang has saved")
-    assert shared.machines_of(workload) == [busy]
-    assert owner_says(shared, calm, "lend")["lent"]
-    wait_until(lambda: len(client.attempts(workload)) == 2, "the gang moves")
-    wait_until(lambda: len(_steps(shared, workload, "starting")) == 2, "the next attempt has begun")
-    assert shared.machines_of(workload) == [calm]
-    outcome = client.attempts(workload)[0]["outcome"]
-    assert outcome is not None
-    assert (outcome["code"], outcome["detail"]["cluster"]) == ("moved_early", "east/chemistry")
-    assert [_steps(shared, workload, "starting")[1]] == _steps(shared, workload, "stopped")
-    wait_until(lambda: shared.takes_work(busy), "the machine that it left takes work")
-    client.cancel(workload)
-    wait_until(lambda: shared.phase(workload) == "cancelled", "the workload has ended")

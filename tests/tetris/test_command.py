@@ -1,4 +1,4 @@
-"""`mizzen tetris solve`, `score` and `generate` as a user runs them."""
+"""`mizzen tetris solve` and `score`, and `python -m research.tetris`, as a user runs them."""
 
 import json
 import signal
@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from infra.errors import ConfigurationError
+from research.tetris.__main__ import generate
 from server.outputs import STANDARD, check_outputs, write_json
 from server.tetris_commands import tetris
 from tests.tetris.small import small_instance
@@ -49,7 +50,10 @@ def test_solve_then_score(instance: Path, tmp_path: Path) -> None:
 
 def here(*arguments: object, text: str | None = None) -> Result:
     """Runs the command in this process, because starting a process takes seconds."""
-    return CliRunner().invoke(tetris, [str(a) for a in arguments], input=text)
+    command, *rest = map(str, arguments)
+    if command == "generate":
+        return CliRunner().invoke(generate, rest)
+    return CliRunner().invoke(tetris, [command, *rest], input=text)
 
 
 def test_a_pipe_and_a_folder(instance: Path, tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from domain.instance import Job, Region, Table, TetrisInstance
+from research.tetris.generate import generate
 from tests.tetris.small import allowed, every_plan, excess_of, small_instance
 from tetris.climb import climb
 from tetris.columns import Columns
 from tetris.exact import ExactProgress, solve
 from tetris.exact.branch import Branching
-from tetris.generate import generate
 from tetris.problem import Problem
 from tetris.score import score
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from domain.instance import HIGH_PRIORITY
+from research.tetris.generate import generate
 from tetris.columns import NONE
-from tetris.generate import generate
 from tetris.problem import Problem
 
 

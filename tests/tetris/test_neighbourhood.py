@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from domain.instance import Job, Region, Table, TetrisInstance, Weights
+from research.tetris.generate import generate
 from tests.tetris.small import small_instance
 from tetris.climb import one_pass
 from tetris.columns import Columns
-from tetris.generate import generate
 from tetris.homes_model import HomesModel
 from tetris.kernels import search
 from tetris.neighbourhood import Neighbourhood

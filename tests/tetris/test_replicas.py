@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from domain.ids import split_read
 from domain.instance import Job, Region, Table, TetrisInstance
 from domain.reads import Reads
+from research.tetris.generate import generate
 from tests.tetris.small import small_instance
 from tetris.columns import NONE, Columns
-from tetris.generate import generate
 from tetris.needed import RequiredPieces
 from tetris.replicas import Policy, candidate_regions, jobs_without_region, replicas_document, replicate
 

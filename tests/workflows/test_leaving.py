@@ -120,25 +120,6 @@ async def test_an_attempt_that_follows_finished_tasks_starts_nothing(life: Life)
     assert [len(a.requests(Activity.RUN_NODE)) for a in life.agents] == [1, 1]
 
 
-@goes(*RUNNING, "checkpointing moved_early", "preempted moved_early", *AGAIN, "succeeded completed")
-async def test_a_workload_that_moves_early_is_placed_anew_while_its_tasks_save(life: Life) -> None:
-    """No owner has asked: forecasts move it. Its tasks have their whole grace to save."""
-    await running(life)
-    holds_stops(life)
-    await life.mail(MailKind.PREEMPT, code="moved_early", cluster="r/lab", departures=9.6, departures_there=0.5)
-    await life.reaches(Phase.PREEMPTED)
-    assert life.facts.releases[0].flushing_s == 5.0
-    await life.award()
-    await until(lambda: [s.attempt for s in life.facts.staged] == [1, 2], "the next attempt is staged")
-    assert [len(a.requests(Activity.PREPARE_NODE)) for a in life.agents] == [1, 1]
-    saved(life)
-    await life.runs()
-    assert [one.attempt for one in life.facts.flushed] == [1]
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
-
-
 @goes(*RUNNING, *NOTICED, "placing awarded", "migrating copying_checkpoint", *AGAIN[1:])
 async def test_no_checkpoint_is_fenced_while_tasks_save(life: Life) -> None:
     """The checkpoint is copied only after the tasks have saved, because the copy fences the save."""

@@ -9,10 +9,10 @@ import numpy as np
 
 from infra.config import ReclaimSettings
 from reclaim.arrays import Floats
-from reclaim.bandwidth import BLOCK_S, CONFIDENCE, WINDOW_S, block_means, lower_bound_bytes_s
-from reclaim.drift import DriftSettings, delay, within
+from reclaim.bandwidth import CONFIDENCE, block_means, lower_bound_bytes_s
+from reclaim.drift import DriftSettings
 from reclaim.hazard import HazardModel, HazardSettings
-from reclaim.intervals import IntervalReason, P1Settings, SiteJobs, final_feasible, tick
+from reclaim.intervals import IntervalReason, P1Settings, SiteJobs, tick
 from reclaim.profile import ProfileSettings
 from research.experiments.reclaim.campus import (
     CORE_BYTES_S,
@@ -26,8 +26,15 @@ from research.experiments.reclaim.campus import (
     payloads,
 )
 from research.reclaim.adaptivity import adaptivity, lognormal_ratio, second_order_ratio
+from research.reclaim.drift_delay import delay, within
 from research.reclaim.scenario import Traffic
+from research.reclaim.starts import final_feasible
 from research.reclaim.state import STALL_SHARE
+
+BLOCK_S = 10.0
+"""The length of a block of samples: the order of magnitude of a transfer."""
+WINDOW_S = 600.0
+"""The length of the window. Bandwidth fluctuates by 60% within 10 minutes (F3)."""
 
 PER_H = EMERGENCIES_PER_DAY / 24
 HAZARD_CV, SLOWNESS_CV, CORRELATION = 0.62, 0.31, 0.39

@@ -61,11 +61,6 @@ class Services(Uploads):
         """Return the replicas of a service that serve, and how requests are balanced between them."""
         return cast(views.EndpointList, self._call("GET", "services", service, "endpoints"))
 
-    def report_requests(self, service: str, balancer: str, seconds: list[dict[str, Any]]) -> None:
-        """Report the requests that a balancer counted, by second. A repeated report changes nothing."""
-        body = {"balancer": balancer, "seconds": seconds}
-        self._call("POST", "services", service, "requests", body=body, idempotent=True)
-
     def end_service(self, service: str) -> views.ServiceDetail:
         """End a service with all its replicas and their machines."""
         return cast(views.ServiceDetail, self._call("DELETE", "services", service, body={}, idempotent=True))

@@ -10,7 +10,6 @@ from activities.reclaim.reading import RunningJob
 from infra.config import ReclaimSettings
 from mizzen.cadence import PLATFORMS, UNKNOWN, best_interval_s, timer
 from reclaim.hazard import HazardModel
-from reclaim.joint import DEFAULT_POLICY
 from research.reclaim.engine import simulate
 from research.reclaim.knowledge import Knowledge
 from research.reclaim.own import PRIOR_S, Interruptions
@@ -30,16 +29,12 @@ def test_the_default_constants_are_the_settings_of_a_live_fleet() -> None:
         "control_period_s": given.period_s,
         "loss_budget_s": given.loss_budget_s,
         "checkpoint_bytes_s": given.checkpoint_bytes_s,
-        "early_period_s": given.early_period_s,
-        "early_stay_s": given.policy.least_stay_s,
-        "forecasts": SYSTEMS["reclaimnet"].moves_early,
     }
     assert constants == LIVE.model_dump()
     assert SYSTEMS["reclaimnet"].parameters == SYSTEMS["joint-live"].parameters == given
     assert SYSTEMS["reclaimnet"].saving is SYSTEMS["joint-live"].saving is Saving.P1
     known = Knowledge(scenario(intervals=[(0, 0, HOUR_S, 0)], jobs=[(0, 1, 60, 1e9)], length_s=2 * HOUR_S))
     assert known._model.settings == HazardModel().settings
-    assert given.policy == DEFAULT_POLICY
 
 
 def test_jobs_are_told_what_a_live_fleet_tells() -> None:
@@ -63,7 +58,7 @@ def test_jobs_are_told_what_a_live_fleet_tells() -> None:
     live = [
         RunningJob(
             f"wl-{job.number}", 1, (names[job.node],), (names[job.node],), int(job.checkpoint_bytes),
-            job.checkpoint_bytes / float(used[at]), job.stall_s(PLAIN.write_bytes_s), 1 << 60,
+            job.checkpoint_bytes / float(used[at]), job.stall_s(PLAIN.write_bytes_s),
             ("r", str(nodes[job.node].building)),
         )
         for at, job in enumerate(jobs)

@@ -10,7 +10,7 @@ import pytest
 
 from research.spot import runs as spot_runs
 from research.spot.commands import spot
-from services.spot.policies import POLICIES
+from research.spot.policies import POLICIES
 
 Capture = pytest.CaptureFixture[str]
 

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from domain.capacity import CapacityKind
 from research.spot.latency import ServingSettings, measure_latency
+from research.spot.policies import make_policy
 from research.spot.queueing import serve
 from research.spot.replay import ReplaySettings, ReplicaSpan, replay_spans
 from research.spot.requests import Requests
 from research.spot.traces import SpotTrace
-from services.spot.policies import PolicySettings, make_policy
+from services.spot.policies import PolicySettings
 from tests.research.spot.plain_serving import PlainReplica, plain_serving
 from tests.services.spot.strategies import traces, zones_of
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from research.spot.optimum import OptimumError, solve_optimum
+from research.spot.policies import POLICIES, make_policy
 from research.spot.replay import ReplaySettings, replay_window
 from research.spot.traces import SpotTrace
-from services.spot.policies import POLICIES, PolicySettings, make_policy
+from services.spot.policies import PolicySettings
 from tests.services.spot.strategies import traces, zones_of
 
 

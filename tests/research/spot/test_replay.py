@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from research.spot.policies import POLICIES, make_policy
 from research.spot.replay import ReplaySettings, replay_window
 from research.spot.traces import UNLIMITED, SpotTrace, TraceError, read_traces, region_of
 from research.spot.windows import Windows, means, replay_windows
-from services.spot.policies import POLICIES, PolicySettings, make_policy
+from services.spot.policies import PolicySettings
 from services.spot.values import Observation
 from tests.research.spot.plain_replay import plain_replay
 from tests.services.spot.strategies import traces, zones_of

@@ -5,10 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain.capacity import CapacityKind
+from research.spot.policies import POLICIES, make_policy
 from research.spot.replay import ReplaySettings, ReplicaSpan, replay_spans
 from research.spot.shortfall import Shortfall, measure_shortfall
 from research.spot.traces import SpotTrace
-from services.spot.policies import POLICIES, PolicySettings, make_policy
+from services.spot.policies import PolicySettings
 from tests.services.spot.strategies import traces, zones_of
 
 

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain.capacity import CapacityKind
-from services.spot.baselines import EvenSpread, MarkLike, RoundRobin
+from research.spot.baselines import EvenSpread, MarkLike, RoundRobin
+from research.spot.policies import POLICIES, make_policy
 from services.spot.fallback import on_demand_wanted, spot_wanted
 from services.spot.placement import DynamicPlacement
-from services.spot.policies import POLICIES, PolicySettings, make_policy
+from services.spot.policies import PolicySettings
 from services.spot.spothedge import SpotHedge
 from services.spot.state import PolicyState
 from services.spot.values import Event, EventKind, Launch, Observation, Replica, ReplicaState, Terminate

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reclaim.destinations import Leaving, Network, Nodes, Rules, choose
-from reclaim.joint import DAY_S, EarlyMoves, Outlook, Policy, choose_jointly, early_moves
+from reclaim.destinations import Leaving, Network, Rules
 from reclaim.topology import NOWHERE, Links, Topology
+from research.reclaim.algorithm_2 import Nodes, choose
+from research.reclaim.joint import DAY_S, EarlyMoves, Outlook, Policy, choose_jointly, early_moves
 from tests.depth import examples
 from tests.reclaim import campuses
 
@@ -19,7 +20,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 def losses(
     outlook: Outlook, leaving: Leaving, job: int, node: int, next_s: float, interval_s: np.ndarray
 ) -> np.ndarray:
-    """The expected loss in seconds at some intervals, as in the docstring of `reclaim.joint`."""
+    """The expected loss in seconds at some intervals, as in the docstring of `research.reclaim.joint`."""
     again_s = outlook.emergencies[job, node] * (interval_s / 2 + next_s) + outlook.notices[job, node] * next_s
     saves = outlook.horizon_s[job] / interval_s
     return again_s + saves * leaving.checkpoint_bytes[job] / outlook.write_bytes_s[node]

@@ -1,6 +1,6 @@
 """The clouds and pools of a fleet file, which supply machines during a run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -10,13 +10,16 @@ from capacity.offers import Offer
 from capacity.pools import Pool, PoolKey, cluster_of, wrong_size
 from capacity.providers.trace.market import offers_of
 from capacity.providers.trace.settings import TraceSettings
+from capacity.scaling import Shortage
 from domain.capacity import CPU, CapacityKind
 from domain.ids import NAME_PATTERN, machine_id
 from domain.scheduling import MachineState
 from infra.config import CapacitySettings
+from simulation.meter import Meter
+from simulation.supply import Keeper, Machines, Supply
+from simulation.transitions import Transitions
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-Machines = Mapping[str, tuple[MachineState, ...]]
 _LIVE = CapacitySettings()
 
 
@@ -64,12 +67,17 @@ class KeeperSettings(BaseModel):
 
 
 @dataclass(frozen=True)
-class Sources:
+class Sources(Supply):
     """All pools and clouds, with the settings of the capacity loop."""
 
     pools: Mapping[PoolKey, Pool] = field(default_factory=dict)
     clouds: Mapping[str, TraceSettings] = field(default_factory=dict)
-    keeper: KeeperSettings = field(default_factory=KeeperSettings)
+    settings: KeeperSettings = field(default_factory=KeeperSettings)
+
+    @property
+    def grows(self) -> bool:
+        """Whether there are pools."""
+        return bool(self.pools)
 
     def offers(self) -> list[Offer]:
         """Returns the offers of all clouds."""
@@ -81,6 +89,14 @@ class Sources:
         for region, machine in self.at_most():
             out[region] = (*out.get(region, ()), machine)
         return out
+
+    def keeper(
+        self, transitions: Transitions, meter: Meter, waiting: Callable[[], list[Shortage]], seed: int
+    ) -> Keeper:
+        """Returns the simulated capacity loop."""
+        from research.supply.keeper import SimulatedKeeper
+
+        return SimulatedKeeper(self, transitions, meter, waiting, seed)
 
     def at_most(self) -> Iterator[tuple[str, MachineState]]:
         """Yields (region, machine) for the machines that pools may launch: for each matching offer, the pool's maximum.
@@ -101,11 +117,6 @@ def machine_of(name: str, pool: str, offer: Offer) -> MachineState:
         machine_id(offer.region, cluster, name), cluster, "rack-1", shape.gpu_type, *amounts, offer.kind.value,
         prices.get(shape.gpu_type or "", 0.0), prices.get(CPU, 0.0),
     )  # fmt: skip
-
-
-def usd_per_h(machine: MachineState) -> float:
-    """Returns the hourly cost of a machine: that of its GPUs and of its cores, if they have prices."""
-    return machine.gpus * machine.gpu_usd_per_h + machine.cpus_milli * machine.core_usd_per_h / 1000
 
 
 def sources_of(pools: tuple[PoolEntry, ...], clouds: Mapping[str, Any], keeper: KeeperSettings) -> Sources:

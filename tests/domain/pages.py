@@ -1,4 +1,4 @@
-"""Renders the tables of this package for `docs/lifecycle.md`, as Markdown tables and Mermaid diagrams."""
+"""Renders the tables of `domain.lifecycle` for `docs/lifecycle.md`, as Markdown tables and Mermaid diagrams."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,6 @@
 """The simulated capacity loop: sizes pools by the live rules, and replays the clouds that supply their machines."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import ceil, inf, isinf
 
 from capacity.offers import OfferKey
@@ -11,26 +10,14 @@ from capacity.providers.trace.settings import TraceSettings
 from capacity.rounds import Launch, plan_round
 from capacity.scaling import Shortage
 from domain.lifecycle.instances import InstanceEvent, InstanceStep
+from research.supply.instances import PoolInstance
+from research.supply.sources import Sources, machine_of
 from simulation.meter import Meter
-from simulation.supply.instances import PoolInstance
-from simulation.supply.sources import Sources, machine_of
+from simulation.supply import Counts, Keeper
 from simulation.transitions import Transitions
 
 
-@dataclass
-class Counts:
-    """Numbers of launches, refusals and terminations of pool machines."""
-
-    launched: int = 0
-    refused: int = 0
-    """Launches that failed because the cloud had no machine."""
-    taken: int = 0
-    """Machines that clouds reclaimed."""
-    ended: int = 0
-    """Machines that pools terminated."""
-
-
-class SimulatedKeeper:
+class SimulatedKeeper(Keeper):
     """The pools with their instances and clouds.
 
     The live loop runs a round every `interval_s`. The simulation runs a round, at the next multiple of `interval_s`,
@@ -45,7 +32,7 @@ class SimulatedKeeper:
         self._waiting, self._seed = waiting, seed
         self._offers = sources.offers()
         self._markets = {name: Market(settings, 0.0) for name, settings in sources.clouds.items()}
-        self._period_s = max(map(_period_s, sources.clouds.values()), default=0.0) + sources.keeper.refused_pause_s
+        self._period_s = max(map(_period_s, sources.clouds.values()), default=0.0) + sources.settings.refused_pause_s
         self._bought: dict[str, PoolInstance] = {}
         """Instances by id, without those that are gone."""
         self._refused_s: dict[OfferKey, float] = {}
@@ -129,7 +116,7 @@ class SimulatedKeeper:
     # ------------------------------------------------------------------------------------------------------- the pools
 
     def _look_again(self, at_s: float) -> None:
-        interval_s = self._sources.keeper.interval_s
+        interval_s = self._sources.settings.interval_s
         soonest_s = ceil(at_s / interval_s) * interval_s
         self._round_s = min(self._round_s, max(soonest_s, self._last_round_s + interval_s))
 
@@ -141,7 +128,7 @@ class SimulatedKeeper:
             one.idle_since_s = min(one.idle_since_s, at_s) if is_idle else inf
             if one.is_counted:
                 seen.setdefault(one.pool, []).append(one)
-        pause_s = self._sources.keeper.refused_pause_s
+        pause_s = self._sources.settings.refused_pause_s
         self._refused_s = {key: since_s for key, since_s in self._refused_s.items() if at_s < since_s + pause_s}
         planned = plan_round(
             self._sources.pools,
@@ -198,7 +185,7 @@ class SimulatedKeeper:
         ]
         out = [idle_until_s for idle_until_s in out if idle_until_s > at_s]
         if self._refused_s:
-            retry_s = min(self._refused_s.values()) + self._sources.keeper.refused_pause_s
+            retry_s = min(self._refused_s.values()) + self._sources.settings.refused_pause_s
             out += [retry_s] if at_s < retry_s <= self._hopeful_until_s else []
         return min(out, default=inf)
 

@@ -1,4 +1,4 @@
-"""Earlier versions of Tetris, for comparison (MAST 5.6). V0 moves nothing; V1 has a simpler objective."""
+"""The first version of Tetris, for comparison (MAST 5.6): V1 has a simpler objective."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -115,20 +115,6 @@ def balanced(zones: tuple[Zone, ...], waiting: frozenset[str], spot: list[Replic
 
 
 @dataclass(frozen=True)
-class AllOnDemand:
-    """On-demand replicas only: N_tar of them. Costs are relative to this policy."""
-
-    def start(self) -> PolicyState:
-        """See `Policy.start`."""
-        return PolicyState()
-
-    def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
-        """See `Policy.decide`."""
-        spot, others = split(observation.replicas)
-        return state, (*surplus(spot, 0), *on_demand(others, observation.target))
-
-
-@dataclass(frozen=True)
 class AsgLike:
     """Two pools of fixed sizes, as in an AWS Auto Scaling group: a share of the target is always on-demand.
 

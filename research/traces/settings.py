@@ -1,0 +1,43 @@
+"""The settings of the simulation of a trace: also the distributions of values that the trace lacks."""
+
+from pydantic import Field, field_validator
+
+from simulation.settings import SimulationSettings
+
+
+class TraceSettings(SimulationSettings):
+    """The settings under `simulation:` in the fleet file, or of `--param NAME=VALUE`."""
+
+    priority_percent: dict[int, float] = Field(
+        default_factory=lambda: {1: 3.0, 2: 20.0, 3: 16.0, 4: 54.0, 5: 0.2, 6: 0.5, 7: 6.02}
+    )
+    """Percentage of workloads by priority level. The remainder to 100 has no priority, so it gets the lowest (7)."""
+    candidate_regions_percent: dict[int, float] = Field(default_factory=lambda: {1: 15.0, 2: 25.0, 3: 20.0})
+    """Percentage of workloads by the number of regions, among those that could hold the gang, that have its data.
+
+    For the remainder to 100, all of these regions have it.
+    """
+    cpus_per_gpu: float = Field(4.0, ge=0)
+    cpus_without_gpu: float = Field(1.0, gt=0)
+    memory_bytes_per_gpu: int = Field(32 << 30, ge=0)
+    memory_bytes_without_gpu: int = Field(4 << 30, ge=0)
+    gpus_per_machine: int = Field(8, ge=1)
+    """For traces that only state a gang's GPUs: a gang with more GPUs than this has one task per machine."""
+    copy_days: int = Field(7, ge=0)
+    """`--scale` submits a copy up to this many whole days before or after its original."""
+    copy_jitter_s: float = Field(1800.0, ge=0)
+    """Random shift of a copy, earlier or later, in addition to `copy_days`."""
+
+    @field_validator("priority_percent", "candidate_regions_percent")
+    @classmethod
+    def _parts_of_100(cls, value: dict[int, float]) -> dict[int, float]:
+        if any(part < 0 for part in value.values()) or sum(value.values()) > 100 + 1e-9:
+            raise ValueError("must be percentages of at least 0 that sum to at most 100")
+        return value
+
+    @field_validator("candidate_regions_percent")
+    @classmethod
+    def _counts(cls, value: dict[int, float]) -> dict[int, float]:
+        if any(count < 1 for count in value):
+            raise ValueError("must have numbers of regions, each at least 1, as keys")
+        return value
