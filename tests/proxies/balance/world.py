@@ -17,7 +17,7 @@ import httpx
 from bench.balance_api import NAME, Api
 from infra.stack.ports import free_port
 
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[3]
 
 
 def wait_for(what: str, is_so: Callable[[], Any], timeout_s: float = 30.0) -> Any:
