@@ -18,11 +18,11 @@ import numpy as np
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, exponent, interleave, medians, timed
 from reclaim.admission import Decision, Flows, decide
 from reclaim.arrays import Floats, Ints
-from reclaim.destinations import Leaving, Network
-from reclaim.topology import NOWHERE, Links, Store, Topology
 from reclaim.traffic import migration_share, wire_bytes
 from research.reclaim.algorithm_2 import Choices, Nodes, choose
+from research.reclaim.destinations import Leaving, Network
 from research.reclaim.paths import links_bytes_s, paths
+from research.reclaim.topology import NOWHERE, Links, Store, Topology
 
 NODES = (500, 2_000, 10_000, 50_000)
 RECLAIMS = 7

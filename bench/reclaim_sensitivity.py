@@ -17,10 +17,11 @@ import numpy as np
 from bench.reclaim import CORE_BYTES_S, LOCAL_BYTES_S
 from reclaim.admission import Flows, Outcome, Spread, decide
 from reclaim.arrays import Floats
-from reclaim.destinations import Leaving, Network, Rules
-from reclaim.topology import NOWHERE, Links, Topology
+from reclaim.buildings import Rules
 from reclaim.traffic import migration_share, wire_bytes
 from research.reclaim.algorithm_2 import Nodes, choose
+from research.reclaim.destinations import Leaving, Network
+from research.reclaim.topology import NOWHERE, Links, Topology
 
 NODES, BUILDINGS = 54, 4
 JOBS, JOB_H = 1_500, 8.0

@@ -1,7 +1,7 @@
 """The common objective of homes and replicas, independent of the method that decided them (MAST 3.3 and 3.5).
 
 total = read * read_weight + gpu * gpu_weight + storage * storage_weight + weights.nowhere * nowhere
-+ weights.recovery * recovery + weights.reach * reach. The read and GPU terms are those of the homes (`tetris.score`).
++ weights.recovery * recovery + weights.reach * reach. The read and GPU terms are those of the homes (`tetris.problem`).
 The storage term covers all copies: the sum over regions of (U[r]/sum U - C[r]/sum C)^2. The terms of replicas are
 between 0 (best) and 1:
 

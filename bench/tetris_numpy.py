@@ -76,7 +76,7 @@ class Numpy:
     def _regions(
         self, job: Longs, home: Ints, size: Floats, jobs: int, kind: "np.ndarray[tuple[int], np.dtype[np.int8]]"
     ) -> tuple[Longs, Floats]:
-        """Returns [jobs] each job's region, and the bytes that it reads there; by the rules of `tetris.score`."""
+        """Returns [jobs] each job's region, and the bytes that it reads there; by the rules of `tetris.problem`."""
         regions = len(self.c.regions)
         cell = job * regions + home
         count = np.bincount(cell, minlength=jobs * regions).reshape(jobs, regions)

@@ -16,8 +16,8 @@ from research.tetris.generate import generate
 from research.tetris.versions import v1
 from tetris.climb import climb
 from tetris.columns import NONE, Columns, Ints
+from tetris.kernels.layout import ROUNDING
 from tetris.problem import Problem
-from tetris.score import ROUNDING
 
 TABLES, REGIONS, SEEDS = 20_000, 10, 3
 _SEARCH_S = 120.0

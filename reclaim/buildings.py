@@ -1,37 +1,55 @@
 """P2 for live jobs: how good each building is for a job that has left a machine there (equation 11, algorithm 2).
 
-The scheduler chooses the machines, so a building is scored as a whole. The network is that of `reclaim.topology`: each
-region is a site, and each of its clusters a building with two equal nodes, so that the mean time of the next migration
-includes one within the building. A checkpoint goes by way of the store of the source. A store that several buildings
-share is at the core of the site, like the region's bucket.
+The scheduler chooses the machines, so a building is scored as a whole. Each region is a site, and each of its clusters
+a building with two equal machines, so that the mean time of the next migration includes one within the building. A
+checkpoint goes by way of the store of the source. A store that several buildings share is at the core of the site,
+like the region's bucket. Links between sites are faster than those of machines, so they limit nothing.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from reclaim.arrays import Bools, Floats
-from reclaim.destinations import DEFAULT_RULES, RESTART_S, Leaving, Network, Rules, scores_s
-from reclaim.topology import Links, Store, Topology
-
 _BYTES_S = 125_000.0
 """One Mbit/s in bytes per second."""
+_LEAST_BYTES_S = 1.0
+"""The bandwidth of a write that was measured as slower."""
 MACHINE_MBIT = 820.0
 """Bandwidth of a machine, if it was not measured: that within a building of the paper."""
 BUILDING_MBIT = 240.0
 """Bandwidth of a building's link to the others, if it is not configured: that between buildings of the paper."""
-SITE_MBIT = 4000.0
-"""Bandwidth of a site's link to other sites."""
-
-
+RESTART_S = 30.0
+"""T_r if nothing was measured: the start of a container and of a training."""
 NEAR_S = 8 * 3600.0
 """For this time the expected departures follow the time of day; later they are a mean..."""
 AHEAD_S = 96 * 3600.0
 """...over this time. What differs between owners lasts for days."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The parameters of algorithm 2 (docs/reclaim-traffic.md has their sensitivity)."""
+
+    alpha: float = 1.0
+    """The weight of the expected next migration, dimensionless."""
+    max_load: float = 0.8
+    """Theta: a node with a higher load is not a candidate."""
+    min_local: int = 2
+    """k_min: with at least as many candidates in the building of the source, all others are left out."""
+
+    def __post_init__(self) -> None:
+        if not self.alpha >= 0:
+            raise ValueError(f"alpha: {self.alpha}: must be 0 or more")
+        if not 0 <= self.max_load <= 1:
+            raise ValueError(f"max_load: {self.max_load}: must be from 0 to 1")
+        if self.min_local < 1:
+            raise ValueError(f"min_local: {self.min_local}: must be 1 or more")
+
+
+DEFAULT_RULES = Rules()
 
 
 class Rate(NamedTuple):
@@ -100,72 +118,30 @@ class Score:
 def score(buildings: tuple[Building, ...], job: Departure, rules: Rules = DEFAULT_RULES) -> tuple[Score, ...]:
     """Returns the scores of all buildings, in their order. The building of the job must be one of them.
 
-    Results are cached, because a job that waits is scored again in each pass.
+    T_mig_mean is the mean over two machines of each building, without that of the job. Results are cached, because a
+    job that waits is scored again in each pass.
 
     Raises:
         ValueError: the building of the job is not listed.
     """
-    migrations = Migrations.of(buildings, job)
-    departures = np.repeat([sum(b.rate.expected(job.remaining_s)) for b in buildings], 2)
-    survival = np.concatenate([[0.0], np.exp(-departures)])
-    found_s = scores_s(
-        migrations.network, migrations.leaving, 0, migrations.candidates, migrations.migration_s, survival, rules
-    )[1::2]
-    stays = job.local_candidates >= rules.min_local
-    return tuple(Score(stays and number != migrations.home, float(one_s)) for number, one_s in enumerate(found_s))
-
-
-@dataclass(frozen=True)
-class Migrations:
-    """The network around a job: node 0 is its machine, and the nodes 2 n + 1 and 2 n + 2 are in building n."""
-
-    home: int
-    """The number of the job's building."""
-    network: Network
-    leaving: Leaving
-    """The job, alone."""
-    migration_s: Floats
-    """T_mig to each node."""
-
-    @classmethod
-    def of(cls, buildings: Sequence[Building], job: Departure) -> "Migrations":
-        """Returns the network of a job.
-
-        Raises:
-            ValueError: the building of the job is not listed.
-        """
-        home = next((n for n, b in enumerate(buildings) if (b.site, b.name) == (job.site, job.building)), None)
-        if home is None:
-            raise ValueError(f"building: {job.site}/{job.building}: must be one of the {len(buildings)} buildings")
-        network = Network.by_store(_topology(buildings, home, job))
-        leaving = Leaving.of([0], checkpoint_bytes=job.checkpoint_bytes, memory_bytes=0.0, restart_s=RESTART_S)
-        return cls(home, network, leaving, network.times_s(leaving, 0)[0])
-
-    @property
-    def candidates(self) -> Bools:
-        """All nodes but the job's machine."""
-        return np.arange(self.network.topology.nodes) > 0
-
-
-def _topology(buildings: Sequence[Building], home: int, job: Departure) -> Topology:
-    sites = sorted({building.site for building in buildings})
-    of = np.array([sites.index(building.site) for building in buildings])
+    home = next((n for n, b in enumerate(buildings) if (b.site, b.name) == (job.site, job.building)), None)
+    if home is None:
+        raise ValueError(f"building: {job.site}/{job.building}: must be one of the {len(buildings)} buildings")
     sharing = Counter(building.store for building in buildings)
-    stores = [
-        Store(int(of[n]), n) for n, building in enumerate(buildings) if building.store and sharing[building.store] == 1
-    ]
-    stores += [Store(number) for number in range(len(sites))]
-    access = np.full(2 * len(buildings) + 1, MACHINE_MBIT * _BYTES_S)
-    up = access.copy()
-    if job.write_s:
-        up[0] = job.checkpoint_bytes / job.write_s
-    links = np.array([BUILDING_MBIT if b.link_mbit is None else b.link_mbit for b in buildings]) * _BYTES_S
-    core = np.full(len(sites), SITE_MBIT * _BYTES_S)
-    return Topology.of(
-        np.concatenate([[home], np.repeat(np.arange(len(buildings)), 2)]),
-        of,
-        access=Links.of(up, access),
-        distribution=Links.of(links, links),
-        core=Links.of(core, core),
-        stores=stores,
-    )
+    own = np.array([building.store is not None and sharing[building.store] == 1 for building in buildings])
+    link = np.array([BUILDING_MBIT if b.link_mbit is None else b.link_mbit for b in buildings]) * _BYTES_S
+    machine = MACHINE_MBIT * _BYTES_S
+    write = max(job.checkpoint_bytes / job.write_s, _LEAST_BYTES_S) if job.write_s else machine
+    # The bandwidth from a machine to the store of its building, and from that store to a machine of each building.
+    upload = np.where(own, machine, np.minimum(machine, link))
+    download = np.minimum(machine, np.minimum(np.where(own, link, np.inf)[:, None], link))
+    np.fill_diagonal(download, np.where(own, machine, np.minimum(machine, link)))
+    size = job.checkpoint_bytes
+    first_s = size / (write if own[home] else min(write, link[home]))
+    migration_s = first_s + size / download[home] + RESTART_S
+    to_others = (2 * (1 / download).sum(axis=1) - 1 / download.diagonal()) / (2 * len(buildings) - 1)
+    next_s = size * (1 / upload + to_others) + RESTART_S
+    departs = np.array([sum(building.rate.expected(job.remaining_s)) for building in buildings])
+    scores_s = migration_s + rules.alpha * (1 - np.exp(-departs)) * next_s
+    stays = job.local_candidates >= rules.min_local
+    return tuple(Score(stays and number != home, float(one_s)) for number, one_s in enumerate(scores_s))

@@ -1,4 +1,4 @@
-"""Reads instances and plans from files, and runs `mizzen tetris score`, which needs no compiled code."""
+"""Reads instances and plans from files, and runs `mizzen tetris score`."""
 
 import sys
 from collections.abc import Callable
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from infra.errors import ConfigurationError
 from server.outputs import STANDARD, write_json
+from server.progress import compiling
 from tetris import documents
-from tetris.score import score
 
 if TYPE_CHECKING:
     from tetris.columns import Columns
@@ -24,16 +24,12 @@ def run_score(instance_path: Path, plan_path: Path) -> int:
         ConfigurationError: a document is invalid, or both paths are standard input.
     """
     _check_two(instance_path, plan_path)
-    if instance_path.is_dir():
+    columns = read_any(instance_path)
+    plan = read_document(plan_path, lambda text: documents.read_plan(text, columns.table_names, columns.regions))
+    with compiling():
         from tetris.problem import Problem
 
-        columns = read_columns(instance_path)
-        plan = read_document(plan_path, lambda text: documents.read_plan(text, columns.table_names, columns.regions))
         found = Problem(columns, columns.homes_of(plan)).score()
-    else:
-        instance = read_document(instance_path, documents.read_instance)
-        plan = read_document(plan_path, lambda text: documents.read_plan(text, *documents.names_of(instance)))
-        found = score(instance, plan)
     write_json(STANDARD, documents.score_document(found))
     return 0
 

@@ -93,7 +93,7 @@ class Problem:
         return float(self.state.now[layout.MOVED])
 
     def score(self) -> Score:
-        """Returns the same score as `tetris.score`, except for rounding, in time linear in the size of the plan."""
+        """Returns the terms, the total and the violations, in time linear in the size of the plan."""
         c, number, now = self.columns, self.fixed.number, self.state.now
         found = [
             *_over("storage", c.regions, self.state.stored, c.capacity_bytes),

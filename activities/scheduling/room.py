@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from domain.scheduling import JobRequest
-from reclaim.destinations import DEFAULT_RULES
+from reclaim.buildings import DEFAULT_RULES
 
 NO_RATES: Mapping[str, float] = MappingProxyType({})
 _FREE = text(

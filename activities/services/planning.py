@@ -20,9 +20,6 @@ NO_ZONES = "no_spot_zones"
 """The note of a service on spot machines for which no provider offers any."""
 ON_DEMAND = "on-demand"
 """The policy of a service without spot machines."""
-_PRICE_RATIO = 3.0
-"""The price of on-demand machines in units of the mean price of spot machines, if no provider offers on-demand ones.
-The paper assumes three to four."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +46,18 @@ def placer_of(spec: ServiceSpec) -> str:
     return ON_DEMAND if spec.policy.placer is None else spec.policy.placer
 
 
-def plan_of(
-    row: ServiceRow, spec: ServiceSpec, zones: Sequence[ZoneOffer], offers: Sequence[Offer], settings: ServiceSettings
-) -> ServicePlan:
+def plan_of(row: ServiceRow, spec: ServiceSpec, zones: Sequence[ZoneOffer], settings: ServiceSettings) -> ServicePlan:
     """Returns the plan of a service.
 
     Args:
         row: the service.
         spec: the specification of the version that is launched.
         zones: the zones in which that version may be launched.
-        offers: the offers of the providers.
         settings: the settings.
     """
     policy = spec.policy
     return ServicePlan(
-        policy=_policy(spec, zones, offers, settings),
+        policy=_policy(spec, zones, settings),
         autoscaler=_autoscaler(spec),
         version=row.version,
         zones=frozenset(one.zone.name for one in zones),
@@ -77,16 +71,10 @@ def plan_of(
     )
 
 
-def _policy(
-    spec: ServiceSpec, zones: Sequence[ZoneOffer], offers: Sequence[Offer], settings: ServiceSettings
-) -> Policy:
+def _policy(spec: ServiceSpec, zones: Sequence[ZoneOffer], settings: ServiceSettings) -> Policy:
     base, fallback = spec.policy.base_ondemand_fallback_replicas, spec.policy.dynamic_ondemand_fallback
     if spec.uses_spot and not zones:
         return _WithoutZones(base, fallback)
-    spot = [one.zone.usd_per_h for one in zones]
-    price = on_demand_price(spec, offers)
-    if price is None:
-        price = _PRICE_RATIO * sum(spot) / len(spot) if spot else 1.0
     return make_policy(
         placer_of(spec),
         PolicySettings(
@@ -95,7 +83,6 @@ def _policy(
             retry_s=settings.retry_s,
             base=base,
             fallback=fallback,
-            on_demand_usd_per_h=price,
         ),
     )
 

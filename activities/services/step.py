@@ -175,7 +175,7 @@ class _Step:
         return waits and spec.uses_spot and on_demand_price(spec, self._offers or []) is not None
 
     def _plan(self) -> ServicePlan:
-        return plan_of(self._row, self._spec, self._zones, self._offers or [], self._settings.services)
+        return plan_of(self._row, self._spec, self._zones, self._settings.services)
 
     def _state(self, plan: ServicePlan) -> ServiceState:
         """Returns the state of the decision before. A policy of another name begins without memory."""

@@ -23,7 +23,6 @@ PLACERS: Mapping[str, str] = {
     "dynamic_fallback": "spothedge",  # SkyPilot's name
 }
 """The policy of each name that `spot_placer` can have."""
-_WITH_EXTRA = ("spothedge", "spothedge-alg1")
 MAX_BODY_BYTES = 64 << 10
 _MAX_PATH = 2000
 MAX_HEADERS = 32
@@ -280,10 +279,6 @@ def _read_placing(members: Mapping[str, At], replicas: Replicas) -> tuple[bool, 
             if key in members and value:
                 members[key].wrong("is only for spot machines; write resources.use_spot: true, or omit it")
         return False, {}
-    if extra and placer is not None and placer not in _WITH_EXTRA:
-        members["num_overprovision"].wrong(
-            f"only the placers {', '.join(_WITH_EXTRA)} have it; spot_placer is {placer}, so omit it"
-        )
     return True, {
         "placer": placer,
         "num_overprovision": extra,

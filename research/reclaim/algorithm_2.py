@@ -2,7 +2,7 @@
 
 A destination must have the memory and the capability that the job asks for, must not be overloaded, and must be
 reachable before the source leaves. Of these candidates, those in the building of the source are preferred if there are
-enough (lemma 3). The score of a candidate is that of `reclaim.destinations`.
+enough (lemma 3). The score of a candidate is that of `research.reclaim.destinations`.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from reclaim.arrays import Bools, Floats, Ints, check_numbers, column
-from reclaim.destinations import DEFAULT_RULES, Leaving, Network, Rules, scores_s
-from reclaim.topology import NOWHERE
+from reclaim.buildings import DEFAULT_RULES, Rules
+from research.reclaim.destinations import Leaving, Network, scores_s
+from research.reclaim.topology import NOWHERE
 
 I1 = NDArray[np.int8]
 Score = Callable[[int, Bools, Floats], tuple[Ints, Floats]]

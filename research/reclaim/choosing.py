@@ -1,18 +1,18 @@
-"""Where jobs go: the destination policies of the systems, with `reclaim.destinations` and `research.reclaim.joint`."""
+"""Where jobs go: the destination policies of the systems (`research.reclaim.algorithm_2`, `research.reclaim.joint`)."""
 
 from math import inf
 
 import numpy as np
 
 from reclaim.arrays import Floats
-from reclaim.destinations import Leaving, Network
-from reclaim.topology import Links, Topology
 from research.reclaim.algorithm_2 import Nodes, choose
+from research.reclaim.destinations import Leaving, Network
 from research.reclaim.joint import EarlyMoves, Outlook, choose_jointly, early_moves
 from research.reclaim.knowledge import Knowledge
 from research.reclaim.scenario import Scenario
 from research.reclaim.state import NOWHERE, Job, Node
 from research.reclaim.systems import Choosing, System
+from research.reclaim.topology import Links, Topology
 from research.reclaim.true_rates import Truth, assign_jobs
 
 _CORE_BYTES_S = 1.25e9

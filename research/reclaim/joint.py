@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from reclaim.arrays import Bools, Floats, Ints, check_numbers, column
-from reclaim.destinations import DEFAULT_RULES, Leaving, Network, Rules
+from reclaim.buildings import DEFAULT_RULES, Rules
 from reclaim.intervals import P1Settings, intervals
-from reclaim.topology import NOWHERE
 from research.reclaim.algorithm_2 import Choices, Constraint, Nodes, assign, least, removed_by
+from research.reclaim.destinations import Leaving, Network
+from research.reclaim.topology import NOWHERE
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 EARLY_HORIZON_S = 96 * HOUR_S

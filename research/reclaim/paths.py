@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reclaim.arrays import Floats, Ints
-from reclaim.topology import NOWHERE, Topology
+from research.reclaim.topology import NOWHERE, Topology
 
 
 def links_bytes_s(topology: Topology) -> Floats:

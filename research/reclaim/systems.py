@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from infra.config import ReclaimSettings
-from reclaim.destinations import DEFAULT_RULES, Rules
+from reclaim.buildings import DEFAULT_RULES, Rules
 from reclaim.hazard import HazardSettings
 from reclaim.intervals import P1Settings
 from reclaim.traffic import RESEARCH_SHARE

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from domain.capacity import CapacityKind
+from research.spot.state import ReplayState
 from services.spot.changes import on_demand, split, surplus
 from services.spot.state import PolicyState
 from services.spot.values import Action, EventKind, Launch, Observation, Replica, Zone
@@ -74,12 +75,17 @@ class RoundRobin(SpotPool):
     If a zone refuses, the next zone is tried at once. If all zones refuse, they are tried again after `retry_s`.
     """
 
+    def start(self) -> PolicyState:
+        """See `Policy.start`."""
+        return ReplayState()
+
     def _resized(
         self, state: PolicyState, waiting: frozenset[str], spot: list[Replica], wanted: int
     ) -> tuple[PolicyState, list[Action]]:
         actions: list[Action] = list(surplus(spot, wanted))
         if all(zone.name in waiting for zone in self.zones):
             return state, actions
+        state = ReplayState.of(state)
         cursor = state.cursor
         for _ in range(wanted - len(spot)):
             while (zone := self.zones[cursor % len(self.zones)].name) in waiting:

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from research.spot.spothedge_plus import OUTAGE_PRICE_S
 from server.commands import run_command
-from services.spot.spothedge_plus import OUTAGE_PRICE_S
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,10 +1,8 @@
-"""The state of a policy between two decisions: one immutable value for all policies, which can be stored as JSON."""
+"""The state of a policy between two decisions: an immutable value, which can be stored as JSON."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
-
-from services.spot.knowledge import Knowledge
 
 
 @dataclass(frozen=True)
@@ -17,10 +15,6 @@ class PolicyState:
     """Z_P of Algorithm 1: the zones that recently preempted a replica or refused a launch, in the same order."""
     retry_at_s: tuple[tuple[str, float], ...] = ()
     """Zones that refused a launch, sorted by name, with the time from which a launch is tried there again."""
-    cursor: int = 0
-    """The number of launches so far, in round-robin placement."""
-    knowledge: Knowledge = field(default_factory=Knowledge)
-    """What `spothedge+` has learned about the zones."""
 
     def waiting(self, now_s: float) -> frozenset[str]:
         """Returns the zones in which no launch is tried now, because they recently refused one."""
@@ -35,7 +29,7 @@ class PolicyState:
     def moved(self, by_s: float) -> "PolicyState":
         """Returns the state with all times moved by `by_s` seconds, after the clock was set."""
         waits = tuple((zone, at_s + by_s) for zone, at_s in self.retry_at_s)
-        return replace(self, retry_at_s=waits, knowledge=self.knowledge.moved(by_s))
+        return replace(self, retry_at_s=waits)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state as values of JSON."""
@@ -43,13 +37,10 @@ class PolicyState:
             "available": list(self.available),
             "preempting": list(self.preempting),
             "retry_at_s": dict(self.retry_at_s),
-            "cursor": self.cursor,
-            "knowledge": self.knowledge.to_json(),
         }
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "PolicyState":
-        """Returns the state from the result of `to_json`. A body without knowledge was stored before it was a field."""
+        """Returns the state from the result of `to_json`."""
         waits = sorted((zone, float(at_s)) for zone, at_s in body["retry_at_s"].items())
-        learned = Knowledge.from_json(body["knowledge"]) if "knowledge" in body else Knowledge()
-        return cls(tuple(body["available"]), tuple(body["preempting"]), tuple(waits), int(body["cursor"]), learned)
+        return cls(tuple(body["available"]), tuple(body["preempting"]), tuple(waits))

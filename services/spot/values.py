@@ -19,7 +19,7 @@ class Zone:
     name: str
     region: str
     usd_per_h: float = 1.0
-    """The price of a spot replica. Only `spothedge+` uses more than the order of the prices."""
+    """The price of a spot replica."""
     accelerator: str = ""
     """The machine type; empty if the service accepts only one."""
 

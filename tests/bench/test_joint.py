@@ -8,11 +8,11 @@ import pytest
 from bench.joint_model import MOST_PAIRS, Decided, together, two_step
 from bench.replica_objective import ReplicaCost, ReplicaWeights, worth
 from domain.instance import Job, Region, Table, TetrisInstance
+from reference.tetris_score import score
 from research.tetris.generate import generate
 from tests.tetris.small import small_instance
 from tetris.columns import Columns, Ints
 from tetris.replicas import Parts
-from tetris.score import score
 
 WEIGHTS = ReplicaWeights(nowhere=3.0, recovery=2.0, reach=0.5)
 

@@ -15,9 +15,9 @@ from infra.db.datacenters import AssignmentError, assign_partitions, gather_data
 from infra.db.session import transaction
 from infra.db.usage import record_runs
 from infra.errors import CatalogueError
+from reference.tetris_score import score
 from tetris.climb import climb
 from tetris.columns import Columns
-from tetris.score import score
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

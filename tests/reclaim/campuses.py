@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from reclaim.destinations import Leaving
-from reclaim.topology import NOWHERE, Links, Store, Topology
 from research.reclaim.algorithm_2 import Nodes
+from research.reclaim.destinations import Leaving
+from research.reclaim.topology import NOWHERE, Links, Store, Topology
 
 BYTES_S = np.array([1e6, 3e7, 1.025e8, 1.25e8, 1.25e9])
 """Few values, so that many paths have equal bottlenecks."""

@@ -9,9 +9,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from reclaim.destinations import Leaving, Rules
-from reclaim.topology import NOWHERE, Topology
+from reclaim.buildings import Rules
 from research.reclaim.algorithm_2 import Nodes
+from research.reclaim.destinations import Leaving
+from research.reclaim.topology import NOWHERE, Topology
 
 
 def graph(topology: Topology) -> dict[str, dict[str, float]]:

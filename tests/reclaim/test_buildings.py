@@ -4,10 +4,10 @@ from math import exp
 
 import pytest
 
-from reclaim.buildings import BUILDING_MBIT, MACHINE_MBIT, SITE_MBIT, Building, Departure, Rate, Score, score
-from reclaim.destinations import RESTART_S, Rules
+from reclaim.buildings import BUILDING_MBIT, MACHINE_MBIT, RESTART_S, Building, Departure, Rate, Rules, Score, score
 
 C = 3.2e9
+SITE_MBIT = 4000.0
 MBIT = 125_000.0
 CAMPUS = (
     Building("campus", "a", store="file:///a", rate=Rate(0.2, 0.2)),

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reclaim.destinations import Leaving, Network, Rules
-from reclaim.onward import Onward
-from reclaim.topology import NOWHERE, Links, Store, Topology
+from reclaim.buildings import Rules
 from research.reclaim.algorithm_2 import Constraint, Nodes, choose, removed_by
+from research.reclaim.destinations import Leaving, Network
+from research.reclaim.onward import Onward
 from research.reclaim.paths import links_bytes_s, paths
+from research.reclaim.topology import NOWHERE, Links, Store, Topology
 from tests.depth import examples
 from tests.reclaim import campuses
 from tests.reclaim.plain_destinations import PlainNetwork, scores

@@ -6,10 +6,10 @@ from itertools import product
 import numpy as np
 
 from domain.instance import Job, Region, Score, Table, TetrisInstance, Weights
+from reference.tetris_score import score
 from tetris.columns import Columns
 from tetris.kernels import layout
 from tetris.problem import Problem
-from tetris.score import score
 
 TYPES = ("a100", "h100", "v100")
 APPS = ("training", "spark", "etl")

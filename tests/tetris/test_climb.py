@@ -5,13 +5,13 @@ import pytest
 
 from bench.tetris_dense import dense
 from domain.instance import Job, Region, Table, TetrisInstance, Weights
+from reference.tetris_score import score
 from research.tetris.versions import v1
 from tests.tetris.small import allowed, every_plan, small_instance
 from tetris.climb import Step, _Climb, climb
 from tetris.columns import Columns
 from tetris.explain import explain
 from tetris.problem import Problem
-from tetris.score import score
 
 
 def never() -> float:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from domain.instance import Job, Region, Table, TetrisInstance
+from reference.tetris_score import score
 from research.tetris.generate import generate
 from tests.tetris.small import allowed, every_plan, excess_of, small_instance
 from tetris.climb import climb
@@ -15,7 +16,6 @@ from tetris.columns import Columns
 from tetris.exact import ExactProgress, solve
 from tetris.exact.branch import Branching
 from tetris.problem import Problem
-from tetris.score import score
 
 
 def best_by_enumeration(instance: TetrisInstance) -> tuple[float, float]:

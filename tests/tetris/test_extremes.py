@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from domain.instance import LEAST_AMOUNT, MOST_AMOUNT, Job, Region, Table, TetrisInstance, Weights
+from reference.tetris_score import score
 from tests.tetris.small import small_instance
 from tetris.climb import climb
 from tetris.columns import Columns
 from tetris.exact import solve
 from tetris.neighbourhood import Neighbourhood
 from tetris.problem import Problem
-from tetris.score import score
 
 
 def never() -> float:

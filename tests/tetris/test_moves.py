@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain.instance import TetrisInstance
+from reference.tetris_score import score
 from tests.tetris.small import allowed, small_instance
 from tetris.columns import Columns
 from tetris.problem import Problem
-from tetris.score import score
 
 
 @settings(max_examples=150, deadline=None)

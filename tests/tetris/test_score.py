@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from domain.instance import Job, Region, Table, TetrisInstance, Violation, Weights, job_region
-from tetris.score import score
+from reference.tetris_score import score
 
 TWO = (Region("r1", 100.0, {"a": 30.0}), Region("r2", 300.0, {"a": 10.0}))
 

@@ -41,7 +41,7 @@ READ, HOME_H, MOVED, STORED, STORED2, STORED_SHARE = range(6)
 and U times the region's share of the capacity."""
 N_NOW = 6
 ROUNDING = 1e-9
-"""The tolerance `tetris.score.ROUNDING`."""
+"""Relative tolerance for rounding: an excess over a limit below this fraction of the limit is not a violation."""
 NONE = -1
 
 

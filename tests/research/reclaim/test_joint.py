@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reclaim.destinations import Leaving, Network, Rules
-from reclaim.topology import NOWHERE, Links, Topology
+from reclaim.buildings import Rules
 from research.reclaim.algorithm_2 import Nodes, choose
+from research.reclaim.destinations import Leaving, Network
 from research.reclaim.joint import DAY_S, EarlyMoves, Outlook, Policy, choose_jointly, early_moves
+from research.reclaim.topology import NOWHERE, Links, Topology
 from tests.depth import examples
 from tests.reclaim import campuses
 

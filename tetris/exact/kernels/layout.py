@@ -16,7 +16,7 @@ B1 = npt.NDArray[np.bool_]
 
 MOST_REGIONS = 62
 ROUNDING = 1e-9
-"""The tolerance `tetris.score.ROUNDING` for limits."""
+"""The tolerance `tetris.kernels.layout.ROUNDING` for limits."""
 SLACK = 1e-12
 """Maximum rounding error of a channel's running sums, as a fraction of its total amount."""
 CLOSE = 5e-10

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from domain.capacity import CapacityKind
+from research.spot.estimates import Estimates, group_of
+from research.spot.knowledge import Knowledge
+from research.spot.plans import cheapest_plan
+from research.spot.risk import Option, RiskModel
+from research.spot.state import ReplayState
 from services.spot.changes import split
-from services.spot.estimates import Estimates, group_of
-from services.spot.knowledge import Knowledge
-from services.spot.plans import cheapest_plan
-from services.spot.risk import Option, RiskModel
 from services.spot.state import PolicyState
 from services.spot.values import Action, EventKind, Launch, Observation, Replica, Terminate
 
@@ -59,23 +60,24 @@ class SpotHedgePlus:
 
     def start(self) -> PolicyState:
         """See `Policy.start`."""
-        return PolicyState()
+        return ReplayState()
 
     def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
         """See `Policy.decide`."""
         refused = [event.zone for event in observation.events if event.kind is EventKind.REFUSED]
         if refused:
             state = state.refused(refused, observation.now_s, self.retry_s)
-        state = replace(state, knowledge=self.estimates.learn(state.knowledge, observation))
-        plan = self._plan(state, observation)
-        kept = self._kept(state, observation, plan)
-        return state, (*self._launches(state, observation, plan), *self._ends(observation, plan, kept))
+        before = ReplayState.of(state)
+        after = replace(before, knowledge=self.estimates.learn(before.knowledge, observation))
+        plan = self._plan(after, observation)
+        kept = self._kept(after, observation, plan)
+        return after, (*self._launches(after, observation, plan), *self._ends(observation, plan, kept))
 
     def most_spot(self, target: int) -> int:
         """Returns N_tar + N_extra, the largest number of spot replicas that are launched at the same time."""
         return target + (target if self.most_extra is None else min(target, self.most_extra))
 
-    def _plan(self, state: PolicyState, observation: Observation) -> dict[str | None, int]:
+    def _plan(self, state: ReplayState, observation: Observation) -> dict[str | None, int]:
         """Returns how many replicas to have in each zone, and on demand (None)."""
         target, known = observation.target, state.knowledge
         if target == 0:
@@ -120,7 +122,7 @@ class SpotHedgePlus:
         plan[None] = min(target, plan[None] + uncovered) if self.fallback else kept
         return plan
 
-    def _waiting(self, state: PolicyState, observation: Observation, *, short: bool) -> frozenset[str]:
+    def _waiting(self, state: ReplayState, observation: Observation, *, short: bool) -> frozenset[str]:
         """Returns the zones in which no launch is tried now. If spot replicas are missing, pauses are not doubled."""
         waiting = state.waiting(observation.now_s)
         if short:
@@ -145,7 +147,7 @@ class SpotHedgePlus:
         ready = sum(one.is_ready for one in spot)
         return min(late, max(0, observation.target - ready))
 
-    def _launches(self, state: PolicyState, observation: Observation, plan: Mapping[str | None, int]) -> list[Action]:
+    def _launches(self, state: ReplayState, observation: Observation, plan: Mapping[str | None, int]) -> list[Action]:
         held = Counter(one.zone for one in observation.replicas)
         free = self.most_spot(observation.target) - sum(one.is_spot for one in observation.replicas)
         actions: list[Action] = []
@@ -159,7 +161,7 @@ class SpotHedgePlus:
                 actions += [Launch(CapacityKind.SPOT, zone)] * launched
         return actions
 
-    def _kept(self, state: PolicyState, observation: Observation, plan: Mapping[str | None, int]) -> frozenset[int]:
+    def _kept(self, state: ReplayState, observation: Observation, plan: Mapping[str | None, int]) -> frozenset[int]:
         """Returns the replicas that are not ready, but are not ended now even if they are beyond the plan.
 
         Otherwise two plans could replace each other again and again. Replicas that are starting are kept in two cases:

@@ -9,36 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from reclaim.arrays import Bools, Floats, Ints, column
-from reclaim.onward import Onward
-from reclaim.topology import NOWHERE, Topology
+from reclaim.buildings import RESTART_S, Rules
+from research.reclaim.onward import Onward
+from research.reclaim.topology import NOWHERE, Topology
 
-RESTART_S = 30.0
-"""T_r if nothing was measured: the start of a container and of a training."""
 COMMIT_S = 2.0
 """The commit of an uploaded checkpoint if nothing was measured."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The parameters of algorithm 2 (docs/reclaim-traffic.md has their sensitivity)."""
-
-    alpha: float = 1.0
-    """The weight of the expected next migration, dimensionless."""
-    max_load: float = 0.8
-    """Theta: a node with a higher load is not a candidate."""
-    min_local: int = 2
-    """k_min: with at least as many candidates in the building of the source, all others are left out."""
-
-    def __post_init__(self) -> None:
-        if not self.alpha >= 0:
-            raise ValueError(f"alpha: {self.alpha}: must be 0 or more")
-        if not 0 <= self.max_load <= 1:
-            raise ValueError(f"max_load: {self.max_load}: must be from 0 to 1")
-        if self.min_local < 1:
-            raise ValueError(f"min_local: {self.min_local}: must be 1 or more")
-
-
-DEFAULT_RULES = Rules()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import exp
 
-from services.spot.knowledge import Knowledge, ZoneRecord
+from research.spot.knowledge import Knowledge, ZoneRecord
 from services.spot.values import EventKind, Observation, Zone
 
 _MOST_COLD_STARTS = 10

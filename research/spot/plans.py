@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from services.spot.risk import Option, RiskModel
+from research.spot.risk import Option, RiskModel
 
 _STEPS = 4
 """The limit on the improvements by single replicas."""

@@ -1,8 +1,7 @@
-"""What a policy has learned about its zones: an immutable value, which can be stored as JSON."""
+"""What a policy has learned about its zones: an immutable value."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -30,19 +29,6 @@ class ZoneRecord:
     refused: float = 0.0
     """The number of launches that were refused, with decay."""
 
-    def moved(self, by_s: float) -> "ZoneRecord":
-        """Returns the record with all times moved by `by_s` seconds."""
-        return replace(
-            self,
-            seen_at_s=self.seen_at_s + by_s,
-            lost_at_s=_moved(self.lost_at_s, by_s),
-            refused_at_s=_moved(self.refused_at_s, by_s),
-        )
-
-
-def _moved(at_s: float | None, by_s: float) -> float | None:
-    return None if at_s is None else at_s + by_s
-
 
 @dataclass(frozen=True)
 class Knowledge:
@@ -68,27 +54,3 @@ class Knowledge:
     """Losses of a zone at the same time as another zone of its group lost replicas."""
     single_losses: float = 0.0
     """Losses of a zone while another zone of its group kept all its replicas."""
-
-    def moved(self, by_s: float) -> "Knowledge":
-        """Returns the knowledge with all times moved by `by_s` seconds, after the clock was set."""
-        return replace(
-            self,
-            now_s=_moved(self.now_s, by_s),
-            zones={name: record.moved(by_s) for name, record in self.zones.items()},
-            starting={number: at_s + by_s for number, at_s in self.starting.items()},
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the value as values of JSON."""
-        return {
-            **asdict(self),
-            "zones": {name: asdict(record) for name, record in self.zones.items()},
-            "starting": {str(number): at_s for number, at_s in self.starting.items()},
-        }
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> "Knowledge":
-        """Returns the value from the result of `to_json`."""
-        zones = {name: ZoneRecord(**record) for name, record in body["zones"].items()}
-        starting = {int(number): float(at_s) for number, at_s in body["starting"].items()}
-        return cls(**{**body, "zones": zones, "starting": starting})

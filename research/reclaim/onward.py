@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reclaim.arrays import Bools, Floats, Ints
-from reclaim.topology import NOWHERE, Topology
+from research.reclaim.topology import NOWHERE, Topology
 
 
 @dataclass(frozen=True)
