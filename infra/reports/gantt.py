@@ -32,7 +32,7 @@ class Gantt:
             for slot in range(max(1, count)):
                 self._y[machine.partition(" ")[0], slot] = y
                 axes.axhspan(y - 0.5, y + 0.5, color="#eef2f6" if slot % 2 else "#f6f8fa", lw=0, zorder=0)
-                labels.append((f"{name}  " if slot == 0 else "") + (str(slot) if count else ""))
+                labels.append("  ".join(filter(None, (name if slot == 0 else "", str(slot) if count else ""))))
                 y += 1
         axes.set_ylim(y - 0.3, -0.8)
         axes.set_xlim(0, max(self.length_s, 1e-9))
