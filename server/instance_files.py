@@ -1,4 +1,4 @@
-"""Reads instances and plans from files, and runs `mizzen tetris score` and `generate`, which need no compiled code."""
+"""Reads instances and plans from files, and runs `mizzen tetris score`, which needs no compiled code."""
 
 import sys
 from collections.abc import Callable
@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from infra.errors import ConfigurationError
-from server.outputs import STANDARD, check_outputs, write_json
-from server.progress import starting
+from server.outputs import STANDARD, write_json
 from tetris import documents
 from tetris.score import score
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def write_score(instance_path: Path, plan_path: Path) -> int:
+def run_score(instance_path: Path, plan_path: Path) -> int:
     """Runs `mizzen tetris score`; returns the exit code.
 
     Raises:
@@ -36,36 +35,6 @@ def write_score(instance_path: Path, plan_path: Path) -> int:
         plan = read_document(plan_path, lambda text: documents.read_plan(text, *documents.names_of(instance)))
         found = score(instance, plan)
     write_json(STANDARD, documents.score_document(found))
-    return 0
-
-
-def write_generated(tables: int, regions: int, seed: int, out: Path) -> int:
-    """Runs `mizzen tetris generate`; returns the exit code.
-
-    If `out` ends in `.json` or is `-`, a JSON document is written, otherwise a folder.
-
-    Raises:
-        ConfigurationError: `out` cannot be written.
-    """
-    is_document = out == STANDARD or out.suffix == ".json"
-    with starting():
-        if is_document:
-            check_outputs({"--out": out}, {})
-        elif out.exists() and not out.is_dir():
-            raise ConfigurationError(f"--out: {out}: is a file: give a folder, or a name that ends in .json")
-        elif not out.resolve().parent.is_dir():
-            raise ConfigurationError(f"--out: {out}: folder {out.resolve().parent} does not exist")
-        from tetris.folders import write_folder
-        from tetris.generate import generate
-
-        columns = generate(tables, regions, seed)
-    if is_document:
-        write_json(out, documents.instance_document(columns.to_instance()))
-        return 0
-    try:
-        write_folder(columns, out)
-    except OSError as error:
-        raise ConfigurationError(f"--out: {out}: {error.strerror}") from None
     return 0
 
 

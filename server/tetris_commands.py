@@ -11,9 +11,11 @@ from infra.errors import ConfigurationError
 from mizzen.cli.output import dump, emit_one
 from mizzen.cli.session import Commands, Session, finish, say
 from server.commands import EXIT_USAGE, run_command
-from server.options import PATH, argument, option, takes
+from server.options import argument, option, takes
 from server.placement_commands import COMMANDS as PLACEMENT_COMMANDS
 from server.usage_commands import usage
+
+_PATH = click.Path(path_type=Path)
 
 
 class _Output(click.Path):
@@ -60,8 +62,8 @@ def export(
 
 
 @tetris.command()
-@click.argument("instance", type=PATH)
-@click.argument("plan", type=PATH)
+@click.argument("instance", type=_PATH)
+@click.argument("plan", type=_PATH)
 @click.pass_obj
 def assign(session: Session, instance: Path, plan: Path) -> None:
     """Assign partitions to datacenters, all or none, as PLAN does for INSTANCE (export --region; operators).
@@ -90,7 +92,7 @@ def _budget(context: click.Context, parameter: click.Parameter, value: float | N
 class SolveOptions:
     """The options of `mizzen tetris solve`."""
 
-    instance: Path = argument(type=PATH)
+    instance: Path = argument(type=_PATH)
     method: str = option(type=click.Choice(["climb", "exact", "v0", "v1"]), default="climb", show_default=True)
     time_s: float | None = option(
         type=float, callback=_budget, help="Budget of CPU time (default: 10 for climb and v1, 600 for exact)."
@@ -100,7 +102,7 @@ class SolveOptions:
     moves: Path | None = option(type=_OUTPUT, help="File for the moves and what each gains, as JSON.")
     replicas: Path | None = option(type=_OUTPUT, help="File for the replicas that jobs need under the plan, as JSON.")
     reads: Path | None = option(
-        type=PATH, help="Partitions that jobs read (export --reads); only these are replicated."
+        type=_PATH, help="Partitions that jobs read (export --reads); only these are replicated."
     )
 
 
@@ -126,13 +128,13 @@ def solve(given: SolveOptions) -> None:
 
 
 @tetris.command(cls=click.Command)
-@click.argument("instance", type=PATH)
-@click.argument("plan", type=PATH)
+@click.argument("instance", type=_PATH)
+@click.argument("plan", type=_PATH)
 def score(instance: Path, plan: Path) -> None:
     """Print the cost of PLAN for INSTANCE, term by term, and the violated constraints, as JSON."""
-    from server.instance_files import write_score
+    from server.instance_files import run_score
 
-    run_command(lambda: write_score(instance, plan))
+    run_command(lambda: run_score(instance, plan))
 
 
 @tetris.command(cls=click.Command)
@@ -149,6 +151,6 @@ def score(instance: Path, plan: Path) -> None:
 )
 def generate(tables: int, regions: int, seed: int, out: Path) -> None:
     """Generate an instance with the distributions that MAST reports."""
-    from server.instance_files import write_generated
+    from server.generating import run_generate
 
-    run_command(lambda: write_generated(tables, regions, seed, out))
+    run_command(lambda: run_generate(tables, regions, seed, out))
