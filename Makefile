@@ -49,7 +49,7 @@ demo-bursting: setup
 	@$(BIN)/python -m rigs.demos.bursting
 
 # Trainings on lent machines in two buildings, whose owners take them back and lend them again, for about two and a half
-# minutes; another number of seconds between two events: ARGS=2. Writes demo-lending/timeline.png.
+# minutes; another number of seconds between two events: ARGS=2. Writes demo-lending/timeline.svg.
 demo-lending: setup
 	@$(BIN)/python -m rigs.demos.lending $(ARGS)
 

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,7 @@ import click
 from infra.errors import ConfigurationError, MizzenError, StackError
 from infra.exits import end_process
 from infra.memory import loading
+from server.options import FILE, RunOptions, argument, included, option, takes
 
 if TYPE_CHECKING:
     from infra.config import Settings
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 # The exit codes that the SDK's command documents.
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 6
-_FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
@@ -34,7 +35,7 @@ def log_to_stderr(level: str = "INFO") -> None:
 def _connection_options(command: F) -> F:
     """Adds the options for the connections to Postgres and Temporal."""
     options = (
-        click.option("--config", type=_FILE, help="YAML file with settings."),
+        click.option("--config", type=FILE, help="YAML file with settings."),
         click.option("--database", metavar="URL", help="An existing Postgres, instead of the embedded one."),
         click.option("--temporal", metavar="ADDRESS", help="host:port of an existing Temporal service."),
         click.option("--temporal-namespace", metavar="NAME", help="Temporal namespace (default: default)."),
@@ -44,8 +45,8 @@ def _connection_options(command: F) -> F:
         click.option("--temporal-key", type=click.Path(path_type=Path), help="Key of the client certificate."),
         click.option("--temporal-api-key", help="API key for Temporal."),
     )
-    for option in reversed(options):
-        command = option(command)
+    for one in reversed(options):
+        command = one(command)
     return command
 
 
@@ -53,23 +54,6 @@ def _forget_option(command: F) -> F:
     """Adds the option that deletes unreadable secrets."""
     said = "Delete secrets that the master key cannot decrypt, if the old key is lost; tenants must set them again."
     return click.option("--forget-unreadable-secrets", is_flag=True, help=said)(command)
-
-
-def run_options(command: F) -> F:
-    """Adds the options of commands that run the simulator."""
-    path = click.Path(path_type=Path)
-    options = (
-        click.option("--policy", "names", multiple=True, default=("global",), show_default=True, help="Repeatable."),
-        click.option("--json", "json_path", type=path, help="File for the results as JSON; -: standard output."),
-        click.option("--report", "report_path", type=_FILE, help="File for the HTML report with charts."),
-        click.option("--seed", type=int, default=0, show_default=True),
-        click.option("--until", metavar="TIME", help="End the simulation at this time (default: when all jobs ended)."),
-        click.option("--measure", metavar="FROM..TO", help="Measure only this span; hourly lists are complete."),
-        click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="An assumption: eviction_s=30."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def _settings(options: dict[str, Any], **more: Any) -> "Settings":
@@ -107,7 +91,7 @@ def serve_command(work: Callable[[], Any]) -> None:
 @click.command()
 @_connection_options
 @click.option("--data-dir", type=_FOLDER, help="Folder for all state (default: mizzen-data).")
-@click.option("--fleet", type=_FILE, help="YAML file with regions, clusters and machines.")
+@click.option("--fleet", type=FILE, help="YAML file with regions, clusters and machines.")
 @click.option("--host", help="Address on which the API listens (default: 127.0.0.1).")
 @click.option("--port", type=int, help="Port of the API (default: 8080).")
 @click.option("--database-port", type=int, help="Port of the embedded Postgres (default: 5433).")
@@ -207,8 +191,8 @@ def agent(**options: Any) -> None:
 @click.command()
 @_connection_options
 @click.option("--listen", required=True, metavar="HOST:PORT", help="Address for agents, such as 0.0.0.0:7443.")
-@click.option("--tls-cert", type=_FILE, required=True, help="PEM file with the certificate chain of this address.")
-@click.option("--tls-key", type=_FILE, required=True, help="PEM file with the certificate's private key.")
+@click.option("--tls-cert", type=FILE, required=True, help="PEM file with the certificate chain of this address.")
+@click.option("--tls-key", type=FILE, required=True, help="PEM file with the certificate's private key.")
 @click.option(
     "--connections-per-address", type=click.IntRange(min=1), default=1000, show_default=True,
     help="Most connections of one client address (IPv6: one /64 network).",
@@ -240,8 +224,8 @@ def gateway(
 
 
 @click.command()
-@click.option("--config", type=_FILE, required=True)
-@click.option("--fleet", type=_FILE, required=True)
+@click.option("--config", type=FILE, required=True)
+@click.option("--fleet", type=FILE, required=True)
 def agents(config: Path, fleet: Path) -> None:
     """Run the agents of all machines in a fleet file on this computer, each in its own process."""
     with loading():
@@ -266,16 +250,27 @@ def api(host: str | None, port: int | None, **options: Any) -> None:
     serve_command(lambda: serve(_settings(options, api={"host": host, "port": port})))
 
 
-@click.command("what-if")
-@click.argument("snapshot", type=_FILE)
-@click.option("--set", "changes", multiple=True, metavar="quota.TENANT.TYPE=N", help="Another quota. Repeatable.")
-@click.option("--drain", "drains", multiple=True, metavar="REGION", help="Without this region. Repeatable.")
-@run_options
-def what_if(**options: Any) -> None:
-    """Simulate the live fleet from a snapshot (`mizzen export`), unchanged and with other quotas or fewer regions."""
-    from server.what_if import run_what_if
+@dataclass(frozen=True)
+class WhatIfOptions:
+    """The options of `mizzen what-if`."""
 
-    run_command(lambda: run_what_if(**options))
+    snapshot: Path = argument(type=FILE)
+    changes: tuple[str, ...] = option(
+        "--set", multiple=True, metavar="quota.TENANT.TYPE=N", help="Another quota. Repeatable."
+    )
+    drains: tuple[str, ...] = option(
+        "--drain", multiple=True, metavar="REGION", help="Without this region. Repeatable."
+    )
+    run: RunOptions = included(RunOptions)
+
+
+@click.command("what-if")
+@takes(WhatIfOptions)
+def what_if(given: WhatIfOptions) -> None:
+    """Simulate the live fleet from a snapshot (`mizzen export`), unchanged and with other quotas or fewer regions."""
+    from server import simulations
+
+    run_command(lambda: simulations.what_if(given))
 
 
 @click.group()

@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +13,7 @@ from infra.errors import ConfigurationError
 from server.instance_files import read_any, read_needed
 from server.outputs import write_json
 from server.progress import EXIT_INTERRUPTED, Shown, compiling, interrupts, shown, starting
+from server.tetris_commands import SolveOptions
 from tetris import documents, exact, report
 from tetris.climb import Step, climb, load, may_prove
 from tetris.columns import Columns, Ints
@@ -32,43 +32,34 @@ _TELLS_NOTHING = 1e-3
 _MOVES_SHOWN = 8
 
 
-def run_solve(
-    *,
-    instance: Path,
-    method: str,
-    time_s: float | None,
-    seed: int,
-    out: Path,
-    moves: Path | None,
-    replicas: Path | None,
-    reads: Path | None,
-) -> int:
+def run_solve(given: SolveOptions) -> int:
     """Runs `mizzen tetris solve`; returns the exit code. Ctrl-C ends the search and the best plan so far is written.
 
     Raises:
         ConfigurationError: a document or an option is invalid, or a file cannot be written.
     """
+    method = given.method
     with starting():
-        columns = read_any(instance)
-        needed = read_needed(columns, reads)
+        columns = read_any(given.instance)
+        needed = read_needed(columns, given.reads)
         if method != "v0":
             with compiling():
                 load(method == "exact" or may_prove(columns))
     err = Console(stderr=True)
     with interrupts() as interrupted:
         with shown(err) as show:
-            home, proved = _solve(columns, method, time_s, seed, show(method), interrupted)
+            home, proved = _solve(columns, given, show(method), interrupted)
         ended = interrupted()
-        write_json(out, documents.plan_document(columns.plan_of(home)))
+        write_json(given.out, documents.plan_document(columns.plan_of(home)))
         with shown(err) as show:
-            first, made = _moves(columns, home, moves is not None, show, lambda: not ended and interrupted())
+            first, made = _moves(columns, home, given.moves is not None, show, lambda: not ended and interrupted())
     said = []
     left_out = interrupted() and not ended
-    if moves is not None and not left_out:
-        write_json(moves, {"version": DOCUMENT_VERSION, "moves": made})
-    if replicas is not None and not left_out:
+    if given.moves is not None and not left_out:
+        write_json(given.moves, {"version": DOCUMENT_VERSION, "moves": made})
+    if given.replicas is not None and not left_out:
         found = replicate(columns, home, Policy(), needed)
-        write_json(replicas, replicas_document(columns, found, needed))
+        write_json(given.replicas, replicas_document(columns, found, needed))
         said.append(_said(columns, found, needed))
     said += _summary(columns, home, first)
     if proved:
@@ -103,10 +94,9 @@ def _moves(
     return first, made
 
 
-def _solve(
-    columns: Columns, method: str, time_s: float | None, seed: int, show: Shown, stop: Callable[[], bool]
-) -> tuple[Ints, str]:
+def _solve(columns: Columns, given: SolveOptions, show: Shown, stop: Callable[[], bool]) -> tuple[Ints, str]:
     """Returns the plan, and a message about its optimality, which may be empty."""
+    method, seed = given.method, given.seed
     if method == "v0":
         return columns.home, ""
 
@@ -115,8 +105,8 @@ def _solve(
         show(step.part, f"{step.phase}: total {step.total:.6g}{lacking}")
 
     if method == "exact":
-        return _solve_exactly(columns, _EXACT_S if time_s is None else time_s, seed, show, stop)
-    budget_s = _CLIMB_S if time_s is None else time_s
+        return _solve_exactly(columns, _EXACT_S if given.time_s is None else given.time_s, seed, show, stop)
+    budget_s = _CLIMB_S if given.time_s is None else given.time_s
     found = climb(columns, time_s=budget_s, seed=seed, listener=listen, stop=stop)
     return found.home, _PROVED if found.proved else ""
 

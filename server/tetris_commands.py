@@ -1,5 +1,6 @@
 """`mizzen tetris`: commands for the placement of tables, on instance files or in a running installation."""
 
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import IO, Any
@@ -10,6 +11,7 @@ from infra.errors import ConfigurationError
 from mizzen.cli.output import dump, emit_one
 from mizzen.cli.session import Commands, Session, finish, say
 from server.commands import EXIT_USAGE, run_command
+from server.options import argument, option, takes
 from server.placement_commands import COMMANDS as PLACEMENT_COMMANDS
 from server.usage_commands import usage
 
@@ -86,32 +88,41 @@ def _budget(context: click.Context, parameter: click.Parameter, value: float | N
     return value
 
 
+@dataclass(frozen=True)
+class SolveOptions:
+    """The options of `mizzen tetris solve`."""
+
+    instance: Path = argument(type=_PATH)
+    method: str = option(type=click.Choice(["climb", "exact", "v0"]), default="climb", show_default=True)
+    time_s: float | None = option(
+        type=float, callback=_budget, help="Budget of CPU time (default: 10 for climb, 600 for exact)."
+    )
+    seed: int = option(type=click.IntRange(min=0), default=0, show_default=True)
+    out: Path = option(type=_OUTPUT, default=Path("-"), help="File for the plan (default: standard output).")
+    moves: Path | None = option(type=_OUTPUT, help="File for the moves and what each gains, as JSON.")
+    replicas: Path | None = option(type=_OUTPUT, help="File for the replicas that jobs need under the plan, as JSON.")
+    reads: Path | None = option(
+        type=_PATH, help="Partitions that jobs read (export --reads); only these are replicated."
+    )
+
+
 # Commands on files: they do not call the API.
 @tetris.command(cls=click.Command)
-@click.argument("instance", type=_PATH)
-@click.option("--method", type=click.Choice(["climb", "exact", "v0"]), default="climb", show_default=True)
-@click.option(
-    "--time-s", type=float, callback=_budget, help="Budget of CPU time (default: 10 for climb, 600 for exact)."
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--out", type=_OUTPUT, default=Path("-"), help="File for the plan (default: standard output).")
-@click.option("--moves", type=_OUTPUT, help="File for the moves and what each gains, as JSON.")
-@click.option("--replicas", type=_OUTPUT, help="File for the replicas that jobs need under the plan, as JSON.")
-@click.option("--reads", type=_PATH, help="Partitions that jobs read (export --reads); only these are replicated.")
-def solve(**options: Any) -> None:
+@takes(SolveOptions)
+def solve(given: SolveOptions) -> None:
     """Find homes for the tables of INSTANCE: JSON, or a folder of Parquet files (docs/tetris-instances.md)."""
     from server.outputs import check_outputs
     from server.progress import starting
 
     def work() -> int:
         with starting():
-            outputs = {f"--{name}": options[name] for name in ("out", "moves", "replicas")}
-            inputs = {"INSTANCE": options["instance"], "--reads": options["reads"]}
+            outputs = {f"--{name}": getattr(given, name) for name in ("out", "moves", "replicas")}
+            inputs = {"INSTANCE": given.instance, "--reads": given.reads}
             check_outputs(outputs, {name: path for name, path in inputs.items() if path is not None})
-            if options["method"] != "v0":
+            if given.method != "v0":
                 say("loading the search, which takes some seconds and does not count as search time")
             from server.solving import run_solve
-        return run_solve(**options)
+        return run_solve(given)
 
     run_command(work)
 

@@ -1,28 +1,17 @@
 """Compares each policy's figures without and with a change, for what-if runs."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from infra.reports.formats import NONE, number, percent, span
 from simulation.meter import UNTIL
-from simulation.result import until_key
+from simulation.result import PolicyRow, until_key
 from simulation.settings import LEVELS
-from simulation.words import NONE, PolicyRow, number, percent, span
 
 QUOTAS = {"within_quota": "within quota", "over_quota": "over quota"}
 DONE = {"award": "awarded", "start": "started"}
 """Text in reports for each event that ends a wait."""
-
-
-@dataclass(frozen=True)
-class FigureChange:
-    """One figure of one policy without and with the change, as text. `by` is empty if the texts are equal."""
-
-    policy: str
-    figure: str
-    before: str
-    after: str
-    by: str
+_Figure = tuple[str, Callable[[PolicyRow], Any], Callable[[Any], str]]
 
 
 def pairs(outcomes: Sequence[PolicyRow]) -> list[tuple[PolicyRow, PolicyRow]]:
@@ -31,62 +20,49 @@ def pairs(outcomes: Sequence[PolicyRow]) -> list[tuple[PolicyRow, PolicyRow]]:
     return [(unchanged[one["policy"]], one) for one in outcomes if one["run"]["change"] and one["policy"] in unchanged]
 
 
-def differences(before: PolicyRow, after: PolicyRow) -> list[FigureChange]:
-    """Returns the main figures of a policy, and the figures by priority that differ."""
-    rows = [_difference(after["policy"], *figure, before, after) for figure in _main()]
-    by_priority = (_difference(after["policy"], *figure, before, after) for figure in _by_priority())
-    return rows + [row for row in by_priority if row.by]
-
-
-_Figure = tuple[str, Callable[[PolicyRow], Any], Callable[[float | None], str]]
+def differences(before: PolicyRow, after: PolicyRow) -> list[list[str]]:
+    """Returns the rows (policy, figure, before, after, difference) of the main figures, and of the figures by priority
+    that differ.
+    """
+    by_priority = (
+        _row(before, after, figure)
+        for quota, title in QUOTAS.items()
+        for level in map(str, LEVELS)
+        for until in UNTIL
+        for figure in _judged(until, quota, level, f"{title}, priority {level}")
+    )
+    return [*(_row(before, after, one) for one in _main()), *(row for row in by_priority if row[-1] != "same")]
 
 
 def _main() -> Iterator[_Figure]:
     yield "GPU slots", lambda o: sum(o["run"]["supply"].values()), number
     yield "workloads finished", lambda o: o["finished"], number
     yield "GPUs allocated", lambda o: o["allocation_rate"], percent
-    for quota, title in QUOTAS.items():
-        for until in UNTIL:
-            yield f"not {DONE[until]} in time, {title}", _cell("objective_miss_rate", until, quota, "all"), percent
-    for quota, title in QUOTAS.items():
-        for until in UNTIL:
-            yield f"P95 wait until {DONE[until]}, {title}", _wait(until, quota, "all"), span
+    judged = [_judged(until, quota, "all", title) for quota, title in QUOTAS.items() for until in UNTIL]
+    yield from (missed for missed, _ in judged)
+    yield from (waited for _, waited in judged)
     yield "preemptions", lambda o: o["preemptions"], number
     yield "GPU hours lost", lambda o: o["lost_gpu_hours"], number
 
 
-def _by_priority() -> Iterator[_Figure]:
-    for quota, title in QUOTAS.items():
-        for level in map(str, LEVELS):
-            for until in UNTIL:
-                of = f"{title}, priority {level}"
-                yield f"not {DONE[until]} in time, {of}", _cell("objective_miss_rate", until, quota, level), percent
-                yield f"P95 wait until {DONE[until]}, {of}", _wait(until, quota, level), span
+def _judged(until: str, quota: str, level: str, of: str) -> tuple[_Figure, _Figure]:
+    """Returns the rate of missed objectives, and the 95th percentile of the waits."""
+    rate, waits = until_key("objective_miss_rate", until), until_key("waits", until)
+    return (
+        (f"not {DONE[until]} in time, {of}", lambda o: o[rate][quota][level], percent),
+        (f"P95 wait until {DONE[until]}, {of}", lambda o: o[waits][quota][level]["p95"], span),
+    )
 
 
-def _cell(table: str, until: str, quota: str, level: str) -> Callable[[PolicyRow], Any]:
-    return lambda o: o[until_key(table, until)][quota][level]
-
-
-def _wait(until: str, quota: str, level: str) -> Callable[[PolicyRow], Any]:
-    return lambda o: o[until_key("waits", until)][quota][level]["p95"]
-
-
-def _difference(
-    policy: str,
-    figure: str,
-    of: Callable[[PolicyRow], Any],
-    shown: Callable[[Any], str],
-    before: PolicyRow,
-    after: PolicyRow,
-) -> FigureChange:
+def _row(before: PolicyRow, after: PolicyRow, figure: _Figure) -> list[str]:
+    name, of, shown = figure
     old, new = of(before), of(after)
     if shown(old) == shown(new):
-        by = ""
+        by = "same"
     elif old is None or new is None:
         by = NONE
     else:
         by = ("+" if new > old else "−") + shown(abs(new - old))
         if shown is percent:
             by = by.replace(" %", " points")
-    return FigureChange(policy, figure, shown(old), shown(new), by)
+    return [after["policy"], name, shown(old), shown(new), by]

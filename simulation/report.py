@@ -3,52 +3,47 @@
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from infra.reports.charts import colours
+from infra.reports.formats import NONE, listed, number, percent, span
+from infra.reports.page import grid, keys, muted, page, warning
+from infra.reports.tables import Table
+from simulation.charts import pictures
 from simulation.difference import QUOTAS, differences, pairs
 from simulation.meter import UNTIL
-from simulation.page import figure, head, keys, table
-from simulation.pictures import colours, pictures
-from simulation.result import until_key
+from simulation.result import PolicyRow, name_of, until_key
 from simulation.settings import LEVELS
-from simulation.words import NONE, PolicyRow, listed, name_of, number, percent, span
 
 
 def render(outcomes: Sequence[PolicyRow]) -> str:
     """Returns the HTML page for the JSON objects of one or more runs."""
-    return "\n".join(
-        (
-            head("mizzen simulate"),
-            f"<h1>mizzen simulate</h1>{_interrupted(outcomes)}{_changes(outcomes)}{_about(outcomes)}",
-            "<h2>Policies</h2>" + table(_SUMMARY, map(_summary, outcomes)),
-            _capacity(outcomes),
-            f"<h2>Charts</h2>{keys(colours(outcomes))}",
-            f'<div class="grid">{"".join(map(figure, pictures(outcomes)))}</div>',
-            "<h2>Objectives and waits by priority</h2>" + _rule(outcomes[0]["run"]["objective_s"]),
-            table(_DETAIL, (cells for one in outcomes for cells in _details(one)), words=True),
-            "<h2>Decisions</h2>" + table(_EFFORT, map(_effort, outcomes)),
-            "</body></html>\n",
-        )
-    )
+    changed = pairs(outcomes)
+    parts = [_interrupted(outcomes)]
+    if changed:
+        rows = [row for before, after in changed for row in differences(before, after)]
+        parts += [_section(f"Effect of {changed[0][1]['run']['change']}", _CHANGE, rows, texts=2)]
+    parts += [muted(_about(outcomes)), _section("Policies", _SUMMARY, map(_summary, outcomes))]
+    if any(one["run"]["usd"] or one["run"]["pools"]["launched"] for one in outcomes):
+        parts += [_section("Machines", _CAPACITY, map(_capacity, outcomes))]
+    parts += ["<h2>Charts</h2>", keys(colours(map(name_of, outcomes))), grid(pictures(outcomes))]
+    parts += ["<h2>Objectives and waits by priority</h2>", muted(_rule(outcomes[0]["run"]["objective_s"]))]
+    parts += [Table(_DETAIL, [cells for one in outcomes for cells in _details(one)], texts=2).html()]
+    return page("mizzen simulate", [*parts, _section("Decisions", _EFFORT, map(_effort, outcomes))])
 
 
-def _changes(outcomes: Sequence[PolicyRow]) -> str:
-    """Returns the section on the effect of the change; empty if no run has a change."""
-    found = pairs(outcomes)
-    if not found:
-        return ""
-    rows = [row for before, after in found for row in differences(before, after)]
-    cells = ([*map(escape, (row.policy, row.figure, row.before, row.after)), escape(row.by) or "same"] for row in rows)
-    return f"<h2>Effect of {escape(found[0][1]['run']['change'])}</h2>" + table(_CHANGE, cells, words=True)
+def _section(title: str, columns: Sequence[str], rows: Iterable[list[str]], *, texts: int = 1) -> str:
+    return f"<h2>{escape(title)}</h2>{Table(columns, list(rows), texts=texts).html()}"
 
 
 _CHANGE = ("policy", "figure", "unchanged", "changed", "difference")
 
 
 def _about(outcomes: Sequence[PolicyRow]) -> str:
-    run, first = outcomes[0]["run"], outcomes[0]
-    supply = ", ".join(f"{slots:,} {escape(gpu_type)}" for gpu_type, slots in run["supply"].items()) or "none"
+    run = outcomes[0]["run"]
+    supply = ", ".join(f"{slots:,} {gpu_type}" for gpu_type, slots in run["supply"].items()) or "none"
     longest_s = max(one["run"]["simulated_s"] for one in outcomes)
+    before = " before the change" if pairs(outcomes) else ""
     parts = [
-        f"{run['workloads_in_all']:,} workloads, seed {first['seed']}, GPUs{_unchanged(outcomes)}: {supply}.",
+        f"{run['workloads_in_all']:,} workloads, seed {outcomes[0]['seed']}, GPUs{before}: {supply}.",
         f"Simulated: {span(longest_s)}" + (f", from {span(run['started_s'])} on." if run["started_s"] else "."),
     ]
     if run["measured_from_s"] > run["started_s"] or run["measured_to_s"] < run["ended_s"]:
@@ -58,20 +53,12 @@ def _about(outcomes: Sequence[PolicyRow]) -> str:
         parts.append(f"{len(run['bad_rows']):,} bad rows of the trace were ignored.")
     if run["fit_nowhere"]:
         parts.append(f"{len(run['fit_nowhere']):,} workloads would not fit in any region, even an empty one.")
-    return f'<p class="muted">{" ".join(parts)}</p>'
-
-
-def _unchanged(outcomes: Sequence[PolicyRow]) -> str:
-    return " before the change" if pairs(outcomes) else ""
+    return " ".join(parts)
 
 
 def _interrupted(outcomes: Sequence[PolicyRow]) -> str:
-    cut = [
-        f"{escape(name_of(one))} after {span(one['run']['simulated_s'])}"
-        for one in outcomes
-        if one["run"]["interrupted"]
-    ]
-    return f'<p class="warn">Interrupted: {"; ".join(cut)}. The figures cover the simulated time.</p>' if cut else ""
+    cut = [f"{name_of(o)} after {span(o['run']['simulated_s'])}" for o in outcomes if o["run"]["interrupted"]]
+    return warning(f"Interrupted: {'; '.join(cut)}. The figures cover the simulated time." if cut else "")
 
 
 _SUMMARY = (
@@ -82,7 +69,7 @@ _SUMMARY = (
 
 def _summary(one: PolicyRow) -> list[str]:
     return [
-        escape(name_of(one)),
+        name_of(one),
         f"{one['finished']:,} of {one['workloads']:,}",
         percent(one["allocation_rate"]),
         percent(one["objective_miss_rate"]["within_quota"]["all"]),
@@ -99,29 +86,18 @@ _CAPACITY = (
 )  # fmt: skip
 
 
-def _capacity(outcomes: Sequence[PolicyRow]) -> str:
-    """Returns the section on costs, launches and terminations of machines; empty without pools and prices."""
-    if not any(one["run"]["usd"] or one["run"]["pools"]["launched"] for one in outcomes):
-        return ""
-    rows = []
-    for one in outcomes:
-        run = one["run"]
-        counts = [*(run["pools"][name] for name in ("launched", "refused", "taken", "ended")), run["interruptions"]]
-        hours, cost = number(run["available_gpu_hours"]), f"${run['usd']:,.2f}"
-        rows.append([escape(name_of(one)), hours, cost, *map(number, counts)])
-    return "<h2>Machines</h2>" + table(_CAPACITY, rows)
+def _capacity(one: PolicyRow) -> list[str]:
+    run = one["run"]
+    counts = [*(run["pools"][name] for name in ("launched", "refused", "taken", "ended")), run["interruptions"]]
+    return [name_of(one), number(run["available_gpu_hours"]), f"${run['usd']:,.2f}", *map(number, counts)]
 
 
 _EFFORT = ("policy", "decisions", "decisions per s", "negative cache hits")
 
 
 def _effort(one: PolicyRow) -> list[str]:
-    return [
-        escape(name_of(one)),
-        number(one["decisions"]),
-        f"{one['decisions_per_s'] or 0:,.0f}",
-        percent(one["negative_cache_hit_rate"]),
-    ]
+    rate = f"{one['decisions_per_s'] or 0:,.0f}"
+    return [name_of(one), number(one["decisions"]), rate, percent(one["negative_cache_hit_rate"])]
 
 
 def _rule(objective_s: Mapping[str, float]) -> str:
@@ -134,20 +110,18 @@ def _rule(objective_s: Mapping[str, float]) -> str:
     if without and by_span:
         limits += f"; priority {listed(without)}: none, so no misses"
     return (
-        f'<p class="muted">An objective is the longest time that a workload may wait ({limits}). Two waits are judged. '
+        f"An objective is the longest time that a workload may wait ({limits}). Two waits are judged. "
         "The wait until the award begins with the submission or the last eviction, and ends with the scheduler's "
         "decision. The wait until the start begins with the submission or the end of the last run, and ends when all "
         "tasks run. Each wait is judged once: at its end, or when its objective runs out. The rank of the workload at "
         "that time decides whether the miss counts as within or over quota. The length of a wait is recorded at its "
         "end, by the rank of the award. Example: the objective of a workload runs out while the workload is over "
         "quota, and the workload is awarded within quota later. The miss then counts as over quota, and the long wait "
-        "as within quota.</p>"
+        "as within quota."
     )
 
 
-_DETAIL = (
-    "policy", "quota", "priority", "until", "missed", "miss rate", "P50 wait", "P95 wait", "P99 wait",
-)  # fmt: skip
+_DETAIL = ("policy", "quota", "priority", "until", "missed", "miss rate", "P50 wait", "P95 wait", "P99 wait")
 
 
 def _details(one: PolicyRow) -> Iterable[list[str]]:
@@ -159,7 +133,7 @@ def _details(one: PolicyRow) -> Iterable[list[str]]:
                 if judged or waits["p50"] is not None:
                     missed = one["run"][until_key("objectives_missed", until)][quota][level]
                     yield [
-                        escape(name_of(one)),
+                        name_of(one),
                         title,
                         level,
                         until,

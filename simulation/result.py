@@ -20,7 +20,15 @@ from simulation.meter import (
     wait_percentiles,
 )
 
+PolicyRow = Mapping[str, Any]
+"""The JSON object of one run (`simulation.run.Run.to_json`)."""
 _LOSSES = ("work", "eviction", "restart")
+
+
+def name_of(outcome: PolicyRow) -> str:
+    """Returns the name of a run: its policy, with the change in parentheses if there is one."""
+    change = outcome["run"]["change"]
+    return f"{outcome['policy']} ({change})" if change else str(outcome["policy"])
 
 
 def table(of: Callable[[str, str], Any]) -> dict[str, dict[str, Any]]:

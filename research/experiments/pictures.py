@@ -1,16 +1,15 @@
 """Draws the pictures of docs/experiments.md: each policy's misses by load, and its waits."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from infra.reports.charts import COLOURS, panels
 from research.experiments.cases import BEFORE, BY_TENANT, HIGH_LEVELS, LOADS, MIXED, POLICIES, TRACES
 from research.experiments.summary import CaseResult, misses
-from simulation.pictures import COLOURS, STYLE
 
 _NAMES = (*POLICIES, BEFORE)
 _SAYS = {MIXED: "levels drawn", BY_TENANT: "levels by tenant"}
@@ -19,25 +18,13 @@ _SAYS = {MIXED: "levels drawn", BY_TENANT: "levels by tenant"}
 def draw(found: Sequence[CaseResult], folder: Path) -> list[str]:
     """Writes the pictures as SVG files into a folder; returns their names."""
     folder.mkdir(parents=True, exist_ok=True)
-    panels = {(t, v): [o for o in found if (o.case.trace, o.case.variant) == (t, v)] for v in _SAYS for t in TRACES}
-    panels = {panel: here for panel, here in panels.items() if here}
-    if not panels:
-        return []
-    with matplotlib.rc_context(STYLE):
-        for name, one in (("misses", _misses), ("waits", _waits)):
-            rows = -(-len(panels) // 2)
-            figure = Figure(figsize=(10, 0.6 + 3.2 * rows), layout="constrained")
-            places = figure.subplots(rows, 2, squeeze=False).flat
-            for axes, ((trace, variant), here) in zip(places, panels.items(), strict=False):
-                axes.set_title(f"{trace}, {_SAYS[variant]}")
-                one(axes, here)
-            for axes in places:  # With an odd number of panels, the last cell of the grid is empty.
-                axes.remove()
-            handles, labels = figure.axes[0].get_legend_handles_labels()
-            if handles:
-                figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
-            figure.savefig(folder / f"{name}.svg", format="svg", metadata={"Date": None})
-    return ["misses", "waits"]
+    parts = {(t, v): [o for o in found if (o.case.trace, o.case.variant) == (t, v)] for v in _SAYS for t in TRACES}
+    shown = {f"{trace}, {_SAYS[variant]}": here for (trace, variant), here in parts.items() if here}
+    pictures = {"misses": _misses, "waits": _waits} if shown else {}
+    for name, one in pictures.items():
+        charts = {title: partial(one, here=here) for title, here in shown.items()}
+        (folder / f"{name}.svg").write_text(panels(charts, 3.2))
+    return list(pictures)
 
 
 def _misses(axes: Axes, here: Sequence[CaseResult]) -> None:

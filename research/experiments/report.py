@@ -1,9 +1,11 @@
 """Writes the tables of docs/experiments.md between two markers; the text around them is kept."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from math import inf, isnan
 from pathlib import Path
 
+from infra.reports.tables import Table, write_between
 from research.experiments.cases import (
     BEFORE,
     BY_TENANT,
@@ -18,7 +20,6 @@ from research.experiments.cases import (
     Case,
     cases,
 )
-from research.experiments.documents import table, write_between
 from research.experiments.pictures import draw
 from research.experiments.summary import CaseResult, Misses, bound_gpu_h, load, misses, wait_figures
 
@@ -31,8 +32,7 @@ SAYS = {
     FEW_REGIONS: "levels drawn, data in few regions",
 }
 _ALL = (*POLICIES, BEFORE)
-_MISSED = ("until the award", "until running", "avoidable")
-_JOINTLY = ("missed until the award, %", "mean wait until running", "preemptions", "GPU h worked")
+_MISSED = ("until the award", "until running", "avoidable until running")
 _EVERY_LEVEL, _EVERY_SIZE = range(1, 8), range(1 << 20)
 
 
@@ -53,91 +53,57 @@ def _tables(out: Path, found: Sequence[CaseResult], pictures: Sequence[str]) -> 
     yield _before(found)
     yield "### Joint placement\n\nPlacement of one workload at a time (`global`) and jointly (`global-joint`):"
     yield _joint(found)
-    for trace in TRACES:
-        for variant in (MIXED, BY_TENANT):
-            here = [o for o in found if o.case.trace == trace and o.case.variant == variant]
-            if here:
-                yield f"### {trace}, {SAYS[variant]}"
-                yield _misses(here)
-                yield _waits(here, "until running", LEVELS)
-                yield _waits(here, "until running", SIZES)
-                yield _waits(here, "until the award", LEVELS)
-                yield _hours(out, here)
+    for trace, variant in product(TRACES, (MIXED, BY_TENANT)):
+        here = [o for o in found if o.case.trace == trace and o.case.variant == variant]
+        if here:
+            yield f"### {trace}, {SAYS[variant]}"
+            yield _misses(here)
+            yield _waits(here, "until running", LEVELS)
+            yield _waits(here, "until running", SIZES)
+            yield _waits(here, "until the award", LEVELS)
+            yield _hours(out, here)
 
 
 def _seeds(found: Sequence[CaseResult]) -> str:
     """Returns the table with the number of seeds for which all policies of a case were run."""
     rows = []
-    for trace in TRACES:
-        for variant in VARIANTS:
-            cells = [f"{trace}, {SAYS[variant]}"]
-            for load_ in LOADS:
-                last = Case(trace, load_, 0, variant).policies[-1]
-                cells.append(f"{len(_at(found, last, trace, variant, load_))} of {len(SEEDS)}")
-            rows.append(cells)
-    return "Number of seeds that were run:\n\n" + table(("case", *(f"load {load_:g}" for load_ in LOADS)), rows)
+    for trace, variant in product(TRACES, VARIANTS):
+        cells = [f"{trace}, {SAYS[variant]}"]
+        for load_ in LOADS:
+            last = Case(trace, load_, 0, variant).policies[-1]
+            cells.append(f"{len(_at(found, last, trace, variant, load_))} of {len(SEEDS)}")
+        rows.append(cells)
+    return "Number of seeds that were run:\n\n" + _table(("case", *(f"load {load_:g}" for load_ in LOADS)), rows)
 
 
 def _before(found: Sequence[CaseResult]) -> str:
     rows = []
-    for trace in TRACES:
-        for variant in (MIXED, BY_TENANT):
-            for load_ in LOADS:
-                both = [_at(found, policy, trace, variant, load_) for policy in (BEFORE, "global")]
-                seeds = {o.case.seed for o in both[0]} & {o.case.seed for o in both[1]}
-                was, is_ = ([o for o in of if o.case.seed in seeds] for of in both)
-                if was and is_:
-                    cells = [f"{trace}, {SAYS[variant]}", f"{load_:g}"]
-                    for until, avoidable in (("award", False), ("start", False), ("start", True)):
-                        old, new = (misses(of, until, avoidable=avoidable) for of in (was, is_))
-                        cells += [_percent(old), _percent(new), _times(new.percent, old.percent)]
-                    rows.append(cells)
-    return table(
-        (
-            "case",
-            "load",
-            "until the award: before",
-            "now",
-            "ratio",
-            "until running: before",
-            "now",
-            "ratio",
-            "avoidable until running: before",
-            "now",
-            "ratio",
-        ),
-        rows,
-    )
+    for trace, variant, load_ in product(TRACES, (MIXED, BY_TENANT), LOADS):
+        both = [_at(found, policy, trace, variant, load_) for policy in (BEFORE, "global")]
+        seeds = {o.case.seed for o in both[0]} & {o.case.seed for o in both[1]}
+        was, is_ = ([o for o in of if o.case.seed in seeds] for of in both)
+        if was and is_:
+            cells = [f"{trace}, {SAYS[variant]}", f"{load_:g}"]
+            for until, avoidable in (("award", False), ("start", False), ("start", True)):
+                old, new = (misses(of, until, avoidable=avoidable) for of in (was, is_))
+                cells += [_percent(old), _percent(new), _times(new.percent, old.percent)]
+            rows.append(cells)
+    compared = (cell for name in _MISSED for cell in (f"{name}: before", "now", "ratio"))
+    return _table(("case", "load", *compared), rows)
 
 
 def _joint(found: Sequence[CaseResult]) -> str:
     rows = []
-    for trace in TRACES:
-        for variant in (MIXED, BY_TENANT, FEW_REGIONS):
-            for load_ in LOADS:
-                one, joint = (_at(found, policy, trace, variant, load_) for policy in ("global", "global-joint"))
-                if one and len(one) == len(joint):
-                    cells = [f"{trace}, {SAYS[variant]}", f"{load_:g}"]
-                    for figure in (_missed_of_all, _mean_wait, _preemptions, _worked):
-                        cells += [figure(one), figure(joint)]
-                    shorter = sum(_mean_wait_s([b]) < _mean_wait_s([a]) for a, b in zip(one, joint, strict=True))
-                    rows.append([*cells, f"{shorter} of {len(one)}"])
-    return table(
-        (
-            "case",
-            "load",
-            "missed until the award, %: one at a time",
-            "jointly",
-            "mean wait until running: one at a time",
-            "jointly",
-            "preemptions: one at a time",
-            "jointly",
-            "GPU h worked: one at a time",
-            "jointly",
-            "seeds with a shorter mean wait jointly",
-        ),
-        rows,
-    )
+    for trace, variant, load_ in product(TRACES, (MIXED, BY_TENANT, FEW_REGIONS), LOADS):
+        one, joint = (_at(found, policy, trace, variant, load_) for policy in ("global", "global-joint"))
+        if one and len(one) == len(joint):
+            cells = [f"{trace}, {SAYS[variant]}", f"{load_:g}"]
+            for figure in _JOINTLY.values():
+                cells += [figure(one), figure(joint)]
+            shorter = sum(_mean_wait_s([b]) < _mean_wait_s([a]) for a, b in zip(one, joint, strict=True))
+            rows.append([*cells, f"{shorter} of {len(one)}"])
+    compared = (cell for name in _JOINTLY for cell in (f"{name}: one at a time", "jointly"))
+    return _table(("case", "load", *compared, "seeds with a shorter mean wait jointly"), rows)
 
 
 def _misses(here: Sequence[CaseResult]) -> str:
@@ -151,7 +117,7 @@ def _misses(here: Sequence[CaseResult]) -> str:
         ]
 
     rows = [[name, f"{load_:g}", *cell(of)] for load_, name, of in _rows(here)]
-    return "Missed objectives of levels 1 and 2, in % (lowest and highest seed):\n\n" + table(
+    return "Missed objectives of levels 1 and 2, in % (lowest and highest seed):\n\n" + _table(
         ("policy", "load", "until the award", "within quota", "until running", "within quota", "avoidable"), rows
     )
 
@@ -169,7 +135,7 @@ def _waits(here: Sequence[CaseResult], until: str, groups: Mapping[str, Sequence
         ]  # fmt: skip
         rows.append([name, f"{load_:g}", *(" / ".join(map(_seconds, cell)) if cell else "-" for cell in cells)])
     by = "GPUs of the gang" if by_size else "level"
-    return f"Waits {until} by {by}, mean / P50 / P95 / P99:\n\n" + table(("policy", "load", *groups), rows)
+    return f"Waits {until} by {by}, mean / P50 / P95 / P99:\n\n" + _table(("policy", "load", *groups), rows)
 
 
 def _hours(out: Path, here: Sequence[CaseResult]) -> str:
@@ -188,7 +154,7 @@ def _hours(out: Path, here: Sequence[CaseResult]) -> str:
                 f"{100 * sum(o.body['allocation_rate'] or 0 for o in of) / len(of):.1f}",
             ]
         )  # fmt: skip
-    return "Work as a fraction of the fluid bound; the other columns are means per seed:\n\n" + table(
+    return "Work as a fraction of the fluid bound; the other columns are means per seed:\n\n" + _table(
         ("policy", "load", "levels 1 and 2", "all", "GPU h finished", "preemptions", "GPU h lost", "allocated %"), rows
     )
 
@@ -196,24 +162,20 @@ def _hours(out: Path, here: Sequence[CaseResult]) -> str:
 # ------------------------------------------------------------------------------------------------------------- details
 
 
-def _missed_of_all(of: Sequence[CaseResult]) -> str:
-    return _percent(misses(of, "award", _EVERY_LEVEL))
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return Table(columns, rows).markdown()
 
 
 def _mean_wait_s(of: Sequence[CaseResult]) -> float:
     return (wait_figures(of, "start", _EVERY_LEVEL, _EVERY_SIZE) or [inf])[0]
 
 
-def _mean_wait(of: Sequence[CaseResult]) -> str:
-    return _seconds(_mean_wait_s(of))
-
-
-def _preemptions(of: Sequence[CaseResult]) -> str:
-    return f"{sum(o.body['preemptions'] for o in of):,}"
-
-
-def _worked(of: Sequence[CaseResult]) -> str:
-    return f"{sum(o.worked_gpu_h() for o in of):,.0f}"
+_JOINTLY: dict[str, Callable[[Sequence[CaseResult]], str]] = {
+    "missed until the award, %": lambda of: _percent(misses(of, "award", _EVERY_LEVEL)),
+    "mean wait until running": lambda of: _seconds(_mean_wait_s(of)),
+    "preemptions": lambda of: f"{sum(o.body['preemptions'] for o in of):,}",
+    "GPU h worked": lambda of: f"{sum(o.worked_gpu_h() for o in of):,.0f}",
+}
 
 
 def _at(found: Sequence[CaseResult], policy: str, trace: str, variant: str, load_: float) -> list[CaseResult]:

@@ -1,10 +1,11 @@
 """The tables of `mizzen reclaim simulate`, for the terminal, the report and docs/reclaim-experiments.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from infra.reports.formats import NONE, number
+from infra.reports.tables import ALL, Table
 from research.reclaim import published
 from research.reclaim.compare import Figures, ratio
-from research.spot.tables import NONE, Table
 
 _NOTE_3 = """means over seeds, of departures after the calibration; in brackets the value of Table III
 loss: GPU hours from the newest complete checkpoint to the departure, in all; x slurm: relative to slurm-pr's
@@ -16,18 +17,29 @@ saving: GPU hours stalled by checkpoints; overhead: with those held in transfers
 clairvoyant: the loss if the newest checkpoint had completed just before each departure without notice"""
 
 
+def tables(found: Mapping[str, Figures]) -> dict[str, Table]:
+    """Returns the tables that have rows, by their headings in a report."""
+    every = {
+        "Systems": main_table(found),
+        "Bounds": bounds_table(found),
+        "Protocols alone and together": ablation_table(found),
+        "More values": more_table(found),
+    }
+    return {heading: table for heading, table in every.items() if table.rows}
+
+
 def main_table(found: Mapping[str, Figures]) -> Table:
     """Returns Table III beside ours."""
     base, was = found.get("slurm-pr"), published.TABLE_3["slurm-pr"]
     rows = []
     for name, one in found.items():
         row = published.TABLE_3.get(published.SAME.get(name, name))
-        relative = "" if base is None else _number(ratio(one, base, "loss_gpu_h")[0], 2)
+        relative = NONE if base is None else number(ratio(one, base, "loss_gpu_h")[0], 2)
         rows.append(
             [
                 name,
                 _pair(one.mean("loss_gpu_h"), row.loss_gpu_h if row else None, 2),
-                _with(relative or NONE, row.loss_gpu_h / was.loss_gpu_h if row else None, 2),
+                _with(relative, row.loss_gpu_h / was.loss_gpu_h if row else None, 2),
                 _pair(one.mean("downtime_s"), row.downtime_s if row else None, 0),
                 _pair(100 * one.mean("success"), 100 * row.success if row else None, 1),
                 _pair(100 * one.mean("degradation"), 100 * row.degradation if row else None, 1),
@@ -35,7 +47,7 @@ def main_table(found: Mapping[str, Figures]) -> Table:
             ]
         )
     head = ["SYSTEM", "LOSS GPU-H", "X SLURM", "DOWNTIME S", "SUCCESS %", "DEGRADATION %", "GPU UTIL. %"]
-    return Table([head, *rows], _NOTE_3)
+    return Table(head, rows, _NOTE_3)
 
 
 def ablation_table(found: Mapping[str, Figures]) -> Table:
@@ -46,7 +58,7 @@ def ablation_table(found: Mapping[str, Figures]) -> Table:
         one = published.named(found, name)
         if one is None:
             continue
-        relative = NONE if base is None else _number(ratio(one, base, "loss_gpu_h")[0], 2)
+        relative = NONE if base is None else number(ratio(one, base, "loss_gpu_h")[0], 2)
         rows.append(
             [
                 *("on" if protocol in name.split("+") else "-" for protocol in ("p1", "p2", "p3")),
@@ -56,7 +68,7 @@ def ablation_table(found: Mapping[str, Figures]) -> Table:
                 _pair(100 * one.mean("degradation"), 100 * degradation, 1),
             ]
         )
-    return Table([["P1", "P2", "P3", "LOSS GPU-H", "RELATIVE", "DOWNTIME S", "DEGRADATION %"], *rows], _NOTE_4)
+    return Table(["P1", "P2", "P3", "LOSS GPU-H", "RELATIVE", "DOWNTIME S", "DEGRADATION %"], rows, _NOTE_4)
 
 
 def more_table(found: Mapping[str, Figures]) -> Table:
@@ -76,32 +88,22 @@ def more_table(found: Mapping[str, Figures]) -> Table:
         "EARLY MOVES": ("early_moves", 1, 0),
     }
     rows = [
-        [name, *(_number(one.mean(value) * factor, places) for value, factor, places in columns.values())]
+        [name, *(number(one.mean(value) * factor, places) for value, factor, places in columns.values())]
         for name, one in found.items()
     ]
-    return Table([["SYSTEM", *columns], *rows], _NOTE_MORE)
+    return Table(["SYSTEM", *columns], rows, _NOTE_MORE)
 
 
 def bounds_table(found: Mapping[str, Figures]) -> Table:
     """Returns the bounds of the comparison."""
     words = {None: "not run", True: "met", False: "missed"}
     rows = [[one.name, one.required, one.measured, words[one.is_met]] for one in published.bounds(found)]
-    return Table([["BOUND", "REQUIRED", "MEASURED (95 % OF SEEDS' RESAMPLES)", ""], *rows], "")
-
-
-def tables(found: Mapping[str, Figures]) -> Sequence[Table]:
-    """Returns all tables that have rows."""
-    every = [main_table(found), ablation_table(found), more_table(found), bounds_table(found)]
-    return [table for table in every if len(table.rows) > 1]
-
-
-def _number(value: float | None, places: int) -> str:
-    return NONE if value is None or value != value else f"{value:,.{places}f}"
+    return Table(["BOUND", "REQUIRED", "MEASURED (95 % OF SEEDS' RESAMPLES)", ""], rows, texts=ALL)
 
 
 def _pair(value: float, published_value: float | None, places: int) -> str:
-    return _with(_number(value, places), published_value, places)
+    return _with(number(value, places), published_value, places)
 
 
 def _with(text: str, published_value: float | None, places: int) -> str:
-    return text if published_value is None else f"{text} ({_number(published_value, places)})"
+    return text if published_value is None else f"{text} ({number(published_value, places)})"

@@ -1,13 +1,14 @@
 """The tables of `mizzen spot replay`, for the terminal and for the report."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
+from infra.reports.formats import NONE
+from infra.reports.tables import Table
+from research.spot.outcome import Outcome
 from research.spot.runs import CaseResult, OptimumResult
 from research.spot.sweeps import SweepResult
 from research.spot.windows import Mean
 
-NONE = "-"
 _MAIN = {
     "AVAILABILITY %": ("availability", 100, 2),
     "COST %": ("cost", 100, 1),
@@ -29,32 +30,27 @@ zones fell together (USED FELL) and after all zones fell together (ALL FELL, par
 _Columns = Mapping[str, tuple[str, int, int]]
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of texts."""
-
-    rows: Sequence[Sequence[str]]
-    """The rows; the first one is the header."""
-    note: str
-
-    def __str__(self) -> str:
-        """Returns the table with aligned columns, for a terminal."""
-        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
-        lines = ["  ".join(text.ljust(n) for text, n in zip(row, widths, strict=True)).rstrip() for row in self.rows]
-        return "\n".join([*lines, self.note])
+def tables(outcome: Outcome) -> list[Table]:
+    """Returns all tables."""
+    found = [main_table(outcome)]
+    if outcome.bench.workload is not None:
+        found.append(latency_table(outcome))
+    found += [sweep_table(one, outcome.optimum) for one in outcome.sweeps]
+    return found if outcome.optimum is None else [*found, optimum_table(outcome.optimum, outcome.policies)]
 
 
-def main_table(results: Mapping[str, CaseResult]) -> Table:
+def main_table(outcome: Outcome) -> Table:
     """Returns the table of availability and cost, with a row for each policy."""
-    rows = [[name, *_cells(_MAIN, one.means()), *_shortfall(one)] for name, one in results.items()]
-    return Table([["POLICY", *_MAIN, *_SHORTFALL], *rows], _NOTE)
+    rows = [[name, *_cells(_MAIN, one.means()), *_shortfall(one)] for name, one in outcome.policies.items()]
+    return Table(["POLICY", *_MAIN, *_SHORTFALL], rows, _NOTE)
 
 
-def latency_table(results: Mapping[str, CaseResult], timeout_s: float) -> Table:
+def latency_table(outcome: Outcome) -> Table:
     """Returns the table of the requests' latency, with a row for each policy."""
-    rows = [[name, *_cells(_SERVED, one.latency_means())] for name, one in results.items()]
-    note = f"latency of all requests; a failed request counts as {timeout_s:g} s"
-    return Table([["POLICY", *_SERVED], *rows], note)
+    assert outcome.bench.workload is not None
+    rows = [[name, *_cells(_SERVED, one.latency_means())] for name, one in outcome.policies.items()]
+    timeout_s = outcome.bench.workload.serving.timeout_s
+    return Table(["POLICY", *_SERVED], rows, f"latency of all requests; a failed request counts as {timeout_s:g} s")
 
 
 def sweep_table(found: SweepResult, optimum: OptimumResult | None) -> Table:
@@ -65,7 +61,7 @@ def sweep_table(found: SweepResult, optimum: OptimumResult | None) -> Table:
     has_requests = any(one.latency for one in found.results.values())
     main: _Columns = {name: _MAIN[name] for name in ("AVAILABILITY %", "COST %")}
     latency: _Columns = _LATENCY if has_requests else {}
-    header = ["POLICY", found.sweep.field.upper(), *main, *_SHORTFALL, *latency]
+    columns = ["POLICY", found.sweep.field.upper(), *main, *_SHORTFALL, *latency]
     rows = [
         [policy, _number(value), *_cells(main, one.means()), *_shortfall(one), *_cells(latency, one.latency_means())]
         for (policy, value), one in found.results.items()
@@ -74,14 +70,14 @@ def sweep_table(found: SweepResult, optimum: OptimumResult | None) -> Table:
     known = found.optimum(optimum)
     if known is not None:
         first = next(iter(known.by_reading))
-        header.append("OVER OPTIMUM")
+        columns.append("OVER OPTIMUM")
         for row, result in zip(rows, found.results.values(), strict=True):
             row.append(_number(known.ratio(first, result), ".2f"))
         for reading in known.by_reading:
             costs = [_cell(known.mean(reading, name), 100, digits) for name, _, digits in main.values()]
-            rows.append([f"optimum, {reading}", NONE, *costs, *[NONE] * (len(header) - 2 - len(costs))])
+            rows.append([f"optimum, {reading}", NONE, *costs, *[NONE] * (len(columns) - 2 - len(costs))])
         note += f"\ncost over that of the optimum with readiness {first} (OVER OPTIMUM)"
-    return Table([header, *rows], note)
+    return Table(columns, rows, note)
 
 
 def optimum_table(optimum: OptimumResult, results: Mapping[str, CaseResult]) -> Table:
@@ -93,25 +89,23 @@ def optimum_table(optimum: OptimumResult, results: Mapping[str, CaseResult]) -> 
         ratios = [optimum.ratio(reading, one) for reading in readings]
         available = _cell(one.means()["availability"], 100, 2)
         rows.append([name, available, *(NONE if ratio is None else f"{ratio:.2f} times" for ratio in ratios)])
-    header = ["POLICY", "AVAILABILITY %", *(f"COST %, {reading.upper()}" for reading in readings)]
+    columns = ["POLICY", "AVAILABILITY %", *(f"COST %, {reading.upper()}" for reading in readings)]
     gap = max(one.gap for plans in optimum.by_reading.values() for one in plans)
     note = (
         f"optimum: cheapest plan with at least {100 * optimum.availability:g} % availability and known capacity, % of "
         f"all on-demand; largest gap of the solver {100 * gap:.1f} %"
     )
-    return Table([header, *rows], note)
+    return Table(columns, rows, note)
 
 
 def _cells(columns: _Columns, found: Mapping[str, Mean]) -> list[str]:
-    return [
-        _cell(found[field], factor, digits) if field in found else NONE for field, factor, digits in columns.values()
-    ]
+    return [_cell(found[of], factor, digits) if of in found else NONE for of, factor, digits in columns.values()]
 
 
 def _shortfall(result: CaseResult) -> list[str]:
     found = result.shortfall()
-    return [_number(100 * getattr(found, field) / found.total_s if found.total_s else None, ".1f")
-            for field in _SHORTFALL.values()]  # fmt: skip
+    parts = (getattr(found, of) / found.total_s if found.total_s else None for of in _SHORTFALL.values())
+    return [_number(None if part is None else 100 * part, ".1f") for part in parts]
 
 
 def _number(value: float | None, form: str = "g") -> str:

@@ -87,4 +87,4 @@ def test_trainings_lose_nothing_while_owners_take_their_machines(tmp_path: Path)
     with installation(tmp_path) as site:
         course = Scenario(site, 0.0, print).run()
     assert [f"{one.name}: {one.found}" for one in checks(course) if not one.passed and not one.timed] == []
-    assert picture(course).startswith(b"\x89PNG")
+    assert picture(course).startswith("<svg")

@@ -2,19 +2,19 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
+from infra.reports.charts import COLOURS, panels
+from infra.reports.formats import span
+from infra.reports.tables import Table, write_between
 from research.experiments.cases import TRACES, Case
-from research.experiments.documents import table, write_between
 from research.experiments.pools.fleets import BOTH, FLEETS, LOAD, PEAK, SEEDS, SPOT
 from research.experiments.report import LEVELS
-from simulation.pictures import COLOURS, STYLE
-from simulation.words import span
 
 BEGIN, END = "<!-- tables: written by `make experiment-pools` -->", "<!-- end of the tables -->"
 _LEVEL, _WITHIN, _WAIT_S = 0, 2, 3
@@ -25,24 +25,19 @@ Found = Mapping[str, Sequence[Mapping[str, Any]]]
 
 def write_report(out: Path, report: Path) -> None:
     """Writes the tables of the outcomes in `out` into the report, and the picture into a folder beside it."""
-    parts = []
-    every: dict[str, Found] = {}
+    parts, charts = [], {}
     for trace in TRACES:
-        every[trace] = found = _load(out, trace)
+        found = _load(out, trace)
         if found[PEAK]:
-            parts += [
-                f"### {trace}",
-                f"Number of seeds that were run: {len(found[PEAK])} of {len(SEEDS)}.",
-                _costs(found),
-                _waits(found),
-            ]
-            parts += [_waits(found, within_quota=True)]
-            parts += [_worth(found), _losses(found)]
+            parts += [f"### {trace}", f"Number of seeds that were run: {len(found[PEAK])} of {len(SEEDS)}."]
+            parts += [_costs(found), _waits(found), _waits(found, within_quota=True), _worth(found), _losses(found)]
+            charts[f"{trace}: GPUs available, and held (dotted)"] = partial(_chart, found=found)
     if not parts:
         return
-    _draw({trace: found for trace, found in every.items() if found[PEAK]}, report.parent / "experiments" / "pools.svg")
-    text = "\n\n".join(["![GPUs over time](experiments/pools.svg)", *parts])
-    write_between(report, BEGIN, END, text)
+    picture = report.parent / "experiments" / "pools.svg"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    picture.write_text(panels(charts, 3.0))
+    write_between(report, BEGIN, END, "\n\n".join(["![GPUs over time](experiments/pools.svg)", *parts]))
 
 
 def _load(out: Path, trace: str) -> Found:
@@ -77,7 +72,7 @@ def _costs(found: Found) -> str:
         "fleet", "cost", "relative to the first", "cost: static", "cost: on demand", "cost: spot", "GPU h available",
         "GPU h finished", "cost per finished GPU h",
     )  # fmt: skip
-    return table(head, rows)
+    return Table(head, rows).markdown()
 
 
 def _waits(found: Found, *, within_quota: bool = False) -> str:
@@ -102,7 +97,7 @@ def _waits(found: Found, *, within_quota: bool = False) -> str:
     head = ["waits until running" + (", within quota" if within_quota else "")]
     for name in LEVELS:
         head += [f"levels {name}: mean", "P50 / P95 / P99"]
-    return table(head, rows)
+    return Table(head, rows).markdown()
 
 
 def _worth(found: Found) -> str:
@@ -142,23 +137,15 @@ def _losses(found: Found) -> str:
         "lost GPU h: saving before an eviction", "lost GPU h: provisioning",
         "machines launched", "launches refused", "reclaimed by their zones", "terminated by their pools",
     )  # fmt: skip
-    return table(head, rows)
+    return Table(head, rows).markdown()
 
 
-def _draw(every: Mapping[str, Found], path: Path) -> None:
+def _chart(axes: Axes, found: Found) -> None:
     """Draws the available and the held GPUs per hour of the first seed; the measured span is in the middle."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10, 3.6), layout="constrained")
-        for axes, (trace, found) in zip(figure.subplots(1, len(every), squeeze=False).flat, every.items(), strict=True):
-            for k, fleet in enumerate(FLEETS):
-                hourly = found[fleet][0]["hourly_gpu_h"]
-                there, held = hourly["available_gpu_hours"][:-1], hourly["held_gpu_hours"][:-1]
-                axes.step(range(len(there)), there, where="post", label=FLEETS[fleet], color=COLOURS[k], linewidth=1.4)
-                axes.step(range(len(held)), held, where="post", color=COLOURS[k], linewidth=0.8, linestyle=":")
-            axes.set_title(f"{trace}: GPUs available, and held (dotted)")
-            axes.set_ylim(0)
-            axes.set_xlabel("hours")
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-        figure.savefig(path, format="svg", metadata={"Date": None})
+    for k, fleet in enumerate(FLEETS):
+        hourly = found[fleet][0]["hourly_gpu_h"]
+        there, held = hourly["available_gpu_hours"][:-1], hourly["held_gpu_hours"][:-1]
+        axes.step(range(len(there)), there, where="post", label=FLEETS[fleet], color=COLOURS[k], linewidth=1.4)
+        axes.step(range(len(held)), held, where="post", color=COLOURS[k], linewidth=0.8, linestyle=":")
+    axes.set_ylim(0)
+    axes.set_xlabel("hours")

@@ -5,37 +5,26 @@ python -m research.experiments.reclaim.tables campus=rows.jsonl grid5000=rows.js
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from infra.reports.tables import Table
 from research.reclaim.compare import figures, ratio
 from research.reclaim.report import losses
 from research.reclaim.systems import TABLE_3
-from research.reclaim.tables import ablation_table, bounds_table, main_table, more_table
-from research.spot.tables import Table
+from research.reclaim.tables import tables
 
 _ORDER = (
-    "slurm-pr",
-    "slurm-pr-local",
-    *TABLE_3[1:],
-    "reclaimnet",
-    "sdk",
-    "joint",
-    "joint-live",
-    "none",
-    "p1",
-    "p2",
-    "p3",
+    "slurm-pr", "slurm-pr-local", *TABLE_3[1:], "reclaimnet", "sdk", "joint", "joint-live", "none", "p1", "p2", "p3",
     "p2+p3",
-)
+)  # fmt: skip
 
 
 def markdown(table: Table) -> str:
     """Returns a table as Markdown; the header becomes lower case."""
-    head, *rows = table.rows
-    names = [one.lower().replace("gpu", "GPU").replace(" tb", " TB") for one in head]
-    lines = [names, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in lines)
+    names = [one.lower().replace("gpu", "GPU").replace(" tb", " TB") for one in table.columns]
+    return replace(table, columns=names).markdown()
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -68,7 +57,7 @@ def sensitivity(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> Table
     head = ["constant", "work loss", "downtime", "success", "degradation", "saving gpu-h"]
     default = ["defaults", "1", "1", f"{was.mean('success'):.1%}", f"{was.mean('degradation'):.1%}",
                f"{was.mean('saving_gpu_h'):.2f}"]  # fmt: skip
-    return Table([head, default, *(cells(name) for name in found)], "")
+    return Table(head, [default, *(cells(name) for name in found)])
 
 
 def main() -> None:
@@ -83,7 +72,7 @@ def main() -> None:
         rows = rows_of(Path(path))
         found = figures(rows)
         print(f"### {name}\n\nSeeds: {len({row['seed'] for row in rows})}.\n")
-        for table in (main_table(found), ablation_table(found), bounds_table(found), more_table(found)):
+        for table in tables(found).values():
             print(markdown(table), end="\n\n")
         if number == 0 and given.svg is not None:
             given.svg.write_text(losses(found).svg)

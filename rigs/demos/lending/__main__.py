@@ -36,8 +36,8 @@ def main() -> int:
     for check in held:
         print(f"{'holds' if check.passed else 'FAILS'}  {check.name}: {check.found}")
     _OUT.mkdir(exist_ok=True)
-    path = _OUT / "timeline.png"
-    path.write_bytes(picture(course))
+    path = _OUT / "timeline.svg"
+    path.write_text(picture(course))
     print(f"\npicture: {path}")
     return 0 if all(check.passed for check in held) else 1
 

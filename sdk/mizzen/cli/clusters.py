@@ -67,6 +67,7 @@ def list_clusters(session: Session, region: str | None) -> None:
 def set_cluster(
     session: Session,
     cluster: str,
+    *,
     zone: str | None,
     capacity: str | None,
     prices: dict[str, float],

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import click
 
-from mizzen.cli.plain.spec import BadValue, seconds
+from mizzen.cli.plain.values import BadValue, seconds
 
 
 def duration(above_zero: bool) -> Callable[[click.Context, click.Parameter, str | None], float | None]:

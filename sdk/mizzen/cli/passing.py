@@ -4,11 +4,12 @@ The commands are run by `mizzen.cli.plain.running`, which receives the unparsed 
 only to complete a command line.
 """
 
+import argparse
 from typing import Any
 
 import click
 
-from mizzen.cli.plain import running, spec
+from mizzen.cli.plain import running
 from mizzen.cli.session import Command, Commands, finish
 
 
@@ -36,29 +37,26 @@ class _PassingGroup(_Passing, Commands):
     pass
 
 
-def passing(name: str) -> click.Command:
-    """Return the click command for the command or group `name` of `mizzen.cli.plain.running.COMMANDS`."""
-    found = running.load(name)
-    if isinstance(found, spec.Command):
-        return _command(found)
-    return _PassingGroup(
-        found.name, help=found.help, commands={inner.name: _command(inner) for inner in found.commands.values()}
-    )
+def passing(name: str, parser: argparse.ArgumentParser | None = None) -> click.Command:
+    """Return the click command for a parser, which is by default that of `running.COMMANDS`."""
+    parser = parser or running.load(name)
+    actions = parser._actions
+    for action in actions:
+        if isinstance(action, argparse._SubParsersAction):
+            commands = {inner: passing(inner, of) for inner, of in action.choices.items()}
+            return _PassingGroup(name, help=parser.description, commands=commands)
+    shared = {option.name for option in _PassingCommand(name).params} | {"help"}
+    params = [_parameter(action) for action in actions if action.dest not in shared]
+    return _PassingCommand(name, help=parser.description, params=params)
 
 
-def _command(command: spec.Command) -> click.Command:
-    options = [
-        click.Option(
-            [*option.flags, option.name],
-            is_flag=option.is_flag,
-            type=click.Choice(option.choices) if option.choices else None,
-            metavar=option.metavar,
-            help=option.help,
-        )
-        for option in command.options
-    ]
-    arguments = [click.Argument([argument.name], metavar=argument.metavar) for argument in command.arguments]
-    return _PassingCommand(command.name, help=command.help, params=[*options, *arguments])
+def _parameter(action: argparse.Action) -> click.Parameter:
+    if not action.option_strings:
+        return click.Argument([action.dest], metavar=str(action.metavar))
+    kind = click.Choice(list(action.choices)) if action.choices else None
+    names, is_flag = [*action.option_strings, action.dest], action.nargs == 0
+    metavar = None if is_flag else str(action.metavar)
+    return click.Option(names, is_flag=is_flag, type=kind, metavar=metavar, help=action.help)
 
 
 cadence = passing("cadence")

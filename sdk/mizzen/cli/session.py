@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 from mizzen.cli import words
 from mizzen.cli.exits import Exit, exit_of
 from mizzen.cli.plain.printing import say as say
-from mizzen.cli.plain.spec import FORMATS
+from mizzen.cli.plain.values import FORMATS
 from mizzen.client.errors import ApiError, ClientError
 
 if TYPE_CHECKING:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 def submit(
     session: Session,
     files: tuple[str, ...],
+    *,
     dry_run: bool,
     tenant: str | None,
     name: str | None,

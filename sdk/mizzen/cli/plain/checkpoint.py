@@ -20,9 +20,10 @@ from mizzen.checkpoint.reading import Skipped
 from mizzen.cli import words
 from mizzen.cli.exits import Exit
 from mizzen.cli.plain.export import export
+from mizzen.cli.plain.parser import Parser
 from mizzen.cli.plain.printing import Column, cell, emit_list, emit_one, say, table
 from mizzen.cli.plain.progress import Progress
-from mizzen.cli.plain.spec import Argument, Command, Failure, Group, Option, UsageError, whole
+from mizzen.cli.plain.values import Failure, UsageError, whole
 
 _LS = (
     Column("STEP", lambda c: c["step"], right=True),
@@ -255,42 +256,34 @@ def _page(body: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_URI = Argument("uri", "URI", "Root of the checkpoints: a path, or a URI that starts with file://, s3:// or gs://.")
-_STEP = Option(
-    ("--step",), "step", "Use the newest checkpoint of this step. Default: the newest checkpoint.", whole(0), "STEP"
-)
-_ALL = Option(
-    ("--all",), "all", "Verify all checkpoints. A part that several checkpoints share is read once.", is_flag=True
-)
-_RANK = Option(
-    ("--rank",),
-    "rank",
-    "Export only the parts that this rank loads: its own parts and the parts of all ranks.",
-    whole(0),
-    "RANK",
-)
-
-CHECKPOINT = Group(
-    "checkpoint",
-    "List, check and export checkpoints.\n\nThese commands only read; a training may save to the same root meanwhile.",
-    {
-        "ls": Command("ls", "List the checkpoints of a root.", _ls, (), (_URI,)),
-        "show": Command("show", "Show one checkpoint with its parts and tensors.", _show, (_STEP,), (_URI,)),
-        "verify": Command(
-            "verify",
-            "Read a checkpoint and compare it with its checksums.\n\nExit code 0: intact; 8: damaged.",
-            _verify,
-            (_STEP, _ALL),
-            (_URI,),
-        ),
-        "export": Command(
-            "export",
-            "Write the parts of a checkpoint as files.\n\n"
-            "The files are named part-model.safetensors and so on. Each file is verified before it gets its name. If\n"
-            "several ranks saved, the parts of single ranks are in folders rank-0000, rank-0001, ...",
-            _export,
-            (_STEP, _RANK),
-            (_URI, Argument("dest", "DEST", "The target folder. It must be empty or not exist.")),
-        ),
-    },
-)
+def checkpoint() -> Parser:
+    """Return the parser of the group of commands."""
+    parser = Parser(
+        prog="mizzen checkpoint",
+        description="List, check and export checkpoints.\n\n"
+        "These commands only read; a training may save to the same root meanwhile.",
+    )
+    add = parser.commands()
+    ls = add("ls", "List the checkpoints of a root.")
+    show = add("show", "Show one checkpoint with its parts and tensors.")
+    verify = add("verify", "Read a checkpoint and compare it with its checksums.\n\nExit code 0: intact; 8: damaged.")
+    write = add(
+        "export",
+        "Write the parts of a checkpoint as files.\n\n"
+        "The files are named part-model.safetensors and so on. Each file is verified before it gets its name. If\n"
+        "several ranks saved, the parts of single ranks are in folders rank-0000, rank-0001, ...",
+    )
+    uri = "Root of the checkpoints: a path, or a URI that starts with file://, s3:// or gs://."
+    for one in (ls, show, verify, write):
+        one.add_argument("uri", metavar="URI", help=uri)
+    write.add_argument("dest", metavar="DEST", help="The target folder. It must be empty or not exist.")
+    newest = "Use the newest checkpoint of this step. Default: the newest checkpoint."
+    for one in (show, verify, write):
+        one.add_argument("--step", type=whole(0), metavar="STEP", help=newest)
+    every = "Verify all checkpoints. A part that several checkpoints share is read once."
+    verify.add_argument("--all", action="store_true", help=every)
+    own = "Export only the parts that this rank loads: its own parts and the parts of all ranks."
+    write.add_argument("--rank", type=whole(0), metavar="RANK", help=own)
+    for one, command in ((ls, _ls), (show, _show), (verify, _verify), (write, _export)):
+        one.runs(command)
+    return parser

@@ -16,8 +16,9 @@ from typing import Any
 
 from mizzen.cli import words
 from mizzen.cli.exits import Exit
+from mizzen.cli.plain.parser import Parser
 from mizzen.cli.plain.printing import Column, emit_one, say, table
-from mizzen.cli.plain.spec import BadValue, Command, Failure, Option, UsageError, duration
+from mizzen.cli.plain.values import BadValue, Failure, UsageError, duration
 
 _PLACES = ("/run/mizzen/owner.sock", "mizzen-agent/owner.sock")
 _EMBEDDED = "mizzen-data/machines/*/owner.sock"
@@ -43,15 +44,6 @@ def _gpus(text: str) -> list[int]:
     if min(found) < 0:
         raise BadValue(f"{text!r} must be GPU numbers such as 0 or 0,1")
     return found
-
-
-_GPUS = Option(("--gpus",), "gpus", "GPU numbers such as 0,1. Default: the whole machine.", _gpus, "NUMBERS")
-_SOCKET = Option(
-    ("--socket",),
-    "socket",
-    f"The owner's socket of the machine's agent. Default: MIZZEN_OWNER_SOCKET, or the first of {', '.join(_PLACES)}.",
-    metavar="PATH",
-)
 
 
 def _path(given: Namespace) -> Path:
@@ -267,9 +259,11 @@ def _headline(status: Mapping[str, Any]) -> str:
     return f"{machine} is lent"
 
 
-RECLAIM = Command(
-    "reclaim",
-    """\
+def reclaim() -> Parser:
+    """Return the parser of `mizzen reclaim`."""
+    parser = Parser(
+        prog="mizzen reclaim",
+        description="""\
 Take this machine back from mizzen, at once or with a notice.
 
 For its owner. No new work starts on it until `mizzen lend`, also after a restart of the machine. With a notice, tasks
@@ -278,17 +272,20 @@ more.
 
     mizzen reclaim --now
     mizzen reclaim --notice 5m --gpus 0,1""",
-    _reclaim,
-    (
-        Option(("--now",), "now", "Kill the tasks at once.", is_flag=True, default=False),
-        Option(("--notice",), "notice_s", "How long the tasks may stay.", duration(above_zero=True), "DURATION"),
-        _GPUS,
-        _SOCKET,
-    ),
-)
-LEND = Command(
-    "lend",
-    """\
+    )
+    parser.add_argument("--now", action="store_true", help="Kill the tasks at once.")
+    parser.add_argument(
+        "--notice", dest="notice_s", type=duration(above_zero=True), metavar="DURATION",
+        help="How long the tasks may stay.",
+    )  # fmt: skip
+    return _of_owner(parser, gpus=True).runs(_reclaim)
+
+
+def lend() -> Parser:
+    """Return the parser of `mizzen lend`."""
+    parser = Parser(
+        prog="mizzen lend",
+        description="""\
 Lend this machine to mizzen again, always or at certain hours.
 
 For its owner. Tasks get a notice of five minutes before the hours end. `--hours always` removes them.
@@ -296,21 +293,30 @@ For its owner. Tasks get a notice of five minutes before the hours end. `--hours
     mizzen lend
     mizzen lend --hours "20:00-08:00 mon-fri; 00:00-24:00 sat-sun"
     mizzen lend --gpus 2,3""",
-    _lend,
-    (
-        Option(("--hours",), "hours", "When the machine is lent, in its local time.", metavar="HOURS"),
-        _GPUS,
-        _SOCKET,
-    ),
-)
-LENDING = Command(
-    "lending",
-    """\
+    )
+    parser.add_argument("--hours", metavar="HOURS", help="When the machine is lent, in its local time.")
+    return _of_owner(parser, gpus=True).runs(_lend)
+
+
+def lending() -> Parser:
+    """Return the parser of `mizzen lending`."""
+    parser = Parser(
+        prog="mizzen lending",
+        description="""\
 Show what this machine lends, and what runs on it.
 
 For each workload: for whom it runs, since when, and how long until its GPUs are free.
 
     mizzen lending""",
-    _lending,
-    (_SOCKET,),
-)
+    )
+    return _of_owner(parser, gpus=False).runs(_lending)
+
+
+def _of_owner(parser: Parser, *, gpus: bool) -> Parser:
+    """Add the options that the owner's commands share."""
+    if gpus:
+        numbers = "GPU numbers such as 0,1. Default: the whole machine."
+        parser.add_argument("--gpus", type=_gpus, metavar="NUMBERS", help=numbers)
+    places = f"Default: MIZZEN_OWNER_SOCKET, or the first of {', '.join(_PLACES)}."
+    parser.add_argument("--socket", metavar="PATH", help=f"The owner's socket of the machine's agent. {places}")
+    return parser

@@ -8,27 +8,25 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from mizzen.cli.exits import Exit
-from mizzen.cli.plain.parser import parse
+from mizzen.cli.plain.parser import Parser
 from mizzen.cli.plain.printing import say
-from mizzen.cli.plain.spec import Command, Failure, Group, UsageError
+from mizzen.cli.plain.values import Failure, UsageError
 
 COMMANDS = {
-    "cadence": "mizzen.cli.plain.cadence:CADENCE",
-    "checkpoint": "mizzen.cli.plain.checkpoint:CHECKPOINT",
-    "reclaim": "mizzen.cli.plain.owner:RECLAIM",
-    "lend": "mizzen.cli.plain.owner:LEND",
-    "lending": "mizzen.cli.plain.owner:LENDING",
+    "cadence": "mizzen.cli.plain.cadence:cadence",
+    "checkpoint": "mizzen.cli.plain.checkpoint:checkpoint",
+    "reclaim": "mizzen.cli.plain.owner:reclaim",
+    "lend": "mizzen.cli.plain.owner:lend",
+    "lending": "mizzen.cli.plain.owner:lending",
 }
-"""The location (`module:name`) of each command."""
-
-_HELP = ("-h", "--help")
+"""The location (`module:name`) of the function that returns the parser of each command."""
 
 
-def load(name: str) -> Command | Group:
-    """Import and return the command or group `name` of `COMMANDS`."""
+def load(name: str) -> Parser:
+    """Return the parser of the command `name` of `COMMANDS`."""
     module, _, attribute = COMMANDS[name].partition(":")
-    found = getattr(import_module(module), attribute)
-    assert isinstance(found, Command | Group)
+    found = getattr(import_module(module), attribute)()
+    assert isinstance(found, Parser)
     return found
 
 
@@ -40,6 +38,8 @@ def run(arguments: Sequence[str]) -> int:
         return code
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else Exit.OK
     except Failure as failure:
         say(str(failure))
         return failure.code
@@ -53,40 +53,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    name, *rest = arguments
-    prog, command = f"mizzen {name}", load(name)
-    if isinstance(command, Group):
-        if not rest or rest[0] in _HELP:
-            print(_list(command, prog), file=sys.stdout if rest else sys.stderr)
-            return Exit.OK if rest else Exit.USAGE
-        inner = command.commands.get(rest[0])
-        if inner is None:
-            return _refuse(
-                prog, "COMMAND", f"No such command {rest[0]!r}; the commands are {', '.join(command.commands)}."
-            )
-        prog, command, rest = f"{prog} {rest[0]}", inner, rest[1:]
+    given = load(arguments[0]).parse_args(arguments[1:])
     try:
-        values = parse(command, prog, rest)
-        if values.output == "yaml" and find_spec("yaml") is None:
+        if given.output == "yaml" and find_spec("yaml") is None:
             raise UsageError("'-o yaml' needs pyyaml: pip install 'mizzen[client]'; '-o json' works without it")
-        return command.run(values)
+        code: int = given.run(given)
+        return code
     except UsageError as error:
-        return _refuse(prog, " ".join(["[OPTIONS]", *(one.metavar for one in command.arguments)]), str(error))
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else Exit.OK
-
-
-def _refuse(prog: str, form: str, message: str) -> int:
-    print(f"Usage: {prog} {form}\nTry '{prog} -h' for help.\n\nError: {message}", file=sys.stderr)
-    return Exit.USAGE
-
-
-def _list(group: Group, prog: str) -> str:
-    width = max(len(name) for name in group.commands)
-    lines = [f"  {name.ljust(width)}  {first_sentence(command.help)}" for name, command in group.commands.items()]
-    return "\n".join([f"usage: {prog} COMMAND [OPTIONS]", "", group.help, "", "commands:", *lines])
-
-
-def first_sentence(text: str) -> str:
-    """Return the first paragraph of a command's help as one line."""
-    return text.split("\n\n")[0].replace("\n", " ")
+        return int(given.parser.error(str(error)))

@@ -1,21 +1,20 @@
-"""`mizzen spot replay`: reads the traces, replays the policies with progress, and writes tables, JSON and a report."""
+"""Compares policies for `mizzen spot replay`: replays them with progress, and writes tables, JSON and a report."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
 from infra.errors import ConfigurationError
+from research.spot.commands import ReplayOptions
 from research.spot.outcome import Outcome, document
 from research.spot.policies import POLICIES
 from research.spot.replay import ReplaySettings
-from research.spot.request_source import RequestOptions, workload_of
+from research.spot.request_source import workload_of
 from research.spot.runs import Bench, Case, Sweep, check_reachable, solve
 from research.spot.sweeps import SweepResult, parse_sweeps, run_sweep
-from research.spot.tables import latency_table, main_table, optimum_table, sweep_table
+from research.spot.tables import tables
 from research.spot.traces import SpotTrace, TraceError, read_traces
 from research.spot.windows import Windows
 from server.outputs import STANDARD, check_outputs, write_json, write_text
@@ -26,63 +25,43 @@ _AVAILABILITY = 99.5
 """The default of `--optimum-availability`."""
 
 
-def run_replay(
-    *,
-    traces: Path,
-    names: Sequence[str],
-    target: int,
-    overprovision: int,
-    outage_price_s: float,
-    cold_start_s: float,
-    od_price_ratio: float,
-    window_h: float,
-    windows: int,
-    seed: int,
-    unlimited: bool | None,
-    sweeps: Sequence[str],
-    optimum: bool,
-    optimum_availability: float | None,
-    json_path: Path | None,
-    report_path: Path | None,
-    **requests: Any,
-) -> int:
+def run_replay(given: ReplayOptions) -> int:
     """Runs `mizzen spot replay`; returns the exit code. An interrupted run prints the results that are complete.
-
-    `requests` has the fields of `RequestOptions`.
 
     Raises:
         ConfigurationError: an option or a trace file is not valid; the message names it.
         MizzenError: the optimum of a window was not found.
     """
-    chosen = _policies(names)
-    swept = parse_sweeps(sweeps)
-    if optimum_availability is not None and not optimum:
+    names, sweeps, output = _policies(given.names), parse_sweeps(given.sweeps), given.output
+    if given.optimum_availability is not None and not given.optimum:
+        share = f"{given.optimum_availability:g}"
         raise ConfigurationError(
-            f"--optimum-availability: {optimum_availability:g}: has no effect without --optimum: give --optimum as well"
+            f"--optimum-availability: {share}: has no effect without --optimum: give --optimum as well"
         )
-    check_outputs({"--json": json_path, "--report": report_path}, {})
+    check_outputs({"--json": output.json, "--report": output.report}, {})
     try:
-        trace = read_traces(traces, unlimited=unlimited)
+        trace = read_traces(given.traces, unlimited=given.unlimited)
     except TraceError as error:
         raise ConfigurationError(f"--traces: {error}") from None
-    span = Windows(_ticks(window_h, trace), windows, seed)
-    workload = workload_of(RequestOptions(**requests), span.ticks * trace.gap_s)
-    base = Case("", ReplaySettings(target, cold_start_s, od_price_ratio), overprovision, outage_price_s)
+    span = Windows(_ticks(given.window_h, trace), given.windows, given.seed)
+    workload = workload_of(given.requests, span.ticks * trace.gap_s)
+    settings = ReplaySettings(given.target, given.cold_start_s, given.od_price_ratio)
+    base = Case("", settings, given.overprovision, given.outage_price_s)
     err = Console(stderr=True)
     with interrupts() as interrupted:
-        outcome = Outcome(traces, Bench(trace, span, workload, interrupted, {}), base)
-        least = (_AVAILABILITY if optimum_availability is None else optimum_availability) / 100
-        if optimum:
-            check_reachable(least, outcome.bench, base.settings)
-        _run(outcome, chosen, swept, least if optimum else None, err)
-        if json_path is not None:
-            write_json(json_path, document(outcome))
-        if STANDARD not in (json_path, report_path) and outcome.policies:
-            click.echo(_tables(outcome))
-        if report_path is not None and outcome.policies:
+        outcome = Outcome(given.traces, Bench(trace, span, workload, interrupted, {}), base)
+        least = (_AVAILABILITY if given.optimum_availability is None else given.optimum_availability) / 100
+        if given.optimum:
+            check_reachable(least, outcome.bench, settings)
+        _run(outcome, names, sweeps, least if given.optimum else None, err)
+        if output.json is not None:
+            write_json(output.json, document(outcome))
+        if STANDARD not in (output.json, output.report) and outcome.policies:
+            click.echo("\n\n".join(map(str, tables(outcome))))
+        if output.report is not None and outcome.policies:
             from research.spot.report import render  # It imports matplotlib, which takes a second.
 
-            write_text(report_path, render(outcome))
+            write_text(output.report, render(outcome))
     if outcome.missing:
         said = ", ".join(outcome.missing)
         err.print(f"mizzen: interrupted: not complete, and not shown: {said}", highlight=False, soft_wrap=True)
@@ -138,13 +117,3 @@ def _ticks(window_h: float, trace: SpotTrace) -> int:
             f"give {gap_h:.4g} to {whole_h:.6g} hours"
         )
     return ticks
-
-
-def _tables(outcome: Outcome) -> str:
-    tables = [main_table(outcome.policies)]
-    if outcome.bench.workload is not None:
-        tables.append(latency_table(outcome.policies, outcome.bench.workload.serving.timeout_s))
-    tables += [sweep_table(one, outcome.optimum) for one in outcome.sweeps]
-    if outcome.optimum is not None:
-        tables.append(optimum_table(outcome.optimum, outcome.policies))
-    return "\n\n".join(map(str, tables))
