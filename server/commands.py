@@ -291,10 +291,20 @@ def simulate(**options: Any) -> None:
     run_command(lambda: run_simulate(**options))
 
 
+@click.command("json-schema")
+@click.argument("kind", type=click.Choice(["workload", "service", "fleet", "simulated-fleet", "scenario", "instance"]))
+def json_schema(kind: str) -> None:
+    """Print the JSON Schema of a kind of document, for editors."""
+    with loading():
+        from server.schemas import schema_of
+
+    click.echo(schema_of(kind))
+
+
 @click.group()
 def group() -> None:
     """Commands of mizzen's server."""
 
 
-for _command in (up, demo, init, worker, agent, agents, gateway, api, simulate):
+for _command in (up, demo, init, worker, agent, agents, gateway, api, simulate, json_schema):
     group.add_command(_command)

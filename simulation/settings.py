@@ -2,14 +2,18 @@
 
 from math import exp, log
 from statistics import NormalDist
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
+from domain.documents import CountKey, LevelKey, Part, RuleError
 from infra.config import SchedulerSettings
+from infra.documents import problem_lines
 from infra.errors import ConfigurationError
 
 LEVELS = range(1, 8)
+_PERCENTAGES = "Percentages sum to at most 100"
+Percent = Annotated[float, Field(ge=0, le=100)]
 LIVE = SchedulerSettings()
 """The defaults of the live scheduler, which are also the simulator's defaults."""
 _NORMAL = NormalDist()
@@ -25,12 +29,10 @@ def fit_lognormal(p50: float, p90: float, p99: float) -> tuple[float, float]:
     return mu, (z90 * (log(p90) - mu) + z99 * (log(p99) - mu)) / (z90**2 + z99**2)
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SimulationSettings(_Part):
+class SimulationSettings(Part):
     """The settings under `simulation:` in the fleet file, or of `--param NAME=VALUE`. Times are seconds."""
+
+    rules: ClassVar = (_PERCENTAGES,)
 
     provisioning_p50_s: float = Field(150.0, ge=0)
     provisioning_p90_s: float = Field(278.0, ge=0)
@@ -58,13 +60,13 @@ class SimulationSettings(_Part):
     age_cap_s: float = Field(LIVE.age_cap_s, ge=0)
     w_fair: float = Field(LIVE.w_fair, ge=0)
     fair_window_s: float = Field(LIVE.fair_window_s, gt=0)
-    objective_s: dict[int, float] = Field(default_factory=lambda: {1: 300.0, 2: 300.0, 3: 1800.0, 4: 1800.0})
+    objective_s: dict[LevelKey, float] = Field(default_factory=lambda: {1: 300.0, 2: 300.0, 3: 1800.0, 4: 1800.0})
     """Longest time from submission or preemption to award, by level; an absent level has no objective."""
-    priority_percent: dict[int, float] = Field(
+    priority_percent: dict[LevelKey, Percent] = Field(
         default_factory=lambda: {1: 3.0, 2: 20.0, 3: 16.0, 4: 54.0, 5: 0.2, 6: 0.5, 7: 6.02}
     )
     """Percentage of workloads by priority level. The remainder to 100 has no priority, so it gets the lowest (7)."""
-    candidate_regions_percent: dict[int, float] = Field(default_factory=lambda: {1: 15.0, 2: 25.0, 3: 20.0})
+    candidate_regions_percent: dict[CountKey, Percent] = Field(default_factory=lambda: {1: 15.0, 2: 25.0, 3: 20.0})
     """Percentage of workloads by the number of regions, among those that could hold the gang, that have its data.
 
     For the remainder to 100, all of these regions have it.
@@ -80,26 +82,11 @@ class SimulationSettings(_Part):
     copy_jitter_s: float = Field(1800.0, ge=0)
     """Random shift of a copy, earlier or later, in addition to `copy_days`."""
 
-    @field_validator("objective_s", "priority_percent")
-    @classmethod
-    def _by_level(cls, value: dict[int, float]) -> dict[int, float]:
-        wrong = sorted(level for level in value if level not in LEVELS)
-        if wrong:
-            raise ValueError(f"has levels {wrong}; must be levels from 1 (highest) to 7")
-        return value
-
     @field_validator("priority_percent", "candidate_regions_percent")
     @classmethod
     def _parts_of_100(cls, value: dict[int, float]) -> dict[int, float]:
-        if any(part < 0 for part in value.values()) or sum(value.values()) > 100 + 1e-9:
-            raise ValueError("must be percentages of at least 0 that sum to at most 100")
-        return value
-
-    @field_validator("candidate_regions_percent")
-    @classmethod
-    def _counts(cls, value: dict[int, float]) -> dict[int, float]:
-        if any(count < 1 for count in value):
-            raise ValueError("must have numbers of regions, each at least 1, as keys")
+        if sum(value.values()) > 100 + 1e-9:
+            raise RuleError(_PERCENTAGES, "must be percentages that sum to at most 100")
         return value
 
     def provisioning_s(self, chance: float) -> float:
@@ -131,12 +118,7 @@ def override(settings: SimulationSettings, assignments: tuple[str, ...]) -> Simu
     try:
         return SimulationSettings.model_validate(body)
     except ValidationError as error:
-        raise ConfigurationError("; ".join(problems(error))) from None
-
-
-def problems(error: ValidationError) -> list[str]:
-    """Returns each problem as one line: field, value, and the rule that the value breaks."""
-    return [f"{'.'.join(str(p) for p in e['loc'])}: {e['input']!r}: {e['msg']}" for e in error.errors()]
+        raise ConfigurationError("--param " + "; ".join(problem_lines(SimulationSettings, error))) from None
 
 
 def _names(settings: SimulationSettings) -> str:

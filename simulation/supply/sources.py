@@ -2,22 +2,23 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from capacity.offers import Offer
 from capacity.pools import Pool, PoolKey, cluster_of, wrong_size
 from domain.capacity import CPU, CapacityKind
-from domain.ids import NAME_PATTERN, machine_id
+from domain.documents import Name, Part, RuleError
+from domain.ids import machine_id
 from domain.scheduling import MachineState
 from infra.config import CapacitySettings
 from providers.trace.market import offers_of
 from providers.trace.settings import TraceSettings
 
-Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Machines = Mapping[str, tuple[MachineState, ...]]
 _LIVE = CapacitySettings()
+_SIZES = "max_size is at least size, and a buffer is at most max_size"
 
 
 class CloudEntry(TraceSettings):
@@ -26,10 +27,10 @@ class CloudEntry(TraceSettings):
     kind: Literal["trace"] = "trace"
 
 
-class PoolEntry(BaseModel):
+class PoolEntry(Part):
     """A pool, with the fields that `mizzen pools` shows."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    rules: ClassVar = (_SIZES,)
 
     region: Name
     name: Name
@@ -46,7 +47,7 @@ class PoolEntry(BaseModel):
     @model_validator(mode="after")
     def _sized(self) -> "PoolEntry":
         if (wrong := wrong_size(self.size, self.max_size, self.buffer)) is not None:
-            raise ValueError(": ".join(wrong))
+            raise RuleError(_SIZES, ": ".join(wrong))
         return self
 
     def pool(self) -> Pool:
@@ -54,10 +55,8 @@ class PoolEntry(BaseModel):
         return Pool(**{name: getattr(self, name) for name in PoolEntry.model_fields})
 
 
-class KeeperSettings(BaseModel):
+class KeeperSettings(Part):
     """The settings of `capacity:` that apply to a simulation, with the live defaults."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     interval_s: float = Field(_LIVE.interval_s, gt=0)
     refused_pause_s: float = Field(_LIVE.refused_pause_s, ge=0)
