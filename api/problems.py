@@ -94,6 +94,8 @@ class FieldError:
     """The invalid value; None also if the field is missing."""
     suggestion: str | None = None
     """The most similar known key or name, if the given one is misspelt."""
+    rule: str | None = None
+    """The broken rule, if it is one that only the description of the document's JSON Schema states."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the error as an entry of `errors` in a problem document."""

@@ -1,7 +1,5 @@
 """Capacity kinds of machines, and prices per hour."""
 
-import math
-from collections.abc import Mapping
 from enum import StrEnum
 
 
@@ -44,14 +42,3 @@ NANO_DEPARTURES = 1_000_000_000
 def nano_usd_per_h(gpus: int, gpu_usd_per_h: float, cpus_milli: int, core_usd_per_h: float) -> int:
     """Returns the price of `gpus` GPUs and `cpus_milli` thousandths of a core, in billionths of a US dollar an hour."""
     return gpus * round(gpu_usd_per_h * NANO_USD) + cpus_milli * round(core_usd_per_h * NANO_USD) // 1000
-
-
-def check_prices(prices: Mapping[str, float]) -> None:
-    """Checks prices in US dollars an hour: the price of a GPU under its type, the price of a core under `cpu`.
-
-    Raises:
-        ValueError: a price is negative, infinite or not a number.
-    """
-    for name, price in prices.items():
-        if not 0 <= price < math.inf:
-            raise ValueError(f"{name}: {price}: must be US dollars an hour, 0 or more")

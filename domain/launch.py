@@ -12,6 +12,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validato
 
 from domain.ids import NAME_PATTERN, TABLE_RULE, is_name, is_table_name
 from domain.serving import ServingSpec
+from domain.spec import TaskSpec
 
 
 class _Frozen(BaseModel):
@@ -44,20 +45,13 @@ class LogLaunch(_Frozen):
     """A smaller amount of new output is uploaded at this interval."""
 
 
-class JobLaunch(_Frozen):
-    """The parts of a launch that all tasks of a job share."""
+class JobLaunch(TaskSpec):
+    """The parts of a launch that all tasks of a job share. Either `argv` or `script` is set."""
 
     role: str
     tasks: int = Field(gt=0)
-    argv: tuple[str, ...] = ()
-    """Empty where `script` is set."""
-    script: str | None = None
-    """Run with `agent.launch.script_command`."""
-    env: dict[str, str] = Field(default_factory=dict)
     master_machine: str
     """Machine of the job's task 0, where its rendezvous port is reserved."""
-    setup: str | None = None
-    """Script that runs before the command, in the same way; None: there is none."""
 
     @model_validator(mode="after")
     def _has_a_command(self) -> Self:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict, Field
 
 from domain.serving import ServingSpec
-from domain.spec import ResourceSpec
+from domain.spec import ResourceSpec, TaskSpec
 
 
 class _Frozen(BaseModel):
@@ -67,8 +67,8 @@ class ReplicaPolicySpec(_Frozen):
     """The number of on-demand replicas that are always kept."""
 
 
-class ServiceSpec(_Frozen):
-    """A service: replicas behind one endpoint. Each replica is a workload of one gang."""
+class ServiceSpec(TaskSpec):
+    """A service: replicas behind one endpoint. Each replica is a workload of one gang, whose tasks run the command."""
 
     name: str
     tenant: str
@@ -79,11 +79,6 @@ class ServiceSpec(_Frozen):
     """Number of machines of one replica, all in one zone. The replica ends if it loses one of them."""
     options: tuple[ResourceOption, ...] = (ResourceOption(),)
     """Acceptable resources, in order of preference."""
-    argv: tuple[str, ...] = ()
-    """Empty if `script` is set."""
-    script: str | None = None
-    setup: str | None = None
-    env: dict[str, str] = Field(default_factory=dict)
     secrets: dict[str, str] = Field(default_factory=dict)
     """Environment variable to the name of one of the tenant's secrets."""
     files: dict[str, str] = Field(default_factory=dict)

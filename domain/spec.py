@@ -4,6 +4,8 @@
 end in their unit. Commands are not interpreted.
 """
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from domain.capacity import USUAL, CapacityKind, dedicated
@@ -33,7 +35,23 @@ class ResourceSpec(_Frozen):
         )
 
 
-class JobSpec(_Frozen):
+class TaskSpec(_Frozen):
+    """What each task of a job runs. Agents read these fields in the launch description."""
+
+    argv: tuple[str, ...] = ()
+    """Empty if `script` is set."""
+    script: str | None = None
+    """Script, run with the interpreter of its first line, or by bash with `-e`."""
+    setup: str | None = None
+    """Script that runs once in each task before the command, in the same way, with the same user and directory."""
+    env: dict[str, str] = Field(default_factory=dict)
+
+    def task_fields(self) -> dict[str, Any]:
+        """Returns the fields of this class by name."""
+        return {name: getattr(self, name) for name in TaskSpec.model_fields}
+
+
+class JobSpec(TaskSpec):
     """A job: `tasks` identical tasks with a role."""
 
     name: str
@@ -42,15 +60,8 @@ class JobSpec(_Frozen):
     span_clusters: bool = False
     """The tasks may span several clusters of a region if no single cluster can currently hold them all."""
     resources: ResourceSpec
-    argv: tuple[str, ...] = ()
-    """Empty if `script` is set."""
-    script: str | None = None
-    """Script, run with the interpreter of its first line, or by bash with `-e`."""
-    env: dict[str, str] = Field(default_factory=dict)
     secrets: dict[str, str] = Field(default_factory=dict)
     """Environment variable to the name of one of the tenant's secrets."""
-    setup: str | None = None
-    """Script that runs once in each task before the command, in the same way, with the same user and directory."""
 
     def request(self, capacity: tuple[str, ...] = USUAL) -> JobRequest:
         """Returns the scheduling request of this job. `capacity` is as in `WorkloadSpec.kinds`."""

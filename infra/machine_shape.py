@@ -1,27 +1,26 @@
 """The resources of a machine, as configuration files declare them."""
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from typing import ClassVar
 
-from domain.units import parse_size_bytes
+from pydantic import Field, model_validator
+
+from domain.documents import Part, RuleError, SizeBytes
+
+_TYPED = "gpus and gpu_type go together: set gpu_type if gpus is above 0, and only then"
 
 
-class MachineShape(BaseModel):
+class MachineShape(Part):
     """Number and type of GPUs (one type per machine, or no GPUs), number of cores, and memory in bytes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    rules: ClassVar = (_TYPED,)
 
     gpus: int = Field(0, ge=0, le=62)
     gpu_type: str | None = None
     cpus: float = Field(8, gt=0)
-    memory: int = 32 << 30
-
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _size(cls, value: object) -> int:
-        return parse_size_bytes(str(value))
+    memory: SizeBytes = 32 << 30
 
     @model_validator(mode="after")
     def _typed(self) -> "MachineShape":
         if (self.gpus > 0) != (self.gpu_type is not None):
-            raise ValueError("gpus and gpu_type go together: set gpu_type if gpus is above 0, and only then")
+            raise RuleError(_TYPED, _TYPED)
         return self

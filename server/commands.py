@@ -273,10 +273,20 @@ def what_if(given: WhatIfOptions) -> None:
     run_command(lambda: simulations.what_if(given))
 
 
+@click.command("json-schema")
+@click.argument("kind", type=click.Choice(["workload", "service", "fleet", "instance"]))
+def json_schema(kind: str) -> None:
+    """Print the JSON Schema of a kind of document, for editors."""
+    with loading():
+        from server.schemas import schema_of
+
+    click.echo(schema_of(kind))
+
+
 @click.group()
 def group() -> None:
     """Commands of mizzen's server."""
 
 
-for _command in (up, demo, init, worker, agent, agents, gateway, api, what_if):
+for _command in (up, demo, init, worker, agent, agents, gateway, api, what_if, json_schema):
     group.add_command(_command)

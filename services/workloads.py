@@ -50,11 +50,8 @@ def replica_workload(
         role=JOB,
         tasks=spec.machines,
         resources=resources,
-        argv=spec.argv,
-        script=spec.script,
-        setup=spec.setup,
-        env=spec.env,
         secrets=spec.secrets,
+        **spec.task_fields(),
     )
     return WorkloadSpec(
         name=replica_name(spec.name, number),

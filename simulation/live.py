@@ -12,12 +12,13 @@ from pydantic import ValidationError
 from domain.live import LiveSnapshot, LiveWorkload
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import MachineState, RunningWorkload, TenantState
+from infra.documents import problem_lines
 from infra.errors import ConfigurationError
 from simulation.initial_state import InitialHolder
 from simulation.ledger import NOTHING, Amounts, plus
 from simulation.random_draws import chance
 from simulation.run import EVERYTHING, Scenario, Span
-from simulation.settings import SimulationSettings, fit_lognormal, problems
+from simulation.settings import SimulationSettings, fit_lognormal
 from simulation.workloads import Workload
 
 _QUOTA = re.compile(r"quota\.(?P<tenant>[^.=]+)\.(?P<type>[^=]+)=(?P<slots>.*)")
@@ -38,7 +39,7 @@ def load_live(path: Path) -> LiveSnapshot:
     except OSError as error:
         raise ConfigurationError(f"snapshot {path}: {error}") from None
     except ValidationError as error:
-        raise ConfigurationError(f"snapshot {path}: " + "; ".join(problems(error)[:10])) from None
+        raise ConfigurationError(f"snapshot {path}: " + "; ".join(problem_lines(LiveSnapshot, error)[:10])) from None
 
 
 def change(live: LiveSnapshot, assignments: Iterable[str], drained: Iterable[str]) -> LiveSnapshot:

@@ -4,9 +4,11 @@ from math import exp, log
 from statistics import NormalDist
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
+from domain.documents import LevelKey, Part
 from infra.config import SchedulerSettings
+from infra.documents import problem_lines
 from infra.errors import ConfigurationError
 
 S = TypeVar("S", bound="SimulationSettings")
@@ -26,11 +28,7 @@ def fit_lognormal(p50: float, p90: float, p99: float) -> tuple[float, float]:
     return mu, (z90 * (log(p90) - mu) + z99 * (log(p99) - mu)) / (z90**2 + z99**2)
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SimulationSettings(_Part):
+class SimulationSettings(Part):
     """The settings under `simulation:` in the fleet file, or of `--param NAME=VALUE`. Times are seconds."""
 
     provisioning_p50_s: float = Field(150.0, ge=0)
@@ -59,16 +57,8 @@ class SimulationSettings(_Part):
     age_cap_s: float = Field(LIVE.age_cap_s, ge=0)
     w_fair: float = Field(LIVE.w_fair, ge=0)
     fair_window_s: float = Field(LIVE.fair_window_s, gt=0)
-    objective_s: dict[int, float] = Field(default_factory=lambda: {1: 300.0, 2: 300.0, 3: 1800.0, 4: 1800.0})
+    objective_s: dict[LevelKey, float] = Field(default_factory=lambda: {1: 300.0, 2: 300.0, 3: 1800.0, 4: 1800.0})
     """Longest time from submission or preemption to award, by level; an absent level has no objective."""
-
-    @field_validator("objective_s", "priority_percent", check_fields=False)
-    @classmethod
-    def _by_level(cls, value: dict[int, float]) -> dict[int, float]:
-        wrong = sorted(level for level in value if level not in LEVELS)
-        if wrong:
-            raise ValueError(f"has levels {wrong}; must be levels from 1 (highest) to 7")
-        return value
 
     def provisioning_s(self, chance: float) -> float:
         """Returns the provisioning delay at the quantile `chance`, in (0, 1)."""
@@ -99,12 +89,7 @@ def override(settings: S, assignments: tuple[str, ...]) -> S:
     try:
         return type(settings).model_validate(body)
     except ValidationError as error:
-        raise ConfigurationError("; ".join(problems(error))) from None
-
-
-def problems(error: ValidationError) -> list[str]:
-    """Returns each problem as one line: field, value, and the rule that the value breaks."""
-    return [f"{'.'.join(str(p) for p in e['loc'])}: {e['input']!r}: {e['msg']}" for e in error.errors()]
+        raise ConfigurationError("--param " + "; ".join(problem_lines(type(settings), error))) from None
 
 
 def _names(settings: SimulationSettings) -> str:

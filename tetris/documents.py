@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from domain.documents import Part, Stated, json_schema
 from domain.ids import split_read
 from domain.instance import (
     DOCUMENT_VERSION,
@@ -26,6 +27,7 @@ from domain.instance import (
     Weights,
 )
 from domain.instance import instance_document as instance_document  # the writer beside the readers
+from domain.patterns import matching
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from domain.reads import Reads
 
@@ -48,21 +50,26 @@ def _partition(text: str) -> str:
     return text
 
 
-_Amount = Annotated[float, AfterValidator(_amount)]
+_Amount = Annotated[
+    float,
+    AfterValidator(_amount),
+    Stated({"anyOf": [{"const": 0}, {"type": "number", "minimum": LEAST_AMOUNT, "maximum": MOST_AMOUNT}]}),
+]
 _Level = Annotated[int, Field(ge=HIGHEST_LEVEL, le=LOWEST_LEVEL)]
 _LevelName = Literal["1", "2", "3", "4", "5", "6", "7"]
 _Name = Annotated[str, Field(min_length=1)]
-_Partition = Annotated[_Name, AfterValidator(_partition)]
+_Partition = Annotated[_Name, AfterValidator(_partition), Stated(matching(r"^[^/]*/[\s\S]+$"))]
+_Version = Annotated[int, Field(ge=DOCUMENT_VERSION, le=DOCUMENT_VERSION)]
 
 
 class DocumentError(ValueError):
     """An invalid document. Each line of the message names a field, its value, and what would be valid."""
 
 
-class _Part(BaseModel):
+class _Part(Part):
     """Base of all models. Types are strict: a string is not accepted as a number, nor true as 1."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True, use_attribute_docstrings=False)
 
 
 class _Region(_Part):
@@ -97,7 +104,7 @@ class _JobReads(_Part):
 
 
 class _Reads(_Part):
-    version: int
+    version: _Version
     partitions: dict[_Partition, _Amount]
     reads: list[_JobReads]
 
@@ -111,20 +118,26 @@ class _Weights(_Part):
 
 
 class _Head(_Part):
-    version: int
+    version: _Version
     weights: _Weights = _Weights()
     home_threshold: Annotated[float, Field(ge=0, le=1)] = 0.9
     move_quota_bytes: _Amount | None = None
 
 
 class _Instance(_Head):
+    """An instance of the data placement problem."""
+
+    rules: ClassVar = (
+        "Names of regions, of tables and of jobs are unique",
+        "Tables and jobs name regions and tables of the instance, each once, and replicas are not in the home",
+    )
     regions: Annotated[list[_Region], Field(min_length=1)]
     tables: list[_Table]
     jobs: list[_Job]
 
 
 class _Plan(_Part):
-    version: int
+    version: _Version
     homes: dict[_Name, _Name]
 
 
@@ -142,7 +155,7 @@ class ReplicaEntry(_Part):
 
 
 class _Replicas(_Part):
-    version: Literal[1]
+    version: _Version
     replicas: list[ReplicaEntry]
     unplaced: list[Any] = []
 
@@ -167,6 +180,11 @@ def read_instance(text: str | bytes) -> TetrisInstance:
     )
     _raise(check_names(instance))
     return instance
+
+
+def instance_schema() -> dict[str, Any]:
+    """Returns the JSON Schema (2020-12) of instances."""
+    return json_schema(_Instance)
 
 
 def read_reads(text: str | bytes) -> Reads:
@@ -312,7 +330,7 @@ def _parse(kind: type[T], text: str | bytes) -> T:
         return out
 
     try:
-        body = json.loads(text, object_pairs_hook=made)
+        body = json.loads(text, object_pairs_hook=made, parse_float=_number)
     except ValueError as error:
         raise DocumentError(f"not JSON: {error}") from None
     except RecursionError:
@@ -320,7 +338,7 @@ def _parse(kind: type[T], text: str | bytes) -> T:
     if not isinstance(body, dict):
         raise DocumentError(f"document: {_brief(body)}: must be an object")
     version = body.get("version")
-    if type(version) is not int or version != DOCUMENT_VERSION:
+    if type(version) is not int or version != DOCUMENT_VERSION:  # The parser reads 1.0 as 1.
         raise DocumentError(f"version: {_brief(version)}: this program reads version {DOCUMENT_VERSION}")
     if doubled:
         _raise([f"{where}: duplicate field: each field must appear once" for where in _twice(body)])
@@ -329,6 +347,12 @@ def _parse(kind: type[T], text: str | bytes) -> T:
     except ValidationError as error:
         _raise([_said(e) for e in error.errors()])
         raise
+
+
+def _number(text: str) -> float:
+    """Returns a number with a fraction or an exponent. In JSON, 1.0 is an integer."""
+    number = float(text)
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 
 class _Doubled(dict[str, Any]):
@@ -386,7 +410,7 @@ def _brief(value: Any) -> str:
 
 
 def _some(names: Iterable[str]) -> str:
-    ordered = sorted(names)
+    ordered = [name if name.isprintable() else repr(name) for name in sorted(names)]
     return ", ".join(ordered[:_SHOWN]) + (", …" if len(ordered) > _SHOWN else "") if ordered else "none"
 
 

@@ -380,13 +380,7 @@ class LaunchActivities:
             keep_s=spec.keep_s,
             jobs={
                 job.name: JobLaunch(
-                    role=job.role,
-                    tasks=job.tasks,
-                    argv=job.argv,
-                    script=job.script,
-                    env=job.env,
-                    master_machine=masters[job.name],
-                    setup=job.setup,
+                    role=job.role, tasks=job.tasks, master_machine=masters[job.name], **job.task_fields()
                 )
                 for job in spec.jobs
             },

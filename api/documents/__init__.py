@@ -1,6 +1,7 @@
-"""Parses workload documents, YAML or JSON, into `domain.spec.WorkloadSpec`, and reports all errors at once.
+"""Reads workload and service documents, YAML or JSON, into specifications, and reports all errors at once.
 
-`loading` parses YAML and JSON, `at` tracks paths and collects errors, `values`, `jobs` and `workload` validate the
-fields, `checking` and `feasible` check the document against the installation (tenants, tables, machines, secrets), and
-`schema` is the JSON Schema.
+`loading` parses YAML and JSON, and `at` tracks paths and collects errors. `workload` and `service` (with `replicas`,
+`serving` and `skypilot`) declare each field once, with the `forms` that read values and state their JSON Schema.
+`schema` has the published schemas. `checking` and `feasible` check a document against the installation: its tenants,
+tables, machines and secrets.
 """

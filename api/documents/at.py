@@ -1,19 +1,17 @@
-"""A position in a document: a value, its path, and the list that collects the document's errors."""
+"""A position in a document: a value, its path, and what reading the document has found."""
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from typing import Any
 
-from api.bodies import unstorable
 from api.documents.loading import Keys, Value
 from api.problems import MAX_ERRORS, FieldError
-from domain.ids import NAME_RULE, TABLE_RULE, is_name, is_table_name
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_/.-]{1,100}")
 _LONGEST_TYPO = 100
-_UNTIL = "-complete-until"
-"""Suffix of the environment variable with the time up to which a stale table is complete."""
+ONCE = "Keys are unique"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -39,30 +37,66 @@ def kind_of(value: Value) -> str:
     return names.get(type(value), "a mapping")
 
 
+@dataclass
+class Findings:
+    """What reading a document has found besides its values."""
+
+    problems: list[FieldError] = field(default_factory=list)
+    names: "dict[str, list[tuple[At, str]]]" = field(default_factory=dict)
+    """Values that must be checked further, such as names of objects of the installation, by kind."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences for the user about fields that are valid but have no effect or another one than in SkyPilot."""
+
+
 @dataclass(frozen=True)
 class At:
     """A value in the document with its path. If the value is invalid, a reader adds an error and returns None."""
 
     path: str
     value: Value
-    problems: list[FieldError]
+    found: Findings = field(default_factory=Findings)
 
-    def wrong(self, message: str, suggestion: str | None = None) -> None:
-        """Adds an error about this value."""
-        self.problems.append(FieldError(self.path, message, self.value, suggestion))
+    @property
+    def problems(self) -> list[FieldError]:
+        """The errors of the whole document."""
+        return self.found.problems
 
-    def missing(self, key: str, message: str) -> None:
+    def wrong(self, message: str, suggestion: str | None = None, *, rule: str | None = None) -> Any:
+        """Adds an error about this value, and returns None.
+
+        `rule` is the broken rule if only the schema's description states it.
+        """
+        self.problems.append(FieldError(self.path, message, self.value, suggestion, rule))
+
+    def missing(self, key: str, message: str, *, rule: str | None = None) -> None:
         """Adds an error: `key` is missing in this mapping."""
-        self.problems.append(FieldError(f"{self.path}.{key}" if self.path else key, f"missing: {message}"))
+        self.problems.append(FieldError(f"{self.path}.{key}" if self.path else key, f"missing: {message}", rule=rule))
+
+    def name(self, kind: str, value: str) -> None:
+        """Keeps a value of a kind, which must be checked further."""
+        self.found.names.setdefault(kind, []).append((self, value))
+
+    def named(self, kind: str) -> "list[tuple[At, str]]":
+        """Returns the values of a kind in the whole document that must be checked further, with their positions."""
+        return self.found.names.get(kind, [])
+
+    def get(self, *keys: str) -> "At":
+        """Returns the position of a member, or of a member of a member; its value is None if it is absent."""
+        at = self
+        for key in keys:
+            at = at.child(key, at.value.get(key) if isinstance(at.value, dict) else None)
+        return at
+
+    def with_value(self, value: Value) -> "At":
+        """Returns the position with another value in the place of the present one."""
+        return At(self.path, value, self.found)
 
     def child(self, key: str | int, value: Value) -> "At":
         """Returns the position of a member of this value."""
         if isinstance(key, int):
-            return At(f"{self.path}[{key}]", value, self.problems)
+            return At(f"{self.path}[{key}]", value, self.found)
         shown = key if _PLAIN_KEY.fullmatch(key) else repr(key[:100])
-        return At(f"{self.path}.{shown}" if self.path else shown, value, self.problems)
-
-    # ------------------------------------------------------------------------------------------------- collections
+        return At(f"{self.path}.{shown}" if self.path else shown, value, self.found)
 
     def section(self, known: Collection[str], unlisted: Collection[str] = ()) -> "dict[str, At]":
         """Returns the members of a mapping and adds an error for each key that is in neither collection.
@@ -85,7 +119,7 @@ class At:
             return {}
         if isinstance(self.value, Keys):
             for key in self.value.twice:
-                self.child(key, None).wrong("this key is given twice")
+                self.child(key, None).wrong("this key is given twice", rule=ONCE)
         if most is not None and len(self.value) > most:
             self.wrong(f"must have at most {most} entries, it has {len(self.value)}")
             return {}
@@ -100,96 +134,3 @@ class At:
             self.wrong(f"must have at most {most} entries, it has {len(self.value)}")
             return []
         return [self.child(number, value) for number, value in enumerate(self.value)]
-
-    # ----------------------------------------------------------------------------------------------------- scalars
-
-    def text(self, wanted: str = "a string", most: int = 1000) -> str | None:
-        """Returns a string of at most `most` bytes."""
-        if not isinstance(self.value, str):
-            hint = ""
-            if isinstance(self.value, bool):
-                hint = " (YAML reads yes, no, on, off, true and false without quotes as one); put it in quotes"
-            elif isinstance(self.value, int | float):
-                hint = "; put it in quotes"
-            self.wrong(f"must be {wanted}, it is {kind_of(self.value)}{hint}")
-            return None
-        if (bad := unstorable(self.value)) is not None:
-            self.wrong(f"must be {wanted}, it {bad}")
-            return None
-        size = len(self.value.encode())
-        if size > most:
-            self.wrong(f"must have at most {most} bytes, it has {size}")
-            return None
-        return self.value
-
-    def word(self, wanted: str, most: int) -> str | None:
-        """Returns a string, or an integer converted to a string."""
-        if isinstance(self.value, int) and not isinstance(self.value, bool):
-            return str(self.value)
-        return self.text(wanted, most)
-
-    def name(self) -> str | None:
-        """Returns a name that follows `domain.ids.NAME_RULE`."""
-        text = self.text("a name")
-        if text is not None and not is_name(text):
-            self.wrong(f"must be a name: {NAME_RULE}")
-            return None
-        return text
-
-    def names(self, wanted: str, most: int) -> "list[tuple[At, str]]":
-        """Returns the names in a list; duplicates are errors."""
-        found: dict[str, At] = {}
-        for item in self.items(wanted, most):
-            name = item.name()
-            if name in found:
-                item.wrong("is given twice")
-            elif name is not None:
-                found[name] = item
-        return [(item, name) for name, item in found.items()]
-
-    def tables(self, most: int) -> "list[tuple[At, str]]":
-        """Returns the table names in a list. Duplicates are errors, as are tables with equal environment variables."""
-        found: dict[str, tuple[At, str]] = {}
-        for item in self.items("tables", most):
-            name = item.text("a table's name")
-            if name is None:
-                continue
-            if not is_table_name(name):
-                item.wrong(f"must be a table's name: {TABLE_RULE}")
-                continue
-            variable = name.replace(".", "--")
-            other = found.get(variable.removesuffix(_UNTIL)) or found.get(variable + _UNTIL) or found.get(variable)
-            if other is None:
-                found[variable] = item, name
-            elif name == other[1]:
-                item.wrong("is given twice")
-            else:
-                item.wrong(f"conflicts with {other[1]}: both tables have the same environment variable")
-        return list(found.values())
-
-    def integer(self, low: int, high: int) -> int | None:
-        """Returns an integer from `low` to `high`."""
-        value = self.value
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            self.wrong(f"must be an integer from {low} to {high}{self._unless(int)}")
-            return None
-        return value
-
-    def truth(self) -> bool | None:
-        """Returns a boolean."""
-        if not isinstance(self.value, bool):
-            self.wrong(f"must be true or false, it is {kind_of(self.value)}")
-            return None
-        return self.value
-
-    def number(self, low: float, high: float) -> float | None:
-        """Returns a number from `low` to `high`."""
-        value = self.value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            self.wrong(f"must be a number from {low:g} to {high:g}{self._unless(int, float)}")
-            return None
-        return float(value)
-
-    def _unless(self, *kinds: type) -> str:
-        is_one = isinstance(self.value, kinds) and not isinstance(self.value, bool)
-        return "" if is_one else f", it is {kind_of(self.value)}"

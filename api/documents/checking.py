@@ -1,10 +1,9 @@
 """Checks a document against the existing tenants, tables, regions, machines, secrets and archives."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
@@ -12,9 +11,8 @@ from sqlalchemy.orm import Session
 from api.data.archives import check_files
 from api.documents.at import At, listed, nearest
 from api.documents.feasible import Machines
-from api.documents.jobs import JobDraft
 from api.documents.service import ServiceDraft
-from api.documents.workload import Draft
+from api.documents.workload import Draft, WorkloadDraft
 from domain.priority import LOWEST_LEVEL
 from domain.spec import ResourceSpec
 from infra.archives import BadArchive
@@ -32,23 +30,6 @@ _FLEET = (
     .where(_COUNTED, Cluster.service.is_(None))
     .group_by(*_KIND, Cluster.capacity)
 )
-
-
-class _Draft(Protocol):
-    """What the drafts of workloads and services have in common."""
-
-    @property
-    def tenant(self) -> str | None: ...
-    @property
-    def tenant_at(self) -> At: ...
-    @property
-    def priority_at(self) -> At | None: ...
-    @property
-    def workdir_at(self) -> At | None: ...
-    @property
-    def workdir(self) -> str | None: ...
-    @property
-    def fields(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -79,26 +60,25 @@ def fleet(session: Session) -> list[Machines]:
     return [Machines(*row) for row in session.execute(_FLEET)]
 
 
-def check(session: Session, draft: Draft, own_tenant: str | None, machines: Iterable[Machines]) -> None:
+def check(session: Session, draft: WorkloadDraft, own_tenant: str | None, machines: Iterable[Machines]) -> None:
     """Checks the document against the database and the machines of the `fleet`, and adds all errors to the draft.
 
     `own_tenant` is the tenant of the caller's key; None: the key may submit for any tenant.
     """
     tenant = _check_tenant(session, draft, own_tenant)
-    _check_names(draft.tables_at, "table", _names(session, Table, draft.tables_at))
+    _check_names(draft.at, "table", _names(session, Table, draft.at.named("table")))
     _check_regions(session, draft)
-    _check_machines(draft.jobs, {Shape(m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes) for m in machines})
+    _check_machines(draft, {Shape(m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes) for m in machines})
     if tenant is not None:
         _check_priority(draft, tenant)
-        _check_secrets(session, [place for job in draft.jobs for place in job.secrets_at], tenant)
+        _check_secrets(session, draft, tenant)
         _check_archive(session, draft, tenant)
 
 
-def check_keep(draft: Draft, at_most_s: float) -> None:
+def check_keep(draft: WorkloadDraft, at_most_s: float) -> None:
     """Adds an error if the document keeps working directories for longer than the operator's limit, in seconds."""
-    keep_s = draft.fields.get("keep_s")
-    if draft.keep_at is not None and keep_s is not None and keep_s > at_most_s:
-        draft.keep_at.wrong(f"must be at most {at_most_s / 86400:g}d, the setting tasks.keep_at_most_s")
+    if draft.fields.get("keep_s", 0.0) > at_most_s:
+        draft.at.get("keep").wrong(f"must be at most {at_most_s / 86400:g}d, the setting tasks.keep_at_most_s")
 
 
 def check_service(session: Session, draft: ServiceDraft, own_tenant: str | None, machines: Iterable[Machines]) -> None:
@@ -117,20 +97,20 @@ def check_service(session: Session, draft: ServiceDraft, own_tenant: str | None,
     draft.spell({machine.gpu_type for machine in machines if machine.gpu_type is not None})
     if tenant is not None:
         _check_priority(draft, tenant)
-        _check_secrets(session, draft.secrets_at, tenant)
+        _check_secrets(session, draft, tenant)
         _check_archive(session, draft, tenant)
 
 
-def _check_tenant(session: Session, draft: _Draft, own_tenant: str | None) -> Tenant | None:
+def _check_tenant(session: Session, draft: Draft, own_tenant: str | None) -> Tenant | None:
     if draft.tenant is None:
         return None
     if own_tenant is not None and draft.tenant != own_tenant:
         # The message is the same for existing and unknown tenants.
-        draft.tenant_at.wrong(f"this API key may only submit for tenant {own_tenant}")
+        draft.at.get("tenant").wrong(f"this API key may only submit for tenant {own_tenant}")
         return None
     tenant = session.get(Tenant, draft.tenant)
     if tenant is None:
-        _unknown(draft.tenant_at, "tenant", draft.tenant, session.scalars(select(Tenant.name)).all())
+        _unknown(draft.at.get("tenant"), "tenant", draft.tenant, session.scalars(select(Tenant.name)).all())
     return tenant
 
 
@@ -138,10 +118,10 @@ def _names(session: Session, kind: type[Table] | type[Region], asked: Collection
     return session.scalars(select(kind.name)).all() if asked else ()
 
 
-def _check_names(places: Iterable[tuple[At, str]], what: str, known: Collection[str]) -> None:
-    for place, name in places:
+def _check_names(document: At, kind: str, known: Collection[str], whose: str = "") -> None:
+    for place, name in document.named(kind):
         if name not in known:
-            _unknown(place, what, name, known)
+            _unknown(place, kind + whose, name, known)
 
 
 def _unknown(at: At, what: str, name: str, known: Iterable[str]) -> None:
@@ -151,69 +131,73 @@ def _unknown(at: At, what: str, name: str, known: Iterable[str]) -> None:
     at.wrong(f"unknown {what}{hint}", meant)
 
 
-def _check_regions(session: Session, draft: Draft) -> None:
-    known = _names(session, Region, draft.regions_at)
-    _check_names(draft.regions_at, "region", known)
+def _check_regions(session: Session, draft: WorkloadDraft) -> None:
+    given = draft.at.named("region")
+    known = _names(session, Region, given)
+    _check_names(draft.at, "region", known)
     excluded = set(draft.fields.get("regions_excluded", ()))
     allowed = draft.fields.get("regions_allowed")
     left = set(known if allowed is None else allowed) - excluded
-    if excluded and not left and all(name in known for _, name in draft.regions_at):
-        place, _ = draft.regions_at[-1]
+    if excluded and not left and all(name in known for _, name in given):
+        place, _ = given[-1]
         place.wrong("no region is left: all allowed regions are excluded")
 
 
-def _check_machines(jobs: Iterable[JobDraft], shapes: Collection[Shape]) -> None:
+def _check_machines(draft: WorkloadDraft, shapes: Collection[Shape]) -> None:
     if not shapes:
         return  # No machine has registered yet, so nothing can be ruled out.
     types = {shape.gpu_type for shape in shapes if shape.gpu_type is not None and shape.gpus}
-    for job in jobs:
-        unknown = [(place, name) for place, name in job.types_at if name not in types]
-        for place, name in unknown:
+    for place, name in draft.at.named("GPU type"):
+        if name not in types:
             meant = nearest(name, types)
             hint = f"did you mean {meant}?" if meant else f"there are {listed(types)}" if types else "there are no GPUs"
             place.wrong(f"no machine has GPUs of type {name}; {hint}", meant)
-        task = job.resources
-        if unknown or task is None or any(shape.holds(task) for shape in shapes):
+    for at, job in draft.jobs:
+        task = job.get("resources")
+        if task is None and at.get("resources").value is not None:
+            continue  # They are not valid.
+        task = task or ResourceSpec()
+        if not types.issuperset(task.gpu_types) or any(shape.holds(task) for shape in shapes):
             continue
         of_type = [s for s in shapes if task.gpus == 0 or s.gpu_type in task.gpu_types] or list(shapes)
         largest = max(of_type, key=partial(_size, task.gpus > 0))
         asked = Shape("/".join(task.gpu_types), task.gpus, task.cpus_milli, task.memory_bytes)
-        job.resources_at.wrong(f"no machine can hold a task with {asked}; the largest has {largest}")
+        where = at.get("resources") if "resources" in job else at
+        where.wrong(f"no machine can hold a task with {asked}; the largest has {largest}")
 
 
 def _size(by_gpus: bool, shape: Shape) -> tuple[object, ...]:
     return (shape.gpus if by_gpus else 0, shape.cpus_milli, shape.memory_bytes, shape.gpus, shape.gpu_type or "")
 
 
-def _check_priority(draft: _Draft, tenant: Tenant) -> None:
+def _check_priority(draft: Draft, tenant: Tenant) -> None:
     level = draft.fields.get("level")
-    if draft.priority_at is not None and level is not None and level < tenant.level:
-        draft.priority_at.wrong(
+    if level is not None and level < tenant.level:
+        draft.at.get("priority").wrong(
             f"must not raise the priority: tenant {tenant.name} has level {tenant.level}, so use a level from "
             f"{tenant.level} to {LOWEST_LEVEL}, or omit it"
         )
 
 
-def _check_secrets(session: Session, asked: list[tuple[At, str]], tenant: Tenant) -> None:
-    if asked:
+def _check_secrets(session: Session, draft: Draft, tenant: Tenant) -> None:
+    if draft.at.named("secret"):
         known = session.scalars(select(Secret.name).where(Secret.tenant == tenant.name)).all()
-        _check_names(asked, f"secret of tenant {tenant.name}", known)
+        _check_names(draft.at, "secret", known, f" of tenant {tenant.name}")
 
 
-def _check_archive(session: Session, draft: _Draft, tenant: Tenant) -> None:
-    if draft.workdir_at is None or draft.workdir is None:
+def _check_archive(session: Session, draft: Draft, tenant: Tenant) -> None:
+    digest, at = draft.fields.get("workdir"), draft.at.get("workdir")
+    if digest is None:
         return
-    key = (Archive.tenant == tenant.name, Archive.sha256 == draft.workdir)
+    key = (Archive.tenant == tenant.name, Archive.sha256 == digest)
     # The row lock prevents the expiry of the archive until the workload that refers to it is inserted.
     if session.scalar(select(Archive.sha256).where(*key).with_for_update(read=True, key_share=True)) is None:
-        draft.workdir_at.wrong(
-            f"no archive of tenant {tenant.name} with this checksum; upload it with PUT /v1/archives/{draft.workdir}"
-        )
+        at.wrong(f"no archive of tenant {tenant.name} with this checksum; upload it with PUT /v1/archives/{digest}")
     elif files := draft.fields.get("files"):
         try:
-            check_files(session, tenant.name, draft.workdir, files)
+            check_files(session, tenant.name, digest, files)
         except BadArchive as error:
-            draft.workdir_at.wrong(f"file {error.member!r}: {error}")
+            at.wrong(f"file {error.member!r}: {error}")
 
 
 def _in_words(size_bytes: int) -> str:

@@ -1,164 +1,178 @@
-"""Reads and validates a whole service document, in mizzen's own form or in that of SkyPilot's service files.
+"""The service document, in mizzen's own form or in that of SkyPilot's service files.
 
 A document with `version` is in mizzen's form: its scripts run as those of workloads. A document without it is in
 SkyPilot's form: its scripts run as SkyPilot runs them (`skypilot.in_bash`). All fields are the same in both forms.
-`checking.check_service` then checks the document against the installation.
+`checking.check_service` checks the document against the installation.
 """
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
 from typing import Any
 
 from api.documents.at import At
-from api.documents.jobs import read_env, read_run, read_script, read_secrets
+from api.documents.forms import MOST_WORD, NAME, UNICODE, Field, Form, Schema, constant, integer, is_number, text
 from api.documents.loading import Value
-from api.documents.replicas import SCRIPTS, Replicas, read_replicas
-from api.documents.serving import read_serving
-from api.documents.skypilot import as_secrets, as_variables, either, in_bash, section
-from api.documents.workload import VERSION, read_files, read_labels, read_workdir
+from api.documents.replicas import ONE_PORT, RESOURCES, SCRIPTS, Replicas
+from api.documents.serving import SERVING, read_policy, read_probe
+from api.documents.skypilot import ESCAPED_SIZE, either, in_bash, not_both, section
+from api.documents.workload import COMMANDS, COMMON, VERSION, Draft, environment_of, secrets_of, set_once, workdir
 from api.problems import FieldError
-from domain.ids import NAME_LENGTH, is_name
-from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
+from domain.ids import NAME_LENGTH, NAME_RULE, is_name
 from domain.service import ResourceOption, ServiceSpec
+from domain.serving import ServingSpec
 
-MAX_MACHINES = 1000
 UP = "mizzen serve up"
-KEYS = (
-    "version", "name", "tenant", "labels", "priority", "service", "resources", "machines", "num_nodes", "setup", "run",
-    "env", "envs", "secrets", "files", "workdir",
-)  # fmt: skip
+_GIT = f"git repositories are not supported: clone it in setup, or give a folder that `{UP}` uploads"
+_NAME = f"must be a name: {NAME_RULE}"
+_NAME_RULE = f"With version, it has {NAME_RULE}. Without it, other characters are replaced"
+_NAMED = "It is needed unless the request gives it"
+_ONE_RUN = "run and setup are given here or in resources, not in both; run is needed in one of them"
+_NO_VALUE = "Without a value, it is the variable in lower case with hyphens, which must be a valid name"
+_SECRET = "must be the name of one of the tenant's secrets; `mizzen tenants secrets` stores a value under a name"
+_TEXT = text(most=32 << 10)
+_NUMBER: Schema = {"type": "number", "minimum": -MOST_WORD, "maximum": MOST_WORD}
 
 
-@dataclass(frozen=True)
-class ServiceDraft:
+def _as_text(at: At) -> Any:
+    """Reads the value of a variable in SkyPilot's files, where numbers and booleans become strings."""
+    is_scalar = isinstance(at.value, bool) or (is_number(at.value) and abs(at.value) <= MOST_WORD)
+    return str(at.value) if is_scalar else _TEXT.read(at)
+
+
+def _secret(at: At) -> Any:
+    """Reads the name of a secret, or null. An error has no value, because the value may be the secret itself."""
+    if at.value is not None and not (isinstance(at.value, str) and is_name(at.value)):
+        at.problems.append(FieldError(at.path, _SECRET))
+        return None
+    return at.value or ""
+
+
+def _named(at: At, values: dict[str, str]) -> dict[str, str]:
+    found = {variable: given or variable.lower().replace("_", "-") for variable, given in values.items()}
+    for variable, given in found.items():
+        at.get(variable).name("secret", given)
+        if not is_name(given):
+            at.get(variable).wrong(f"must be the name of a secret; {given} is not a name", rule=_NO_VALUE)
+    return found
+
+
+def _folder(at: At) -> Any:
+    return at.wrong(_GIT) if isinstance(at.value, dict) and "url" in at.value else _ARCHIVE.form.read(at)
+
+
+_ARCHIVE = workdir(UP)
+_SECRETS = secrets_of(Form({"anyOf": [NAME.schema, {"type": "null"}]}, _secret))
+SERVICE = section("", {
+    "version": Field(
+        constant(VERSION, f"must be {VERSION}, the only supported version, or absent in a file of SkyPilot"),
+        "Without it, scripts run as in SkyPilot"),
+    "name": Field(text("a name", 1000, "^[A-Za-z0-9][A-Za-z0-9._-]*$", _NAME), f"{_NAMED}. {_NAME_RULE}"),
+    **COMMON,
+    "resources": Field(RESOURCES),
+    "service": Field(SERVING, missing="the section with the readiness probe and the number of replicas"),
+    "machines": Field(integer(1, 1000), "Machines of one replica, all in one zone", default=1),
+    "num_nodes": Field(integer(1, 1000), not_both("machines", "num_nodes")),
+    **COMMANDS,
+    "envs": Field(environment_of(Form({"anyOf": [_TEXT.schema, _NUMBER, {"type": "boolean"}]}, _as_text)),
+                  not_both("env", "envs")),
+    "secrets": Field(_SECRETS.form.checked(_named, _NO_VALUE), _SECRETS.description),
+    "workdir": Field(Form(_ARCHIVE.form.schema, _folder), _ARCHIVE.description),
+}, "A service: replicas of a server behind one endpoint. A SkyPilot service file is one too. "
+   f"{_ONE_RUN}. {ESCAPED_SIZE}. {ONE_PORT}. {UNICODE}")  # fmt: skip
+
+
+class ServiceDraft(Draft):
     """The valid fields of a service document, its errors, and the positions of values that must be checked further."""
 
-    problems: list[FieldError]
-    tenant: str | None
-    tenant_at: At
-    priority_at: At | None = None
-    secrets_at: list[tuple[At, str]] = field(default_factory=list)
-    workdir_at: At | None = None
-    workdir: str | None = None
-    options: list[ResourceOption] = field(default_factory=list)
-    fields: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    """Sentences about fields that are valid but have no effect or another one than in SkyPilot, for the user."""
+    def __init__(self, value: Value, default_tenant: str | None, default_name: str | None = None) -> None:
+        """Reads the document `value`.
+
+        Args:
+            value: the parsed document.
+            default_tenant: the tenant of the caller's key, which is used if the document names no tenant.
+            default_name: the name of the service if the document has none; SkyPilot's files often have none.
+        """
+        super().__init__(SERVICE, value, default_tenant)
+        self.options: list[ResourceOption] = []
+        if not isinstance(value, dict):
+            return
+        at, fields = self.at, self.fields
+        self._is_ours = at.get("version").value is not None
+        fields.pop("version", None)
+        fields["name"] = self._name(default_name)
+        fields["machines"] = either(at, fields, "machines", "num_nodes") or 1
+        fields["env"] = either(at, fields, "env", "envs") or {}
+        set_once(at, fields)
+        replicas: Replicas = fields.pop("resources", Replicas())
+        fields |= self._commands(replicas)
+        self._serve(replicas, fields.pop("service", {}))
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about fields that are valid but have no effect or another one than in SkyPilot, for the user."""
+        return self.at.found.notes
 
     def spell(self, gpu_types: Collection[str]) -> None:
         """Changes the GPU types to the spelling in `gpu_types`; documents may write them in any case."""
         known = {name.casefold(): name for name in gpu_types}
-        for at, option in enumerate(self.options):
+        for position, option in enumerate(self.options):
             types = tuple(known.get(name.casefold(), name) for name in option.resources.gpu_types)
             resources = option.resources.model_copy(update={"gpu_types": types})
-            self.options[at] = option.model_copy(update={"resources": resources})
+            self.options[position] = option.model_copy(update={"resources": resources})
 
     def spec(self) -> ServiceSpec:
         """Returns the specification. Call it only if the document has no errors."""
-        return ServiceSpec(options=tuple(self.options), **self.fields)
+        return ServiceSpec(**{**self.fields, "tenant": self.tenant, "options": tuple(self.options)})
+
+    def _name(self, default: str | None) -> str:
+        """Returns the name. SkyPilot's names may have capitals, dots and underscores, which are replaced."""
+        at, name = self.at.get("name"), self.fields.get("name")
+        if at.value is None and default is None:
+            self.at.missing("name", "the service needs a name", rule=_NAMED)
+        if name is None or is_name(name):
+            return name or default or ""
+        if self._is_ours:
+            return at.wrong(_NAME, rule=_NAME_RULE) or ""
+        changed = re.sub(r"[._]", "-", str(name)).lower()[:NAME_LENGTH].rstrip("-")
+        self.notes.append(f"name: the service is named {changed}, because names have no capitals, dots and underscores")
+        return changed
+
+    def _commands(self, replicas: Replicas) -> dict[str, Any]:
+        """Returns `argv`, `script` and `setup`."""
+        at, fields = self.at, self.fields
+        places = {key: at.get(key) for key in SCRIPTS if at.get(key).value is not None}
+        for key in SCRIPTS:
+            place = at.get("resources", key)
+            if key in places and place.value is not None:
+                place.wrong(f"is also given at the top level; give {key} only there", rule=_ONE_RUN)
+            elif place.value is not None:
+                places[key] = place
+        if "run" not in places:
+            at.missing("run", "the command that starts the server", rule=_ONE_RUN)
+        found = replicas.commands | {key: fields[key] for key in ("argv", "script", "setup") if key in fields}
+        for key, name in (("script", "run"), ("setup", "setup")):
+            if key in found and not self._is_ours:
+                found[key] = in_bash(places[name], found[key])
+        return found
+
+    def _serve(self, replicas: Replicas, values: dict[str, Any]) -> None:
+        """Adds the fields of the section `service`."""
+        at, fields = self.at.get("service"), self.fields
+        ports = self.at.named("port")
+        for place, port in ports:
+            if port != ports[0][1]:
+                first = f"{ports[0][0].path} is {ports[0][1]}"
+                place.wrong(f"a replica has one port, and {first}; give the same port, or omit one", rule=ONE_PORT)
+        spot, policy = read_policy(at, values.pop("replicas", None), values.pop("replica_policy", {}), replicas.spot)
+        self.options = [option.model_copy(update={"spot": spot}) for option in replicas.options]
+        probe = values.pop("readiness_probe", None)
+        serving: dict[str, Any] = {
+            "probe": read_probe(at.get("readiness_probe"), probe, fields["env"], fields.get("secrets", {})),
+            "port": int(ports[0][1]) if ports else None,
+        }
+        serving |= {"drain_s": values.pop("drain_s")} if "drain_s" in values else {}
+        values.pop("ports", None)
+        fields |= {**values, "policy": policy, "serving": ServingSpec(**serving)}
 
 
-def read_service(value: Value, default_tenant: str | None, default_name: str | None = None) -> ServiceDraft:
-    """Reads the document `value`.
-
-    Args:
-        value: the parsed document.
-        default_tenant: the tenant of the caller's key, which is used if the document names no tenant.
-        default_name: the name of the service if the document has none; SkyPilot's files often have none.
-    """
-    at = At("", value, [])
-    notes: list[str] = []
-    if not isinstance(value, dict):
-        at.wrong("the document must be a mapping with the keys " + ", ".join(KEYS) if value is not None
-                 else "the document is empty")  # fmt: skip
-        return ServiceDraft(at.problems, default_tenant, at)
-    members = section(at, "", KEYS, notes)
-    if "version" in members and (members["version"].value != VERSION or members["version"].value is True):
-        members["version"].wrong(f"must be {VERSION}, the only supported version, or absent in a file of SkyPilot")
-    tenant_at = members.get("tenant", at.child("tenant", None))
-    tenant = tenant_at.name() if "tenant" in members else default_tenant
-    if tenant is None and "tenant" not in members:
-        at.missing("tenant", "only a key with a tenant can omit it")
-    replicas = read_replicas(members["resources"], notes) if "resources" in members else Replicas()
-    machines = either(members, "machines", "num_nodes")
-    env, secrets = _read_variables(members)
-    fields = {
-        "name": _read_name(members, at, default_name, notes) or "",
-        "tenant": tenant or "",
-        "labels": read_labels(members["labels"]) if "labels" in members else {},
-        "level": members["priority"].integer(HIGHEST_LEVEL, LOWEST_LEVEL) if "priority" in members else None,
-        "machines": (machines.integer(1, MAX_MACHINES) if machines is not None else None) or 1,
-        "env": env,
-        "secrets": {variable: secret for variable, (_, secret) in secrets.items()},
-        "files": read_files(members["files"]) if "files" in members else {},
-        "workdir": _read_workdir(members["workdir"]) if "workdir" in members else None,
-        **_read_commands(members, replicas, at),
-    }
-    options = replicas.options
-    if "service" not in members:
-        at.missing("service", "the section with the readiness probe and the number of replicas")
-    else:
-        serving = read_serving(members["service"], replicas, env, secrets, notes)
-        options = [option.model_copy(update={"spot": serving.spot}) for option in options]
-        fields |= serving.fields
-    return ServiceDraft(
-        problems=at.problems,
-        tenant=tenant,
-        tenant_at=tenant_at,
-        priority_at=members.get("priority"),
-        secrets_at=list(secrets.values()),
-        workdir_at=members.get("workdir"),
-        workdir=fields["workdir"],
-        options=options,
-        fields=fields,
-        notes=notes,
-    )
-
-
-def _read_name(members: Mapping[str, At], at: At, default: str | None, notes: list[str]) -> str | None:
-    """Returns the name. SkyPilot's names may have capitals, dots and underscores, which are replaced."""
-    if "name" not in members:
-        if default is None:
-            at.missing("name", "the service needs a name")
-        return default
-    text = members["name"].text("a name")
-    if text is not None and not is_name(text) and "version" not in members:
-        changed = re.sub(r"[._]", "-", text).lower()[:NAME_LENGTH].rstrip("-")
-        if is_name(changed):
-            notes.append(f"name: the service is named {changed}, because names have no capitals, dots and underscores")
-            return changed
-    return None if text is None else members["name"].name()
-
-
-def _read_variables(members: Mapping[str, At]) -> tuple[dict[str, str], dict[str, tuple[At, str]]]:
-    place = either(members, "env", "envs")
-    env = {}
-    if place is not None:
-        env = read_env(as_variables(place) if "envs" in members else place)
-    secrets = read_secrets(as_secrets(members["secrets"]), env) if "secrets" in members else {}
-    return env, secrets
-
-
-def _read_commands(members: Mapping[str, At], replicas: Replicas, at: At) -> dict[str, Any]:
-    """Returns `argv`, `script` and `setup`."""
-    places = {key: members[key] for key in SCRIPTS if key in members}
-    for key, place in replicas.scripts.items():
-        if key in places:
-            place.wrong(f"is also given at the top level; give {key} only there")
-        places.setdefault(key, place)
-    if "run" not in places:
-        at.missing("run", "the command that starts the server")
-    argv, script = read_run(places["run"]) if "run" in places else ((), None)
-    setup = read_script(places["setup"]) if "setup" in places else None
-    if "version" not in members:
-        script = None if script is None else in_bash(places["run"], script)
-        setup = None if setup is None else in_bash(places["setup"], setup)
-    return {"argv": argv, "script": script, "setup": setup}
-
-
-def _read_workdir(at: At) -> str | None:
-    if isinstance(at.value, dict) and "url" in at.value:
-        at.wrong(f"git repositories are not supported: clone it in setup, or give a folder that `{UP}` uploads")
-        return None
-    return read_workdir(at, UP)
+read_service = ServiceDraft

@@ -5,14 +5,15 @@ and is accepted with a note. All other fields of SkyPilot's schema are read. `do
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from shlex import quote
+from typing import Any
 
+from api.documents import forms
 from api.documents.at import At
-from api.documents.jobs import MAX_COMMAND_BYTES
-from api.documents.loading import Keys, Value
-from api.problems import FieldError
-from domain.ids import is_name
+from api.documents.forms import Field, Form
+from api.documents.loading import Value
+from api.documents.workload import MAX_COMMAND_BYTES
 
 REFUSED: Mapping[str, Mapping[str, str]] = {
     "": {
@@ -76,64 +77,25 @@ export SKYPILOT_NUM_GPUS_PER_NODE="$(printf %s "${CUDA_VISIBLE_DEVICES:-}" | tr 
 export SKYPILOT_SERVE_REPLICA_ID="${MIZZEN_WORKLOAD_NAME##*-}" SKYPILOT_TASK_ID="$MIZZEN_WORKLOAD"
 """
 """Sets SkyPilot's variables from mizzen's."""
+ESCAPED_SIZE = f"Without version, scripts have at most {MAX_COMMAND_BYTES} bytes with their quotes escaped"
 
 
-def section(at: At, name: str, known: Collection[str], notes: list[str]) -> dict[str, At]:
-    """Returns the known members of a section; adds an error for each refused key, and a note for each ignored one."""
-    refused, ignored = REFUSED.get(name, {}), IGNORED.get(name, {})
-    members = at.section(known, (*refused, *ignored))
-    for key in [key for key in members if key not in known]:
-        place = members.pop(key)
-        if key in refused:
-            place.wrong(f"is not supported: {refused[key]}")
-        else:
-            notes.append(f"{place.path} has no effect: {ignored[key]}")
-    return members
+def section(name: str, fields: Mapping[str, Field], description: str = "") -> Form:
+    """Returns a section of a service document, with SkyPilot's other fields of the section that has this name."""
+    return forms.section(fields, description, refused=REFUSED.get(name), ignored=IGNORED.get(name))
 
 
-def either(members: Mapping[str, At], own: str, other: str) -> At | None:
-    """Returns the member `own` or its synonym `other`, if one is given. Both together are an error."""
-    if own in members and other in members:
-        members[other].wrong(f"means the same as {own}; give one of them")
-    return members.get(own, members.get(other))
+def either(at: At, values: dict[str, Any], own: str, other: str) -> Any:
+    """Returns the value of the field `own` or its synonym `other`, and removes both. Both together are an error."""
+    found, synonym = values.pop(own, None), values.pop(other, None)
+    if at.get(own).value is not None and at.get(*(parts := other.split("."))).value is not None:
+        at.get(*parts).wrong(f"means the same as {own}; give one of them", rule=not_both(own, other))
+    return synonym if found is None else found
 
 
-def as_variables(at: At) -> At:
-    """Returns the mapping with numbers and booleans as strings, as SkyPilot converts them. Null remains invalid."""
-    return _changed(at, lambda _, value: str(value) if isinstance(value, bool | float) else value)
-
-
-def as_secrets(at: At) -> At:
-    """Returns the mapping with names of secrets only.
-
-    A variable without a value gets the secret with its own name in lower case, with hyphens. A value that cannot be a
-    secret's name is an error without the value, because it may be the secret itself.
-    """
-    named = _changed(at, lambda key, value: key.lower().replace("_", "-") if value is None else value)
-    if not isinstance(named.value, dict):
-        return named
-    for key, value in list(named.value.items()):
-        if not (isinstance(value, str) and is_name(value)):
-            message = (
-                "must be the name of one of the tenant's secrets; `mizzen tenants secrets` stores a value under a name"
-            )
-            at.problems.append(FieldError(at.child(key, None).path, message))
-            del named.value[key]
-    return named
-
-
-def _changed(at: At, change: Callable[[str, Value], Value]) -> At:
-    if not isinstance(at.value, dict):
-        return at
-    pairs = [(key, change(key, value)) for key, value in at.value.items()]
-    return At(at.path, _like(at.value, pairs), at.problems)
-
-
-def _like(value: Mapping[str, Value], pairs: list[tuple[str, Value]]) -> Keys:
-    """Returns a mapping of the pairs that still has the duplicate keys of `value`, which are errors."""
-    result = Keys(pairs)
-    result.twice += value.twice if isinstance(value, Keys) else ()
-    return result
+def not_both(own: str, other: str) -> str:
+    """Returns the rule about a field and its synonym."""
+    return f"{other} means the same as {own}; only one of them is given"
 
 
 def filled_in(value: Value, env: Mapping[str, str]) -> Value:
@@ -143,7 +105,7 @@ def filled_in(value: Value, env: Mapping[str, str]) -> Value:
     if isinstance(value, list):
         return [filled_in(one, env) for one in value]
     if isinstance(value, dict):
-        return _like(value, [(filled_in(key, env), filled_in(one, env)) for key, one in value.items()])
+        return {filled_in(key, env): filled_in(one, env) for key, one in value.items()}
     return value
 
 
@@ -160,6 +122,7 @@ def in_bash(at: At, script: str) -> str | None:
     wrapped = f"{_PROLOGUE}exec bash -c {quote(script)}\n"
     size = len(wrapped.encode())
     if size > MAX_COMMAND_BYTES:
-        at.wrong(f"must have at most {MAX_COMMAND_BYTES} bytes with its quotes escaped, it has {size}")
+        message = f"must have at most {MAX_COMMAND_BYTES} bytes with its quotes escaped, it has {size}"
+        at.wrong(message, rule=ESCAPED_SIZE)
         return None
     return wrapped

@@ -1,208 +1,346 @@
-"""Reads and validates a whole workload document; `checking` then checks it against the installation."""
+"""The workload document: the declaration of its fields, and the specification that a valid document becomes."""
 
-import re
-from dataclasses import dataclass
 from typing import Any
 
 from api.documents.at import At
-from api.documents.jobs import JobDraft, read_jobs
+from api.documents.forms import (
+    NAME,
+    SCRIPT,
+    TRUTH,
+    UNICODE,
+    Field,
+    Form,
+    Keys,
+    cases,
+    constant,
+    duration,
+    integer,
+    list_of,
+    map_of,
+    name,
+    number,
+    one_of,
+    section,
+    size,
+    text,
+    word,
+)  # fmt: skip
 from api.documents.loading import Value
-from api.documents.values import duration_s, relative_path
 from api.problems import FieldError
 from domain.capacity import USUAL, CapacityKind
+from domain.ids import DEFAULT_NAMESPACE, TABLE_PATTERN, TABLE_RULE
+from domain.patterns import matching, whole_numbers
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
-from domain.spec import CheckpointSpec, LimitsSpec, WorkloadSpec
+from domain.slots import MAX_SLOTS
+from domain.spec import CheckpointSpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 
 VERSION = 1
-MAX_FILES = 256
-MAX_FILES_BYTES = 256 << 10
-MAX_LABELS = 64
-MAX_LABEL_BYTES = 256
-MAX_TABLES = 64
-MAX_REGIONS = 256
-MAX_RETRIES = 1000
-MAX_KEPT = 100
-MAX_FAILURES = 100_000
-_DAY_S = 86400.0
-_LONGEST_S = 366 * _DAY_S
-_LONGEST_GRACE_S = 3600.0
-_LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_KEYS = (
-    "version", "name", "tenant", "labels", "priority", "recurring", "jobs", "tables", "files", "workdir",
-    "checkpoint", "limits", "regions", "capacity", "keep",
+MAX_TASKS = 100_000
+MAX_COMMAND_BYTES = 96 << 10
+_MAX_FILES_BYTES = 256 << 10
+_MAX_ENVIRONMENT_BYTES = 64 << 10
+_MAX_VARIABLES = 256
+_MAX_PATH_BYTES, _MAX_PART_BYTES = 1024, 255
+_LONGEST_S = 366 * 86400
+_UNTIL = "-complete-until"
+"""Suffix of the environment variable with the time up to which a stale table is complete."""
+
+# ----------------------------------------------------------------------------------------------------------- resources
+
+TYPE_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+_ACCELERATOR = "must be an accelerator and a number of them, such as a100:8"
+_COUNTED = text("an accelerator such as a100:8", 100, f"^{TYPE_PATTERN}(:(0|[1-9][0-9]{{0,3}}))?$", _ACCELERATOR)
+_SAME_COUNT = "All entries have the same number of GPUs, and different types"
+
+
+def _accelerator(at: At) -> Any:
+    given = _COUNTED.read(at)
+    if given is None:
+        return None
+    gpu_type, _, count = given.partition(":")
+    if count and not 1 <= int(count) <= MAX_SLOTS:
+        return at.wrong(f"a task can have 1 to {MAX_SLOTS} GPUs, this asks for {count}")
+    at.name("GPU type", gpu_type)
+    return gpu_type, int(count or 1)
+
+
+ACCELERATOR = Form(matching(f"^{TYPE_PATTERN}(:{whole_numbers(1, MAX_SLOTS)})?$"), _accelerator)
+"""A GPU type and the number of GPUs of a task, such as `a100:8`; `a100` means one. The value is a pair of both."""
+
+
+def _same_count(at: At, one: tuple[str, int], before: list[tuple[str, int]]) -> None:
+    if before and one[1] != (first := before[0][1]):
+        message = f"all entries must have the same number of GPUs; the first has {first}, this has {one[1]}"
+        at.wrong(message, rule=_SAME_COUNT)
+    elif one in before:
+        at.wrong("is given twice", rule=_SAME_COUNT)
+
+
+def _gpus(read: list[tuple[str, int]]) -> dict[str, Any]:
+    return {"gpus": read[0][1] if read else 0, "gpu_types": tuple(gpu_type for gpu_type, _ in read)}
+
+
+def milli(cores: float) -> int:
+    """Returns thousandths of a core for a number of cores."""
+    return max(1, round(cores * 1000))
+
+
+_ACCELERATORS = list_of(ACCELERATOR, "accelerators such as a100:8", 16, unique=True, each=(_same_count, _SAME_COUNT))
+CORES = number(0.001, 10_000)
+LEAST_MEMORY_BYTES, MOST_MEMORY_BYTES = 1 << 20, 1 << 46
+MEMORY = size(LEAST_MEMORY_BYTES, MOST_MEMORY_BYTES, "1MiB to 64TiB")
+RESOURCES = section({
+    "accelerators": Field(
+        cases({str: ACCELERATOR.to(lambda one: _gpus([one])), list: _ACCELERATORS.to(_gpus)},
+              "must be a list of accelerators such as a100:8, it is {}"),
+        "GPUs of each task, such as a100:8; a list gives acceptable types in order of preference", to=""),
+    "cpus": Field(CORES.to(milli), "Cores", "cpus_milli", default=1),
+    "memory": Field(MEMORY, to="memory_bytes", default="1GiB"),
+}, "Resources of one task", ResourceSpec)  # fmt: skip
+
+# ------------------------------------------------------------------------------------------------------- fields of jobs
+
+_COMMAND_SIZE = f"All strings together have at most {MAX_COMMAND_BYTES} bytes, with one more for each"
+_ENV_SIZE = f"All variables together have at most {_MAX_ENVIRONMENT_BYTES} bytes, with two more for each"
+_NOT_BOTH = "A variable of secrets is not in env"
+
+
+def _command(at: At, words: list[str]) -> dict[str, Any]:
+    found = sum(len(one.encode()) + 1 for one in words)
+    if found > MAX_COMMAND_BYTES:
+        at.wrong(f"must have at most {MAX_COMMAND_BYTES} bytes, it has {found}", rule=_COMMAND_SIZE)
+    return {"argv": tuple(words)}
+
+
+def _environment(at: At, env: dict[str, str]) -> dict[str, str]:
+    found = sum(len(key) + len(value.encode()) + 2 for key, value in env.items())
+    if found > _MAX_ENVIRONMENT_BYTES:
+        at.wrong(f"must have at most {_MAX_ENVIRONMENT_BYTES} bytes together, it has {found}", rule=_ENV_SIZE)
+    return env
+
+
+def set_once(at: At, values: dict[str, Any]) -> dict[str, Any]:
+    """Adds an error for each variable that both `env` and `secrets` set, and returns the values."""
+    for variable in values.get("secrets", {}).keys() & values.get("env", {}).keys():
+        at.get("secrets", variable).wrong("this variable is also set in env", rule=_NOT_BOTH)
+    return values
+
+
+_VARIABLE = Keys(
+    "^[A-Za-z_][A-Za-z0-9_]{0,255}$",
+    "a variable's name must have letters, digits and underscores, and not begin with a digit",
+    {
+        "^MIZZEN_": "variables that begin with MIZZEN_ are reserved",
+        "^(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|CUDA_VISIBLE_DEVICES)$":
+            "{} is set by mizzen for each task",
+    },
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Draft:
-    """The valid fields of a document, its errors, and the positions of values that must be checked further."""
-
-    problems: list[FieldError]
-    tenant: str | None
-    tenant_at: At
-    priority_at: At | None
-    tables_at: list[tuple[At, str]]
-    regions_at: list[tuple[At, str]]
-    workdir_at: At | None
-    workdir: str | None
-    keep_at: At | None
-    jobs: list[JobDraft]
-    fields: dict[str, Any]
-
-    def spec(self) -> WorkloadSpec:
-        """Returns the specification. Call it only if the document has no errors."""
-        return WorkloadSpec(jobs=tuple(job.spec() for job in self.jobs), **self.fields)
+def environment_of(value: Form) -> Form:
+    """Returns the form of environment variables with values of a form."""
+    form = map_of(_VARIABLE, value, "a mapping of variables to strings", _MAX_VARIABLES)
+    return form.checked(_environment, _ENV_SIZE)
 
 
-def read_workload(value: Value, default_tenant: str | None) -> Draft:
-    """Reads the document `value`. If it names no tenant, the tenant of the caller's key, `default_tenant`, is used."""
-    at = At("", value, [])
-    if not isinstance(value, dict):
-        at.wrong("the document must be a mapping with the keys " + ", ".join(_KEYS) if value is not None
-                 else "the document is empty")  # fmt: skip
-        return Draft(at.problems, default_tenant, at, None, [], [], None, None, None, [], {})
-    members = at.section(_KEYS)
-    if "version" in members and (members["version"].value != VERSION or members["version"].value is True):
-        members["version"].wrong(f"must be {VERSION}, the only supported version")
-    if "name" not in members:
-        at.missing("name", "the workload needs a name")
-    if "jobs" not in members:
-        at.missing("jobs", "the workload needs at least one job")
-    tenant_at = members.get("tenant", at.child("tenant", None))
-    tenant = tenant_at.name() if "tenant" in members else default_tenant
-    if tenant is None and "tenant" not in members:
-        at.missing("tenant", "only a key with a tenant can omit it")
-    tables = members["tables"].tables(MAX_TABLES) if "tables" in members else []
-    workdir = read_workdir(members["workdir"]) if "workdir" in members else None
-    allowed, excluded = _read_regions(members["regions"]) if "regions" in members else (None, [])
-    fields = {
-        "version": VERSION,
-        "name": (members["name"].name() if "name" in members else None) or "",
-        "tenant": tenant or "",
-        "labels": read_labels(members["labels"]) if "labels" in members else {},
-        "recurring": members["recurring"].name() if "recurring" in members else None,
-        "level": members["priority"].integer(HIGHEST_LEVEL, LOWEST_LEVEL) if "priority" in members else None,
-        "tables": tuple(name for _, name in tables),
-        "files": read_files(members["files"]) if "files" in members else {},
-        "workdir": workdir,
-        "checkpoint": _read_checkpoint(members["checkpoint"]) if "checkpoint" in members else CheckpointSpec(),
-        "limits": _read_limits(members["limits"]) if "limits" in members else LimitsSpec(),
-        "regions_allowed": None if allowed is None else tuple(name for _, name in allowed),
-        "regions_excluded": tuple(name for _, name in excluded),
-        "capacity": _read_capacity(members["capacity"]) if "capacity" in members else None,
-        "keep_s": duration_s(members["keep"], 0.0, _LONGEST_S) if "keep" in members else None,
-    }
-    return Draft(
-        problems=at.problems,
-        tenant=tenant,
-        tenant_at=tenant_at,
-        priority_at=members.get("priority"),
-        tables_at=tables,
-        regions_at=[*(allowed or []), *excluded],
-        workdir_at=members.get("workdir"),
-        workdir=workdir,
-        keep_at=members.get("keep"),
-        jobs=read_jobs(members["jobs"]) if "jobs" in members else [],
-        fields=fields,
-    )
+def secrets_of(value: Form) -> Field:
+    """Returns the field of environment variables with names of secrets, which have a form."""
+    form = map_of(_VARIABLE, value, "a mapping of variables to names of secrets", _MAX_VARIABLES)
+    return Field(form, f"Environment variable to the name of a tenant's secret. {_NOT_BOTH}")
 
 
-def read_labels(at: At) -> dict[str, str]:
-    """Reads the labels of a workload or service."""
-    labels = {}
-    for key, place in at.entries("a mapping of strings to strings", MAX_LABELS).items():
-        value = place.text("a string", MAX_LABEL_BYTES)
-        if not _LABEL.fullmatch(key):
-            place.wrong(
-                "a label's key must have 1 to 63 letters, digits or . _ / - and begin and end with a letter or digit"
-            )
-        elif value is not None:
-            labels[key] = value
-    return labels
+_SCRIPT = text("a shell script", MAX_COMMAND_BYTES, SCRIPT, "must not be empty", in_bytes=True)
+_PROGRAM = word(text("a string", MAX_COMMAND_BYTES, SCRIPT, "must be the name of a program"))
+_RUN = cases({
+    str: _SCRIPT.to(lambda script: {"script": script}),
+    list: list_of(word(text(most=MAX_COMMAND_BYTES)), "strings", 1024, empty="must not be empty", first=_PROGRAM)
+    .checked(_command, _COMMAND_SIZE),
+}, "must be a command as a list of strings, or a shell script as one string")  # fmt: skip
+RUN = "A list is a command. A string is a script, run by the interpreter of its first line (#!), or by bash with -e"
+COMMANDS = {
+    "setup": Field(_SCRIPT, "A script as in run, run once in each task before it; if it fails, run is skipped"),
+    "run": Field(_RUN, RUN, ""),
+    "env": Field(environment_of(word(text(most=32 << 10))), "Environment variables"),
+    "secrets": secrets_of(name("secret")),
+}
+_SPAN = "The tasks may span several clusters of a region if no single cluster can hold them all"
+JOB = section({
+    "name": Field(NAME, missing="each job needs a name"),
+    "role": Field(NAME, "Default: the name"),
+    "tasks": Field(integer(1, MAX_TASKS), default=1),
+    "span_clusters": Field(TRUTH, _SPAN, default=False),
+    "resources": Field(RESOURCES),
+    **COMMANDS,
+    "run": Field(_RUN, RUN, "", "give the command as a list, or a shell script as a string"),
+}, "Identical tasks with a role; each task is a process group on one machine").checked(set_once)  # fmt: skip
+
+# -------------------------------------------------------------------------------------------------- fields of workloads
+
+_UNIQUE_JOBS = "Names of jobs are unique"
+_ALL_TASKS = f"All jobs together have at most {MAX_TASKS} tasks"
+_PATH_SIZE = f"A path has at most {_MAX_PATH_BYTES} bytes, and at most {_MAX_PART_BYTES} in each part"
+_FILES_SIZE = f"All files together have at most {_MAX_FILES_BYTES} bytes"
+_NO_FOLDERS = "No file is also the folder of another one"
+_TABLES_DIFFER = "No two tables have the same environment variable"
+TENANT_RULE = "Needed unless the API key has a tenant"
 
 
-def read_files(at: At) -> dict[str, str]:
-    """Reads files that are given as text, by relative path."""
-    files = {}
-    for path, place in at.entries("a mapping of relative paths to strings", MAX_FILES).items():
-        text = place.text("a string", MAX_FILES_BYTES)
-        if relative_path(place, path) and text is not None:
-            files[path] = text
+def _gang(at: At, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    seen: set[str] = set()
+    for position, job in enumerate(jobs):
+        if job.get("name") in seen:
+            at.child(position, at.value[position]).get("name").wrong("another job has this name", rule=_UNIQUE_JOBS)
+        seen.add(job.get("name", ""))
+    total = sum(job.get("tasks", 1) for job in jobs)
+    if total > MAX_TASKS:
+        message = f"all jobs together may have at most {MAX_TASKS} tasks, but have {total}"
+        at.child("tasks", total).wrong(message, rule=_ALL_TASKS)
+    return jobs
+
+
+def _files(at: At, files: dict[str, str]) -> dict[str, str]:
+    for path, content in files.items():
+        if len(path.encode()) > _MAX_PATH_BYTES or any(len(p.encode()) > _MAX_PART_BYTES for p in path.split("/")):
+            message = f"must have at most {_MAX_PATH_BYTES} bytes, and at most {_MAX_PART_BYTES} in each part"
+            at.child(path, content).wrong(message, rule=_PATH_SIZE)
     folders = {path[:end] for path in files for end in range(len(path)) if path[end] == "/"}
     for path in sorted(folders & files.keys()):
-        at.child(path, files[path]).wrong("is a file, but other files use it as a folder")
-    size = sum(len(text.encode()) for text in files.values())
-    if size > MAX_FILES_BYTES:
-        at.wrong(f"all files together may have at most {MAX_FILES_BYTES} bytes, but have {size}; use workdir for more")
+        at.child(path, files[path]).wrong("is a file, but other files use it as a folder", rule=_NO_FOLDERS)
+    found = sum(len(content.encode()) for content in files.values())
+    if found > _MAX_FILES_BYTES:
+        most = f"all files together may have at most {_MAX_FILES_BYTES} bytes"
+        at.wrong(f"{most}, but have {found}; use workdir for more", rule=_FILES_SIZE)
     return files
 
 
-def read_workdir(at: At, command: str = "mizzen submit") -> str | None:
-    """Reads the SHA-256 of an archive. `command` uploads a folder; the message about a path names it."""
-    place = at
-    if isinstance(at.value, dict):
-        members = at.section(("archive",))
-        if "archive" not in members:
-            at.missing("archive", "give the SHA-256 of an uploaded archive")
-            return None
-        place = members["archive"]
-    elif isinstance(at.value, str) and not _SHA256.fullmatch(at.value):
-        at.wrong(f"the API does not accept a path: use `{command}`, which uploads the folder, or upload a tar.gz "
-                 "with PUT /v1/archives/<sha256> and write workdir: {archive: <sha256>}")  # fmt: skip
-        return None
-    text = place.text("the SHA-256 of an uploaded archive")
-    if text is not None and not _SHA256.fullmatch(text):
-        place.wrong("must be the SHA-256 of an uploaded archive, 64 hexadecimal digits in lower case")
-        return None
-    return text
+def _other_variable(at: At, table: str, before: list[str]) -> None:
+    found = {one.replace(".", "--"): one for one in before}
+    variable = table.replace(".", "--")
+    other = found.get(variable.removesuffix(_UNTIL)) or found.get(variable + _UNTIL) or found.get(variable)
+    if other is not None:
+        message = f"conflicts with {other}: both tables have the same environment variable"
+        at.wrong(message, rule=_TABLES_DIFFER)
 
 
-def _read_checkpoint(at: At) -> CheckpointSpec:
-    members = at.section(("interval", "grace", "keep", "max_failing", "max_failures"))
-    default = CheckpointSpec()
-    interval_s = duration_s(members["interval"], 0.1, _LONGEST_S) if "interval" in members else None
-    grace_s = duration_s(members["grace"], 0.0, _LONGEST_GRACE_S) if "grace" in members else None
-    keep = members["keep"].integer(1, MAX_KEPT) if "keep" in members else None
-    return CheckpointSpec(
-        interval_s=default.interval_s if interval_s is None else interval_s,
-        grace_s=default.grace_s if grace_s is None else grace_s,
-        keep=keep or default.keep,
-        max_failing_s=duration_s(members["max_failing"], 1.0, _LONGEST_S) if "max_failing" in members else None,
-        max_failures=members["max_failures"].integer(1, MAX_FAILURES) if "max_failures" in members else None,
+def workdir(command: str) -> Field:
+    """Returns the field of an archive. `command` uploads a folder; the message about a path names it."""
+    digest, pattern = "the SHA-256 of an uploaded archive", "^[0-9a-f]{64}$"
+    path = (
+        f"the API does not accept a path: use `{command}`, which uploads the folder, or upload a tar.gz with "
+        "PUT /v1/archives/<sha256> and write workdir: {archive: <sha256>}"
     )
+    archive = text(digest, 64, pattern, f"must be {digest}, 64 hexadecimal digits in lower case")
+    mapping = section({"archive": Field(archive, missing="give the SHA-256 of an uploaded archive")})
+    form = cases({str: text(digest, 1000, pattern, path), dict: mapping.to(lambda found: found.get("archive"))},
+                 f"must be {digest}, it is {{}}")  # fmt: skip
+    return Field(form, "SHA-256 of an archive that was uploaded with PUT /v1/archives/{sha256}")
 
 
-def _read_limits(at: At) -> LimitsSpec:
-    members = at.section(("max_runtime", "max_silence", "max_pending", "retries"))
-    return LimitsSpec(
-        max_runtime_s=duration_s(members["max_runtime"], 1.0, _LONGEST_S) if "max_runtime" in members else None,
-        max_silence_s=duration_s(members["max_silence"], 1.0, _LONGEST_S) if "max_silence" in members else None,
-        max_pending_s=duration_s(members["max_pending"], 1.0, _LONGEST_S) if "max_pending" in members else None,
-        retries=(members["retries"].integer(0, MAX_RETRIES) if "retries" in members else None) or 0,
-    )
+_LABEL = Keys(
+    "^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$",
+    "a label's key must have 1 to 63 letters, digits or . _ / - and begin and end with a letter or digit", {},
+)  # fmt: skip
+_CHARACTER = r"[^/\x00-\x1f\x7f]"
+_PART = rf"([^/.\x00-\x1f\x7f]{_CHARACTER}*|\.[^/.\x00-\x1f\x7f]{_CHARACTER}*|\.\.{_CHARACTER}+)"
+_PATH = Keys(
+    f"^{_PART}(/{_PART})*$",
+    "must be a normalised relative path, such as configs/model.yaml, that stays in the working directory", {},
+)  # fmt: skip
+_TABLE = text("a table's name", 127, TABLE_PATTERN, f"must be a table's name: {TABLE_RULE}", kind="table",
+              never=(rf"^{DEFAULT_NAMESPACE}\.",))  # fmt: skip
+_KINDS = tuple(kind.value for kind in CapacityKind)
+_NO_KIND = f"must contain at least one of {', '.join(_KINDS)}; the default is {', '.join(USUAL)}"
+_REGION = name("region")
+_TIME = duration(1, _LONGEST_S)
+COMMON = {
+    "tenant": Field(NAME, TENANT_RULE),
+    "labels": Field(map_of(_LABEL, text(most=256), "a mapping of strings to strings", 64), "For filters"),
+    "priority": Field(integer(HIGHEST_LEVEL, LOWEST_LEVEL),
+                      "A level below (numerically above) the tenant's; 1 is the highest", "level"),
+    "files": Field(
+        map_of(_PATH, text(most=_MAX_FILES_BYTES), "a mapping of relative paths to strings", 256)
+        .checked(_files, _PATH_SIZE, _FILES_SIZE, _NO_FOLDERS),
+        "Relative path to text, put into the working directory"),
+}  # fmt: skip
+CHECKPOINT = section({
+    "interval": Field(duration(0.1, _LONGEST_S), "Time between two saves; by default tasks compute it", "interval_s"),
+    "grace": Field(duration(0, 3600), "Time from SIGTERM to SIGKILL", "grace_s"),
+    "keep": Field(integer(1, 100), "Number of checkpoints that are kept"),
+    "max_failing": Field(_TIME, "How long saves may fail in a row before the task ends; 1h by default",
+                         "max_failing_s"),
+    "max_failures": Field(integer(1, 100_000), "How many saves in a row may fail before the task ends; not limited by "
+                          "default"),
+}, model=CheckpointSpec)  # fmt: skip
+LIMITS = section({
+    "max_runtime": Field(_TIME, "Running time of all attempts together", "max_runtime_s"),
+    "max_silence": Field(_TIME, "A gang without progress, output and checkpoint for this long is restarted",
+                         "max_silence_s"),
+    "max_pending": Field(_TIME, "Time in the queue without a break, after which the workload fails", "max_pending_s"),
+    "retries": Field(integer(0, 1000), "Retries after failures of the tasks themselves"),
+}, model=LimitsSpec)  # fmt: skip
+REGIONS = section({
+    "allow": Field(
+        list_of(_REGION, "regions", 256, empty="must contain at least one region; omit it to allow all", unique=True)
+        .to(tuple), "Default: all", "regions_allowed"),
+    "exclude": Field(list_of(_REGION, "regions", 256, unique=True).to(tuple), to="regions_excluded"),
+})  # fmt: skip
+WORKLOAD = section({
+    "version": Field(constant(VERSION, f"must be {VERSION}, the only supported version"), default=VERSION),
+    "name": Field(NAME, missing="the workload needs a name"),
+    **COMMON,
+    "recurring": Field(NAME, "Name shared by the runs of a recurring workload"),
+    "jobs": Field(
+        list_of(JOB, "jobs", 32, empty="must have at least one job").checked(_gang, _UNIQUE_JOBS, _ALL_TASKS),
+        missing="the workload needs at least one job"),
+    "tables": Field(list_of(_TABLE, "tables", 64, unique=True, each=(_other_variable, _TABLES_DIFFER)), "Input tables"),
+    "workdir": workdir("mizzen submit"),
+    "checkpoint": Field(CHECKPOINT),
+    "limits": Field(LIMITS),
+    "regions": Field(REGIONS, to=""),
+    "capacity": Field(
+        list_of(one_of(_KINDS, "a kind of capacity"), "kinds of capacity", len(_KINDS), empty=_NO_KIND, unique=True),
+        f"Kinds on which the workload may run, in order of preference; default: {', '.join(USUAL)}"),
+    "keep": Field(duration(0, _LONGEST_S), "How long the tasks' working directories stay on their machines after the "
+                  "end of an attempt", "keep_s"),
+}, f"A workload: a gang that gets all its resources at once, in one region, or none. {UNICODE}")  # fmt: skip
 
 
-def _read_capacity(at: At) -> tuple[CapacityKind, ...]:
-    kinds = {kind.value: kind for kind in CapacityKind}
-    found: list[CapacityKind] = []
-    for item in at.items("kinds of capacity", len(kinds)):
-        kind = item.text("a kind of capacity")
-        if kind is not None and kind not in kinds:
-            item.wrong(f"must be one of {', '.join(kinds)}")
-        elif kind is not None and kinds[kind] in found:
-            item.wrong("is given twice")
-        elif kind is not None:
-            found.append(kinds[kind])
-    if at.value == []:
-        at.wrong(f"must contain at least one of {', '.join(kinds)}; the default is {', '.join(USUAL)}")
-    return tuple(found)
+class Draft:
+    """The valid fields of a document, its errors, and the positions of values that must be checked further."""
+
+    def __init__(self, form: Form, value: Value, default_tenant: str | None) -> None:
+        """Reads the document `value`. If it names no tenant, that of the caller's key, `default_tenant`, is used."""
+        self.at = At("", value)
+        self.fields: dict[str, Any] = form.read(self.at)
+        has_tenant = self.at.get("tenant").value is not None
+        self.tenant: str | None = self.fields.get("tenant") if has_tenant else default_tenant
+        if isinstance(value, dict) and not has_tenant and default_tenant is None:
+            self.at.missing("tenant", "only a key with a tenant can omit it", rule=TENANT_RULE)
+
+    @property
+    def problems(self) -> list[FieldError]:
+        """The errors of the document, to which further checks add theirs."""
+        return self.at.problems
 
 
-def _read_regions(at: At) -> "tuple[list[tuple[At, str]] | None, list[tuple[At, str]]]":
-    members = at.section(("allow", "exclude"))
-    allowed = members["allow"].names("regions", MAX_REGIONS) if "allow" in members else None
-    if allowed == [] and members["allow"].value == []:
-        members["allow"].wrong("must contain at least one region; omit it to allow all")
-    excluded = members["exclude"].names("regions", MAX_REGIONS) if "exclude" in members else []
-    return allowed, excluded
+class WorkloadDraft(Draft):
+    """The draft of a workload document."""
+
+    def __init__(self, value: Value, default_tenant: str | None) -> None:
+        """See `Draft`."""
+        super().__init__(WORKLOAD, value, default_tenant)
+
+    @property
+    def jobs(self) -> list[tuple[At, dict[str, Any]]]:
+        """The valid fields of each job, with its position."""
+        at = self.at.get("jobs")
+        return [(at.child(n, at.value[n]), job) for n, job in enumerate(self.fields.get("jobs", []))]
+
+    def spec(self) -> WorkloadSpec:
+        """Returns the specification. Call it only if the document has no errors."""
+        defaults = {"tasks": 1, "resources": ResourceSpec()}
+        jobs = tuple(JobSpec(**{"role": job["name"], **defaults, **job}) for job in self.fields["jobs"])
+        return WorkloadSpec(**{**self.fields, "tenant": self.tenant, "jobs": jobs})
+
+
+read_workload = WorkloadDraft

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from api.auth import Balancer, Caller, Submitter, Viewer
 from api.bodies import JsonOnly, Name
 from api.documents.checking import check_service, fleet
+from api.documents.schema import SERVICE_DOCUMENT, SERVICE_EXAMPLE
 from api.documents.service import ServiceDraft, read_service
-from api.documents.service_schema import DOCUMENT, EXAMPLE
 from api.idempotency import IdempotencyKey
 from api.masking import mask
 from api.openapi import refusals
@@ -49,12 +49,12 @@ _DOCUMENT_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            media: {"schema": {"$ref": "#/components/schemas/ServiceDocument"}, "example": EXAMPLE}
+            media: {"schema": {"$ref": "#/components/schemas/ServiceDocument"}, "example": SERVICE_EXAMPLE}
             for media in ("application/yaml", "application/json")
         },
     }
 }
-SCHEMAS = {"ServiceDocument": DOCUMENT}
+SCHEMAS = {"ServiceDocument": SERVICE_DOCUMENT}
 """OpenAPI components that the operations in this module refer to."""
 _NameQuery = Annotated[Name | None, Query(description="Name of the service if the document has none")]
 

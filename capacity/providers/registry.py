@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from capacity.provider import Provider
 from domain.ids import NAME_RULE, is_name
 from infra.config import Settings
+from infra.documents import problems
 from infra.errors import ConfigurationError
-from infra.files import problems
 
 KINDS: Mapping[str, str] = {
     "ec2": "capacity.providers.ec2",

@@ -24,8 +24,9 @@ from infra.config.scheduling import (
 )
 from infra.config.section import Section
 from infra.config.services import ApiSettings, LimitSettings, LivenessSettings, LogSettings, TemporalSettings
+from infra.documents import problems
 from infra.errors import ConfigurationError
-from infra.files import problems, read_mapping
+from infra.files import read_mapping
 
 
 class Settings(Section):

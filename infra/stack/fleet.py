@@ -4,32 +4,23 @@ The file declares the number of GPUs of each machine; they are not detected.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from domain.capacity import CapacityKind, check_prices
-from domain.ids import NAME_RULE, is_name, machine_id
-from infra.errors import ConfigurationError
-from infra.files import problems, read_mapping
+from domain.capacity import CapacityKind
+from domain.documents import Name, Part, RuleError
+from domain.ids import machine_id
+from infra.documents import read_document
 from infra.machine_shape import MachineShape
 
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @field_validator("name", check_fields=False)
-    @classmethod
-    def _named(cls, value: str) -> str:
-        if not is_name(value):
-            raise ValueError(f"must be {NAME_RULE}")
-        return value
+_UNIQUE = "Names are unique: of regions, and of machines in a cluster, with those that count makes"
 
 
-class MachineEntry(MachineShape, _Part):
+class MachineEntry(MachineShape):
     """One machine, or `count` machines with the names `name-1`, `name-2`, ..."""
 
-    name: str
+    name: Name
     count: int | None = Field(None, ge=1, le=1000)
     rack: str = "rack-1"
     run_as: str | None = None
@@ -39,41 +30,37 @@ class MachineEntry(MachineShape, _Part):
     """User who lends the machine, and may take it back (`docs/lending.md`). None: nobody may."""
 
 
-class ClusterEntry(_Part):
+class ClusterEntry(Part):
     """A cluster of machines. Settings that are omitted keep the values of `mizzen clusters set`."""
 
-    name: str
+    name: Name
     machines: tuple[MachineEntry, ...]
     zone: str | None = None
     capacity: CapacityKind | None = None
-    prices: dict[str, float] | None = None
+    prices: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
     """US dollars per hour of a GPU, by GPU type, and of a core, under the key `cpu`."""
     store_url: str | None = None
     """URL of the store in which workloads that run there save checkpoints. None: the region's bucket."""
     link_mbit: float | None = Field(None, gt=0)
     """Bandwidth of the link to the other clusters of the region, in Mbit/s."""
 
-    @field_validator("prices")
-    @classmethod
-    def _priced(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        check_prices(value or {})
-        return value
-
     def settings(self) -> dict[str, Any]:
         """Returns the settings that are set, by column of `infra.db.models.Cluster`."""
         return self.model_dump(mode="json", exclude={"name", "machines"}, exclude_none=True)
 
 
-class RegionEntry(_Part):
+class RegionEntry(Part):
     """A region. If `bucket` is None, its bucket is a folder in the data folder."""
 
-    name: str
+    name: Name
     bucket: str | None = None
     clusters: tuple[ClusterEntry, ...]
 
 
-class Fleet(_Part):
+class Fleet(Part):
     """The content of the fleet file: all regions."""
+
+    rules: ClassVar[tuple[str, ...]] = (_UNIQUE,)
 
     version: int = Field(1, ge=1, le=1)
     regions: tuple[RegionEntry, ...] = Field(min_length=1)
@@ -85,7 +72,7 @@ class Fleet(_Part):
         for what in (names, ids):
             twice = sorted({n for n in what if what.count(n) > 1})
             if twice:
-                raise ValueError(f"names must be unique; named twice: {', '.join(twice)}")
+                raise RuleError(_UNIQUE, f"names must be unique; named twice: {', '.join(twice)}")
         return self
 
     def machines(self) -> list[dict[str, Any]]:
@@ -140,7 +127,4 @@ def load_fleet(path: Path | None) -> Fleet:
     """
     if path is None:
         return DEFAULT_FLEET
-    try:
-        return Fleet.model_validate(read_mapping(path, "fleet file"))
-    except ValidationError as error:
-        raise ConfigurationError(f"fleet file {path}:\n{problems(Fleet, error)}") from None
+    return read_document(Fleet, path, "fleet file")

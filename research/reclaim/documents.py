@@ -3,12 +3,14 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar
 
 import numpy as np
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
+from domain.documents import CountKey, Part, RuleError, Written
+from infra.documents import read_document
+from infra.errors import ConfigurationError
 from reclaim.arrays import Floats, Ints
 from research.reclaim import drawn, traces
 from research.reclaim.scenario import DAY_S, Lending, Machines, Scenario, Traffic, Work
@@ -18,13 +20,30 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _MONDAY = datetime(2026, 3, 2, tzinfo=UTC)
+_DAY_EXISTS = "The day of start exists"
+_ONE_SOURCE = "availability has exactly one of drawn, csv and failure_trace"
+_ABOVE_LEAST = "notice_median_s is above notice_least_s"
+_BELOW_DAYS = "calibration_days is below days"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+def _time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise RuleError(_DAY_EXISTS, f"must be a time of a day that exists: {error}") from None
 
 
-class Model(_Part):
+Time = Annotated[
+    datetime,
+    Written(
+        "^[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+        "([T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.][0-9]{1,6})?)?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])?)?$",
+        "must be a day or a time in the form of ISO 8601, such as 2026-03-02T08:00:00Z", _time,
+    ),
+]  # fmt: skip
+
+
+class Model(Part):
     """Machines of one kind."""
 
     count: int = Field(ge=1)
@@ -33,7 +52,7 @@ class Model(_Part):
     memory_gb: Positive = 24.0
 
 
-class Drawn(_Part):
+class Drawn(Part):
     """Times of lending that are drawn."""
 
     departures: int = Field(ge=1, default=847)
@@ -42,7 +61,7 @@ class Drawn(_Part):
     building_sigma: NotNegative = 0.3
 
 
-class FailureTrace(_Part):
+class FailureTrace(Part):
     """Times of lending from a folder with tables of the Failure Trace Archive."""
 
     folder: Path | None = None
@@ -52,9 +71,10 @@ class FailureTrace(_Part):
     """The sites that become buildings; empty: those with the most machines."""
 
 
-class Availability(_Part):
+class Availability(Part):
     """When machines are lent and taken back, from exactly one of the three sources."""
 
+    rules: ClassVar = (_ONE_SOURCE,)
     drawn: Drawn | None = None
     csv: Path | None = None
     failure_trace: FailureTrace | None = None
@@ -63,13 +83,15 @@ class Availability(_Part):
     def _one(self) -> "Availability":
         given = [name for name in ("drawn", "csv", "failure_trace") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"has {', '.join(given) or 'nothing'}: give exactly one of drawn, csv and failure_trace")
+            has = ", ".join(given) or "nothing"
+            raise RuleError(_ONE_SOURCE, f"has {has}: give exactly one of drawn, csv and failure_trace")
         return self
 
 
-class Departures(_Part):
+class Departures(Part):
     """Notices that are drawn, where the availability does not give them."""
 
+    rules: ClassVar = (_ABOVE_LEAST,)
     emergency_share: Share = 0.42
     notice_least_s: NotNegative = 10.0
     notice_median_s: Positive = 600.0
@@ -78,26 +100,27 @@ class Departures(_Part):
     @model_validator(mode="after")
     def _ordered(self) -> "Departures":
         if self.notice_median_s <= self.notice_least_s:
-            raise ValueError(
+            message = (
                 f"notice_median_s: {self.notice_median_s:g}: must be above {self.notice_least_s:g}, notice_least_s"
             )
+            raise RuleError(_ABOVE_LEAST, message)
         return self
 
 
-class Peaks(_Part):
+class Peaks(Part):
     """The hours in which owners come, and people use the network."""
 
     hours: tuple[tuple[NotNegative, NotNegative], ...] = ((11.5, 13.0), (17.5, 20.0))
     factor: Positive = 6.0
 
 
-class JobMix(_Part):
+class JobMix(Part):
     """Jobs that are drawn, or `csv`."""
 
     csv: Path | None = None
     count: int = Field(ge=1, default=312)
     gpu_hours: Positive = 4890.0
-    gpus: dict[int, Positive] = {1: 0.8, 2: 0.12, 4: 0.08}
+    gpus: dict[CountKey, Positive] = {1: 0.8, 2: 0.12, 4: 0.08}
     duration_sigma: NotNegative = 1.0
     checkpoint_least_bytes: Positive = 120e6
     checkpoint_median_bytes: Positive = 3.2e9
@@ -105,7 +128,7 @@ class JobMix(_Part):
     checkpoint_sigma: NotNegative | None = None
 
 
-class Network(_Part):
+class Network(Part):
     """Bandwidth and its sharing."""
 
     local_mbit_s: Positive = 820.0
@@ -119,13 +142,14 @@ class Network(_Part):
     write_mb_s: Positive = 1100.0
 
 
-class Document(_Part):
+class Document(Part):
     """A scenario file."""
 
-    version: Literal[1]
+    rules: ClassVar = (_BELOW_DAYS, _DAY_EXISTS)
+    version: int = Field(ge=1, le=1)
     name: str
     seed: int = Field(ge=0, default=1)
-    start: datetime = _MONDAY
+    start: Time = _MONDAY
     days: Annotated[float, Field(gt=0, le=3660)] = 60.0
     calibration_days: NotNegative = 14.0
     buildings: int = Field(ge=1, le=1000, default=4)
@@ -147,7 +171,8 @@ class Document(_Part):
     @model_validator(mode="after")
     def _measured(self) -> "Document":
         if self.calibration_days >= self.days:
-            raise ValueError(f"calibration_days: {self.calibration_days:g}: must be below {self.days:g}, days")
+            message = f"calibration_days: {self.calibration_days:g}: must be below {self.days:g}, days"
+            raise RuleError(_BELOW_DAYS, message)
         return self
 
 
@@ -158,15 +183,9 @@ def read(path: Path) -> Document:
         ScenarioError: the file cannot be read or is not valid; the message names the file and the field.
     """
     try:
-        body = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ScenarioError(f"{path}: {error}") from None
-    try:
-        return Document.model_validate(body)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the document"
-        raise ScenarioError(f"{path}: {where}: {first['msg']}") from None
+        return read_document(Document, path, "scenario file")
+    except ConfigurationError as error:
+        raise ScenarioError(str(error)) from None
 
 
 def build(document: Document, folder: Path, data: Path | None = None, seed: int | None = None) -> Scenario:

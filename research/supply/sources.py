@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from capacity.offers import Offer
 from capacity.pools import Pool, PoolKey, cluster_of, wrong_size
@@ -12,15 +12,16 @@ from capacity.providers.trace.market import offers_of
 from capacity.providers.trace.settings import TraceSettings
 from capacity.scaling import Shortage
 from domain.capacity import CPU, CapacityKind
-from domain.ids import NAME_PATTERN, machine_id
+from domain.documents import Name, Part, RuleError
+from domain.ids import machine_id
 from domain.scheduling import MachineState
 from infra.config import CapacitySettings
 from simulation.meter import Meter
 from simulation.supply import Keeper, Machines, Supply
 from simulation.transitions import Transitions
 
-Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 _LIVE = CapacitySettings()
+_SIZES = "max_size is at least size, and a buffer is at most max_size"
 
 
 class CloudEntry(TraceSettings):
@@ -29,10 +30,10 @@ class CloudEntry(TraceSettings):
     kind: Literal["trace"] = "trace"
 
 
-class PoolEntry(BaseModel):
+class PoolEntry(Part):
     """A pool, with the fields that `mizzen pools` shows."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    rules: ClassVar = (_SIZES,)
 
     region: Name
     name: Name
@@ -49,7 +50,7 @@ class PoolEntry(BaseModel):
     @model_validator(mode="after")
     def _sized(self) -> "PoolEntry":
         if (wrong := wrong_size(self.size, self.max_size, self.buffer)) is not None:
-            raise ValueError(": ".join(wrong))
+            raise RuleError(_SIZES, ": ".join(wrong))
         return self
 
     def pool(self) -> Pool:
@@ -57,10 +58,8 @@ class PoolEntry(BaseModel):
         return Pool(**{name: getattr(self, name) for name in PoolEntry.model_fields})
 
 
-class KeeperSettings(BaseModel):
+class KeeperSettings(Part):
     """The settings of `capacity:` that apply to a simulation, with the live defaults."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     interval_s: float = Field(_LIVE.interval_s, gt=0)
     refused_pause_s: float = Field(_LIVE.refused_pause_s, ge=0)

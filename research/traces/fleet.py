@@ -3,19 +3,21 @@
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from domain.capacity import CPU, CapacityKind
+from domain.documents import Level, Part, RuleError
 from domain.scheduling import MachineState, TenantState
-from infra.errors import ConfigurationError
+from infra.documents import read_document
 from infra.stack.fleet import ClusterEntry, Fleet, MachineEntry, RegionEntry
 from research.supply.sources import CloudEntry, KeeperSettings, PoolEntry, Sources, sources_of
 from research.traces.settings import TraceSettings
-from simulation.settings import problems
 from simulation.supply import Machines
+
+_KNOWN = "Regions of tables and pools, and GPU types of quotas, are those of the file"
+_POOLS = "Pools have different regions or names, and a provider offers machines for each"
 
 
 class ManyMachines(MachineEntry):
@@ -36,43 +38,33 @@ class ManyRegion(RegionEntry):
     clusters: tuple[ManyCluster, ...]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TenantEntry(_Part):
+class TenantEntry(Part):
     """A tenant with its level and quota. A workload's own priority applies if it is lower (a larger number)."""
 
-    level: int = Field(1, ge=1, le=7)
-    quota: dict[str, int] = Field(default_factory=dict)
+    level: Level = 1
+    quota: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     """Slots by GPU type; the quota of an absent type is 0."""
     cpus: float | None = Field(None, ge=0)
     """Cores; absent: no limit."""
 
-    @model_validator(mode="after")
-    def _not_negative(self) -> "TenantEntry":
-        for gpu_type, slots in self.quota.items():
-            if slots < 0:
-                raise ValueError(f"quota of {gpu_type} is {slots}; must be at least 0 slots")
-        return self
 
-
-class QuotaRule(_Part):
+class QuotaRule(Part):
     """Rule for the quotas of the trace's tenants that `tenants` lacks: shares of the supply of every GPU type."""
 
     in_proportion_to: Literal["gpu_hours", "workloads", "equal"] = "gpu_hours"
     of_supply: float = Field(0.9, ge=0, le=10)
-    level: int = Field(1, ge=1, le=7)
+    level: Level = 1
 
 
 class SimulatedFleet(Fleet):
     """A fleet file for the simulator."""
 
+    rules: ClassVar = (*Fleet.rules, _KNOWN, _POOLS)
     regions: tuple[ManyRegion, ...] = Field(min_length=1)
     tenants: dict[str, TenantEntry] = Field(default_factory=dict)
     quotas: QuotaRule | None = None
     """None: the default rule if `tenants` is empty; otherwise `tenants` must have every tenant of the trace."""
-    tables: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    tables: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(default_factory=dict)
     """Regions that have each table. The regions of an absent table are drawn by its name."""
     simulation: TraceSettings = Field(default_factory=TraceSettings)
     pools: tuple[PoolEntry, ...] = ()
@@ -88,19 +80,25 @@ class SimulatedFleet(Fleet):
         for tenant, entry in self.tenants.items():
             strange = sorted(set(entry.quota) - types)
             if strange:
-                raise ValueError(f"tenant {tenant}: quota of {strange[0]!r}: must be one of {', '.join(sorted(types))}")
+                known = ", ".join(sorted(types))
+                raise RuleError(_KNOWN, f"tenant {tenant}: quota of {strange[0]!r}: must be one of {known}")
         names = {region.name for region in self.regions}
         for table, regions in self.tables.items():
             strange = sorted(set(regions) - names)
-            if strange or not regions:
-                raise ValueError(f"table {table}: regions {list(regions)}; must be one of {', '.join(sorted(names))}")
+            if strange:
+                known = ", ".join(sorted(names))
+                raise RuleError(_KNOWN, f"table {table}: regions {list(regions)}; must be one of {known}")
         for number, pool in enumerate(self.sources.pools.values()):
             if pool.region not in names:
-                raise ValueError(f"pools[{number}].region: {pool.region!r}: must be one of {', '.join(sorted(names))}")
+                known = ", ".join(sorted(names))
+                raise RuleError(_KNOWN, f"pools[{number}].region: {pool.region!r}: must be one of {known}")
             if not any(map(pool.takes, offers)):
-                raise ValueError(f"pools[{number}]: {pool.name}: no provider offers machines that match this pool")
+                message = f"pools[{number}]: {pool.name}: no provider offers machines that match this pool"
+                raise RuleError(_POOLS, message)
         if len(self.sources.pools) < len(self.pools):
-            raise ValueError("pools: two pools have the same region and name; the name must be unique in its region")
+            raise RuleError(
+                _POOLS, "pools: two pools have the same region and name; the name must be unique in its region"
+            )
         return self
 
     @cached_property
@@ -142,12 +140,7 @@ def load_simulated_fleet(path: Path) -> SimulatedFleet:
     Raises:
         ConfigurationError: the file cannot be read, or is invalid; the message lists every problem.
     """
-    try:
-        return SimulatedFleet.model_validate(yaml.safe_load(path.read_text()))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"fleet file {path}: {error}") from None
-    except ValidationError as error:
-        raise ConfigurationError(f"fleet file {path}: " + "; ".join(problems(error))) from None
+    return read_document(SimulatedFleet, path, "fleet file")
 
 
 def quotas_by_rule(rule: QuotaRule, weights: Mapping[str, float], slots: Mapping[str, int]) -> dict[str, TenantState]:

@@ -1,18 +1,26 @@
 """The settings of the simulation of a trace: also the distributions of values that the trace lacks."""
 
+from typing import Annotated, ClassVar
+
 from pydantic import Field, field_validator
 
+from domain.documents import CountKey, LevelKey, RuleError
 from simulation.settings import SimulationSettings
+
+_PERCENTAGES = "Percentages sum to at most 100"
+Percent = Annotated[float, Field(ge=0, le=100)]
 
 
 class TraceSettings(SimulationSettings):
     """The settings under `simulation:` in the fleet file, or of `--param NAME=VALUE`."""
 
-    priority_percent: dict[int, float] = Field(
+    rules: ClassVar = (_PERCENTAGES,)
+
+    priority_percent: dict[LevelKey, Percent] = Field(
         default_factory=lambda: {1: 3.0, 2: 20.0, 3: 16.0, 4: 54.0, 5: 0.2, 6: 0.5, 7: 6.02}
     )
     """Percentage of workloads by priority level. The remainder to 100 has no priority, so it gets the lowest (7)."""
-    candidate_regions_percent: dict[int, float] = Field(default_factory=lambda: {1: 15.0, 2: 25.0, 3: 20.0})
+    candidate_regions_percent: dict[CountKey, Percent] = Field(default_factory=lambda: {1: 15.0, 2: 25.0, 3: 20.0})
     """Percentage of workloads by the number of regions, among those that could hold the gang, that have its data.
 
     For the remainder to 100, all of these regions have it.
@@ -31,13 +39,6 @@ class TraceSettings(SimulationSettings):
     @field_validator("priority_percent", "candidate_regions_percent")
     @classmethod
     def _parts_of_100(cls, value: dict[int, float]) -> dict[int, float]:
-        if any(part < 0 for part in value.values()) or sum(value.values()) > 100 + 1e-9:
-            raise ValueError("must be percentages of at least 0 that sum to at most 100")
-        return value
-
-    @field_validator("candidate_regions_percent")
-    @classmethod
-    def _counts(cls, value: dict[int, float]) -> dict[int, float]:
-        if any(count < 1 for count in value):
-            raise ValueError("must have numbers of regions, each at least 1, as keys")
+        if sum(value.values()) > 100 + 1e-9:
+            raise RuleError(_PERCENTAGES, "must be percentages that sum to at most 100")
         return value

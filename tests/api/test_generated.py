@@ -145,6 +145,6 @@ def test_damaged_documents_are_loaded_or_malformed(at: int, insert: str) -> None
     """Loading a document with a few inserted characters gives a value or raises Malformed, in YAML and in JSON."""
     for text, load in ((as_yaml(EXAMPLE).decode(), load_yaml), (json.dumps(EXAMPLE), load_json)):
         try:
-            At("", load((text[:at] + insert + text[at:]).encode()), []).section(("name",))
+            At("", load((text[:at] + insert + text[at:]).encode())).section(("name",))
         except Malformed as error:
             assert str(error)

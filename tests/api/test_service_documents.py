@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from api.documents.checking import check_service, fleet
 from api.documents.loading import load_json, load_yaml
-from api.documents.service import KEYS, read_service
-from api.documents.service_schema import DOCUMENT, EXAMPLE
+from api.documents.schema import SERVICE_DOCUMENT, SERVICE_EXAMPLE
+from api.documents.service import SERVICE, read_service
 from domain.service import ReplicaPolicySpec, ResourceOption, ServiceSpec
 from domain.serving import ProbeSpec, ServingSpec
 from domain.spec import ResourceSpec
@@ -22,7 +22,7 @@ from tests.depth import examples
 
 def document(**sections: Any) -> dict[str, Any]:
     """Returns the example; a mapping changes some keys of a section, and None removes a key or a section."""
-    body = dict(EXAMPLE)
+    body = dict(SERVICE_EXAMPLE)
     for key, value in sections.items():
         merged = {**body[key], **value} if isinstance(value, dict) and isinstance(body.get(key), dict) else value
         body[key] = {k: v for k, v in merged.items() if v is not None} if isinstance(merged, dict) else merged
@@ -31,18 +31,18 @@ def document(**sections: Any) -> dict[str, Any]:
 
 def policy(**changes: Any) -> dict[str, Any]:
     """Returns the example with changes in its replica policy; None removes a key."""
-    merged = {**EXAMPLE["service"]["replica_policy"], **changes}
+    merged = {**SERVICE_EXAMPLE["service"]["replica_policy"], **changes}
     return document(service={"replica_policy": {k: v for k, v in merged.items() if v is not None}})
 
 
 def probe(**changes: Any) -> dict[str, Any]:
     """Returns the example with changes in its probe."""
-    return document(service={"readiness_probe": {**EXAMPLE["service"]["readiness_probe"], **changes}})
+    return document(service={"readiness_probe": {**SERVICE_EXAMPLE["service"]["readiness_probe"], **changes}})
 
 
 def test_example_becomes_this_specification() -> None:
     """Reading the example normalises its durations, sizes, alternatives and counts."""
-    assert spec_of(EXAMPLE) == ServiceSpec(
+    assert spec_of(SERVICE_EXAMPLE) == ServiceSpec(
         name="chat",
         tenant="vision",
         options=(
@@ -271,8 +271,8 @@ def test_names_are_checked_against_the_installation(shared_world: ApiWorld) -> N
 
 def test_schema_accepts_the_example() -> None:
     """The published schema is a valid schema, and accepts the example."""
-    jsonschema.Draft202012Validator.check_schema(DOCUMENT)
-    jsonschema.validate(EXAMPLE, DOCUMENT)
+    jsonschema.Draft202012Validator.check_schema(SERVICE_DOCUMENT)
+    jsonschema.validate(SERVICE_EXAMPLE, SERVICE_DOCUMENT)
 
 
 _SCALARS = st.one_of(
@@ -281,7 +281,8 @@ _SCALARS = st.one_of(
 )  # fmt: skip
 _PARTS = ("service", "resources", "readiness_probe", "replica_policy")
 _WORDS = sorted(
-    {*KEYS, *EXAMPLE["service"], *EXAMPLE["resources"], *EXAMPLE["service"]["replica_policy"], "path", "post_data",
+    {*SERVICE.schema["properties"], *SERVICE_EXAMPLE["service"], *SERVICE_EXAMPLE["resources"],
+     *SERVICE_EXAMPLE["service"]["replica_policy"], "path", "post_data",
      "headers", "any_of", "infra", "cloud", "spot_placer", "base_ondemand_fallback_replicas", "replicas", "num_nodes"}
 )  # fmt: skip
 _FIELDS = st.one_of(st.text(max_size=10), st.sampled_from(_WORDS))
@@ -296,7 +297,7 @@ _TREES = st.recursive(
 @given(tree=_TREES, changes=st.lists(st.tuples(st.sampled_from(["", *_PARTS]), _FIELDS, _TREES), max_size=3))
 def test_any_tree_is_read_or_refused(tree: Any, changes: list[tuple[str, str, Any]]) -> None:
     """Reading any tree gives a specification that survives storage, or problems with messages."""
-    body: dict[str, Any] = json.loads(json.dumps(EXAMPLE))
+    body: dict[str, Any] = json.loads(json.dumps(SERVICE_EXAMPLE))
     sections = {"": body, "service": body["service"], "resources": body["resources"],
                 **{key: body["service"][key] for key in _PARTS[2:]}}  # fmt: skip
     for section, key, value in changes:

@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from api.documents.loading import load_yaml
+from api.documents.schema import SERVICE_DOCUMENT, SERVICE_EXAMPLE
 from api.documents.service import read_service
-from api.documents.service_schema import DOCUMENT, EXAMPLE
 from api.documents.skypilot import IGNORED, REFUSED
 from domain.service import LoadBalancing, ReplicaPolicySpec, ResourceOption
 from domain.serving import ProbeSpec, ServingSpec
@@ -133,7 +133,7 @@ def test_fields_without_effect_are_noted(section: str, key: str) -> None:
 
 def _with(section: str, key: str, value: object) -> dict[str, Any]:
     """Returns the example with one more key in a section, such as `service.readiness_probe`."""
-    body: dict[str, Any] = json.loads(json.dumps(EXAMPLE))
+    body: dict[str, Any] = json.loads(json.dumps(SERVICE_EXAMPLE))
     target = body
     for part in section.split(".") if section else []:
         target = target[part]
@@ -156,4 +156,4 @@ def test_schema_accepts_documents(text: bytes) -> None:
         value["resources"].pop(key, None)
     value.pop("name", None)  # the reader changes SkyPilot's names
     value["secrets"] = {"HF_TOKEN": "hf-token"}
-    jsonschema.validate(value, DOCUMENT)
+    jsonschema.validate(value, SERVICE_DOCUMENT)

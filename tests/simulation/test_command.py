@@ -256,7 +256,7 @@ def test_a_snapshot_and_a_change_beside_it(files: Path) -> None:
         ([*BASE, "--from", "soon"], "--from soon: must be a number of seconds, or a duration such as 40d"),
         ([*BASE, "--from", "2h", "--to", "1h"], "must start at 0 or later, and end after its start"),
         ([*BASE, "--measure", "1h"], "--measure 1h: must be FROM..TO"),
-        ([*BASE, "--param", "batch=0"], "batch: '0': Input should be greater than or equal to 1"),
+        ([*BASE, "--param", "batch=0"], "--param batch: must be at least 1, it is '0'"),
         ([*BASE, "--json", "none/out.json"], "none does not exist"),
         (["simulate", "--fleet", "none.yaml", "--trace", "trace.csv"], "No such file"),
         (["simulate", "--fleet", "fleet.yaml", "--trace", "none.csv"], "No such file"),
@@ -297,7 +297,11 @@ def test_every_bad_field_of_a_fleet_file_is_named(files: Path, capsys: Capture) 
     (files / "wrong.yaml").write_text(wrong + "quotas: {of_supply: -1}\nsimulation: {eviction_s: soon}\n")
     assert run(["simulate", "--fleet", "wrong.yaml", "--trace", "trace.csv"]) == 2
     err = capsys.readouterr().err
-    for path in ("regions.0.clusters.0.machines.0.size: 3", "quotas.of_supply: -1", "simulation.eviction_s: 'soon'"):
+    for path in (
+        "regions[0].clusters[0].machines[0].size: unknown key; valid keys are count, cpus",
+        "quotas.of_supply: must be at least 0, it is -1",
+        "simulation.eviction_s: must be a number, it is 'soon'",
+    ):
         assert path in err
 
 

@@ -214,8 +214,8 @@ def test_assumptions_are_overridden_by_name() -> None:
     for wrong, says in (
         ("eviction=30", "must be NAME=VALUE, where NAME is one of: provisioning_p50_s"),
         ("objective_s=3", "objective_s.KEY"),
-        ("eviction_s=soon", "eviction_s: 'soon': Input should be a valid number"),
-        ("objective_s.9=3", "levels from 1 \\(highest\\) to 7"),
+        ("eviction_s=soon", "eviction_s: must be a number, it is 'soon'"),
+        ("objective_s.9=3", "must be a level from 1 \\(highest\\) to 7, it is '9'"),
         ("priority_percent.1=99", "sum to at most 100"),
     ):
         with pytest.raises(ConfigurationError, match=says):

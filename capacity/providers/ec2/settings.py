@@ -2,20 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
-from domain.ids import NAME_PATTERN
+from domain.documents import Name, Part
 from infra.machine_shape import MachineShape
 
-Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Line = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\n\x00]*$")]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Zone(_Part):
+class Zone(Part):
     """An availability zone."""
 
     subnet: Line | None = None
@@ -31,7 +26,7 @@ class InstanceType(MachineShape):
     """The spot price if EC2's price history has none; None: the on-demand price."""
 
 
-class Ec2Settings(_Part):
+class Ec2Settings(Part):
     """An EC2 region whose machines belong to one mizzen region. Credentials are found by boto3."""
 
     region: Name

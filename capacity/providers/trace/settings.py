@@ -2,20 +2,17 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from domain.availability import parse_counts
 from domain.capacity import CapacityKind
-from domain.ids import NAME_PATTERN
+from domain.documents import Name, Part, RuleError
 from infra.machine_shape import MachineShape
 
-Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+_COUNTED = "A zone has a trace, counts or most, and not both of the first two"
+_READABLE = "A trace is a file that can be read"
 
 
 class MachineType(MachineShape):
@@ -24,8 +21,10 @@ class MachineType(MachineShape):
     usd_per_h: float = Field(ge=0)
 
 
-class Zone(_Part):
+class Zone(Part):
     """A zone of a region. If it has a trace, its capacity follows the trace."""
+
+    rules: ClassVar = (_COUNTED, _READABLE)
 
     region: Name
     kind: CapacityKind = CapacityKind.SPOT
@@ -46,9 +45,9 @@ class Zone(_Part):
     @model_validator(mode="after")
     def _one(self) -> "Zone":
         if self.trace is not None and self.counts:
-            raise ValueError("trace and counts: set only one of them")
+            raise RuleError(_COUNTED, "trace and counts: set only one of them")
         if self.trace is None and not self.counts and self.most is None:
-            raise ValueError("trace, counts or most: set at least one of them")
+            raise RuleError(_COUNTED, "trace, counts or most: set at least one of them")
         if self.trace is not None:
             _ = self.followed  # Read the file now, so that an invalid file is refused at startup.
         return self
@@ -65,12 +64,12 @@ class Zone(_Part):
         try:
             return parse_counts(self.trace.read_bytes())
         except OSError as error:
-            raise ValueError(f"trace: {self.trace}: is not a valid trace file: {error!r}") from None
+            raise RuleError(_READABLE, f"trace: {self.trace}: is not a valid trace file: {error!r}") from None
         except ValueError as error:
-            raise ValueError(f"trace: {self.trace}: {error}") from None
+            raise RuleError(_READABLE, f"trace: {self.trace}: {error}") from None
 
 
-class TraceSettings(_Part):
+class TraceSettings(Part):
     """The settings of one cloud."""
 
     zones: dict[Name, Zone] = Field(min_length=1)
