@@ -4,6 +4,7 @@ Only the keywords that the schemas of this repository use are supported.
 """
 
 import json
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from random import Random
@@ -55,10 +56,13 @@ def documents(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
         first = [documents(one) for one in schema.get("prefixItems", [])]
         if first:
             return st.tuples(*first, st.lists(items, max_size=most)).map(lambda parts: [*parts[:-1], *parts[-1]])
-        return st.lists(items, min_size=schema.get("minItems", 0), max_size=most)
+        by = json.dumps if schema.get("uniqueItems") else None
+        return st.lists(items, min_size=schema.get("minItems", 0), max_size=most, unique_by=by)
     if kinds == "string":
-        pattern = schema.get("pattern")
-        return st.from_regex(pattern) if pattern is not None else _TEXT
+        if "pattern" not in schema:
+            return _TEXT
+        never = schema.get("not", {}).get("pattern", "(?!)")
+        return st.from_regex(schema["pattern"], fullmatch=True).filter(lambda text: not re.search(never, text))
     if kinds == "integer":
         low, high = schema.get("minimum", -(10**6)), schema.get("maximum", 10**6)
         return st.one_of(st.sampled_from([low, high]), st.integers(low, high))
@@ -72,7 +76,7 @@ def _objects(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     fields = {key: documents(one) for key, one in schema.get("properties", {}).items()}
     required = {key: fields.pop(key) for key in schema.get("required", []) if key in fields}
     for pattern, one in schema.get("patternProperties", {}).items():
-        return st.dictionaries(st.from_regex(pattern), documents(one), max_size=2)
+        return st.dictionaries(st.from_regex(pattern, fullmatch=True), documents(one), max_size=2)
     if fields or required:
         return st.fixed_dictionaries(required, optional=fields)
     more = schema.get("additionalProperties", True)
@@ -83,7 +87,7 @@ def _objects(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
 def damaged(document: Any, keys: list[str], random: Random) -> Any:
     """Returns a copy of a document with one to three random changes. `keys` are names for new keys."""
     document = deepcopy(document)
-    for _ in range(random.randint(1, 3)):
+    for _ in range(random.choice([1, 1, 1, 2, 3])):
         places = list(_places(document))
         if not places:
             return random.choice(_ODD)
@@ -99,15 +103,15 @@ def damaged(document: Any, keys: list[str], random: Random) -> Any:
         elif change in (2, 3) and is_number:
             parent[key] = value + random.choice([1, -1, 0.5, 1000, 0.0])
         elif change in (2, 3) and isinstance(value, str):
-            at = random.randint(0, len(value))
+            at = random.choice([len(value), random.randint(0, len(value))])
             parent[key] = (
                 value[:at] + random.choice(["\n", " ", "0", "s", "-", ".", "A", "\0", "/", value]) + value[at:]
             )
         elif change == 4:
             other, name = random.choice(places)
-            parent[key] = deepcopy(other[name]) if name in other or isinstance(other, list) else None
+            parent[key] = deepcopy(other[name]) if other is not parent else None
         else:
-            parent[key] = deepcopy(random.choice(_ODD))
+            parent[key] = None if random.random() < 0.2 else deepcopy(random.choice(_ODD))
     return document
 
 
