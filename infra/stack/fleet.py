@@ -3,6 +3,7 @@
 The file declares the number of GPUs of each machine; they are not detected.
 """
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -70,7 +71,7 @@ class Fleet(Part):
         names = [region.name for region in self.regions]
         ids = [machine["id"] for machine in self.machines()]
         for what in (names, ids):
-            twice = sorted({n for n in what if what.count(n) > 1})
+            twice = sorted(name for name, times in Counter(what).items() if times > 1)
             if twice:
                 raise RuleError(_UNIQUE, f"names must be unique; named twice: {', '.join(twice)}")
         return self
