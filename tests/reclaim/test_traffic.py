@@ -32,7 +32,7 @@ def test_classes() -> None:
 
 def test_share_leaves_the_larger_of_both_reservations() -> None:
     assert migration_share([1000.0, 1000.0, 1000.0], [0.0, 400.0, 2000.0]).tolist() == [700, 600, 0]
-    assert migration_share(1000.0, 0.0, 0.4, 100.0) == 500
+    assert migration_share(1000.0, 0.0, 0.4) == 600
     assert 0.69 * UNLIMITED_BYTES_S < migration_share(np.inf) <= UNLIMITED_BYTES_S
     with pytest.raises(ValueError, match=r"research_share: 1\.5: must be from 0 to 1"):
         migration_share(1.0, research_share=1.5)

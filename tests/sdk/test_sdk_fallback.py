@@ -179,7 +179,7 @@ def test_only_what_has_no_whole_copy_is_lost(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"format": "mizzen.checkpoint/9"}, "has format 'mizzen.checkpoint/9'"),
+        ({"format": "mizzen.checkpoint/9"}, "format 'mizzen.checkpoint/9' needs a newer version"),
         ({"parts": [{"name": "a", "key": "parts/../../secret"}]}, "which is not below parts/"),
         ({"parts": [{"name": "a", "key": "/etc/passwd"}]}, "which is not below parts/"),
         ({"parts": 7}, "cannot be read"),

@@ -8,7 +8,7 @@ import pytest
 from tests.decoys import Decoys
 from tests.stack.harness import Up, processes_of
 
-_LIVENESS = "liveness: {interval_s: 1, timeout_s: 3, restart_after_s: 6}\n"
+_LIVENESS = "liveness: {interval_s: 1, timeout_s: 5, restart_after_s: 15}\n"
 _PERIOD = "reclaim: {control_period_s: 2}\n"
 
 
@@ -24,7 +24,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A running stack; a test that stops it must start it again. At the end Ctrl-C must leave no process.
 
-    It restarts parts that do not respond for six seconds. Its current folder has modules with the names of all that it
+    It restarts parts that do not respond for 15 seconds. Its current folder has modules with the names of all that it
     imports, and none may be imported.
     """
     # On a busy machine a restart can take so long that, with the default, the machines would count as lost.
