@@ -38,6 +38,7 @@ __all__ = [
 
 # A shell without job control ignores these signals in background processes, and child processes inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` ignores it.
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # The default deadline of 200 ms per example fails now and then on a busy machine.
