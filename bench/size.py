@@ -1,7 +1,7 @@
 """Counts the lines of Python outside tests: `make size BASE=COMMIT`.
 
-Prints the lines in the wheels of the SDK and the server, those that moved to other distributions, and those that are
-gone: the lines of the commit `BASE` that `HEAD` has nowhere, by git's detection of moved files.
+Prints three numbers of lines: in the wheels of the SDK and the server, in other distributions, and deleted since the
+commit `BASE`. A line of a file that git finds to be moved is not deleted.
 """
 
 import subprocess

@@ -164,7 +164,7 @@ _OPTION = {
 
 
 def _option(at: At, values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of one alternative. Those that are not given are absent."""
+    """Returns the fields that one alternative of `resources` sets; omitted fields have no key."""
     infra: dict[str, Any] = values.pop("infra", {})
     for key in ("provider", "cloud", "region", "zone"):
         if at.get("infra").value is not None and at.get(key).value is not None:

@@ -15,7 +15,7 @@ from domain.ids import machine_id
 from infra.documents import read_document
 from infra.machine_shape import MachineShape
 
-_UNIQUE = "Names are unique: of regions, and of machines in a cluster, with those that count makes"
+_UNIQUE = "Names of regions are unique, and names of machines in a cluster; count: 2 makes the names NAME-1 and NAME-2"
 
 
 class MachineEntry(MachineShape):

@@ -1,4 +1,4 @@
-"""All policies of replays by name: those of services, and those that they are compared with."""
+"""The policies that `mizzen spot replay` knows, by name: `spothedge`, which services use, and its competitors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
