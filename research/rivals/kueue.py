@@ -14,34 +14,29 @@ admitted only if its tasks fit on machines (topology-aware scheduling, one clust
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 
 import numpy as np
 
-from domain.scheduling import CreditWeights, JobRequest, MachineState, Plan, RunningWorkload, TenantState
+from domain.scheduling import JobRequest, Plan, RunningWorkload
 from gms.auction.candidate import Candidate
 from research.rivals.rival import Rival
 from research.rivals.rooms import ClusterPool, Ints
 from simulation.engine import ScanOrder, id_of
 from simulation.hardware import supply
+from simulation.run import Scenario
+from simulation.supply import Machines
 from simulation.workloads import Workload
 
 
 class Kueue(Rival):
     """The engine of the policies `kueue` and `kueue-best-effort`."""
 
-    def __init__(
-        self,
-        machines: Mapping[str, tuple[MachineState, ...]],
-        weights: CreditWeights,
-        workloads: Sequence[Workload],
-        tenants: Mapping[str, TenantState],
-        strict: bool,
-    ) -> None:
-        super().__init__(machines, weights, workloads)
+    def __init__(self, scenario: Scenario, machines: Machines, *, strict: bool) -> None:
+        super().__init__(scenario, machines)
         self._strict = strict
-        self._nominal = {name: dict(tenant.quota_gpus) for name, tenant in tenants.items()}
+        self._nominal = {name: dict(tenant.quota_gpus) for name, tenant in scenario.tenants.items()}
         self._cohort = {
             gpu_type: max(slots, sum(quota.get(gpu_type, 0) for quota in self._nominal.values()))
             for gpu_type, slots in supply(machines).items()

@@ -1,16 +1,17 @@
 """The base class of the Slurm and Kueue models: ledgers, placed workloads, and one decision at a time."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from domain.scheduling import Bid, CreditWeights, JobRequest, MachineState, Plan, RunningWorkload
+from domain.scheduling import Bid, JobRequest, MachineState, Plan, RunningWorkload
 from gms.auction.candidate import Candidate, Outcome
 from research.rivals.rooms import ClusterPool, pools_of
 from simulation.engine import Counts, Ranks, ScanOrder
 from simulation.errors import SimulationError
 from simulation.ledger import Ledger
+from simulation.run import Scenario, credit_weights
+from simulation.supply import Machines
 from simulation.workload_state import numbered
-from simulation.workloads import Workload
 
 
 class Rival(Ranks, ABC):
@@ -22,15 +23,10 @@ class Rival(Ranks, ABC):
         SimulationError: a workload has several jobs, which the models do not support.
     """
 
-    def __init__(
-        self,
-        machines: Mapping[str, tuple[MachineState, ...]],
-        weights: CreditWeights,
-        workloads: Sequence[Workload],
-    ) -> None:
-        super().__init__(weights)
-        self.workloads = {life.id: life.workload for life in numbered(workloads)}
-        several = next((w.id for w in workloads if len(w.jobs) > 1), None)
+    def __init__(self, scenario: Scenario, machines: Machines) -> None:
+        super().__init__(credit_weights(scenario.settings))
+        self.workloads = {life.id: life.workload for life in numbered(scenario.workloads)}
+        several = next((w.id for w in scenario.workloads if len(w.jobs) > 1), None)
         if several is not None:
             raise SimulationError(f"workload {several}: has several jobs; slurm and kueue support only one job")
         self.ledgers = {region: Ledger(states) for region, states in sorted(machines.items())}

@@ -8,18 +8,18 @@ capacity (EASY). There is no preemption, as by Slurm's default. Time limits are 
 know in advance, so the results are optimistic for Slurm.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from domain.scheduling import CreditWeights, MachineState, Plan, TenantState
+from domain.scheduling import Plan
 from gms.auction.candidate import Candidate
 from research.rivals.rival import Rival
 from research.rivals.rooms import ClusterPool, Ints
 from simulation.engine import ScanOrder, id_of
-from simulation.settings import SimulationSettings
-from simulation.workloads import Workload
+from simulation.run import Scenario
+from simulation.supply import Machines
 
 WEIGHT_QOS = 100_000.0
 """Exceeds all other factors together, so that a workload of a higher level always has the higher priority."""
@@ -47,15 +47,9 @@ class SlurmReservation:
 class Slurm(Rival):
     """The engine of the policy `slurm`."""
 
-    def __init__(
-        self,
-        machines: Mapping[str, tuple[MachineState, ...]],
-        weights: CreditWeights,
-        workloads: Sequence[Workload],
-        tenants: Mapping[str, TenantState],
-        settings: SimulationSettings,
-    ) -> None:
-        super().__init__(machines, weights, workloads)
+    def __init__(self, scenario: Scenario, machines: Machines) -> None:
+        super().__init__(scenario, machines)
+        tenants = scenario.tenants
         ordered = list(self.workloads.values())
         self._level = np.array([w.level for w in ordered], np.int64)
         self._submit_s = np.array([w.submit_s for w in ordered])
@@ -66,7 +60,7 @@ class Slurm(Rival):
         self._share = np.array([max(1, sum(tenants[name].quota_gpus.values())) for name in names], np.float64)
         self._used_gpu_s, self._held_gpus = np.zeros(len(names)), np.zeros(len(names))
         self._used_until_s = 0.0
-        self._overhead_s = settings.provisioning_p99_s
+        self._overhead_s = scenario.settings.provisioning_p99_s
         self._ends_s: dict[str, float] = {}
         self._shadow: SlurmReservation | None = None
         self._has_room = False
