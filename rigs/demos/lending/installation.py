@@ -68,6 +68,8 @@ class Site:
         self.folder, self.gate = folder, folder / "gate"
         self.steps, self.table = folder / "steps", folder / "table"
         self.steps.mkdir()
+        for building in BUILDINGS:  # mizzen does not create the folder of a store.
+            (folder / "stores" / building).mkdir(parents=True)
         table = [sys.executable, str(_EXAMPLE / "make_table.py"), str(self.table)]
         subprocess.run(table, check=True, stdout=subprocess.DEVNULL)
 
