@@ -28,7 +28,7 @@ from activities.lifecycle.dispatch import Dispatcher
 from activities.lifecycle.housekeeping import HousekeepingActivities
 from activities.lifecycle.launch import LaunchActivities
 from activities.lifecycle.machines import MachineActivities
-from activities.lifecycle.progress import Progress
+from activities.lifecycle.progress import ProgressReader
 from activities.lifecycle.reconcile import Reconciler
 from activities.lifecycle.singletons import keep_singletons
 from activities.lifecycle.workloads import WorkloadActivities
@@ -37,7 +37,7 @@ from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import RegionActivities
 from activities.scheduling.precompile import precompile
 from activities.scheduling.scheduler_state import SchedulerState
-from activities.services.readiness import Readiness
+from activities.services.readiness import ReadinessReader
 from activities.services.step import ServiceActivities
 from capacity.provider import Provider
 from capacity.providers.registry import check_providers, open_providers
@@ -47,10 +47,10 @@ from infra.config import Settings
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError
-from infra.exits import stop_signals
 from infra.liveness_pipe import DISPATCHER, LivenessReporter
 from infra.master_key import check_master_key
 from infra.memory import collect_seldom, give_back_freed_memory
+from infra.process_exit import stop_signals
 from infra.search_attributes import register
 from infra.temporal_client import connect
 
@@ -209,10 +209,10 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
                 ).run(),
                 keep_singletons(engine, client, settings.tetris.nightly, settings.reconcile.singletons_s),
                 Reconciler(engine, settings, client).run(),
-                Progress(engine, settings, client).run(),
+                ProgressReader(engine, settings, client).run(),
                 Credits(engine, settings).run(),
                 PoolKeeper(engine, settings, client, providers).run(),
-                Readiness(engine, settings, client).run(),
+                ReadinessReader(engine, settings, client).run(),
                 Pacer(engine, settings, client).run(),
             )
             for loop in loops:

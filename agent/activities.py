@@ -28,11 +28,11 @@ from agent.notices import MachineNotices
 from agent.outcomes import kept_outcome, outcome
 from agent.ports import SERVING, reserve
 from agent.sealed import CannotUnseal, prove
-from agent.serving import Readiness
 from agent.staging import StagedAttempt, Stager
 from agent.state import AttemptFolder, StateFolder
-from agent.tasks import RunFolder, State
-from agent.watching import Bandwidth, Watch, next_look, notify, still_running
+from agent.task_readiness import Readiness
+from agent.task_watch import BandwidthMeter, TaskWatch, next_look, notify, still_running
+from agent.tasks import RunFolder, TaskState
 from domain.blame import LaunchError
 from domain.protocol import (
     DETACHED,
@@ -66,7 +66,7 @@ class NodeActivities:
         notices: MachineNotices,
         lender: Lender,
         locks: StartLocks,
-        uplink: Bandwidth | None = None,
+        uplink: BandwidthMeter | None = None,
     ) -> None:
         self._config = config
         self._uplink = uplink
@@ -254,7 +254,7 @@ class NodeActivities:
 
     async def _start(self, staged: StagedAttempt, masters: dict[str, str]) -> None:
         def start(run: RunFolder, index: int) -> None:
-            if tasks.look(run) is State.ABSENT:
+            if tasks.look(run) is TaskState.ABSENT:
                 tasks.start(run, self._stager.task_launch(staged, staged.places[index], masters))
 
         await asyncio.gather(*(asyncio.to_thread(start, run, index) for index, run in enumerate(staged.runs)))
@@ -268,7 +268,7 @@ class NodeActivities:
             serving = Readiness(run, staged.launch.serving.probe, address, port, has_setup=has_setup)
         heartbeat_interval_s = self._pause_s(self._config.heartbeat_interval_s)
         poll_interval_s = self._config.poll_interval_s
-        await Watch(
+        await TaskWatch(
             staged,
             self._notices,
             serving,
@@ -335,7 +335,7 @@ class NodeActivities:
     def _ship(self, staged: StagedAttempt, runs: Sequence[RunFolder]) -> None:
         bucket = partial(self._stager.bucket, staged.folder)
         for run in runs:
-            if tasks.look(run) is not State.ABSENT:
+            if tasks.look(run) is not TaskState.ABSENT:
                 self._shipping.watch(run, bucket, staged.masker, staged.launch.logs)
 
     # -------------------------------------------------------------------------------------------------------- beats

@@ -65,7 +65,7 @@ class Op(IntEnum):
 
 
 @dataclass(frozen=True)
-class Step:
+class Instruction:
     """One instruction of an eBPF program."""
 
     op: Op
@@ -80,11 +80,12 @@ class Step:
     """With `Op.MAP`: the offset within the map's first value, if `source` is `VALUE`."""
 
 
-Program = list[Step | str]
+Program = list[Instruction | str]
 """Instructions and labels. Register 0 is the result, register 1 the argument of the program, register 10 the end of a
 stack of 512 bytes."""
 MAP, VALUE = 1, 2
-"""`Step.source` of `Op.MAP`: the map itself, as an argument of a helper function, or the address of its first value."""
+"""`Instruction.source` of `Op.MAP`: the map itself, as an argument of a helper function, or the address of its
+first value."""
 
 
 class Hook(IntEnum):
@@ -101,7 +102,7 @@ class Hook(IntEnum):
     TCX_EGRESS = 47
 
 
-class Kind(IntEnum):
+class ProgramType(IntEnum):
     """Types of programs (`enum bpf_prog_type`)."""
 
     SCHED_CLS = 3
@@ -112,7 +113,7 @@ class Kind(IntEnum):
     """Chooses the listening socket of a new connection in a network namespace."""
 
 
-def load(program: Program, kind: Kind, hook: Hook, name: str) -> int:
+def load(program: Program, kind: ProgramType, hook: Hook, name: str) -> int:
     """Loads a program into the kernel, and returns its descriptor, which is closed on exec.
 
     Raises:
@@ -239,8 +240,8 @@ def _create(kind: int, key_bytes: int, value_bytes: int, entries: int, name: str
     return _bpf(_MAP_CREATE, attributes)
 
 
-def _encode(program: Iterable[Step | str]) -> bytes:
-    steps: list[Step] = []
+def _encode(program: Iterable[Instruction | str]) -> bytes:
+    steps: list[Instruction] = []
     labels: dict[str, int] = {}
     places: list[int] = []
     size = 0

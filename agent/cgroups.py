@@ -19,7 +19,7 @@ CONTROLLERS = ("memory", "pids", "cpu")
 
 
 @dataclass(frozen=True)
-class Limits:
+class TaskLimits:
     """Limits on the resources of one task."""
 
     memory_bytes: int
@@ -66,7 +66,7 @@ def make_cgroup(run_id: str) -> str | None:
     return path if os.path.exists(os.path.join(path, "cgroup.kill")) else None
 
 
-def limit(run_id: str, limits: Limits) -> tuple[list[str], list[str]]:
+def limit(run_id: str, limits: TaskLimits) -> tuple[list[str], list[str]]:
     """Creates cgroups with `limits` for a run. Returns their paths, and the controllers that cannot be used.
 
     The run's first process must join them.

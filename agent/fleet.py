@@ -21,8 +21,8 @@ from agent.host import run_agent
 from agent.processes import kill_until_gone, with_run_ids
 from agent.state import POWERED_OFF, StateFolder
 from infra.config import TemporalSettings
-from infra.exits import end_process, stop_signals
 from infra.liveness_pipe import LOOP, REPORT_INTERVAL_S, LivenessListener, LivenessReporter
+from infra.process_exit import end_process, stop_signals
 
 _SIGNALS = {*stop_signals(), signal.SIGCHLD}
 _MAX_RESTART_PAUSE_S = 10.0

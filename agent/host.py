@@ -18,8 +18,8 @@ from agent import records, scratch, sealed, tasks
 from agent.activities import NodeActivities
 from agent.config import AgentConfig
 from agent.lending.lender import Lender
+from agent.lending.owner_socket import open_socket, serve_owner
 from agent.lending.polls import tuner
-from agent.lending.serving import open_socket, serve_owner
 from agent.locks import StartLocks
 from agent.logs import Shipping, shipped
 from agent.notices import MachineNotices
@@ -27,14 +27,14 @@ from agent.orphans import end_tasks
 from agent.outcomes import forget_outcomes, keep_outcome
 from agent.staging import Stager
 from agent.state import CONFIG, AttemptFolder, StateFolder
-from agent.tasks import State
+from agent.tasks import TaskState
 from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id
 from domain.protocol import Hello
 from domain.version import BUILD_ID
 from infra.config import TemporalSettings
 from infra.errors import ConfigurationError
-from infra.exits import stop_signals
 from infra.liveness_pipe import LivenessReporter
+from infra.process_exit import stop_signals
 from infra.temporal_client import connect, refusal, use_quiet_runtime
 from mizzen.objects import open_store
 
@@ -222,7 +222,7 @@ async def _guard(state: StateFolder, activities: NodeActivities, stop: asyncio.E
 
 
 def _save_config(state: StateFolder, config: AgentConfig) -> None:
-    """Stores the configuration for `agent.lending.alone`. A full disk does not keep the agent from running."""
+    """Stores the configuration for `agent.lending.emergency_reclaim`. The agent also runs if the disk is full."""
     shown = config.model_copy(update={"state_dir": state.path})
     try:
         records.write_durably(str(state.path / CONFIG), shown.model_dump_json(exclude={"join_token"}).encode())
@@ -387,7 +387,7 @@ def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) ->
             usage = shutil.disk_usage(state.path)
             if usage.free >= config.keep_free * usage.total:
                 continue
-        kept_back = any(tasks.look(run) is not State.ABSENT and not shipped(run) for run in attempt.runs())
+        kept_back = any(tasks.look(run) is not TaskState.ABSENT and not shipped(run) for run in attempt.runs())
         over = state.is_over(attempt) or (age_s > _ABANDONED_S and not state.is_started(attempt))
         if over and not kept_back:
             # Without the folder a late retry would start the tasks again, so the attempt is refused from now on.

@@ -30,7 +30,7 @@ _PROBE = """
 import os, sys
 root, uid, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 sys.path.insert(0, root)
-from agent.view import enter_view, view_for
+from agent.mount_view import enter_view, view_for
 view = view_for(uid, [folder, *sys.argv[4:]])
 if view:
     enter_view(view)

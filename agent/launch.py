@@ -41,7 +41,7 @@ class TaskLaunch:
     limits: tuple[str, ...] = ()
     """Paths of cgroups with limits or with a port map. The task does not run if it cannot join them."""
     view: Mapping[str, list[str]] = field(default_factory=dict)
-    """Folders that the task's user may not enter, each with the paths below it that the task can see (`agent.view`)."""
+    """Folders that the task's user may not enter, each with the paths below it that the task can see (`mount_view`)."""
     scratch: str | None = None
     """Folder of the attempt's private `/tmp`, `/var/tmp` and `/dev/shm` (`agent.scratch`); None: the machine's."""
     scratch_paths: tuple[str, ...] = ()

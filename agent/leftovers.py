@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from agent.tasks import RunFolder
-from domain.reported import LeftFiles
+from domain.task_reports import LeftFiles
 
 _MOST_ENTRIES = 100_000
 """Further entries of a working directory are not counted."""

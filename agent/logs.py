@@ -35,7 +35,7 @@ from typing import Any
 
 from agent import tasks
 from agent.sealed import Secrets
-from agent.tasks import RunFolder, State
+from agent.tasks import RunFolder, TaskState
 from domain.ids import log_prefix
 from domain.launch import LogLaunch
 from mizzen.objects import ObjectStore
@@ -350,13 +350,13 @@ class Shipping:
             pause_s = settings.interval_s
             try:
                 state = tasks.look(run)
-                if state is State.LOST:
+                if state is TaskState.LOST:
                     await loop.run_in_executor(self._executor, tasks.settle, run)
                     continue
-                if stream is not None and state is State.RUNNING and stream.is_silent():
+                if stream is not None and state is TaskState.RUNNING and stream.is_silent():
                     await asyncio.sleep(pause_s)
                     continue
-                ship = partial(_ship, stream, make, final=state is State.ENDED)
+                ship = partial(_ship, stream, make, final=state is TaskState.ENDED)
                 stream, more = await loop.run_in_executor(self._executor, ship)
                 if more:
                     pause_s = 0.0

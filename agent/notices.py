@@ -18,12 +18,12 @@ from collections.abc import Mapping
 
 from agent.config import DETECT
 from domain.protocol import MachineNotice
-from domain.reported import NoticeReport
+from domain.task_reports import NoticeReport
 from mizzen.cadence import PLATFORMS as PRIORS
 from mizzen.cadence.interruptions import OF_NOTICES
 from mizzen.notices import Notice, Watcher
+from mizzen.notices.current_notice import backoff_s
 from mizzen.notices.detection import detect, from_environment
-from mizzen.notices.watching import backoff_s
 
 _log = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from agent import records
 from agent.logs import Masker
 from agent.progress import read_progress
 from agent.sealed import CannotUnseal, unseal
-from agent.serving import never_ready
 from agent.state import AttemptFolder, StateFolder
-from agent.tasks import Exit, RunFolder
+from agent.task_readiness import never_ready
+from agent.tasks import ReportedExit, RunFolder
 from domain.launch import LaunchDescription
 from domain.protocol import NodeOutcome, TaskExit
-from domain.reported import OWNER, NoticeReport
+from domain.task_reports import OWNER, NoticeReport
 from mizzen.notices import Kind
 
 _OUTCOME = TypeAdapter(NodeOutcome)
@@ -41,7 +41,7 @@ def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> N
     # Exit code 0 after a notice that the agent gave by itself is no success either, and there is no failure to report.
     told = told or (bool(noticed) and all(end is not None and end.succeeded for end in ends))
     progress = [read_progress(run, masker) for run in runs]
-    # From the record of the stop, because the agent may have been stopped or dead (`agent.lending.alone`).
+    # From the record of the stop, because the agent may have been stopped or dead (`agent.lending.emergency_reclaim`).
     owner = any(stop.owner for stop in noticed)
     notices = (p.notice for p in progress if p.notice is not None and p.notice.takes_machine)
     return NodeOutcome(
@@ -66,7 +66,7 @@ def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> N
     )
 
 
-def _owners_notice(ended: Sequence[tuple[RunFolder, Exit]]) -> NoticeReport:
+def _owners_notice(ended: Sequence[tuple[RunFolder, ReportedExit]]) -> NoticeReport:
     at_s = min((end.ended_at_s for _, end in ended), default=time.time())
     return NoticeReport(OWNER, str(Kind.PREEMPT), True, at_s, at_s, "the owner took the machine back, or GPUs of it")
 

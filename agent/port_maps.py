@@ -10,7 +10,7 @@ import os
 import socket
 from enum import IntEnum
 
-from agent.bpf import Hook, Kind, Op, Program, Step, attach_to_cgroup, load
+from agent.bpf import Hook, Instruction, Op, Program, ProgramType, attach_to_cgroup, load
 
 _HOOKS = (Hook.BIND4, Hook.BIND6, Hook.CONNECT4, Hook.CONNECT6, Hook.GETSOCKNAME4, Hook.GETSOCKNAME6)
 
@@ -36,7 +36,7 @@ def map_port(cgroup: str, inside: int, outside: int) -> None:
     folder = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for hook in _HOOKS:
-            programs[hook] = load(_program(hook, inside, outside), Kind.CGROUP_SOCK_ADDR, hook, "mizzen_port")
+            programs[hook] = load(_program(hook, inside, outside), ProgramType.CGROUP_SOCK_ADDR, hook, "mizzen_port")
         attach_to_cgroup(folder, programs)
     finally:
         for descriptor in (folder, *programs.values()):
@@ -48,49 +48,49 @@ def _program(hook: Hook, inside: int, outside: int) -> Program:
     old, new = (outside, inside) if hook in (Hook.GETSOCKNAME4, Hook.GETSOCKNAME6) else (inside, outside)
     conditions = {Hook.CONNECT4: _if_loopback4(), Hook.CONNECT6: _if_loopback6()}.get(hook, [])
     return [
-        Step(Op.CONSTANT, 0, constant=1),  # Allow the system call, whether the port is replaced or not.
-        Step(Op.LOAD, 2, 1, offset=_Field.TYPE),
-        Step(Op.JUMP_UNLESS_EQUAL_32, 2, constant=socket.SOCK_STREAM, target="end"),
-        Step(Op.LOAD, 2, 1, offset=_Field.PORT),
-        Step(Op.JUMP_UNLESS_EQUAL_32, 2, constant=socket.htons(old), target="end"),
+        Instruction(Op.CONSTANT, 0, constant=1),  # Allow the system call, whether the port is replaced or not.
+        Instruction(Op.LOAD, 2, 1, offset=_Field.TYPE),
+        Instruction(Op.JUMP_UNLESS_EQUAL_32, 2, constant=socket.SOCK_STREAM, target="end"),
+        Instruction(Op.LOAD, 2, 1, offset=_Field.PORT),
+        Instruction(Op.JUMP_UNLESS_EQUAL_32, 2, constant=socket.htons(old), target="end"),
         *conditions,
         "replace",
-        Step(Op.CONSTANT, 2, constant=socket.htons(new)),
-        Step(Op.STORE, 1, 2, offset=_Field.PORT),
+        Instruction(Op.CONSTANT, 2, constant=socket.htons(new)),
+        Instruction(Op.STORE, 1, 2, offset=_Field.PORT),
         "end",
-        Step(Op.EXIT),
+        Instruction(Op.EXIT),
     ]
 
 
 def _if_loopback4() -> Program:
     """Jumps to `replace` if the address is 127.0.0.0/8 or 0.0.0.0, which also connects to loopback; else to `end`."""
-    return [Step(Op.LOAD, 2, 1, offset=_Field.IP4), *_if_ip4_loopback()]
+    return [Instruction(Op.LOAD, 2, 1, offset=_Field.IP4), *_if_ip4_loopback()]
 
 
 def _if_ip4_loopback() -> Program:
     """Jumps like `_if_loopback4`, for the IPv4 address in register 2."""
     return [
-        Step(Op.JUMP_IF_EQUAL_32, 2, constant=0, target="replace"),
-        Step(Op.AND_CONSTANT, 2, constant=0xFF),
-        Step(Op.JUMP_IF_EQUAL_32, 2, constant=127, target="replace"),
-        Step(Op.JUMP, target="end"),
+        Instruction(Op.JUMP_IF_EQUAL_32, 2, constant=0, target="replace"),
+        Instruction(Op.AND_CONSTANT, 2, constant=0xFF),
+        Instruction(Op.JUMP_IF_EQUAL_32, 2, constant=127, target="replace"),
+        Instruction(Op.JUMP, target="end"),
     ]
 
 
 def _if_loopback6() -> Program:
     """Jumps to `replace` if the address is `::1`, `::`, or an IPv4 loopback address in IPv6; else to `end`."""
     return [
-        Step(Op.LOAD, 2, 1, offset=_Field.IP6),
-        Step(Op.LOAD, 3, 1, offset=_Field.IP6 + 4),
-        Step(Op.OR, 2, 3),
-        Step(Op.JUMP_UNLESS_EQUAL_32, 2, constant=0, target="end"),
-        Step(Op.LOAD, 3, 1, offset=_Field.IP6 + 8),
-        Step(Op.LOAD, 2, 1, offset=_Field.IP6 + 12),
-        Step(Op.JUMP_IF_EQUAL_32, 3, constant=socket.htonl(0xFFFF), target="ip4"),
-        Step(Op.JUMP_UNLESS_EQUAL_32, 3, constant=0, target="end"),
-        Step(Op.JUMP_IF_EQUAL_32, 2, constant=socket.htonl(1), target="replace"),
-        Step(Op.JUMP_IF_EQUAL_32, 2, constant=0, target="replace"),
-        Step(Op.JUMP, target="end"),
+        Instruction(Op.LOAD, 2, 1, offset=_Field.IP6),
+        Instruction(Op.LOAD, 3, 1, offset=_Field.IP6 + 4),
+        Instruction(Op.OR, 2, 3),
+        Instruction(Op.JUMP_UNLESS_EQUAL_32, 2, constant=0, target="end"),
+        Instruction(Op.LOAD, 3, 1, offset=_Field.IP6 + 8),
+        Instruction(Op.LOAD, 2, 1, offset=_Field.IP6 + 12),
+        Instruction(Op.JUMP_IF_EQUAL_32, 3, constant=socket.htonl(0xFFFF), target="ip4"),
+        Instruction(Op.JUMP_UNLESS_EQUAL_32, 3, constant=0, target="end"),
+        Instruction(Op.JUMP_IF_EQUAL_32, 2, constant=socket.htonl(1), target="replace"),
+        Instruction(Op.JUMP_IF_EQUAL_32, 2, constant=0, target="replace"),
+        Instruction(Op.JUMP, target="end"),
         "ip4",
         *_if_ip4_loopback(),
     ]

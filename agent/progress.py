@@ -10,7 +10,7 @@ from typing import Any
 
 from agent.logs import MASK, Masker
 from agent.tasks import RunFolder
-from domain.reported import CadenceReport, FailingReport, LoadReport, LoadState, NoticeReport, TaskProgress
+from domain.task_reports import CadenceReport, FailingReport, LoadReport, LoadState, NoticeReport, TaskProgress
 
 _MAX_REPORT_BYTES = 64 << 10
 _MAX_WORDS = 500

@@ -21,7 +21,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-from agent.view import bind, detach, mount_memory, new_namespace
+from agent.mount_view import bind, detach, mount_memory, new_namespace
 
 PLACES = {"tmp": "/tmp", "var-tmp": "/var/tmp", "shm": "/dev/shm"}
 _LOCK = "lock"

@@ -32,10 +32,10 @@ from functools import cache
 from typing import Any, NoReturn
 
 from agent.cgroups import join, kill_cgroup, memory_use, processes_in, remove_cgroup
+from agent.mount_view import enter_view
 from agent.records import reserve, write_durably, write_reserved
 from agent.scratch import enter, hold, release
-from agent.termination import SETUP, Notice, read_processes
-from agent.view import enter_view
+from agent.termination import SETUP, TaskNotice, read_processes
 
 PID_FILE = "pid.json"
 EXIT_FILE = "exit.json"
@@ -202,7 +202,7 @@ class _Task:
         self.ended: dict[int, int] = {}
         """Wait status of each process that was reaped after the notice, by pid."""
         self.deadline_s: float | None = None
-        self.given: Notice | None = None
+        self.given: TaskNotice | None = None
         """The notice; None: there was none."""
 
     def reap(self) -> bool:
@@ -251,7 +251,7 @@ class _Task:
         """Sends SIGTERM to the processes of the task that are due to get it (`agent.termination`)."""
         living = read_processes(descendants({os.getpid()}))
         if self.given is None:
-            self.given = Notice(self.pid, boot_time_s())
+            self.given = TaskNotice(self.pid, boot_time_s())
         assert self.deadline_s is not None
         for pid in self.given.due(living, boot_time_s(), self.deadline_s):
             _signal(pid, signal.SIGTERM)

@@ -15,21 +15,21 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from agent.cgroups import Limits, limit, make_cgroup, remove_cgroup
+from agent.cgroups import TaskLimits, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
 from agent.isolation import check_store, give_bucket, give_store, local_checkpoints, needed_paths
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command
 from agent.logs import Masker
+from agent.mount_view import view_for
 from agent.notices import MachineNotices
 from agent.ports import NoFreePort, PortTaken
 from agent.scratch import hidden
 from agent.sealed import Secrets, unseal
-from agent.serving import open_port
 from agent.state import AttemptFolder, StateFolder, make_folder
 from agent.stores import WrongStore, check_remote, remote_store
+from agent.task_readiness import open_port
 from agent.tasks import RunFolder, private
 from agent.unpack import fill_workdir
-from agent.view import view_for
 from domain.ids import archive_key
 from domain.launch import LaunchDescription, TaskPlace
 from infra.archives import BadArchive
@@ -216,7 +216,7 @@ class Stager:
         """Returns the shim's input for one task, and opens its port if it serves requests.
 
         Raises:
-            NoFreePort, PortTaken: the task has no port (`agent.serving.open_port`).
+            NoFreePort, PortTaken: the task has no port (`agent.task_readiness.open_port`).
         """
         run = staged.run(place)
         cgroup = make_cgroup(run.run_id) if self._config.cgroup else None
@@ -288,7 +288,7 @@ class Stager:
         if not self._config.cgroup or not place.memory_bytes:
             return ()
         processes = self._config.processes_per_task + self._config.processes_per_cpu * place.cpus_milli // 1000
-        folders, missing = limit(run.run_id, Limits(place.memory_bytes, processes, place.cpus_milli))
+        folders, missing = limit(run.run_id, TaskLimits(place.memory_bytes, processes, place.cpus_milli))
         new = [name for name in missing if name not in self._warned]
         if new:
             self._warned.update(new)

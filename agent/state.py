@@ -5,8 +5,8 @@
     key.previous                previous private key, if the key was rotated
     incarnation                 id of this boot of the machine; deleted by `agent.fleet.power_off`
     powered-off                 marker: the machine is off and its agent must not be started
-    config.json                 the agent's configuration, without its secrets (`agent.lending.alone`)
-    word.json                   what the owner has said while the agent did not answer (`agent.lending.word`)
+    config.json                 the agent's configuration, without its secrets (`agent.lending.emergency_reclaim`)
+    word.json                   what the owner has said while the agent did not answer (`agent.lending.owner_request`)
     lending.json, owner.sock    what the owner of the machine lends, and the owner's socket (`agent.lending`)
     stopped/WORKLOAD            number of the workload's last stopped attempt; it and older attempts are refused
     outcomes/WORKLOAD.ATTEMPT.json     outcome of an attempt whose folder was removed (`agent.outcomes`)
@@ -32,7 +32,7 @@ from typing import Any
 
 from agent import records, scratch, sealed, shim, tasks
 from agent.processes import ProcessIdentity
-from agent.tasks import RunFolder, State
+from agent.tasks import RunFolder, TaskState
 from domain.launch import LaunchDescription
 from infra.errors import ConfigurationError
 
@@ -263,12 +263,12 @@ class StateFolder:
         if attempt.key in self._ended:
             return True
         states = [tasks.look(run) for run in attempt.runs()]
-        if states and all(state is State.ENDED for state in states):
+        if states and all(state is TaskState.ENDED for state in states):
             self._ended.add(attempt.key)
             return True
         # Not cached: a start that began before the stop may still be in progress.
         if self.stopped_attempt(attempt.workload_id) >= attempt.attempt:
-            return State.RUNNING not in states and State.LOST not in states
+            return TaskState.RUNNING not in states and TaskState.LOST not in states
         return False
 
     def remove(self, attempt: AttemptFolder) -> None:
@@ -283,11 +283,11 @@ class StateFolder:
 
     def is_started(self, attempt: AttemptFolder) -> bool:
         """Whether any task of the attempt was started, or was stopped before its start."""
-        return any(tasks.look(run) is not State.ABSENT for run in attempt.runs())
+        return any(tasks.look(run) is not TaskState.ABSENT for run in attempt.runs())
 
     def running(self) -> list[str]:
         """Returns the keys (`workload.attempt`) of the attempts with a running task."""
-        return [a.key for a in self.attempts() if any(tasks.look(run) is State.RUNNING for run in a.runs())]
+        return [a.key for a in self.attempts() if any(tasks.look(run) is TaskState.RUNNING for run in a.runs())]
 
     def attempts(self) -> list[AttemptFolder]:
         """Returns the attempts that have a folder, sorted by workload and number."""

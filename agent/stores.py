@@ -28,7 +28,7 @@ import json, os, sys
 told = json.load(sys.stdin)
 sys.path.insert(0, told["agent"])
 from agent.cgroups import join
-from agent.view import enter_view
+from agent.mount_view import enter_view
 if told["cgroup"] is not None:
     join([told["cgroup"]])
 if told["view"]:

@@ -8,7 +8,7 @@
     work/                                   working directory and HOME; owned by the task's user
     report/report.json                      the task's report; the folder is owned by the task's user
     interval.json                           how often the task should save, if a coordinator decides it
-    serving.json                            readiness of a task that serves requests (`agent.serving`)
+    serving.json                            readiness of a task that serves requests (`agent.task_readiness`)
     ship.json                               how much of the output was shipped (`agent.logs`)
 
 The folder contains all state of the task, so any agent process can continue with it. The functions block for a few
@@ -31,7 +31,7 @@ from typing import Any
 from agent import cgroups, records, scratch, shim
 from agent.launch import TaskLaunch
 from agent.processes import ProcessIdentity, kill_until_gone, with_run_ids
-from agent.starting import NoZygote, start_shim
+from agent.zygote_client import NoZygote, start_shim
 from domain.ids import run_id
 
 _STARTING_S = 10.0
@@ -44,7 +44,7 @@ class NotStarted(Exception):
     """The task was not started. The message contains the shim's error output, if there is any."""
 
 
-class State(Enum):
+class TaskState(Enum):
     """State of a task on this machine."""
 
     ABSENT = "absent"
@@ -57,7 +57,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
-class Exit:
+class ReportedExit:
     """How a task ended. If `exit_code` and `signal` are None, its exit status was lost or it was never started."""
 
     exit_code: int | None
@@ -145,12 +145,12 @@ class RunFolder:
         """Path of the task's setup script."""
         return self.path / "setup.sh"
 
-    def exit(self) -> Exit | None:
+    def exit(self) -> ReportedExit | None:
         """Returns how the task ended, or None if no exit status was recorded yet."""
         body = self._read(shim.EXIT_FILE)
         if body is None:
             return None
-        return Exit(
+        return ReportedExit(
             body.get("exit_code"),
             body.get("signal"),
             float(body["ended_at_s"]),
@@ -219,14 +219,14 @@ def start(run: RunFolder, launch: TaskLaunch) -> None:
         NotStarted: the shim failed before it recorded the task.
         OSError: the disk is full.
     """
-    if look(run) is not State.ABSENT:
+    if look(run) is not TaskState.ABSENT:
         return
     with open(run.path / "shim.log", "ab", opener=private) as log:
         try:
             failed = start_shim(run.path, json.dumps(launch.to_json()).encode(), log.fileno())
         except NoZygote as error:
             raise NotStarted(f"task {run.run_id} could not be started: {error}") from None
-    if look(run) is State.ABSENT and not _recorded(run):
+    if look(run) is TaskState.ABSENT and not _recorded(run):
         if failed in (errno.ENOSPC, errno.EDQUOT):
             raise OSError(failed, os.strerror(failed), str(run.path))
         complaint = (run.path / "shim.log").read_text(errors="replace")[-2000:]
@@ -236,34 +236,34 @@ def start(run: RunFolder, launch: TaskLaunch) -> None:
 def _recorded(run: RunFolder) -> bool:
     """Whether another shim, which holds the lock, records the task within `_STARTING_S`."""
     give_up_s = time.monotonic() + _STARTING_S
-    while look(run) is State.ABSENT:
+    while look(run) is TaskState.ABSENT:
         with run.locked() as free:
             if free:
-                return look(run) is not State.ABSENT
+                return look(run) is not TaskState.ABSENT
         if time.monotonic() > give_up_s:
             return False
         time.sleep(0.02)
     return True
 
 
-def look(run: RunFolder) -> State:
+def look(run: RunFolder) -> TaskState:
     """Returns the current state of the task."""
     if (run.path / shim.EXIT_FILE).exists():
-        return State.ENDED
+        return TaskState.ENDED
     identities = run.identities()
     if identities is None:
-        return State.ABSENT
+        return TaskState.ABSENT
     if identities[0].alive():
-        return State.RUNNING
+        return TaskState.RUNNING
     # The shim may have recorded the exit status after the first check.
-    return State.ENDED if (run.path / shim.EXIT_FILE).exists() else State.LOST
+    return TaskState.ENDED if (run.path / shim.EXIT_FILE).exists() else TaskState.LOST
 
 
 def settle(run: RunFolder) -> None:
     """Ends a lost task: kills its remaining processes and records that its exit status is unknown."""
-    while look(run) is State.LOST:
+    while look(run) is TaskState.LOST:
         with run.locked() as free:
-            if free and look(run) is State.LOST:
+            if free and look(run) is TaskState.LOST:
                 _sweep(run)
                 _write_exit(run, started=True)
         time.sleep(0 if free else 0.02)
@@ -278,15 +278,15 @@ def request_stop(run: RunFolder, grace_s: float, *, told: bool, owner: bool = Fa
     Raises:
         NotStarted: the lock of a task that was not started is held, so the task can neither be started nor stopped.
     """
-    while look(run) is State.ABSENT:
+    while look(run) is TaskState.ABSENT:
         run.path.mkdir(mode=0o711, parents=True, exist_ok=True)
         with run.locked() as free:
-            if free and look(run) is State.ABSENT:
+            if free and look(run) is TaskState.ABSENT:
                 _write_exit(run, started=False)
         if not free and not _recorded(run):
             raise NotStarted(f"task {run.run_id} cannot be stopped: it was not started, and its lock is held")
     identities = run.identities()
-    if look(run) is not State.RUNNING or identities is None:
+    if look(run) is not TaskState.RUNNING or identities is None:
         return
     before = run.stop()
     deadline_s = shim.boot_time_s() + grace_s

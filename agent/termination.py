@@ -35,7 +35,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
-class Process:
+class ObservedProcess:
     """One process, as `/proc` shows it."""
 
     pid: int
@@ -54,7 +54,7 @@ class Process:
     """The pipes that it can write to, and that are the standard input of other processes."""
 
 
-class Wait(Enum):
+class NoticeWait(Enum):
     """How long a process's condition must hold before it gets the notice."""
 
     NONE = "none"
@@ -64,7 +64,7 @@ class Wait(Enum):
     """Until half of the grace period has passed."""
 
 
-def read_processes(pids: Iterable[int]) -> dict[int, Process]:
+def read_processes(pids: Iterable[int]) -> dict[int, ObservedProcess]:
     """Returns the processes among `pids` that are alive, by pid."""
     found = {pid: process for pid in pids if (process := _read(pid)) is not None}
     pipes = {process.reads for process in found.values()} - {None}
@@ -74,8 +74,8 @@ def read_processes(pids: Iterable[int]) -> dict[int, Process]:
 
 
 def recipients(
-    known: Mapping[int, Process], living: Mapping[int, Process], told: set[int], first: int
-) -> dict[int, Wait]:
+    known: Mapping[int, ObservedProcess], living: Mapping[int, ObservedProcess], told: set[int], first: int
+) -> dict[int, NoticeWait]:
     """Returns the processes that get the notice, each with the time for which this must hold before.
 
     Args:
@@ -88,14 +88,16 @@ def recipients(
 
 
 class _Rule:
-    def __init__(self, known: Mapping[int, Process], living: Mapping[int, Process], told: set[int], first: int) -> None:
+    def __init__(
+        self, known: Mapping[int, ObservedProcess], living: Mapping[int, ObservedProcess], told: set[int], first: int
+    ) -> None:
         self.known, self.living, self.told, self.first = known, living, told, first
-        self.found: dict[int, Wait] = {}
-        self.children: dict[int, list[Process]] = {}
+        self.found: dict[int, NoticeWait] = {}
+        self.children: dict[int, list[ObservedProcess]] = {}
         for process in known.values():
             self.children.setdefault(process.parent, []).append(process)
 
-    def recipients(self) -> dict[int, Wait]:
+    def recipients(self) -> dict[int, NoticeWait]:
         tops = [process for process in self.known.values() if process.parent not in self.known]
         awaited = set(self.told)
         idle = []
@@ -113,27 +115,27 @@ class _Rule:
             if wait is not None:
                 self.found[process.pid] = wait
         if not any(pid in self.living for pid in awaited):
-            self.found |= {pid: Wait.LATER for pid in idle if self._may_be_told(self.known[pid])}
+            self.found |= {pid: NoticeWait.LATER for pid in idle if self._may_be_told(self.known[pid])}
         return self.found
 
-    def _wait(self, process: Process) -> Wait | None:
+    def _wait(self, process: ObservedProcess) -> NoticeWait | None:
         """Returns when the process gets the notice, whatever it reads; None: not before all others have ended."""
         above = self.known.get(process.parent)
         if process.pid == self.first:
-            return Wait.NONE
+            return NoticeWait.NONE
         if above is None or not self._may_be_told(process):
             return None
         if above.is_shell:
             if not self._is_foreground(process, above):
                 return None
             if above.catches:  # Its handler runs only when this command has ended.
-                return Wait.HALF
+                return NoticeWait.HALF
             stopped = above.pid not in self.living or above.pid in self.told or above.pid in self.found
             # With `lastpipe`, the shell itself reads the output of its command, and ends after it.
-            return Wait.NONE if stopped or above.reads in process.writes else None
-        return Wait.NONE if above.pid not in self.living and not above.catches else None
+            return NoticeWait.NONE if stopped or above.reads in process.writes else None
+        return NoticeWait.NONE if above.pid not in self.living and not above.catches else None
 
-    def _after_writers(self, process: Process, wait: Wait) -> Wait | None:
+    def _after_writers(self, process: ObservedProcess, wait: NoticeWait) -> NoticeWait | None:
         """Returns when a process gets the notice if it reads a pipe; None: not while the pipe has a writer."""
         if process.reads is None:
             return wait
@@ -141,14 +143,14 @@ class _Rule:
         # A command that bash starts with `< <(...)` is itself the parent of the writer, and ends before it.
         if any(process.is_shell or not self._is_below(one, process) for one in writers):
             return None
-        return Wait.LATER if wait is Wait.NONE and not writers else wait
+        return NoticeWait.LATER if wait is NoticeWait.NONE and not writers else wait
 
-    def _is_below(self, process: Process | None, above: Process) -> bool:
+    def _is_below(self, process: ObservedProcess | None, above: ObservedProcess) -> bool:
         while process is not None and process.pid != above.pid:
             process = self.known.get(process.parent, self.living.get(process.parent))
         return process is not None
 
-    def _may_be_told(self, process: Process) -> bool:
+    def _may_be_told(self, process: ObservedProcess) -> bool:
         """Whether no other process passes the notice on to this one, or has probably done so."""
         above = self.known.get(process.parent)
         if above is None:
@@ -161,7 +163,7 @@ class _Rule:
         leader = self.known.get(process.group)
         return leader is None or leader.is_shell or not leader.catches or leader.pid in (process.pid, self.first)
 
-    def _is_foreground(self, process: Process, shell: Process) -> bool:
+    def _is_foreground(self, process: ObservedProcess, shell: ObservedProcess) -> bool:
         """Whether a shell waits for its child: the foreground command, with the commands whose output it reads.
 
         A shell that has only background commands waits for these. One with a trap then passes the notice on to them.
@@ -173,20 +175,20 @@ class _Rule:
         return process in awaited or bool(process.writes & read)
 
 
-class Notice:
+class TaskNotice:
     """The notice to one task: who got it, and who gets it when."""
 
     def __init__(self, first: int, now_s: float) -> None:
         """`first` is the process that the task started; `now_s` is on CLOCK_BOOTTIME, as in the methods."""
         self.first = first
         self.began_s = now_s
-        self.known: dict[int, Process] = {}
+        self.known: dict[int, ObservedProcess] = {}
         self.told: set[int] = set()
         self._caught: set[int] = set()
         """Processes that have had a handler for SIGTERM. Python removes its handlers while it exits."""
         self._since_s: dict[int, float] = {}
 
-    def due(self, living: Mapping[int, Process], now_s: float, deadline_s: float) -> list[int]:
+    def due(self, living: Mapping[int, ObservedProcess], now_s: float, deadline_s: float) -> list[int]:
         """Returns the pids of the processes that get the notice now, parents before children, and records them."""
         for pid, process in living.items():
             before = self.known.get(pid)
@@ -199,12 +201,12 @@ class Notice:
         found = recipients(self.known, alive, self.told, self.first)
         self._since_s = {pid: self._since_s.get(pid, now_s) for pid in found}
         grace_s = max(0.0, deadline_s - self.began_s)
-        wait_s = {Wait.NONE: 0.0, Wait.LATER: min(LATER_S, grace_s / 4), Wait.HALF: 0.0}
+        wait_s = {NoticeWait.NONE: 0.0, NoticeWait.LATER: min(LATER_S, grace_s / 4), NoticeWait.HALF: 0.0}
         due = [
             pid
             for pid, wait in found.items()
             if now_s - self._since_s[pid] >= wait_s[wait]
-            and (wait is not Wait.HALF or now_s >= self.began_s + grace_s / 2)
+            and (wait is not NoticeWait.HALF or now_s >= self.began_s + grace_s / 2)
         ]
         self.told |= set(due)
         return due
@@ -238,7 +240,7 @@ def _by_notice(status: int) -> bool:
     return os.waitstatus_to_exitcode(status) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
-def _read(pid: int) -> Process | None:
+def _read(pid: int) -> ObservedProcess | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -255,7 +257,7 @@ def _read(pid: int) -> Process | None:
         stdin = os.readlink(f"/proc/{pid}/fd/0")
     except OSError:
         stdin = ""
-    return Process(
+    return ObservedProcess(
         pid=pid,
         start=int(fields[19]),
         parent=int(fields[1]),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agent.launch import Owner
-from infra.archives import Tree, walk
+from infra.archives import ArchiveTree, walk
 
 MAX_UNPACKED_BYTES = 4 << 30
 MAX_MEMBERS = 100_000
@@ -35,7 +35,7 @@ def fill_workdir(
     staging = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
     staging.mkdir(mode=0o700)
     try:
-        tree = Tree(max_members)
+        tree = ArchiveTree(max_members)
         if archive is not None:
             _unpack(archive, staging, tree, max_bytes, max_members)
         tree.add_files(files)
@@ -54,7 +54,7 @@ def fill_workdir(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _unpack(archive: Path, root: Path, tree: Tree, max_bytes: int, max_members: int) -> None:
+def _unpack(archive: Path, root: Path, tree: ArchiveTree, max_bytes: int, max_members: int) -> None:
     with archive.open("rb") as file:
         for member, content in walk(file, tree, max_bytes=max_bytes, max_members=max_members):
             path = root / member.path

@@ -1,7 +1,7 @@
 """The zygote: one small process per agent that forks the shims of the agent's tasks.
 
 Starting a new Python interpreter for each shim would cost more CPU than the rest of a short task. The zygote has
-imported all modules, has one thread and only forks. The agent starts it with `agent.starting.command`, an empty
+imported all modules, has one thread and only forks. The agent starts it with `agent.zygote_client.command`, an empty
 environment, the working directory `/`, and a socket (SOCK_SEQPACKET) as standard input. Each message on the socket
 requests one shim. It contains the run's folder and three file descriptors:
 

@@ -7,11 +7,11 @@ from fastapi import FastAPI
 
 from api import auth, bodies, health, limits, metrics, openapi, problems, reference, refusals
 from api.data import archives, instance, partitions, placement_runs, tables, usage
-from api.fleet import clusters, costs, instances, lending, loops, machines, pools, regions, removal, snapshot
+from api.fleet import clusters, costs, instances, loops, machines, owner_view, pools, regions, removal, snapshot
 from api.people import audit, keys, secrets, tenants
 from api.services import requests as service_requests
 from api.services import routes as services
-from api.state import State
+from api.state import ApiState
 from api.streams import events, logs
 from api.workloads import actions, queue, routes
 from domain.version import VERSION
@@ -19,7 +19,7 @@ from infra.config import Settings
 
 _ROUTERS = (
     routes.router, actions.router, queue.router, events.router, logs.router, tenants.router, secrets.router,
-    keys.router, audit.router, regions.router, clusters.router, costs.router, machines.router, lending.router,
+    keys.router, audit.router, regions.router, clusters.router, costs.router, machines.router, owner_view.router,
     removal.router, pools.router, instances.router, loops.router,
     snapshot.router, tables.router, partitions.router, usage.router, instance.router, placement_runs.router,
     archives.router, services.router, service_requests.router,
@@ -33,7 +33,7 @@ def create_app(settings: Settings) -> FastAPI:
     Raises:
         ConfigurationError: the settings contain no database URL.
     """
-    state = State(settings)
+    state = ApiState(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -51,7 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     openapi.install(app, routes.SCHEMAS | services.SCHEMAS | events.SCHEMAS)
     # The middleware that is added last receives a request first.
-    app.add_middleware(bodies.Limits, settings=settings.api, limits=settings.limits)
+    app.add_middleware(bodies.BodyLimits, settings=settings.api, limits=settings.limits)
     app.add_middleware(limits.Admission, settings=settings.limits)
     app.add_middleware(
         auth.Authentication, engine=state.authentication_engine, threads=state.threads,

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.logins import FailedLogins, address_of
-from api.problems import Kind, Problem, not_found, of_database, over_limit
+from api.problems import HttpProblem, ProblemType, not_found, of_database, over_limit
 from api.threads import Threads
 from infra.config import LimitSettings
 from infra.db.tenants import ApiKey
@@ -83,15 +83,18 @@ class Caller:
     def require_machine(self, machine: str) -> None:
         """Raises 403 if the key is one of another machine, or of a balancer."""
         if self.role is Role.BALANCER:
-            raise Problem(Kind.FORBIDDEN, f"machine {machine}: a balancer's key can read only endpoints of services")
+            raise HttpProblem(
+                ProblemType.FORBIDDEN, f"machine {machine}: a balancer's key can read only endpoints of services"
+            )
         if self.machine not in (None, machine):
-            raise Problem(Kind.FORBIDDEN, f"machine {machine}: the key can read only machine {self.machine}")
+            raise HttpProblem(ProblemType.FORBIDDEN, f"machine {machine}: the key can read only machine {self.machine}")
 
     def require_counter(self) -> None:
         """Raises 403 if the key may not report counts of requests: a viewer's key changes nothing."""
         if self.role is Role.VIEWER:
-            raise Problem(
-                Kind.FORBIDDEN, "the operation requires the role balancer or submitter; the key has the role viewer"
+            raise HttpProblem(
+                ProblemType.FORBIDDEN,
+                "the operation requires the role balancer or submitter; the key has the role viewer",
             )
 
     def require_tenant(self, tenant: str) -> None:
@@ -132,12 +135,12 @@ def authenticate(engine: Engine, authorization: str | None) -> Caller:
     return Caller(row.id, Role(row.role), row.tenant, row.label, row.expires_at, row.machine)
 
 
-class LoginFailed(Problem):
+class LoginFailed(HttpProblem):
     """Status 401, with the details for the audit log, which never contain the given key."""
 
     def __init__(self, why: str, detail: str, row: Row[Any] | None = None, *, is_token: bool = False) -> None:
         challenge = f'{_CHALLENGE}, error="invalid_token"' if is_token else _CHALLENGE
-        super().__init__(Kind.UNAUTHENTICATED, detail, headers={"WWW-Authenticate": challenge})
+        super().__init__(ProblemType.UNAUTHENTICATED, detail, headers={"WWW-Authenticate": challenge})
         self.why = why
         self.actor = row.id if row is not None else None
         self.tenant = row.tenant if row is not None else None
@@ -186,7 +189,7 @@ class Authentication:
         else:
             await self._app(scope, receive, self._warning(scope[_CALLER], send))
 
-    def _too_many(self, address: str, problem: LoginFailed, wait_s: float) -> Problem:
+    def _too_many(self, address: str, problem: LoginFailed, wait_s: float) -> HttpProblem:
         most = self._limits.failed_logins_per_address
         return over_limit(
             "failed_logins_per_address", most,
@@ -232,7 +235,7 @@ async def _caller(
         if not caller.may(role):
             own = f"the key has the role {caller.role.value}" + (f" in tenant {caller.tenant}" if caller.tenant else "")
             own += f" of {caller.machine}" if caller.machine else ""
-            raise Problem(Kind.FORBIDDEN, f"the operation requires the role {role.value}; {own}")
+            raise HttpProblem(ProblemType.FORBIDDEN, f"the operation requires the role {role.value}; {own}")
     return caller
 
 

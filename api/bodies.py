@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.problems import Kind, Problem
+from api.problems import HttpProblem, ProblemType
 from domain.ids import (
     MACHINE_PATTERN,
     NAME_PATTERN,
@@ -29,7 +29,7 @@ _LINGER_BYTES = 32 << 20
 _LINGER_S = 10.0
 
 
-class Limits:
+class BodyLimits:
     """ASGI middleware: refuses URLs with a NUL character, and bodies that are too large or arrive too slowly.
 
     A body is refused while it arrives; it is not buffered.
@@ -46,7 +46,9 @@ class Limits:
             await self._app(scope, receive, send)
             return
         if "\0" in scope["path"] or b"%00" in scope["query_string"]:
-            problem = Problem(Kind.MALFORMED_REQUEST, "the URL contains a NUL character, which is not allowed")
+            problem = HttpProblem(
+                ProblemType.MALFORMED_REQUEST, "the URL contains a NUL character, which is not allowed"
+            )
             await problem.response()(scope, receive, send)
             return
         archive = scope["path"].startswith("/v1/archives/")
@@ -93,15 +95,17 @@ async def _drain(receive: Receive) -> None:
                     return
 
 
-def _too_large(limit: int) -> Problem:
+def _too_large(limit: int) -> HttpProblem:
     # The unread rest of the body makes the connection unusable.
-    return Problem(Kind.TOO_LARGE, f"the body exceeds the limit of {limit} bytes", headers={"Connection": "close"})
+    return HttpProblem(
+        ProblemType.TOO_LARGE, f"the body exceeds the limit of {limit} bytes", headers={"Connection": "close"}
+    )
 
 
-def _too_slow(limits: LimitSettings, got: int) -> Problem:
+def _too_slow(limits: LimitSettings, got: int) -> HttpProblem:
     allowed = f"{limits.body_timeout_s:g} s plus 1 s for each {limits.body_bytes_per_s:g} bytes"
     detail = f"only {got} bytes arrived in time; a body may take {allowed} (limits.body_timeout_s, body_bytes_per_s)"
-    return Problem(Kind.TIMED_OUT, detail, headers={"Connection": "close"})
+    return HttpProblem(ProblemType.TIMED_OUT, detail, headers={"Connection": "close"})
 
 
 async def _json_only(request: Request) -> None:
@@ -109,7 +113,7 @@ async def _json_only(request: Request) -> None:
     is_json = media == "application/json" or (media.startswith("application/") and media.endswith("+json"))
     if not is_json and await request.body():
         given = f"it is {media}" if media else "none is given"
-        raise Problem(Kind.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be application/json, {given}")
+        raise HttpProblem(ProblemType.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be application/json, {given}")
 
 
 JsonOnly = Depends(_json_only)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.logins import network_of_text
-from api.problems import Kind, LimitView, Problem, over_limit
+from api.problems import HttpProblem, LimitView, ProblemType, over_limit
 from infra.config import LimitSettings
 
 _MESSAGE = b"no whole request came in time"
@@ -173,16 +173,16 @@ class BoundedProtocol(H11Protocol):
         self.transport.close()
 
 
-def _too_many_in_total(most: int) -> Problem:
-    return Problem(
-        Kind.BUSY,
+def _too_many_in_total(most: int) -> HttpProblem:
+    return HttpProblem(
+        ProblemType.BUSY,
         f"{most} connections are open, the maximum (limits.connections); retry when some of them are closed",
         headers={"Retry-After": "1", "Connection": "close"},
         limit=LimitView(name="limits.connections", value=most),
     )
 
 
-def _too_many(address: str, most: int) -> Problem:
+def _too_many(address: str, most: int) -> HttpProblem:
     problem = over_limit(
         "connections_per_address", most, f"{address} has {most} connections; close some of them, or reuse them", 1
     )
@@ -190,7 +190,7 @@ def _too_many(address: str, most: int) -> Problem:
     return problem
 
 
-def _full(app: Any, problem: Problem) -> ASGIApp:
+def _full(app: Any, problem: HttpProblem) -> ASGIApp:
     """Returns the application for a connection beyond a limit: health checks go to `app`, all else gets `problem`."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

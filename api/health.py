@@ -12,11 +12,11 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.auth import Viewer
-from api.metrics import Services
+from api.metrics import ServiceCollector
 from api.openapi import refusals
-from api.problems import Kind, Problem, of_database
+from api.problems import HttpProblem, ProblemType, of_database
 from api.routing import Router
-from api.state import State, StateOf
+from api.state import ApiState, StateOf
 from api.views import View
 from infra.db import migrate
 from infra.db.rounds import loop_states
@@ -58,7 +58,9 @@ async def healthz(state: StateOf) -> HealthView:
     """
     within_s = state.settings.limits.health_s
     if not await state.threads.serving(within_s):
-        raise Problem(Kind.BUSY, f"no thread for requests was free within {within_s:g} s: requests are not served")
+        raise HttpProblem(
+            ProblemType.BUSY, f"no thread for requests was free within {within_s:g} s: requests are not served"
+        )
     return HealthView(status="ok")
 
 
@@ -76,8 +78,8 @@ async def readyz(state: StateOf) -> ReadyView:
         raise of_database(error) from None
     reached = await temporal
     if revision != _head():
-        raise Problem(
-            Kind.NOT_READY,
+        raise HttpProblem(
+            ProblemType.NOT_READY,
             f"the database schema is at revision {revision}, but this process needs {_head()}: migrate the database",
         )
     return ReadyView(status="ready", database="ok", schema_revision=revision, temporal=reached, loops=loops)
@@ -95,7 +97,7 @@ def _head() -> str:
     return migrate.head()
 
 
-async def _temporal(state: State) -> str:
+async def _temporal(state: ApiState) -> str:
     try:
         async with asyncio.timeout(_TEMPORAL_S):
             client = await state.temporal()
@@ -127,4 +129,4 @@ async def metrics(state: StateOf) -> Response:
 )
 def metrics_of_services(state: StateOf, caller: Viewer) -> Response:
     """Returns the metrics of each service that the key may see, in the Prometheus text format."""
-    return Response(generate_latest(Services(state.engine, caller.tenant)), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(ServiceCollector(state.engine, caller.tenant)), media_type=CONTENT_TYPE_LATEST)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import Header
 
-from api.problems import Kind, Problem, shown
+from api.problems import HttpProblem, ProblemType, shown
 
 MAX_KEY = 200
 IdempotencyKey = Annotated[
@@ -22,12 +22,15 @@ def check_key(given: str | None) -> str | None:
         Problem: 400, the key is invalid.
     """
     if given is not None and not (1 <= len(given) <= MAX_KEY and given.isascii() and given.isprintable()):
-        raise Problem(Kind.MALFORMED_REQUEST, f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters")
+        raise HttpProblem(
+            ProblemType.MALFORMED_REQUEST, f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters"
+        )
     return given
 
 
-def mismatch(key: str, made: str) -> Problem:
+def mismatch(key: str, made: str) -> HttpProblem:
     """Returns a 422 problem: the key was used with another request, which made `made`."""
-    return Problem(
-        Kind.IDEMPOTENCY_MISMATCH, f"Idempotency-Key {shown(key)} was used with another body for {made}; use a new key"
+    return HttpProblem(
+        ProblemType.IDEMPOTENCY_MISMATCH,
+        f"Idempotency-Key {shown(key)} was used with another body for {made}; use a new key",
     )

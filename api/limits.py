@@ -11,7 +11,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import Caller, caller_of
-from api.problems import Problem, over_limit
+from api.problems import HttpProblem, over_limit
 from domain.token_bucket import TokenBucket
 from infra.config import LimitSettings
 
@@ -56,7 +56,7 @@ class Admission:
             return
         try:
             admitted = self._admit(caller)
-        except Problem as problem:
+        except HttpProblem as problem:
             await problem.response()(scope, receive, send)
             return
         scope[_ADMITTED] = admitted

@@ -15,15 +15,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.services.metrics import service_metrics, service_totals
 from api.streams.hub import Hub
-from api.workloads.reading import PREEMPTIONS
+from api.workloads.workload_queries import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
-from infra.db import published
+from infra.db import published_queue
 from infra.db.buckets import bucket_states
 from infra.db.lost_work import lost_by
 from infra.db.models import Attempt
 from infra.db.rounds import loop_states
 from infra.db.session import transaction
-from infra.db.silent import silent_regions
+from infra.db.silent_regions import silent_regions
 
 _log = logging.getLogger(__name__)
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -33,7 +33,7 @@ _KEEP_S = 1.0
 """Scrapes within this time return cached values: the endpoint needs no key, and the queries are expensive."""
 
 
-class Installation(Collector):
+class InstallationCollector(Collector):
     """Collects the metrics that are read from Postgres."""
 
     def __init__(self, engine: Engine) -> None:
@@ -148,7 +148,7 @@ class Installation(Collector):
             )
             for what, count in rows(
                 "select key, value from publication, jsonb_each_text(body -> 'counters') where name = :name order by 1",
-                name=published.NAME,
+                name=published_queue.NAME,
             ):
                 auctions.add_metric([str(what)], _number(count))
             yield auctions
@@ -218,7 +218,7 @@ def _number(value: object) -> float:
     return float(str(value)) if value is not None else 0.0
 
 
-class Services(Collector):
+class ServiceCollector(Collector):
     """Collects the metrics of each service that the caller may see."""
 
     def __init__(self, engine: Engine, tenant: str | None) -> None:
@@ -249,7 +249,7 @@ class Metrics:
         )  # fmt: skip
         followers = Gauge("mizzen_api_followers", "Open event and log streams", registry=self.registry)
         followers.set_function(lambda: float(hub.followers))
-        self.registry.register(Installation(engine))
+        self.registry.register(InstallationCollector(engine))
 
 
 class Counting:

@@ -29,7 +29,7 @@ _REFUSED = "mizzen.refused"
 _log = logging.getLogger(__name__)
 
 
-class Kind(StrEnum):
+class ProblemType(StrEnum):
     """The closed list of problem types. The type URI is `TYPE_PREFIX` followed by the value."""
 
     MALFORMED_REQUEST = "malformed-request"
@@ -56,29 +56,29 @@ class Kind(StrEnum):
     INTERNAL = "internal"
 
 
-_KINDS: dict[Kind, tuple[int, str]] = {
-    Kind.MALFORMED_REQUEST: (400, "The request is malformed"),
-    Kind.UNAUTHENTICATED: (401, "A valid API key is needed"),
-    Kind.FORBIDDEN: (403, "The API key's role does not allow this"),
-    Kind.NOT_FOUND: (404, "Not found"),
-    Kind.METHOD_NOT_ALLOWED: (405, "This method is not allowed here"),
-    Kind.CONFLICT: (409, "The current state does not allow this"),
-    Kind.WRONG_PHASE: (409, "The workload's phase does not allow this"),
-    Kind.GONE: (410, "The data was deleted after its retention time"),
-    Kind.TOO_LARGE: (413, "The body is too large"),
-    Kind.UNSUPPORTED_MEDIA_TYPE: (415, "The media type is not supported"),
-    Kind.INVALID_REQUEST: (422, "The request is not valid"),
-    Kind.INVALID_DOCUMENT: (422, "The document is not valid"),
-    Kind.IDEMPOTENCY_MISMATCH: (422, "The Idempotency-Key was already used with another body"),
-    Kind.TIMED_OUT: (408, "The request did not arrive in time"),
-    Kind.LIMIT_EXCEEDED: (429, "A limit of the key, the tenant or the address is reached"),
-    Kind.BUSY: (503, "The server is busy"),
-    Kind.TOO_MANY_FOLLOWERS: (503, "Too many streams are open"),
-    Kind.DATABASE_UNAVAILABLE: (503, "The database does not respond"),
-    Kind.SCHEDULER_UNAVAILABLE: (503, "The scheduler does not respond"),
-    Kind.STORAGE_UNAVAILABLE: (503, "The object store does not respond"),
-    Kind.NOT_READY: (503, "Not ready yet"),
-    Kind.INTERNAL: (500, "Internal server error"),
+_KINDS: dict[ProblemType, tuple[int, str]] = {
+    ProblemType.MALFORMED_REQUEST: (400, "The request is malformed"),
+    ProblemType.UNAUTHENTICATED: (401, "A valid API key is needed"),
+    ProblemType.FORBIDDEN: (403, "The API key's role does not allow this"),
+    ProblemType.NOT_FOUND: (404, "Not found"),
+    ProblemType.METHOD_NOT_ALLOWED: (405, "This method is not allowed here"),
+    ProblemType.CONFLICT: (409, "The current state does not allow this"),
+    ProblemType.WRONG_PHASE: (409, "The workload's phase does not allow this"),
+    ProblemType.GONE: (410, "The data was deleted after its retention time"),
+    ProblemType.TOO_LARGE: (413, "The body is too large"),
+    ProblemType.UNSUPPORTED_MEDIA_TYPE: (415, "The media type is not supported"),
+    ProblemType.INVALID_REQUEST: (422, "The request is not valid"),
+    ProblemType.INVALID_DOCUMENT: (422, "The document is not valid"),
+    ProblemType.IDEMPOTENCY_MISMATCH: (422, "The Idempotency-Key was already used with another body"),
+    ProblemType.TIMED_OUT: (408, "The request did not arrive in time"),
+    ProblemType.LIMIT_EXCEEDED: (429, "A limit of the key, the tenant or the address is reached"),
+    ProblemType.BUSY: (503, "The server is busy"),
+    ProblemType.TOO_MANY_FOLLOWERS: (503, "Too many streams are open"),
+    ProblemType.DATABASE_UNAVAILABLE: (503, "The database does not respond"),
+    ProblemType.SCHEDULER_UNAVAILABLE: (503, "The scheduler does not respond"),
+    ProblemType.STORAGE_UNAVAILABLE: (503, "The object store does not respond"),
+    ProblemType.NOT_READY: (503, "Not ready yet"),
+    ProblemType.INTERNAL: (500, "Internal server error"),
 }
 _RETRY_AFTER = {"Retry-After": "1"}
 
@@ -114,12 +114,12 @@ class LimitView(BaseModel):
     value: float = Field(examples=[32])
 
 
-class Problem(HTTPException):
+class HttpProblem(HTTPException):
     """An HTTP error. If it is raised while a request is handled, the response is a problem document."""
 
     def __init__(
         self,
-        kind: Kind,
+        kind: ProblemType,
         detail: str,
         *,
         errors: Iterable[FieldError] = (),
@@ -164,7 +164,7 @@ class FieldErrorView(BaseModel):
 class ProblemView(BaseModel):
     """A problem document (RFC 9457). Programs should read `type`, which is stable, and should not parse `detail`."""
 
-    model_config = ConfigDict(title="Problem")
+    model_config = ConfigDict(title="HttpProblem")
     type: str = Field(examples=["urn:mizzen:problem:invalid-document"])
     title: str
     status: int
@@ -173,12 +173,12 @@ class ProblemView(BaseModel):
     limit: LimitView | None = Field(None, description="The exceeded limit, for type limit-exceeded")
 
 
-def not_found(what: str, name: str, *, is_hidden: bool = False) -> Problem:
+def not_found(what: str, name: str, *, is_hidden: bool = False) -> HttpProblem:
     """Returns a 404 problem: there is no `what` with this name.
 
     `is_hidden`: the object exists but belongs to another tenant. Only operators see this, in the audit log.
     """
-    problem = Problem(Kind.NOT_FOUND, f"there is no {what} {shown(name)!r}")
+    problem = HttpProblem(ProblemType.NOT_FOUND, f"there is no {what} {shown(name)!r}")
     problem.is_hidden = is_hidden
     return problem
 
@@ -188,43 +188,43 @@ def is_refusal(scope: Scope) -> bool:
     return bool(scope.get(_REFUSED))
 
 
-def invalid(path: str, message: str, value: object = None) -> Problem:
+def invalid(path: str, message: str, value: object = None) -> HttpProblem:
     """Returns a 422 problem for one field of a request."""
     error = FieldError(path, message, value)
-    return Problem(Kind.INVALID_REQUEST, f"{path}: {message}", errors=[error])
+    return HttpProblem(ProblemType.INVALID_REQUEST, f"{path}: {message}", errors=[error])
 
 
-def refuse_document(problems: list[FieldError]) -> Problem:
+def refuse_document(problems: list[FieldError]) -> HttpProblem:
     """Returns a 422 problem for a document with these errors, at least one."""
     first = problems[0]
     text = f"{first.path}: {first.message}" if first.path else first.message
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return Problem(Kind.INVALID_DOCUMENT, text + more, errors=problems)
+    return HttpProblem(ProblemType.INVALID_DOCUMENT, text + more, errors=problems)
 
 
-def over_limit(name: str, value: float, detail: str, retry_after_s: float) -> Problem:
+def over_limit(name: str, value: float, detail: str, retry_after_s: float) -> HttpProblem:
     """Returns a 429 problem: the request exceeds the setting `limits.<name>`, whose value is `value`.
 
     `detail` says what was counted and what is allowed. `retry_after_s` is sent in the `Retry-After` header.
     """
     pause_s = max(1, math.ceil(retry_after_s))
-    return Problem(
-        Kind.LIMIT_EXCEEDED,
+    return HttpProblem(
+        ProblemType.LIMIT_EXCEEDED,
         f"{detail} (limits.{name} is {value:g})",
         headers={"Retry-After": str(pause_s)},
         limit=LimitView(name=f"limits.{name}", value=value),
     )
 
 
-def busy(detail: str, retry_after_s: int = 5) -> Problem:
+def busy(detail: str, retry_after_s: int = 5) -> HttpProblem:
     """Returns a 503 problem: the process already handles the maximum number of requests of this kind."""
-    return Problem(Kind.BUSY, detail, headers={"Retry-After": str(retry_after_s)})
+    return HttpProblem(ProblemType.BUSY, detail, headers={"Retry-After": str(retry_after_s)})
 
 
-def database_unavailable() -> Problem:
+def database_unavailable() -> HttpProblem:
     """Returns a 503 problem: Postgres does not respond."""
     detail = "Postgres does not respond; if a commit was in progress, the change may have been made: retry the request"
-    return Problem(Kind.DATABASE_UNAVAILABLE, detail, headers=_RETRY_AFTER)
+    return HttpProblem(ProblemType.DATABASE_UNAVAILABLE, detail, headers=_RETRY_AFTER)
 
 
 def shown(value: object, limit: int = _MAX_SHOWN) -> Any:
@@ -254,14 +254,14 @@ def field_path(parts: Iterable[object]) -> str:
     return str(shown(out))
 
 
-def _of_validation(error: RequestValidationError, request: Request) -> Problem:
+def _of_validation(error: RequestValidationError, request: Request) -> HttpProblem:
     errors = []
     is_secret = "/secrets/" in request.url.path  # Responses never repeat the value of a secret.
     for found in error.errors():
         if found["type"] == "json_invalid":
             at = found["loc"][-1]
             reason = found.get("ctx", {}).get("error", "")
-            return Problem(Kind.MALFORMED_REQUEST, f"the body is not JSON: {reason} at character {at}")
+            return HttpProblem(ProblemType.MALFORMED_REQUEST, f"the body is not JSON: {reason} at character {at}")
         place, *rest = found["loc"]
         path = field_path(rest) if place == "body" else field_path([place, *rest])
         value = None if is_secret or found["type"] == "missing" else found.get("input")
@@ -269,34 +269,36 @@ def _of_validation(error: RequestValidationError, request: Request) -> Problem:
         message = f"must be {rule}" if rule else str(found["msg"]).removeprefix("Value error, ")
         errors.append(FieldError(path, message, value))
     detail = "; ".join(f"{e.path}: {e.message}" if e.path else e.message for e in errors[:5])
-    return Problem(Kind.INVALID_REQUEST, detail, errors=errors)
+    return HttpProblem(ProblemType.INVALID_REQUEST, detail, errors=errors)
 
 
 _OF_STATUS = {
-    400: Kind.MALFORMED_REQUEST,
-    404: Kind.NOT_FOUND,
-    405: Kind.METHOD_NOT_ALLOWED,
-    413: Kind.TOO_LARGE,
-    415: Kind.UNSUPPORTED_MEDIA_TYPE,
+    400: ProblemType.MALFORMED_REQUEST,
+    404: ProblemType.NOT_FOUND,
+    405: ProblemType.METHOD_NOT_ALLOWED,
+    413: ProblemType.TOO_LARGE,
+    415: ProblemType.UNSUPPORTED_MEDIA_TYPE,
 }
 
 
-def _of_http(error: HTTPException, request: Request) -> Problem:
-    kind = _OF_STATUS.get(error.status_code, Kind.MALFORMED_REQUEST)
+def _of_http(error: HTTPException, request: Request) -> HttpProblem:
+    kind = _OF_STATUS.get(error.status_code, ProblemType.MALFORMED_REQUEST)
     detail = {
-        Kind.NOT_FOUND: f"the path {shown(request.url.path)} does not exist; /openapi.json lists all paths",
-        Kind.METHOD_NOT_ALLOWED: f"{request.method} is not allowed at {shown(request.url.path)}",
-        Kind.MALFORMED_REQUEST: "the body is not valid JSON",
+        ProblemType.NOT_FOUND: f"the path {shown(request.url.path)} does not exist; /openapi.json lists all paths",
+        ProblemType.METHOD_NOT_ALLOWED: f"{request.method} is not allowed at {shown(request.url.path)}",
+        ProblemType.MALFORMED_REQUEST: "the body is not valid JSON",
     }.get(kind, str(error.detail))
-    return Problem(kind, detail, headers=dict(error.headers or {}))
+    return HttpProblem(kind, detail, headers=dict(error.headers or {}))
 
 
-def of_database(error: Exception) -> Problem:
+def of_database(error: Exception) -> HttpProblem:
     """Returns the problem for an error of Postgres or of the connection to it."""
     if isinstance(error, DataError):
-        return Problem(Kind.INVALID_REQUEST, "a value is out of the range that the database can store")
+        return HttpProblem(ProblemType.INVALID_REQUEST, "a value is out of the range that the database can store")
     if isinstance(error, IntegrityError):
-        return Problem(Kind.CONFLICT, "an object that this depends on was changed concurrently; read it and retry")
+        return HttpProblem(
+            ProblemType.CONFLICT, "an object that this depends on was changed concurrently; read it and retry"
+        )
     _log.warning("database: %s", str(error).splitlines()[0])
     return database_unavailable()
 
@@ -306,9 +308,9 @@ def install(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if isinstance(error, Problem) and error.is_hidden:
+        if isinstance(error, HttpProblem) and error.is_hidden:
             request.scope[_REFUSED] = True
-        return (error if isinstance(error, Problem) else _of_http(error, request)).response()
+        return (error if isinstance(error, HttpProblem) else _of_http(error, request)).response()
 
     async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -323,7 +325,7 @@ def install(app: FastAPI) -> None:
         return Response(status_code=400)  # It is not sent.
 
     async def fault(_request: Request, _error: Exception) -> Response:
-        return Problem(Kind.INTERNAL, "an unexpected error; see the log of the server").response()
+        return HttpProblem(ProblemType.INTERNAL, "an unexpected error; see the log of the server").response()
 
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, validation)

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Refusal:
+class AuditedRefusal:
     """The fields by which refusals are grouped into one audit entry."""
 
     action: str
@@ -67,18 +67,18 @@ class Recorder:
         self._engine = engine
         self._threads = threads
         self._most = most
-        self._entries: dict[Refusal, _Entry] = {}
+        self._entries: dict[AuditedRefusal, _Entry] = {}
         self._window_s = time.monotonic()
         self._writing: asyncio.Task[None] | None = None
 
-    def note(self, refusal: Refusal) -> None:
+    def note(self, refusal: AuditedRefusal) -> None:
         """Counts a refusal. It appears in the audit log within seconds."""
         now = datetime.now(UTC)
         if time.monotonic() - self._window_s >= WINDOW_S:
             self._entries = {r: entry for r, entry in self._entries.items() if entry.count > entry.written}
             self._window_s = time.monotonic()
         if refusal not in self._entries and len(self._entries) >= self._most:
-            refusal = Refusal("request.refused", _UNKNOWN, None, "others", ())
+            refusal = AuditedRefusal("request.refused", _UNKNOWN, None, "others", ())
         entry = self._entries.setdefault(refusal, _Entry(now, now))
         entry.last_at = now
         entry.count += 1
@@ -111,7 +111,7 @@ class Recorder:
             entry.id, entry.written = id_, due[refusal].count
         return True
 
-    def _write(self, due: Mapping[Refusal, _Entry]) -> dict[Refusal, int]:
+    def _write(self, due: Mapping[AuditedRefusal, _Entry]) -> dict[AuditedRefusal, int]:
         ids = {}
         with transaction(self._engine) as session:
             for refusal, entry in due.items():
@@ -151,12 +151,12 @@ class Noting:
         await self._app(scope, receive, noted)
 
 
-def _refusal(scope: Scope, status: int) -> Refusal:
+def _refusal(scope: Scope, status: int) -> AuditedRefusal:
     client = scope.get("client")
     address = ("address", str(client[0]) if client else _UNKNOWN)
     failure = login_failure_of(scope)
     if failure is not None:
-        return Refusal(
+        return AuditedRefusal(
             "login.failed", failure.actor or _UNKNOWN, failure.tenant, "/v1", (address, ("why", failure.why))
         )
     caller = caller_of(scope)
@@ -165,4 +165,4 @@ def _refusal(scope: Scope, status: int) -> Refusal:
     method = scope["method"] if len(scope["method"]) <= 10 else "other"
     if is_refusal(scope):
         tenant = None  # A tenant's audit log must not reveal that objects of other tenants exist.
-    return Refusal("request.refused", actor, tenant, f"{method} {route}", (address, ("status", status)))
+    return AuditedRefusal("request.refused", actor, tenant, f"{method} {route}", (address, ("status", status)))

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from api.views import View
 
 
-class Route(APIRoute):
+class ViewRoute(APIRoute):
     """A route that serialises a view to JSON in the thread that created it."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], *, status_code: int | None = None, **options: Any):
@@ -43,5 +43,5 @@ def _answering(endpoint: Callable[..., Any], status_code: int) -> Callable[..., 
     return answer
 
 
-Router = partial(APIRouter, route_class=Route)
-"""A router whose routes are of class `Route`."""
+Router = partial(APIRouter, route_class=ViewRoute)
+"""A router whose routes are of class `ViewRoute`."""

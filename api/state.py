@@ -11,15 +11,15 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 from temporalio.client import Client
 
-from api.data.inspection import Uploads
-from api.documents.turns import Turns
+from api.data.inspection import UploadLimits
+from api.documents.document_turns import Turns
 from api.metrics import Metrics
 from api.refusals import Recorder
 from api.streams.hub import Hub
 from api.threads import Threads
 from api.workloads.queue_limit import QueueLimit
 from infra.config import Settings
-from infra.db import published
+from infra.db import published_queue
 from infra.db.session import open_engine, transaction
 from infra.errors import ConfigurationError
 from infra.temporal_client import connect
@@ -30,7 +30,7 @@ _POOL = 25
 _AUTHENTICATION_POOL = 4
 
 
-class State:
+class ApiState:
     """The shared state of one API process."""
 
     def __init__(self, settings: Settings) -> None:
@@ -44,14 +44,14 @@ class State:
         """Separate connections for key lookups, because requests may use all connections of `engine`."""
         self.threads = Threads()
         self.refusals = Recorder(self.authentication_engine, self.threads.authentication, settings.api.audited_refusals)
-        self.uploads = Uploads(settings)
+        self.uploads = UploadLimits(settings)
         self.documents = Turns()
         self.queue_limit = QueueLimit(settings.limits.queued_per_tenant, settings.limits.full_queue_retry_s)
         self.hub = Hub(self.engine, settings.limits)
         self.metrics = Metrics(self.engine, self.hub)
         self.store: Callable[[str], ObjectStore] = lru_cache(maxsize=256)(open_store)
         """Returns the object store for the URL of a bucket; results are cached."""
-        self.queue = published.Newest()
+        self.queue = published_queue.Newest()
         """The queue that the last scan published."""
         self._temporal: Client | None = None
         self._temporal_lock = asyncio.Lock()
@@ -85,10 +85,10 @@ class State:
         self.authentication_engine.dispose()
 
 
-async def _state(request: Request) -> State:
+async def _state(request: Request) -> ApiState:
     state = request.app.state.mizzen
-    assert isinstance(state, State)
+    assert isinstance(state, ApiState)
     return state
 
 
-StateOf = Annotated[State, Depends(_state)]
+StateOf = Annotated[ApiState, Depends(_state)]

@@ -21,7 +21,7 @@ from tetris.columns import Columns, Ints
 from tetris.kernels import layout
 from tetris.kernels.layout import F8, I4, NONE, Fixed
 from tetris.kernels.terms import key_cost, over, short_of_home, storage_cost, strain
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 _READ, _STORED2, _STORED_SHARE, _HOME_H, _CPU_LACK, _STORED_LACK, _CPU_BROKEN, _STORED_BROKEN = range(8)
 _BEST_LACK, _BEST_TOTAL, _PROPOSED = 0, 1, 2
@@ -42,7 +42,7 @@ _MOST_TABLES = 64
 _FEASIBLE = 1e-9
 
 
-class Plan(NamedTuple):
+class AnnealedPlan(NamedTuple):
     """A plan with its derived values. K: GPU type and priority level; A: app."""
 
     home: I4
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
     strained: F8
     """float64[K, R]: overload term."""
     sums: F8
-    """float64[K, 4]: as `tetris.kernels.layout.State.sums`."""
+    """float64[K, 4]: as `tetris.kernels.layout.PlanState.sums`."""
     cpu: F8
     """float64[A, R]: CPU hours."""
     stored: F8
@@ -85,7 +85,7 @@ def anneal(
     """
     if len(columns.replica) or np.isfinite(columns.move_quota_bytes):
         raise ValueError("columns: replicas and quotas of moved bytes are not supported")
-    problem = Problem(columns)
+    problem = PlacementProblem(columns)
     fixed, plan = problem.fixed, _plan(problem)
     best, tally, undo = columns.home.copy(), np.array([np.inf, np.inf, 0.0]), np.zeros(_MOST_TABLES, np.int32)
     penalty, frozen = _PENALTY * problem.total, 1e-12 * problem.magnitude
@@ -105,10 +105,10 @@ def anneal(
     return best
 
 
-def _plan(problem: Problem) -> Plan:
+def _plan(problem: PlacementProblem) -> AnnealedPlan:
     fixed, regions = problem.fixed, len(problem.columns.regions)
     jobs, keys = len(fixed.job), len(fixed.supply)
-    plan = Plan(
+    plan = AnnealedPlan(
         home=problem.home.copy(),
         where=np.full(jobs, NONE, np.int32),
         read=np.zeros(jobs),
@@ -131,7 +131,7 @@ def _seed(number: int) -> None:
 
 
 @compiled
-def _settle(fixed: Fixed, plan: Plan) -> None:
+def _settle(fixed: Fixed, plan: AnnealedPlan) -> None:
     for table in range(plan.home.shape[0]):
         _store(fixed, plan, plan.home[table], fixed.size[table])
     for job in range(plan.where.shape[0]):
@@ -143,7 +143,7 @@ def _settle(fixed: Fixed, plan: Plan) -> None:
 
 
 @compiled
-def _store(fixed: Fixed, plan: Plan, region: int, size: float) -> None:
+def _store(fixed: Fixed, plan: AnnealedPlan, region: int, size: float) -> None:
     """Adds bytes to a region; negative bytes are removed."""
     now, before = plan.now, plan.stored[region]
     after = before + size
@@ -157,7 +157,7 @@ def _store(fixed: Fixed, plan: Plan, region: int, size: float) -> None:
 
 
 @compiled
-def _flow(fixed: Fixed, plan: Plan, job: int, region: int, sign: float) -> None:
+def _flow(fixed: Fixed, plan: AnnealedPlan, job: int, region: int, sign: float) -> None:
     """Adds a job's hours to a region (sign 1), or removes them (-1)."""
     key, app = fixed.job[job, layout.KEY], fixed.job[job, layout.APP]
     if key != NONE:
@@ -182,7 +182,7 @@ def _flow(fixed: Fixed, plan: Plan, job: int, region: int, sign: float) -> None:
 
 
 @compiled
-def _place(fixed: Fixed, plan: Plan, job: int) -> None:
+def _place(fixed: Fixed, plan: AnnealedPlan, job: int) -> None:
     """Updates the region of a job after a change of its tables' regions, with all derived values."""
     tables, count, size = fixed.job[job, layout.COUNT], plan.tables, plan.size
     if tables == 0:
@@ -209,7 +209,7 @@ def _place(fixed: Fixed, plan: Plan, job: int) -> None:
 
 
 @compiled
-def _move(fixed: Fixed, plan: Plan, table: int, to: int) -> None:
+def _move(fixed: Fixed, plan: AnnealedPlan, table: int, to: int) -> None:
     at, size = plan.home[table], fixed.size[table]
     if at == to:
         return
@@ -226,7 +226,7 @@ def _move(fixed: Fixed, plan: Plan, table: int, to: int) -> None:
 
 
 @compiled
-def _total(fixed: Fixed, plan: Plan) -> float:
+def _total(fixed: Fixed, plan: AnnealedPlan) -> float:
     number, sums, gpu = fixed.number, plan.sums, 0.0
     for key in range(sums.shape[0]):
         gpu += key_cost(
@@ -245,7 +245,7 @@ def _total(fixed: Fixed, plan: Plan) -> float:
 
 
 @compiled
-def _lack(fixed: Fixed, plan: Plan) -> tuple[float, float]:
+def _lack(fixed: Fixed, plan: AnnealedPlan) -> tuple[float, float]:
     """Returns the relative excess over the limits, and the excess over what the start keeps."""
     short = short_of_home(plan.now[_HOME_H], fixed.number)
     lack = plan.now[_CPU_LACK] + plan.now[_STORED_LACK] + short
@@ -253,13 +253,13 @@ def _lack(fixed: Fixed, plan: Plan) -> tuple[float, float]:
 
 
 @compiled
-def _energy(fixed: Fixed, plan: Plan, penalty: float) -> float:
+def _energy(fixed: Fixed, plan: AnnealedPlan, penalty: float) -> float:
     lack, _ = _lack(fixed, plan)
     return _total(fixed, plan) + penalty * lack
 
 
 @compiled
-def _keep(fixed: Fixed, plan: Plan, best: I4, tally: F8) -> None:
+def _keep(fixed: Fixed, plan: AnnealedPlan, best: I4, tally: F8) -> None:
     lack, broken = _lack(fixed, plan)
     lack = max(lack, 0.0) if lack > _FEASIBLE else 0.0
     if broken > _FEASIBLE:
@@ -272,7 +272,9 @@ def _keep(fixed: Fixed, plan: Plan, best: I4, tally: F8) -> None:
 
 
 @compiled
-def _anneal(fixed: Fixed, plan: Plan, jobs: I4, heat: float, penalty: float, best: I4, tally: F8, undo: I4) -> None:
+def _anneal(
+    fixed: Fixed, plan: AnnealedPlan, jobs: I4, heat: float, penalty: float, best: I4, tally: F8, undo: I4
+) -> None:
     """Makes `_CHUNK` proposals at one temperature."""
     tables, regions = plan.home.shape[0], plan.stored.shape[0]
     energy = _energy(fixed, plan, penalty)

@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import Engine, insert
 
-from activities.scheduling.awards import Awarded, PlannedAward, Verdict, award, connected
+from activities.scheduling.awards import Awarded, AwardFailure, PlannedAward, award, connected
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Measured, Suite, interleave, medians
 from bench.postgres import postgres
 from domain.criteria import PlanQuality
@@ -38,7 +38,7 @@ _GIB = 1 << 30
 _RESOURCES = ResourceSpec(gpus=1, gpu_types=("a100",), cpus_milli=4000, memory_bytes=32 * _GIB)
 _JOB = JobSpec(name="main", role="main", tasks=TASKS, resources=_RESOURCES, argv=("true",))
 _SPEC = WorkloadSpec(name="bench", tenant="t", jobs=(_JOB,))
-STALE_NOW = Awarded(0, Verdict.STALE)
+STALE_NOW = Awarded(0, AwardFailure.STALE)
 AwardPlans = list[list[Plan]]
 """The plans of a round, by region."""
 
@@ -77,7 +77,7 @@ def at_once(works: Sequence[Callable[[], None]]) -> float:
     return took_s
 
 
-class Installation:
+class AwardInstallation:
     """An installation with 8 regions, to which every round adds workloads and machines."""
 
     def __init__(self, url: str) -> None:
@@ -144,7 +144,7 @@ class Installation:
                 if done.verdict is None:
                     continue
                 late, plan = tried[at]
-                if late is None or done.verdict is not Verdict.STALE:
+                if late is None or done.verdict is not AwardFailure.STALE:
                     raise InvalidBenchmark(f"{plan.workload} was not awarded: {done.verdict}")
                 tried[at] = (None, plan)
 
@@ -200,7 +200,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     """Runs the suite, and yields its two figures."""
     bench.say("starting Postgres")
     with postgres() as url:
-        installation, commits = Installation(url), Commits(url)
+        installation, commits = AwardInstallation(url), Commits(url)
 
         def awards(how: Callable[[Sequence[Plan]], None]) -> float:
             plans = installation.next_round()

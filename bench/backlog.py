@@ -73,7 +73,7 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BacklogSizes:
     """The number of workloads, and the durations of the measurement."""
 
     pending: int = 5000
@@ -115,7 +115,7 @@ def _less(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, 
     return {part: after[part] - before[part] for part in after}
 
 
-class Stack:
+class BacklogStack:
     """A `mizzen up` in a separate process."""
 
     def __init__(self, folder: Path, exit_: ExitStack, fleet: str = FLEET, machines: int = 1) -> None:
@@ -182,7 +182,7 @@ class Stack:
             for done in [threads.submit(work, client, k) for k in range(count)]:
                 done.result()
 
-    def idle(self, sizes: Sizes) -> dict[str, float]:
+    def idle(self, sizes: BacklogSizes) -> dict[str, float]:
         """Returns the CPU seconds of an idle period, by part."""
         time.sleep(sizes.settle_s)
         before = cpu_s(self.process.pid)
@@ -236,7 +236,7 @@ LINES = (
 )
 
 
-def measure(sizes: Sizes, say: Callable[[str], None]) -> Iterator[Figure]:
+def measure(sizes: BacklogSizes, say: Callable[[str], None]) -> Iterator[Figure]:
     """Yields the figures of all lines, from one round."""
     shown: dict[str, float | str] = {
         "pending": sizes.pending, "idle_s": sizes.idle_s, "settle_s": sizes.settle_s, "clients": CLIENTS,
@@ -247,7 +247,7 @@ def measure(sizes: Sizes, say: Callable[[str], None]) -> Iterator[Figure]:
 
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as name, ExitStack() as exit_:
         say("starting the stack")
-        stack = Stack(Path(name), exit_)
+        stack = BacklogStack(Path(name), exit_)
         with stack.client() as client:
             client.set_tenant("t", 3, {}, None)
             client.submit(document("holder", "sleep 1000000"))
@@ -299,19 +299,21 @@ def measure(sizes: Sizes, say: Callable[[str], None]) -> Iterator[Figure]:
 
 def run(bench: Bench) -> Iterator[Figure]:
     """Yields the figures of all lines at full size, from one round, which takes a quarter of an hour."""
-    yield from measure(Sizes(), bench.say)
+    yield from measure(BacklogSizes(), bench.say)
 
 
 SUITE = Suite("backlog", LINES, run)
 
 
 @click.command()
-@click.option("--pending", type=click.IntRange(min=1), default=Sizes.pending, show_default=True)
-@click.option("--idle-s", type=click.FloatRange(min=1), default=Sizes.idle_s, show_default=True)
-@click.option("--settle-s", type=click.FloatRange(min=0), default=Sizes.settle_s, show_default=True)
+@click.option("--pending", type=click.IntRange(min=1), default=BacklogSizes.pending, show_default=True)
+@click.option("--idle-s", type=click.FloatRange(min=1), default=BacklogSizes.idle_s, show_default=True)
+@click.option("--settle-s", type=click.FloatRange(min=0), default=BacklogSizes.settle_s, show_default=True)
 def main(pending: int, idle_s: float, settle_s: float) -> None:
     """Measures with other sizes, and prints one figure per line as JSON."""
-    for figure in measure(Sizes(pending, idle_s, settle_s), lambda text: click.echo(f"backlog: {text}", err=True)):
+    for figure in measure(
+        BacklogSizes(pending, idle_s, settle_s), lambda text: click.echo(f"backlog: {text}", err=True)
+    ):
         print(figure.to_json(), flush=True)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-from bench.balance_api import NAME, Api
+from bench.balance_api import NAME, BalanceApi
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians
 from infra.stack.ports import free_port
 from proxies.balance.binary import find_haproxy
@@ -132,9 +132,9 @@ def replicas(stack: ExitStack, folder: Path) -> list[int]:
     return ports
 
 
-def balanced(stack: ExitStack, folder: Path, ports: Sequence[int]) -> tuple[Api, int, int]:
+def balanced(stack: ExitStack, folder: Path, ports: Sequence[int]) -> tuple[BalanceApi, int, int]:
     """Starts an API and a balancer for replicas on these ports. Returns the API, the process id and the port."""
-    api = Api()
+    api = BalanceApi()
     api.set([entry(number, port) for number, port in enumerate(ports)])
     api.start()
     stack.callback(api.stop)
@@ -194,7 +194,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     yield from _streams(bench)
 
 
-def _changes(bench: Bench, api: Api, port: int, ports: list[int]) -> Figure:
+def _changes(bench: Bench, api: BalanceApi, port: int, ports: list[int]) -> Figure:
     """Replaces one of two replicas a thousand times, under load from 16 connections."""
     bench.say("changes of replicas")
     arguments = [sys.executable, "-m", "bench.balance_load", "requests", str(port), "16", str(_LONGEST_S)]

@@ -14,7 +14,7 @@ NAME = "chat"
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
-    api: "Api"
+    api: "BalanceApi"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
 
 
-class Api:
+class BalanceApi:
     """An API with lists of replicas, the event stream and counts. It can be stopped and started."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from moto.server import ThreadedMotoServer
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class EmulatorEndpoint:
     """A running server."""
 
     url: str
@@ -40,7 +40,7 @@ class Endpoint:
 
 
 @contextmanager
-def s3() -> Iterator[Endpoint]:
+def s3() -> Iterator[EmulatorEndpoint]:
     """Runs a temporary S3 server."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     put, one_at_a_time = S3Response.put_object, threading.Lock()
@@ -60,19 +60,19 @@ def s3() -> Iterator[Endpoint]:
                 "AWS_SECRET_ACCESS_KEY": "test",
                 "AWS_DEFAULT_REGION": "us-east-1",
             }
-            yield Endpoint(url, environ, "s3", url)
+            yield EmulatorEndpoint(url, environ, "s3", url)
         finally:
             server.stop()
 
 
 @contextmanager
-def gcs() -> Iterator[Endpoint]:
+def gcs() -> Iterator[EmulatorEndpoint]:
     """Runs a temporary server with the protocol of Google Cloud Storage."""
     logging.getLogger("gcp_storage_emulator").setLevel(logging.ERROR)
     server = create_server("127.0.0.1", 0, in_memory=True)
     server.start()
     try:
         url = f"http://127.0.0.1:{server._api._httpd.server_port}"
-        yield Endpoint(url, {"STORAGE_EMULATOR_HOST": url}, "gs", f"{url}/storage/v1/b")
+        yield EmulatorEndpoint(url, {"STORAGE_EMULATOR_HOST": url}, "gs", f"{url}/storage/v1/b")
     finally:
         server.stop()

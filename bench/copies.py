@@ -1,4 +1,4 @@
-"""copies: small objects copied by the engine (`mizzen.objects.copying`), against a simple implementation.
+"""copies: small objects copied by the engine (`mizzen.objects.copy`), against a simple implementation.
 
 The objects are 4 KiB of random bytes under one prefix, generated once. Each round copies all of them to an empty place:
 
@@ -30,7 +30,7 @@ import numpy as np
 
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians, seconds
 from mizzen.objects import open_store
-from mizzen.objects.copying import copy_prefix
+from mizzen.objects.copy import copy_prefix
 
 OBJECT_BYTES = 4096
 FILES, OBJECTS, THREADS = 2000, 600, 10

@@ -57,7 +57,7 @@ def document(name: str) -> dict[str, Any]:
     return {"version": 1, "name": name, "tenant": "t", "jobs": [job]}
 
 
-class Stack:
+class EndToEndStack:
     """An embedded stack on a data folder, with the worker of the bare workflows."""
 
     def __init__(self, folder: Path) -> None:
@@ -189,7 +189,7 @@ def _percentile(ordered: list[float], percent: int) -> float:
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
-def _felt(runner: asyncio.Runner, stack: Stack, rate: int) -> Iterator[Figure]:
+def _felt(runner: asyncio.Runner, stack: EndToEndStack, rate: int) -> Iterator[Figure]:
     ours, theirs = runner.run(stack.running_after_s(rate)), runner.run(stack.bare_after_s(rate))
     for percent in PERCENTILES:
         running_s, bare_s = _percentile(ours, percent), _percentile(theirs, percent)
@@ -210,7 +210,7 @@ def run(bench: Bench) -> Iterator[Figure]:
         data_folder(Path(name)) as folder,
         asyncio.Runner() as runner,
     ):
-        stack = Stack(folder)
+        stack = EndToEndStack(folder)
         try:
             runner.run(stack.start())
             things = {

@@ -23,7 +23,7 @@ from sqlalchemy import Engine
 
 from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import RegionActivities
-from activities.scheduling.reading import Reader
+from activities.scheduling.decision_rows import SnapshotReader
 from activities.scheduling.scheduler_state import SchedulerState
 from bench import queues
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians, seconds
@@ -73,7 +73,7 @@ class Schedulers:
             raise InvalidBenchmark(f"{result.awarded} of {AWARDS} workloads were awarded, must be all")
 
 
-class Installation:
+class TickInstallation:
     """An installation whose queue changes from tick to tick."""
 
     def __init__(self, url: str) -> None:
@@ -128,7 +128,7 @@ class Installation:
     def copy_and_tick(self, schedulers: Schedulers) -> None:
         """Fetches all rows and discards them, then runs a tick."""
         with transaction(self.engine) as session:
-            for _ in Reader(session).queue():
+            for _ in SnapshotReader(session).queue():
                 pass
         schedulers.tick()
 
@@ -152,7 +152,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     """Runs the suite, and yields its two figures."""
     bench.say(f"starting Postgres, and inserting {PENDING:,} workloads")
     with postgres() as url:
-        installation = Installation(url)
+        installation = TickInstallation(url)
         following = Schedulers(installation.engine)
 
         def changed(what: Callable[[Schedulers], None], schedulers: Schedulers) -> float:

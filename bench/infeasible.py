@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from domain.instance import Job, JobKind, Region, Table, TetrisInstance, Weights
+from domain.instance import InstanceRegion, JobKind, PlacedTable, RecurringJob, TetrisInstance, Weights
 from tetris.columns import Columns
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 _KINDS: tuple[JobKind, ...] = ("ml", "spark", "presto")
 _GPU_TYPES = ("a100", "h100")
@@ -20,7 +20,7 @@ def infeasible(seed: int) -> Columns:
     draw = np.random.default_rng(seed)
     while True:
         columns = Columns.of(_drawn(draw))
-        if Problem(columns).excess[0] > 1e-3:
+        if PlacementProblem(columns).excess[0] > 1e-3:
             return columns
 
 
@@ -30,7 +30,7 @@ def _drawn(draw: np.random.Generator) -> TetrisInstance:
     for index in range(int(draw.integers(8, 13))):
         home, *others = draw.permutation(regions).tolist()
         copies = others[: int(draw.choice(3, p=(0.5, 0.3, 0.2)))]
-        tables.append(Table(f"t{index}", float(round(draw.lognormal(27.6, 0.6))), home, tuple(copies)))
+        tables.append(PlacedTable(f"t{index}", float(round(draw.lognormal(27.6, 0.6))), home, tuple(copies)))
     jobs = tuple(_job(draw, index, tables) for index in range(int(draw.integers(15, 31))))
     held = {r: sum(t.size_bytes for t in tables if r in (t.home, *t.replicas)) for r in regions}
     mean = sum(held.values()) / len(regions)
@@ -38,7 +38,7 @@ def _drawn(draw: np.random.Generator) -> TetrisInstance:
     hours = {g: sum(j.gpu_hours for j in jobs if j.gpu_type == g) / len(regions) for g in _GPU_TYPES}
     cpu_h = sum(j.cpu_hours for j in jobs) / len(regions)
     made = tuple(
-        Region(
+        InstanceRegion(
             name,
             float(round(mean * room * draw.uniform(0.85, 1.15))),
             {g: float(round(hours[g] * draw.choice((0.0, 0.7, 1.2, 2.0)))) for g in _GPU_TYPES},
@@ -51,10 +51,10 @@ def _drawn(draw: np.random.Generator) -> TetrisInstance:
     return TetrisInstance(made, tuple(tables), jobs, weights, float(draw.choice((0.0, 0.5, 0.9))), quota)
 
 
-def _job(draw: np.random.Generator, index: int, tables: list[Table]) -> Job:
+def _job(draw: np.random.Generator, index: int, tables: list[PlacedTable]) -> RecurringJob:
     kind = _KINDS[int(draw.choice(3, p=(0.5, 0.25, 0.25)))]
     read = draw.permutation([table.name for table in tables])[: int(draw.integers(1, 4))]
-    return Job(
+    return RecurringJob(
         name=f"j{index}",
         kind=kind,
         tables=tuple(read.tolist()),

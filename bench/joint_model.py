@@ -17,8 +17,8 @@ from tetris.climb import climb
 from tetris.columns import ML, NONE, Columns, Floats, Ints
 from tetris.homes_model import HomesModel, least_unit, one_worker
 from tetris.kernels import layout
-from tetris.problem import Problem
-from tetris.replicas import Parts, Policy, replicate
+from tetris.problem import PlacementProblem
+from tetris.replicas import Parts, ReplicaPolicy, replicate
 
 MOST_PAIRS = 400
 """Largest number of tables times regions that is modelled."""
@@ -42,7 +42,7 @@ class Decided:
 def two_step(columns: Columns, *, time_s: float, seed: int = 0, weights: ReplicaWeights = USUAL) -> Decided:
     """Decides homes first, then the replicas for them, as in MAST 3.4 and 3.5."""
     home = climb(columns, time_s=time_s, seed=seed).home
-    held = replicate(columns, home, Policy(hot_part=1.0, hot_jobs=1)).held
+    held = replicate(columns, home, ReplicaPolicy(hot_part=1.0, hot_jobs=1)).held
     return Decided(home, held, worth(columns, home, held, weights))
 
 
@@ -69,7 +69,9 @@ def together(
     seen = _Seen(columns, begin, weights)
     for free in (False, True, True) if moves else (False,):
         before = seen.best
-        _Joint(Problem(columns, before.home), before.held, seen.allowed, weights, free).search(seen, seed, effort_s / 3)
+        _Joint(PlacementProblem(columns, before.home), before.held, seen.allowed, weights, free).search(
+            seen, seed, effort_s / 3
+        )
         if free and seen.best is before:
             break
     return seen.best
@@ -81,14 +83,14 @@ class _Seen:
     def __init__(self, columns: Columns, begin: Decided, weights: ReplicaWeights) -> None:
         self.columns, self.best, self.weights = columns, begin, weights
         self.allowed = np.maximum(columns.capacity_bytes, _stored(columns, begin.held))
-        self._broken = {(v.constraint, v.where): v.by for v in Problem(columns).score().violations}
+        self._broken = {(v.constraint, v.where): v.by for v in PlacementProblem(columns).score().violations}
 
     def offer(self, home: Ints, held: Parts) -> None:
         """Accepts a solution if it costs less, and does not exceed a limit by more than the start does."""
         found = worth(self.columns, home, held, self.weights)
         if found.total >= self.best.worth.total - _LEAST:
             return
-        after = [v for v in Problem(self.columns, home).score().violations if v.constraint != "storage"]
+        after = [v for v in PlacementProblem(self.columns, home).score().violations if v.constraint != "storage"]
         if any(v.by > self._broken.get((v.constraint, v.where), 0.0) * (1 + layout.ROUNDING) for v in after):
             return
         if (_stored(self.columns, held) <= self.allowed * (1 + layout.ROUNDING)).all():
@@ -116,7 +118,9 @@ def _stored(columns: Columns, held: Parts) -> Floats:
 class _Joint(HomesModel):
     """The model of homes, extended by copies."""
 
-    def __init__(self, problem: Problem, held: Parts, allowed: Floats, weights: ReplicaWeights, free: bool) -> None:
+    def __init__(
+        self, problem: PlacementProblem, held: Parts, allowed: Floats, weights: ReplicaWeights, free: bool
+    ) -> None:
         """Builds the model, with the problem's homes and the copies `held` as hints; homes may change if `free`."""
         self.columns, self.weights, self.allowed, self.held = problem.columns, weights, allowed, held
         tables = np.arange(len(problem.home), dtype=np.int32)

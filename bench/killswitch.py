@@ -37,7 +37,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.bpf import VALUE, Hook, Kind, Op, Program, SharedMemory, Step, link, load
+from agent.bpf import VALUE, Hook, Instruction, Op, Program, ProgramType, SharedMemory, link, load
 from agent.network.edge import Edge
 from bench import killswitch_launches
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, collector_off
@@ -193,13 +193,13 @@ class _Machine:
 def _observer(memory: int) -> Program:
     """Returns a program that stores the time of each new connection and counts them, and lets them pass."""
     return [
-        Step(Op.CALL, constant=_GET_TIME),
-        Step(Op.MAP, 1, VALUE, constant=memory),
-        Step(Op.STORE_DOUBLE, 1, 0, offset=0),
-        Step(Op.CONSTANT, 2, constant=1),
-        Step(Op.ATOMIC_ADD, 1, 2, offset=8),
-        Step(Op.CONSTANT, 0, constant=1),
-        Step(Op.EXIT),
+        Instruction(Op.CALL, constant=_GET_TIME),
+        Instruction(Op.MAP, 1, VALUE, constant=memory),
+        Instruction(Op.STORE_DOUBLE, 1, 0, offset=0),
+        Instruction(Op.CONSTANT, 2, constant=1),
+        Instruction(Op.ATOMIC_ADD, 1, 2, offset=8),
+        Instruction(Op.CONSTANT, 0, constant=1),
+        Instruction(Op.EXIT),
     ]
 
 
@@ -219,7 +219,7 @@ def _machine() -> Iterator[_Machine]:
         memory = SharedMemory(16, "lab_seen")
         namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         stack.callback(os.close, namespace)
-        program = load(_observer(memory.map), Kind.SK_LOOKUP, Hook.SK_LOOKUP, "lab_seen")
+        program = load(_observer(memory.map), ProgramType.SK_LOOKUP, Hook.SK_LOOKUP, "lab_seen")
         stack.callback(os.close, link(program, namespace, Hook.SK_LOOKUP))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mizzen-bench-")))
         path = folder / "shared"

@@ -75,7 +75,7 @@ class _Counting(ActivityInboundInterceptor):
 class _Agent:
     """The agent, in a thread of this process."""
 
-    def __init__(self, stack: backlog.Stack, folder: Path, exit_: ExitStack) -> None:
+    def __init__(self, stack: backlog.BacklogStack, folder: Path, exit_: ExitStack) -> None:
         self.count = _Count()
         self._stop = asyncio.Event()
         self._loop = asyncio.new_event_loop()
@@ -114,7 +114,7 @@ class _Agent:
         raise InvalidBenchmark(f"the agent does not complete {request}")
 
 
-def _trial(stack: backlog.Stack, agent: _Agent) -> int:
+def _trial(stack: backlog.BacklogStack, agent: _Agent) -> int:
     """Returns the bytes of the launch requests that were read after the switch."""
     read = agent.count.read
     before = len(read)
@@ -132,7 +132,7 @@ def _trial(stack: backlog.Stack, agent: _Agent) -> int:
     return found
 
 
-def _submit(stack: backlog.Stack, ended: threading.Event) -> None:
+def _submit(stack: backlog.BacklogStack, ended: threading.Event) -> None:
     """Keeps workloads in the queue until `ended`."""
     resources = {"accelerators": "lent:1", "cpus": 0.1, "memory": "16MiB"}
     job = {"name": "main", "tasks": 1, "resources": resources, "run": "sleep 0.25"}
@@ -154,7 +154,7 @@ def measure(say: Callable[[str], None], trials: int = TRIALS) -> list[int]:
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as name, ExitStack() as exit_:
         folder = Path(name)
         say("launches: starting the stack")
-        stack = backlog.Stack(folder, exit_)
+        stack = backlog.BacklogStack(folder, exit_)
         agent = _Agent(stack, folder, exit_)
         ready = select(Machine.id).where(Machine.id == agent.config.machine, Machine.state == "ready")
         stack.until(lambda: stack.count(ready) == 1)

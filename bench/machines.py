@@ -37,7 +37,7 @@ CONTROL = ("temporal", "worker", "postgres")
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MachineSizes:
     """The number of machines, and the durations of the measurement."""
 
     machines: int = 300
@@ -52,13 +52,15 @@ LINES = (
 )
 
 
-def _idle(folder: Path, machines: int, sizes: Sizes, exit_: ExitStack) -> tuple[backlog.Stack, dict[str, float]]:
+def _idle(
+    folder: Path, machines: int, sizes: MachineSizes, exit_: ExitStack
+) -> tuple[backlog.BacklogStack, dict[str, float]]:
     folder.mkdir()
-    stack = backlog.Stack(folder, exit_, FLEET.format(machines=machines), machines)
-    return stack, stack.idle(backlog.Sizes(0, sizes.idle_s, sizes.settle_s))
+    stack = backlog.BacklogStack(folder, exit_, FLEET.format(machines=machines), machines)
+    return stack, stack.idle(backlog.BacklogSizes(0, sizes.idle_s, sizes.settle_s))
 
 
-def measure(sizes: Sizes, say: Callable[[str], None]) -> Iterator[Figure]:
+def measure(sizes: MachineSizes, say: Callable[[str], None]) -> Iterator[Figure]:
     """Yields the figures one after the other."""
 
     def figure(number: int, value: float, absolute: dict[str, float]) -> Figure:
@@ -91,19 +93,21 @@ def measure(sizes: Sizes, say: Callable[[str], None]) -> Iterator[Figure]:
 
 def run(bench: Bench) -> Iterator[Figure]:
     """Yields the figures of the suite, from one round."""
-    yield from measure(Sizes(), bench.say)
+    yield from measure(MachineSizes(), bench.say)
 
 
 SUITE = Suite("machines", LINES, run)
 
 
 @click.command()
-@click.option("--machines", type=click.IntRange(min=1), default=Sizes.machines, show_default=True)
-@click.option("--idle-s", type=click.FloatRange(min=1), default=Sizes.idle_s, show_default=True)
-@click.option("--settle-s", type=click.FloatRange(min=0), default=Sizes.settle_s, show_default=True)
+@click.option("--machines", type=click.IntRange(min=1), default=MachineSizes.machines, show_default=True)
+@click.option("--idle-s", type=click.FloatRange(min=1), default=MachineSizes.idle_s, show_default=True)
+@click.option("--settle-s", type=click.FloatRange(min=0), default=MachineSizes.settle_s, show_default=True)
 def main(machines: int, idle_s: float, settle_s: float) -> None:
     """Measures with other sizes, and prints one figure per line as JSON."""
-    for figure in measure(Sizes(machines, idle_s, settle_s), lambda text: click.echo(f"machines: {text}", err=True)):
+    for figure in measure(
+        MachineSizes(machines, idle_s, settle_s), lambda text: click.echo(f"machines: {text}", err=True)
+    ):
         click.echo(figure.to_json())
 
 

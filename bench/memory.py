@@ -28,7 +28,7 @@ from domain.scheduling import MachineState
 from gms.columns import QueueChange, QueueColumns
 from gms.scan import scan_queue
 from infra.memory import give_back_freed_memory
-from rms.region import Region
+from rms.region import RegionColumns
 
 WORKLOADS, TENANTS = 1_000_000, 500
 GPU_MACHINES, CPU_MACHINES = 1000, 3200
@@ -51,7 +51,7 @@ def _machines() -> Iterator[MachineState]:
             yield regions.machine(f"c{c:02}", i, False, 0, 64_000, 1 << 38)
 
 
-def _fill(queue: QueueColumns, region: Region, workloads: int) -> None:
+def _fill(queue: QueueColumns, region: RegionColumns, workloads: int) -> None:
     rng = np.random.default_rng(1)
     gangs = queues.gangs(rng)
     sample = queues.draw(rng, 10 * TENANTS, TENANTS, gangs)
@@ -69,7 +69,7 @@ def _bytes(arrays: Iterable[object]) -> int:
     return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
 
 
-def column_bytes(queue: QueueColumns, region: Region) -> dict[str, int]:
+def column_bytes(queue: QueueColumns, region: RegionColumns) -> dict[str, int]:
     """Returns the bytes of the columns of the queue and of the region."""
     of_queue = queue.pending.nbytes + queue.placed.nbytes + _bytes(queue.gangs.demand) + _bytes(queue.holdings.held)
     return {"queue": of_queue, "region": _bytes(region.machines) + _bytes(region.holders)}
@@ -83,8 +83,8 @@ def measure(workloads: int) -> Mapping[str, int]:
     """
     give_back_freed_memory()  # A worker does the same.
     precompile()
-    queue, region = QueueColumns(), Region("here")
-    _fill(QueueColumns(), Region("small"), 1000)
+    queue, region = QueueColumns(), RegionColumns("here")
+    _fill(QueueColumns(), RegionColumns("small"), 1000)
     gc.collect()
     before = resident_bytes()
     _fill(queue, region, workloads)

@@ -1,7 +1,7 @@
 """Network namespaces for benchmarks: each belongs to a process and disappears with it, so nothing is left behind.
 
-`lab` moves a benchmark into a namespace of its own. `Node` is a process in another namespace, connected to the first by
-a veth pair. A node runs `python -m bench.network_lab MODULE`, reads a request from each line (JSON: name of a
+`lab` moves a benchmark into a namespace of its own. `LabNode` is a process in another namespace, connected to the first
+by a veth pair. A node runs `python -m bench.network_lab MODULE`, reads a request from each line (JSON: name of a
 function of the module, and its named arguments) and writes each response.
 """
 
@@ -48,7 +48,7 @@ def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
-class Node:
+class LabNode:
     """A process in a network namespace of its own, whose `eth0` is connected to the interface `port` of the lab."""
 
     def __init__(self, number: int, module: str, niceness: int = 0) -> None:
@@ -86,12 +86,12 @@ class Node:
 
 
 @contextmanager
-def nodes(count: int, module: str, niceness: int = 0) -> Iterator[list[Node]]:
+def nodes(count: int, module: str, niceness: int = 0) -> Iterator[list[LabNode]]:
     """Starts `count` nodes with the numbers from 2 on; must run in `lab`."""
     with ExitStack() as stack:
         made = []
         for number in range(count):
-            made.append(Node(2 + number, module, niceness))
+            made.append(LabNode(2 + number, module, niceness))
             stack.callback(made[-1].close)
         yield made
 

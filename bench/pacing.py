@@ -7,7 +7,7 @@ from domain.token_bucket import TokenBucket
 _BURST_S = 0.1
 
 
-class Pace:
+class PacingRun:
     """A rate in bytes per second; None: as fast as possible."""
 
     def __init__(self, rate_bytes_s: float | None) -> None:

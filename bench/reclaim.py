@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, exponent, interleave, medians, timed
-from reclaim.admission import Decision, Flows, decide
+from reclaim.admission import AdmissionDecision, Flows, decide
 from reclaim.arrays import Floats, Ints
 from reclaim.traffic import migration_share, wire_bytes
-from research.reclaim.algorithm_2 import Choices, Nodes, choose
+from research.reclaim.algorithm_2 import Algorithm2Choices, Nodes, choose
 from research.reclaim.destinations import Leaving, Network
 from research.reclaim.paths import links_bytes_s, paths
 from research.reclaim.topology import NOWHERE, Links, Store, Topology
@@ -73,7 +73,7 @@ class Campus:
             survival=rng.uniform(0.2, 1.0, (RECLAIMS, count)),
         )
 
-    def decide(self) -> tuple[Choices, Decision]:
+    def decide(self) -> tuple[Algorithm2Choices, AdmissionDecision]:
         """Decides as the coordinator does."""
         count, buildings = len(self.building), len(self.distribution_bytes_s)
         topology = Topology.of(

@@ -25,7 +25,7 @@ from sqlalchemy import select
 from agent.processes import with_run_ids
 from agent.shim import descendants
 from agent.state import StateFolder
-from agent.tasks import RunFolder, State, look
+from agent.tasks import RunFolder, TaskState, look
 from bench import backlog
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite
 from infra.db.models import Machine, Workload
@@ -41,7 +41,7 @@ _COMMAND = Path(sys.executable).parent / "mizzen"
 _PATIENCE_S = 60.0
 
 
-def _agent(stack: backlog.Stack, folder: Path, exit_: ExitStack) -> Path:
+def _agent(stack: backlog.BacklogStack, folder: Path, exit_: ExitStack) -> Path:
     """Starts the agent of a machine with `GPUS` GPUs; returns its state folder."""
     state = folder / "agent"
     bucket = (stack.data / "buckets" / "east").resolve().as_uri()
@@ -73,7 +73,7 @@ def _runs(state: Path) -> dict[int, RunFolder]:
         launch = attempt.launch()
         for place in () if launch is None else launch.tasks:
             run = attempt.run(place.job, place.task)
-            if look(run) is State.RUNNING:
+            if look(run) is TaskState.RUNNING:
                 found[place.slots[0]] = run
     return found
 
@@ -106,7 +106,7 @@ def measure(say: Callable[[str], None]) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as name, ExitStack() as exit_:
         folder = Path(name)
         say("starting the stack")
-        stack = backlog.Stack(folder, exit_)
+        stack = backlog.BacklogStack(folder, exit_)
         state = _agent(stack, folder, exit_)
         with stack.client() as client:
             client.set_tenant("t", 3, {"lent": GPUS}, None)

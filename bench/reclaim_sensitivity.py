@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from bench.reclaim import CORE_BYTES_S, LOCAL_BYTES_S
-from reclaim.admission import Flows, Outcome, Spread, decide
+from reclaim.admission import FlowOutcome, Flows, SpareSharing, decide
 from reclaim.arrays import Floats
 from reclaim.buildings import Rules
 from reclaim.traffic import migration_share, wire_bytes
@@ -95,7 +95,7 @@ def assumed_restart(assumed_s: float) -> tuple[float, float, float]:
     return float((admitted & fits).mean()), float((admitted & ~fits).mean()), float((~admitted & fits).mean())
 
 
-def control_period(period_s: float, headroom_share: float, spread: Spread) -> tuple[float, float, float]:
+def control_period(period_s: float, headroom_share: float, spread: SpareSharing) -> tuple[float, float, float]:
     """Returns the shares of seven simultaneous uploads that complete in time, are admitted but late, and are refused.
 
     They share one link, whose bandwidth moves between 40 % and 160 % of its mean within about ten minutes. A decision
@@ -113,7 +113,7 @@ def control_period(period_s: float, headroom_share: float, spread: Spread) -> tu
         for now_s in clock.tolist():
             if now_s % period_s == 0:
                 found = decide(flows, share[now_s : now_s + 1], float(now_s), headroom_share, spread)
-                takes_part = found.outcome <= Outcome.SQUEEZED
+                takes_part = found.outcome <= FlowOutcome.SQUEEZED
                 flows = replace(flows, start_s=found.start_s, is_admitted=takes_part | flows.is_admitted)
             slowed = min(1.0, share[now_s] / max(found.rate_bytes_s.sum(), 1))
             in_time = flows.deadline_s - flows.rest_s >= now_s + 1
@@ -136,7 +136,7 @@ def tables() -> Iterator[str]:
         waited_s, migrations = downtime(rules)
         yield f"| {name} | {waited_s:.0f} | {migrations:.2f} |"
     yield from _rows("T_r", (0.0, 15.0, 30.0, 60.0, 120.0), assumed_restart)
-    for spread in Spread:
+    for spread in SpareSharing:
         for headroom in (0.0, 0.1):
             measure = partial(control_period, headroom_share=headroom, spread=spread)
             yield from _rows(f"{spread}, headroom {headroom:g}, period", (1, 10, 60), measure)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tetris.columns import ML, NONE, Columns, Floats, Ints
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 from tetris.replicas import Parts, candidate_regions, jobs_without_region
 
 
@@ -46,7 +46,7 @@ class ReplicaCost:
 
 def worth(columns: Columns, home: Ints, held: Parts, weights: ReplicaWeights = ReplicaWeights()) -> ReplicaCost:
     """Returns the cost of homes [T] with their copies; `held`: [T, R] as in `tetris.replicas.Replicated`."""
-    read, gpu, _ = Problem(columns, home).terms
+    read, gpu, _ = PlacementProblem(columns, home).terms
     stored = held.astype(np.float64).T @ columns.size_bytes
     capacity = columns.capacity_bytes
     storage = float(((_parts(stored) - _parts(capacity)) ** 2).sum())

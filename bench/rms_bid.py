@@ -21,7 +21,7 @@ from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, collecto
 from domain.scheduling import PlacementRequest
 from rms.bid import bid_in
 from rms.gang import Planner
-from rms.region import Region
+from rms.region import RegionColumns
 
 WORKLOADS = 60
 AT_LEAST_PLACED = 0.6
@@ -69,7 +69,7 @@ def with_too_many_readers(requests: Sequence[PlacementRequest]) -> list[Placemen
 def run(bench: Bench) -> Iterator[Figure]:
     """Runs the suite, and yields its three figures."""
     bench.say(f"generating a region of {regions.MACHINES:,} machines")
-    planner = Planner(Region.of(regions.free_region()))
+    planner = Planner(RegionColumns.of(regions.free_region()))
     table = regions.table_to_sum()
     requests = regions.requests(WORKLOADS, 3)
     sizes = {"machines": regions.MACHINES, "workloads": WORKLOADS, "placed": placed_share(planner, requests)}

@@ -2,9 +2,9 @@
 
 For k = 1, 2, 4, 8 and 16, a region of k times the size of that of rms-preempt gets k times 32 workloads. The region
 bids on each workload and awards it before the next one; the columns are updated with the award and its victims
-(`rms.award`). After every 32 awards the region applies its change log (`Region.refresh`), as in every batch of a tick.
-All of this is timed, but not the construction of the region. The figure is the least-squares slope of log time over
-log k: 1 is a time in proportion to the hardware, 2 is MAST's.
+(`rms.award`). After every 32 awards the region applies its change log (`RegionColumns.refresh`), as in every batch of
+a tick. All of this is timed, but not the construction of the region. The figure is the least-squares slope of log time
+over log k: 1 is a time in proportion to the hardware, 2 is MAST's.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, exponent
 from rms.award import award
 from rms.bid import bid_in
 from rms.gang import Planner
-from rms.region import Region
+from rms.region import RegionColumns
 
 UNITS = (1, 2, 4, 8, 16)
 BATCH = 32
 """Workloads per unit of k, and awards between two refreshes."""
 
 
-def schedule(region: Region, workloads: int) -> float:
+def schedule(region: RegionColumns, workloads: int) -> float:
     """Schedules workloads one after the other, and returns the seconds.
 
     Raises:
@@ -51,14 +51,14 @@ def schedule(region: Region, workloads: int) -> float:
 
 def run(bench: Bench) -> Iterator[Figure]:
     """Runs the suite, and yields its figure."""
-    schedule(Region.of(regions.full_region()), 8)  # Loads the compiled kernels.
+    schedule(RegionColumns.of(regions.full_region()), 8)  # Loads the compiled kernels.
     snapshots = {}
     for k in UNITS:
         bench.say(f"generating {k} times a region of {regions.MACHINES:,} machines")
         snapshots[k] = regions.full_region(units=k)
 
     def measured(k: int) -> float:
-        region = Region.of(snapshots[k])
+        region = RegionColumns.of(snapshots[k])
         bench.say(f"{k} times the region")
         return schedule(region, k * BATCH)
 

@@ -11,14 +11,14 @@ from bench.harness import Bench, Figure, Line, Suite, interleave, medians
 from bench.rms_bid import WORKLOADS, bids, placed_share
 from rms.bid import bid_in
 from rms.gang import Planner
-from rms.region import Region
+from rms.region import RegionColumns
 
 
 def run(bench: Bench) -> Iterator[Figure]:
     """Runs the suite, and yields its figure."""
     bench.say(f"generating a region of {regions.MACHINES:,} machines")
     snapshot = regions.full_region()
-    planner = Planner(Region.of(snapshot))
+    planner = Planner(RegionColumns.of(snapshot))
     table = regions.table_to_sum()
     requests = regions.requests(WORKLOADS, 2)
     share = placed_share(planner, requests)

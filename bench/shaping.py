@@ -31,7 +31,7 @@ from statistics import median
 
 from agent.network.shaping import BURST_S
 from bench.harness import Bench, Figure, Line, Suite, medians
-from bench.network_lab import Node, ip, lab, nodes, together
+from bench.network_lab import LabNode, ip, lab, nodes, together
 from domain.traffic import OVERHEAD_SHARE
 
 _LINK_BYTES_S = 12_500_000
@@ -71,7 +71,7 @@ class _Landing:
 
 
 class _Network:
-    def __init__(self, providers: list[Node], research: Node, store: Node) -> None:
+    def __init__(self, providers: list[LabNode], research: LabNode, store: LabNode) -> None:
         self.providers = providers
         self.research = research
         self.store = store
@@ -83,7 +83,7 @@ class _Network:
         )
         return float(result["bytes"] / (result["end_s"] - result["begin_s"]))
 
-    def shape(self, provider: Node, payload_bytes_s: float) -> None:
+    def shape(self, provider: LabNode, payload_bytes_s: float) -> None:
         """Gives a provider's migration a rate of payload; its class gets the headers in addition."""
         rate_bytes_s = payload_bytes_s * (1 + OVERHEAD_SHARE)
         provider("shape", link_bytes_s=_LINK_BYTES_S, migration_bytes_s=_MIGRATION_BYTES_S, rate_bytes_s=rate_bytes_s)
@@ -178,14 +178,14 @@ def _theorems(network: _Network, say: Callable[[str], None], sizes: Mapping[str,
 
 
 def _case(
-    network: _Network, providers: list[Node], rates: list[float], notices_s: list[float], restarts_s: list[float]
+    network: _Network, providers: list[LabNode], rates: list[float], notices_s: list[float], restarts_s: list[float]
 ) -> list[_Landing]:
     """Runs one case."""
     for idle in network.providers:
         network.shape(idle, _IDLE_BYTES_S)  # Sends nothing; also ends the rate of the case before.
     noticed_s = time.monotonic()
 
-    def migrate(provider: Node, rate_bytes_s: float, notice_s: float, restart_s: float) -> _Landing:
+    def migrate(provider: LabNode, rate_bytes_s: float, notice_s: float, restart_s: float) -> _Landing:
         size = int(rate_bytes_s * (notice_s - restart_s - _CONTROL_S))
         network.shape(provider, rate_bytes_s)
         result = provider("send", address=network.store.address, size_bytes=size)
@@ -197,7 +197,7 @@ def _case(
 
 
 @contextmanager
-def _watched(store: Node) -> Iterator[list[float]]:
+def _watched(store: LabNode) -> Iterator[list[float]]:
     """Measures the bytes/s of migrations in windows of `_WINDOW_S`, while the block runs."""
     windows: list[float] = []
     stop = threading.Event()

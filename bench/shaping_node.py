@@ -5,15 +5,15 @@ import threading
 import time
 from typing import Any
 
-from agent.network.flows import Flow
+from agent.network.flows import MigrationFlow
 from agent.network.machine import MachineNetwork
 from agent.network.shaping import LinkShare
 from bench.harness import InvalidBenchmark
-from bench.pacing import Pace
+from bench.pacing import PacingRun
 from domain.traffic import TrafficClass
 
 PORT, MARK = 9000, 7
-_FLOW = Flow.of_mark("migration", TrafficClass.PLANNED, MARK)
+_FLOW = MigrationFlow.of_mark("migration", TrafficClass.PLANNED, MARK)
 _CHUNK_BYTES = 1 << 14
 _machines: dict[str, MachineNetwork] = {}
 
@@ -64,7 +64,7 @@ def send(
     mark: int = MARK,
 ) -> dict[str, Any]:
     """Sends `size_bytes`, or for `duration_s`, at most at `rate_bytes_s`; returns the times and the bytes."""
-    pace = Pace(rate_bytes_s)
+    pace = PacingRun(rate_bytes_s)
     chunk = bytes(_CHUNK_BYTES)
     with socket.socket() as transfer:
         transfer.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)

@@ -17,7 +17,7 @@ from bench.tetris_dense import dense
 from research.tetris.generate import generate
 from tetris.climb import climb, load
 from tetris.columns import Columns, Ints
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 INSTANCES = 3
 _BUDGETS_S = (10.0, 60.0)
@@ -53,7 +53,7 @@ def _plans(columns: Columns, time_s: float, seed: int) -> tuple[Ints, Ints]:
 
 
 def _judged(columns: Columns, home: Ints) -> tuple[float, float]:
-    problem = Problem(columns, home)
+    problem = PlacementProblem(columns, home)
     lack, broken = problem.excess
     if broken > _SAME_EXCESS:
         raise InvalidBenchmark(f"a plan exceeds limits that the start keeps by {broken:.3g}")

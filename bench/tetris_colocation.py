@@ -21,7 +21,7 @@ from simulation.policies import POLICIES
 from simulation.run import Run
 from tetris.climb import climb
 from tetris.columns import Columns, Ints
-from tetris.replicas import Policy, replicate
+from tetris.replicas import ReplicaPolicy, replicate
 
 TABLES, REGIONS, SEEDS = 1000, 6, 3
 _SEARCH_S = 10.0
@@ -37,7 +37,7 @@ def without_replicas(columns: Columns, home: Ints) -> Placement:
 
 def with_replicas(columns: Columns, home: Ints) -> Placement:
     """Returns the placement of the homes and of the replicas for them."""
-    return Placement(replicate(columns, home, Policy()).held)
+    return Placement(replicate(columns, home, ReplicaPolicy()).held)
 
 
 def filled(columns: Columns, home: Ints, part: float) -> Columns:

@@ -13,7 +13,7 @@ from research.tetris.generate import generate
 from tetris import exact
 from tetris.climb import climb
 from tetris.columns import Columns
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 TABLES, REGIONS, SEEDS = 14, 4, 50
 _SEARCH_S = 2.0
@@ -23,7 +23,7 @@ _LARGER_S = 60.0
 
 
 def _gap(total: float, least: float, columns: Columns) -> float:
-    return (total - least) / max(least, 0.01 * Problem(columns).total)
+    return (total - least) / max(least, 0.01 * PlacementProblem(columns).total)
 
 
 def run(bench: Bench) -> Iterator[Figure]:

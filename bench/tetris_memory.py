@@ -22,7 +22,7 @@ from tetris.climb import load, one_pass
 from tetris.columns import Columns
 from tetris.folders import read_folder, write_folder
 from tetris.kernels import search
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 
 def _status_bytes(field: str) -> int:
@@ -37,7 +37,7 @@ def main(folder: str) -> None:
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # Resets VmHWM, the peak.
     before = _status_bytes("VmRSS")
-    problem = Problem(columns)
+    problem = PlacementProblem(columns)
     one_pass(problem, np.zeros(search.N_TALLY))
     print(json.dumps({"grown": _status_bytes("VmHWM") - before, "input": _bytes_of(columns)}))
 

@@ -12,10 +12,10 @@ import numpy as np
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians, timed
 from bench.tetris_numpy import Numpy
 from research.tetris.generate import generate
-from tetris.climb import LACKING, Step, climb, one_pass
+from tetris.climb import LACKING, SearchStep, climb, one_pass
 from tetris.kernels import search
 from tetris.kernels.moves import settle
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 TABLES, REGIONS, EDGES = 1_000_000, 30, 10_000_000
 SHARED = 1.46
@@ -32,7 +32,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     columns = generate(TABLES, REGIONS, seed=1, jobs_of_table=SHARED)
     edges = len(columns.job_table)
     sizes = {"tables": TABLES, "regions": REGIONS, "jobs": len(columns.kind), "edges": edges}
-    problem = Problem(columns)
+    problem = PlacementProblem(columns)
     plain = Numpy(problem)
     parts = problem.fixed, problem.state, problem.work
     tables = np.random.default_rng(3).integers(TABLES, size=_WEIGHED).astype(np.int32)
@@ -72,7 +72,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     pass_s = timed(lambda: one_pass(problem, spent))()
     first = problem.total
 
-    def say(step: Step) -> None:
+    def say(step: SearchStep) -> None:
         bench.say(f"{step.phase}: {step.time_s:.0f} s, {step.total / first:.3f} of the first pass")
 
     climbed = climb(columns, time_s=_SEARCH_S, seed=1, listener=say)

@@ -6,7 +6,7 @@ It is the baseline for the compiled moves; the benchmark first checks that both 
 import numpy as np
 
 from tetris.columns import ML, NONE, Floats, Ints, Longs
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 
 def _sigmoid_less_half(over: Floats, mean: Floats) -> Floats:
@@ -19,7 +19,7 @@ def _sigmoid_less_half(over: Floats, mean: Floats) -> Floats:
 class Numpy:
     """A plan as arrays, for the objective only: CPU quotas, the home threshold and moved bytes are ignored."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PlacementProblem) -> None:
         """Takes the plan of a problem, which must not change afterwards; tables must have no replicas."""
         c = self.c = problem.columns
         self.home, self.demand, self.stored = problem.home, problem.state.demand, problem.state.stored

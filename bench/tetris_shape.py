@@ -17,7 +17,7 @@ from research.tetris.versions import v1
 from tetris.climb import climb
 from tetris.columns import NONE, Columns, Ints
 from tetris.kernels.layout import ROUNDING
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 TABLES, REGIONS, SEEDS = 20_000, 10, 3
 _SEARCH_S = 120.0
@@ -25,7 +25,7 @@ _SEARCH_S = 120.0
 
 def figures(columns: Columns, home: Ints) -> dict[str, float]:
     """Returns the metrics of a plan. Demand is the GPU hours of jobs of priority 1 and 2 that have a region."""
-    region = Problem(columns, home).state.region
+    region = PlacementProblem(columns, home).state.region
     high = (columns.priority <= HIGH_PRIORITY) & (columns.gpu_type != NONE)
     all_h = float(columns.gpu_h[high].sum())
     placed = high & (region != NONE)

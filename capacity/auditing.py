@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from capacity.provider import Found
+from capacity.provider import FoundMachine
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LedgerDifferences:
 
 
 def compare(
-    entries: Mapping[str, LedgerEntry], found: Sequence[Found], now_s: float, lists_late_s: float
+    entries: Mapping[str, LedgerEntry], found: Sequence[FoundMachine], now_s: float, lists_late_s: float
 ) -> LedgerDifferences:
     """Returns the differences between the ledger and a provider's list.
 

@@ -49,7 +49,7 @@ class LaunchRequest:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundMachine:
     """A machine in a provider's list that carries mizzen's tag."""
 
     native_id: str
@@ -86,7 +86,7 @@ class Provider(Protocol):
         """
         ...
 
-    def describe(self) -> Sequence[Found]:
+    def describe(self) -> Sequence[FoundMachine]:
         """Returns the launched machines that carry mizzen's tag and are neither terminated nor terminating."""
         ...
 

@@ -13,7 +13,7 @@ from domain.reasons import Reason, ReasonCode
 
 
 @dataclass(frozen=True)
-class Launch:
+class MachineLaunch:
     """One machine to be requested."""
 
     offer: Offer
@@ -25,7 +25,7 @@ class Launch:
 class PoolRound:
     """The decisions of one sizing round."""
 
-    launch: dict[PoolKey, list[Launch]] = field(default_factory=dict)
+    launch: dict[PoolKey, list[MachineLaunch]] = field(default_factory=dict)
     end: dict[str, Reason] = field(default_factory=dict)
     """The instances to end, each with the reason."""
     claims: dict[str, Claims] = field(default_factory=dict)
@@ -81,7 +81,7 @@ def plan_round(
 
 def _launch(out: PoolRound, key: PoolKey, wanted: Changes) -> None:
     if wanted.launch:
-        out.launch.setdefault(key, []).extend(map(Launch, wanted.launch))
+        out.launch.setdefault(key, []).extend(map(MachineLaunch, wanted.launch))
     if wanted.missing:
         out.lacks[key] = wanted
 
@@ -108,9 +108,9 @@ def _grow(
     for name, claims in growth.claims.items():
         if name in sized:
             key, n = sized[name]
-            out.launch[key][n] = Launch(out.launch[key][n].offer, claims)
+            out.launch[key][n] = MachineLaunch(out.launch[key][n].offer, claims)
         else:
             out.claims[name] = claims
     for key, launched in growth.launch.items():
-        out.launch.setdefault(key, []).extend(Launch(offer, claims) for offer, claims in launched)
+        out.launch.setdefault(key, []).extend(MachineLaunch(offer, claims) for offer, claims in launched)
         had[key] += len(launched)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from domain.ids import partition_read, split_read
-from domain.instance import Homes, Job, Region, Table, TetrisInstance, job_region
+from domain.instance import Homes, InstanceRegion, PlacedTable, RecurringJob, TetrisInstance, job_region
 from domain.reads import Reads
 
 
@@ -16,8 +16,8 @@ from domain.reads import Reads
 class Placed:
     """The tables of an installation, their locations, and the jobs that read them."""
 
-    tables: Sequence[Table]
-    jobs: Sequence[Job]
+    tables: Sequence[PlacedTable]
+    jobs: Sequence[RecurringJob]
     reads: Reads
     supply: Mapping[str, Mapping[str, float]]
     """Region to its GPU hours of supply by GPU type."""
@@ -42,7 +42,7 @@ def datacenter_name(region: str, datacenter: str) -> str:
 
 
 def region_instance(
-    placed: Placed, homes: Homes, region: str, datacenters: Sequence[Region], held: Sequence[StoredPartition]
+    placed: Placed, homes: Homes, region: str, datacenters: Sequence[InstanceRegion], held: Sequence[StoredPartition]
 ) -> TetrisInstance:
     """Returns the placement instance of one region after the plan `homes`; tables that are not in `homes` stay.
 
@@ -83,7 +83,9 @@ def running_regions(placed: Placed, homes: Homes) -> list[str | None]:
     return [_running_region(job, placed, copies, job_region(job, tables, home)) for job in placed.jobs]
 
 
-def _running_region(job: Job, placed: Placed, copies: Mapping[str, frozenset[str]], at_home: str | None) -> str | None:
+def _running_region(
+    job: RecurringJob, placed: Placed, copies: Mapping[str, frozenset[str]], at_home: str | None
+) -> str | None:
     def hours(region: str) -> float:
         return 0.0 if job.gpu_type is None else placed.supply[region].get(job.gpu_type, 0.0)
 
@@ -102,7 +104,7 @@ def _running_region(job: Job, placed: Placed, copies: Mapping[str, frozenset[str
     return min(serving, key=lambda region: (-hours(region), region), default=at_home)
 
 
-def _partitions(job: Job, reads: Reads, by_table: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def _partitions(job: RecurringJob, reads: Reads, by_table: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Returns the partitions in `by_table` that a job reads."""
     own = set(reads.by_job.get(job.name, ()))
     partly = {split_read(name)[0] for name in own}
@@ -110,7 +112,7 @@ def _partitions(job: Job, reads: Reads, by_table: Mapping[str, Sequence[str]]) -
     return tuple(name for name in there if split_read(name)[0] not in partly or name in own)
 
 
-def _start(held: Sequence[StoredPartition], region: str, datacenters: Sequence[Region]) -> list[Table]:
+def _start(held: Sequence[StoredPartition], region: str, datacenters: Sequence[InstanceRegion]) -> list[PlacedTable]:
     room = {datacenter.name: datacenter.storage_bytes for datacenter in datacenters}
     home: dict[StoredPartition, str] = {}
     # Partitions with a datacenter come first; the unassigned ones get the storage that is left.
@@ -121,4 +123,4 @@ def _start(held: Sequence[StoredPartition], region: str, datacenters: Sequence[R
             where = datacenter_name(region, partition.datacenter)
         home[partition] = where
         room[where] -= partition.size_bytes
-    return [Table(partition_read(p.table, p.name), p.size_bytes, home[p]) for p in held]
+    return [PlacedTable(partition_read(p.table, p.name), p.size_bytes, home[p]) for p in held]

@@ -18,14 +18,14 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class RuleError(ValueError):
-    """A value breaks a rule that JSON Schema cannot express, which `Part.rules` states."""
+    """A value breaks a rule that JSON Schema cannot express, which `DocumentPart.rules` states."""
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(message)
         self.rule = rule
 
 
-class Part(BaseModel):
+class DocumentPart(BaseModel):
     """Base of the models. The docstrings of fields are their descriptions in the schema."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

@@ -17,7 +17,7 @@ HIGH_PRIORITY = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class InstanceRegion:
     """A region's storage, GPU supply and CPU quotas."""
 
     name: str
@@ -29,7 +29,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PlacedTable:
     """A table, with its home region and the regions of its replicas."""
 
     name: str
@@ -39,7 +39,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RecurringJob:
     """A recurring job, with the demand that is predicted from its history."""
 
     name: str
@@ -69,9 +69,9 @@ class Weights:
 class TetrisInstance:
     """A placement problem. Names are unique in each list; tables refer to regions by name, and jobs to tables."""
 
-    regions: tuple[Region, ...]
-    tables: tuple[Table, ...]
-    jobs: tuple[Job, ...]
+    regions: tuple[InstanceRegion, ...]
+    tables: tuple[PlacedTable, ...]
+    jobs: tuple[RecurringJob, ...]
     weights: Weights = Weights()
     home_threshold: float = 0.9
     move_quota_bytes: float | None = None
@@ -88,7 +88,7 @@ Homes: TypeAlias = Mapping[str, str]
 """A plan: table to its home region; an absent table keeps its home."""
 
 
-def job_region(job: Job, tables: Mapping[str, Table], home: Homes) -> str | None:
+def job_region(job: RecurringJob, tables: Mapping[str, PlacedTable], home: Homes) -> str | None:
     """Returns the region in which a job runs; None: nowhere.
 
     An ML job runs at the common home of its tables. A Spark or Presto job runs at the home of most of its tables; ties
@@ -114,7 +114,7 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class PlanScore:
     """The cost of a plan: the unweighted terms, their weighted sum, and the violated constraints."""
 
     read: float

@@ -11,7 +11,7 @@ from typing import Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from domain.ids import NAME_PATTERN, TABLE_RULE, is_name, is_table_name
-from domain.serving import ServingSpec
+from domain.serving_spec import ServingSpec
 from domain.spec import TaskSpec
 
 

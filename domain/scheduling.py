@@ -19,7 +19,7 @@ Amount = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
-class Move:
+class MoveCost:
     """What it costs to move a job that left a machine of an owner to another cluster (ReclaimNet's P2)."""
 
     place: str
@@ -51,7 +51,7 @@ class JobRequest:
     """The tasks may span several clusters of a region if no single cluster can hold them all."""
     capacity: tuple[str, ...] = USUAL
     """Capacity kinds (`domain.capacity.CapacityKind`) on which the job may run, in order of preference."""
-    moves: tuple[Move, ...] = ()
+    moves: tuple[MoveCost, ...] = ()
     """The score of each cluster, if the job left a machine that an owner lends; empty: all clusters are equal."""
 
     @property
@@ -65,7 +65,7 @@ class JobRequest:
         return self.tasks * self.cpus_milli_per_task
 
     def move_to(self, region: str, cluster: str) -> tuple[int, int]:
-        """Returns `Move.away` (0 or 1) and `Move.score_us` of a cluster; zeros if the job does not move."""
+        """Returns `MoveCost.away` (0 or 1) and `MoveCost.score_us` of a cluster; zeros if the job does not move."""
         if not self.moves:
             return 0, 0
         place = f"{region}/{cluster}"

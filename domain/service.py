@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from domain.serving import ServingSpec
+from domain.serving_spec import ServingSpec
 from domain.spec import ResourceSpec, TaskSpec
 
 

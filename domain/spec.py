@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from domain.capacity import USUAL, CapacityKind, dedicated
 from domain.scheduling import JobRequest
-from domain.serving import ServingSpec
+from domain.serving_spec import ServingSpec
 
 
 class _Frozen(BaseModel):

@@ -46,7 +46,7 @@ class Member:
     executable: bool
 
 
-class Tree:
+class ArchiveTree:
     """The paths of a working directory, each a file or a folder. At most `max_paths`, including implied folders."""
 
     def __init__(self, max_paths: int) -> None:
@@ -92,7 +92,7 @@ class Tree:
         return zlib.compress(json.dumps(body).encode())
 
     @classmethod
-    def load(cls, body: bytes, max_paths: int) -> "Tree":
+    def load(cls, body: bytes, max_paths: int) -> "ArchiveTree":
         """Returns the tree that `dump` wrote. `max_paths` limits later additions."""
         tree, found = cls(max_paths), json.loads(zlib.decompress(body))
         tree.files, tree.folders = set(found["files"]), set(found["folders"])
@@ -116,7 +116,7 @@ def check_path(path: str) -> str:
     return path
 
 
-def inspect_archive(file: BinaryIO, *, max_bytes: int, max_members: int, files: Iterable[str] = ()) -> Tree:
+def inspect_archive(file: BinaryIO, *, max_bytes: int, max_members: int, files: Iterable[str] = ()) -> ArchiveTree:
     """Checks an archive, and `files`, which overwrite its content, and returns all paths. Writes nothing.
 
     `max_bytes` limits the unpacked size, `max_members` the number of files and folders.
@@ -124,14 +124,16 @@ def inspect_archive(file: BinaryIO, *, max_bytes: int, max_members: int, files: 
     Raises:
         BadArchive: an agent with these limits could not unpack it.
     """
-    tree = Tree(max_members)
+    tree = ArchiveTree(max_members)
     for _ in walk(file, tree, max_bytes=max_bytes, max_members=max_members):
         pass
     tree.add_files(files)
     return tree
 
 
-def walk(file: BinaryIO, tree: Tree, *, max_bytes: int, max_members: int) -> Iterator[tuple[Member, Iterator[bytes]]]:
+def walk(
+    file: BinaryIO, tree: ArchiveTree, *, max_bytes: int, max_members: int
+) -> Iterator[tuple[Member, Iterator[bytes]]]:
     """Yields each member with an iterator over its content, in the archive's order, and adds its path to `tree`.
 
     Content that the caller does not consume is skipped. The whole stream is read, which verifies its checksum.

@@ -4,12 +4,12 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from domain.documents import Part, RuleError, SizeBytes
+from domain.documents import DocumentPart, RuleError, SizeBytes
 
 _TYPED = "gpus and gpu_type go together: set gpu_type if gpus is above 0, and only then"
 
 
-class MachineShape(Part):
+class MachineShape(DocumentPart):
     """Number and type of GPUs (one type per machine, or no GPUs), number of cores, and memory in bytes."""
 
     rules: ClassVar = (_TYPED,)

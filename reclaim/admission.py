@@ -17,7 +17,7 @@ from reclaim.arrays import Bools, Floats, Ints, column
 from reclaim.traffic import UNLIMITED_BYTES_S, fill, fill_in_order, least_rates, link_sums
 
 
-class Outcome(IntEnum):
+class FlowOutcome(IntEnum):
     """What became of a flow."""
 
     ADMITTED = 0
@@ -34,7 +34,7 @@ class Outcome(IntEnum):
     """What is left by admitted flows and by flows with earlier deadlines is too little."""
 
 
-class Spread(StrEnum):
+class SpareSharing(StrEnum):
     """Who gets the bandwidth that is left when every admitted flow has what it needs."""
 
     MAX_MIN = "max-min"
@@ -98,11 +98,11 @@ class Flows:
 
 
 @dataclass(frozen=True)
-class Decision:
+class AdmissionDecision:
     """The decision for all flows, in their order."""
 
     outcome: Ints
-    """An `Outcome` for each flow."""
+    """An `FlowOutcome` for each flow."""
     least_bytes_s: Ints
     """What each flow needs from its start until its deadline (equation 12)."""
     rate_bytes_s: Ints
@@ -114,15 +114,19 @@ class Decision:
 
 
 def decide(
-    flows: Flows, share_bytes_s: Ints, now_s: float, headroom_share: float = 0.0, spread: Spread = Spread.MAX_MIN
-) -> Decision:
+    flows: Flows,
+    share_bytes_s: Ints,
+    now_s: float,
+    headroom_share: float = 0.0,
+    spread: SpareSharing = SpareSharing.MAX_MIN,
+) -> AdmissionDecision:
     """Returns who is admitted and at which rate. `share_bytes_s` is the migration share of each link.
 
     Flows are considered in the order of their deadlines, then of the rate that they need, then of their position; those
     that are admitted already come first. A flow is admitted if the rate that it needs is left on every link of its
     path. A flow that is not admitted is passed over: a later flow that needs less may still be admitted. If all flows
-    fit, this admits all. What is left of each link goes to the flows that have started (`Spread`). A refused flow may
-    be offered again in later decisions.
+    fit, this admits all. What is left of each link goes to the flows that have started (`SpareSharing`). A refused flow
+    may be offered again in later decisions.
 
     Starts of newly admitted flows are staggered: flow i of K' starts i tau/K' later, but no later than the bandwidth
     that is free now permits (`_starts`).
@@ -135,27 +139,27 @@ def decide(
     # A new flow gets one byte per second more than it needs. While it runs, what it needs then never exceeds, even when
     # rounded, what it was admitted for. So rounding cannot end an admission.
     least = least_rates(flows.remaining_bytes, window_s, np.where(flows.is_admitted, 0, 1))
-    outcome = np.full(len(flows), Outcome.ADMITTED, np.int64)
-    outcome[least > _narrowest(flows, share_bytes_s)] = Outcome.TOO_NARROW
-    outcome[(window_s <= 0) & (flows.remaining_bytes > 0)] = Outcome.NO_TIME
+    outcome = np.full(len(flows), FlowOutcome.ADMITTED, np.int64)
+    outcome[least > _narrowest(flows, share_bytes_s)] = FlowOutcome.TOO_NARROW
+    outcome[(window_s <= 0) & (flows.remaining_bytes > 0)] = FlowOutcome.NO_TIME
     open_to_new = np.floor(share_bytes_s * (1 - headroom_share)).astype(np.int64)
     floors = _floors(flows, least, outcome, share_bytes_s, open_to_new)
 
-    takes_part = outcome <= Outcome.SQUEEZED
+    takes_part = outcome <= FlowOutcome.SQUEEZED
     limits = np.where(takes_part & (flows.remaining_bytes > 0), flows.limit_bytes_s, 0)
-    start_s = np.where(outcome == Outcome.SQUEEZED, np.minimum(flows.start_s, now_s), flows.start_s)
+    start_s = np.where(outcome == FlowOutcome.SQUEEZED, np.minimum(flows.start_s, now_s), flows.start_s)
     is_new = takes_part & ~flows.is_admitted
     if is_new.any():
         planned = fill(floors, limits, flows.paths, share_bytes_s)
         start_s = np.where(is_new, _starts(flows, planned, is_new, now_s), start_s)
     running = takes_part & (start_s <= now_s)
     floors, limits = np.where(running, floors, 0), np.where(running, limits, 0)
-    if spread == Spread.DEADLINE:
+    if spread == SpareSharing.DEADLINE:
         rates = fill_in_order(floors, limits, flows.paths, share_bytes_s, np.lexsort((least, flows.deadline_s)))
     else:
         rates = fill(floors, limits, flows.paths, share_bytes_s)
     left = share_bytes_s - link_sums(rates, flows.paths, len(share_bytes_s))
-    return Decision(outcome, least, rates, start_s, left)
+    return AdmissionDecision(outcome, least, rates, start_s, left)
 
 
 def _narrowest(flows: Flows, room_bytes_s: Ints) -> Ints:
@@ -168,16 +172,16 @@ def _narrowest(flows: Flows, room_bytes_s: Ints) -> Ints:
 def _floors(flows: Flows, least: Ints, outcome: Ints, share: Ints, open_to_new: Ints) -> Ints:
     """Returns the rate that each flow is assured of, and marks flows that do not fit as SQUEEZED or CROWDED."""
     links = len(share)
-    fits = outcome == Outcome.ADMITTED
+    fits = outcome == FlowOutcome.ADMITTED
     old = link_sums(np.where(fits & flows.is_admitted, least, 0), flows.paths, links)
     new = link_sums(np.where(fits & ~flows.is_admitted, least, 0), flows.paths, links)
-    none_squeezed = (fits | (outcome == Outcome.NO_TIME))[flows.is_admitted].all() and (old <= share).all()
+    none_squeezed = (fits | (outcome == FlowOutcome.NO_TIME))[flows.is_admitted].all() and (old <= share).all()
     if none_squeezed and ((new == 0) | (old + new <= open_to_new)).all():
         return np.where(fits, least, 0)
     floors = np.zeros_like(least)
     used = np.zeros(links, np.int64)
 
-    def admit(candidates: Bools, most: Ints, otherwise: Outcome) -> None:
+    def admit(candidates: Bools, most: Ints, otherwise: FlowOutcome) -> None:
         for flow in order[candidates[order]]:
             path = flows.paths[flow][flows.paths[flow] >= 0]
             if (used[path] + least[flow] <= most[path]).all():
@@ -187,14 +191,14 @@ def _floors(flows: Flows, least: Ints, outcome: Ints, share: Ints, open_to_new: 
                 outcome[flow] = otherwise
 
     order = np.lexsort((least, flows.deadline_s))
-    outcome[flows.is_admitted & (outcome == Outcome.TOO_NARROW)] = Outcome.SQUEEZED
-    admit(fits & flows.is_admitted, share, Outcome.SQUEEZED)
+    outcome[flows.is_admitted & (outcome == FlowOutcome.TOO_NARROW)] = FlowOutcome.SQUEEZED
+    admit(fits & flows.is_admitted, share, FlowOutcome.SQUEEZED)
     # Only now: a flow that cannot complete must not take from flows with later deadlines that can.
-    for flow in order[outcome[order] == Outcome.SQUEEZED]:
+    for flow in order[outcome[order] == FlowOutcome.SQUEEZED]:
         path = flows.paths[flow][flows.paths[flow] >= 0]
         floors[flow] = min((share - used)[path].min(initial=least[flow]), least[flow], flows.limit_bytes_s[flow])
         used[path] += floors[flow]
-    admit(fits & ~flows.is_admitted, open_to_new, Outcome.CROWDED)
+    admit(fits & ~flows.is_admitted, open_to_new, FlowOutcome.CROWDED)
     return floors
 
 

@@ -89,7 +89,7 @@ class Building:
 
 
 @dataclass(frozen=True)
-class Departure:
+class DepartedJob:
     """A job that has left a machine, with its newest checkpoint."""
 
     site: str
@@ -105,7 +105,7 @@ class Departure:
 
 
 @dataclass(frozen=True)
-class Score:
+class BuildingScore:
     """How good a building is for a job."""
 
     away: bool
@@ -115,7 +115,7 @@ class Score:
 
 
 @lru_cache(maxsize=4096)
-def score(buildings: tuple[Building, ...], job: Departure, rules: Rules = DEFAULT_RULES) -> tuple[Score, ...]:
+def score(buildings: tuple[Building, ...], job: DepartedJob, rules: Rules = DEFAULT_RULES) -> tuple[BuildingScore, ...]:
     """Returns the scores of all buildings, in their order. The building of the job must be one of them.
 
     T_mig_mean is the mean over two machines of each building, without that of the job. Results are cached, because a
@@ -144,4 +144,4 @@ def score(buildings: tuple[Building, ...], job: Departure, rules: Rules = DEFAUL
     departs = np.array([sum(building.rate.expected(job.remaining_s)) for building in buildings])
     scores_s = migration_s + rules.alpha * (1 - np.exp(-departs)) * next_s
     stays = job.local_candidates >= rules.min_local
-    return tuple(Score(stays and number != home, float(one_s)) for number, one_s in enumerate(scores_s))
+    return tuple(BuildingScore(stays and number != home, float(one_s)) for number, one_s in enumerate(scores_s))

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 from reclaim.arrays import Floats, Ints, column
 from reclaim.drift import DriftSettings, DriftState, watch
 from reclaim.gamma import quantiles
-from reclaim.hazard_state import Change, HazardState
+from reclaim.hazard_state import HazardState, RateChange
 from reclaim.profile import DAY_S, ProfileSettings
 
 _HOUR_S = 3600.0
@@ -220,7 +220,7 @@ class HazardModel:
         weighted[-1] += hours * factor
         change = state.change
         if change is not None:
-            change = Change(change.since_s, change.events + count, change.expected + mean / self._shift(state))
+            change = RateChange(change.since_s, change.events + count, change.expected + mean / self._shift(state))
         found = replace(
             state,
             now_s=end_s,
@@ -255,7 +255,7 @@ class HazardModel:
             return replace(found, drift=drift)
         # Hours before an earlier change stay scaled to the rate after it.
         scaled = found.hours * self._scales(found)[:, None]
-        return replace(found, drift=drift, hours=scaled, change=Change(alarm.since_s, alarm.events, alarm.expected))
+        return replace(found, drift=drift, hours=scaled, change=RateChange(alarm.since_s, alarm.events, alarm.expected))
 
     def dispersion(self, state: HazardState) -> float:
         """Returns the variance of the site's counts divided by their mean: 1 for independent departures, more if nodes

@@ -13,7 +13,7 @@ from reclaim.profile import DAY_S, Profile, ProfileSettings
 
 
 @dataclass(frozen=True)
-class Change:
+class RateChange:
     """The last change of the rate that was noticed."""
 
     since_s: float
@@ -45,7 +45,7 @@ class HazardState:
     recent_expected: Floats
     """...and how many were expected, with the same decay."""
     drift: DriftState
-    change: Change | None = None
+    change: RateChange | None = None
     departures: int = 0
     """All departures so far."""
     part_events: int = 0
@@ -162,7 +162,7 @@ class HazardState:
             recent_events=np.array(body["recent_events"], dtype=np.float64),
             recent_expected=np.array(body["recent_expected"], dtype=np.float64),
             drift=DriftState.from_json(body["drift"]),
-            change=None if body["change"] is None else Change(**body["change"]),
+            change=None if body["change"] is None else RateChange(**body["change"]),
             departures=int(body["departures"]),
             part_events=int(body["part_events"]),
             part_expected=float(body["part_expected"]),

@@ -20,7 +20,7 @@ from domain.scheduling import (
     RegionSnapshot,
     RunningWorkload,
 )
-from reference.criteria import Choice, Place, Spread, criteria, quality
+from reference.criteria import PlacementOption, PlacementTarget, Spread, criteria, quality
 from rms.refusal import needs
 
 _Free = dict[str, tuple[int, int, int]]
@@ -91,10 +91,10 @@ def _bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     later, again_s = _later(snapshot.region, request, left_out)
     free = _free_now(snapshot)
     victims: list[RunningWorkload] = []
-    choices: list[Choice] = []
+    choices: list[PlacementOption] = []
     for job in request.jobs:
         candidates = [w for w in allowed if w not in victims]
-        options: list[Choice] = []
+        options: list[PlacementOption] = []
         # First without evictions, then with evictions; each in a single cluster and across clusters.
         for others in ([], candidates):
             for place in _places(snapshot, job) + _spanning_places(snapshot, job) if not options else ():
@@ -102,7 +102,7 @@ def _bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
                 if chosen is not None:
                     spread = _place_job(job, place, _release(free, chosen))
                     assert spread is not None
-                    options.append(Choice(job, place, spread, tuple(chosen)))
+                    options.append(PlacementOption(job, place, spread, tuple(chosen)))
         if not options:
             until_s = _protected_until_s(snapshot, request)
             why = (_no_room(snapshot, job, free, candidates, allowed, until_s), *later)
@@ -159,16 +159,20 @@ def _take(free: _Free, job: JobRequest, spread: Spread) -> _Free:
     return left
 
 
-def _places(snapshot: RegionSnapshot, job: JobRequest) -> list[Place]:
+def _places(snapshot: RegionSnapshot, job: JobRequest) -> list[PlacementTarget]:
     places = []
     allowed = _allowed(snapshot, job)
     for cluster in sorted({m.cluster for m in allowed}):
         machines = tuple(m for m in allowed if m.cluster == cluster)
         if job.gpus_per_task == 0:
-            places.append(Place(cluster, None, 0, (tuple(m for m in machines if m.gpu_type is None), machines)))
+            places.append(
+                PlacementTarget(cluster, None, 0, (tuple(m for m in machines if m.gpu_type is None), machines))
+            )
             continue
         for preference, gpu_type in enumerate(job.gpu_types):
-            places.append(Place(cluster, gpu_type, preference, (tuple(m for m in machines if m.gpu_type == gpu_type),)))
+            places.append(
+                PlacementTarget(cluster, gpu_type, preference, (tuple(m for m in machines if m.gpu_type == gpu_type),))
+            )
     return places
 
 
@@ -177,15 +181,15 @@ def _allowed(snapshot: RegionSnapshot, job: JobRequest) -> tuple[MachineState, .
     return tuple(m for m in snapshot.machines if m.capacity in job.capacity)
 
 
-def _spanning_places(snapshot: RegionSnapshot, job: JobRequest) -> list[Place]:
+def _spanning_places(snapshot: RegionSnapshot, job: JobRequest) -> list[PlacementTarget]:
     """Returns the options that treat all clusters as one; empty if the job must stay in one cluster."""
     if not job.span_clusters:
         return []
     allowed = _allowed(snapshot, job)
     if job.gpus_per_task == 0:
-        return [Place("", None, 0, (tuple(m for m in allowed if m.gpu_type is None), allowed))]
+        return [PlacementTarget("", None, 0, (tuple(m for m in allowed if m.gpu_type is None), allowed))]
     return [
-        Place("", gpu_type, preference, (tuple(m for m in allowed if m.gpu_type == gpu_type),))
+        PlacementTarget("", gpu_type, preference, (tuple(m for m in allowed if m.gpu_type == gpu_type),))
         for preference, gpu_type in enumerate(job.gpu_types)
     ]
 
@@ -198,7 +202,7 @@ def _tasks_that_fit(job: JobRequest, amounts: tuple[int, int, int]) -> int:
 # ------------------------------------------------------------------------------------------------------------- packing
 
 
-def _place_job(job: JobRequest, place: Place, free: _Free) -> Spread | None:
+def _place_job(job: JobRequest, place: PlacementTarget, free: _Free) -> Spread | None:
     for machines in place.attempts:
         spread = _pack(job, job.tasks, list(machines), free)
         if spread is not None:
@@ -269,7 +273,7 @@ def _within_rack(
 
 
 def _victims_for(
-    job: JobRequest, place: Place, free: _Free, candidates: list[RunningWorkload]
+    job: JobRequest, place: PlacementTarget, free: _Free, candidates: list[RunningWorkload]
 ) -> list[RunningWorkload] | None:
     """Returns the victims that make room for the job: empty if it already fits, None if evicting all is not enough."""
 
@@ -309,17 +313,19 @@ def _victims_for(
 # ------------------------------------------------------------------------------------------------ the gang as a whole
 
 
-def _anew(snapshot: RegionSnapshot, jobs: list[JobRequest], victims: list[RunningWorkload]) -> list[Choice] | None:
+def _anew(
+    snapshot: RegionSnapshot, jobs: list[JobRequest], victims: list[RunningWorkload]
+) -> list[PlacementOption] | None:
     """Plans all jobs again with exactly these victims evicted; returns None if a job does not fit."""
     free = _release(_free_now(snapshot), victims)
     choices = []
     for job in jobs:
-        options: list[Choice] = []
+        options: list[PlacementOption] = []
         for places in (_places(snapshot, job), _spanning_places(snapshot, job)):
             for place in places if not options else ():
                 spread = _place_job(job, place, free)
                 if spread is not None:
-                    options.append(Choice(job, place, spread, ()))
+                    options.append(PlacementOption(job, place, spread, ()))
         if not options:
             return None
         best = min(options, key=lambda option: criteria(snapshot, option))
@@ -328,7 +334,9 @@ def _anew(snapshot: RegionSnapshot, jobs: list[JobRequest], victims: list[Runnin
     return choices
 
 
-def _as_it_was(snapshot: RegionSnapshot, choices: list[Choice], victims: list[RunningWorkload]) -> list[Choice] | None:
+def _as_it_was(
+    snapshot: RegionSnapshot, choices: list[PlacementOption], victims: list[RunningWorkload]
+) -> list[PlacementOption] | None:
     """Returns the given choices if they still fit with exactly these victims evicted, else None."""
     free = _release(_free_now(snapshot), victims)
     for choice in choices:
@@ -338,8 +346,8 @@ def _as_it_was(snapshot: RegionSnapshot, choices: list[Choice], victims: list[Ru
 
 
 def _without_unneeded(
-    snapshot: RegionSnapshot, choices: list[Choice], victims: list[RunningWorkload]
-) -> tuple[list[Choice], list[RunningWorkload]]:
+    snapshot: RegionSnapshot, choices: list[PlacementOption], victims: list[RunningWorkload]
+) -> tuple[list[PlacementOption], list[RunningWorkload]]:
     if not victims:
         return choices, victims
     jobs = [choice.job for choice in choices]
@@ -355,12 +363,12 @@ def _without_unneeded(
             return choices, victims
 
 
-def _clusters(snapshot: RegionSnapshot, choice: Choice) -> str:
+def _clusters(snapshot: RegionSnapshot, choice: PlacementOption) -> str:
     return choice.place.cluster or "+".join(sorted({m.cluster for m in snapshot.machines if m.id in choice.spread}))
 
 
 def _plan(
-    snapshot: RegionSnapshot, request: PlacementRequest, choices: list[Choice], victims: list[RunningWorkload]
+    snapshot: RegionSnapshot, request: PlacementRequest, choices: list[PlacementOption], victims: list[RunningWorkload]
 ) -> Plan:
     placements = tuple(
         JobPlacement(c.job.name, _clusters(snapshot, c), c.place.gpu_type, tuple(sorted(c.spread.items())))

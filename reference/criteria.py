@@ -17,7 +17,7 @@ Spread = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Place:
+class PlacementTarget:
     """A cluster (empty string: all clusters) and GPU type for a job, and the machine sets to try there, in order."""
 
     cluster: str
@@ -27,16 +27,18 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PlacementOption:
     """A placement option for one job, with its victims."""
 
     job: JobRequest
-    place: Place
+    place: PlacementTarget
     spread: Spread
     victims: tuple[RunningWorkload, ...]
 
 
-def quality(snapshot: RegionSnapshot, choices: Sequence[Choice], victims: Sequence[RunningWorkload]) -> PlanQuality:
+def quality(
+    snapshot: RegionSnapshot, choices: Sequence[PlacementOption], victims: Sequence[RunningWorkload]
+) -> PlanQuality:
     """Returns the criteria of a plan that consists of these choices and evicts these victims."""
     return PlanQuality(
         victims_by_rank=tuple(sum(1 for v in victims if v.rank == rank) for rank in range(1, 9)),
@@ -54,7 +56,7 @@ def quality(snapshot: RegionSnapshot, choices: Sequence[Choice], victims: Sequen
     )
 
 
-def criteria(snapshot: RegionSnapshot, option: Choice) -> tuple[object, ...]:
+def criteria(snapshot: RegionSnapshot, option: PlacementOption) -> tuple[object, ...]:
     """Returns the key by which options for one job are compared, which is a total order. The smallest is the best."""
     return (*quality(snapshot, [option], option.victims).key, option.place.cluster, sorted(option.spread))
 
@@ -85,21 +87,21 @@ def _lost_gpu_ms(snapshot: RegionSnapshot, victim: RunningWorkload) -> int:
     return round(sum(h.gpus for h in victim.holdings) * lost_s * 1000)
 
 
-def _last_kind(snapshot: RegionSnapshot, choice: Choice) -> int:
+def _last_kind(snapshot: RegionSnapshot, choice: PlacementOption) -> int:
     return max(choice.job.capacity.index(m.capacity) for m in snapshot.machines if m.id in choice.spread)
 
 
-def _moves(snapshot: RegionSnapshot, choice: Choice) -> list[tuple[int, int]]:
+def _moves(snapshot: RegionSnapshot, choice: PlacementOption) -> list[tuple[int, int]]:
     """Returns what a move to each machine of a choice costs."""
     return [choice.job.move_to(snapshot.region, m.cluster) for m in snapshot.machines if m.id in choice.spread]
 
 
-def _nano_departures_per_h(snapshot: RegionSnapshot, choice: Choice) -> int:
+def _nano_departures_per_h(snapshot: RegionSnapshot, choice: PlacementOption) -> int:
     tasks = choice.spread
     return sum(tasks.get(m.id, 0) * round(m.departures_per_h * NANO_DEPARTURES) for m in snapshot.machines)
 
 
-def _nano_usd_per_h(snapshot: RegionSnapshot, choice: Choice) -> int:
+def _nano_usd_per_h(snapshot: RegionSnapshot, choice: PlacementOption) -> int:
     job, price = choice.job, 0
     for m in snapshot.machines:
         gpu_usd_per_h = m.gpu_usd_per_h if job.gpus_per_task else 0.0
@@ -108,5 +110,5 @@ def _nano_usd_per_h(snapshot: RegionSnapshot, choice: Choice) -> int:
     return price
 
 
-def _count_racks(snapshot: RegionSnapshot, option: Choice) -> int:
+def _count_racks(snapshot: RegionSnapshot, option: PlacementOption) -> int:
     return len({(m.cluster, m.rack) for m in snapshot.machines if m.id in option.spread})

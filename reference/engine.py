@@ -20,12 +20,12 @@ from domain.scheduling import (
     RunningWorkload,
     TenantState,
 )
-from gms.auction.candidate import Candidate, Outcome
+from gms.auction.candidate import AuctionOutcome, Candidate
 from gms.columns import QueueChange, W
-from simulation.engine import Counts, Engine, ScanOrder
+from simulation.engine import DecisionCounts, Engine, ScanOrder
 from simulation.errors import SimulationError
 from simulation.ledger import Ledger
-from simulation.policies import Policy
+from simulation.policies import SchedulingPolicy
 from simulation.run import Scenario, credit_weights
 from simulation.supply import Machines
 
@@ -44,7 +44,7 @@ class ReferenceEngine:
         self._running: dict[str, dict[str, RunningWorkload]] = {region: {} for region in self._ledgers}
         self._gangs: dict[object, int] = {}
         self._now_s = 0.0
-        self._counts = Counts()
+        self._counts = DecisionCounts()
 
     def set_tenants(self, tenants: Iterable[TenantState]) -> None:
         """Replaces the tenants and their shares."""
@@ -78,11 +78,11 @@ class ReferenceEngine:
         """Begins a pass over the queue."""
         self._now_s = now_s
 
-    def place(self, candidates: Sequence[Candidate]) -> Sequence[Outcome]:
+    def place(self, candidates: Sequence[Candidate]) -> Sequence[AuctionOutcome]:
         """Places the candidates one after another: collects bids, and awards the best."""
         return [self._place(candidate) for candidate in candidates]
 
-    def _place(self, candidate: Candidate) -> Outcome:
+    def _place(self, candidate: Candidate) -> AuctionOutcome:
         self._counts.decisions += 1
         bids = []
         for region in self._ledgers:
@@ -91,10 +91,10 @@ class ReferenceEngine:
                 self._counts.negative_misses += 1
         plan = reference.bids.best(bid.plan for bid in bids if bid.plan is not None)
         if plan is None:
-            return Outcome(candidate.request.workload, None, {bid.region: bid for bid in bids})
+            return AuctionOutcome(candidate.request.workload, None, {bid.region: bid for bid in bids})
         self._award(plan, candidate)
         won = next(bid for bid in bids if bid.plan is plan)
-        return Outcome(candidate.request.workload, won, {bid.region: bid for bid in bids})
+        return AuctionOutcome(candidate.request.workload, won, {bid.region: bid for bid in bids})
 
     def _snapshot(self, region: str) -> RegionSnapshot:
         ledger = self._ledgers[region]
@@ -133,12 +133,12 @@ class ReferenceEngine:
         """Closes a machine to new workloads."""
         self._ledgers[region].close(machine)
 
-    def counts(self) -> Counts:
+    def counts(self) -> DecisionCounts:
         """Returns the counts of decisions so far."""
         return self._counts
 
 
-def on_reference(policy: Policy) -> Policy:
+def on_reference(policy: SchedulingPolicy) -> SchedulingPolicy:
     """Returns the policy on the reference implementations."""
     return replace(policy, engine=partial(_engine, may_evict=policy.may_evict))
 

@@ -7,13 +7,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
-from domain.instance import HIGH_PRIORITY, Homes, Score, Table, TetrisInstance, Violation, job_region
+from domain.instance import HIGH_PRIORITY, Homes, PlacedTable, PlanScore, TetrisInstance, Violation, job_region
 
 ROUNDING = 1e-9
 """Relative tolerance for rounding: an excess over a limit below this fraction of the limit is not a violation."""
 
 
-def score(instance: TetrisInstance, homes: Homes) -> Score:
+def score(instance: TetrisInstance, homes: Homes) -> PlanScore:
     """Returns the terms, the total and the violations of a plan.
 
     Raises:
@@ -40,7 +40,7 @@ def score(instance: TetrisInstance, homes: Homes) -> Score:
     ]
     if instance.move_quota_bytes is not None:
         violations += _over("move_quota", [("all", moved_bytes(instance, homes), instance.move_quota_bytes)])
-    return Score(float(read), float(gpu), float(storage), float(total), tuple(violations))
+    return PlanScore(float(read), float(gpu), float(storage), float(total), tuple(violations))
 
 
 def moved_bytes(instance: TetrisInstance, homes: Homes) -> float:
@@ -63,7 +63,7 @@ def high_priority_home_hours(instance: TetrisInstance, region_of: dict[str, str 
 
 
 def _read(
-    instance: TetrisInstance, tables: dict[str, Table], home: dict[str, str], region_of: dict[str, str | None]
+    instance: TetrisInstance, tables: dict[str, PlacedTable], home: dict[str, str], region_of: dict[str, str | None]
 ) -> float:
     all_bytes = sum(t.size_bytes for t in instance.tables)
     return sum(
@@ -104,7 +104,7 @@ def _sigmoid(over: float, mean: float) -> float:
     return 1.0 if over > 0 else 0.5
 
 
-def _stored(tables: Iterable[Table], home: dict[str, str]) -> dict[str, float]:
+def _stored(tables: Iterable[PlacedTable], home: dict[str, str]) -> dict[str, float]:
     stored: dict[str, float] = defaultdict(float)
     for table in tables:
         for region in {home[table.name], *table.replicas}:

@@ -4,11 +4,11 @@ import click
 from pydantic import BaseModel
 
 from domain.documents import json_schema
-from research.reclaim.documents import Document
+from research.reclaim.documents import ScenarioDocument
 from research.traces.fleet import SimulatedFleet
 from server.schemas import printed
 
-KINDS: dict[str, type[BaseModel]] = {"simulated-fleet": SimulatedFleet, "scenario": Document}
+KINDS: dict[str, type[BaseModel]] = {"simulated-fleet": SimulatedFleet, "scenario": ScenarioDocument}
 
 
 @click.command()

@@ -13,7 +13,7 @@ from domain.scheduling import Holding, PlacementRequest, Plan, RunningWorkload
 from rms.arrays import I8
 from rms.machines import shift
 from rms.plans import need_of
-from rms.region import Promise, Region
+from rms.region import Promise, RegionColumns
 
 _NOTHING = (0, 0, 0)
 _NAMES = ("GPUs", "thousandths of a CPU", "bytes of memory")
@@ -35,7 +35,7 @@ class Award:
     """The victims before the award."""
 
 
-def award(region: Region, plan: Plan, request: PlacementRequest, ends_by_s: float = inf) -> Award:
+def award(region: RegionColumns, plan: Plan, request: PlacementRequest, ends_by_s: float = inf) -> Award:
     """Awards `plan` to `request` in a region's columns.
 
     On each machine the workload first takes free resources; the rest is promised to it from the holdings of the plan's
@@ -64,7 +64,7 @@ def award(region: Region, plan: Plan, request: PlacementRequest, ends_by_s: floa
     return Award(plan, victims)
 
 
-def check(region: Region, plan: Plan, request: PlacementRequest) -> None:
+def check(region: RegionColumns, plan: Plan, request: PlacementRequest) -> None:
     """Checks that a plan can be awarded now. It changes nothing.
 
     Raises:
@@ -73,7 +73,9 @@ def check(region: Region, plan: Plan, request: PlacementRequest) -> None:
     _shares(region, plan, request)
 
 
-def _shares(region: Region, plan: Plan, request: PlacementRequest) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+def _shares(
+    region: RegionColumns, plan: Plan, request: PlacementRequest
+) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Returns, by machine row, what the plan needs and how much of it the workload takes from free resources."""
     _check(region, plan, request)
     needs = _needs(region, plan, request)
@@ -92,7 +94,7 @@ def _shares(region: Region, plan: Plan, request: PlacementRequest) -> tuple[dict
     return needs, takes
 
 
-def revoke(region: Region, given: Award) -> None:
+def revoke(region: RegionColumns, given: Award) -> None:
     """Reverts an award. The workload and the victims must not have changed since the award."""
     _give_up(region, region.workload(given.plan.workload), {})
     region.drop_running(given.plan.workload)
@@ -102,7 +104,7 @@ def revoke(region: Region, given: Award) -> None:
         region.update_evictable(victim.id)
 
 
-def leave(region: Region, workload: str) -> None:
+def leave(region: RegionColumns, workload: str) -> None:
     """Releases all resources of a workload. Promised amounts go to its evictor if that is still in the region.
 
     All other amounts become free.
@@ -133,7 +135,7 @@ def _held(workload: RunningWorkload) -> dict[str, I8]:
     return out
 
 
-def _give_up(region: Region, workload: RunningWorkload, kept: Mapping[str, I8]) -> None:
+def _give_up(region: RegionColumns, workload: RunningWorkload, kept: Mapping[str, I8]) -> None:
     """Frees what a workload holds, except the amounts in `kept`, which are promised to another workload."""
     for machine, amounts in _held(workload).items():
         row = region.row(machine)
@@ -156,7 +158,7 @@ def _holding(machine: str, amounts: Iterable[int]) -> Holding:
     return Holding(machine, *(int(amount) for amount in amounts))
 
 
-def _check(region: Region, plan: Plan, request: PlacementRequest) -> None:
+def _check(region: RegionColumns, plan: Plan, request: PlacementRequest) -> None:
     if (plan.workload, plan.region) != (request.workload, region.name):
         raise ValueError(
             f"plan is for workload {plan.workload!r} in region {plan.region!r}, not for {request.workload!r} in"
@@ -184,7 +186,7 @@ def _check(region: Region, plan: Plan, request: PlacementRequest) -> None:
             )
 
 
-def _needs(region: Region, plan: Plan, request: PlacementRequest) -> dict[int, list[int]]:
+def _needs(region: RegionColumns, plan: Plan, request: PlacementRequest) -> dict[int, list[int]]:
     """Returns what the plan needs of each machine, by row."""
     out: dict[int, list[int]] = {}
     for placement, job in zip(plan.jobs, request.jobs, strict=True):
@@ -199,7 +201,7 @@ def _needs(region: Region, plan: Plan, request: PlacementRequest) -> dict[int, l
     return out
 
 
-def _released(region: Region, plan: Plan) -> dict[int, list[int]]:
+def _released(region: RegionColumns, plan: Plan) -> dict[int, list[int]]:
     """Returns what the plan's victims hold, by machine row."""
     out: dict[int, list[int]] = {}
     for victim in plan.victims:

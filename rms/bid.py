@@ -7,13 +7,13 @@ from rms.criteria import quality
 from rms.gang import Planner, undoing
 from rms.plans import SEVERAL, JobPlan, PlanFailure
 from rms.refusal import refusal
-from rms.region import Region
+from rms.region import RegionColumns
 from rms.surplus import without_surplus
 
 
 def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     """Returns the bid of a region that is given as a snapshot; see `bid_in`."""
-    return bid_in(Planner(Region.of(snapshot)), request)
+    return bid_in(Planner(RegionColumns.of(snapshot)), request)
 
 
 def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
@@ -65,7 +65,7 @@ def _bid(planner: Planner, request: PlacementRequest) -> Bid:
     return Bid(request.workload, region.name, plan.doubted(request))
 
 
-def _placement(region: Region, plan: JobPlan) -> JobPlacement:
+def _placement(region: RegionColumns, plan: JobPlan) -> JobPlacement:
     ids = region.ids
     machines = tuple((ids[row], tasks) for row, tasks in zip(plan.rows.tolist(), plan.tasks.tolist(), strict=True))
     gpu_type = plan.job.gpu_types[plan.preference] if plan.job.gpus_per_task else None

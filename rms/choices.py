@@ -1,7 +1,7 @@
 """Clusters and GPU types on which a job may run, grouped by preference.
 
 The preference is the GPU type, then the capacity kind, the score of the migration for a job that left a machine of an
-owner (`domain.scheduling.Move`), the expected departures and the price per hour.
+owner (`domain.scheduling.MoveCost`), the expected departures and the price per hour.
 """
 
 from typing import NamedTuple

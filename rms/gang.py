@@ -11,11 +11,11 @@ from rms.arrays import B1, I4, I8
 from rms.choices import spanning
 from rms.criteria import OF_VICTIMS, rating_of
 from rms.eviction import VictimCache, VictimSearch, first_end_of_protection, free_all, most_placeable, plan_evicting
+from rms.job_planner import NO_PLAN, most_ever, plan_free, take
+from rms.merged_clusters import merged
 from rms.packing import Spread
-from rms.planning import NO_PLAN, most_ever, plan_free, take
 from rms.plans import SEVERAL, GangPlan, JobPlan, PlanFailure, need_of
-from rms.region import Region
-from rms.spanning import merged
+from rms.region import RegionColumns
 
 _MEMOS = 64
 """Number of distinct job requests for which victim choices are cached."""
@@ -24,7 +24,7 @@ _MEMOS = 64
 class Planner:
     """Plans gangs on the columns of one region. Each call modifies the columns temporarily and restores them."""
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: RegionColumns) -> None:
         self.region = region
         self._size = (-1, -1, -1)
         self._out: Spread
@@ -257,7 +257,7 @@ class Planner:
 class Undo:
     """Records temporary changes of a region's columns; calling it reverts them."""
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: RegionColumns) -> None:
         self._region = region
         self._taken: list[JobPlan] = []
         self._released: list[int] = []
@@ -294,7 +294,7 @@ class Undo:
 
 
 @contextmanager
-def undoing(region: Region) -> Iterator[Undo]:
+def undoing(region: RegionColumns) -> Iterator[Undo]:
     """Yields an `Undo`, and calls it at the end of the block, also after an exception."""
     undo, version = Undo(region), region.machines.version.copy()
     try:

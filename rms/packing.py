@@ -10,8 +10,8 @@ import numpy as np
 
 from domain.compiled import compiled
 from rms.arrays import B1, I4, I8
+from rms.compiled_sort import order_of
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES
-from rms.sorting import order_of
 
 _UNLIMITED = 1 << 62
 

@@ -9,7 +9,7 @@ from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1
 from rms.gang import Planner
 from rms.plans import PlanFailure
-from rms.region import Region
+from rms.region import RegionColumns
 
 
 def needs(job: JobRequest, there: Collection[str] = USUAL) -> str:
@@ -77,7 +77,7 @@ def refusal(
     return [*reasons, *also], min(retry_at_s, again_s)
 
 
-def waits(request: PlacementRequest, region: Region) -> tuple[list[Reason], float]:
+def waits(request: PlacementRequest, region: RegionColumns) -> tuple[list[Reason], float]:
     """Returns what a request may not use for now, as reasons, and the earliest time at which that changes.
 
     These are the machines that it avoids, of those that are open in the region.

@@ -27,7 +27,7 @@ class Promise:
     """Amounts by machine id."""
 
 
-class Region:
+class RegionColumns:
     """The columns of one region, and the names of the machines, clusters, GPU types and workloads numbered in them.
 
     A *holder* is a workload that holds resources in the region. Machines and holders are added, changed and removed one
@@ -54,7 +54,7 @@ class Region:
         self._lay_out((), ())
 
     @classmethod
-    def of(cls, snapshot: RegionSnapshot) -> "Region":
+    def of(cls, snapshot: RegionSnapshot) -> "RegionColumns":
         """Builds the columns from a snapshot."""
         region = cls(snapshot.region)
         for machine in snapshot.machines:

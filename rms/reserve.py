@@ -25,7 +25,7 @@ from rms.gang import Planner
 from rms.holders import Holders
 from rms.machines import CPUS_MILLI, GPUS, Machines, shift_rows
 from rms.plans import JobPlan, need_of
-from rms.region import Promise, Region
+from rms.region import Promise, RegionColumns
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ Withheld = Sequence[tuple[int, I8]]
 """Amounts by machine row, each of shape (3,)."""
 
 
-def known_ends_s(region: Region) -> F8:
+def known_ends_s(region: RegionColumns) -> F8:
     """Returns, by holder number, when the maximum runtimes end; infinity without one, and for unused numbers."""
     ends_s = np.full(len(region.holders.rank), np.inf)
     for workload in region.running_workloads():
@@ -99,7 +99,7 @@ def available_from_s(planner: Planner, request: PlacementRequest, ends_s: F8 | N
     return out
 
 
-def worse(region: Region, request: PlacementRequest) -> B1:
+def worse(region: RegionColumns, request: PlacementRequest) -> B1:
     """Returns a mask of the holders of worse rank that the request may evict at some time."""
     mask = region.holders.rank > request.rank
     for enemy in request.may_not_evict:
@@ -208,8 +208,8 @@ def renew(
 
 
 def _due(
-    region: Region, request: PlacementRequest, needs: Mapping[str, I8], sources: Mapping[str, Source], available_s: F8,
-    taken: Sequence[Reservation],
+    region: RegionColumns, request: PlacementRequest, needs: Mapping[str, I8], sources: Mapping[str, Source],
+    available_s: F8, taken: Sequence[Reservation],
 ) -> Reservation | None:  # fmt: skip
     """Returns the reservation of `needs` with its start; None if free resources and sources do not suffice."""
     starts_at_s, unknown, unit = region.now_s, 0, _unit(request)
@@ -231,7 +231,7 @@ def _due(
     return Reservation(request.workload, request.rank, starts_at_s, needs, sources, unknown)
 
 
-def withheld(region: Region, reservations: Sequence[Reservation]) -> Withheld:
+def withheld(region: RegionColumns, reservations: Sequence[Reservation]) -> Withheld:
     """Returns the free resources that the reservations withhold.
 
     On each machine, these are the reserved amounts minus what the reservation gets from its sources.
@@ -255,7 +255,7 @@ def withheld(region: Region, reservations: Sequence[Reservation]) -> Withheld:
 
 
 @contextmanager
-def without_withheld(region: Region, amounts: Withheld) -> Iterator[None]:
+def without_withheld(region: RegionColumns, amounts: Withheld) -> Iterator[None]:
     """Takes the withheld amounts from the free resources while the block runs."""
     change = np.zeros_like(region.machines.free)
     for row, amount in amounts:
@@ -265,7 +265,7 @@ def without_withheld(region: Region, amounts: Withheld) -> Iterator[None]:
 
 
 def _reservation(
-    region: Region, request: PlacementRequest, plans: Sequence[JobPlan], starts_at_s: float, available_s: F8
+    region: RegionColumns, request: PlacementRequest, plans: Sequence[JobPlan], starts_at_s: float, available_s: F8
 ) -> Reservation:
     """Returns the reservation of a plan. Its sources are the holders that are available by `starts_at_s`.
 
@@ -290,7 +290,7 @@ def _reservation(
     return Reservation(request.workload, request.rank, starts_at_s, needs, sources, 0)
 
 
-def _source(region: Region, workload: RunningWorkload) -> Source:
+def _source(region: RegionColumns, workload: RunningWorkload) -> Source:
     return Source(workload.attempt, max(workload.protected_until_s, region.now_s))
 
 
@@ -298,22 +298,22 @@ def _unit(request: PlacementRequest) -> int:
     return GPUS if any(job.gpus_per_task for job in request.jobs) else CPUS_MILLI
 
 
-def _number(region: Region, workload: str) -> int:
+def _number(region: RegionColumns, workload: str) -> int:
     number = region.number(workload)
     assert number is not None, "listed"
     return number
 
 
-def _holds(region: Region, workload: str, source: Source) -> bool:
+def _holds(region: RegionColumns, workload: str, source: Source) -> bool:
     return region.number(workload) is not None and region.workload(workload).attempt == source.attempt
 
 
-def _on(region: Region, machine: str, sources: Mapping[str, Source]) -> list[RunningWorkload]:
+def _on(region: RegionColumns, machine: str, sources: Mapping[str, Source]) -> list[RunningWorkload]:
     """Returns the sources that hold resources of a machine, in the same attempt as when they were noted."""
     return [w for w in region.running_on(machine) if w.id in sources and sources[w.id].attempt == w.attempt]
 
 
-def _released(region: Region, workload: RunningWorkload, machine: str, rank: int) -> I8:
+def _released(region: RegionColumns, workload: RunningWorkload, machine: str, rank: int) -> I8:
     """Returns what a gang of this rank gets from a holder on a machine: its holdings without what goes to others."""
     amounts = [(h.gpus, h.cpus_milli, h.memory_bytes) for h in workload.holdings if h.machine == machine]
     out: I8 = np.array(amounts, np.int64).reshape(-1, 3).sum(axis=0)
@@ -323,12 +323,12 @@ def _released(region: Region, workload: RunningWorkload, machine: str, rank: int
     return out - promise.amounts.get(machine, 0)
 
 
-def _goes_elsewhere(region: Region, promise: Promise, rank: int) -> bool:
+def _goes_elsewhere(region: RegionColumns, promise: Promise, rank: int) -> bool:
     """Returns whether a promise is to a workload that a gang of this rank cannot evict."""
     return region.number(promise.to) is not None and region.workload(promise.to).rank <= rank
 
 
-def _promised(region: Region, rank: int, who: B1) -> I8:
+def _promised(region: RegionColumns, rank: int, who: B1) -> I8:
     """Returns the amounts, of shape (3, machines), that masked holders have promised to others (`_goes_elsewhere`)."""
     out = np.zeros_like(region.machines.free)
     for victim, promise in region.promises.items():
@@ -341,7 +341,7 @@ def _promised(region: Region, rank: int, who: B1) -> I8:
     return out
 
 
-def _reserved(region: Region, reservations: Sequence[Reservation]) -> I8:
+def _reserved(region: RegionColumns, reservations: Sequence[Reservation]) -> I8:
     """Returns the reserved amounts, of shape (3, machines)."""
     out = np.zeros_like(region.machines.free)
     for one in reservations:
@@ -353,7 +353,7 @@ def _reserved(region: Region, reservations: Sequence[Reservation]) -> I8:
 
 
 @contextmanager
-def _gone(region: Region, rank: int, who: B1, reserved: I8) -> Iterator[None]:
+def _gone(region: RegionColumns, rank: int, who: B1, reserved: I8) -> Iterator[None]:
     """Frees what the masked holders release, without the reserved amounts, while the block runs."""
     version = region.machines.version.copy()
     _give_up(region.machines, region.holders, who, 1)
@@ -366,7 +366,7 @@ def _gone(region: Region, rank: int, who: B1, reserved: I8) -> Iterator[None]:
 
 
 @contextmanager
-def _shifted(region: Region, change: I8) -> Iterator[None]:
+def _shifted(region: RegionColumns, change: I8) -> Iterator[None]:
     """Adds `change`, of shape (3, machines), to the free amounts while the block runs."""
     version = region.machines.version.copy()
     rows = np.flatnonzero(change.any(axis=0))

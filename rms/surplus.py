@@ -9,11 +9,11 @@ from domain.scheduling import JobRequest
 from rms.arrays import I8
 from rms.gang import Planner, Undo, undoing
 from rms.holders import Holders
+from rms.job_planner import candidate_groups
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES
 from rms.packing import Need, capacity
-from rms.planning import candidate_groups
 from rms.plans import GangPlan, JobPlan, need_of
-from rms.region import Region
+from rms.region import RegionColumns
 
 
 def without_surplus(planner: Planner, plan: GangPlan) -> GangPlan:
@@ -59,7 +59,7 @@ class _FitCheck:
     again, because nearly every victim is needed.
     """
 
-    def __init__(self, region: Region, jobs: Sequence[JobRequest]) -> None:
+    def __init__(self, region: RegionColumns, jobs: Sequence[JobRequest]) -> None:
         self._region = region
         # Dropping a victim frees nothing, so groups that cannot hold the job now are excluded for good.
         groups = [
@@ -129,7 +129,7 @@ def _shift_fits(holders: Holders, holder: int, sign: int, free: I8, groups: I8, 
     return bool(hopes.all())
 
 
-def _hold(region: Region, jobs: Sequence[JobPlan]) -> bool:
+def _hold(region: RegionColumns, jobs: Sequence[JobPlan]) -> bool:
     """Returns whether the plans of all jobs still fit into the free resources."""
     undo = Undo(region)
     for plan in jobs:

@@ -72,7 +72,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)  # Not resolved:
 )
 def balance(**options: Any) -> None:
     """Balance the requests of services over their replicas, with HAProxy."""
-    from server.balancing import run_balance
+    from server.balance_run import run_balance
 
     log_to_stderr()
     run_command(lambda: asyncio.run(run_balance(options)))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from infra.errors import ConfigurationError, MizzenError, StackError
-from infra.exits import end_process
 from infra.memory import loading
+from infra.process_exit import end_process
 from server.options import FILE, RunOptions, argument, included, option, takes
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def gateway(
 ) -> None:
     """Run the gateway to Temporal for agents with keys of the role `machine`."""
     try:
-        from proxies.gateway.serving import Certificate, run_gateway
+        from proxies.gateway.gateway_server import Certificate, run_gateway
     except ModuleNotFoundError as error:
         if error.name != "grpc":
             raise

@@ -12,7 +12,7 @@ from tetris import documents
 
 if TYPE_CHECKING:
     from tetris.columns import Columns
-    from tetris.needed import RequiredPieces
+    from tetris.pieces import RequiredPieces
 
 T = TypeVar("T")
 
@@ -27,9 +27,9 @@ def run_score(instance_path: Path, plan_path: Path) -> int:
     columns = read_any(instance_path)
     plan = read_document(plan_path, lambda text: documents.read_plan(text, columns.table_names, columns.regions))
     with compiling():
-        from tetris.problem import Problem
+        from tetris.problem import PlacementProblem
 
-        found = Problem(columns, columns.homes_of(plan)).score()
+        found = PlacementProblem(columns, columns.homes_of(plan)).score()
     write_json(STANDARD, documents.score_document(found))
     return 0
 
@@ -59,7 +59,7 @@ def read_document(path: Path, reader: Callable[[bytes], T]) -> T:
     """
     try:
         return reader(sys.stdin.buffer.read() if path == STANDARD else documents.read_file(path))
-    except documents.DocumentError as error:
+    except documents.InstanceDocumentError as error:
         shown_path = "standard input" if path == STANDARD else path
         raise ConfigurationError(f"{shown_path}: " + str(error).replace("\n", f"\nmizzen: {shown_path}: ")) from None
 
@@ -81,7 +81,7 @@ def read_needed(columns: "Columns", path: Path | None) -> "RequiredPieces":
     Raises:
         ConfigurationError: the document cannot be read, is invalid, or belongs to another instance.
     """
-    from tetris.needed import RequiredPieces
+    from tetris.pieces import RequiredPieces
 
     if path is None:
         return RequiredPieces.of(columns)
@@ -102,5 +102,5 @@ def read_columns(path: Path) -> "Columns":
 
     try:
         return read_folder(path)
-    except documents.DocumentError as error:
+    except documents.InstanceDocumentError as error:
         raise ConfigurationError(f"{path}: " + str(error).replace("\n", f"\nmizzen: {path}: ")) from None

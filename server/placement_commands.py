@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mizzen.cli import words
+from mizzen.cli import formats
 from mizzen.cli.exits import Exit
 from mizzen.cli.output import Column, emit_list, emit_one
 from mizzen.cli.session import Session, finish, say
@@ -31,9 +31,9 @@ def _moves_said(placement_run: Mapping[str, Any]) -> str:
 _PLACEMENT_RUN_COLUMNS = (
     Column("ID", lambda n: n["id"]),
     Column("STATE", lambda n: n["state"]),
-    Column("STARTED", lambda n: words.ago(n["started_at"]), drop=1),
-    Column("TOOK", lambda n: words.between(n["started_at"], n["ended_at"]), drop=2),
-    Column("MOVED", lambda n: words.size(n["moved_bytes"]), right=True),
+    Column("STARTED", lambda n: formats.ago(n["started_at"]), drop=1),
+    Column("TOOK", lambda n: formats.between(n["started_at"], n["ended_at"]), drop=2),
+    Column("MOVED", lambda n: formats.size(n["moved_bytes"]), right=True),
     Column("MOVES", lambda n: n["problem"] or ("dry run: " if n["dry_run"] else "") + _moves_said(n), flexible=True),
 )
 _MOVE_COLUMNS = (
@@ -42,7 +42,7 @@ _MOVE_COLUMNS = (
     Column("TABLE", lambda m: m["table"]),
     Column("FROM", lambda m: m["source_region"], drop=1),
     Column("TO", lambda m: m["target_region"]),
-    Column("SIZE", lambda m: words.size(m["size_bytes"]), right=True),
+    Column("SIZE", lambda m: formats.size(m["size_bytes"]), right=True),
     Column("STATE", lambda m: m["state"]),
     Column("WHY", lambda m: m["left_because"] or _why(m["why"]), flexible=True),
 )
@@ -83,7 +83,7 @@ def placement_runs(session: Session, limit: int) -> None:
     if answer["paused"] is not None:
         paused = answer["paused"]
         note = f": {paused['note']}" if paused["note"] else ""
-        say(f"moves have been paused since {words.clock(paused['since'])} by {paused['by']}{note}")
+        say(f"moves have been paused since {formats.clock(paused['since'])} by {paused['by']}{note}")
 
 
 @click.command()
@@ -111,7 +111,7 @@ def moves(session: Session, placement_run: str | None, state: str | None) -> Non
 def pause(session: Session, note: str) -> None:
     """Pause nightly moves, including moves in progress; copied data is kept (operators)."""
     paused = session.client.pause_moves(note)
-    emit_one(session, paused, lambda: f"moves paused since {words.clock(paused['since'])}", name="paused")
+    emit_one(session, paused, lambda: f"moves paused since {formats.clock(paused['since'])}", name="paused")
 
 
 @click.command()
@@ -157,7 +157,7 @@ def _page(client: "Client", placement_run: "PlacementRunReport") -> Iterator[str
     if count:
         yield f"{count:,} {'job finds' if count == 1 else 'jobs find'} no region with their data and hardware:"
     for job in unplaced[:_UNPLACED_SHOWN]:
-        short = f", {words.size(job['short_bytes'])} short" if job["short_bytes"] else ""
+        short = f", {formats.size(job['short_bytes'])} short" if job["short_bytes"] else ""
         yield f"  {job['job']} (priority {job['level']}): {job['reason'].replace('_', ' ')}{short}"
     if len(unplaced) > _UNPLACED_SHOWN:
         yield f"  and {count - _UNPLACED_SHOWN:,} more; see report.json in {placement_run['artifact_url']}"
@@ -165,7 +165,7 @@ def _page(client: "Client", placement_run: "PlacementRunReport") -> Iterator[str
 
 def _move_said(move: Mapping[str, Any], *, left: bool) -> str:
     way = move["target_region"] if move["kind"] == "drop" else f"{move['source_region']} -> {move['target_region']}"
-    said = f"{move['kind']} {move['table']}: {way}, {words.size(move['size_bytes'])}"
+    said = f"{move['kind']} {move['table']}: {way}, {formats.size(move['size_bytes'])}"
     if why := _why(move["why"]):
         said += f", {why}"
     return said + (f" (left: {move['left_because']})" if left and move["state"] == "left" else "")

@@ -16,7 +16,7 @@ from server.options import RunOptions, time_s
 from server.outputs import write_json
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
 from simulation.live import change, live_scenario, load_live
-from simulation.policies import Policy, policies
+from simulation.policies import SchedulingPolicy, policies
 from simulation.result import name_of
 from simulation.run import EVERYTHING, Run, Scenario, Span, check_policy
 from simulation.settings import SimulationSettings, override
@@ -51,7 +51,7 @@ def what_if(given: "WhatIfOptions") -> int:
     return simulate(cases, chosen, run)
 
 
-def simulate(cases: Sequence[Case], chosen: Sequence[Policy], given: RunOptions) -> int:
+def simulate(cases: Sequence[Case], chosen: Sequence[SchedulingPolicy], given: RunOptions) -> int:
     """Runs every policy on every case; returns the exit code.
 
     The JSON file gets one object for a single run, otherwise a list. The results of an interrupted run are also
@@ -91,17 +91,17 @@ def simulate(cases: Sequence[Case], chosen: Sequence[Policy], given: RunOptions)
     return 0
 
 
-def _watched(show: Shown, interrupted: Callable[[], bool]) -> Callable[[simulation.simulator.Progress], bool]:
+def _watched(show: Shown, interrupted: Callable[[], bool]) -> Callable[[simulation.simulator.RunProgress], bool]:
     """Returns the callback of a run: it shows the progress and returns whether to stop."""
 
-    def stop(p: simulation.simulator.Progress) -> bool:
+    def stop(p: simulation.simulator.RunProgress) -> bool:
         show(p.done, _line(p))
         return interrupted()
 
     return stop
 
 
-def _line(p: simulation.simulator.Progress) -> str:
+def _line(p: simulation.simulator.RunProgress) -> str:
     days, rest = divmod(int(p.now_s), 86400)
     clock = (f"{days}d " if days else "") + f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"simulated {clock}, {p.finished:,} of {p.workloads:,} workloads finished, {p.queued:,} queued"

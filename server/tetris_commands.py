@@ -121,7 +121,7 @@ def solve(given: SolveOptions) -> None:
             check_outputs(outputs, {name: path for name, path in inputs.items() if path is not None})
             if given.method != "v0":
                 say("loading the search, which takes some seconds and does not count as search time")
-            from server.solving import run_solve
+            from server.tetris_solve import run_solve
         return run_solve(given)
 
     run_command(work)

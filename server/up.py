@@ -13,11 +13,11 @@ from infra.config import Settings
 from infra.db.session import open_engine, transaction
 from infra.db.tenants import Tenant
 from infra.errors import ConfigurationError
-from infra.exits import stop_signals
+from infra.process_exit import stop_signals
 from infra.stack.embedded import EmbeddedStack
 from infra.stack.fleet import Fleet, load_fleet
 from infra.stack.lock import data_folder
-from mizzen.cli.words import plural
+from mizzen.cli.formats import plural
 from mizzen.objects.store import check_url
 from server.agents import why_shared
 

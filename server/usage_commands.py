@@ -14,7 +14,7 @@ from mizzen.cli.session import Commands, Session, finish, say
 from mizzen.client.errors import ApiError
 
 if TYPE_CHECKING:
-    from server.usage_files import Row
+    from server.usage_files import UsageRow
 
 _BATCH = 500
 _SHOWN = 20
@@ -47,7 +47,7 @@ def import_usage(session: Session, file: Path, bad_rows: str) -> None:
     if wrong and bad_rows == "refuse":
         _tell(file, wrong)
         finish(_EXIT_USAGE)
-    good: Iterator[Row] = (row for row in rows if row.run is not None)
+    good: Iterator[UsageRow] = (row for row in rows if row.run is not None)
     done = {"recorded": 0, "known": 0}
     while batch := list(islice(good, _BATCH)):
         answer = _record(session, batch, wrong, skip=bad_rows == "skip")
@@ -61,7 +61,9 @@ def import_usage(session: Session, file: Path, bad_rows: str) -> None:
              name=str(done["recorded"]))  # fmt: skip
 
 
-def _record(session: Session, batch: Sequence["Row"], wrong: dict[int, str], *, skip: bool) -> dict[str, int] | None:
+def _record(
+    session: Session, batch: Sequence["UsageRow"], wrong: dict[int, str], *, skip: bool
+) -> dict[str, int] | None:
     """Records a batch of runs through the API, and adds the rows that the API refuses to `wrong`.
 
     Refused rows are skipped if `skip` is set; otherwise the function returns None.

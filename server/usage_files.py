@@ -36,7 +36,7 @@ class _Wrong(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class UsageRow:
     """A row of the file: a run in the form of `POST /v1/usage`, or an error."""
 
     number: int
@@ -45,7 +45,7 @@ class Row:
     wrong: str | None = None
 
 
-def read_usage(path: Path) -> Iterator[Row]:
+def read_usage(path: Path) -> Iterator[UsageRow]:
     """Yields all rows of a file in order, valid and invalid ones. Files ending in `.parquet` or `.pq` are Parquet.
 
     Raises:
@@ -64,7 +64,7 @@ def read_usage(path: Path) -> Iterator[Row]:
     return _rows(cells)
 
 
-def _rows(cells: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[Row]:
+def _rows(cells: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[UsageRow]:
     seen: dict[tuple[str, str], int] = {}
     for number, row in cells:
         try:
@@ -72,9 +72,9 @@ def _rows(cells: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[Row]:
             first = seen.setdefault((run["source"], run["run"]), number)
             if first != number:
                 raise _Wrong("run", run["run"], f"is also in row {first}: run ids must be unique")
-            yield Row(number, run)
+            yield UsageRow(number, run)
         except _Wrong as error:
-            yield Row(number, None, str(error))
+            yield UsageRow(number, None, str(error))
 
 
 def _run(row: Mapping[str, Any]) -> dict[str, Any]:

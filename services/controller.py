@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from domain.capacity import CapacityKind
-from services.spot.values import Event, EventKind, Launch, Observation, Replica, ReplicaState
+from services.spot.values import Launch, Observation, ReplicaState, SpotReplica, ZoneEvent, ZoneEventKind
 from services.updates import is_halted, successions
 from services.values import (
     DrainReplica,
@@ -101,22 +101,22 @@ def _pause_s(plan: ServicePlan, times: int) -> float:
     return min(_LONGEST_PAUSE_S, plan.failed_pause_s * 2.0 ** min(times - 1, 10))
 
 
-def _events(replicas: Sequence[ReplicaFacts], losses: Sequence[Loss]) -> tuple[Event, ...]:
+def _events(replicas: Sequence[ReplicaFacts], losses: Sequence[Loss]) -> tuple[ZoneEvent, ...]:
     """Returns the events for the policy. A replica counts as preempted when it begins to leave, not when it ends."""
-    events: list[Event] = []
-    kinds = {LossKind.PREEMPTED: EventKind.PREEMPTED, LossKind.REFUSED: EventKind.REFUSED}
+    events: list[ZoneEvent] = []
+    kinds = {LossKind.PREEMPTED: ZoneEventKind.PREEMPTED, LossKind.REFUSED: ZoneEventKind.REFUSED}
     for loss in losses:
         one = loss.replica
         told = one.was_leaving or one.stage is Stage.DRAINING
         if one.zone is not None and one.kind is CapacityKind.SPOT and loss.kind in kinds and not told:
-            events.append(Event(kinds[loss.kind], one.zone))
+            events.append(ZoneEvent(kinds[loss.kind], one.zone))
     for one in replicas:
         if one.zone is None or one.kind is not CapacityKind.SPOT:
             continue
         if one.stage is Stage.LEAVING and not one.was_leaving:
-            events.append(Event(EventKind.PREEMPTED, one.zone))
+            events.append(ZoneEvent(ZoneEventKind.PREEMPTED, one.zone))
         elif one.stage is Stage.READY and not one.was_ready:
-            events.append(Event(EventKind.READY, one.zone))
+            events.append(ZoneEvent(ZoneEventKind.READY, one.zone))
     return tuple(events)
 
 
@@ -173,7 +173,7 @@ class _Step:
             if successor.stage is Stage.READY:
                 self._retire(self.replicas[number], EndCause.SUPERSEDED)
 
-    def follow_policy(self, events: tuple[Event, ...]) -> None:
+    def follow_policy(self, events: tuple[ZoneEvent, ...]) -> None:
         """Lets the policy decide, and applies its actions.
 
         A ready replica of an older version that the policy would end is kept while it is needed: its zone or its kind
@@ -330,6 +330,6 @@ class _Step:
         del self.replicas[one.number]
 
 
-def _seen(one: ReplicaFacts) -> Replica:
+def _seen(one: ReplicaFacts) -> SpotReplica:
     state = ReplicaState.READY if one.stage is Stage.READY else ReplicaState.PROVISIONING
-    return Replica(one.number, one.kind, one.zone if one.kind is CapacityKind.SPOT else None, state)
+    return SpotReplica(one.number, one.kind, one.zone if one.kind is CapacityKind.SPOT else None, state)

@@ -11,7 +11,7 @@ from typing import Any
 from domain.capacity import CapacityKind
 from services.spot.autoscaler import Autoscaler, ScalingState
 from services.spot.state import PolicyState
-from services.spot.values import Policy
+from services.spot.values import SpotPolicy
 
 
 class Stage(StrEnum):
@@ -82,7 +82,7 @@ class Loss:
 class ServicePlan:
     """What a service should be now."""
 
-    policy: Policy
+    policy: SpotPolicy
     autoscaler: Autoscaler
     version: int
     """The newest version."""

@@ -17,11 +17,11 @@ from domain.scheduling import (
     TenantState,
 )
 from gms.auction.auction import Auction, Options
-from gms.auction.candidate import Candidate, Outcome
+from gms.auction.candidate import AuctionOutcome, Candidate
 from gms.columns import QueueChange, QueueColumns
 from gms.scan import scan_queue
 from rms.award import leave
-from rms.region import Region
+from rms.region import RegionColumns
 
 Ints = npt.NDArray[np.int64]
 _DIGITS = 8
@@ -51,7 +51,7 @@ class ScanOrder:
 
 
 @dataclass
-class Counts:
+class DecisionCounts:
     """Numbers of decisions, and of hits and misses of the negative cache."""
 
     decisions: int = 0
@@ -77,7 +77,7 @@ class Engine(Protocol):
     def open(self, now_s: float) -> None:
         """Begins a pass over the queue."""
 
-    def place(self, candidates: Sequence[Candidate]) -> Sequence[Outcome]:
+    def place(self, candidates: Sequence[Candidate]) -> Sequence[AuctionOutcome]:
         """Collects bids and awards them, in the order of the candidates; the regions' state includes the awards."""
 
     def running(self, region: str, workload: RunningWorkload) -> None:
@@ -92,7 +92,7 @@ class Engine(Protocol):
     def close(self, region: str, machine: str) -> None:
         """Closes a machine to new workloads; present ones keep running until they leave."""
 
-    def counts(self) -> Counts:
+    def counts(self) -> DecisionCounts:
         """Returns the counts of decisions so far."""
 
 
@@ -144,7 +144,7 @@ class Production(Ranks):
         super().__init__(weights)
         regions = []
         for name, states in sorted(machines.items()):
-            region = Region(name)
+            region = RegionColumns(name)
             for state in states:
                 region.put_machine(state)
             region.refresh(0.0)
@@ -156,7 +156,7 @@ class Production(Ranks):
         """Begins a pass over the queue."""
         self._auction.open(now_s)
 
-    def place(self, candidates: Sequence[Candidate]) -> Sequence[Outcome]:
+    def place(self, candidates: Sequence[Candidate]) -> Sequence[AuctionOutcome]:
         """Collects bids and awards them, in the order of the candidates."""
         self._decisions += len(candidates)
         return self._auction.place(candidates)
@@ -177,10 +177,10 @@ class Production(Ranks):
         """Closes a machine to new workloads."""
         self._auction.regions[region].drop_machine(machine)
 
-    def counts(self) -> Counts:
+    def counts(self) -> DecisionCounts:
         """Returns the counts of decisions so far."""
         stats = self._auction.stats
-        return Counts(self._decisions, stats.negative_hits, stats.negative_misses)
+        return DecisionCounts(self._decisions, stats.negative_hits, stats.negative_misses)
 
 
 def _numbers(ids: npt.NDArray[Any]) -> Ints:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from domain.scheduling import JobRequest, MachineState
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 
 _Kind = tuple[str, str | None, int, int, int]
 """Capacity kind, GPU type, GPUs, thousandths of a core and bytes of memory of a machine."""
@@ -48,7 +48,7 @@ class Hardware:
             able |= {region for region, kinds in self._merged.items() if _holds(kinds, job)}
         return tuple(sorted(able))
 
-    def has_without_data(self, workload: Workload) -> bool:
+    def has_without_data(self, workload: SimulatedWorkload) -> bool:
         """Returns whether a workload is not colocated: some regions could hold it, but none of them has its data."""
         if workload.regions is None:
             return False

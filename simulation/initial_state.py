@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from math import inf
 
 from domain.scheduling import RunningWorkload, TenantState
-from simulation.policies import Policy
+from simulation.policies import SchedulingPolicy
 from simulation.settings import SimulationSettings
 from simulation.supply import Machines, Supply
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class InitialState:
     machines: Machines
     """Machines by region."""
     tenants: Mapping[str, TenantState]
-    workloads: Sequence[Workload]
+    workloads: Sequence[SimulatedWorkload]
     settings: SimulationSettings
-    policy: Policy
+    policy: SchedulingPolicy
     seed: int
     until_s: float = inf
     holding: Mapping[str, InitialHolder] = field(default_factory=dict)

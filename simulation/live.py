@@ -19,7 +19,7 @@ from simulation.ledger import NOTHING, Amounts, plus
 from simulation.random_draws import chance
 from simulation.run import EVERYTHING, Scenario, Span
 from simulation.settings import SimulationSettings, fit_lognormal
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 
 _QUOTA = re.compile(r"quota\.(?P<tenant>[^.=]+)\.(?P<type>[^=]+)=(?P<slots>.*)")
 _MU, _SIGMA = fit_lognormal(20 * 60.0, 6.7 * 3600, 66 * 3600.0)
@@ -127,12 +127,12 @@ def _held_back(workloads: Sequence[LiveWorkload]) -> list[str]:
     return sorted(w.id for w in workloads if w.held and w.placement is None)
 
 
-def _workload(w: LiveWorkload, zero_s: float, seed: int, tenant_level: int) -> Workload:
+def _workload(w: LiveWorkload, zero_s: float, seed: int, tenant_level: int) -> SimulatedWorkload:
     left_s = inf if w.max_runtime_s is None else max(_LEAST_S, w.max_runtime_s - w.ran_s)
     work_s = remaining_after_s(w.ran_s, chance(seed, "duration", w.id)) if left_s == inf else left_s
     if w.placement is not None and w.placement.started_at is not None:
         work_s += max(0.0, zero_s - w.placement.started_at.timestamp())  # Work that the present attempt has done.
-    return Workload(
+    return SimulatedWorkload(
         w.id, w.tenant, max(tenant_level, w.level or 1), w.submitted_at.timestamp() + w.paused_s - zero_s, 0.0,
         work_s, w.jobs,
         None if w.regions is None else frozenset(w.regions), left_s,

@@ -23,7 +23,7 @@ UNTIL = ("award", "start")
 
 
 @dataclass
-class Waits:
+class MeasuredWaits:
     """Waits from the submission, or from the notice of an eviction, until an event of `UNTIL`.
 
     Keys are (level, over quota).
@@ -44,7 +44,7 @@ class Hour:
     saturated_held_gpu_s: float = 0.0
     saturated_supply_gpu_s: float = 0.0
     queued_gpu_s: float = 0.0
-    until: dict[str, Waits] = field(default_factory=lambda: {until: Waits() for until in UNTIL})
+    until: dict[str, MeasuredWaits] = field(default_factory=lambda: {until: MeasuredWaits() for until in UNTIL})
     arrived: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """Number of workloads that arrived, by level."""
     non_colocated: dict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -181,12 +181,12 @@ def by_level(of: Mapping[int, int]) -> dict[str, int]:
     return {**{str(level): of.get(level, 0) for level in LEVELS}, ALL: sum(of.values())}
 
 
-def miss_rate(waits: Waits, quota: str, level: str) -> float | None:
+def miss_rate(waits: MeasuredWaits, quota: str, level: str) -> float | None:
     """Returns the missed objectives divided by the judged ones; None if none was judged."""
     return ratio(count(waits.missed, quota, level), count(waits.judged, quota, level))
 
 
-def wait_percentiles(of: Waits, quota: str, level: str) -> dict[str, float | None]:
+def wait_percentiles(of: MeasuredWaits, quota: str, level: str) -> dict[str, float | None]:
     """Returns the percentiles of waits in seconds, each an observed wait (no interpolation); None if there is none."""
     waits: list[float] = []
     for key in cells(quota, level):

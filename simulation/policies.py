@@ -8,7 +8,7 @@ from domain.scheduling import JobRequest, MachineState
 from infra.errors import ConfigurationError
 from simulation.hardware import Hardware
 from simulation.supply import Machines
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 
 if TYPE_CHECKING:
     from simulation.engine import Engine
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Policy:
+class SchedulingPolicy:
     """A scheduling policy. A place is a region, or a cluster if `by_cluster` is set."""
 
     name: str
@@ -39,22 +39,24 @@ class Policy:
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy("global", "MAST: one queue, every region bids, late binding"),
-        Policy("global-joint", "MAST, with the head of the queue placed jointly", joint=True),
-        Policy("federated", "bound at submission to the region with the lowest demand over supply", binds_early=True),
-        Policy("cluster", "bound at submission to a cluster", binds_early=True, by_cluster=True),
-        Policy("fifo", "first in, first out, without priority or eviction", in_order=True, may_evict=False),
+        SchedulingPolicy("global", "MAST: one queue, every region bids, late binding"),
+        SchedulingPolicy("global-joint", "MAST, with the head of the queue placed jointly", joint=True),
+        SchedulingPolicy(
+            "federated", "bound at submission to the region with the lowest demand over supply", binds_early=True
+        ),
+        SchedulingPolicy("cluster", "bound at submission to a cluster", binds_early=True, by_cluster=True),
+        SchedulingPolicy("fifo", "first in, first out, without priority or eviction", in_order=True, may_evict=False),
     )
 }
 
 
-def policies(names: Iterable[str], known: Mapping[str, Policy] = POLICIES) -> list[Policy]:
+def policies(names: Iterable[str], known: Mapping[str, SchedulingPolicy] = POLICIES) -> list[SchedulingPolicy]:
     """Returns the policies with these names, without duplicates; `all` stands for all policies of `POLICIES`.
 
     Raises:
         ConfigurationError: a name is unknown.
     """
-    out: dict[str, Policy] = {}
+    out: dict[str, SchedulingPolicy] = {}
     for name in names:
         if name != "all" and name not in known:
             raise ConfigurationError(f"--policy {name}: must be one of {', '.join(known)}, all")
@@ -97,7 +99,7 @@ class Binding:
         self._demand: dict[tuple[str, str], int] = {}
         self._bound: dict[str, list[tuple[tuple[str, str], int]]] = {}
 
-    def bind(self, workload: Workload) -> str | None:
+    def bind(self, workload: SimulatedWorkload) -> str | None:
         """Binds a workload at its submission, and returns the place; None: no place could hold it.
 
         The ratio is that of the first job with GPUs, for the job's first GPU type that an allowed place offers.
@@ -116,7 +118,7 @@ class Binding:
         self.bound(workload, place, resource)
         return place
 
-    def _places_for(self, workload: Workload, jobs: Iterable[JobRequest]) -> set[str]:
+    def _places_for(self, workload: SimulatedWorkload, jobs: Iterable[JobRequest]) -> set[str]:
         """Returns the allowed places that could hold each of the jobs if they were empty."""
         sets = [
             {
@@ -128,7 +130,7 @@ class Binding:
         ]
         return set.intersection(*sets)
 
-    def bound(self, workload: Workload, place: str, resource: str = "") -> None:
+    def bound(self, workload: SimulatedWorkload, place: str, resource: str = "") -> None:
         """Adds a workload to a place's demand. `resource`: its GPU type; empty: the first type of each job."""
         amounts: dict[tuple[str, str], int] = {}
         for job in workload.jobs:
@@ -138,7 +140,7 @@ class Binding:
             self._demand[key] = self._demand.get(key, 0) + amount
         self._bound[workload.id] = list(amounts.items())
 
-    def finished(self, workload: Workload) -> None:
+    def finished(self, workload: SimulatedWorkload) -> None:
         """Removes a finished workload from its place's demand."""
         for key, amount in self._bound.pop(workload.id, ()):
             self._demand[key] -= amount

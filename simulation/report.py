@@ -6,7 +6,7 @@ from html import escape
 from infra.reports.charts import colours
 from infra.reports.formats import NONE, listed, number, percent, span
 from infra.reports.page import grid, keys, muted, page, warning
-from infra.reports.tables import Table
+from infra.reports.tables import ReportTable
 from simulation.charts import pictures
 from simulation.difference import QUOTAS, differences, pairs
 from simulation.meter import UNTIL
@@ -26,12 +26,12 @@ def render(outcomes: Sequence[PolicyRow]) -> str:
         parts += [_section("Machines", _CAPACITY, map(_capacity, outcomes))]
     parts += ["<h2>Charts</h2>", keys(colours(map(name_of, outcomes))), grid(pictures(outcomes))]
     parts += ["<h2>Objectives and waits by priority</h2>", muted(_rule(outcomes[0]["run"]["objective_s"]))]
-    parts += [Table(_DETAIL, [cells for one in outcomes for cells in _details(one)], texts=2).html()]
+    parts += [ReportTable(_DETAIL, [cells for one in outcomes for cells in _details(one)], texts=2).html()]
     return page("mizzen simulate", [*parts, _section("Decisions", _EFFORT, map(_effort, outcomes))])
 
 
 def _section(title: str, columns: Sequence[str], rows: Iterable[list[str]], *, texts: int = 1) -> str:
-    return f"<h2>{escape(title)}</h2>{Table(columns, list(rows), texts=texts).html()}"
+    return f"<h2>{escape(title)}</h2>{ReportTable(columns, list(rows), texts=texts).html()}"
 
 
 _CHANGE = ("policy", "figure", "unchanged", "changed", "difference")

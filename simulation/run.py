@@ -14,12 +14,12 @@ from simulation.engine import Engine, Production
 from simulation.hardware import Hardware
 from simulation.initial_state import InitialHolder, InitialState
 from simulation.meter import Meter, ratio
-from simulation.policies import POLICIES, Policy, split_by_cluster
+from simulation.policies import POLICIES, SchedulingPolicy, split_by_cluster
 from simulation.settings import SimulationSettings
-from simulation.simulator import Progress, Simulator
+from simulation.simulator import RunProgress, Simulator
 from simulation.supply import Machines, Supply
 from simulation.transitions import Happened
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 
 ROUNDED_S = 3
 
@@ -47,7 +47,7 @@ class Scenario:
 
     machines: Machines
     tenants: dict[str, TenantState]
-    workloads: Sequence[Workload]
+    workloads: Sequence[SimulatedWorkload]
     settings: SimulationSettings
     seed: int = 0
     until_s: float = inf
@@ -62,7 +62,7 @@ class Scenario:
     """Facts about the scenario's origin, which are copied to the JSON object."""
 
 
-def check_policy(scenario: Scenario, policy: Policy) -> None:
+def check_policy(scenario: Scenario, policy: SchedulingPolicy) -> None:
     """Checks that a policy can run a scenario.
 
     Raises:
@@ -78,7 +78,7 @@ def credit_weights(settings: SimulationSettings) -> CreditWeights:
     return CreditWeights(settings.w_age, settings.age_cap_s, settings.w_fair)
 
 
-def engine_for(scenario: Scenario, policy: Policy) -> Engine:
+def engine_for(scenario: Scenario, policy: SchedulingPolicy) -> Engine:
     """Returns the policy's engine for a scenario.
 
     Raises:
@@ -97,7 +97,7 @@ class Run:
     """One run of a policy on a scenario."""
 
     scenario: Scenario
-    policy: Policy
+    policy: SchedulingPolicy
     follow: Callable[[Happened], None] | None = None
     change: str | None = None
     """Description of the change against the unchanged run of the same policy; None: no change."""
@@ -117,7 +117,7 @@ class Run:
         self.engine = engine_for(scenario, self.policy)
         self.simulator = Simulator(initial, self.engine, self.meter, self.follow)
 
-    def go(self, stop: Callable[[Progress], bool] | None = None) -> "Run":
+    def go(self, stop: Callable[[RunProgress], bool] | None = None) -> "Run":
         """Runs to the end, or until `stop` returns True: then `interrupted` is set."""
         began_s = time.perf_counter()
         self.interrupted = not self.simulator.run(stop)

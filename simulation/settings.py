@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
-from domain.documents import LevelKey, Part
+from domain.documents import DocumentPart, LevelKey
 from infra.config import SchedulerSettings
 from infra.documents import problem_lines
 from infra.errors import ConfigurationError
@@ -28,7 +28,7 @@ def fit_lognormal(p50: float, p90: float, p99: float) -> tuple[float, float]:
     return mu, (z90 * (log(p90) - mu) + z99 * (log(p99) - mu)) / (z90**2 + z99**2)
 
 
-class SimulationSettings(Part):
+class SimulationSettings(DocumentPart):
     """The settings under `simulation:` in the fleet file, or of `--param NAME=VALUE`. Times are seconds."""
 
     provisioning_p50_s: float = Field(150.0, ge=0)

@@ -14,7 +14,7 @@ from simulation.transitions import Happened, Transitions
 from simulation.workload_state import WorkloadState
 
 
-class Kind(IntEnum):
+class EventKind(IntEnum):
     """The kinds of events, in the order of events at the same time; a pass over the queue runs before `OBJECTIVE`."""
 
     FINISH = 0
@@ -24,7 +24,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """The progress of a run."""
 
     now_s: float
@@ -63,18 +63,18 @@ class Simulator:
 
     def _later(self, at_s: float, kind: str, state: WorkloadState) -> None:
         # The turn identifies the attempt (or wait) of the event: if another has begun, the event is stale.
-        heappush(self._heap, (at_s, Kind[kind], state.number, state.turn))
+        heappush(self._heap, (at_s, EventKind[kind], state.number, state.turn))
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """The progress of the run."""
         transitions = self.transitions
         arrived = self._arrived + len(self.initial.holding)
         done = max(transitions.finished / max(1, len(transitions.states)), self.now_s / self.initial.until_s)
         workloads, queued = len(transitions.states), len(transitions.queue)
-        return Progress(self.now_s, workloads, arrived, transitions.finished, queued, self.events, done)
+        return RunProgress(self.now_s, workloads, arrived, transitions.finished, queued, self.events, done)
 
-    def run(self, stop: Callable[[Progress], bool] | None = None, every: int = 256) -> bool:
+    def run(self, stop: Callable[[RunProgress], bool] | None = None, every: int = 256) -> bool:
         """Runs until no events are left, or until `until_s`. `stop` is called once every `every` events.
 
         At the end, queued workloads whose objective has run out have been judged; the others have not.
@@ -97,7 +97,7 @@ class Simulator:
                 return True
             self.now_s = at_s
             self.transitions.meter.advance(at_s)
-            self._happen(at_s, before=Kind.OBJECTIVE)
+            self._happen(at_s, before=EventKind.OBJECTIVE)
             self._arrive(at_s)
             if self.keeper.due_s <= at_s:
                 self._passes.news |= self.keeper.happen(at_s)
@@ -121,22 +121,22 @@ class Simulator:
             return inf
         return min(at_s, max(self._passes.due_s(), self.now_s))
 
-    def _happen(self, at_s: float, before: Kind | None) -> None:
+    def _happen(self, at_s: float, before: EventKind | None) -> None:
         while self._heap and self._heap[0][0] <= at_s and (before is None or self._heap[0][1] < before):
             _, kind, number, turn = heappop(self._heap)
             state = self.transitions.states[number]
             if state.turn != turn:
                 continue
             self.events += 1
-            if kind == Kind.FINISH:
+            if kind == EventKind.FINISH:
                 self.transitions.finish(at_s, state)
-            elif kind == Kind.LEAVE:
+            elif kind == EventKind.LEAVE:
                 self.transitions.leave(at_s, state)
-            elif kind == Kind.START:
+            elif kind == EventKind.START:
                 self.transitions.start(at_s, state)
             else:
                 self.transitions.run_out(at_s, state)
-            if kind in (Kind.FINISH, Kind.LEAVE):
+            if kind in (EventKind.FINISH, EventKind.LEAVE):
                 self._passes.news = True
                 self.keeper.hope(at_s)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from domain.lifecycle.attempts import FIRST, Event, Step
+from domain.lifecycle.attempts import FIRST, Step, StepOutcome
 from domain.phases import QUEUED_PHASES, Phase
 from domain.scheduling import (
     MachineState,
@@ -149,7 +149,7 @@ class Transitions:
         self._judge_start(at_s, state, idle_s, over_quota)
         if state.idle_since_s > -inf:
             self.meter.wait(at_s, "start", state.workload.level, over_quota, idle_s)
-        state.go_on(Event.DONE)
+        state.go_on(StepOutcome.DONE)
         state.started_at_s = at_s
         state.turn += 1
         self.columns.started_at_s[state.number] = at_s
@@ -274,7 +274,7 @@ class Transitions:
             self._later(max(at_s, state.idle_since_s + self._objective_s(state)), "OBJECTIVE", state)
 
     def _ready(self, at_s: float, state: WorkloadState) -> None:
-        state.go_on(Event.DONE)
+        state.go_on(StepOutcome.DONE)
         state.ready_at_s = at_s
         self.columns.holds_all[state.number] = True
         self._later(at_s + self._provisioning_s(state), "START", state)
@@ -284,17 +284,19 @@ class Transitions:
             self._interrupt(at_s, state)
 
     def _evict(self, at_s: float, victim: WorkloadState, evictor: WorkloadState) -> None:
-        self._send_back(at_s, victim, Event.TOLD, by_machine=False)
+        self._send_back(at_s, victim, StepOutcome.TOLD, by_machine=False)
         victim.evictor = evictor.number
         self.evictors.setdefault(victim.id, set()).add(evictor.id)
         self._say(at_s, "evicted", victim, victim.place, (evictor.workload.id,))
 
     def _interrupt(self, at_s: float, state: WorkloadState) -> None:
-        self._send_back(at_s, state, Event.NOTICED if state.step is Step.RUN else Event.TOLD, by_machine=True)
+        self._send_back(
+            at_s, state, StepOutcome.NOTICED if state.step is Step.RUN else StepOutcome.TOLD, by_machine=True
+        )
         self.tell(state, evictable=False)
         self._say(at_s, "interrupted", state, state.place)
 
-    def _send_back(self, at_s: float, victim: WorkloadState, event: Event, *, by_machine: bool) -> None:
+    def _send_back(self, at_s: float, victim: WorkloadState, event: StepOutcome, *, by_machine: bool) -> None:
         """Sends a workload the notice to save, and schedules its departure."""
         w, s = victim.workload, self.settings
         lost_s = 0.0

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from domain.lifecycle.attempts import END_PHASES, LATEST, TABLES, End, Event, Step
+from domain.lifecycle.attempts import END_PHASES, LATEST, TABLES, End, Step, StepOutcome
 from domain.phases import Phase
 from domain.scheduling import PlacedWorkload, PlacementRequest, Plan, QueuedWorkload
 from gms.columns import QueueChange
 from simulation.engine import id_of
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 
 _TABLE = TABLES[LATEST]
 _AT_ONCE = frozenset({Step.STAGE, Step.AWAIT_SAVES, Step.COPY})
@@ -21,7 +21,7 @@ class WorkloadState:
     """The current state of one workload. Times are seconds on the simulation's clock."""
 
     number: int
-    workload: Workload
+    workload: SimulatedWorkload
     phase: Phase | None = None
     """None: the workload was not submitted yet."""
     step: Step | None = None
@@ -35,7 +35,7 @@ class WorkloadState:
     """A counter of waits and attempts: a timed event with an older value is stale."""
     objective_since_s: float = 0.0
     """Start of the wait that its objective limits: the submission, or the notice of the last eviction. The wait that
-    counts for credit and reservations is since the submission (`Workload.submit_s`)."""
+    counts for credit and reservations is since the submission (`SimulatedWorkload.submit_s`)."""
     judged: bool = False
     """Whether the present wait until the award was judged by its objective."""
     idle_since_s: float = 0.0
@@ -59,12 +59,12 @@ class WorkloadState:
     def take(self, step: Step) -> None:
         """Enters a step of an attempt; skips the steps without a duration."""
         while step in _AT_ONCE:
-            following = _TABLE[step].after[Event.DONE]
+            following = _TABLE[step].after[StepOutcome.DONE]
             assert isinstance(following, Step)
             step = following
         self.step, self.phase = step, _TABLE[step].phase or self.phase
 
-    def go_on(self, event: Event) -> None:
+    def go_on(self, event: StepOutcome) -> None:
         """Enters the step that follows the present one after an event.
 
         Raises:
@@ -81,12 +81,12 @@ class WorkloadState:
         Raises:
             ValueError: the step table does not end the attempt there, or not with this phase.
         """
-        following = self._after(Event.DONE)
+        following = self._after(StepOutcome.DONE)
         if not isinstance(following, End) or phase not in END_PHASES[following]:
             raise ValueError(f"workload {self.id}: phase {phase} must not follow step {self.step}")
         self.step, self.phase = None, phase
 
-    def _after(self, event: Event) -> Step | End:
+    def _after(self, event: StepOutcome) -> Step | End:
         assert self.step is not None
         return _TABLE[self.step].after[event]
 
@@ -122,7 +122,7 @@ def gpus_of(plan: Plan, request: PlacementRequest) -> dict[str, int]:
     return out
 
 
-def types_asked(workload: Workload) -> dict[str, int]:
+def types_asked(workload: SimulatedWorkload) -> dict[str, int]:
     """Returns the slots that a queued workload requests, by GPU type: a job counts fully for each type it accepts."""
     out: dict[str, int] = {}
     for job in workload.jobs:
@@ -131,7 +131,7 @@ def types_asked(workload: Workload) -> dict[str, int]:
     return out
 
 
-def numbered(workloads: Iterable[Workload]) -> list[WorkloadState]:
+def numbered(workloads: Iterable[SimulatedWorkload]) -> list[WorkloadState]:
     """Returns the states of the workloads, sorted and numbered by (submission, id)."""
     ordered = sorted(workloads, key=lambda w: (w.submit_s, w.id))
     return [WorkloadState(number, workload) for number, workload in enumerate(ordered)]

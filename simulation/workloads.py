@@ -7,7 +7,7 @@ from domain.scheduling import JobRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class SimulatedWorkload:
     """A workload of the simulation."""
 
     id: str

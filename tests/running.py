@@ -80,7 +80,7 @@ _LONG = (
     "tests/simulation/test_engine.py",
     "tests/tetris/test_command.py",
     "tests/research/spot/test_command.py",
-    "tests/agent/test_serving.py",
+    "tests/agent/test_task_readiness.py",
     "tests/activities/test_walk.py",
     "tests/api/test_generated.py",
     "tests/api/test_limits.py",

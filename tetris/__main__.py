@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tetris.climb import Step, climb, load, may_prove
+from tetris.climb import SearchStep, climb, load, may_prove
 from tetris.columns import Columns
 from tetris.documents import plan_document, read_reads
 from tetris.folders import read_folder
-from tetris.needed import RequiredPieces
+from tetris.pieces import RequiredPieces
 from tetris.placement_run import plan_placement_run
-from tetris.replicas import Policy
+from tetris.replicas import ReplicaPolicy
 
 _PATIENCE = 3.0
 """On a very busy machine, the search ends after this multiple of its budget in real time. The activity that waits for
@@ -60,12 +60,12 @@ def _staying(columns: Columns, droppable: set[tuple[str, str]]) -> npt.NDArray[n
     return np.array([(columns.table_names[t], columns.regions[r]) not in droppable for t, r in pairs], np.bool_)
 
 
-def _policy(given: dict[str, Any]) -> Policy:
+def _policy(given: dict[str, Any]) -> ReplicaPolicy:
     together = {tuple(sorted(pair["regions"])): pair["probability"] for pair in given["correlated"]}
-    return Policy(**{**given, "correlated": together})
+    return ReplicaPolicy(**{**given, "correlated": together})
 
 
-def _tell(step: Step) -> None:
+def _tell(step: SearchStep) -> None:
     print(f"{step.part:.4f} {step.phase}: total {step.total:.6g}", flush=True)
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from domain.instance import Job, Region, Table, TetrisInstance
+from domain.instance import InstanceRegion, PlacedTable, RecurringJob, TetrisInstance
 from tetris.budget import Budget
 from tetris.columns import Columns, Floats, Ints
 from tetris.cooling import Cooling
@@ -33,7 +33,7 @@ from tetris.exact.answer import TooLarge
 from tetris.exact.branch import Branching
 from tetris.kernels import search
 from tetris.kernels.layout import StepScratch
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 if TYPE_CHECKING:
     from tetris.neighbourhood import Neighbourhood
@@ -82,7 +82,7 @@ _MOST_TABLES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SearchStep:
     """Progress of a search."""
 
     phase: str
@@ -108,11 +108,11 @@ class Climbed:
     """Whether it is proved that no allowed plan is better."""
     moves: int
     evaluations: int
-    steps: tuple[Step, ...] = field(repr=False)
+    steps: tuple[SearchStep, ...] = field(repr=False)
     """One step for each improvement."""
 
 
-Listener = Callable[[Step], None]
+Listener = Callable[[SearchStep], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,21 +163,24 @@ def load(exact: bool = True, search: bool = True) -> None:
 
     `exact` includes the exact method, `search` the local search.
     """
-    regions = tuple(Region(name, 2.0, {"g": 1.0}) for name in "ab")
-    tables = Table("s", 1.0, "a"), Table("t", 1.0, "b")
-    jobs = (Job("j", "ml", ("s", "t"), 1, gpu_type="g", gpu_hours=1.0), Job("k", "spark", ("s", "t"), 1))
+    regions = tuple(InstanceRegion(name, 2.0, {"g": 1.0}) for name in "ab")
+    tables = PlacedTable("s", 1.0, "a"), PlacedTable("t", 1.0, "b")
+    jobs = (
+        RecurringJob("j", "ml", ("s", "t"), 1, gpu_type="g", gpu_hours=1.0),
+        RecurringJob("k", "spark", ("s", "t"), 1),
+    )
     columns = Columns.of(TetrisInstance(regions, tables, jobs))
     if exact:
         Branching(columns).go_on()
     if search:
         # A constant clock: the search ends by effort, because compilation would exceed any short time limit.
         _Climb(columns, 0.01, 0, None, lambda: False, False, lambda: 0.0).run()
-        problem = Problem(columns)
+        problem = PlacementProblem(columns)
         problem.weigh(0)
         problem.move(0, 1)
 
 
-def one_pass(problem: Problem, spent: Floats, tick: Callable[[], bool] = lambda: True) -> int:
+def one_pass(problem: PlacementProblem, spent: Floats, tick: Callable[[], bool] = lambda: True) -> int:
     """Runs one greedy pass (MAST 3.4) over all tables and returns the number of moved tables.
 
     `tick` is called regularly; the pass ends early if it returns false.
@@ -221,7 +224,7 @@ class _Climb:
         self.stop = stop
         self.seed = seed
         self.draw = np.random.default_rng(seed)
-        self.problem = Problem(columns)
+        self.problem = PlacementProblem(columns)
         self.parts = self.problem.fixed, self.problem.state, self.problem.work
         self.tables = np.arange(len(columns.home), dtype=np.int32)
         self.best = columns.home.copy()
@@ -230,7 +233,7 @@ class _Climb:
         lack, _ = self.problem.excess
         self.spent[search.BEST_LACK] = self.spent[search.LEAST_LACK] = lack
         self.spent[search.BEST_TOTAL] = self.problem.total
-        self.steps: list[Step] = []
+        self.steps: list[SearchStep] = []
         self._say("start")
 
     def run(self) -> Climbed:
@@ -405,7 +408,7 @@ class _Climb:
         if self.listener is not None:
             self.listener(self.steps[-1])
 
-    def _step(self, phase: str) -> Step:
+    def _step(self, phase: str) -> SearchStep:
         part = min(1.0, self.budget.part(float(self.spent[search.EVALUATIONS]))) if self.time_s else 0.0
         total, lack = float(self.spent[search.BEST_TOTAL]), float(self.spent[search.BEST_LACK])
-        return Step(phase, part, total, lack, self.budget.elapsed_s)
+        return SearchStep(phase, part, total, lack, self.budget.elapsed_s)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from domain.instance import Homes, Job, JobKind, Region, Table, TetrisInstance, Weights
+from domain.instance import Homes, InstanceRegion, JobKind, PlacedTable, RecurringJob, TetrisInstance, Weights
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Longs: TypeAlias = npt.NDArray[np.int64]
@@ -133,13 +133,13 @@ class Columns:
         capacities = self.capacity_bytes.tolist()
         apps, types = (*self.apps, None), (*self.gpu_types, None)
         tables = [
-            Table(name, float(size), self.regions[home], tuple(self.regions[r] for r in self.replica[begin:end]))
+            PlacedTable(name, float(size), self.regions[home], tuple(self.regions[r] for r in self.replica[begin:end]))
             for name, size, home, begin, end in zip(
                 self.table_names, self.size_bytes, self.home, self.replica_start, self.replica_start[1:], strict=False
             )
         ]
         jobs = [
-            Job(
+            RecurringJob(
                 name=name,
                 kind=KINDS[self.kind[j]],
                 tables=tuple(self.table_names[t] for t in self.job_table[self.job_start[j] : self.job_start[j + 1]]),
@@ -152,7 +152,7 @@ class Columns:
             )
             for j, name in enumerate(self.job_names)
         ]
-        regions = [Region(*given) for given in zip(self.regions, capacities, supplies, quotas, strict=True)]
+        regions = [InstanceRegion(*given) for given in zip(self.regions, capacities, supplies, quotas, strict=True)]
         quota = None if np.isinf(self.move_quota_bytes) else self.move_quota_bytes
         return TetrisInstance(tuple(regions), tuple(tables), tuple(jobs), self.weights, self.home_threshold, quota)
 

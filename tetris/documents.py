@@ -11,18 +11,18 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from domain.documents import Part, Stated, json_schema
+from domain.documents import DocumentPart, Stated, json_schema
 from domain.ids import split_read
 from domain.instance import (
     DOCUMENT_VERSION,
     LEAST_AMOUNT,
     MOST_AMOUNT,
     Homes,
-    Job,
+    InstanceRegion,
     JobKind,
-    Region,
-    Score,
-    Table,
+    PlacedTable,
+    PlanScore,
+    RecurringJob,
     TetrisInstance,
     Weights,
 )
@@ -62,11 +62,11 @@ _Partition = Annotated[_Name, AfterValidator(_partition), Stated(matching(r"^[^/
 _Version = Annotated[int, Field(ge=DOCUMENT_VERSION, le=DOCUMENT_VERSION)]
 
 
-class DocumentError(ValueError):
+class InstanceDocumentError(ValueError):
     """An invalid document. Each line of the message names a field, its value, and what would be valid."""
 
 
-class _Part(Part):
+class _Part(DocumentPart):
     """Base of all models. Types are strict: a string is not accepted as a number, nor true as 1."""
 
     model_config = ConfigDict(strict=True, use_attribute_docstrings=False)
@@ -169,9 +169,9 @@ def read_instance(text: str | bytes) -> TetrisInstance:
     """
     body = _parse(_Instance, text)
     instance = TetrisInstance(
-        regions=tuple(Region(**dict(r)) for r in body.regions),
-        tables=tuple(Table(**{**dict(t), "replicas": tuple(t.replicas)}) for t in body.tables),
-        jobs=tuple(Job(**{**dict(j), "tables": tuple(j.tables)}) for j in body.jobs),
+        regions=tuple(InstanceRegion(**dict(r)) for r in body.regions),
+        tables=tuple(PlacedTable(**{**dict(t), "replicas": tuple(t.replicas)}) for t in body.tables),
+        jobs=tuple(RecurringJob(**{**dict(j), "tables": tuple(j.tables)}) for j in body.jobs),
         weights=Weights(
             **{**dict(body.weights), "by_priority": {int(p): w for p, w in body.weights.by_priority.items()}}
         ),
@@ -188,7 +188,7 @@ def instance_schema() -> dict[str, Any]:
 
 
 def read_reads(text: str | bytes) -> Reads:
-    """Reads the partitions that jobs read. `tetris.needed` checks them against an instance.
+    """Reads the partitions that jobs read. `tetris.pieces` checks them against an instance.
 
     Raises:
         DocumentError: as for `read_instance`, or a job is duplicated.
@@ -307,7 +307,7 @@ def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DocumentError(f"{error.strerror}; give a JSON document") from None
+        raise InstanceDocumentError(f"{error.strerror}; give a JSON document") from None
 
 
 def plan_document(homes: Homes) -> dict[str, Any]:
@@ -315,7 +315,7 @@ def plan_document(homes: Homes) -> dict[str, Any]:
     return {"version": DOCUMENT_VERSION, "homes": dict(sorted(homes.items()))}
 
 
-def score_document(found: Score) -> dict[str, Any]:
+def score_document(found: PlanScore) -> dict[str, Any]:
     """Returns the JSON object that `mizzen tetris score` prints."""
     return asdict(found)
 
@@ -332,14 +332,14 @@ def _parse(kind: type[T], text: str | bytes) -> T:
     try:
         body = json.loads(text, object_pairs_hook=made, parse_float=_number)
     except ValueError as error:
-        raise DocumentError(f"not JSON: {error}") from None
+        raise InstanceDocumentError(f"not JSON: {error}") from None
     except RecursionError:
-        raise DocumentError("not an instance or a plan: lists or objects are nested too deeply") from None
+        raise InstanceDocumentError("not an instance or a plan: lists or objects are nested too deeply") from None
     if not isinstance(body, dict):
-        raise DocumentError(f"document: {_brief(body)}: must be an object")
+        raise InstanceDocumentError(f"document: {_brief(body)}: must be an object")
     version = body.get("version")
     if type(version) is not int or version != DOCUMENT_VERSION:  # The parser reads 1.0 as 1.
-        raise DocumentError(f"version: {_brief(version)}: this program reads version {DOCUMENT_VERSION}")
+        raise InstanceDocumentError(f"version: {_brief(version)}: this program reads version {DOCUMENT_VERSION}")
     if doubled:
         _raise([f"{where}: duplicate field: each field must appear once" for where in _twice(body)])
     try:
@@ -417,4 +417,4 @@ def _some(names: Iterable[str]) -> str:
 def _raise(wrong: list[str]) -> None:
     if wrong:
         more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
-        raise DocumentError("\n".join(wrong[:_SHOWN] + more))
+        raise InstanceDocumentError("\n".join(wrong[:_SHOWN] + more))

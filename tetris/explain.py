@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tetris.columns import NONE, Columns, Ints
 from tetris.kernels.search import weigh_moves
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 _NEAR = 64
 """Maximum number of tables whose moves are evaluated again after the move of a table that shares jobs with them."""
@@ -45,7 +45,7 @@ def explain(columns: Columns, home: Ints) -> Iterator[Move]:
     it has moved. If a gain has grown only because the load of regions changed, that is noticed only at the head of the
     queue.
     """
-    problem = Problem(columns)
+    problem = PlacementProblem(columns)
     left = home != columns.home
     queue = _weighed(problem, home, np.flatnonzero(left).astype(np.int32))
     heapq.heapify(queue)
@@ -65,14 +65,14 @@ def explain(columns: Columns, home: Ints) -> Iterator[Move]:
             heapq.heappush(queue, again)
 
 
-def _weighed(problem: Problem, home: Ints, tables: Ints) -> list[tuple[float, int]]:
+def _weighed(problem: PlacementProblem, home: Ints, tables: Ints) -> list[tuple[float, int]]:
     """Returns (change of the objective, table) for moving each table on its own."""
     change = np.zeros(len(tables))
     weigh_moves(problem.fixed, problem.state, problem.work, tables, home, change)
     return list(zip(change.tolist(), tables.tolist(), strict=True))
 
 
-def _near(problem: Problem, table: int, left: npt.NDArray[np.bool_]) -> Ints:
+def _near(problem: PlacementProblem, table: int, left: npt.NDArray[np.bool_]) -> Ints:
     """Returns up to `_NEAR` tables that have not moved yet and share a job with this table."""
     fixed = problem.fixed
     found: dict[int, None] = {}
@@ -84,7 +84,7 @@ def _near(problem: Problem, table: int, left: npt.NDArray[np.bool_]) -> Ints:
     return np.array(list(found)[:_NEAR], np.int32)
 
 
-def _move(problem: Problem, table: int, to: int) -> Move:
+def _move(problem: PlacementProblem, table: int, to: int) -> Move:
     columns, fixed = problem.columns, problem.fixed
     jobs = fixed.table_job[fixed.table_start[table] : fixed.table_start[table + 1]]
     source = int(problem.home[table])

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from domain.instance import LEAST_AMOUNT, MOST_AMOUNT, TetrisInstance
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from tetris.columns import KINDS, NONE, Columns, Floats, Ints, Longs
-from tetris.documents import AMOUNT, DocumentError, instance_document, read_file, read_head, read_instance
+from tetris.documents import AMOUNT, InstanceDocumentError, instance_document, read_file, read_head, read_instance
 
 _HOURS = pa.map_(pa.string(), pa.float64())
 _SCHEMAS = {
@@ -72,8 +72,8 @@ def read_folder(folder: Path) -> Columns:
     """
     try:
         head = read_head(read_file(folder / "instance.json"))
-    except DocumentError as error:
-        raise DocumentError(f"instance.json: {str(error).replace(_LINE, f'{_LINE}instance.json: ')}") from None
+    except InstanceDocumentError as error:
+        raise InstanceDocumentError(f"instance.json: {str(error).replace(_LINE, f'{_LINE}instance.json: ')}") from None
     given = _read(folder, "regions")
     rows = zip(*(given[name].to_pylist() for name in _SCHEMAS["regions"]), strict=True)
     body = [
@@ -135,7 +135,7 @@ def _elsewhere(home: Ints, rows: Longs, replica: Ints, regions: tuple[str, ...])
     def refuse(wrong: Any, what: Callable[[int], str]) -> None:
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
-            raise DocumentError(f"tables.replicas: row {rows[first]}: {what(first)}")
+            raise InstanceDocumentError(f"tables.replicas: row {rows[first]}: {what(first)}")
 
     refuse(replica == NONE, lambda _: "null: must name a region")
     refuse(replica == home[rows], lambda i: f"{regions[replica[i]]!r} is the table's home: replicas must be elsewhere")
@@ -155,7 +155,9 @@ def _edges(job: Any, table: Any, jobs: int, tables: int) -> tuple[Longs, Ints]:
     twice = np.flatnonzero(pairs[1:] == pairs[:-1])
     if len(twice):
         pair = divmod(int(pairs[twice[0]]), tables)
-        raise DocumentError(f"job_tables: job {pair[0]}, table {pair[1]} appears twice: each table must appear once")
+        raise InstanceDocumentError(
+            f"job_tables: job {pair[0]}, table {pair[1]} appears twice: each table must appear once"
+        )
     return np.searchsorted(job, np.arange(jobs + 1)).astype(np.int64), table.astype(np.int32)
 
 
@@ -173,24 +175,26 @@ def _read(folder: Path, name: str) -> pa.Table:
         with (folder / file).open("rb"):
             table = pq.read_table(folder / file)
     except OSError as error:
-        raise DocumentError(f"{file}: cannot be read: {error.strerror or str(error).splitlines()[0]}") from None
+        raise InstanceDocumentError(f"{file}: cannot be read: {error.strerror or str(error).splitlines()[0]}") from None
     except pa.ArrowException as error:
-        raise DocumentError(f"{file}: is not Parquet: {str(error).splitlines()[0]}") from None
+        raise InstanceDocumentError(f"{file}: is not Parquet: {str(error).splitlines()[0]}") from None
     out = []
     for column, kind in _SCHEMAS[name].items():
         if column not in table.column_names:
-            raise DocumentError(f"{file}: column {column} is missing: the file has {', '.join(table.column_names)}")
+            raise InstanceDocumentError(
+                f"{file}: column {column} is missing: the file has {', '.join(table.column_names)}"
+            )
         try:
             if not _alike(table[column].type, kind):
                 raise pa.ArrowInvalid
             values = table[column].cast(kind).combine_chunks()
         except pa.ArrowException:
-            raise DocumentError(f"{file}: column {column} is {table[column].type}: it must be {kind}") from None
+            raise InstanceDocumentError(f"{file}: column {column} is {table[column].type}: it must be {kind}") from None
         if column not in _MAY_BE_NULL and values.null_count:
             row = int(np.flatnonzero(np.asarray(values.is_null()))[0])
-            raise DocumentError(f"{file}: column {column}, row {row}: null: a value is required")
+            raise InstanceDocumentError(f"{file}: column {column}, row {row}: null: a value is required")
         if pa.types.is_string(kind) and len(empty := np.flatnonzero(np.asarray(pc.equal(values, ""), np.bool_))):
-            raise DocumentError(f"{file}: column {column}, row {empty[0]}: '': must not be empty")
+            raise InstanceDocumentError(f"{file}: column {column}, row {empty[0]}: '': must not be empty")
         out.append(values)
     return pa.table(out, names=list(_SCHEMAS[name]))
 
@@ -215,7 +219,9 @@ def _numbers(file: str, column: str, values: Any, names: tuple[str, ...], *, oth
     unknown = np.asarray(pc.and_(found.is_null(), values.is_valid()))
     if unknown.any() and not others:
         row = int(np.flatnonzero(unknown)[0])
-        raise DocumentError(f"{file}.{column}: row {row}: {values[row].as_py()!r}: must be one of {', '.join(names)}")
+        raise InstanceDocumentError(
+            f"{file}.{column}: row {row}: {values[row].as_py()!r}: must be one of {', '.join(names)}"
+        )
     return np.asarray(found.fill_null(NONE), np.int32)
 
 
@@ -223,7 +229,7 @@ def _amount(file: str, column: str, table: pa.Table) -> Floats:
     values = np.array(table[column], np.float64)
     wrong = np.flatnonzero(~((values == 0) | (values >= LEAST_AMOUNT) & (values <= MOST_AMOUNT)))
     if len(wrong):
-        raise DocumentError(f"{file}.{column}: row {wrong[0]}: {values[wrong[0]]}: {AMOUNT}")
+        raise InstanceDocumentError(f"{file}.{column}: row {wrong[0]}: {values[wrong[0]]}: {AMOUNT}")
     return values
 
 
@@ -231,20 +237,24 @@ def _within(file: str, column: str, values: Any, least: int, most: int) -> None:
     wrong = np.flatnonzero((values < least) | (values > most))
     if len(wrong):
         row = wrong[0]
-        raise DocumentError(f"{file}.{column}: row {row}: {values[row]}: must be at least {least} and at most {most}")
+        raise InstanceDocumentError(
+            f"{file}.{column}: row {row}: {values[row]}: must be at least {least} and at most {most}"
+        )
 
 
 def _unique(file: str, names: Any) -> None:
     if len(pc.unique(names)) < len(names):
         counted = pc.value_counts(names)
         twice = counted.field("values")[int(np.argmax(np.asarray(counted.field("counts"))))].as_py()
-        raise DocumentError(f"{file}.name: {twice!r} appears twice: names must be unique")
+        raise InstanceDocumentError(f"{file}.name: {twice!r} appears twice: names must be unique")
 
 
 def _hours(row: int, column: str, pairs: list[tuple[str, float]] | None) -> dict[str, float]:
     out = dict(pairs or ())
     if len(out) < len(pairs or ()):
-        raise DocumentError(f"regions.{column}: row {row}: one of {', '.join(out)} appears twice: names must be unique")
+        raise InstanceDocumentError(
+            f"regions.{column}: row {row}: one of {', '.join(out)} appears twice: names must be unique"
+        )
     return out
 
 

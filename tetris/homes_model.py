@@ -17,7 +17,7 @@ from ortools.sat.python import cp_model
 
 from tetris.columns import ML, NONE, Ints
 from tetris.kernels import layout
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 JOBS = 60
 """Maximum number of modelled jobs: those with the largest possible effect on the objective. Other jobs are fixed."""
@@ -44,7 +44,7 @@ class HomesModel:
     """
 
     def __init__(
-        self, problem: Problem, tables: Ints, most_jobs: int = JOBS, grid: int = _GRID, more: float = 0.0
+        self, problem: PlacementProblem, tables: Ints, most_jobs: int = JOBS, grid: int = _GRID, more: float = 0.0
     ) -> None:
         """Builds the model with at most `most_jobs` jobs, those with the largest possible effect on the objective.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tetris.columns import Ints
 from tetris.homes_model import JOBS, HomesModel
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 _TABLES = 6, 16
 """Minimum and maximum number of tables. Small neighbourhoods are solved faster, large ones allow more changes."""
@@ -27,7 +27,7 @@ _EVALUATIONS_PER_S = 3e7
 class Neighbourhood:
     """Large neighbourhood search for the plan of one problem."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PlacementProblem) -> None:
         self.problem = problem
 
     def improve(self, draw: np.random.Generator, most_s: float = math.inf) -> float:

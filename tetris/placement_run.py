@@ -12,8 +12,8 @@ from domain.instance import Homes
 from tetris.climb import Listener, climb
 from tetris.columns import Columns, Ints
 from tetris.explain import explain
-from tetris.needed import RequiredPieces
-from tetris.replicas import Policy, Replica, Replicated, jobs_without_region, replicas_document, replicate
+from tetris.pieces import RequiredPieces
+from tetris.replicas import ReplicaPolicy, Replicated, WantedReplica, jobs_without_region, replicas_document, replicate
 from tetris.report import Summary, summarise
 
 _UNPLACED_TOLD = 1000
@@ -55,7 +55,7 @@ class PlacementRunPlan:
 
 def plan_placement_run(
     columns: Columns,
-    policy: Policy,
+    policy: ReplicaPolicy,
     *,
     time_s: float,
     seed: int,
@@ -101,7 +101,7 @@ def _homes(columns: Columns, home: Ints) -> list[PlannedMove]:
 
 def _replicas(columns: Columns, home: Ints, found: Replicated, needed: RequiredPieces) -> list[PlannedMove]:
     """Returns the moves for missing replicas, one per table and region. A copy at the old home is not missing."""
-    together: dict[tuple[int, int], list[Replica]] = {}
+    together: dict[tuple[int, int], list[WantedReplica]] = {}
     for replica in found.replicas:
         together.setdefault((replica.table, replica.region), []).append(replica)
     out = []

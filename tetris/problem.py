@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from domain.instance import HIGH_PRIORITY, Score, Violation
+from domain.instance import HIGH_PRIORITY, PlanScore, Violation
 from tetris.columns import KINDS, ML, NONE, Columns, Floats, Ints, Longs
 from tetris.kernels import layout
-from tetris.kernels.layout import Fixed, State, Work
+from tetris.kernels.layout import Fixed, PlanState, Work
 from tetris.kernels.moves import apply, settle
 from tetris.kernels.terms import excess, gpu_term, objective, short_of_home, storage_cost
 from tetris.kernels.weigh import weigh
@@ -35,7 +35,7 @@ _GIVEN = ("size_bytes", "home", "replica_start", "replica", "job_start", "job_ta
 """Columns that the compiled code uses without conversion."""
 
 
-class Problem:
+class PlacementProblem:
     """A plan of an instance with exact incremental evaluation. Moving a table costs time in proportion to its jobs."""
 
     def __init__(self, columns: Columns, home: Ints | None = None) -> None:
@@ -92,7 +92,7 @@ class Problem:
         """Bytes that the plan copies between regions."""
         return float(self.state.now[layout.MOVED])
 
-    def score(self) -> Score:
+    def score(self) -> PlanScore:
         """Returns the terms, the total and the violations, in time linear in the size of the plan."""
         c, number, now = self.columns, self.fixed.number, self.state.now
         found = [
@@ -107,7 +107,7 @@ class Problem:
         if short > 0:
             found.append(Violation("home_threshold", "all", float(short)))
         found += _over("move_quota", ["all"], now[layout.MOVED :][:1], np.array([c.move_quota_bytes]))
-        return Score(*self.terms, self.total, tuple(found))
+        return PlanScore(*self.terms, self.total, tuple(found))
 
     @property
     def excess(self) -> tuple[float, float]:
@@ -222,10 +222,10 @@ def _mean_quota(quotas: Floats) -> float:
     return float(given.mean()) if len(given) and given.mean() > 0 else 1.0
 
 
-def _state(columns: Columns, fixed: Fixed) -> State:
+def _state(columns: Columns, fixed: Fixed) -> PlanState:
     keys, regions = fixed.supply.shape
     jobs = len(columns.kind)
-    return State(
+    return PlanState(
         home=columns.home.copy(),
         region=np.full(jobs, NONE, np.int32),
         read=np.zeros(jobs),

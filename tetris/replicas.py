@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from domain.instance import DOCUMENT_VERSION
 from tetris.columns import ML, NONE, Columns, Floats, Ints, Longs
-from tetris.needed import RequiredPieces
-from tetris.problem import Problem
+from tetris.pieces import RequiredPieces
+from tetris.problem import PlacementProblem
 
 Reason = Literal["disaster_recovery", "no_region", "hot"]
 Parts: TypeAlias = npt.NDArray[np.float32]
@@ -26,7 +26,7 @@ _UNREAD = 99
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class ReplicaPolicy:
     """Policy for additional replicas."""
 
     correlated: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class WantedReplica:
     """A replica that should exist."""
 
     table: int
@@ -69,7 +69,7 @@ class Unplaced:
 class Replicated:
     """Result of planning: all wanted replicas, including existing ones."""
 
-    replicas: tuple[Replica, ...]
+    replicas: tuple[WantedReplica, ...]
     unplaced: tuple[Unplaced, ...]
     held: Parts
     """[T, R] fraction of each table that is stored in a region, including its home."""
@@ -80,7 +80,7 @@ class Replicated:
 
 
 def replicate(
-    columns: Columns, home: Ints, policy: Policy, needed: RequiredPieces | None = None, stay: Flags | None = None
+    columns: Columns, home: Ints, policy: ReplicaPolicy, needed: RequiredPieces | None = None, stay: Flags | None = None
 ) -> Replicated:
     """Plans the replicas for the homes `home` [T].
 
@@ -123,7 +123,7 @@ def jobs_without_region(columns: Columns, held: Parts | Flags, needed: RequiredP
 def replicas_document(columns: Columns, found: Replicated, needed: RequiredPieces | None = None) -> dict[str, Any]:
     """Returns a document of the replicas and of the jobs that no region can run, with names."""
 
-    def partitions(replica: Replica) -> list[str] | None:
+    def partitions(replica: WantedReplica) -> list[str] | None:
         return None if needed is None or replica.edge == NONE else list(needed.names(replica.edge))
 
     return {
@@ -149,7 +149,7 @@ class _Step:
     """State of the planning: the replicas so far, and the stored bytes."""
 
     def __init__(
-        self, columns: Columns, home: Ints, policy: Policy, needed: RequiredPieces, stay: Flags | None
+        self, columns: Columns, home: Ints, policy: ReplicaPolicy, needed: RequiredPieces, stay: Flags | None
     ) -> None:  # fmt: skip
         self.c, self.home, self.policy, self.needed = columns, home, policy, needed
         tables, regions = len(home), len(columns.regions)
@@ -165,7 +165,7 @@ class _Step:
         """Existing replicas, which need no copy."""
         self.there[owner, columns.replica] = True
         self.stored = (self.held * columns.size_bytes[:, None]).sum(axis=0, dtype=np.float64)
-        self.replicas: list[Replica] = []
+        self.replicas: list[WantedReplica] = []
         self.unplaced: list[Unplaced] = []
         order = np.argsort(columns.job_table, kind="stable")
         self.table_job = np.repeat(np.arange(len(columns.kind)), np.diff(columns.job_start))[order]
@@ -283,7 +283,7 @@ class _Step:
         if self.c.size_bytes[table] > 0:
             self.held[table, region] = min(1.0, self.held[table, region] + more / self.c.size_bytes[table])
         self.stored[region] += more
-        self.replicas.append(Replica(table, region, "no_region", float(self.needed.part[edge]), job, edge))
+        self.replicas.append(WantedReplica(table, region, "no_region", float(self.needed.part[edge]), job, edge))
 
     def _add(self, table: int, region: int, reason: Reason, job: int = NONE) -> None:
         """Adds a replica of a whole table."""
@@ -291,7 +291,7 @@ class _Step:
         self.held[table, region] = 1.0
         self.pieces[table, region] = True
         self.pieces[self.partitions[table] : self.partitions[table + 1], region] = True
-        self.replicas.append(Replica(table, region, reason, 1.0, job))
+        self.replicas.append(WantedReplica(table, region, reason, 1.0, job))
 
     def _risk(self) -> Floats:
         """Returns [R, R] the probability that two regions fail together."""
@@ -303,7 +303,7 @@ class _Step:
 
     def _demand(self) -> Floats:
         """Returns [G, R] the GPU hours of the jobs that have a region, by GPU type."""
-        region = Problem(self.c, self.home).state.region
+        region = PlacementProblem(self.c, self.home).state.region
         flows = (region != NONE) & (self.c.gpu_type != NONE)
         demand = np.zeros_like(self.c.supply_h)
         np.add.at(demand, (self.c.gpu_type[flows], region[flows]), self.c.gpu_h[flows])

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from domain.instance import HIGH_PRIORITY, Score, Violation
+from domain.instance import HIGH_PRIORITY, PlanScore, Violation
 from tetris.columns import NONE, Columns, Floats, Ints
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 _REGIONS_SHOWN = 40
 _MUCH = 1000.0
@@ -35,8 +35,8 @@ class RegionReport:
 class Summary:
     """Comparison of a plan with the homes at the start."""
 
-    before: Score
-    after: Score
+    before: PlanScore
+    after: PlanScore
     regions_before: tuple[RegionReport, ...]
     regions_after: tuple[RegionReport, ...]
     tables: int
@@ -60,7 +60,7 @@ class Summary:
 
 def summarise(columns: Columns, home: Ints) -> Summary:
     """Compares the plan with the home regions `home` [T] to the start."""
-    problem = Problem(columns)
+    problem = PlacementProblem(columns)
     before, regions = problem.score(), _regions(columns, problem)
     problem.restart(home)
     return Summary(
@@ -94,7 +94,7 @@ def violation_lines(summary: Summary) -> list[str]:
     return [f"constraint violated: {v.constraint} {v.where}, by {v.by:.6g}" for v in summary.after.violations]
 
 
-def _regions(columns: Columns, problem: Problem) -> tuple[RegionReport, ...]:
+def _regions(columns: Columns, problem: PlacementProblem) -> tuple[RegionReport, ...]:
     region = problem.state.region
     flows = (region != NONE) & (columns.gpu_type != NONE)
     demand = _demand(columns, region, flows)
@@ -150,5 +150,5 @@ def _by_type(columns: Columns, hours: Floats) -> dict[str, float]:
     return {name: float(h) for name, h in zip(columns.gpu_types, hours, strict=True) if h > 0}
 
 
-def _score(body: Mapping[str, Any]) -> Score:
-    return Score(**{**body, "violations": tuple(Violation(**v) for v in body["violations"])})
+def _score(body: Mapping[str, Any]) -> PlanScore:
+    return PlanScore(**{**body, "violations": tuple(Violation(**v) for v in body["violations"])})

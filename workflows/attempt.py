@@ -9,7 +9,7 @@ from datetime import timedelta
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from domain.lifecycle.attempts import TABLES, End, Event, Step
+    from domain.lifecycle.attempts import TABLES, End, Step, StepOutcome
     from domain.lifecycle.endings import (
         STOPS,
         STOPS_EARLY,
@@ -36,10 +36,10 @@ with workflow.unsafe.imports_passed_through():
         WorkloadInput,
     )
     from domain.reasons import Reason, ReasonCode
-    from domain.reported import OWNER, TaskProgress
+    from domain.task_reports import OWNER, TaskProgress
     from workflows.effects import on_region, record, show_in_temporal
     from workflows.flushes import PendingSaves
-    from workflows.gang import Gang
+    from workflows.gang import GangTasks
     from workflows.mailbox import Mailbox
     from workflows.verdicts import Verdicts
 
@@ -65,7 +65,7 @@ async def transition(
     return await record(Activity.TRANSITION, request, bool)
 
 
-class Attempt:
+class AttemptRun:
     """The current attempt of a workload. `follow` runs it to its end."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Attempt:
         self._flushes = flushes
         self._verdicts = verdicts
         self._ready = ready
-        self.gang: Gang | None = None
+        self.gang: GangTasks | None = None
         """The gang, once the attempt may have tasks."""
         self._known: LaunchPlan | None = None
         self._told: Mail | None = None
@@ -88,7 +88,7 @@ class Attempt:
         self._timed_out = False
         self._started_s = 0.0
         self._launch_s: float | None = None
-        self._steps: dict[Step, Callable[[], Awaitable[Event]]] = {
+        self._steps: dict[Step, Callable[[], Awaitable[StepOutcome]]] = {
             Step.WAIT: self._wait,
             Step.STAGE: self._stage,
             Step.AWAIT_SAVES: self._await_saves,
@@ -117,11 +117,11 @@ class Attempt:
                 return await self._ends[target]()
             step = target
 
-    async def find(self) -> tuple[Gang, LaunchPlan]:
+    async def find(self) -> tuple[GangTasks, LaunchPlan]:
         """Returns the gang and the launch plan as recorded in Postgres, even if another workflow started the gang."""
         where = StageRequest(self._state.workload_id, self._state.attempt, winds_up=True)
         self._known = await record(Activity.STAGE, where, LaunchPlan)
-        self.gang = Gang(self._state.workload_id, self._state.attempt, self._known)
+        self.gang = GangTasks(self._state.workload_id, self._state.attempt, self._known)
         return self.gang, self._known
 
     @property
@@ -129,19 +129,19 @@ class Attempt:
         assert self._known is not None
         return self._known
 
-    def _running(self) -> Gang:
+    def _running(self) -> GangTasks:
         assert self.gang is not None
         return self.gang
 
     # ------------------------------------------------------------------------------------------------- before tasks run
 
-    async def _wait(self) -> Event:
+    async def _wait(self) -> StepOutcome:
         if self._ready:
-            return Event.DONE
+            return StepOutcome.DONE
         mail = await self._mailbox.next({MailKind.SLOTS_READY, *STOPS_EARLY})
-        return Event.DONE if mail.kind == MailKind.SLOTS_READY else self._is_told(mail)
+        return StepOutcome.DONE if mail.kind == MailKind.SLOTS_READY else self._is_told(mail)
 
-    async def _stage(self) -> Event:
+    async def _stage(self) -> StepOutcome:
         stage = StageRequest(self._state.workload_id, self._state.attempt)
         plan = await self._mailbox.unless_told(record(Activity.STAGE, stage, LaunchPlan))
         if isinstance(plan, Mail):
@@ -149,61 +149,61 @@ class Attempt:
         self._known = plan
         if not plan.starts_at_once:
             show_in_temporal(region=plan.region)
-        return Event.DONE
+        return StepOutcome.DONE
 
-    async def _await_saves(self) -> Event:
+    async def _await_saves(self) -> StepOutcome:
         told = await self._mailbox.unless_told(self._flushes.saved()) if self._flushes else None
-        return Event.DONE if told is None else self._is_told(told)
+        return StepOutcome.DONE if told is None else self._is_told(told)
 
-    async def _copy(self) -> Event:
+    async def _copy(self) -> StepOutcome:
         """Copies the checkpoint to the store of the attempt's cluster or region, if it is in another store."""
         source, region = self._plan.checkpoint_region, self._plan.region
         at, to = self._plan.checkpoint_store, self._plan.store_url
         if source is None or (at == to and (source == region or at is not None)):
-            return Event.DONE
+            return StepOutcome.DONE
         reason = Reason(ReasonCode.COPYING_CHECKPOINT, {"source": at or source, "region": to or region})
         await transition(self._state, Phase.MIGRATING, reason)
         copy = CheckpointCopy(self._state.workload_id, self._state.attempt, source, region, at, to)
         copying = on_region(Activity.COPY_CHECKPOINT, copy, region, start_to_close_s=_COPY_S)
         copied = await self._mailbox.unless_told(copying)
-        return self._is_told(copied) if isinstance(copied, Mail) else Event.DONE
+        return self._is_told(copied) if isinstance(copied, Mail) else StepOutcome.DONE
 
-    async def _prepare(self) -> Event:
+    async def _prepare(self) -> StepOutcome:
         """Sends prepare requests to the agents, unless running includes preparing (`LaunchPlan.starts_at_once`)."""
         plan, state = self._plan, self._state
         if plan.starts_at_once:
-            self.gang = Gang(state.workload_id, state.attempt, plan)
-            return Event.DONE
+            self.gang = GangTasks(state.workload_id, state.attempt, plan)
+            return StepOutcome.DONE
         await transition(state, Phase.PROVISIONING, self._provisioning())
         await record(Activity.STAGED_HERE, StageRequest(state.workload_id, state.attempt))
-        gang, began_s = Gang(state.workload_id, state.attempt, plan), workflow.time()
+        gang, began_s = GangTasks(state.workload_id, state.attempt, plan), workflow.time()
         self.gang = gang
         failed = await self._mailbox.unless_told(gang.prepare())
         self._launch_s = workflow.time() - began_s
         if isinstance(failed, Mail):
             return self._is_told(failed)
         if gang.stopped_before:
-            return Event.STOPPED_BEFORE
+            return StepOutcome.STOPPED_BEFORE
         self._failed = failed
-        return Event.DONE if failed is None else Event.REFUSED
+        return StepOutcome.DONE if failed is None else StepOutcome.REFUSED
 
     def _provisioning(self) -> Reason:
         return Reason(ReasonCode.STARTING_TASKS, {"tasks": self._plan.tasks, "machines": len(self._plan.nodes)})
 
-    def _is_told(self, mail: Mail) -> Event:
+    def _is_told(self, mail: Mail) -> StepOutcome:
         self._told = mail
-        return Event.TOLD
+        return StepOutcome.TOLD
 
-    async def _withdraw(self) -> Event:
+    async def _withdraw(self) -> StepOutcome:
         lost, failed = lost_machine(self._told), self._failed
         if failed is not None and failed.timed_out:
             lost = failed.blames_machine
         self._found = await self._end_all(lost)
-        return Event.DONE
+        return StepOutcome.DONE
 
-    async def _wind_up(self) -> Event:
+    async def _wind_up(self) -> StepOutcome:
         self._found = await self._end_all(None)
-        return Event.DONE
+        return StepOutcome.DONE
 
     async def _end_all(self, lost: str | None) -> GangEnd:
         """Stops all tasks that still run; returns how the gang ended."""
@@ -212,7 +212,7 @@ class Attempt:
 
     # ---------------------------------------------------------------------------------------------------------- running
 
-    async def _run(self) -> Event:
+    async def _run(self) -> StepOutcome:
         """Runs the gang until it ends, mail asks it to stop, or its maximum runtime is used up."""
         gang, plan, state = self._running(), self._plan, self._state
         self._started_s = workflow.time()
@@ -229,25 +229,25 @@ class Attempt:
             )
         except TimeoutError:
             self._timed_out = True
-            return Event.TIMED_OUT
+            return StepOutcome.TIMED_OUT
         self._told = None if gang.ended else await self._mailbox.next(STOPS)
         self._leaving = self._why_leaving(gang)
         if self._leaving is not None:
             if _takes_at_once(self._leaving):
                 gang.withdraw(str(self._leaving.detail["machine"]))
-            return Event.NOTICED
-        return Event.DONE if self._told is None else Event.TOLD
+            return StepOutcome.NOTICED
+        return StepOutcome.DONE if self._told is None else StepOutcome.TOLD
 
-    async def _stop(self) -> Event:
+    async def _stop(self) -> StepOutcome:
         gang = self._running()
         if not gang.ended:
             ran_s = self._state.ran_s + workflow.time() - self._started_s
             await transition(self._state, Phase.CHECKPOINTING, why_stopped(self._told, self._plan, ran_s))
             await self._drain(gang)
             await gang.stop(self._plan.grace_s, lost=lost_machine(self._told))
-        return Event.DONE
+        return StepOutcome.DONE
 
-    async def _drain(self, gang: Gang) -> None:
+    async def _drain(self, gang: GangTasks) -> None:
         """Lets tasks that serve go on with the requests that are in progress.
 
         The phase that was just written makes the service stop new requests to them. The time ends early if a task ends,
@@ -262,7 +262,7 @@ class Attempt:
                 timeout=timedelta(seconds=drain_s),
             )
 
-    def _why_leaving(self, gang: Gang) -> Reason | None:
+    def _why_leaving(self, gang: GangTasks) -> Reason | None:
         """Returns why the workload returns to the queue before its tasks have ended; None: it waits for the tasks.
 
         A workload that serves has nothing to save, and its tasks serve until they are stopped, so it always waits.
@@ -277,7 +277,7 @@ class Attempt:
             return None
         return Reason(code, self._told.detail)
 
-    async def _leave(self) -> Event:
+    async def _leave(self) -> StepOutcome:
         """Returns the workload to the queue while its tasks save, because of a platform notice.
 
         The following order is correct even if a process is slow or dies:
@@ -297,7 +297,7 @@ class Attempt:
         await transition(self._state, Phase.CHECKPOINTING, self._leaving)
         self._state.hangs = 0
         self._flushes.begin(self._flush(self._state.attempt), self._plan.grace_s)
-        return Event.DONE
+        return StepOutcome.DONE
 
     async def _flush(self, attempt: int) -> None:
         """Stops the gang of the released attempt, and records the last reports of its tasks.

@@ -117,7 +117,7 @@ def show_in_temporal(*, rank: int | None = None, attempt: int | None = None, **v
     """Sets search attributes of the workflow: `region`, `phase`, `reason`, the rank and the attempt's number.
 
     Operators filter by them in Temporal's UI, and the reconciler compares phase and attempt with Postgres. Their first
-    values, and the tenant and name, are set when the workflow starts (`activities.lifecycle.starting`).
+    values, and the tenant and name, are set when the workflow starts (`activities.lifecycle.workload_start`).
     """
     updates: list[SearchAttributeUpdate[Any]] = [_KEYWORDS[name].value_set(value) for name, value in values.items()]
     if rank is not None:

@@ -13,7 +13,7 @@ with workflow.unsafe.imports_passed_through():
     from domain import ids
     from domain.addresses import HOST_RULE, is_host, is_port
     from domain.blame import Blame, LaunchError, verdict
-    from domain.lifecycle.gangs import Failure, GangEnd, LaunchFailure
+    from domain.lifecycle.gangs import GangEnd, LaunchFailure, TaskFailure
     from domain.lifecycle.launch_limits import LONGEST_S
     from domain.protocol import (
         Activity,
@@ -27,7 +27,7 @@ with workflow.unsafe.imports_passed_through():
         TaskExit,
     )
     from domain.reasons import Reason, ReasonCode
-    from domain.reported import OWNER, TaskProgress
+    from domain.task_reports import OWNER, TaskProgress
     from workflows.effects import give_up, stop_node
 
 _RUN_S = 3650 * 86400.0
@@ -41,7 +41,7 @@ _FAILURE_GRACE_S = 10.0
 """The maximum grace of the remaining tasks of a gang after one of its tasks has failed."""
 
 
-class Gang:
+class GangTasks:
     """The tasks of one attempt.
 
     Call `prepare`, then `start`, and wait for `ended`. `stop` may be called at any time. Call `result` at the end.
@@ -324,19 +324,19 @@ class Gang:
         return [*self._finished, *sorted(m for m in self._outcomes if m not in self._finished)]
 
     @staticmethod
-    def _first_failure(exits: list[tuple[str, TaskExit]]) -> Failure:
+    def _first_failure(exits: list[tuple[str, TaskExit]]) -> TaskFailure:
         bad = [(machine, e) for machine, e in exits if not e.succeeded]
         # A task that runs out of memory makes its peers fail, so it comes first, and then a task that did not become
         # ready in time. A task with an exit code of its own is more informative than the tasks that were stopped
         # because of it.
         bad.sort(key=lambda b: (b[1].memory_limit_bytes is None, b[1].not_ready is None, b[1].exit_code in (None, 143)))
         if not bad:
-            return Failure("?", "an unknown status")
+            return TaskFailure("?", "an unknown status")
         machine, first = bad[0]
         memory = None
         if first.memory_limit_bytes is not None:
             memory = {"limit_bytes": first.memory_limit_bytes, "peak_bytes": first.memory_peak_bytes or 0}
-        return Failure(f"{first.job}/{first.task}", first.status, memory, first.in_setup, first.not_ready, machine)
+        return TaskFailure(f"{first.job}/{first.task}", first.status, memory, first.in_setup, first.not_ready, machine)
 
 
 def _wrong_prepared(node: NodeLaunch, answer: NodePrepared) -> str | None:

@@ -7,7 +7,15 @@ from dataclasses import replace
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from domain.lifecycle.endings import Case, Counts, Ending, count_loads, judge, unconfirmed, unless_cleared
+    from domain.lifecycle.endings import (
+        EndedAttempt,
+        Ending,
+        FailureCounts,
+        count_loads,
+        judge,
+        unconfirmed,
+        unless_cleared,
+    )
     from domain.lifecycle.gangs import GangEnd, LaunchFailure
     from domain.lifecycle.suspicion import NONE, Suspicion, doubt
     from domain.protocol import LaunchPlan, Mail, WorkloadInput
@@ -22,7 +30,7 @@ class Verdicts:
     def judge(self, end: GangEnd, plan: LaunchPlan, told: Mail | None, timed_out: bool = False) -> Ending:
         """Returns what follows from the end of a gang and the mail `told`. `state.ran_s` must include its runtime."""
         state = self._state
-        case = Case(
+        case = EndedAttempt(
             end,
             plan,
             self._counts(),
@@ -64,11 +72,11 @@ class Verdicts:
         self._keep(replace(counts, suspicion=NONE if found is None else found.after))
         return None if found is None else LaunchFailure(unconfirmed(failed.reason, found), None)
 
-    def _counts(self) -> Counts:
+    def _counts(self) -> FailureCounts:
         state = self._state
-        return Counts(state.failures, state.hangs, state.unloadable, self.suspicion())
+        return FailureCounts(state.failures, state.hangs, state.unloadable, self.suspicion())
 
-    def _keep(self, counts: Counts) -> None:
+    def _keep(self, counts: FailureCounts) -> None:
         self._state.failures, self._state.hangs = counts.failures, counts.hangs
         self._state.unloadable = counts.unloadable
         self._state.suspects, self._state.unconfirmed = list(counts.suspicion.machines), counts.suspicion.attempts

@@ -11,7 +11,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.phases import TERMINAL_PHASES, Phase
     from domain.protocol import TASKS_MAY_RUN, Activity, Mail, MailKind, ReleaseRequest, WorkloadInput
     from domain.reasons import ReasonCode
-    from workflows.attempt import Attempt, transition
+    from workflows.attempt import AttemptRun, transition
     from workflows.effects import record, show_in_temporal, type_of
     from workflows.flushes import PendingSaves
     from workflows.mailbox import Mailbox
@@ -79,10 +79,10 @@ class WorkloadWorkflow:
         attempt = self._attempt(ready=bool(mail.detail.get("ready")))
         return await self._release(attempt, await attempt.follow(FIRST))
 
-    def _attempt(self, *, ready: bool) -> Attempt:
-        return Attempt(self._state, self._mailbox, self._flushes, self._verdicts, ready=ready)
+    def _attempt(self, *, ready: bool) -> AttemptRun:
+        return AttemptRun(self._state, self._mailbox, self._flushes, self._verdicts, ready=ready)
 
-    async def _release(self, attempt: Attempt, end: Ending) -> Ending:
+    async def _release(self, attempt: AttemptRun, end: Ending) -> Ending:
         """Releases the attempt; returns how it ended.
 
         Tasks may run even if this workflow has not sent a request to any machine: an earlier workflow started them, or
@@ -104,7 +104,7 @@ class WorkloadWorkflow:
     def _final(self, end: Ending) -> Ending:
         return final(end) if self._state.one_attempt else end
 
-    async def _try_release(self, attempt: Attempt, end: Ending) -> None:
+    async def _try_release(self, attempt: AttemptRun, end: Ending) -> None:
         """Releases the attempt, and reports the machines on which its tasks may still run."""
         gang = attempt.gang
         silent = set() if gang is None else gang.silent.union(() if end.flushing_s is None else gang.still_running)

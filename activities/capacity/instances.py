@@ -26,7 +26,7 @@ from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.capacity import InstanceRow, LaunchRefusal
-from infra.db.draining import drain
+from infra.db.drains import drain
 from infra.db.models import Allocation, Machine, Region
 from infra.db.session import transaction
 

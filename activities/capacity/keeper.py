@@ -21,7 +21,7 @@ from activities.lifecycle.suspects import Suspects
 from activities.lifecycle.unattended import Unattended
 from capacity.auditing import LedgerDifferences, LedgerEntry, compare
 from capacity.offers import Offer
-from capacity.provider import Found, Provider, ProviderUnavailable
+from capacity.provider import FoundMachine, Provider, ProviderUnavailable
 from capacity.providers.registry import STATIC
 from domain import ids
 from domain.reasons import Reason, ReasonCode
@@ -103,7 +103,7 @@ class PoolKeeper:
 
     # ------------------------------------------------------------------------------------------ ledger and providers
 
-    def _compare(self, provider: Provider, found: Sequence[Found], now_s: float) -> LedgerDifferences:
+    def _compare(self, provider: Provider, found: Sequence[FoundMachine], now_s: float) -> LedgerDifferences:
         with transaction(self._engine) as session:
             rows = session.execute(
                 select(InstanceRow.id, InstanceRow.native_id, func.extract("epoch", InstanceRow.launched_at)).where(

@@ -17,7 +17,7 @@ from domain.capacity import CapacityKind
 from domain.lifecycle.instances import InstancePhase
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
-from infra.db import published
+from infra.db import published_queue
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.models import Allocation, Machine
 from infra.db.session import transaction
@@ -29,7 +29,7 @@ class Pools:
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings.capacity
-        self._queue = published.Newest()
+        self._queue = published_queue.Newest()
 
     def round(self, offers: Sequence[Offer]) -> None:
         """Sizes all pools in one transaction. `offers` are the offers of all providers that answer."""

@@ -10,7 +10,7 @@ from capacity.scaling import MOST_SHORTAGES, Shortage
 from domain.demand import demand_of
 from domain.phases import QUEUED_PHASES
 from domain.reasons import ReasonCode
-from infra.db import published
+from infra.db import published_queue
 from infra.db.logs import Waiting
 from infra.db.models import Workload
 
@@ -21,7 +21,7 @@ _FOR_WANT_OF_MACHINES = {
 }
 
 
-def read_shortages(session: Session, queue: published.Newest) -> list[Shortage]:
+def read_shortages(session: Session, queue: published_queue.Newest) -> list[Shortage]:
     """Returns the workloads for which no region has room, in queue order.
 
     Workloads that are held or over-quota are left out. A region is listed only if it lacks nothing but machines: a

@@ -4,13 +4,13 @@ import threading
 
 from domain.protocol import NIGHTLY, ON_DEMAND
 from infra.config import CopySettings
-from mizzen.objects.bandwidth import Bandwidth, Share
+from mizzen.objects.bandwidth import Bandwidth, BandwidthShare
 
-_links: dict[tuple[str, str, CopySettings], dict[str, Share]] = {}
+_links: dict[tuple[str, str, CopySettings], dict[str, BandwidthShare]] = {}
 _lock = threading.Lock()
 
 
-def share(settings: CopySettings, source: str, target: str, name: str) -> Share | None:
+def share(settings: CopySettings, source: str, target: str, name: str) -> BandwidthShare | None:
     """Returns the share `name` of this process's bandwidth on the link between two regions; None: it is not limited."""
     if settings.link_bytes_per_s is None:
         return None

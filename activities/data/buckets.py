@@ -17,7 +17,7 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from domain import ids
-from gms.auction.silence import Backoff
+from gms.auction.silence import ProbeBackoff
 from infra.config import BucketSettings
 from infra.db.buckets import BucketState, bucket_states, publish_bucket
 from infra.db.models import Region
@@ -46,7 +46,7 @@ class BucketCheck:
         self._engine = engine
         self._settings = settings
         self._region = region
-        self._backoff = Backoff(settings.retry_s, settings.retry_max_s)
+        self._backoff = ProbeBackoff(settings.retry_s, settings.retry_max_s)
         self._failures = 0
         """Consecutive failed checks."""
         self._probe: _Probe | None = None

@@ -6,7 +6,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.data import checkpoint_stores
 from activities.data.bandwidth_shares import share
-from activities.data.replicas import Completion
+from activities.data.replicas import ReplicaCompletion
 from activities.heartbeat import heartbeating
 from activities.lifecycle.staging import failures_shown
 from domain import ids
@@ -14,7 +14,7 @@ from domain.protocol import ON_DEMAND, Activity, CheckpointCopy, ReplicateTable
 from infra.config import Settings
 from infra.db.models import Region
 from infra.db.session import transaction
-from mizzen.checkpoint.copying import copy_committed, fence
+from mizzen.checkpoint.root_copy import copy_committed, fence
 from mizzen.objects.store import ObjectStore, open_store
 
 
@@ -64,7 +64,7 @@ class CopyActivities:
     def copy_table(self, request: ReplicateTable) -> int:
         """Copies and verifies what a replica of a table lacks, and makes it ready; returns its size in bytes.
 
-        Returns 0 if the replica is gone or is being deleted. See `Completion.run` for the errors.
+        Returns 0 if the replica is gone or is being deleted. See `ReplicaCompletion.run` for the errors.
         """
         with heartbeating() as heartbeat:
-            return Completion(self._engine, self._settings, request, heartbeat).run()
+            return ReplicaCompletion(self._engine, self._settings, request, heartbeat).run()

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from infra.db.tables import Partition
-from mizzen.objects.bandwidth import Share
-from mizzen.objects.copying import Progress, Wanted, copy_objects
+from mizzen.objects.bandwidth import BandwidthShare
+from mizzen.objects.copy import Progress, Wanted, copy_objects
 from mizzen.objects.manifest import FolderManifest
 from mizzen.objects.store import ObjectStore
 
@@ -28,7 +28,7 @@ def bring(
     manifest: FolderManifest,
     *,
     new: bool,
-    share: Share | None,
+    share: BandwidthShare | None,
     progress: Progress,
 ) -> None:
     """Copies the objects of a partition's manifest, and compares the content of each with the manifest's checksum.

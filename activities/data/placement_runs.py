@@ -16,7 +16,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.data.placement_moves import droppable_replicas, moves_of, tidy
-from activities.data.searching import searched
+from activities.data.search_process import searched
 from activities.heartbeat import heartbeating
 from domain import ids
 from domain.placement_runs import PlacementRunRef, PlacementRunTicket
@@ -25,8 +25,8 @@ from domain.reads import Reads
 from infra.config import Settings
 from infra.db import events
 from infra.db.datacenters import assign_partitions, gather_datacenters
-from infra.db.gathering import gather, transaction_time
 from infra.db.models import Datacenter, Region
+from infra.db.placement_instance import gather, transaction_time
 from infra.db.placement_runs import (
     OPEN,
     PlacementMove,

@@ -51,7 +51,7 @@ class _Unwanted(Exception):
     """The replica is gone or is being deleted."""
 
 
-class Completion:
+class ReplicaCompletion:
     """One try to complete the replica of a request. `beat` is called with the copied bytes and the total bytes."""
 
     def __init__(

@@ -16,7 +16,7 @@ from infra.db import integrity, outbox
 from infra.db.rounds import verification_of
 from infra.db.session import transaction
 from infra.db.tables import Partition, Replica
-from mizzen.objects.bandwidth import Bandwidth, Share
+from mizzen.objects.bandwidth import Bandwidth, BandwidthShare
 
 _log = logging.getLogger(__name__)
 _ROUND_S = 600.0
@@ -98,7 +98,7 @@ class ScrubActivities:
             _log.warning("table %s, partition %s in %s is wrong: %s", table, partition, region, wrong)
 
 
-def _only_share(bandwidth: Bandwidth) -> Share:
+def _only_share(bandwidth: Bandwidth) -> BandwidthShare:
     return bandwidth.share("scrub", 1.0)
 
 

@@ -20,7 +20,7 @@ from infra.db.models import Region
 from infra.db.session import transaction
 from infra.db.tables import Partition, ReplicaPartition
 from mizzen.objects import checksums, manifest
-from mizzen.objects.bandwidth import Share
+from mizzen.objects.bandwidth import BandwidthShare
 from mizzen.objects.manifest import FolderManifest
 from mizzen.objects.store import MissingObject, open_store
 
@@ -38,7 +38,7 @@ class OutOfTime(Exception):
 class Reading:
     """How a check reads: its share of the bandwidth, its deadline, and a callback for each batch."""
 
-    share: Share | None = None
+    share: BandwidthShare | None = None
     until_s: float | None = None
     """The deadline on the monotonic clock; None: there is no deadline."""
     beat: Callable[[], None] = lambda: None

@@ -15,8 +15,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from domain import ids
 from domain.protocol import Activity, NodeHeartbeat
-from domain.reported import TaskProgress
 from domain.slots import machines_of_tasks
+from domain.task_reports import TaskProgress
 
 _HEARTBEAT = TypeAdapter(NodeHeartbeat)
 _AT_ONCE = 16

@@ -17,15 +17,15 @@ from sqlalchemy.exc import DBAPIError
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.capacity.starting import read_instance, start_instance
-from activities.lifecycle.starting import Start, read_start, start_workflow
-from activities.scheduling.pace import Pace
-from activities.singular import ensure_workflow
+from activities.capacity.instance_start import read_instance, start_instance
+from activities.lifecycle.workload_start import Start, read_start, start_workflow
+from activities.scheduling.pace import LoopPace
+from activities.workflow_start import ensure_workflow
 from domain import ids
 from domain.protocol import ON_DEMAND, InstanceInput, Mail, MailKind, ReplicateTable, Scrub, ServiceRef
 from infra.config import CapacitySettings, SchedulerSettings
-from infra.db.listening import notified
 from infra.db.logs import Outbox
+from infra.db.notifications import notified
 from infra.db.outbox import CHANNEL
 from infra.db.session import in_thread, transaction
 
@@ -84,7 +84,7 @@ class Dispatcher:
         The settings limit the rate at which the scheduler is woken. A pass sees all changes that were committed before
         it, and costs the same for one change as for many.
         """
-        self._pace = Pace(scheduler.wake_interval_s, scheduler.wakes_per_s)
+        self._pace = LoopPace(scheduler.wake_interval_s, scheduler.wakes_per_s)
         self._capacity = capacity
         self._engine = engine
         self._alive = alive

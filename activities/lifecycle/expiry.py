@@ -4,7 +4,7 @@ from sqlalchemy import Engine, text
 
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
-from infra.db.ending import end_queued
+from infra.db.queued_end import end_queued
 from infra.db.session import transaction
 
 _EXPIRED = text(

@@ -27,7 +27,7 @@ from domain.slots import TaskSlots
 from domain.spec import WorkloadSpec
 from infra.config import Settings
 from infra.db.catalogue import ready_replicas
-from infra.db.lent import lent_of
+from infra.db.lent_machines import lent_of
 from infra.db.models import Allocation, Attempt, Machine, Region, Workload
 from infra.db.session import transaction
 from infra.db.tables import Replica

@@ -11,11 +11,11 @@ from domain.lifecycle.credit import Earned
 from domain.lifecycle.launch_limits import launch_limit_s
 from domain.protocol import MailKind
 from domain.reasons import Reason, ReasonCode
-from domain.reported import TaskProgress
 from domain.slots import machines_of_tasks
 from domain.spec import LimitsSpec
+from domain.task_reports import TaskProgress
 from infra.db import events, outbox
-from infra.db.lent import lent_of
+from infra.db.lent_machines import lent_of
 from infra.db.models import Attempt, Machine, Workload
 
 _RECENT = text(

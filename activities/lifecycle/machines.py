@@ -11,16 +11,16 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.capacity import joining
+from activities.capacity import join_admission
 from activities.lifecycle import handover
 from activities.lifecycle.machine_keys import accept_proven, is_pinned, offer
 from domain.protocol import Activity, Attend, Hello, MachineNotice, MailKind, Welcome
 from domain.reasons import Reason, ReasonCode
 from domain.registration import wrong_hello
-from domain.reported import OWNER, NoticeReport
+from domain.task_reports import OWNER, NoticeReport
 from infra.config import Settings
 from infra.db import events, outbox
-from infra.db.lent import lent_of
+from infra.db.lent_machines import lent_of
 from infra.db.logs import Event
 from infra.db.models import Allocation, Attempt, Cluster, Machine, Region, Workload
 from infra.db.session import transaction
@@ -49,7 +49,7 @@ class MachineActivities:
         - Attempts that were released while the agent did not answer must be stopped, even if they do not run there: a
           start request may still be in flight, and the agent refuses it after the stop.
         - A machine with a key other than the pinned one is refused (`activities.lifecycle.machine_keys`). So is a
-          machine whose instance or join token is not valid (`activities.capacity.joining`).
+          machine whose instance or join token is not valid (`activities.capacity.join_admission`).
         - If the machine knows less of its owner's words than this table, because it was set up again or has an older
           disk, the stricter word holds until its owner speaks again.
         - A machine with less capacity than attempts hold on it takes no work. The registration is retried until enough
@@ -65,7 +65,7 @@ class MachineActivities:
                 raise ApplicationError(
                     f"machine {hello.machine}: region {hello.region} does not exist", type="UnknownRegion"
                 )
-            if not joining.admits(session, self._settings, hello):
+            if not join_admission.admits(session, self._settings, hello):
                 return self._welcome([], refused=True, unknown=session.get(Machine, hello.machine) is None)
             session.execute(insert(Cluster).values(region=hello.region, name=hello.cluster).on_conflict_do_nothing())
             row = session.get(Machine, hello.machine, with_for_update=True)
@@ -109,7 +109,9 @@ class MachineActivities:
             if row.withheld & ~withheld:
                 _give_up(session, row, row.withheld & ~withheld)
             # A claim is judged only once, so its cordon replaces any that may end without an operator.
-            row.cordon = self._claims(session, row, claimed) or row.cordon or joining.ending(session, hello.machine)
+            row.cordon = (
+                self._claims(session, row, claimed) or row.cordon or join_admission.ending(session, hello.machine)
+            )
             live = _live(session, hello.machine)
             keys = {f"{workload}.{attempt}" for workload, attempt in live}
             stop = set(handover.unconfirmed(session, hello.machine))
@@ -158,7 +160,7 @@ class MachineActivities:
                 return
             row.state, row.lost_at, row.registered_at = "ready", None, func.now()
             events.record(session, "machine.ready", region=row.region, machine=row.id)
-            joining.look(session, row.id)
+            join_admission.look(session, row.id)
             outbox.wake_scheduler(session)
 
     @activity.defn(name=Activity.MACHINE_LOST.value)

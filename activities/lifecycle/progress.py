@@ -27,7 +27,7 @@ from infra.db.models import Attempt, Workload
 from infra.db.session import in_thread, transaction
 
 
-class Progress:
+class ProgressReader:
     """Reads progress in rounds. In an installation, one process runs them; the others are on standby."""
 
     def __init__(self, engine: Engine, settings: Settings, client: Client) -> None:

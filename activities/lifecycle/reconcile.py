@@ -269,11 +269,11 @@ class Reconciler:
             await in_thread(self._put_copy, wanted[id_])
             self._copies.clear(id_)
 
-    def _wanted_copies(self) -> dict[str, rows.Wanted]:
+    def _wanted_copies(self) -> dict[str, rows.WantedWorkflow]:
         with transaction(self._engine) as session:
             return rows.wanted_copies(session)
 
-    def _put_copy(self, wanted: rows.Wanted) -> None:
+    def _put_copy(self, wanted: rows.WantedWorkflow) -> None:
         with transaction(self._engine) as session:
             rows.put(session, wanted)
 

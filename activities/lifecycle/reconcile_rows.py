@@ -135,7 +135,7 @@ def present_machines(session: Session) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedWorkflow:
     """A table copy or a placement run that needs a running workflow."""
 
     placement_run: str | None = None
@@ -144,7 +144,7 @@ class Wanted:
     target: str = ""
 
 
-def wanted_copies(session: Session) -> dict[str, Wanted]:
+def wanted_copies(session: Session) -> dict[str, WantedWorkflow]:
     """Returns the table copies and the open placement run that need a workflow, by workflow id.
 
     Copies that are part of a placement run need no workflow of their own.
@@ -155,12 +155,12 @@ def wanted_copies(session: Session) -> dict[str, Wanted]:
         .join(Table, Table.name == Replica.data_table)
         .where(or_(and_(Replica.state == "copying", own), Replica.topping_up))
     )
-    out = {ids.replica_workflow_id(t, target): Wanted(None, t, source, target) for t, source, target in rows}
+    out = {ids.replica_workflow_id(t, target): WantedWorkflow(None, t, source, target) for t, source, target in rows}
     placement_run = open_placement_run(session)
-    return out if placement_run is None else out | {placement_run.id: Wanted(placement_run.id)}
+    return out if placement_run is None else out | {placement_run.id: WantedWorkflow(placement_run.id)}
 
 
-def put(session: Session, wanted: Wanted) -> None:
+def put(session: Session, wanted: WantedWorkflow) -> None:
     """Requests the start of the workflow."""
     if wanted.placement_run is not None:
         outbox.placement_run(session, wanted.placement_run)

@@ -14,7 +14,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.data.placement_schedule import placement_schedule
 from activities.rounds import RoundLog
-from activities.singular import ensure_workflow
+from activities.workflow_start import ensure_workflow
 from domain import ids
 from infra.config import NightlySettings
 from infra.search_attributes import register

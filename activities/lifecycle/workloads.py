@@ -16,7 +16,7 @@ from activities.lifecycle import handover, lent_work
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol import TASKS_MAY_RUN, Activity, FlushedRequest, ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode, running_since
-from domain.reported import FEW_BYTES, SAVES_KEPT, BandwidthReport, LeftFiles, LoadState, TaskProgress
+from domain.task_reports import FEW_BYTES, SAVES_KEPT, BandwidthReport, LeftFiles, LoadState, TaskProgress
 from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.lost_work import lost_by
@@ -223,7 +223,7 @@ class WorkloadActivities:
             if found.attempt != request.attempt:
                 return False
             if found.finished:
-                return True  # The workload was ended while it was queued (`infra.db.ending`).
+                return True  # The workload was ended while it was queued (`infra.db.queued_end`).
             reason = request.reason
             if request.provisioning is not None:
                 _enter(session, workload, Phase.PROVISIONING, request.provisioning)

@@ -20,8 +20,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.leader import Leader, lead
-from activities.reclaim.rates import Rates, write_rates
-from activities.reclaim.reading import (
+from activities.reclaim.lent_rows import (
     LentMachine,
     OwnerCame,
     RunningJob,
@@ -31,6 +30,7 @@ from activities.reclaim.reading import (
     read_machines,
     read_now_s,
 )
+from activities.reclaim.rates import Rates, write_rates
 from domain import ids
 from domain.protocol import Pace, RunPace
 from domain.traffic import OVERHEAD_SHARE

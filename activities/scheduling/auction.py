@@ -12,15 +12,15 @@ from temporalio import activity
 from activities.scheduling.award_batch import BatchAward
 from activities.scheduling.bids import asked, region_bids
 from activities.scheduling.dry_run import dry_run
-from activities.scheduling.pace import Share
+from activities.scheduling.pace import TimeShare
 from activities.scheduling.scan_result import ScannedQueue, batch, put_batch
 from activities.scheduling.scheduler_state import SchedulerState
 from activities.scheduling.silence import SilenceTracker
-from activities.scheduling.waiting import explain_batch
+from activities.scheduling.wait_reasons import explain_batch
 from domain.protocol import Activity, AwardRequest, AwardResult, DryRunRequest, DryRunResult, ScanTicket
 from gms.auction.candidate import Stats
 from infra.config import Settings
-from infra.db import outbox, published
+from infra.db import outbox, published_queue
 from infra.db.buckets import failing_buckets
 from infra.db.logs import ScanBatch
 from infra.db.session import transaction
@@ -49,7 +49,7 @@ class AuctionActivities:
         """The queue of the newest scan, if this process made the scan."""
         self._publish_from_s = 0.0
         """The earliest time of the next publication, on the monotonic clock."""
-        self._share = Share(self._settings.pass_share, _LONGEST_REST_S, _SHORT_PASS_S)
+        self._share = TimeShare(self._settings.pass_share, _LONGEST_REST_S, _SHORT_PASS_S)
         self._counters: Counter[str] = Counter()
 
     # ------------------------------------------------------------------------------------------------------------ scans
@@ -99,7 +99,7 @@ class AuctionActivities:
         if began_s < self._publish_from_s:
             return self._publish_from_s - began_s
         with transaction(self._engine) as session:
-            published.publish(session, scanned.published(), self._counters)
+            published_queue.publish(session, scanned.published(), self._counters)
         took_s = time.monotonic() - began_s
         self._publish_from_s = began_s + min(took_s / _PUBLISHING_SHARE, took_s + _LONGEST_UNPUBLISHED_S)
         return None

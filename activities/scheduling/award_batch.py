@@ -17,7 +17,7 @@ from activities.scheduling.candidates import candidates, closed_to, with_bids
 from activities.scheduling.scheduler_state import SchedulerState
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
-from gms.auction.candidate import Outcome, Stats
+from gms.auction.candidate import AuctionOutcome, Stats
 from infra.db import outbox
 from infra.db.session import transaction
 
@@ -29,7 +29,7 @@ _TRIES = 3
 class AwardRound:
     """The outcomes of one round, in queue order, and how many of them were committed."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[AuctionOutcome]
     committed: awards.Awarded
 
     @property
@@ -66,7 +66,7 @@ class BatchAward:
         self.rebids = 0
         """Bids that were repeated because they were stale."""
         self.waiting: list[BidSubject] = []
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, AuctionOutcome] = {}
         """The last outcome of each workload, by id."""
         self.conflicts: dict[str, Reason] = {}
         """By id, the workloads whose plan was stale in each of `_TRIES` rounds, with the reason to show."""
@@ -99,7 +99,7 @@ class BatchAward:
 
     def _place(self) -> AwardRound:
         """Computes outcomes, and concurrently commits earlier ones."""
-        outcomes: list[Outcome] = []
+        outcomes: list[AuctionOutcome] = []
         bids, rebids = self._auction.stats.bids, self._auction.stats.rebids
         is_first = self._answers is not self._closed
         answers = [self._answers[a.queued.workload] for a in self._left]
@@ -143,7 +143,7 @@ class BatchAward:
         failed, bid = self._left[done.settled], done.outcomes[done.settled].bid
         workload = failed.queued.workload
         self._stale[workload] += 1
-        if done.committed.verdict is not awards.Verdict.STALE:
+        if done.committed.verdict is not awards.AwardFailure.STALE:
             return False
         if self._stale[workload] < _TRIES:
             return True
@@ -154,7 +154,7 @@ class BatchAward:
 
 
 def _planned(
-    left: Sequence[BidSubject], candidate_outcomes: Iterable[Outcome], outcomes: list[Outcome]
+    left: Sequence[BidSubject], candidate_outcomes: Iterable[AuctionOutcome], outcomes: list[AuctionOutcome]
 ) -> Iterator[awards.PlannedAward]:
     """Yields the awards to commit, one for each plan. Appends every outcome to `outcomes`."""
     for a, outcome in zip(left, candidate_outcomes, strict=True):
@@ -163,7 +163,7 @@ def _planned(
             yield awards.PlannedAward(outcome.bid.plan, a.queued.rank, a.demand.jobs, outcome.bid.victim_attempts)
 
 
-def _lets_others_evict(a: BidSubject, outcome: Outcome) -> bool:
+def _lets_others_evict(a: BidSubject, outcome: AuctionOutcome) -> bool:
     """Returns whether the award makes other workloads over-quota without evicting them.
 
     In that case the next scan must lower their rank, so that other workloads may evict them.

@@ -39,7 +39,7 @@ class PlannedAward:
     """The plan's victims, each with the number of the attempt to evict."""
 
 
-class Verdict(Enum):
+class AwardFailure(Enum):
     """Why an award was not committed."""
 
     STALE = "stale"
@@ -53,7 +53,7 @@ class Awarded:
     """The result of a series of awards: the first `count` are committed; `verdict` is why the next one failed."""
 
     count: int
-    verdict: Verdict | None = None
+    verdict: AwardFailure | None = None
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def _award_some(connection: Connection[Any], awards: Sequence[PlannedAward]) -> 
     count, gone = found
     if gone is None:
         return Awarded(count)
-    return Awarded(count, Verdict.GONE if gone else Verdict.STALE)
+    return Awarded(count, AwardFailure.GONE if gone else AwardFailure.STALE)
 
 
 def _one_by_one(connection: Connection[Any], awards: Sequence[PlannedAward]) -> Awarded:
@@ -120,7 +120,7 @@ def _one_by_one(connection: Connection[Any], awards: Sequence[PlannedAward]) -> 
         done = award(connection, [planned])
         if done.verdict is not None:
             return Awarded(count, done.verdict)
-    return Awarded(len(awards)) if len(awards) > 1 else Awarded(0, Verdict.STALE)
+    return Awarded(len(awards)) if len(awards) > 1 else Awarded(0, AwardFailure.STALE)
 
 
 def _body(planned: PlannedAward) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 import rms.bid
-from activities.scheduling.avoided import NOTHING_AVOIDED, Avoided, avoided_by
-from activities.scheduling.doubted import NO_DOUBTS, Doubted, doubted
-from activities.scheduling.moves import Leaving, moves_of
+from activities.scheduling.avoided_machines import NOTHING_AVOIDED, Avoided, avoided_by
+from activities.scheduling.moves import LeftWorkload, moves_of
 from activities.scheduling.scan_result import ScannedWorkload, batch
 from activities.scheduling.scheduler_state import SchedulerState
+from activities.scheduling.unproven_machines import NO_DOUBTS, Doubted, doubted
 from domain.demand import WorkloadDemand, demand_of
 from domain.phases import QUEUED_PHASES
 from domain.protocol import Activity, BidRequest
@@ -105,7 +105,7 @@ def placement_request(
     queued: ScannedWorkload,
     demand: WorkloadDemand,
     immune: frozenset[str] = frozenset(),
-    moving: Leaving | None = None,
+    moving: LeftWorkload | None = None,
     avoided: Avoided = NOTHING_AVOIDED,
     doubts: Doubted = NO_DOUBTS,
 ) -> PlacementRequest:
@@ -114,7 +114,7 @@ def placement_request(
     `immune` are the workloads that it may not evict, `moving` set if it has left owners' machines, `avoided` the
     machines that it may not use, and `doubts` the machines that it uses only if no other machine has room.
     """
-    leaving = moving or Leaving(_jobs(queued, demand), frozenset())
+    leaving = moving or LeftWorkload(_jobs(queued, demand), frozenset())
     return PlacementRequest(
         queued.workload,
         queued.rank,

@@ -7,11 +7,11 @@ from sqlalchemy import Engine, text
 
 from activities.scheduling.bids import BidSubject, placement_request
 from activities.scheduling.candidates import candidates, closed_to
-from activities.scheduling.doubted import doubted
+from activities.scheduling.decision_rows import QueuedRow
 from activities.scheduling.queue_state import microseconds
-from activities.scheduling.reading import QueuedRow
 from activities.scheduling.scan_result import ScannedWorkload
 from activities.scheduling.scheduler_state import SchedulerState
+from activities.scheduling.unproven_machines import doubted
 from domain.demand import demand_of
 from domain.priority import HIGHEST_LEVEL
 from domain.protocol import DryRunRequest, DryRunResult

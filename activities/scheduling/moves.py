@@ -16,9 +16,9 @@ from sqlalchemy.orm import Session
 from activities.scheduling.room import Room
 from domain.capacity import CapacityKind
 from domain.reasons import ReasonCode
-from domain.reported import LEAST_WRITE_S
-from domain.scheduling import MOST_US, JobRequest, Move
-from reclaim.buildings import AHEAD_S, Building, Departure, Rate, score
+from domain.scheduling import MOST_US, JobRequest, MoveCost
+from domain.task_reports import LEAST_WRITE_S
+from reclaim.buildings import AHEAD_S, Building, DepartedJob, Rate, score
 
 _SHORTEST_S = 1200.0
 """The median duration of ML workloads (MAST 5.1): the expected duration of a workload that has just started."""
@@ -58,7 +58,7 @@ class _Left(NamedTuple):
     ran_s: float
 
 
-class Leaving(NamedTuple):
+class LeftWorkload(NamedTuple):
     """A workload that has left owners' machines."""
 
     jobs: tuple[JobRequest, ...]
@@ -72,7 +72,7 @@ def moves_of(
     demands: Mapping[str, Sequence[JobRequest]],
     max_runtimes_s: Mapping[str, float],
     avoided: Mapping[str, frozenset[str]],
-) -> dict[str, Leaving]:
+) -> dict[str, LeftWorkload]:
     """Returns the workloads that have left owners' machines, with the score of each cluster for their jobs.
 
     `avoided` are the machines that each workload may not use.
@@ -137,7 +137,7 @@ class _Scores:
         avoided: frozenset[str],
         *,
         by_machine: bool,
-    ) -> Leaving:
+    ) -> LeftWorkload:
         """Returns a workload with the scores of its jobs. Later workloads do not get the machines that it prefers."""
         cluster_of = {p["job"]: f"{left.region}/{p['cluster']}" for p in left.placements}
         machines_of = {p["job"]: len(p["machines"]) for p in left.placements}
@@ -160,7 +160,7 @@ class _Scores:
             accepted.update(here)
         lent = accepted.intersection(self._lent) if by_machine else ()
         shuns = frozenset(machine for place in lent for machine in self._room.machines(place)) - kept
-        return Leaving(tuple(scored), shuns)
+        return LeftWorkload(tuple(scored), shuns)
 
     def _seen(self, place: str, found: Collection[str] | None, machines: int) -> Building:
         """Returns a cluster with the rate of the machines that were found, or else of as many of its machines."""
@@ -178,11 +178,11 @@ class _Scores:
         buildings: tuple[Building, ...],
         left: _Left,
         remaining_s: float,
-    ) -> tuple[Move, ...]:
+    ) -> tuple[MoveCost, ...]:
         site, _, name = home.partition("/")
         local = self._room.candidates(job, home)
-        departure = Departure(site, name, left.checkpoint_bytes, left.write_s, remaining_s, local)
+        departure = DepartedJob(site, name, left.checkpoint_bytes, left.write_s, remaining_s, local)
         return tuple(
-            Move(f"{building.site}/{building.name}", one.away, round(min(one.score_s * 1e6, MOST_US)))
+            MoveCost(f"{building.site}/{building.name}", one.away, round(min(one.score_s * 1e6, MOST_US)))
             for building, one in zip(buildings, score(buildings, departure), strict=True)
         )

@@ -9,7 +9,7 @@ from domain.token_bucket import TokenBucket
 BURST = 10
 
 
-class Pace:
+class LoopPace:
     """A token bucket of `BURST` tokens, with a minimum interval between two tokens."""
 
     def __init__(self, interval_s: float, per_s: float) -> None:
@@ -24,7 +24,7 @@ class Pace:
         return now_s + max(self._interval_s, self._bucket.wait_s(now_s))
 
 
-class Share:
+class TimeShare:
     """Keeps rounds of work within a share of the time: after a long round, the next one waits."""
 
     def __init__(

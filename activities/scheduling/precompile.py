@@ -30,7 +30,7 @@ from infra import children
 from rms.award import award
 from rms.bid import bid_in
 from rms.gang import Planner
-from rms.region import Region
+from rms.region import RegionColumns
 from rms.reserve import available_from_s, reserve, reserve_unknown
 from tetris.climb import load
 
@@ -59,7 +59,7 @@ def compile_bids() -> None:
         RunningWorkload("v", 8, 0.0, (Holding("m", 2, 1000, 1),), 0.0),
         RunningWorkload("young", 8, 0.0, (Holding("m", 0, 1000, 1),), 0.0, protected_until_s=9.0),
     )
-    region = Region.of(RegionSnapshot("here", 1.0, machines, running))
+    region = RegionColumns.of(RegionSnapshot("here", 1.0, machines, running))
     planner = Planner(region)
     for number in range(3):
         request = PlacementRequest(f"w{number}", 1, (_GPU, _CPU))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from activities.scheduling.reading import EPOCH_US, AttemptRow, MachineRow, QueuedRow
+from activities.scheduling.decision_rows import EPOCH_US, AttemptRow, MachineRow, QueuedRow
 from activities.scheduling.usage import Amount, Usage
 from domain.demand import demand_of
 from domain.scheduling import CreditWeights, PlacedWorkload, QueuedWorkload, TenantState

@@ -13,7 +13,7 @@ from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason
 from gms.columns import QueueColumns, Rows
 from gms.scan import Scan
-from infra.db import published
+from infra.db import published_queue
 from infra.db.logs import ScanBatch
 
 
@@ -64,16 +64,16 @@ class ScannedQueue:
             found.append(ScannedWorkload(ranked.id, ranked.rank, narrowed, ranked.reason, ranked.displaces))
         return found
 
-    def published(self) -> published.PublishedQueue:
+    def published(self) -> published_queue.PublishedQueue:
         """Returns the whole queue as a publication for other processes."""
         scan, queue = self._scan, self._scan.queue
         rank = scan.rank[scan.order]
         over = scan.order[rank == OVER_QUOTA_RANK]
         types = [queue.gangs.type_name(number) for number in range(len(queue.gangs.types))]
-        return published.PublishedQueue(
+        return published_queue.PublishedQueue(
             self.number,
             self.now_s,
-            [published.Quota(t.name, t.quota_gpus, t.quota_cpus_milli) for t in queue.tenants],
+            [published_queue.PublishedQuota(t.name, t.quota_gpus, t.quota_cpus_milli) for t in queue.tenants],
             types,
             queue.pending.id[scan.order],
             rank,

@@ -14,8 +14,8 @@ from math import inf
 
 from sqlalchemy import Engine
 
+from activities.scheduling.decision_rows import AttemptRow, HoldingRow, MachineRow, QueuedRow, SnapshotReader
 from activities.scheduling.queue_state import QueueState, amount, held_by, microseconds, seconds
-from activities.scheduling.reading import AttemptRow, HoldingRow, MachineRow, QueuedRow, Reader
 from domain.scheduling import (
     Holding,
     Plan,
@@ -28,7 +28,7 @@ from infra.config import SchedulerSettings
 from infra.db import changes
 from infra.db.session import transaction
 from rms.gang import Planner
-from rms.region import Region
+from rms.region import RegionColumns
 
 _READ_AT_ONCE = 20_000
 
@@ -58,7 +58,7 @@ class SchedulerState:
 
     def _clear(self) -> None:
         self.queue = QueueState(self._settings)
-        self.regions: dict[str, Region] = {}
+        self.regions: dict[str, RegionColumns] = {}
         self._planners: dict[str, Planner] = {}
         self._pass: int | None = None
         """The number of the scan whose pass the auction belongs to."""
@@ -99,7 +99,7 @@ class SchedulerState:
             if here is None:
                 return False
             news = None if seen is None else changes.between(session, seen, here, self._only)
-            reader = Reader(session)
+            reader = SnapshotReader(session)
             if news is None or any(c.kind == "everything" for c in news):
                 self._read_all(reader)
             else:
@@ -165,7 +165,7 @@ class SchedulerState:
 
     # ----------------------------------------------------------------------------------------------- reading everything
 
-    def _read_all(self, reader: Reader) -> None:
+    def _read_all(self, reader: SnapshotReader) -> None:
         self._clear()
         self.full_reads += 1
         self._put_regions(reader.regions())
@@ -185,7 +185,7 @@ class SchedulerState:
         if self._only is None:
             self._read_history(reader)
 
-    def _put_tenants(self, reader: Reader) -> None:
+    def _put_tenants(self, reader: SnapshotReader) -> None:
         self.queue.put_tenants(
             TenantState(t.name, t.level, {k: int(v) for k, v in t.quota_gpus.items()}, t.quota_cpus_milli, 0.0)
             for t in reader.tenants()
@@ -197,17 +197,17 @@ class SchedulerState:
             del self.regions[name], self._planners[name]
         for name in wanted:
             if name not in self.regions:
-                self.regions[name] = Region(name)
+                self.regions[name] = RegionColumns(name)
                 self._planners[name] = Planner(self.regions[name])
 
-    def _read_history(self, reader: Reader) -> None:
+    def _read_history(self, reader: SnapshotReader) -> None:
         since_us = microseconds(self.now_s - self._settings.fair_window_s)
         for use in reader.use(since_us):
             self.queue.add_use(use.tenant, use.awarded_us, use.released_us, amount(use.gpu_types, use.cpus_milli))
 
     # --------------------------------------------------------------------------------------------------- following
 
-    def _follow(self, reader: Reader, news: Collection[changes.ChangedRow]) -> None:
+    def _follow(self, reader: SnapshotReader, news: Collection[changes.ChangedRow]) -> None:
         keys: dict[str, set[str]] = defaultdict(set)
         attempts = set()
         for kind, key, attempt in news:
@@ -241,7 +241,7 @@ class SchedulerState:
         region = self.regions.get(self._region_of.get(machine, ""))
         return () if region is None else region.running_on(machine)
 
-    def _follow_attempts(self, reader: Reader, keys: set[tuple[str, int]]) -> None:
+    def _follow_attempts(self, reader: SnapshotReader, keys: set[tuple[str, int]]) -> None:
         found = [a for a in reader.attempts(keys) if self._concerns(a.region)]
         gone = [a for w, n in keys if (a := self._live.get(w)) is not None and a.attempt == n]
         for a in found:

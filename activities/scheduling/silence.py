@@ -7,11 +7,11 @@ from sqlalchemy import Engine, delete, func
 from sqlalchemy.orm import Session
 
 from domain.reasons import Reason
-from gms.auction.silence import Asking, Backoff, Silence
+from gms.auction.silence import Asking, ProbeBackoff, Silence
 from infra.config import SchedulerSettings
 from infra.db.logs import RegionBid
 from infra.db.session import transaction
-from infra.db.silent import SilentRegion, publish_silent, silence_reason
+from infra.db.silent_regions import SilentRegion, publish_silent, silence_reason
 
 _log = logging.getLogger(__name__)
 _REMEMBERED_SCANS = 100
@@ -23,7 +23,7 @@ class SilenceTracker:
     def __init__(self, engine: Engine, settings: SchedulerSettings) -> None:
         self._engine = engine
         self._deadline_s = settings.bid_deadline_s
-        self._silence = Silence(Backoff(settings.silent_backoff_s, settings.silent_backoff_max_s))
+        self._silence = Silence(ProbeBackoff(settings.silent_backoff_s, settings.silent_backoff_max_s))
         self._asked_s: dict[int, float] = {}
         """The time of each scan's bid requests, by Postgres's clock."""
         self._published: dict[str, SilentRegion] | None = None

@@ -12,7 +12,7 @@ from activities.leader import Leader, lead
 from activities.lifecycle.beats import Beat, for_each, own_progress, read_beats
 from domain.addresses import is_host, is_port
 from domain.phases import Phase
-from domain.reported import ServingReport
+from domain.task_reports import ServingReport
 from infra.config import Settings
 from infra.db import outbox
 from infra.db.models import Attempt, Workload
@@ -26,7 +26,7 @@ _ROUND_S = 60.0
 _MOST_ERROR_CHARACTERS = 500
 
 
-class Readiness:
+class ReadinessReader:
     """Reads the readiness of starting replicas often. That of others is read with the progress of all workloads."""
 
     def __init__(self, engine: Engine, settings: Settings, client: Client) -> None:

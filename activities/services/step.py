@@ -8,19 +8,19 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 from activities.capacity.ledger import recently_refused
-from activities.services.endings import (
+from activities.services.instance_pairs import pair_instances
+from activities.services.offers import Offers
+from activities.services.replica_end import (
     close_replica,
     cordon_ending,
     end_left_instances,
     end_replica,
     end_workload,
 )
-from activities.services.launching import Market, launch
-from activities.services.offers import Offers
-from activities.services.pairing import pair_instances
-from activities.services.planning import NO_ZONES, is_scaled, on_demand_price, placer_of, plan_of
-from activities.services.reading import LiveReplica, held_zones, read_replicas
+from activities.services.replica_launch import LaunchMarket, launch
+from activities.services.replica_rows import LiveReplica, held_zones, read_replicas
 from activities.services.requests import take_requests
+from activities.services.service_plan import NO_ZONES, is_scaled, on_demand_price, placer_of, plan_of
 from capacity.offers import Offer
 from capacity.provider import Provider
 from domain.phases import QUEUED_PHASES
@@ -194,7 +194,7 @@ class _Step:
     # ---------------------------------------------------------------------------------------------------------- effects
 
     def _carry_out(self, decision: ServiceDecision, live: dict[int, LiveReplica]) -> None:
-        market: Market | None = None
+        market: LaunchMarket | None = None
         ends = [action for action in decision.actions if not isinstance(action, LaunchReplica)]
         # Workloads are always locked in the order of their ids.
         ends.sort(key=lambda action: live[action.number].row.workload)
@@ -211,10 +211,10 @@ class _Step:
                 end_replica(self._session, self._row, live[action.number], action.cause.value)
         self._session.flush()
 
-    def _market(self) -> Market:
+    def _market(self) -> LaunchMarket:
         refused = recently_refused(self._session, self._settings.capacity.refused_pause_s)
         most = self._settings.services.tenant_machines
-        return Market({one.zone.name: one for one in self._zones}, self._offers, refused, most)
+        return LaunchMarket({one.zone.name: one for one in self._zones}, self._offers, refused, most)
 
     def _store(self, decision: ServiceDecision, listed: list[str]) -> None:
         row = self._row

@@ -13,17 +13,17 @@ from typing import Any
 from agent.config import AgentConfig
 from agent.gpus import GpuUse, gpu_use
 from agent.lending.hours import LendingHours
-from agent.lending.leaving import PERIOD_S, Leaving, Traffic
+from agent.lending.leaving_tasks import PERIOD_S, LeavingTask, RateEnforcer
+from agent.lending.owner_request import OwnersWord
 from agent.lending.polls import Polls
-from agent.lending.record import Lending, LendingFile, in_time
-from agent.lending.stopping import Stopping
+from agent.lending.record import LendingFile, OwnerRecord, in_time
+from agent.lending.task_stop import Stopping
 from agent.lending.views import leaving_task, view
-from agent.lending.word import OwnersWord
 from agent.locks import StartLocks
 from agent.notices import MachineNotices
 from agent.state import AttemptFolder, StateFolder
-from agent.watching import next_look
-from domain.reported import OWNER, NoticeReport
+from agent.task_watch import next_look
+from domain.task_reports import OWNER, NoticeReport
 from infra.errors import MizzenError
 from mizzen.notices import Kind
 
@@ -56,7 +56,7 @@ class Lender:
         state: StateFolder,
         notices: MachineNotices,
         locks: StartLocks,
-        traffic: Traffic | None = None,
+        traffic: RateEnforcer | None = None,
         clock: Callable[[], float] = time.time,
         file: LendingFile | None = None,
         *,
@@ -89,7 +89,7 @@ class Lender:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             # The owner may have taken the machine back, so nothing runs until the owner lends it again.
             self.problem = f"{error.__class__.__name__}: {error}"
-            self.lending = Lending(machine_at_s=self._clock())
+            self.lending = OwnerRecord(machine_at_s=self._clock())
             _log.error("%s: lending.json is damaged, so the machine takes no work: %s", config.machine, error)
         else:
             self._reserve()
@@ -141,7 +141,7 @@ class Lender:
         else:
             self._notices.owner_lends()
 
-    async def _lend(self, gpus: frozenset[int] | None, hours: str | None, *, works: bool) -> Lending:
+    async def _lend(self, gpus: frozenset[int] | None, hours: str | None, *, works: bool) -> OwnerRecord:
         """Changes the record, and returns it. `works`: tasks run on the machine."""
         if not await in_time(self._word.take, _LEND_S):
             raise BadRequest("lend: the disk of the agent's state folder does not answer; try again later")
@@ -168,7 +168,7 @@ class Lender:
         """Returns whether a task with these GPU slots may not be started."""
         return self._heard().refuses(slots)
 
-    def _heard(self) -> Lending:
+    def _heard(self) -> OwnerRecord:
         """Returns the record with what the owner has said while this agent did not answer."""
         said = self._word.read()
         return self.lending if said is None else self.lending.with_word(said)
@@ -263,7 +263,7 @@ class Lender:
         if gpus is not None and not gpus:
             raise BadRequest("gpus: must name at least one GPU")
 
-    async def _change(self, lending: Lending) -> None:
+    async def _change(self, lending: OwnerRecord) -> None:
         """Applies a new record at once, and writes it. A disk that fails or hangs does not keep the owner's machine."""
         self.lending = replace(lending, said_at_s=max(self._clock(), self.lending.said_at_s))
         self._switch()
@@ -343,7 +343,7 @@ class Lender:
             self._outcomes = await asyncio.to_thread(self._traffic.update, leaving, self._clock())
         self._shaped = bool(leaving)
 
-    def _leaving(self) -> list[Leaving]:
+    def _leaving(self) -> list[LeavingTask]:
         return [
             leaving_task(run, cgroup, due_s)
             for one in self._stopping.held()

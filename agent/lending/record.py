@@ -17,14 +17,14 @@ from agent.lending.hours import LendingHours
 from agent.state import read_json
 
 WORD = "word.json"
-"""The file with what the owner has said while the agent did not answer (`agent.lending.word`)."""
+"""The file with what the owner has said while the agent did not answer (`agent.lending.owner_request`)."""
 
 _WRITE_S = 0.5
 """The longest time that a write of the record delays the stop of tasks."""
 
 
 @dataclass(frozen=True)
-class Lending:
+class OwnerRecord:
     """What the owner has taken back. Times are seconds since the epoch."""
 
     machine_at_s: float | None = None
@@ -59,7 +59,7 @@ class Lending:
         times = [self.gpus_at_s[slot] for slot in slots if slot in self.gpus_at_s]
         return min([*times, *([] if self.machine_at_s is None else [self.machine_at_s])], default=None)
 
-    def taking(self, gpus: frozenset[int] | None, at_s: float, *, by_hours: bool = False) -> "Lending":
+    def taking(self, gpus: frozenset[int] | None, at_s: float, *, by_hours: bool = False) -> "OwnerRecord":
         """Returns the record after the owner takes GPUs back; None: the whole machine. An earlier time stays."""
         if gpus is None:
             before_s = math.inf if self.machine_at_s is None else self.machine_at_s
@@ -68,18 +68,18 @@ class Lending:
         taken = {gpu: min(at_s, self.gpus_at_s.get(gpu, math.inf)) for gpu in gpus}
         return replace(self, gpus_at_s={**self.gpus_at_s, **taken})
 
-    def with_word(self, said: "Lending") -> "Lending":
-        """Returns the record after the owner takes what `said` has taken (`agent.lending.word`)."""
+    def with_word(self, said: "OwnerRecord") -> "OwnerRecord":
+        """Returns the record after the owner takes what `said` has taken (`agent.lending.owner_request`)."""
         found = self if said.machine_at_s is None else self.taking(None, said.machine_at_s)
         for gpu, at_s in said.gpus_at_s.items():
             found = found.taking(frozenset({gpu}), at_s)
         return found
 
-    def lending_machine(self) -> "Lending":
+    def lending_machine(self) -> "OwnerRecord":
         """Returns the record after the machine is lent again, except single GPUs that the owner has taken."""
         return replace(self, machine_at_s=None, by_hours=False)
 
-    def lending(self, gpus: frozenset[int] | None, count: int) -> "Lending":
+    def lending(self, gpus: frozenset[int] | None, count: int) -> "OwnerRecord":
         """Returns the record after the owner lends `gpus` of the machine's `count` GPUs; None: all of them."""
         if gpus is None:
             return replace(self, machine_at_s=None, by_hours=False, gpus_at_s={})
@@ -101,7 +101,7 @@ class Lending:
         }
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> "Lending":
+    def from_json(cls, body: Mapping[str, Any]) -> "OwnerRecord":
         """Returns the record from the result of `to_json`."""
         at_s, hours = body["machine_at_s"], body["hours"]
         found = cls(
@@ -124,7 +124,7 @@ class LendingFile:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "lending.json"
 
-    def read(self) -> Lending:
+    def read(self) -> OwnerRecord:
         """Returns the record. Without a file, everything is lent.
 
         Raises:
@@ -132,15 +132,15 @@ class LendingFile:
                 owner lends is then unknown.
         """
         body = read_json(self._path)
-        return Lending() if body is None else Lending.from_json(body)
+        return OwnerRecord() if body is None else OwnerRecord.from_json(body)
 
     def reserve(self) -> None:
-        """Reserves the disk space for the next `write`, and for a word (`agent.lending.word`)."""
+        """Reserves the disk space for the next `write`, and for a word (`agent.lending.owner_request`)."""
         records.reserve(str(self._path))
         if not self._path.with_name(f"{WORD}.reserve").exists():
             records.reserve(str(self._path.with_name(WORD)))
 
-    def write(self, lending: Lending) -> None:
+    def write(self, lending: OwnerRecord) -> None:
         """Writes the record durably.
 
         Raises:
@@ -149,7 +149,7 @@ class LendingFile:
         write_record(self._path, lending)
 
 
-def write_record(path: Path, lending: Lending) -> None:
+def write_record(path: Path, lending: OwnerRecord) -> None:
     """Writes a record durably, into the reserved space if it fits.
 
     Raises:

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agent.config import DEFAULT_INTERFACE, AgentConfig
-from agent.lending.leaving import Leaving
+from agent.lending.leaving_tasks import LeavingTask
 from agent.network.blocks import BlockFile
 from agent.network.edge import KillSwitch
-from agent.network.flows import Flow
+from agent.network.flows import MigrationFlow
 from agent.network.machine import MachineNetwork
 from agent.network.shaping import LinkShare
 from agent.network.uplink import BLOCKS, Uplink
 from domain.traffic import TrafficClass
-from reclaim.admission import Decision, Flows, Outcome, Spread, decide
+from reclaim.admission import AdmissionDecision, FlowOutcome, Flows, SpareSharing, decide
 from reclaim.bandwidth import SLACK
 from reclaim.traffic import migration_share, wire_bytes
 
@@ -41,12 +41,12 @@ _LEAST_SHARE = 0.1
 """The least migration share, however little was measured: this share of the configured one. A task that sends to a slow
 peer must not take the bandwidth of all last checkpoints."""
 _MOST_FLOWS = 200
-_ADMITTED = (Outcome.ADMITTED, Outcome.SQUEEZED)
+_ADMITTED = (FlowOutcome.ADMITTED, FlowOutcome.SQUEEZED)
 
 
 @dataclass
 class _Known:
-    flow: Flow
+    flow: MigrationFlow
     is_admitted: bool = False
     is_counted: bool = False
     """Whether what it sends is counted: from its first rate on."""
@@ -85,7 +85,7 @@ class MigrationTraffic:
         least_bytes_s = max(_LEAST_SHARE_BYTES_S, int(_LEAST_SHARE * self.share_bytes_s))
         return min(self.share_bytes_s, max(least_bytes_s, share_bytes_s))
 
-    def update(self, leaving: Sequence[Leaving], now_s: float) -> Mapping[str, Outcome | None]:
+    def update(self, leaving: Sequence[LeavingTask], now_s: float) -> Mapping[str, FlowOutcome | None]:
         """Sets the rates of the tasks that leave, and ends those of others; returns what became of each task.
 
         None: the size of its checkpoint is not known. A task whose cgroup is gone is left out. After `close`, nothing
@@ -100,8 +100,8 @@ class MigrationTraffic:
             self._is_closed = True
             self.network.close()
 
-    def _update(self, leaving: Sequence[Leaving], now_s: float) -> Mapping[str, Outcome | None]:
-        found: list[Leaving] = []
+    def _update(self, leaving: Sequence[LeavingTask], now_s: float) -> Mapping[str, FlowOutcome | None]:
+        found: list[LeavingTask] = []
         share_bytes_s = self.measured_share_bytes_s
         # The kernel has a limited number of classes, and each needs a least rate. Others are not shaped.
         most = min(_MOST_FLOWS, share_bytes_s // (2 * _ENFORCEABLE_BYTES_S))
@@ -110,7 +110,7 @@ class MigrationTraffic:
             known = self._known.get(one.run_id)
             if known is None or known.flow.traffic is not traffic:
                 try:
-                    flow = Flow.of_cgroup(one.run_id, traffic, one.cgroup)
+                    flow = MigrationFlow.of_cgroup(one.run_id, traffic, one.cgroup)
                 except OSError:
                     continue
                 # What was sent ahead does not count as a part of the last checkpoint.
@@ -125,26 +125,26 @@ class MigrationTraffic:
         return outcomes
 
     def _decide(
-        self, leaving: Sequence[Leaving], now_s: float, share_bytes_s: int
-    ) -> tuple[dict[Flow, float], dict[str, Outcome | None]]:
+        self, leaving: Sequence[LeavingTask], now_s: float, share_bytes_s: int
+    ) -> tuple[dict[MigrationFlow, float], dict[str, FlowOutcome | None]]:
         """Returns the rate of each flow in bytes on the wire per second, and what became of each task."""
         sized = [one for one in leaving if one.checkpoint_bytes is not None]
         known = [self._known[one.run_id] for one in sized]
         least = max(_ENFORCEABLE_BYTES_S, min(_LEAST_BYTES_S, share_bytes_s // (10 * max(1, len(leaving)))))
         share = share_bytes_s - least * len(leaving)
         rates = {self._known[one.run_id].flow: float(least) for one in leaving}
-        outcomes: dict[str, Outcome | None] = {one.run_id: None for one in leaving}
+        outcomes: dict[str, FlowOutcome | None] = {one.run_id: None for one in leaving}
         left = share
         if sized:
             remaining = [self._remaining_bytes(one) for one in sized]
             deadlines_s = [one.deadline_s for one in sized]
 
-            def decided(admitted: Sequence[bool]) -> Decision:
+            def decided(admitted: Sequence[bool]) -> AdmissionDecision:
                 paths = np.zeros((len(sized), 1), np.int64)
                 flows = Flows.of(
                     remaining, deadlines_s, paths, rest_s=COMMIT_S, start_s=now_s, is_admitted=admitted
                 )  # fmt: skip
-                return decide(flows, np.array([share], np.int64), now_s, HEADROOM_SHARE, Spread.DEADLINE)
+                return decide(flows, np.array([share], np.int64), now_s, HEADROOM_SHARE, SpareSharing.DEADLINE)
 
             outcome = decided([one.is_admitted for one in known]).outcome.tolist()
             for task, found in zip(known, outcome, strict=True):
@@ -153,14 +153,14 @@ class MigrationTraffic:
             decision = decided([one.is_admitted for one in known])
             left = int(decision.left_bytes_s[0])
             for at, one in enumerate(sized):
-                outcomes[one.run_id] = Outcome(outcome[at])
+                outcomes[one.run_id] = FlowOutcome(outcome[at])
                 rates[known[at].flow] += float(decision.rate_bytes_s[at])
         others = [run_id for run_id, result in outcomes.items() if result not in _ADMITTED]
         for run_id in others:
             rates[self._known[run_id].flow] += left // len(others)
         return rates, outcomes
 
-    def _remaining_bytes(self, one: Leaving) -> int:
+    def _remaining_bytes(self, one: LeavingTask) -> int:
         known = self._known[one.run_id]
         is_last = known.is_counted and not one.pre_sync
         sent = self.network.sent(known.flow).payload_bytes if is_last else 0

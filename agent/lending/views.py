@@ -5,8 +5,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from agent.lending.leaving import Leaving
-from agent.lending.stopping import Held
+from agent.lending.leaving_tasks import LeavingTask
+from agent.lending.task_stop import Held
 from agent.progress import read_progress
 from agent.shim import boot_time_s
 from agent.tasks import RunFolder
@@ -35,11 +35,11 @@ def view(one: Held, outcomes: Mapping[str, IntEnum | None]) -> dict[str, Any]:
     }
 
 
-def leaving_task(run: RunFolder, cgroup: Path, due_s: float) -> Leaving:
+def leaving_task(run: RunFolder, cgroup: Path, due_s: float) -> LeavingTask:
     """Returns a task that must leave, with what its last save has sent."""
     told = read_progress(run, None)
     size_bytes = told.checkpoint_bytes if told.checkpoint_sent_bytes is None else told.checkpoint_sent_bytes
-    return Leaving(run.run_id, cgroup, size_bytes, due_s, told.pre_sync)
+    return LeavingTask(run.run_id, cgroup, size_bytes, due_s, told.pre_sync)
 
 
 def _ends_in_s(run: RunFolder) -> float | None:

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from agent.bpf import HashMap, Hook, Kind, SharedMemory, link, load
+from agent.bpf import HashMap, Hook, ProgramType, SharedMemory, link, load
 from agent.network import programs
-from agent.network.flows import Flow
+from agent.network.flows import MigrationFlow
 from agent.network.programs import FLOW, FLOW_KEY, FLOWS
 from domain.traffic import TrafficClass
 
@@ -95,7 +95,7 @@ class Edge:
                 (Hook.TCX_INGRESS, programs.ingress(shared.map)),
                 (Hook.TCX_EGRESS, programs.egress(shared.map, self._flows.map, link_bytes)),
             ):
-                descriptor = load(program, Kind.SCHED_CLS, hook, "mizzen_edge")
+                descriptor = load(program, ProgramType.SCHED_CLS, hook, "mizzen_edge")
                 try:
                     opened.callback(os.close, link(descriptor, index, hook))
                 finally:
@@ -105,7 +105,7 @@ class Edge:
         self._received = memory[programs.RECEIVED : programs.SENT].cast("Q")
         self._sent = memory[programs.SENT : programs.PORTS].cast("Q")
 
-    def add(self, flow: Flow, number: int, priority: int) -> None:
+    def add(self, flow: MigrationFlow, number: int, priority: int) -> None:
         """Puts the packets of `flow` in an HTB class (`priority`), and counts them as `number` (1 to `FLOWS` - 1).
 
         Raises:
@@ -113,7 +113,7 @@ class Edge:
         """
         self._flows.put(flow.key, FLOW.pack(priority, number, flow.traffic.dscp, 0))
 
-    def drop(self, flow: Flow) -> None:
+    def drop(self, flow: MigrationFlow) -> None:
         """Ends a flow: its packets are no longer changed.
 
         Raises:

@@ -9,7 +9,7 @@ from domain.traffic import TrafficClass
 
 
 @dataclass(frozen=True)
-class Flow:
+class MigrationFlow:
     """The traffic of one migration that leaves this machine."""
 
     name: str

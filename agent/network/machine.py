@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from agent.network.edge import Edge, KillSwitch, Sent
-from agent.network.flows import Flow
+from agent.network.flows import MigrationFlow
 from agent.network.programs import MEMORY_BYTES
 from agent.network.shaping import LinkShare, Shaper
 from domain.traffic import OVERHEAD_SHARE, TrafficClass
@@ -35,7 +35,7 @@ class MachineNetwork:
         """
         self._edge: Edge | None = None
         self._shaper: Shaper | None = None
-        self.limits: Mapping[Flow, float] = {}
+        self.limits: Mapping[MigrationFlow, float] = {}
         """The rates that the kernel enforces now, in bytes on the wire per second; another object after each change."""
         self.why_not: str | None = None
         """Why traffic is not isolated on this machine; None: it is."""
@@ -64,7 +64,7 @@ class MachineNetwork:
         """Bytes of headers for each byte of payload, for the admission that computes rates."""
         return OVERHEAD_SHARE if self._shaper is None else self._shaper.overhead_share
 
-    def apply(self, rates: Mapping[Flow, float], share: LinkShare | None = None) -> None:
+    def apply(self, rates: Mapping[MigrationFlow, float], share: LinkShare | None = None) -> None:
         """Makes `rates`, in bytes on the wire per second, the rates of the migrations, and ends all other flows.
 
         With `share`, also changes how the bandwidth is divided. If the kernel refuses, nothing is shaped from then on,
@@ -83,7 +83,7 @@ class MachineNetwork:
         if enforced != self.limits:
             self.limits = enforced
 
-    def sent(self, flow: Flow | None = None) -> Sent:
+    def sent(self, flow: MigrationFlow | None = None) -> Sent:
         """Returns what a flow has sent; None: all traffic without a flow. Zero where there are no programs."""
         if self._edge is None:
             return Sent(0, 0, 0)

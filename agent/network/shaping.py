@@ -30,7 +30,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from agent.network import guardian
 from agent.network.edge import Edge, Sent
-from agent.network.flows import Flow
+from agent.network.flows import MigrationFlow
 from agent.network.guardian import HANDLE, READY, remove_shaping
 from agent.network.locks import lock_interface, unlock_interface
 from agent.network.programs import FLOWS
@@ -91,7 +91,7 @@ class Shaper:
         self._edge = edge
         self._share = share
         self._index = socket.if_nametoindex(edge.interface)
-        self._classes: dict[Flow, _Class] = {}
+        self._classes: dict[MigrationFlow, _Class] = {}
         self._guardian: subprocess.Popen[bytes] | None = None
         self._lock: tuple[int, Path] | None = None
         self.overhead_share = OVERHEAD_SHARE
@@ -102,7 +102,7 @@ class Shaper:
         finally:
             unlock_interface(descriptor, path)
 
-    def apply(self, rates: Mapping[Flow, float], share: LinkShare | None = None) -> None:
+    def apply(self, rates: Mapping[MigrationFlow, float], share: LinkShare | None = None) -> None:
         """Makes `rates`, in bytes on the wire per second, the rates of the migrations, and ends all other flows.
 
         With `share`, also changes how the bandwidth is divided. Without flows the qdisc is removed. If the call fails,
@@ -131,7 +131,7 @@ class Shaper:
             self.close()
         self._measure()
 
-    def sent(self, flow: Flow) -> Sent:
+    def sent(self, flow: MigrationFlow) -> Sent:
         """Returns what a flow has sent since `apply` first got it. Costs no system call.
 
         Raises:
@@ -160,7 +160,7 @@ class Shaper:
             unlock_interface(*self._lock)
             self._lock = None
 
-    def _check(self, rates: Mapping[Flow, float], share: LinkShare) -> None:
+    def _check(self, rates: Mapping[MigrationFlow, float], share: LinkShare) -> None:
         for flow, rate_bytes_s in rates.items():
             if not _SLOWEST_BYTES_S <= rate_bytes_s < math.inf:
                 raise ValueError(
@@ -195,13 +195,13 @@ class Shaper:
         self._class(netlink, _RESEARCH, HANDLE | _LINK, link - migration, link)
         self._class(netlink, _MIGRATION, HANDLE | _LINK, migration, migration)
 
-    def _end(self, netlink: IPRoute, flow: Flow) -> None:
+    def _end(self, netlink: IPRoute, flow: MigrationFlow) -> None:
         self._edge.drop(flow)
         # pyroute2 computes the parameters of a class also to delete it, and needs a rate.
         class_id = self._class_id(self._classes.pop(flow).number)
         netlink.tc("del-class", "htb", self._index, class_id, rate=_SLOWEST_BYTES_S)
 
-    def _set(self, netlink: IPRoute, flow: Flow, rate_bytes_s: float) -> None:
+    def _set(self, netlink: IPRoute, flow: MigrationFlow, rate_bytes_s: float) -> None:
         entry = self._classes.get(flow)
         if entry is not None and entry.rate_bytes_s == rate_bytes_s:
             return

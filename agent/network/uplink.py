@@ -23,9 +23,9 @@ import numpy as np
 
 from agent.network.blocks import BlockFile, KeptBlocks
 from agent.network.counters import InterfaceCounter, WaitingConnections
-from agent.network.flows import Flow
+from agent.network.flows import MigrationFlow
 from agent.network.machine import MachineNetwork, default_interface
-from domain.reported import BandwidthReport
+from domain.task_reports import BandwidthReport
 from reclaim.bandwidth import CONFIDENCE, SAMPLE_S, achieved_bytes_s, block_means, lower_bound_bytes_s, rates_bytes_s
 
 BLOCK_S = 2.0
@@ -97,8 +97,8 @@ class Uplink:
         self._times_s: list[float] = []
         self._pending: list[bool] = []
         """Of each reading: whether a connection has waited for the link since the reading before."""
-        self._limits: Mapping[Flow, float] = {}
-        self._classes: dict[Flow, tuple[float, float, float]] = {}
+        self._limits: Mapping[MigrationFlow, float] = {}
+        self._classes: dict[MigrationFlow, tuple[float, float, float]] = {}
         """Of each migration: what it had sent at the start of this batch and now, and what its class has permitted."""
         self._samples: list[float] = []
         self._blocks: deque[tuple[float, float]] = deque(maxlen=BLOCKS)

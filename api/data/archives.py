@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session
 
 from api.auth import Caller, Submitter, Viewer
 from api.openapi import refusals
-from api.problems import Kind, Problem, invalid, not_found, over_limit, shown
+from api.problems import HttpProblem, ProblemType, invalid, not_found, over_limit, shown
 from api.routing import Router
-from api.state import State, StateOf
+from api.state import ApiState, StateOf
 from api.views import View, write_audit
-from infra.archives import Tree
+from infra.archives import ArchiveTree
 from infra.db.tenants import Archive, Tenant
 
 MEDIA_TYPE = "application/gzip"
@@ -74,7 +74,7 @@ async def put_archive(
     owner = _owner(caller, tenant)
     media = request.headers.get("content-type", MEDIA_TYPE).partition(";")[0].strip().lower()
     if media not in (MEDIA_TYPE, "application/x-gzip", "application/octet-stream"):
-        raise Problem(Kind.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {MEDIA_TYPE}, not {shown(media)}")
+        raise HttpProblem(ProblemType.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {MEDIA_TYPE}, not {shown(media)}")
     with state.uploads.reserve_upload(caller):
         body = await request.body()
         if not await state.threads.archives.run(partial(_is_new, state, owner, sha256, body)):
@@ -92,7 +92,7 @@ def _owner(caller: Caller, tenant: str | None) -> str:
     return owner
 
 
-def _is_new(state: State, tenant: str, sha256: str, body: bytes) -> bool:
+def _is_new(state: ApiState, tenant: str, sha256: str, body: bytes) -> bool:
     """Returns whether the archive has to be stored, after all checks that do not read its contents."""
     found = hashlib.sha256(body).hexdigest()
     if found != sha256:
@@ -106,7 +106,7 @@ def _is_new(state: State, tenant: str, sha256: str, body: bytes) -> bool:
     return True
 
 
-def _insert(state: State, caller: Caller, tenant: str, sha256: str, body: bytes, paths: bytes) -> None:
+def _insert(state: ApiState, caller: Caller, tenant: str, sha256: str, body: bytes, paths: bytes) -> None:
     with state.transaction() as session:
         # Serialises the uploads of one tenant across all API processes, so that the size limit holds.
         session.execute(
@@ -120,7 +120,7 @@ def _insert(state: State, caller: Caller, tenant: str, sha256: str, body: bytes,
             write_audit(session, caller, "archive.put", sha256, tenant=tenant, size_bytes=len(body))
 
 
-def _require_space(state: State, session: Session, tenant: str, more_bytes: int) -> None:
+def _require_space(state: ApiState, session: Session, tenant: str, more_bytes: int) -> None:
     limit_bytes = state.settings.limits.archive_bytes_per_tenant
     stored = session.scalar(select(func.sum(func.octet_length(Archive.body))).where(Archive.tenant == tenant)) or 0
     if stored + more_bytes > limit_bytes:
@@ -142,4 +142,4 @@ def check_files(session: Session, tenant: str, sha256: str, files: Collection[st
     Raises:
         BadArchive: a file has the path of a folder in the archive, or a path below a file of the archive.
     """
-    Tree.load(session.get_one(Archive, (tenant, sha256)).paths, _MAX_PATHS).add_files(files)
+    ArchiveTree.load(session.get_one(Archive, (tenant, sha256)).paths, _MAX_PATHS).add_files(files)

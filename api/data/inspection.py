@@ -17,7 +17,7 @@ from infra.config import Settings
 _RETRY_S = 5
 
 
-class Uploads:
+class UploadLimits:
     """The uploads to one API process. Must be used from one event loop only."""
 
     def __init__(self, settings: Settings) -> None:
@@ -51,7 +51,7 @@ class Uploads:
                 del self._open[caller.id]
 
     async def inspect(self, body: bytes) -> bytes:
-        """Returns the archive's paths (`infra.archives.Tree.dump`).
+        """Returns the archive's paths (`infra.archives.ArchiveTree.dump`).
 
         Refuses archives that agents would refuse to unpack, so that the user gets the error at the upload.
 

@@ -11,16 +11,16 @@ from sqlalchemy.orm import Session
 from api.auth import Operator
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
-from api.problems import FieldError, Kind, Problem, not_found
+from api.problems import FieldError, HttpProblem, ProblemType, not_found
 from api.routing import Router
-from api.state import State, StateOf
+from api.state import ApiState, StateOf
 from api.views import View, write_audit
 from domain.ids import DATACENTER_PATTERN, PARTITION_READ_PATTERN
 from domain.instance import instance_document
 from domain.reads import reads_document
 from infra.db.datacenters import AssignmentError, assign_partitions, gather_datacenters
-from infra.db.gathering import gather, transaction_time
 from infra.db.models import Region
+from infra.db.placement_instance import gather, transaction_time
 from infra.db.placement_runs import quota_left_bytes
 from infra.db.reads import partial_reads
 from infra.db.session import transaction
@@ -122,15 +122,15 @@ def assign(body: AssignmentBody, state: StateOf, caller: Operator) -> AssignedVi
     except AssignmentError as error:
         wrong = [FieldError(f"homes.{name}", told, body.homes[name]) for name, told in error.wrong.items()]
         detail = "; ".join(f"{e.path}: {e.message}" for e in wrong[:_NAMED])
-        raise Problem(Kind.INVALID_REQUEST, detail, errors=wrong) from None
+        raise HttpProblem(ProblemType.INVALID_REQUEST, detail, errors=wrong) from None
     return AssignedView(assigned=assigned, unchanged=len(body.homes) - assigned)
 
 
-def _gathered(state: State, document: Callable[[Session], dict[str, Any]]) -> Response:
+def _gathered(state: ApiState, document: Callable[[Session], dict[str, Any]]) -> Response:
     """Builds a document from a consistent snapshot of the database and returns it as JSON."""
     try:
         with transaction(state.engine, isolation="REPEATABLE READ") as session:
             body = document(session)
     except CatalogueError as error:
-        raise Problem(Kind.CONFLICT, str(error)) from None
+        raise HttpProblem(ProblemType.CONFLICT, str(error)) from None
     return Response(json.dumps(body), media_type="application/json")

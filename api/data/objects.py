@@ -9,8 +9,8 @@ from itertools import chain
 from sqlalchemy.orm import Session
 
 from api.fleet.storage import STORAGE_ERRORS, storage_unavailable
-from api.problems import Kind, Problem, invalid
-from api.state import State
+from api.problems import HttpProblem, ProblemType, invalid
+from api.state import ApiState
 from domain.ids import PARTITION_RULE, is_partition_name, partition_prefix, table_prefix
 from infra.db import integrity, outbox
 from infra.db.models import Region
@@ -24,7 +24,7 @@ MAX_PARTITIONS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundPartition:
     """A partition that was found in the bucket, with a manifest of its objects."""
 
     name: str
@@ -37,7 +37,7 @@ class Found:
         return size_bytes(self.manifest)
 
 
-def partitions_of(state: State, region: Region, table: str) -> list[Found]:
+def partitions_of(state: ApiState, region: Region, table: str) -> list[FoundPartition]:
     """Returns the partitions of a table in the bucket: one per folder, or a single one if objects are not in folders.
 
     Raises:
@@ -53,18 +53,18 @@ def partitions_of(state: State, region: Region, table: str) -> list[Found]:
     if not folders:
         raise invalid("name", f"the bucket of region {region.name} has no objects under {prefix}; put them there first")
     if "" in folders:
-        return [Found(WHOLE, prefix, manifest_of(prefix, chain.from_iterable(folders.values())))]
+        return [FoundPartition(WHOLE, prefix, manifest_of(prefix, chain.from_iterable(folders.values())))]
     for folder in folders:
         if not is_partition_name(folder):
             raise invalid("name", f"{prefix}{folder}/ is not a valid partition: its name must be {PARTITION_RULE}")
     return [
-        Found(name, location, manifest_of(location, infos))
+        FoundPartition(name, location, manifest_of(location, infos))
         for name, infos in sorted(folders.items())
         for location in (partition_prefix(table, name),)
     ]
 
 
-def partition_at(state: State, region: Region, table: str, name: str) -> Found | None:
+def partition_at(state: ApiState, region: Region, table: str, name: str) -> FoundPartition | None:
     """Returns the partition in its folder of the bucket; None: the folder has no objects.
 
     Raises:
@@ -72,10 +72,10 @@ def partition_at(state: State, region: Region, table: str, name: str) -> Found |
     """
     location = partition_prefix(table, name)
     found = manifest_of(location, _objects(state, region, location))
-    return Found(name, location, found) if found else None
+    return FoundPartition(name, location, found) if found else None
 
 
-def with_checksums(state: State, region: Region, found: Found, *, declared: bool) -> Found:
+def with_checksums(state: ApiState, region: Region, found: FoundPartition, *, declared: bool) -> FoundPartition:
     """Reads the objects of a partition and returns it with their checksums; SHA-256 if its owner declared one.
 
     Raises:
@@ -87,11 +87,13 @@ def with_checksums(state: State, region: Region, found: Found, *, declared: bool
     except STORAGE_ERRORS as error:
         raise storage_unavailable(error) from None
     except MissingObject as error:
-        raise Problem(Kind.CONFLICT, f"the objects changed while they were read: {error}") from None
+        raise HttpProblem(ProblemType.CONFLICT, f"the objects changed while they were read: {error}") from None
     return replace(found, manifest=read)
 
 
-def keep_manifests(session: Session, table: str, region: str, found: Iterable[Found], read_at: datetime) -> None:
+def keep_manifests(
+    session: Session, table: str, region: str, found: Iterable[FoundPartition], read_at: datetime
+) -> None:
     """Stores the manifests of new partitions, read at the table's home after `read_at`.
 
     Missing checksums are computed in the background.
@@ -103,7 +105,7 @@ def keep_manifests(session: Session, table: str, region: str, found: Iterable[Fo
     outbox.scrub(session, region)
 
 
-def _objects(state: State, region: Region, prefix: str) -> Iterable[ObjectInfo]:
+def _objects(state: ApiState, region: Region, prefix: str) -> Iterable[ObjectInfo]:
     try:
         yield from state.store(region.bucket_url).list(prefix)
     except STORAGE_ERRORS as error:

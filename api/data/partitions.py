@@ -11,12 +11,12 @@ from sqlalchemy.orm import Session
 
 from api.auth import Operator, Viewer
 from api.bodies import Body, Bytes, JsonOnly
-from api.data.objects import Found, keep_manifests, partition_at, with_checksums
+from api.data.objects import FoundPartition, keep_manifests, partition_at, with_checksums
 from api.data.tables import find_table
 from api.openapi import refusals
-from api.problems import FieldError, Kind, Problem
+from api.problems import FieldError, HttpProblem, ProblemType
 from api.routing import Router
-from api.state import State, StateOf
+from api.state import ApiState, StateOf
 from api.views import View, write_audit
 from domain.ids import PARTITION_PATTERN, partition_prefix, table_prefix
 from infra.db import events, integrity
@@ -96,7 +96,9 @@ def append_partitions(name: str, body: AppendBody, state: StateOf, caller: Opera
     with state.transaction() as session:
         table = find_table(session, name, lock=True)
         if table.home_region != region.name:
-            raise Problem(Kind.CONFLICT, f"the home of table {name} has moved to {table.home_region}; append there")
+            raise HttpProblem(
+                ProblemType.CONFLICT, f"the home of table {name} has moved to {table.home_region}; append there"
+            )
         new = _not_there(session, name, body.partitions)
         session.add_all(
             Partition(
@@ -122,7 +124,7 @@ def _check_distinct(asked: Sequence[PartitionBody]) -> None:
         if partition.name in seen:
             wrong.append(FieldError(f"partitions[{index}].name", "is given twice", partition.name))
         seen.add(partition.name)
-    _refuse(Kind.INVALID_REQUEST, wrong)
+    _refuse(ProblemType.INVALID_REQUEST, wrong)
 
 
 def _not_there(session: Session, table: str, asked: Sequence[PartitionBody]) -> list[PartitionBody]:
@@ -141,18 +143,18 @@ def _not_there(session: Session, table: str, asked: Sequence[PartitionBody]) -> 
                 if given != there:
                     told = f"partition {partition.name} exists with {there} and cannot be changed; use another name"
                     wrong.append(FieldError(f"partitions[{index}].{field}", told, given))
-    _refuse(Kind.CONFLICT, wrong)
+    _refuse(ProblemType.CONFLICT, wrong)
     new = [p for p in asked if p.name not in rows]
     single = Partition.data_table == table, Partition.location == table_prefix(table)
     if new and session.scalar(select(Partition.name).where(*single)) is not None:
         detail = f"table {table} is a single partition, as its objects are not in folders: nothing can be appended"
-        raise Problem(Kind.CONFLICT, detail)
+        raise HttpProblem(ProblemType.CONFLICT, detail)
     return new
 
 
 def _check_objects(
-    state: State, region: Region, table: str, asked: Sequence[PartitionBody], new: Sequence[PartitionBody]
-) -> dict[str, Found]:
+    state: ApiState, region: Region, table: str, asked: Sequence[PartitionBody], new: Sequence[PartitionBody]
+) -> dict[str, FoundPartition]:
     """Checks the new partitions against the objects in the bucket, and returns the found partitions by name."""
     wrong = []
     found = {p.name: there for p in new if (there := partition_at(state, region, table, p.name)) is not None}
@@ -168,7 +170,7 @@ def _check_objects(
         elif there.size_bytes != partition.size_bytes:
             told = f"the objects under {location} in {region.name} have {there.size_bytes} bytes"
             wrong.append(FieldError(f"partitions[{index}].size_bytes", told, partition.size_bytes))
-    _refuse(Kind.INVALID_REQUEST, wrong)
+    _refuse(ProblemType.INVALID_REQUEST, wrong)
     if sum(p.size_bytes for p in new) > state.settings.copies.checksum_at_once_bytes:
         return found
     for partition in new:
@@ -178,13 +180,13 @@ def _check_objects(
         if declared is not None and (computed := declared_checksum(read.manifest)) != declared:
             told = f"the objects under {read.location} in {region.name} have {computed}"
             wrong.append(FieldError(f"partitions[{asked.index(partition)}].checksum", told, declared))
-    _refuse(Kind.INVALID_REQUEST, wrong)
+    _refuse(ProblemType.INVALID_REQUEST, wrong)
     return found
 
 
-def _refuse(kind: Kind, wrong: Sequence[FieldError]) -> None:
+def _refuse(kind: ProblemType, wrong: Sequence[FieldError]) -> None:
     if wrong:
-        raise Problem(kind, "; ".join(f"{e.path}: {e.message}" for e in wrong[:5]), errors=wrong)
+        raise HttpProblem(kind, "; ".join(f"{e.path}: {e.message}" for e in wrong[:5]), errors=wrong)
 
 
 def _rows(session: Session, table: str, asked: Sequence[PartitionBody]) -> dict[str, Partition]:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from api.auth import Operator
 from api.bodies import Body, JsonOnly, Line
 from api.openapi import refusals
-from api.problems import Kind, Problem, not_found
+from api.problems import HttpProblem, ProblemType, not_found
 from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
@@ -139,7 +139,7 @@ def create_placement_run(
         if row is None:
             found = open_placement_run(session)
             said = "another one has just started" if found is None else f"{found.id} is {found.state}"
-            raise Problem(Kind.CONFLICT, f"only one placement run can run at a time: {said}")
+            raise HttpProblem(ProblemType.CONFLICT, f"only one placement run can run at a time: {said}")
         outbox.placement_run(session, row.id)
         write_audit(session, caller, "placement_run.create", row.id, dry_run=body.dry_run)
         response.headers["Location"] = f"/v1/tetris/placement-runs/{row.id}"

@@ -15,7 +15,7 @@ from api.auth import Operator, Viewer
 from api.bodies import Body, JsonOnly, Name, TableName
 from api.data.objects import keep_manifests, partitions_of, with_checksums
 from api.openapi import refusals
-from api.problems import Kind, Problem, invalid, not_found
+from api.problems import HttpProblem, ProblemType, invalid, not_found
 from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
@@ -145,7 +145,7 @@ def create_table(body: TableBody, response: Response, state: StateOf, caller: Op
     """
     with state.transaction() as session:
         if session.get(Table, body.name) is not None:
-            raise Problem(Kind.CONFLICT, f"a table named {body.name} already exists")
+            raise HttpProblem(ProblemType.CONFLICT, f"a table named {body.name} already exists")
         region = session.get(Region, body.home_region)
         if region is None:
             raise invalid("home_region", "this region does not exist", body.home_region)
@@ -184,7 +184,9 @@ def delete_table(name: str, state: StateOf, caller: Operator) -> Response:
             select(Workload.id).where(Workload.finished_at.is_(None), reads_it).order_by(Workload.id).limit(3)
         ).all()
         if readers:
-            raise Problem(Kind.CONFLICT, f"table {name} is read by workloads that have not ended; retry when they have")
+            raise HttpProblem(
+                ProblemType.CONFLICT, f"table {name} is read by workloads that have not ended; retry when they have"
+            )
         session.delete(row)
         events.record(session, "table.deleted", region=row.home_region, detail={"table": name})
         write_audit(session, caller, "table.delete", name)
@@ -216,10 +218,11 @@ def create_replica(name: str, body: ReplicaBody, state: StateOf, caller: Operato
         try:
             replica = catalogue.want_replica(session, name, body.region, fresh=True, by=caller.id)
         except catalogue.StorageFull as error:
-            raise Problem(Kind.CONFLICT, str(error)) from None
+            raise HttpProblem(ProblemType.CONFLICT, str(error)) from None
         if replica is None or replica.state == "deleting":
-            raise Problem(
-                Kind.CONFLICT, f"the objects of {name} in {body.region} are being deleted; retry when this is complete"
+            raise HttpProblem(
+                ProblemType.CONFLICT,
+                f"the objects of {name} in {body.region} are being deleted; retry when this is complete",
             )
         if (replica.state, replica.topping_up) != state_before:
             target = f"{name}/{body.region}"
@@ -248,7 +251,7 @@ def drop_replica(
         try:
             row = catalogue.drop_replica(session, name, region, grace_s=grace_s, by=caller.id)
         except CatalogueError as error:
-            raise Problem(Kind.CONFLICT, str(error)) from None
+            raise HttpProblem(ProblemType.CONFLICT, str(error)) from None
         if row is None:
             raise not_found("replica", f"{name}/{region}")
         write_audit(session, caller, "replica.drop", f"{name}/{region}", grace_s=grace_s)

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from api.auth import Operator
 from api.bodies import Body, JsonOnly, Line, Name, Read
-from api.problems import FieldError, Kind, Problem
+from api.problems import FieldError, HttpProblem, ProblemType
 from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
@@ -104,4 +104,4 @@ def _check_tables(session: Session, runs: Sequence[RunBody]) -> None:
     ]
     if wrong:
         detail = "; ".join(f"{e.path}: {e.value!r}: {e.message}" for e in wrong[:_NAMED])
-        raise Problem(Kind.INVALID_REQUEST, detail, errors=wrong)
+        raise HttpProblem(ProblemType.INVALID_REQUEST, detail, errors=wrong)

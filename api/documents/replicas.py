@@ -7,8 +7,8 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
-from api.documents.at import At
 from api.documents.forms import NAME, TRUTH, Field, Form, cases, integer, is_number, list_of, text
+from api.documents.position import At
 from api.documents.skypilot import either, not_both, section
 from api.documents.workload import (
     ACCELERATOR,

@@ -9,17 +9,17 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from api.documents.at import At
 from api.documents.forms import MOST_WORD, NAME, UNICODE, Field, Form, Schema, constant, integer, is_number, text
-from api.documents.loading import Value
+from api.documents.position import At
 from api.documents.replicas import ONE_PORT, RESOURCES, SCRIPTS, Replicas
-from api.documents.serving import SERVING, read_policy, read_probe
+from api.documents.service_section import SERVING, read_policy, read_probe
 from api.documents.skypilot import ESCAPED_SIZE, either, in_bash, not_both, section
+from api.documents.syntax import Value
 from api.documents.workload import COMMANDS, COMMON, VERSION, Draft, environment_of, secrets_of, set_once, workdir
 from api.problems import FieldError
 from domain.ids import NAME_LENGTH, NAME_RULE, is_name
 from domain.service import ResourceOption, ServiceSpec
-from domain.serving import ServingSpec
+from domain.serving_spec import ServingSpec
 
 UP = "mizzen serve up"
 _GIT = f"git repositories are not supported: clone it in setup, or give a folder that `{UP}` uploads"

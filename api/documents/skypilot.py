@@ -10,9 +10,9 @@ from shlex import quote
 from typing import Any
 
 from api.documents import forms
-from api.documents.at import At
 from api.documents.forms import Field, Form
-from api.documents.loading import Value
+from api.documents.position import At
+from api.documents.syntax import Value
 from api.documents.workload import MAX_COMMAND_BYTES
 
 REFUSED: Mapping[str, Mapping[str, str]] = {

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from api.documents.at import At
 from api.documents.forms import (
     NAME,
     SCRIPT,
@@ -25,7 +24,8 @@ from api.documents.forms import (
     text,
     word,
 )  # fmt: skip
-from api.documents.loading import Value
+from api.documents.position import At
+from api.documents.syntax import Value
 from api.problems import FieldError
 from domain.capacity import USUAL, CapacityKind
 from domain.ids import DEFAULT_NAMESPACE, TABLE_PATTERN, TABLE_RULE

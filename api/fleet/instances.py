@@ -12,7 +12,7 @@ from api.bodies import JsonOnly, Line
 from api.masking import mask
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
-from api.problems import Kind, Problem, not_found
+from api.problems import HttpProblem, ProblemType, not_found
 from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, View, reason_view, write_audit
@@ -106,7 +106,9 @@ def end_instance(instance: str, state: StateOf, caller: Operator) -> InstanceVie
         if row is None:
             raise not_found("instance", instance)
         if row.gone_at is not None:
-            raise Problem(Kind.CONFLICT, f"instance {instance} ended at {row.gone_at.isoformat(timespec='seconds')}")
+            raise HttpProblem(
+                ProblemType.CONFLICT, f"instance {instance} ended at {row.gone_at.isoformat(timespec='seconds')}"
+            )
         if row.ending is None:
             row.ending = Reason(ReasonCode.ENDED_BY_OPERATOR, {"by": caller.id}).to_json()
             outbox.instance(session, row.id)

@@ -12,14 +12,14 @@ from api.auth import AnyKey, Caller, Operator, Viewer
 from api.bodies import Body, JsonOnly, Line
 from api.masking import mask
 from api.openapi import refusals
-from api.problems import Kind, Problem, not_found
+from api.problems import HttpProblem, ProblemType, not_found
 from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, View, reason_view, write_audit
 from domain.ids import machine_id
 from domain.reasons import Reason, ReasonCode
 from domain.slots import bits
-from infra.db import draining, events, outbox
+from infra.db import drains, events, outbox
 from infra.db.models import Allocation, Machine, Workload
 from infra.keys import key_fingerprint
 
@@ -151,7 +151,7 @@ def drain(
     with state.transaction() as session:
         row = find_machine(session, region, cluster, machine, lock=True)
         reason = _cordoned_by(caller, body.reason if body is not None else None)
-        draining.drain(session, row, reason, caller.id)
+        drains.drain(session, row, reason, caller.id)
         _record(session, caller, row, "machine.draining", "machine.drain", reason)
         return _detail(session, caller, row)
 
@@ -181,10 +181,12 @@ def trust(
         row = find_machine(session, region, cluster, machine, lock=True)
         offered = row.offered_key
         if offered is None:
-            raise Problem(Kind.CONFLICT, f"machine {row.id} offers no new key: it registers with its pinned key")
+            raise HttpProblem(
+                ProblemType.CONFLICT, f"machine {row.id} offers no new key: it registers with its pinned key"
+            )
         if body is not None and body.key is not None and body.key != key_fingerprint(offered):
             message = f"the key that machine {row.id} offers is {key_fingerprint(offered)}"
-            raise Problem(Kind.CONFLICT, message)
+            raise HttpProblem(ProblemType.CONFLICT, message)
         row.public_key, row.offered_key, row.offered_at = offered, None, None
         if row.cordon is not None and row.cordon.get("code") == ReasonCode.KEY_NOT_TRUSTED:
             row.cordon = None

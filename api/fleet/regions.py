@@ -19,7 +19,7 @@ from api.state import StateOf
 from api.views import View, write_audit
 from infra.db.buckets import BucketState, bucket_states
 from infra.db.models import Cluster, Datacenter, Machine, Region
-from infra.db.silent import SilentRegion, silent_regions
+from infra.db.silent_regions import SilentRegion, silent_regions
 
 router = Router(prefix="/v1", tags=["fleet"])
 

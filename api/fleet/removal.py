@@ -11,7 +11,7 @@ from api.auth import Operator
 from api.fleet.machines import find_machine
 from api.fleet.regions import find_region
 from api.openapi import refusals
-from api.problems import Kind, Problem
+from api.problems import HttpProblem, ProblemType
 from api.routing import Router
 from api.state import StateOf
 from api.views import write_audit
@@ -110,4 +110,4 @@ def _named(session: Session, what: str, wanted: Select[str]) -> Sequence[str]:
 
 def _refuse(what: str, blockers: Sequence[str], advice: str) -> None:
     if blockers:
-        raise Problem(Kind.CONFLICT, f"{what} cannot be removed: {'; '.join(blockers)}; {advice}")
+        raise HttpProblem(ProblemType.CONFLICT, f"{what} cannot be removed: {'; '.join(blockers)}; {advice}")

@@ -13,7 +13,7 @@ from api.auth import AnyKey, Operator, Role
 from api.bodies import Body, JsonOnly, Line, MachineId, Name
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
-from api.problems import Kind, Problem, invalid, not_found
+from api.problems import HttpProblem, ProblemType, invalid, not_found
 from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
@@ -171,7 +171,9 @@ def revoke_key(id: str, state: StateOf, caller: Operator) -> Response:
         if row is None:
             raise not_found("API key", id)
         if operators == [id]:
-            raise Problem(Kind.CONFLICT, "this is the last operator's key; create another one before you revoke it")
+            raise HttpProblem(
+                ProblemType.CONFLICT, "this is the last operator's key; create another one before you revoke it"
+            )
         if row.revoked_at is None:
             row.revoked_at = func.now()
             write_audit(session, caller, "key.revoke", id, tenant=row.tenant)

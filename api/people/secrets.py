@@ -12,9 +12,9 @@ from api.auth import Submitter, Viewer
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
-from api.problems import Kind, Problem, not_found, over_limit
+from api.problems import HttpProblem, ProblemType, not_found, over_limit
 from api.routing import Router
-from api.state import State, StateOf
+from api.state import ApiState, StateOf
 from api.views import View, write_audit
 from infra.db.tenants import Secret, Tenant
 from infra.errors import ConfigurationError
@@ -104,17 +104,18 @@ def _require_room(session: Session, tenant: str, most: int) -> None:
         raise over_limit("secrets_per_tenant", most, detail, _FULL_RETRY_S)
 
 
-def _master_key(state: State) -> bytes:
+def _master_key(state: ApiState) -> bytes:
     try:
         key = load_master_key(state.settings.master_key_path)
     except ConfigurationError:
-        raise Problem(
-            Kind.NOT_READY, "the API process has no master key, so it cannot store secrets; set master_key"
+        raise HttpProblem(
+            ProblemType.NOT_READY, "the API process has no master key, so it cannot store secrets; set master_key"
         ) from None
     with state.transaction() as session:
         known = session.scalars(select(Secret.box).order_by(Secret.updated_at.desc()).limit(1)).first()
     if known is not None and not opens(key, known):
-        raise Problem(
-            Kind.NOT_READY, "the API process's master key cannot decrypt the stored secrets; set master_key correctly"
+        raise HttpProblem(
+            ProblemType.NOT_READY,
+            "the API process's master key cannot decrypt the stored secrets; set master_key correctly",
         )
     return key

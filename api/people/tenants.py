@@ -11,7 +11,7 @@ from api.auth import Operator, Viewer
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
-from api.problems import Kind, Problem, not_found
+from api.problems import HttpProblem, ProblemType, not_found
 from api.routing import Router
 from api.state import StateOf
 from api.views import ResourcesView, View, write_audit
@@ -110,8 +110,8 @@ def delete_tenant(name: str, state: StateOf, caller: Operator) -> Response:
         workloads = session.scalar(select(func.count()).where(Workload.tenant == name))
         keys = session.scalar(select(func.count()).where(ApiKey.tenant == name, ApiKey.is_good()))
         if workloads or keys:
-            raise Problem(
-                Kind.CONFLICT,
+            raise HttpProblem(
+                ProblemType.CONFLICT,
                 f"tenant {name} still has workloads ({workloads}, including recently ended ones) or API keys ({keys})",
             )
         for kind in (ApiKey, Secret, Archive):

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sqlalchemy import select, true
 from sqlalchemy.orm import Session
 
-from api.services.reading import service_views
+from api.services.service_queries import service_views
 from api.services.views import ServiceView
 from infra.db.services import ServiceRow
 

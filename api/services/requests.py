@@ -12,7 +12,7 @@ from api.bodies import Body, JsonOnly
 from api.openapi import refusals
 from api.problems import invalid
 from api.routing import Router
-from api.services.reading import find_service
+from api.services.service_queries import find_service
 from api.state import StateOf
 from infra.db.services import ServiceRequests
 

@@ -11,17 +11,17 @@ from sqlalchemy.orm import Session
 
 from api.auth import Balancer, Caller, Submitter, Viewer
 from api.bodies import JsonOnly, Name
-from api.documents.checking import check_service, fleet
+from api.documents.installation_checks import check_service, fleet
 from api.documents.schema import SERVICE_DOCUMENT, SERVICE_EXAMPLE
 from api.documents.service import ServiceDraft, read_service
 from api.idempotency import IdempotencyKey
 from api.masking import mask
 from api.openapi import refusals
 from api.paging import Cursor, Limit, NumberCursor, page
-from api.problems import Kind, Problem, refuse_document
+from api.problems import HttpProblem, ProblemType, refuse_document
 from api.routing import Router
-from api.services.once import Asked, add_version, answer_again, once
-from api.services.reading import (
+from api.services.idempotent_versions import Asked, add_version, answer_again, once
+from api.services.service_queries import (
     detail_fields,
     endpoint_list,
     find_service,
@@ -36,7 +36,7 @@ from api.services.views import (
     ServicePage,
     ServiceReplicaPage,
 )
-from api.state import State, StateOf
+from api.state import ApiState, StateOf
 from api.views import write_audit
 from api.workloads.submission import parse
 from domain.ids import new_service_id
@@ -71,7 +71,7 @@ async def create_service(
     return await state.documents.run(caller, asked.body, partial(_create, state, caller, request, asked, name))
 
 
-def _create(state: State, caller: Caller, request: Request, asked: Asked, name: str | None) -> ServiceChanged:
+def _create(state: ApiState, caller: Caller, request: Request, asked: Asked, name: str | None) -> ServiceChanged:
     value = parse(request, asked.body)
 
     def make(session: Session) -> ServiceChanged:
@@ -87,8 +87,8 @@ def _create(state: State, caller: Caller, request: Request, asked: Asked, name: 
         # The insert has waited for a concurrent request, which may have had the same key.
         answered = answer_again(session, caller, asked)
         if answered is None:
-            raise Problem(
-                Kind.CONFLICT,
+            raise HttpProblem(
+                ProblemType.CONFLICT,
                 f"service {spec.name} of tenant {spec.tenant} exists; update it, or end it and wait until it has ended",
             )
         return answered
@@ -116,18 +116,20 @@ async def update_service(
     return await state.documents.run(caller, asked.body, partial(_update, state, caller, request, asked, id, mode))
 
 
-def _update(state: State, caller: Caller, request: Request, asked: Asked, ref: str, mode: UpdateMode) -> ServiceChanged:
+def _update(
+    state: ApiState, caller: Caller, request: Request, asked: Asked, ref: str, mode: UpdateMode
+) -> ServiceChanged:
     value = parse(request, asked.body)
 
     def make(session: Session) -> ServiceChanged:
         row = find_service(session, caller, ref, lock=True)
         if row.stopping_at is not None:
-            raise Problem(Kind.CONFLICT, f"service {row.name} is ending or has ended")
+            raise HttpProblem(ProblemType.CONFLICT, f"service {row.name} is ending or has ended")
         draft, spec = _admit(session, caller, value, row.name, row.tenant)
         for what, given, own in (("name", spec.name, row.name), ("tenant", spec.tenant, row.tenant)):
             if given != own:
-                raise Problem(
-                    Kind.CONFLICT, f"{what}: {given}: must be {own}; the {what} of a service cannot be changed"
+                raise HttpProblem(
+                    ProblemType.CONFLICT, f"{what}: {given}: must be {own}; the {what} of a service cannot be changed"
                 )
         row.version, row.mode, row.notes = row.version + 1, mode.value, []
         return _changed(session, caller, row, draft, spec, asked, "updated")

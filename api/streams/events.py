@@ -18,12 +18,12 @@ from starlette.concurrency import run_in_threadpool
 from api.auth import Balancer, Caller, Role, Viewer
 from api.masking import mask
 from api.openapi import refusals
-from api.problems import Kind, Problem
+from api.problems import HttpProblem, ProblemType
 from api.routing import Router
-from api.state import State, StateOf
+from api.state import ApiState, StateOf
 from api.streams.stream import Stream
 from api.views import ReasonView, View, reason_view
-from api.workloads.reading import find
+from api.workloads.workload_queries import find
 from domain.phases import TERMINAL_PHASES, Phase
 from infra.db import events
 from infra.db.events import Cursor
@@ -128,18 +128,18 @@ async def workload_events(
     return _opened(state, caller, cursor, id, follow)
 
 
-def _opened(state: State, caller: Caller, cursor: Cursor, workload: str | None, follow: bool) -> Stream:
+def _opened(state: ApiState, caller: Caller, cursor: Cursor, workload: str | None, follow: bool) -> Stream:
     release = state.hub.admit(caller, waits=follow)
     stream = _stream(state, caller, cursor, workload, follow)
     return Stream(stream, MEDIA_TYPE, release)
 
 
-def _require(state: State, caller: Caller, workload: str) -> None:
+def _require(state: ApiState, caller: Caller, workload: str) -> None:
     with state.transaction() as session:
         find(session, caller, workload)
 
 
-async def _start(state: State, last_event_id: str | None, after: str | None) -> Cursor:
+async def _start(state: ApiState, last_event_id: str | None, after: str | None) -> Cursor:
     given, name = (last_event_id, "Last-Event-ID") if last_event_id is not None else (after, "after")
     if given is None:
         return Cursor()
@@ -148,16 +148,16 @@ async def _start(state: State, last_event_id: str | None, after: str | None) -> 
     try:
         return Cursor.parse(given)
     except ValueError as error:
-        raise Problem(Kind.MALFORMED_REQUEST, f"{name}: {error}") from None
+        raise HttpProblem(ProblemType.MALFORMED_REQUEST, f"{name}: {error}") from None
 
 
-def _position(state: State) -> Cursor:
+def _position(state: ApiState) -> Cursor:
     with state.transaction() as session:
         return events.position(session)
 
 
 async def _stream(
-    state: State, caller: Caller, cursor: Cursor, workload: str | None, follow: bool
+    state: ApiState, caller: Caller, cursor: Cursor, workload: str | None, follow: bool
 ) -> AsyncGenerator[bytes, None]:
     tenant = caller.tenant
     with state.hub.follow(caller.id, workload, tenant, waits=follow) as follower:
@@ -193,7 +193,7 @@ async def _stream(
 
 
 def _page(
-    state: State, caller: Caller, cursor: Cursor, workload: str | None
+    state: ApiState, caller: Caller, cursor: Cursor, workload: str | None
 ) -> tuple[list[tuple[Cursor, bytes]], Cursor]:
     """Returns the next events that the caller may see, each with its frame, and where to go on if there is none."""
     with state.transaction() as session:
@@ -216,7 +216,7 @@ def _frame(session: Session, caller: Caller, event: Event) -> bytes:
     return f"id: {position}\nevent: {kind}\ndata: {view.model_dump_json()}\n\n".encode()
 
 
-def _is_over(state: State, cursor: Cursor, workload: str | None) -> bool:
+def _is_over(state: ApiState, cursor: Cursor, workload: str | None) -> bool:
     """Returns whether the workload has ended and `cursor` has reached its last event.
 
     While an older transaction is in progress, the last event can be committed but not readable yet.

@@ -18,11 +18,11 @@ from sqlalchemy import Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.auth import Caller
-from api.problems import Kind, Problem, over_limit
+from api.problems import HttpProblem, ProblemType, over_limit
 from infra.config import LimitSettings
 from infra.db import events
 from infra.db.events import Cursor
-from infra.db.listening import notified
+from infra.db.notifications import notified
 from infra.db.session import in_thread, transaction
 from infra.db.tenants import ApiKey
 
@@ -104,8 +104,8 @@ class Hub:
                     _RETRY_AFTER_S,
                 )  # fmt: skip
         if waits and self._open >= self._limits.streams:
-            raise Problem(
-                Kind.TOO_MANY_FOLLOWERS,
+            raise HttpProblem(
+                ProblemType.TOO_MANY_FOLLOWERS,
                 f"{self._open} streams are open, the maximum of one process; retry later",
                 headers={"Retry-After": str(_RETRY_AFTER_S)},
             )

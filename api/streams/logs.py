@@ -15,13 +15,13 @@ from starlette.concurrency import run_in_threadpool
 from api.auth import Caller, Viewer
 from api.fleet.storage import STORAGE_ERRORS, storage_unavailable
 from api.openapi import refusals
-from api.problems import Kind, Problem, invalid, not_found
+from api.problems import HttpProblem, ProblemType, invalid, not_found
 from api.routing import Router
-from api.state import State, StateOf
+from api.state import ApiState, StateOf
 from api.streams.hub import Follower
 from api.streams.segments import TaskLog
 from api.streams.stream import Stream
-from api.workloads.reading import find
+from api.workloads.workload_queries import find
 from domain.ids import log_prefix
 from domain.phases import TERMINAL_PHASES, Phase
 from infra.db.models import Attempt, Region, Workload
@@ -91,14 +91,14 @@ async def logs(
 
 
 def _select(
-    state: State, caller: Caller, workload: str, job: str | None, task: int | None, attempt: int | None
+    state: ApiState, caller: Caller, workload: str, job: str | None, task: int | None, attempt: int | None
 ) -> tuple[list[tuple[str, int]], int]:
     """Returns the requested (job, task) pairs, and the number of the newest attempt."""
     with state.transaction() as session:
         row = find(session, caller, workload)
         if row.expired_at is not None:
-            raise Problem(
-                Kind.GONE, f"the logs of workload {row.id} were deleted at {row.expired_at:%Y-%m-%d %H:%M %Z}"
+            raise HttpProblem(
+                ProblemType.GONE, f"the logs of workload {row.id} were deleted at {row.expired_at:%Y-%m-%d %H:%M %Z}"
             )
         if attempt is not None and session.get(Attempt, (row.id, attempt)) is None:
             raise not_found(f"attempt of workload {row.id}", str(attempt))
@@ -121,7 +121,7 @@ def _select(
     return found, newest
 
 
-def _look(state: State, workload: str, attempt: int) -> LogPosition:
+def _look(state: ApiState, workload: str, attempt: int) -> LogPosition:
     with state.transaction() as session:
         row = session.get(Workload, workload)
         own = session.get(Attempt, (workload, attempt))
@@ -136,7 +136,7 @@ def _look(state: State, workload: str, attempt: int) -> LogPosition:
 
 
 def _open(
-    state: State, standing: LogPosition, workload: str, attempt: int, tasks: list[tuple[str, int]]
+    state: ApiState, standing: LogPosition, workload: str, attempt: int, tasks: list[tuple[str, int]]
 ) -> Iterator[TaskLog]:
     if standing.bucket_url is None:
         return
@@ -147,7 +147,7 @@ def _open(
 
 
 async def _stream(
-    state: State,
+    state: ApiState,
     caller: Caller,
     workload: str,
     tasks: list[tuple[str, int]],
@@ -177,7 +177,7 @@ async def _stream(
 
 
 async def _attempt(
-    state: State,
+    state: ApiState,
     follower: Follower,
     workload: str,
     tasks: list[tuple[str, int]],

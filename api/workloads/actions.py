@@ -11,19 +11,19 @@ from api.auth import Caller, Operator, Submitter
 from api.bodies import MAX_TEXT, Body, JsonOnly, Name
 from api.masking import mask
 from api.openapi import refusals
-from api.problems import Kind, Problem, invalid
+from api.problems import HttpProblem, ProblemType, invalid
 from api.routing import Router
 from api.state import StateOf
 from api.views import write_audit
-from api.workloads.reading import effective_level, find, view
 from api.workloads.views import CancelledView, WorkloadView
+from api.workloads.workload_queries import effective_level, find, view
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from domain.protocol import MailKind
 from domain.reasons import Reason, ReasonCode
 from infra.db import events, outbox
-from infra.db.ending import end_queued
 from infra.db.models import Workload
+from infra.db.queued_end import end_queued
 
 router = Router(prefix="/v1/workloads", tags=["workloads"], dependencies=[JsonOnly])
 _CANCEL = "workload.cancel"
@@ -76,7 +76,9 @@ def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
         row = find(session, caller, id, lock=True)
         _require_live(row)
         if Phase(row.phase) not in QUEUED_PHASES:
-            raise Problem(Kind.WRONG_PHASE, f"workload {row.id} is {row.phase}: only queued workloads can be held")
+            raise HttpProblem(
+                ProblemType.WRONG_PHASE, f"workload {row.id} is {row.phase}: only queued workloads can be held"
+            )
         if row.held_by is None:
             row.held_by, row.held_at = caller.id, func.now()
             reason = Reason(ReasonCode.HELD, {"by": caller.id})
@@ -105,7 +107,9 @@ def preempt(id: str, state: StateOf, caller: Operator) -> WorkloadView:
         row = find(session, caller, id, lock=True)
         _require_live(row)
         if Phase(row.phase) not in PLACED_PHASES:
-            raise Problem(Kind.WRONG_PHASE, f"workload {row.id} is {row.phase}: only placed workloads can be preempted")
+            raise HttpProblem(
+                ProblemType.WRONG_PHASE, f"workload {row.id} is {row.phase}: only placed workloads can be preempted"
+            )
         # The mail names the attempt, so that late mail does not preempt the next one.
         outbox.mail(session, row.id, MailKind.PREEMPT, row.attempt, by=caller.id)
         write_audit(session, caller, "workload.preempt", row.id, tenant=row.tenant, attempt=row.attempt)
@@ -129,7 +133,7 @@ def change(id: str, body: LevelChange, state: StateOf, caller: Submitter) -> Wor
 
 def _require_live(row: Workload) -> None:
     if Phase(row.phase) in TERMINAL_PHASES:
-        raise Problem(Kind.WRONG_PHASE, f"workload {row.id} has already ended with phase {row.phase}")
+        raise HttpProblem(ProblemType.WRONG_PHASE, f"workload {row.id} has already ended with phase {row.phase}")
 
 
 def _cancel(session: Session, caller: Caller, rows: Sequence[Workload]) -> None:

@@ -14,13 +14,13 @@ from api.openapi import refusals
 from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, reason_view
-from api.workloads.reading import effective_level, find
 from api.workloads.reasons import QueueRow, Why, why_all
 from api.workloads.views import QueueEntry, QueueView, WhyView
 from api.workloads.waits import Waits, waits_of
+from api.workloads.workload_queries import effective_level, find
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import ReasonCode
-from infra.db import published
+from infra.db import published_queue
 from infra.db.models import Attempt, Workload
 from infra.db.tenants import Tenant
 
@@ -63,7 +63,7 @@ def queue(
 
 
 def _in_order(
-    session: Session, newest: published.PublishedQueue, waiting: Select[Any], tenant: str | None, limit: int
+    session: Session, newest: published_queue.PublishedQueue, waiting: Select[Any], tenant: str | None, limit: int
 ) -> list[QueueRow]:
     """Returns the first `limit` workloads in the scan's order that are still queued."""
     rows: list[QueueRow] = []
@@ -75,7 +75,7 @@ def _in_order(
     return rows[:limit]
 
 
-def _scanned_at(newest: published.PublishedQueue) -> datetime | None:
+def _scanned_at(newest: published_queue.PublishedQueue) -> datetime | None:
     return datetime.fromtimestamp(newest.scanned_at_s, UTC) if newest.scan else None
 
 
@@ -95,7 +95,7 @@ def why(id: str, state: StateOf, caller: Viewer) -> WhyView:
     with state.transaction() as session:
         row = find(session, caller, id)
         is_queued = Phase(row.phase) in QUEUED_PHASES
-        newest = state.queue.load(session) if is_queued else published.NOTHING
+        newest = state.queue.load(session) if is_queued else published_queue.NOTHING
         found = why_all(session, state.queue, [row])[row.id]
         item, reasons = found.entry, found.reasons
         if is_queued:
@@ -111,7 +111,9 @@ def why(id: str, state: StateOf, caller: Viewer) -> WhyView:
         return mask(session, caller, told)
 
 
-def _why_queued(row: Workload, item: published.QueuePosition | None, reasons: list[ReasonView], length: int) -> str:
+def _why_queued(
+    row: Workload, item: published_queue.QueuePosition | None, reasons: list[ReasonView], length: int
+) -> str:
     stored = reason_view(row.reason)
     parts = []
     if row.attempt and stored is not None and stored.code != ReasonCode.SCAN_PENDING:

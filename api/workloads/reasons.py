@@ -9,10 +9,10 @@ from sqlalchemy import ARRAY, Text, any_, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from api.views import ReasonView, reason_view
-from api.workloads.coming import machines_on_their_way
+from api.workloads.pending_launches import machines_on_their_way
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import Reason, ReasonCode, running_since
-from infra.db import published
+from infra.db import published_queue
 from infra.db.logs import Event, Waiting
 from infra.db.models import Attempt, Workload
 
@@ -54,7 +54,7 @@ class Why:
 
     reasons: list[ReasonView]
     """All reasons; lists show only the first. A queued workload has at least one."""
-    entry: published.QueuePosition | None = None
+    entry: published_queue.QueuePosition | None = None
     """The workload's position in the last scan, if it is queued."""
 
     @property
@@ -63,10 +63,10 @@ class Why:
         return self.reasons[0] if self.reasons else None
 
 
-def why_all(session: Session, queue: published.Newest, rows: Sequence[Row]) -> dict[str, Why]:
+def why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row]) -> dict[str, Why]:
     """Returns the reasons for the state of each workload, by id."""
     queued = [row for row in rows if Phase(row.phase) in QUEUED_PHASES]
-    newest = queue.load(session) if queued else published.NOTHING
+    newest = queue.load(session) if queued else published_queue.NOTHING
     entries = newest.find_all([row.id for row in queued])
     waiting = _waiting(session, queued)
     coming = machines_on_their_way(session, [row.id for row in queued])
@@ -93,7 +93,9 @@ def why_new(row: Row) -> Why:
     return Why([view for view in [reason_view(row.reason)] if view is not None])
 
 
-def _why_queued(row: Row, entry: published.QueuePosition | None, waiting: Mapping[str, Any] | None) -> list[ReasonView]:
+def _why_queued(
+    row: Row, entry: published_queue.QueuePosition | None, waiting: Mapping[str, Any] | None
+) -> list[ReasonView]:
     """Returns the reasons of a queued workload: hold, quota, refusals of regions. Empty if it was never scanned."""
     quota = entry.reason.to_json() if entry is not None and entry.reason is not None else None
     found = [quota, *((waiting or {}).get("reasons", []))]

@@ -19,11 +19,11 @@ from api.idempotency import IdempotencyKey, check_key
 from api.masking import mask
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Limit, NumberCursor
-from api.problems import Kind, Problem, invalid
+from api.problems import HttpProblem, ProblemType, invalid
 from api.routing import Router
-from api.state import State, StateOf
+from api.state import ApiState, StateOf
 from api.views import reason_view
-from api.workloads import reading
+from api.workloads import workload_queries
 from api.workloads.submission import admit, parse, submit
 from api.workloads.views import AllocationList, AttemptList, DryRunView, SubmittedView, WorkloadDetail, WorkloadPage
 from domain.ids import CONTROL_QUEUE
@@ -92,13 +92,13 @@ async def submit_workload(
     return made
 
 
-def _admit(state: State, caller: Submitter, request: Request, body: bytes) -> tuple[WorkloadSpec, str | None]:
+def _admit(state: ApiState, caller: Submitter, request: Request, body: bytes) -> tuple[WorkloadSpec, str | None]:
     value = parse(request, body)
     with state.transaction() as session:
         return admit(session, caller, value, state.settings.tasks)
 
 
-def _masked(state: State, caller: Submitter, planned: DryRunView) -> DryRunView:
+def _masked(state: ApiState, caller: Submitter, planned: DryRunView) -> DryRunView:
     """Returns the dry run as the caller may see it: victims of other tenants are counted, not named."""
     if caller.tenant is None:
         return planned
@@ -110,7 +110,7 @@ def _masked(state: State, caller: Submitter, planned: DryRunView) -> DryRunView:
         return mask(session, caller, planned.model_copy(update=counted))
 
 
-async def _dry_run(state: State, spec: WorkloadSpec, unheld: str | None) -> DryRunView:
+async def _dry_run(state: ApiState, spec: WorkloadSpec, unheld: str | None) -> DryRunView:
     try:
         async with asyncio.timeout(_CONNECT_S):
             client = await state.temporal()
@@ -125,7 +125,9 @@ async def _dry_run(state: State, spec: WorkloadSpec, unheld: str | None) -> DryR
             )
     except (ConfigurationError, RuntimeError, TimeoutError, RPCError, WorkflowFailureError) as error:
         _log.warning("dry run: %r, because of %r", error, error.__cause__)
-        raise Problem(Kind.SCHEDULER_UNAVAILABLE, "no scheduler responds; submitted workloads wait for it") from None
+        raise HttpProblem(
+            ProblemType.SCHEDULER_UNAVAILABLE, "no scheduler responds; submitted workloads wait for it"
+        ) from None
     reasons = [view for view in (reason_view(body) for body in result.reasons) if view is not None]
     return DryRunView(
         admitted=result.admitted, rank=result.rank, over_quota=result.over_quota, region=result.region,
@@ -173,7 +175,7 @@ def list_workloads(
     with state.transaction() as session:
         rows = session.scalars(wanted.order_by(Workload.id.desc()).limit(limit + 1)).all()
         more = rows[limit - 1].id if len(rows) > limit else None
-        found = WorkloadPage(items=reading.views(session, state.queue, rows[:limit]), next_cursor=more)
+        found = WorkloadPage(items=workload_queries.views(session, state.queue, rows[:limit]), next_cursor=more)
         return mask(session, caller, found)
 
 
@@ -181,7 +183,9 @@ def list_workloads(
 def get_workload(id: str, state: StateOf, caller: Viewer) -> WorkloadDetail:
     """Returns one workload with its specification and the placement of its tasks."""
     with state.transaction() as session:
-        return mask(session, caller, reading.detail(session, state.queue, reading.find(session, caller, id)))
+        return mask(
+            session, caller, workload_queries.detail(session, state.queue, workload_queries.find(session, caller, id))
+        )
 
 
 @router.get("/{id}/attempts", summary="List a workload's attempts", responses=refusals(404))
@@ -190,7 +194,7 @@ def list_attempts(
 ) -> AttemptList:
     """Lists the attempts of a workload, oldest first, each with the reason why it ended."""
     with state.transaction() as session:
-        found = reading.attempts(session, reading.find(session, caller, id), limit, int(cursor or 0))
+        found = workload_queries.attempts(session, workload_queries.find(session, caller, id), limit, int(cursor or 0))
         return mask(session, caller, found)
 
 
@@ -201,4 +205,6 @@ def list_allocations(
     """Lists current, past and promised allocations of a workload, oldest first."""
     with state.transaction() as session:
         number, _, machine = (cursor or "0:").partition(":")
-        return reading.allocations(session, reading.find(session, caller, id), limit, (int(number), machine))
+        return workload_queries.allocations(
+            session, workload_queries.find(session, caller, id), limit, (int(number), machine)
+        )

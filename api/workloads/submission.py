@@ -7,21 +7,21 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from api.auth import Caller
-from api.documents.checking import check, check_keep, fleet
-from api.documents.feasible import never
-from api.documents.loading import Malformed, Value, load_json, load_yaml
+from api.documents.feasibility import never
+from api.documents.installation_checks import check, check_keep, fleet
+from api.documents.syntax import Malformed, Value, load_json, load_yaml
 from api.documents.workload import read_workload
 from api.idempotency import mismatch
 from api.masking import mask
-from api.problems import FieldError, Kind, Problem, refuse_document
-from api.state import State
+from api.problems import FieldError, HttpProblem, ProblemType, refuse_document
+from api.state import ApiState
 from api.views import write_audit
-from api.workloads.reading import detail, submitted
 from api.workloads.views import SubmittedView
+from api.workloads.workload_queries import detail, submitted
 from domain.spec import WorkloadSpec
 from infra.config.scheduling import TaskSettings
+from infra.db.enqueue import enqueue
 from infra.db.models import Idempotency, Workload
-from infra.db.queueing import enqueue
 
 JSON_TYPES = ("application/json",)
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
@@ -44,13 +44,13 @@ def parse(request: Request, body: bytes) -> Value:
         load = load_yaml
     else:
         given = f"it is {media}" if media else "none is given"
-        raise Problem(
-            Kind.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be application/yaml or application/json, {given}"
+        raise HttpProblem(
+            ProblemType.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be application/yaml or application/json, {given}"
         )
     try:
         return load(body)
     except Malformed as error:
-        raise Problem(Kind.INVALID_DOCUMENT, str(error), errors=[FieldError("", str(error))]) from None
+        raise HttpProblem(ProblemType.INVALID_DOCUMENT, str(error), errors=[FieldError("", str(error))]) from None
 
 
 def admit(session: Session, caller: Caller, value: Value, tasks: TaskSettings) -> tuple[WorkloadSpec, str | None]:
@@ -69,7 +69,7 @@ def admit(session: Session, caller: Caller, value: Value, tasks: TaskSettings) -
     return spec, never(spec, machines)
 
 
-def submit(state: State, caller: Caller, request: Request, body: bytes, key: str | None) -> SubmittedView:
+def submit(state: ApiState, caller: Caller, request: Request, body: bytes, key: str | None) -> SubmittedView:
     """Submits the document in `body`, or returns the workload that an earlier request with the same `key` created.
 
     Raises:
@@ -91,7 +91,7 @@ def submit(state: State, caller: Caller, request: Request, body: bytes, key: str
                 return answered
 
 
-def _answered(state: State, caller: Caller, key: str | None, digest: str) -> SubmittedView | None:
+def _answered(state: ApiState, caller: Caller, key: str | None, digest: str) -> SubmittedView | None:
     if key is None:
         return None
     with state.transaction() as session:
@@ -106,7 +106,7 @@ def _answered(state: State, caller: Caller, key: str | None, digest: str) -> Sub
 
 
 def _insert(
-    state: State,
+    state: ApiState,
     session: Session,
     caller: Caller,
     spec: WorkloadSpec,

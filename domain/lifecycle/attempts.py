@@ -43,7 +43,7 @@ class Step(StrEnum):
     """Stops the tasks that an earlier workflow of the workload has left running."""
 
 
-class Event(StrEnum):
+class StepOutcome(StrEnum):
     """The outcome of a step."""
 
     DONE = "done"
@@ -73,46 +73,50 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True)
-class Row:
+class AttemptFields:
     """A row of the table of steps."""
 
     phase: Phase | None
     """The phase that the workload shows during the step; None: unchanged."""
-    after: Mapping[Event, Step | End]
+    after: Mapping[StepOutcome, Step | End]
     may_pass: bool = False
     """Whether the step may have nothing to do. In that case its phase is not shown."""
 
 
-Table = Mapping[Step, Row]
+Table = Mapping[Step, AttemptFields]
 
 TABLES: Mapping[int, Table] = {
     1: {
-        Step.WAIT: Row(Phase.PLACING, {Event.DONE: Step.STAGE, Event.TOLD: End.TOLD_EARLY}),
-        Step.STAGE: Row(Phase.PLACING, {Event.DONE: Step.AWAIT_SAVES, Event.TOLD: End.TOLD_EARLY}),
-        Step.AWAIT_SAVES: Row(Phase.PLACING, {Event.DONE: Step.COPY, Event.TOLD: End.TOLD_EARLY}),
-        Step.COPY: Row(Phase.MIGRATING, {Event.DONE: Step.PREPARE, Event.TOLD: End.TOLD_EARLY}, may_pass=True),
-        Step.PREPARE: Row(
+        Step.WAIT: AttemptFields(Phase.PLACING, {StepOutcome.DONE: Step.STAGE, StepOutcome.TOLD: End.TOLD_EARLY}),
+        Step.STAGE: AttemptFields(
+            Phase.PLACING, {StepOutcome.DONE: Step.AWAIT_SAVES, StepOutcome.TOLD: End.TOLD_EARLY}
+        ),
+        Step.AWAIT_SAVES: AttemptFields(Phase.PLACING, {StepOutcome.DONE: Step.COPY, StepOutcome.TOLD: End.TOLD_EARLY}),
+        Step.COPY: AttemptFields(
+            Phase.MIGRATING, {StepOutcome.DONE: Step.PREPARE, StepOutcome.TOLD: End.TOLD_EARLY}, may_pass=True
+        ),
+        Step.PREPARE: AttemptFields(
             Phase.PROVISIONING,
             {
-                Event.DONE: Step.RUN,
-                Event.TOLD: Step.WITHDRAW,
-                Event.REFUSED: Step.WITHDRAW,
-                Event.STOPPED_BEFORE: Step.WIND_UP,
+                StepOutcome.DONE: Step.RUN,
+                StepOutcome.TOLD: Step.WITHDRAW,
+                StepOutcome.REFUSED: Step.WITHDRAW,
+                StepOutcome.STOPPED_BEFORE: Step.WIND_UP,
             },
         ),
-        Step.RUN: Row(
+        Step.RUN: AttemptFields(
             Phase.RUNNING,
             {
-                Event.DONE: End.JUDGED,
-                Event.TOLD: Step.STOP,
-                Event.TIMED_OUT: Step.STOP,
-                Event.NOTICED: Step.LEAVE,
+                StepOutcome.DONE: End.JUDGED,
+                StepOutcome.TOLD: Step.STOP,
+                StepOutcome.TIMED_OUT: Step.STOP,
+                StepOutcome.NOTICED: Step.LEAVE,
             },
         ),
-        Step.STOP: Row(Phase.CHECKPOINTING, {Event.DONE: End.JUDGED}),
-        Step.LEAVE: Row(Phase.CHECKPOINTING, {Event.DONE: End.LEFT}),
-        Step.WITHDRAW: Row(None, {Event.DONE: End.NOT_STARTED}),
-        Step.WIND_UP: Row(None, {Event.DONE: End.WOUND_UP}),
+        Step.STOP: AttemptFields(Phase.CHECKPOINTING, {StepOutcome.DONE: End.JUDGED}),
+        Step.LEAVE: AttemptFields(Phase.CHECKPOINTING, {StepOutcome.DONE: End.LEFT}),
+        Step.WITHDRAW: AttemptFields(None, {StepOutcome.DONE: End.NOT_STARTED}),
+        Step.WIND_UP: AttemptFields(None, {StepOutcome.DONE: End.WOUND_UP}),
     },
 }
 """The tables of steps, by version."""
@@ -169,7 +173,7 @@ def next_phases(table: Table) -> dict[Phase, frozenset[Phase]]:
         if row.phase is None:
             continue
         ends = {phase for end in _ends_of(table, step) for phase in END_PHASES[end]}
-        if not isinstance(row.after.get(Event.DONE), End):
+        if not isinstance(row.after.get(StepOutcome.DONE), End):
             earlier |= ends
         shown = {
             phase for target in row.after.values() if isinstance(target, Step) for phase in _shown_by(table, target)

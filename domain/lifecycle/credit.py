@@ -30,7 +30,7 @@ class Earned:
         return cls(None if found is None else tuple(found), steps, tuple(body.get("answered", ())))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the evidence as values of JSON. SQL reads it too (`api/fleet/lending.py`)."""
+        """Returns the evidence as values of JSON. SQL reads it too (`api/fleet/owner_view.py`)."""
         return asdict(self)
 
     def with_steps(self, reported: Mapping[str, int], resumed_step: int | None, now_s: float) -> "Earned":

@@ -6,13 +6,13 @@ from functools import cached_property
 from typing import Any
 
 from domain.ids import task_log
+from domain.lifecycle.checkpoint_load import FailedLoad, failed_load, loaded
 from domain.lifecycle.gangs import GangEnd
-from domain.lifecycle.loading import FailedLoad, failed_load, loaded
 from domain.lifecycle.suspicion import MOST_ATTEMPTS, NONE, Doubt, Suspicion, doubt
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol import LaunchPlan, Mail, MailKind
 from domain.reasons import Reason, ReasonCode
-from domain.reported import TaskProgress
+from domain.task_reports import TaskProgress
 
 HANGS_IN_A_ROW = 3
 """A workload fails after this many consecutive attempts that hung without completing a step."""
@@ -33,7 +33,7 @@ STOPS_EARLY = STOPS | {MailKind.FINISHED}
 
 
 @dataclass(frozen=True)
-class Counts:
+class FailureCounts:
     """Counts of failures over the attempts of a workload."""
 
     failures: int = 0
@@ -59,12 +59,12 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Case:
+class EndedAttempt:
     """The facts that decide what follows from an ending."""
 
     end: GangEnd
     plan: LaunchPlan
-    counts: Counts
+    counts: FailureCounts
     """The counts before this ending."""
     workload_id: str
     attempt: int
@@ -94,7 +94,7 @@ class Case:
         return _failed_load(self.end, self.own)
 
     @cached_property
-    def counts_after(self) -> Counts:
+    def counts_after(self) -> FailureCounts:
         """The counts after the tasks' reports are applied. They are the same for every row of the table."""
         counts = self.counts
         if _advanced(self.end):
@@ -124,15 +124,15 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Row:
+class EndingFields:
     """A row of the decision table."""
 
     name: str
-    applies: Callable[[Case], bool]
+    applies: Callable[[EndedAttempt], bool]
     phase: Phase
-    reason: Callable[[Case], Reason]
-    counts: Callable[[Counts], Counts] = lambda counts: counts
-    blames: Callable[[Case], str | None] = lambda case: None
+    reason: Callable[[EndedAttempt], Reason]
+    counts: Callable[[FailureCounts], FailureCounts] = lambda counts: counts
+    blames: Callable[[EndedAttempt], str | None] = lambda case: None
     confirmed: bool = False
     """Whether the row applies only to confirmed failures (`domain.lifecycle.suspicion`). If a failure is not confirmed,
     the workload is queued again and nothing is counted."""
@@ -159,11 +159,11 @@ def unless_cleared(before: Suspicion, end: GangEnd, plan: LaunchPlan) -> Suspici
     return NONE if works_without else before
 
 
-def count_loads(counts: Counts, end: GangEnd, own: bool) -> Counts:
+def count_loads(counts: FailureCounts, end: GangEnd, own: bool) -> FailureCounts:
     """Returns the counts after an attempt, with its failed or successful load applied.
 
     A failed load does not count as a failure of the user's tasks: a store that did not answer may answer next time. A
-    successful load resets the count of consecutive failed loads. `own`: the attempt ended by itself (`Case.own`).
+    successful load resets the count of consecutive failed loads. `own`: see `EndedAttempt.own`.
     """
     if _failed_load(end, own) is not None:
         return replace(counts, unloadable=counts.unloadable + 1)
@@ -193,20 +193,20 @@ def why_stopped(told: Mail | None, plan: LaunchPlan, ran_s: float) -> Reason:
     return Reason(ReasonCode.MAX_RUNTIME, {"ran_s": round(ran_s, 3), "limit_s": plan.max_runtime_s})
 
 
-def _completed(case: Case) -> Reason:
+def _completed(case: EndedAttempt) -> Reason:
     return completed(case.plan)
 
 
-def _cancelled(case: Case) -> Reason:
+def _cancelled(case: EndedAttempt) -> Reason:
     assert case.told is not None
     return Reason(ReasonCode.CANCELLED_BY_USER, case.told.detail)
 
 
-def _as_told(case: Case) -> Reason:
+def _as_told(case: EndedAttempt) -> Reason:
     return why_stopped(case.told, case.plan, case.ran_s)
 
 
-def _unloadable(case: Case) -> Reason:
+def _unloadable(case: EndedAttempt) -> Reason:
     failed = case.failed_load
     assert failed is not None
     detail: dict[str, Any] = {"task": failed.task, "error": failed.error, "skipped": failed.skipped}
@@ -214,18 +214,18 @@ def _unloadable(case: Case) -> Reason:
     return Reason(ReasonCode.CHECKPOINT_UNLOADABLE, detail)
 
 
-def _noticed(case: Case) -> Reason:
+def _noticed(case: EndedAttempt) -> Reason:
     assert case.noticed is not None
     return case.noticed
 
 
-def _lost(case: Case) -> Reason:
+def _lost(case: EndedAttempt) -> Reason:
     if case.is_told(MailKind.MACHINE_LOST) and lost_machine(case.told) == case.end.lost_machine:
         return _as_told(case)  # The mail may say why the machine counts as lost.
     return Reason(ReasonCode.MACHINE_LOST, {"machine": case.end.lost_machine})
 
 
-def _refused(case: Case) -> Reason:
+def _refused(case: EndedAttempt) -> Reason:
     assert case.end.refused is not None
     return case.end.refused.reason
 
@@ -243,7 +243,7 @@ FAILURES = frozenset(
 """The reasons of attempts that count as failures of the user's tasks."""
 
 
-def _failed(case: Case) -> Reason:
+def _failed(case: EndedAttempt) -> Reason:
     failed = case.end.first_failure
     detail: dict[str, Any] = {"task": failed.name, "status": failed.status, "retries": case.plan.retries}
     final = case.counts.failures >= case.plan.retries
@@ -268,52 +268,54 @@ def _failed(case: Case) -> Reason:
     return Reason(code, detail)
 
 
-def _one_failure_more(counts: Counts) -> Counts:
+def _one_failure_more(counts: FailureCounts) -> FailureCounts:
     return replace(counts, failures=counts.failures + 1)
 
 
-def _one_hang_more(counts: Counts) -> Counts:
+def _one_hang_more(counts: FailureCounts) -> FailureCounts:
     return replace(counts, hangs=counts.hangs + 1)
 
 
-def _no_hang(counts: Counts) -> Counts:
+def _no_hang(counts: FailureCounts) -> FailureCounts:
     return replace(counts, hangs=0)
 
 
 ENDINGS = (
-    Row("all tasks succeeded", lambda case: case.end.all_succeeded, Phase.SUCCEEDED, _completed),
-    Row("cancelled", lambda case: case.is_told(MailKind.CANCEL), Phase.CANCELLED, _cancelled),
-    Row("maximum runtime used up", lambda case: case.timed_out, Phase.FAILED, _as_told),
-    Row(
+    EndingFields("all tasks succeeded", lambda case: case.end.all_succeeded, Phase.SUCCEEDED, _completed),
+    EndingFields("cancelled", lambda case: case.is_told(MailKind.CANCEL), Phase.CANCELLED, _cancelled),
+    EndingFields("maximum runtime used up", lambda case: case.timed_out, Phase.FAILED, _as_told),
+    EndingFields(
         "checkpoint unloadable again",
         lambda case: case.is_unloadable and case.counts_after.unloadable >= UNLOADABLE_IN_A_ROW,
         Phase.FAILED,
         _unloadable,
         confirmed=True,
     ),
-    Row("checkpoint unloadable", lambda case: case.is_unloadable, Phase.PENDING, _unloadable),
-    Row("platform reclaims a machine", lambda case: case.noticed is not None, Phase.PREEMPTED, _noticed, _no_hang),
-    Row(
+    EndingFields("checkpoint unloadable", lambda case: case.is_unloadable, Phase.PENDING, _unloadable),
+    EndingFields(
+        "platform reclaims a machine", lambda case: case.noticed is not None, Phase.PREEMPTED, _noticed, _no_hang
+    ),
+    EndingFields(
         "machine lost, seen by the workflow",
         lambda case: case.end.lost_machine is not None,
         Phase.PENDING,
         _lost,
         blames=lambda case: case.end.lost_machine,
     ),
-    Row(
+    EndingFields(
         "launch refused",
         lambda case: case.told is None and case.end.refused is not None,
         Phase.PENDING,
         _refused,
         blames=lambda case: case.end.refused.blames_machine if case.end.refused is not None else None,
     ),
-    Row(
+    EndingFields(
         "stopped by an earlier workflow",
         lambda case: case.told is None and case.end.stopped_before,
         Phase.PREEMPTED,
         lambda case: Reason(ReasonCode.STACK_STOPPED),
     ),
-    Row(
+    EndingFields(
         "task failed, no retry left",
         lambda case: case.told is None and case.counts.failures >= case.plan.retries,
         Phase.FAILED,
@@ -321,8 +323,10 @@ ENDINGS = (
         _one_failure_more,
         confirmed=True,
     ),
-    Row("task failed", lambda case: case.told is None, Phase.PENDING, _failed, _one_failure_more, confirmed=True),
-    Row(
+    EndingFields(
+        "task failed", lambda case: case.told is None, Phase.PENDING, _failed, _one_failure_more, confirmed=True
+    ),
+    EndingFields(
         "hung again",
         lambda case: case.is_told(MailKind.HUNG) and case.counts_after.hangs + 1 >= HANGS_IN_A_ROW,
         Phase.FAILED,
@@ -330,8 +334,8 @@ ENDINGS = (
         _one_hang_more,
         confirmed=True,
     ),
-    Row("hung", lambda case: case.is_told(MailKind.HUNG), Phase.PENDING, _as_told, _one_hang_more),
-    Row(
+    EndingFields("hung", lambda case: case.is_told(MailKind.HUNG), Phase.PENDING, _as_told, _one_hang_more),
+    EndingFields(
         "machine lost, reported by mail",
         lambda case: case.is_told(MailKind.MACHINE_LOST),
         Phase.PENDING,
@@ -339,12 +343,12 @@ ENDINGS = (
         _no_hang,
         blames=lambda case: lost_machine(case.told),
     ),
-    Row("stopped by other mail", lambda case: True, Phase.PREEMPTED, _as_told, _no_hang),
+    EndingFields("stopped by other mail", lambda case: True, Phase.PREEMPTED, _as_told, _no_hang),
 )
 """The rows in order of precedence. Other causes of a task's failure come before the row that blames the user's task."""
 
 
-def judge(case: Case) -> tuple[Ending, Counts]:
+def judge(case: EndedAttempt) -> tuple[Ending, FailureCounts]:
     """Returns what follows from an ending, and the counts after it."""
     row = next(row for row in ENDINGS if row.applies(case))
     if row.confirmed and case.doubt is not None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from domain.reasons import Reason
-from domain.reported import NotReadyReport, TaskProgress
+from domain.task_reports import NotReadyReport, TaskProgress
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class LaunchFailure:
 
 
 @dataclass(frozen=True)
-class Failure:
+class TaskFailure:
     """A task that failed by itself."""
 
     name: str
@@ -44,7 +44,7 @@ class GangEnd:
 
     all_succeeded: bool
     lost_machine: str | None
-    first_failure: Failure
+    first_failure: TaskFailure
     refused: LaunchFailure | None = None
     """A machine refused to run its tasks, and no task failed by itself."""
     stopped_before: bool = False

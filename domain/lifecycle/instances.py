@@ -53,7 +53,7 @@ class InstanceEvent(StrEnum):
 
 
 @dataclass(frozen=True)
-class Row:
+class InstanceFields:
     """A row of the table of steps."""
 
     phase: InstancePhase
@@ -62,11 +62,11 @@ class Row:
     """The next step for each event; None: the instance is gone."""
 
 
-InstanceTable = Mapping[InstanceStep, Row]
+InstanceTable = Mapping[InstanceStep, InstanceFields]
 
 INSTANCE_TABLES: Mapping[int, InstanceTable] = {
     1: {
-        InstanceStep.LAUNCH: Row(
+        InstanceStep.LAUNCH: InstanceFields(
             InstancePhase.LAUNCHING,
             {
                 InstanceEvent.DONE: InstanceStep.AWAIT_AGENT,
@@ -75,7 +75,7 @@ INSTANCE_TABLES: Mapping[int, InstanceTable] = {
                 InstanceEvent.TOLD: InstanceStep.TERMINATE,
             },
         ),
-        InstanceStep.AWAIT_AGENT: Row(
+        InstanceStep.AWAIT_AGENT: InstanceFields(
             InstancePhase.JOINING,
             {
                 InstanceEvent.DONE: InstanceStep.SERVE,
@@ -84,11 +84,11 @@ INSTANCE_TABLES: Mapping[int, InstanceTable] = {
                 InstanceEvent.TIMED_OUT: InstanceStep.TERMINATE,
             },
         ),
-        InstanceStep.SERVE: Row(
+        InstanceStep.SERVE: InstanceFields(
             InstancePhase.READY,
             {InstanceEvent.TOLD: InstanceStep.DRAIN, InstanceEvent.LOST: InstanceStep.TERMINATE},
         ),
-        InstanceStep.DRAIN: Row(
+        InstanceStep.DRAIN: InstanceFields(
             InstancePhase.DRAINING,
             {
                 InstanceEvent.DONE: InstanceStep.TERMINATE,
@@ -96,7 +96,7 @@ INSTANCE_TABLES: Mapping[int, InstanceTable] = {
                 InstanceEvent.TIMED_OUT: InstanceStep.TERMINATE,
             },
         ),
-        InstanceStep.TERMINATE: Row(InstancePhase.DRAINING, {InstanceEvent.DONE: None}),
+        InstanceStep.TERMINATE: InstanceFields(InstancePhase.DRAINING, {InstanceEvent.DONE: None}),
     },
 }
 """The tables of steps, by version, like `domain.lifecycle.attempts.TABLES`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 MOST_ATTEMPTS = 3
 """This many failed attempts in a row count against the workload even if one machine took part in all of them. Before
 the last one, the workload avoided all suspects, so it was placed on one only after the time of avoidance
-(`activities.scheduling.avoided.AVOIDED`)."""
+(`activities.scheduling.avoided_machines.AVOIDED`)."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from domain.reported import BandwidthReport, NoticeReport, NotReadyReport, TaskProgress
+from domain.task_reports import BandwidthReport, NoticeReport, NotReadyReport, TaskProgress
 
 DETACHED = "Detached"
 """Type of the error with which an agent ends an activity when the agent stops; the tasks go on without it."""

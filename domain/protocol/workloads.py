@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from domain.protocol.mail import Mail
-from domain.reported import TaskProgress
+from domain.task_reports import TaskProgress
 
 
 @dataclass

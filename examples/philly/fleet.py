@@ -16,10 +16,10 @@ import numpy as np
 import yaml
 
 from research.traces.fleet import SimulatedFleet
-from research.traces.reading import read_trace
 from research.traces.rows import TraceRow, refuse_bad
 from research.traces.scenario import parse_scale, scenario_of
 from research.traces.settings import TraceSettings
+from research.traces.trace_readers import read_trace
 from research.traces.workloads import scaled, started_at_s
 from simulation.policies import POLICIES
 from simulation.run import Run, Span

@@ -8,12 +8,12 @@ from math import inf, nextafter
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
-from gms.auction.candidate import Candidate, Outcome, Stats
+from gms.auction.candidate import AuctionOutcome, Candidate, Stats
 from gms.auction.joint import Head, JointChoice, Plans, is_better, may_improve, proposals
 from gms.auction.region_bidder import RegionBidder, Reserved
 from rms.award import Award, StalePlan
-from rms.negative import NegativeCache
-from rms.region import Region
+from rms.negative_cache import NegativeCache
+from rms.region import RegionColumns
 from rms.reserve import Reservation
 
 _FORGOTTEN_S = 3600.0
@@ -56,7 +56,7 @@ class Auction:
 
     def __init__(
         self,
-        regions: Iterable[Region],
+        regions: Iterable[RegionColumns],
         options: Options = Options(),
         stats: Stats | None = None,
         before: "Auction | None" = None,
@@ -80,7 +80,7 @@ class Auction:
         """Regions that an award or reservation has changed since the bids on the batch."""
 
     @property
-    def regions(self) -> Mapping[str, Region]:
+    def regions(self) -> Mapping[str, RegionColumns]:
         """The regions by name."""
         return {name: bidder.region for name, bidder in self._bidders.items()}
 
@@ -96,13 +96,13 @@ class Auction:
 
     def place(
         self, candidates: Sequence[Candidate], answers: Sequence[Mapping[str, Bid]] | None = None
-    ) -> list[Outcome]:
+    ) -> list[AuctionOutcome]:
         """Runs `iter_outcomes` to its end and returns all outcomes."""
         return list(self.iter_outcomes(candidates, answers))
 
     def iter_outcomes(
         self, candidates: Sequence[Candidate], answers: Sequence[Mapping[str, Bid]] | None = None
-    ) -> Generator[Outcome, None, None]:
+    ) -> Generator[AuctionOutcome, None, None]:
         """Places a batch of candidates and yields their outcomes, with the same result as placing them one at a time.
 
         `candidates` are in queue order. Each outcome is yielded as soon as it is known. If the generator is closed
@@ -212,14 +212,14 @@ class Auction:
             self._changed.add(best.region)
             return bids[best.region], given
 
-    def _settle(self, candidate: Candidate, bids: Bids, won: Won | None) -> Outcome:
+    def _settle(self, candidate: Candidate, bids: Bids, won: Won | None) -> AuctionOutcome:
         workload = candidate.request.workload
         if won is not None:
             self.stats.awards += 1
-            return Outcome(workload, won[0], bids)
+            return AuctionOutcome(workload, won[0], bids)
         patient = candidate.waited_s > self._options.reserve_after_s
         urgent = candidate.request.rank < OVER_QUOTA_RANK and self._options.reserve_after_s < inf
-        outcome = self._reserve(candidate, bids, patient) if patient or urgent else Outcome(workload, None, bids)
+        outcome = self._reserve(candidate, bids, patient) if patient or urgent else AuctionOutcome(workload, None, bids)
         return outcome if patient else replace(outcome, reserves_at_s=self._reserves_at_s(candidate, bids))
 
     def _reserves_at_s(self, candidate: Candidate, bids: Bids) -> float:
@@ -234,24 +234,24 @@ class Auction:
                 return nextafter(bidder.region.now_s + self._options.reserve_after_s - candidate.waited_s, inf)
         return inf
 
-    def _reserve(self, candidate: Candidate, bids: Bids, patient: bool) -> Outcome:
+    def _reserve(self, candidate: Candidate, bids: Bids, patient: bool) -> AuctionOutcome:
         workload = candidate.request.workload
         last = self._reserved.get(workload)
         if last is not None and (last.jobs != candidate.request.jobs or last.region not in self._regions_of(candidate)):
             last = None
         made = self._made(candidate, last, patient)
         if made is None:
-            return Outcome(workload, None, bids)
+            return AuctionOutcome(workload, None, bids)
         name, reservation = made
         bidder = self._bidders[name]
         bidder.put_reservation(reservation)
         self._reserved[workload] = Reserved(candidate.request.jobs, name, reservation, bidder.region.now_s)
         self._changed.add(name)
         if not bidder.region.now_s < reservation.starts_at_s < inf:
-            return Outcome(workload, None, bids, Reason(ReasonCode.RESERVED_OPEN, {"region": name}))
+            return AuctionOutcome(workload, None, bids, Reason(ReasonCode.RESERVED_OPEN, {"region": name}))
         at = datetime.fromtimestamp(reservation.starts_at_s, UTC).isoformat(timespec="seconds")
         reason = Reason(ReasonCode.RESERVED, {"region": name, "starts_at": at})
-        return Outcome(workload, None, bids, reason, reservation.starts_at_s)
+        return AuctionOutcome(workload, None, bids, reason, reservation.starts_at_s)
 
     def _made(self, candidate: Candidate, last: Reserved | None, patient: bool) -> tuple[str, Reservation] | None:
         """Returns the reservation with its region: the renewed one if possible, else that with the earliest start."""

@@ -38,7 +38,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AuctionOutcome:
     """The auction's decision on one workload."""
 
     workload: str

@@ -17,9 +17,9 @@ from rms.award import Award, award, check, revoke
 from rms.bid import bid_in
 from rms.gang import Planner
 from rms.machines import CPUS_MILLI, GPUS
-from rms.negative import NegativeCache, Refused
+from rms.negative_cache import NegativeCache, RefusedJob
 from rms.refusal import needs, no_hardware, waits
-from rms.region import Region
+from rms.region import RegionColumns
 from rms.reserve import (
     Reservation,
     Withheld,
@@ -52,7 +52,7 @@ class RegionBidder:
     """The bidder of one region in one auction."""
 
     def __init__(
-        self, region: Region, stats: Stats, *, may_evict: bool, uses_cache: bool, explains: bool = True
+        self, region: RegionColumns, stats: Stats, *, may_evict: bool, uses_cache: bool, explains: bool = True
     ) -> None:
         self.region = region
         self._stats = stats
@@ -294,7 +294,7 @@ class RegionBidder:
         with without_withheld(self.region, self._withheld[bound]):
             yield
 
-    def _like(self, request: PlacementRequest, job: JobRequest, known: Refused) -> tuple[Reason, ...]:
+    def _like(self, request: PlacementRequest, job: JobRequest, known: RefusedJob) -> tuple[Reason, ...]:
         detail: dict[str, object] = {"region": self.region.name, "job": job.name, "needs": needs(known.job)}
         until_s = self._planner.protected_until_s(request)
         if until_s < inf:

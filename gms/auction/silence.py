@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Backoff:
+class ProbeBackoff:
     """Exponential backoff, in seconds, for probes of a region that missed the deadline. Each pause doubles."""
 
     first_s: float = 2.0
@@ -50,7 +50,7 @@ class Missed:
 class Silence:
     """The regions that missed the deadline, in the memory of one scheduling process. The state is not persistent."""
 
-    def __init__(self, backoff: Backoff = Backoff()) -> None:
+    def __init__(self, backoff: ProbeBackoff = ProbeBackoff()) -> None:
         self._backoff = backoff
         self._missed: dict[str, Missed] = {}
 

@@ -10,10 +10,10 @@ from sqlalchemy.orm import Session
 
 from domain.datacenters import Placed, StoredPartition, datacenter_name, region_instance
 from domain.ids import partition_read, split_read
-from domain.instance import Homes, Region, TetrisInstance
+from domain.instance import Homes, InstanceRegion, TetrisInstance
 from infra.config import TetrisSettings
 from infra.db import models, tables
-from infra.db.gathering import HOURS_A_DAY, gather_tables, supply_by_region, transaction_time, weights_of
+from infra.db.placement_instance import HOURS_A_DAY, gather_tables, supply_by_region, transaction_time, weights_of
 from infra.db.reads import partial_reads
 from infra.db.usage import recurring_jobs
 from infra.errors import CatalogueError
@@ -41,8 +41,8 @@ def gather_datacenters(
     """Builds the Tetris instance of one region's datacenters (`domain.datacenters`).
 
     Its jobs are those that run in the region if the tables have these `homes`. Reads the session's snapshot, like
-    `infra.db.gathering.gather`: the partitions of ready replicas in the region, and the GPU hours of the machines in
-    each datacenter's clusters.
+    `infra.db.placement_instance.gather`: the partitions of ready replicas in the region, and the GPU hours of the
+    machines in each datacenter's clusters.
 
     Raises:
         CatalogueError: the region does not exist, has no datacenters, or `storage_bytes` of a datacenter is not set.
@@ -98,7 +98,7 @@ def assign_partitions(session: Session, homes: Homes) -> int:
     return len(session.execute(_ASSIGN, columns).all())
 
 
-def _datacenters(session: Session, region: str) -> tuple[Region, ...]:
+def _datacenters(session: Session, region: str) -> tuple[InstanceRegion, ...]:
     if session.get(models.Region, region) is None:
         raise CatalogueError(f"region {region}: does not exist")
     machine, cluster, datacenter = models.Machine, models.Cluster, models.Datacenter
@@ -120,7 +120,8 @@ def _datacenters(session: Session, region: str) -> tuple[Region, ...]:
     for name, gpu_type, gpus in session.execute(slots):
         supply[str(name)][str(gpu_type)] = float(gpus) * HOURS_A_DAY
     return tuple(
-        Region(datacenter_name(region, row.name), float(row.storage_bytes or 0), supply[row.name]) for row in rows
+        InstanceRegion(datacenter_name(region, row.name), float(row.storage_bytes or 0), supply[row.name])
+        for row in rows
     )
 
 

@@ -136,7 +136,7 @@ class Publication(Base):
     at: Mapped[datetime] = mapped_column(server_default=NOW)
     body: Mapped[Json]
     columns: Mapped[bytes | None]
-    """Packed columns (`infra.db.published`)."""
+    """Packed columns (`infra.db.published_queue`)."""
 
 
 SCAN_NUMBER = Sequence("scan_number", metadata=Base.metadata)

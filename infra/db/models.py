@@ -268,19 +268,19 @@ class Attempt(Base):
     """How long the newest save took until it was durable, in seconds."""
     saves: Mapped[list[list[float]] | None] = mapped_column(JSONB(none_as_null=True))
     """The last saves, oldest first: what each wrote in bytes, and how long it took until it was durable, in seconds
-    (`domain.reported.typical_save`)."""
+    (`domain.task_reports.typical_save`)."""
     bandwidth: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """The bandwidth from the attempt's machines, a `domain.reported.BandwidthReport`; None: not measured."""
+    """The bandwidth from the attempt's machines, a `domain.task_reports.BandwidthReport`; None: not measured."""
     cadence: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The save interval as last reported: `interval_s` (W), `cost_s` (C), `mtbf_s` (mu), `step_s`, `source`."""
     load: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """Result of loading the checkpoint: `state`, `error`, `skipped`."""
     failing: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """The saves that have failed since the last checkpoint, a `domain.reported.FailingReport`; None: none."""
+    """The saves that have failed since the last checkpoint, a `domain.task_reports.FailingReport`; None: none."""
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The last platform notice that a task reacted to, with its `decision`."""
     left_files: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))
-    """What each ended task has left on its machine: `job`, `task` and the fields of `domain.reported.LeftFiles`."""
+    """What each ended task has left on its machine: `job`, `task` and the fields of `domain.task_reports.LeftFiles`."""
     lost_s: Mapped[float | None]
     """Seconds of work that the attempt lost (`domain.lost_work`), set when it has ended."""
     cold_start_s: Mapped[float | None]

@@ -76,5 +76,5 @@ class Archive(Base):
     sha256: Mapped[str] = mapped_column(primary_key=True)
     body: Mapped[bytes]
     paths: Mapped[bytes]
-    """The paths in the archive (`infra.archives.Tree.dump`)."""
+    """The paths in the archive (`infra.archives.ArchiveTree.dump`)."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)

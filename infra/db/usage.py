@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from domain.instance import Job
+from domain.instance import RecurringJob
 from domain.priority import LOWEST_LEVEL
 from infra.db.logs import UsageRun
 
@@ -50,7 +50,7 @@ def record_attempt(session: Session, workload: str, attempt: int) -> None:
     session.execute(_RECORD, own)
 
 
-def recurring_jobs(session: Session, now: datetime, window_days: float) -> tuple[Job, ...]:
+def recurring_jobs(session: Session, now: datetime, window_days: float) -> tuple[RecurringJob, ...]:
     """Returns the jobs that ran in the window before `now`, named `source/job` and sorted by source and name.
 
     A job's tables are those that any of its runs read and that exist in the catalogue (`infra.db.reads` returns the
@@ -65,7 +65,7 @@ def recurring_jobs(session: Session, now: datetime, window_days: float) -> tuple
         raise ValueError(f"window_days: {window_days!r}: must be greater than 0")
     rows = session.execute(_JOBS.execution_options(yield_per=_FETCHED), {"now": now, "days": window_days})
     return tuple(
-        Job(
+        RecurringJob(
             name=f"{r.source}/{r.job}",
             kind=r.kind,
             tables=tuple(r.tables),

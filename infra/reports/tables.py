@@ -10,7 +10,7 @@ ALL = 9
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table of texts."""
 
     columns: Sequence[str]

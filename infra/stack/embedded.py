@@ -25,15 +25,15 @@ from infra.errors import ConfigurationError, StackError
 from infra.files import write_private
 from infra.liveness_pipe import LivenessListener
 from infra.stack import leftovers, log_files, probes, temporal
-from infra.stack.compiling import compile_loops
+from infra.stack.compilation import compile_loops
 from infra.stack.fleet import Fleet
 from infra.stack.liveness import Probe
 from infra.stack.lock import make_closed
+from infra.stack.machine_drain import launched_here, withdraw
 from infra.stack.ports import StackPorts
 from infra.stack.postgres import EmbeddedPostgres
 from infra.stack.supervisor import Child, Supervisor, dies_with_parent
 from infra.stack.temporal_state import discard_unfinished
-from infra.stack.withdraw import launched_here, withdraw
 from infra.users import complete_environment
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from domain.capacity import CapacityKind
-from domain.documents import Name, Part, RuleError
+from domain.documents import DocumentPart, Name, RuleError
 from domain.ids import machine_id
 from infra.documents import read_document
 from infra.machine_shape import MachineShape
@@ -31,7 +31,7 @@ class MachineEntry(MachineShape):
     """User who lends the machine, and may take it back (`docs/lending.md`). None: nobody may."""
 
 
-class ClusterEntry(Part):
+class ClusterEntry(DocumentPart):
     """A cluster of machines. Settings that are omitted keep the values of `mizzen clusters set`."""
 
     name: Name
@@ -50,7 +50,7 @@ class ClusterEntry(Part):
         return self.model_dump(mode="json", exclude={"name", "machines"}, exclude_none=True)
 
 
-class RegionEntry(Part):
+class RegionEntry(DocumentPart):
     """A region. If `bucket` is None, its bucket is a folder in the data folder."""
 
     name: Name
@@ -58,7 +58,7 @@ class RegionEntry(Part):
     clusters: tuple[ClusterEntry, ...]
 
 
-class Fleet(Part):
+class Fleet(DocumentPart):
     """The content of the fleet file: all regions."""
 
     rules: ClassVar[tuple[str, ...]] = (_UNIQUE,)

@@ -24,8 +24,8 @@ _KILLED_S = 10.0
 
 
 @dataclass(frozen=True)
-class ProcessIdentity:
-    """The unique identity of a process: pid, start time and boot id. A pid alone can be reused."""
+class PartIdentity:
+    """The unique identity of the process of a part: pid, start time and boot id. A pid alone can be reused."""
 
     pid: int
     start_ticks: int
@@ -33,7 +33,7 @@ class ProcessIdentity:
     boot_id: str
 
     @classmethod
-    def of(cls, pid: int) -> "ProcessIdentity | None":
+    def of(cls, pid: int) -> "PartIdentity | None":
         """Returns the identity of a running process, or None if no process has this pid."""
         try:
             state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -45,7 +45,7 @@ class ProcessIdentity:
 
 def record(path: Path, pids: Iterable[int]) -> None:
     """Writes the identities of the stack's processes to `path`. An error, such as a full disk, is only logged."""
-    known = (ProcessIdentity.of(pid) for pid in pids)
+    known = (PartIdentity.of(pid) for pid in pids)
     try:
         write_private(path, json.dumps([asdict(identity) for identity in known if identity is not None]))
     except OSError as error:
@@ -59,12 +59,12 @@ def end_recorded(path: Path) -> None:
         StackError: a process does not end even after SIGKILL.
     """
     try:
-        recorded = [ProcessIdentity(**body) for body in json.loads(path.read_text())]
+        recorded = [PartIdentity(**body) for body in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError):
         return  # No record, or a damaged one. A remaining part is then detected because its port is in use.
     began_s = time.monotonic()
     told = killed = False
-    while left := [identity for identity in recorded if ProcessIdentity.of(identity.pid) == identity]:
+    while left := [identity for identity in recorded if PartIdentity.of(identity.pid) == identity]:
         passed_s = time.monotonic() - began_s
         if passed_s > _GRACE_S + _KILLED_S:
             raise StackError(f"process {left[0].pid} of an earlier run does not end; stop it first")
@@ -79,7 +79,7 @@ def end_recorded(path: Path) -> None:
         time.sleep(0.05)
 
 
-def _send(processes: Iterable[ProcessIdentity], number: int) -> None:
+def _send(processes: Iterable[PartIdentity], number: int) -> None:
     for identity in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(identity.pid, number)

@@ -8,7 +8,7 @@ from infra.errors import ConfigurationError
 from infra.files import write_private
 from proxies.balance.configuration import CERTIFICATE
 from proxies.balance.runtime import RuntimeSocket
-from proxies.balance.watching import WatchedFile
+from proxies.balance.watched_file import WatchedFile
 
 _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
 _LARGEST_BYTES = 16_000

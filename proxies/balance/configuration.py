@@ -70,7 +70,7 @@ class Descriptors:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProxyLimits:
     """Limits of one HAProxy process."""
 
     connections: int
@@ -96,7 +96,7 @@ class Access:
     """Networks, in CIDR notation, of proxies before the balancer whose headers about the client are kept."""
 
 
-def server_line(seat: Seat, limits: Limits) -> str:
+def server_line(seat: Seat, limits: ProxyLimits) -> str:
     """Returns the address and the parameters of a server, for the configuration and for the command `add server`."""
     backup = " backup" if seat.is_backup else ""
     pool = "pool-purge-delay 1s"  # A server can be deleted only if it has no idle connection.
@@ -114,7 +114,13 @@ def variables(service: Service) -> dict[str, str]:
 
 
 def render(
-    service: Service, seats: Iterable[Seat], limits: Limits, access: Access, descriptors: Descriptors, *, zones: bool
+    service: Service,
+    seats: Iterable[Seat],
+    limits: ProxyLimits,
+    access: Access,
+    descriptors: Descriptors,
+    *,
+    zones: bool,
 ) -> str:
     """Returns the configuration of the HAProxy process for one service. With `zones`, `least_load` is possible."""
     by_backend: dict[str, list[Seat]] = {name: [] for name in BACKENDS if zones or name not in ZONE_BACKENDS}
@@ -129,7 +135,7 @@ def render(
     return "\n".join(parts)
 
 
-def _global(service: Service, limits: Limits) -> str:
+def _global(service: Service, limits: ProxyLimits) -> str:
     settings = "\n".join(f"  set-var {name} {value}" for name, value in variables(service).items())
     return f"""\
 global
@@ -143,7 +149,7 @@ global
 """
 
 
-def _frontend(access: Access, descriptors: Descriptors, limits: Limits, zones: bool) -> str:
+def _frontend(access: Access, descriptors: Descriptors, limits: ProxyLimits, zones: bool) -> str:
     tls = f" ssl crt {CERTIFICATE} alpn h2,http/1.1 ssl-min-ver TLSv1.2" if access.tls else ""
     scheme = "https" if access.tls else "http"
     owner = " %[var(txn.owner)]" if access.needs_key else ""
@@ -207,7 +213,7 @@ def _forwarding(scheme: str, proxies: tuple[str, ...]) -> list[str]:
     ]
 
 
-def _backend(name: str, algorithm: str, seats: Iterable[Seat], limits: Limits) -> str:
+def _backend(name: str, algorithm: str, seats: Iterable[Seat], limits: ProxyLimits) -> str:
     later = f"{_TEXT} hdr Retry-After {RETRY_AFTER_S} string"
     small = f"{{ req.hdr_val(content-length) gt 0 }} {{ req.hdr_val(content-length) le {RETRIED_BODY_BYTES} }}"
     full = "if { queue,sub(proc.max_queue) ge 0 } { be_conn_free le 0 }"

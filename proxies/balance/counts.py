@@ -69,7 +69,7 @@ class Totals:
     """The number of answered requests that took at most each of `BUCKETS_S`."""
 
 
-class Counts:
+class RequestCounter:
     """Reads the log of one service's HAProxy processes, and returns the counts of each second."""
 
     def __init__(self) -> None:

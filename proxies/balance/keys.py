@@ -7,7 +7,7 @@ from pathlib import Path
 from infra.errors import ConfigurationError
 from proxies.balance.configuration import KEYS
 from proxies.balance.runtime import RuntimeSocket, RuntimeSocketError
-from proxies.balance.watching import WatchedFile
+from proxies.balance.watched_file import WatchedFile
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _OWNER = re.compile(r"[A-Za-z0-9._@-]{1,100}")

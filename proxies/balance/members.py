@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxies.balance.configuration import Limits, server_line, variables
+from proxies.balance.configuration import ProxyLimits, server_line, variables
 from proxies.balance.runtime import RuntimeSocket
 from proxies.balance.seats import Seat
 from proxies.balance.values import Service
@@ -24,7 +24,7 @@ class Members:
     closed and the server is deleted.
     """
 
-    def __init__(self, socket: RuntimeSocket, limits: Limits, service: Service, seats: Iterable[Seat]) -> None:
+    def __init__(self, socket: RuntimeSocket, limits: ProxyLimits, service: Service, seats: Iterable[Seat]) -> None:
         """`service` and `seats` are those of the configuration with which the process was started."""
         self._socket = socket
         self._limits = limits

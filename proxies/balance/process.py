@@ -15,7 +15,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _log = logging.getLogger(__name__)
 
 
-class Process:
+class HaproxyProcess:
     """A running HAProxy. The kernel kills it when the supervisor dies, so it never keeps a port after a crash."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
@@ -24,7 +24,7 @@ class Process:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, name: str, program: Path, folder: Path, descriptors: Iterable[int]) -> "Process":
+    async def start(cls, name: str, program: Path, folder: Path, descriptors: Iterable[int]) -> "HaproxyProcess":
         """Starts HAProxy with the configuration in its working folder. It inherits `descriptors`.
 
         Raises:

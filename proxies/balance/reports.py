@@ -7,8 +7,8 @@ from collections import deque
 
 import httpx
 
+from proxies.balance.api_client import Api
 from proxies.balance.counts import Second
-from proxies.balance.following import Api
 
 KEPT = 3600
 """Seconds that are kept while the API is away; older ones are dropped."""

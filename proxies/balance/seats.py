@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from proxies.balance.values import Policy, Service, Zone
+from proxies.balance.values import Policy, RegionZone, Service
 
 BACKENDS = {"round_robin": "roundrobin", "least_connections": "leastconn", "near": "leastconn", "far": "leastconn"}
 """HAProxy's balancing algorithm for each backend."""
@@ -37,7 +37,7 @@ class Seat:
         return f"{self.backend}/{self.name}"
 
 
-def seats(service: Service, addresses: Mapping[str, str], clients: Zone | None) -> list[Seat]:
+def seats(service: Service, addresses: Mapping[str, str], clients: RegionZone | None) -> list[Seat]:
     """Returns the seats of all ready replicas.
 
     Args:
@@ -61,7 +61,7 @@ def seats(service: Service, addresses: Mapping[str, str], clients: Zone | None) 
     return found
 
 
-def effective_policy(service: Service, clients: Zone | None) -> Policy:
+def effective_policy(service: Service, clients: RegionZone | None) -> Policy:
     """Returns the policy that HAProxy applies. Without a zone of the clients no replica is nearer than another."""
     return "least_connections" if service.policy == "least_load" and clients is None else service.policy
 

@@ -16,18 +16,18 @@ import httpx
 
 from infra.errors import ConfigurationError, StackError
 from infra.files import write_private
+from proxies.balance.api_client import Api
 from proxies.balance.certificate import CertificateFile
-from proxies.balance.configuration import KEYS, SOCKET, Access, Descriptors, Limits, render
-from proxies.balance.counts import READ_S, Counters, Counts
-from proxies.balance.following import Api
+from proxies.balance.configuration import KEYS, SOCKET, Access, Descriptors, ProxyLimits, render
+from proxies.balance.counts import READ_S, Counters, RequestCounter
 from proxies.balance.keys import KeyFile, replace_keys
 from proxies.balance.members import Members
-from proxies.balance.process import CONFIGURATION, Process
+from proxies.balance.process import CONFIGURATION, HaproxyProcess
+from proxies.balance.report_seconds import Seconds
 from proxies.balance.reports import Reports
 from proxies.balance.runtime import RuntimeSocket, RuntimeSocketError
 from proxies.balance.seats import Seat, effective_policy, seats
-from proxies.balance.seconds import Seconds
-from proxies.balance.values import InvalidList, Service, Zone, is_ip, parse_service
+from proxies.balance.values import InvalidList, RegionZone, Service, is_ip, parse_service
 
 REFETCH_S = 10.0
 """The list is fetched at this interval, in case an event is lost."""
@@ -40,19 +40,19 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Settings:
+class BalancerSettings:
     """What the balancers of all services share."""
 
     program: Path
     """HAProxy."""
     data: Path
     """Folder for lists, configurations and runtime sockets."""
-    limits: Limits
+    limits: ProxyLimits
     certificate: Path | None
     """PEM file with certificate and private key; None: clients do not use TLS."""
     keys: Path | None
     """File with the SHA-256 of the keys of clients (`proxies.balance.keys`); None: clients need no key."""
-    clients: Zone | None
+    clients: RegionZone | None
     """The zone of the clients, for `least_load`."""
     trusted_proxies: tuple[str, ...] = ()
     """As in `Access`."""
@@ -60,7 +60,7 @@ class Settings:
 
 @dataclass
 class _Running:
-    process: Process
+    process: HaproxyProcess
     socket: RuntimeSocket
     members: Members
     counters: Counters
@@ -71,7 +71,7 @@ class _Running:
 class ServiceBalancer:
     """Balances one service."""
 
-    def __init__(self, name: str, listener: socket.socket, settings: Settings, api: Api, balancer: str) -> None:
+    def __init__(self, name: str, listener: socket.socket, settings: BalancerSettings, api: Api, balancer: str) -> None:
         self.name = name
         self._listener = listener
         self._settings = settings
@@ -82,7 +82,7 @@ class ServiceBalancer:
         self._list = self._folder / "endpoints.json"
         self._keys = KeyFile(settings.keys) if settings.keys else None
         self._certificate = CertificateFile(settings.certificate, self._folder) if settings.certificate else None
-        self.counts = Counts()
+        self.counts = RequestCounter()
         self.reports = Reports(api, name, balancer)
         self._seconds = Seconds(time.time())
         self.restarts = 0
@@ -193,7 +193,7 @@ class ServiceBalancer:
             write_private(self._folder / CONFIGURATION, text)
             (self._folder / SOCKET).unlink(missing_ok=True)
             inherited = (descriptors.listener, descriptors.log)
-            process = await Process.start(self.name, settings.program, self._folder, inherited)
+            process = await HaproxyProcess.start(self.name, settings.program, self._folder, inherited)
             runtime = RuntimeSocket(self._folder, SOCKET)
             ended = asyncio.create_task(process.wait())
             try:
@@ -215,7 +215,7 @@ class ServiceBalancer:
             runtime.close()
             self.counts.read()
 
-    async def _is_started(self, runtime: RuntimeSocket, process: Process, ended: "asyncio.Task[int]") -> bool:
+    async def _is_started(self, runtime: RuntimeSocket, process: HaproxyProcess, ended: "asyncio.Task[int]") -> bool:
         """Waits until HAProxy answers commands. Returns False if it has ended, or is killed because it does not."""
         deadline_s = time.monotonic() + _START_S
         while not ended.done():

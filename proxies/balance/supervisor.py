@@ -6,18 +6,18 @@ import secrets
 import socket
 from collections.abc import Mapping
 
-from infra.exits import stop_signals
 from infra.metrics import serve_metrics
-from proxies.balance.following import Api
+from infra.process_exit import stop_signals
+from proxies.balance.api_client import Api
 from proxies.balance.metrics import BalancerMetrics
-from proxies.balance.service import ServiceBalancer, Settings
+from proxies.balance.service import BalancerSettings, ServiceBalancer
 
 _LAST_REPORT_S = 5.0
 _log = logging.getLogger(__name__)
 
 
 async def supervise(
-    listeners: Mapping[str, socket.socket], settings: Settings, api: Api, metrics: tuple[str, int] | None = None
+    listeners: Mapping[str, socket.socket], settings: BalancerSettings, api: Api, metrics: tuple[str, int] | None = None
 ) -> None:
     """Balances services until SIGTERM, SIGINT or SIGHUP, then drains.
 

@@ -22,7 +22,7 @@ class InvalidList(MizzenError):
 
 
 @dataclass(frozen=True)
-class Zone:
+class RegionZone:
     """A zone of a region."""
 
     region: str
@@ -31,13 +31,13 @@ class Zone:
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ReplicaEndpoint:
     """One replica of a service."""
 
     replica: int
     address: str
     port: int
-    zone: Zone
+    zone: RegionZone
     kind: Kind
     state: State
 
@@ -57,7 +57,7 @@ class Service:
     drain_s: float
     """The time for which a removed replica may finish its requests."""
     version: int
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[ReplicaEndpoint, ...]
 
 
 def parse_service(name: str, body: Any) -> Service:
@@ -85,15 +85,15 @@ def parse_service(name: str, body: Any) -> Service:
     )
 
 
-def _endpoint(fields: "_Fields") -> Endpoint:
+def _endpoint(fields: "_Fields") -> ReplicaEndpoint:
     address = fields.text("address")
     if not (is_ip(address) or _HOST.fullmatch(address)):
         raise InvalidList(f"{fields.place}: address: must be an IP address or a host name, it is {address!r}")
-    return Endpoint(
+    return ReplicaEndpoint(
         replica=int(fields.number("replica", 0, 2**63)),
         address=address,
         port=int(fields.number("port", 1, 65_535)),
-        zone=Zone(fields.text("region"), fields.optional_text("zone") or ""),
+        zone=RegionZone(fields.text("region"), fields.optional_text("zone") or ""),
         kind=cast(Kind, fields.choice("kind", get_args(Kind))),
         state=cast(State, fields.choice("state", get_args(State))),
     )

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Session:
+class MachineSession:
     """A valid key of a machine, and its calls in progress."""
 
     sha256: str
@@ -66,7 +66,7 @@ class Sessions:
         # The checks have their own thread, so that lookups of many new keys do not delay a revocation.
         self._checking = ThreadPoolExecutor(1, thread_name_prefix="check")
         self._looking = ThreadPoolExecutor(2, thread_name_prefix="lookup")
-        self._known: dict[str, Session] = {}
+        self._known: dict[str, MachineSession] = {}
         self._lookups: Buckets = lookups(clock)
         self._listed: set[str] = set()
         self._listed_at_s = -math.inf
@@ -82,7 +82,7 @@ class Sessions:
         """Seconds since all keys in use were valid, according to Postgres."""
         return self._clock() - self._checked_at_s
 
-    async def of_call(self, authorization: str | None, address: str) -> Session:
+    async def of_call(self, authorization: str | None, address: str) -> MachineSession:
         """Returns the session for the `authorization` metadata of a call from `address`.
 
         Raises:
@@ -150,7 +150,7 @@ class Sessions:
                 session.ended.set()
                 _log.warning("machine %s: key %s is no longer valid", session.machine, session.key_id)
 
-    async def _look_up(self, sha256: str) -> Session:
+    async def _look_up(self, sha256: str) -> MachineSession:
         now_s = self._clock()
         try:
             async with asyncio.timeout(_QUERY_S):
@@ -166,7 +166,7 @@ class Sessions:
             message = f"key {key_id} has the role {role}; an agent needs a key of its machine: mizzen keys create"
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{message} --role machine --machine ID")
         # Two lookups of a key can overlap; their calls must share one session.
-        session = self._known.setdefault(sha256, Session(sha256, key_id, machine, now_s, now_s))
+        session = self._known.setdefault(sha256, MachineSession(sha256, key_id, machine, now_s, now_s))
         session.checked_s = session.used_s = now_s
         return session
 

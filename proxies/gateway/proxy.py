@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from proxies.gateway.keys import Session, Sessions
+from proxies.gateway.keys import MachineSession, Sessions
 from proxies.gateway.limits import Buckets, MachineLimits, address_of
 from proxies.gateway.methods import SERVICE, Method, Scope, method_of, read
 from proxies.gateway.metrics import GatewayMetrics
@@ -86,7 +86,9 @@ class Gateway:
                 _log.warning("machine %s, key %s, %s: %s", session.machine, session.key_id, address, refused)
             raise
 
-    async def _call(self, session: Session, name: str, method: Method, context: grpc.aio.ServicerContext) -> bytes:
+    async def _call(
+        self, session: MachineSession, name: str, method: Method, context: grpc.aio.ServicerContext
+    ) -> bytes:
         body = await _body(context)
         self._limits.check_size(session.machine, method, len(body))
         scope = Scope(session.machine, session.key_id, self._namespace, self._tokens)
@@ -108,7 +110,7 @@ class Gateway:
             self.metrics.temporal_s.labels(name).observe(time.monotonic() - began_s)
         return answer
 
-    async def _until(self, session: Session, work: Awaitable[bytes]) -> bytes:
+    async def _until(self, session: MachineSession, work: Awaitable[bytes]) -> bytes:
         """Returns the result of `work`, unless the key becomes invalid or the gateway stops before.
 
         Raises:

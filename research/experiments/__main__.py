@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from research.experiments.cases import BEFORE, FEW_REGIONS, LOADS, SEEDS, VARIANTS, Case, cases
+from research.experiments.cases import BEFORE, FEW_REGIONS, LOADS, SEEDS, VARIANTS, ExperimentCase, cases
 from research.experiments.report import write_report
 
 ROOT = Path(__file__).parents[2]
@@ -44,13 +44,13 @@ def main() -> None:
         sys.exit(f"{len(failed)} cases failed: {', '.join(failed)}")
 
 
-def _run_all(chosen: Sequence[Case], data: Path, out: Path, before: Path | None, jobs: int) -> list[str]:
+def _run_all(chosen: Sequence[ExperimentCase], data: Path, out: Path, before: Path | None, jobs: int) -> list[str]:
     """Runs the cases; returns the names of those that failed."""
     began_s = time.monotonic()
     done = 0
     failed: list[str] = []
 
-    def run(case: Case) -> None:
+    def run(case: ExperimentCase) -> None:
         nonlocal done
         why = _run(case, data, out, before)
         with _SAYING:
@@ -66,7 +66,7 @@ def _run_all(chosen: Sequence[Case], data: Path, out: Path, before: Path | None,
     return failed
 
 
-def _run(case: Case, data: Path, out: Path, before: Path | None) -> str:
+def _run(case: ExperimentCase, data: Path, out: Path, before: Path | None) -> str:
     """Runs one case in separate processes; returns the error, or an empty string."""
     folder = case.folder(out)
     ran = partial(subprocess.run, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

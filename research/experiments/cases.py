@@ -20,7 +20,7 @@ DATA = ("global", "global-joint")
 
 
 @dataclass(frozen=True)
-class Trace:
+class TraceSource:
     """A trace, and the number of GPUs from which its workloads count as gangs."""
 
     name: str
@@ -30,7 +30,8 @@ class Trace:
 
 
 TRACES = {
-    trace.name: trace for trace in (Trace("philly", "philly.csv", 8), Trace("openb", "openb_pod_list_default.csv", 2))
+    trace.name: trace
+    for trace in (TraceSource("philly", "philly.csv", 8), TraceSource("openb", "openb_pod_list_default.csv", 2))
 }
 NODES = "openb_node_list_gpu_node.csv"
 MIXED = "mixed"
@@ -55,7 +56,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Case:
+class ExperimentCase:
     """One comparison of policies: a trace, a load, a seed and a variant."""
 
     trace: str
@@ -78,21 +79,21 @@ class Case:
         return out / self.name
 
 
-def case_of(name: str) -> Case:
+def case_of(name: str) -> ExperimentCase:
     """Returns the case with a name.
 
     Raises:
         ValueError: the name is malformed.
     """
     trace, variant, load, seed = name.split("-")
-    return Case(trace, float(load), int(seed), variant)
+    return ExperimentCase(trace, float(load), int(seed), variant)
 
 
 def cases(
     loads: Sequence[float] = LOADS, seeds: Sequence[int] = SEEDS, variants: Sequence[str] = VARIANTS
-) -> Iterator[Case]:
+) -> Iterator[ExperimentCase]:
     """Yields all cases, ordered by seed."""
     for seed in seeds:
         for variant in variants:
             for load in loads:
-                yield from (Case(trace, load, seed, variant) for trace in TRACES)
+                yield from (ExperimentCase(trace, load, seed, variant) for trace in TRACES)

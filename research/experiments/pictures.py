@@ -9,13 +9,13 @@ from matplotlib.axes import Axes
 
 from infra.reports.charts import COLOURS, panels
 from research.experiments.cases import BEFORE, BY_TENANT, HIGH_LEVELS, LOADS, MIXED, POLICIES, TRACES
-from research.experiments.summary import CaseResult, misses
+from research.experiments.summary import PolicyResult, misses
 
 _NAMES = (*POLICIES, BEFORE)
 _SAYS = {MIXED: "levels drawn", BY_TENANT: "levels by tenant"}
 
 
-def draw(found: Sequence[CaseResult], folder: Path) -> list[str]:
+def draw(found: Sequence[PolicyResult], folder: Path) -> list[str]:
     """Writes the pictures as SVG files into a folder; returns their names."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = {(t, v): [o for o in found if (o.case.trace, o.case.variant) == (t, v)] for v in _SAYS for t in TRACES}
@@ -27,7 +27,7 @@ def draw(found: Sequence[CaseResult], folder: Path) -> list[str]:
     return list(pictures)
 
 
-def _misses(axes: Axes, here: Sequence[CaseResult]) -> None:
+def _misses(axes: Axes, here: Sequence[PolicyResult]) -> None:
     """Draws the avoidable misses of levels 1 and 2 until running, as a group of bars for each load."""
     width = 0.8 / len(_NAMES)
     for k, policy in enumerate(_NAMES):
@@ -42,7 +42,7 @@ def _misses(axes: Axes, here: Sequence[CaseResult]) -> None:
     axes.set_ylim(0, 100)
 
 
-def _waits(axes: Axes, here: Sequence[CaseResult]) -> None:
+def _waits(axes: Axes, here: Sequence[PolicyResult]) -> None:
     """Draws the distribution of waits of levels 1 and 2 until running, at load 1."""
     for k, policy in enumerate(_NAMES):
         waits = sorted(

@@ -18,7 +18,7 @@ from research.rivals.policies import ALL_POLICIES
 from research.traces.scenario import from_trace
 from simulation.hardware import Hardware
 from simulation.run import Run, Scenario, Span
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 
 if TYPE_CHECKING:
     from simulation.transitions import Happened  # Earlier commits have it in another module.
@@ -29,7 +29,7 @@ COLUMNS = ("level", "gpus", "within_quota", "wait_s", "ended", "provisioning_s")
 """Columns of a wait. `ended`: whether it ended before the run did. `provisioning_s`: the provisioning that ended it."""
 
 
-class Watch:
+class RunObserver:
     """Observes the events of a run. Times are seconds on the simulation's clock.
 
     A wait until the award begins with the submission or the notice of an eviction. A wait until the start begins with
@@ -38,13 +38,13 @@ class Watch:
     are within the tenant's quota of the GPU type. The rule is the same for all policies.
     """
 
-    def __init__(self, workloads: list[Workload], quotas: dict[str, dict[str, int]]) -> None:
+    def __init__(self, workloads: list[SimulatedWorkload], quotas: dict[str, dict[str, int]]) -> None:
         self._of = {w.id: w for w in workloads}
         self._ids = [w.id for w in sorted(workloads, key=lambda w: (w.submit_s, w.id))]
         self._quotas = quotas
         self._unfinished: dict[tuple[str, str, int], int] = defaultdict(int)
         self._began: dict[str, dict[str, tuple[float, bool]]] = {"award": {}, "start": {}}
-        self.waits: dict[str, list[tuple[float, Workload, bool, float, float]]] = {"award": [], "start": []}
+        self.waits: dict[str, list[tuple[float, SimulatedWorkload, bool, float, float]]] = {"award": [], "start": []}
         """(began, workload, within quota, ended, provisioning) until the award and until the start."""
         self._ready_s: dict[str, float] = {}
         self._owing: dict[str, str] = {}
@@ -52,8 +52,8 @@ class Watch:
         self._works_since_s: dict[str, float] = {}
         self._awards: dict[str, int] = defaultdict(int)
         self._evicted_s: dict[str, float] = {}
-        self.worked: list[tuple[Workload, float, float]] = []
-        self.finished: list[tuple[float, Workload]] = []
+        self.worked: list[tuple[SimulatedWorkload, float, float]] = []
+        self.finished: list[tuple[float, SimulatedWorkload]] = []
         self.evictions: list[float] = []
         self.lost: list[tuple[float, float]] = []
         """(when, GPU-seconds held without work: through evictions, and through provisioning after the first)."""
@@ -63,19 +63,19 @@ class Watch:
         w, at_s = self._of[event.workload], event.at_s
         getattr(self, f"_{event.what}")(w, at_s, event.detail)
 
-    def _submitted(self, w: Workload, at_s: float, _: Any) -> None:
+    def _submitted(self, w: SimulatedWorkload, at_s: float, _: Any) -> None:
         self._unfinished[self._key(w)] += w.gpus
         self._begin("award", w, at_s)
         self._begin("start", w, at_s)
 
-    def _awarded(self, w: Workload, at_s: float, detail: Any) -> None:
+    def _awarded(self, w: SimulatedWorkload, at_s: float, detail: Any) -> None:
         self._end("award", w, at_s, 0.0)
         self._ready_s[w.id] = at_s
         self._awards[w.id] += 1
         for victim in detail[1]:
             self._owing[self._ids[int(victim)]] = w.id
 
-    def _started(self, w: Workload, at_s: float, _: Any) -> None:
+    def _started(self, w: SimulatedWorkload, at_s: float, _: Any) -> None:
         provisioning_s = at_s - self._ready_s[w.id]
         if w.id in self._began["start"]:
             self._end("start", w, at_s, provisioning_s)
@@ -83,7 +83,7 @@ class Watch:
             self.lost.append((at_s, provisioning_s * w.gpus))
         self._works_since_s[w.id] = at_s
 
-    def _evicted(self, w: Workload, at_s: float, _: Any) -> None:
+    def _evicted(self, w: SimulatedWorkload, at_s: float, _: Any) -> None:
         self.evictions.append(at_s)
         self._evicted_s[w.id] = at_s
         self._begin("award", w, at_s)
@@ -95,13 +95,13 @@ class Watch:
     _interrupted = _evicted
     """The loss of a machine is counted as an eviction."""
 
-    def _left(self, w: Workload, at_s: float, _: Any) -> None:
+    def _left(self, w: SimulatedWorkload, at_s: float, _: Any) -> None:
         self.lost.append((at_s, (at_s - self._evicted_s[w.id]) * w.gpus))
         evictor = self._owing.pop(w.id, None)
         if evictor is not None:
             self._ready_s[evictor] = at_s
 
-    def _finished(self, w: Workload, at_s: float, _: Any) -> None:
+    def _finished(self, w: SimulatedWorkload, at_s: float, _: Any) -> None:
         self._unfinished[self._key(w)] -= w.gpus
         self.worked.append((w, self._works_since_s.pop(w.id), at_s))
         self.finished.append((at_s, w))
@@ -114,24 +114,24 @@ class Watch:
         for id_, since_s in self._works_since_s.items():
             self.worked.append((self._of[id_], since_s, at_s))
 
-    def _begin(self, until: str, w: Workload, at_s: float) -> None:
+    def _begin(self, until: str, w: SimulatedWorkload, at_s: float) -> None:
         self._began[until].setdefault(w.id, (at_s, self._is_within(w)))
 
-    def _end(self, until: str, w: Workload, at_s: float, provisioning_s: float) -> None:
+    def _end(self, until: str, w: SimulatedWorkload, at_s: float, provisioning_s: float) -> None:
         began_s, within = self._began[until].pop(w.id)
         self.waits[until].append((began_s, w, within, at_s, provisioning_s))
 
-    def _key(self, w: Workload) -> tuple[str, str, int]:
+    def _key(self, w: SimulatedWorkload) -> tuple[str, str, int]:
         return w.tenant, _type(w), w.level
 
-    def _is_within(self, w: Workload) -> bool:
+    def _is_within(self, w: SimulatedWorkload) -> bool:
         if not w.gpus:
             return True
         asked = sum(self._unfinished[w.tenant, _type(w), level] for level in range(1, w.level + 1))
         return asked <= self._quotas.get(w.tenant, {}).get(_type(w), 0)
 
 
-def _type(w: Workload) -> str:
+def _type(w: SimulatedWorkload) -> str:
     return w.jobs[0].gpu_types[0] if w.gpus else ""
 
 
@@ -159,7 +159,7 @@ def replay(folder: Path, policy: str) -> dict[str, Any]:
 
 def outcome(facts: dict[str, Any], scene: Scenario, policy: str) -> dict[str, Any]:
     """Runs one policy, and returns the waits that began in the measured span, and the work over the whole run."""
-    watch = Watch(list(scene.workloads), facts["quotas"])
+    watch = RunObserver(list(scene.workloads), facts["quotas"])
     began_s = time.perf_counter()
     run = Run(scene, ALL_POLICIES[policy], follow=watch).go()
     wall_s = time.perf_counter() - began_s

@@ -5,7 +5,7 @@ from itertools import product
 from math import inf, isnan
 from pathlib import Path
 
-from infra.reports.tables import Table, write_between
+from infra.reports.tables import ReportTable, write_between
 from research.experiments.cases import (
     BEFORE,
     BY_TENANT,
@@ -17,11 +17,11 @@ from research.experiments.cases import (
     SEEDS,
     TRACES,
     VARIANTS,
-    Case,
+    ExperimentCase,
     cases,
 )
 from research.experiments.pictures import draw
-from research.experiments.summary import CaseResult, Misses, bound_gpu_h, load, misses, wait_figures
+from research.experiments.summary import Misses, PolicyResult, bound_gpu_h, load, misses, wait_figures
 
 BEGIN, END = "<!-- tables: written by `make experiment` -->", "<!-- end of the tables -->"
 LEVELS = {"1 and 2": (1, 2), "3 and 4": (3, 4), "5 to 7": (5, 6, 7)}
@@ -46,7 +46,7 @@ def write_report(out: Path, report: Path) -> None:
     write_between(report, BEGIN, END, "\n\n".join(_tables(out, found, pictures)))
 
 
-def _tables(out: Path, found: Sequence[CaseResult], pictures: Sequence[str]) -> Iterable[str]:
+def _tables(out: Path, found: Sequence[PolicyResult], pictures: Sequence[str]) -> Iterable[str]:
     yield _seeds(found)
     yield from (f"![{name}](experiments/{name}.svg)" for name in pictures)
     yield "### Before and after\n\nMissed objectives of levels 1 and 2, in %:"
@@ -64,19 +64,19 @@ def _tables(out: Path, found: Sequence[CaseResult], pictures: Sequence[str]) -> 
             yield _hours(out, here)
 
 
-def _seeds(found: Sequence[CaseResult]) -> str:
+def _seeds(found: Sequence[PolicyResult]) -> str:
     """Returns the table with the number of seeds for which all policies of a case were run."""
     rows = []
     for trace, variant in product(TRACES, VARIANTS):
         cells = [f"{trace}, {SAYS[variant]}"]
         for load_ in LOADS:
-            last = Case(trace, load_, 0, variant).policies[-1]
+            last = ExperimentCase(trace, load_, 0, variant).policies[-1]
             cells.append(f"{len(_at(found, last, trace, variant, load_))} of {len(SEEDS)}")
         rows.append(cells)
     return "Number of seeds that were run:\n\n" + _table(("case", *(f"load {load_:g}" for load_ in LOADS)), rows)
 
 
-def _before(found: Sequence[CaseResult]) -> str:
+def _before(found: Sequence[PolicyResult]) -> str:
     rows = []
     for trace, variant, load_ in product(TRACES, (MIXED, BY_TENANT), LOADS):
         both = [_at(found, policy, trace, variant, load_) for policy in (BEFORE, "global")]
@@ -92,7 +92,7 @@ def _before(found: Sequence[CaseResult]) -> str:
     return _table(("case", "load", *compared), rows)
 
 
-def _joint(found: Sequence[CaseResult]) -> str:
+def _joint(found: Sequence[PolicyResult]) -> str:
     rows = []
     for trace, variant, load_ in product(TRACES, (MIXED, BY_TENANT, FEW_REGIONS), LOADS):
         one, joint = (_at(found, policy, trace, variant, load_) for policy in ("global", "global-joint"))
@@ -106,8 +106,8 @@ def _joint(found: Sequence[CaseResult]) -> str:
     return _table(("case", "load", *compared, "seeds with a shorter mean wait jointly"), rows)
 
 
-def _misses(here: Sequence[CaseResult]) -> str:
-    def cell(of: Sequence[CaseResult]) -> list[str]:
+def _misses(here: Sequence[PolicyResult]) -> str:
+    def cell(of: Sequence[PolicyResult]) -> list[str]:
         return [
             _spread(of, lambda o: misses(o, "award")),
             _percent(misses(of, "award", within=True)),
@@ -122,7 +122,7 @@ def _misses(here: Sequence[CaseResult]) -> str:
     )
 
 
-def _waits(here: Sequence[CaseResult], until: str, groups: Mapping[str, Sequence[int]]) -> str:
+def _waits(here: Sequence[PolicyResult], until: str, groups: Mapping[str, Sequence[int]]) -> str:
     by_size = groups is SIZES
     rows = []
     for load_, name, of in _rows(here):
@@ -138,7 +138,7 @@ def _waits(here: Sequence[CaseResult], until: str, groups: Mapping[str, Sequence
     return f"Waits {until} by {by}, mean / P50 / P95 / P99:\n\n" + _table(("policy", "load", *groups), rows)
 
 
-def _hours(out: Path, here: Sequence[CaseResult]) -> str:
+def _hours(out: Path, here: Sequence[PolicyResult]) -> str:
     rows = []
     for load_, name, of in _rows(here):
         high = sum(bound_gpu_h(out, o.case, HIGH_LEVELS) for o in of)
@@ -163,14 +163,14 @@ def _hours(out: Path, here: Sequence[CaseResult]) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return Table(columns, rows).markdown()
+    return ReportTable(columns, rows).markdown()
 
 
-def _mean_wait_s(of: Sequence[CaseResult]) -> float:
+def _mean_wait_s(of: Sequence[PolicyResult]) -> float:
     return (wait_figures(of, "start", _EVERY_LEVEL, _EVERY_SIZE) or [inf])[0]
 
 
-_JOINTLY: dict[str, Callable[[Sequence[CaseResult]], str]] = {
+_JOINTLY: dict[str, Callable[[Sequence[PolicyResult]], str]] = {
     "missed until the award, %": lambda of: _percent(misses(of, "award", _EVERY_LEVEL)),
     "mean wait until running": lambda of: _seconds(_mean_wait_s(of)),
     "preemptions": lambda of: f"{sum(o.body['preemptions'] for o in of):,}",
@@ -178,13 +178,13 @@ _JOINTLY: dict[str, Callable[[Sequence[CaseResult]], str]] = {
 }
 
 
-def _at(found: Sequence[CaseResult], policy: str, trace: str, variant: str, load_: float) -> list[CaseResult]:
+def _at(found: Sequence[PolicyResult], policy: str, trace: str, variant: str, load_: float) -> list[PolicyResult]:
     return [
         o for o in found if (o.policy, o.case.trace, o.case.variant, o.case.load) == (policy, trace, variant, load_)
     ]
 
 
-def _rows(here: Sequence[CaseResult]) -> Iterable[tuple[float, str, list[CaseResult]]]:
+def _rows(here: Sequence[PolicyResult]) -> Iterable[tuple[float, str, list[PolicyResult]]]:
     for load_ in LOADS:
         for policy in _ALL:
             of = [o for o in here if o.policy == policy and o.case.load == load_]
@@ -196,7 +196,7 @@ def _percent(of: Misses) -> str:
     return "-" if isnan(of.percent) else f"{of.percent:.1f}"
 
 
-def _spread(of: Sequence[CaseResult], figure: Callable[[Sequence[CaseResult]], Misses]) -> str:
+def _spread(of: Sequence[PolicyResult], figure: Callable[[Sequence[PolicyResult]], Misses]) -> str:
     each = [figure([o]).percent for o in of]
     return f"{_percent(figure(of))} ({min(each):.1f} to {max(each):.1f})" if len(of) > 1 else _percent(figure(of))
 

@@ -25,16 +25,16 @@ from research.experiments.cases import (
     HOUR_S,
     NODES,
     TRACES,
-    Case,
+    ExperimentCase,
     Sizes,
     case_of,
 )
 from research.experiments.fleets import fleet_body, openb_regions, philly_regions
 from research.traces.draws import pick
 from research.traces.fleet import QuotaRule, SimulatedFleet, quotas_by_rule
-from research.traces.reading import COLUMNS, read_trace
 from research.traces.rows import TraceRow
 from research.traces.settings import TraceSettings
+from research.traces.trace_readers import COLUMNS, read_trace
 from research.traces.workloads import scaled
 from simulation.hardware import supply
 from simulation.random_draws import chance
@@ -57,7 +57,7 @@ _MAST_LEVELS = {
 
 
 @dataclass(frozen=True)
-class Window:
+class MeasuredWindow:
     """The measured span, on the trace's clock."""
 
     from_s: float
@@ -65,7 +65,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Levels:
+class RowLevels:
     """The priority level of each row: that of its tenant, or a random one. Copies of a row have the row's level."""
 
     seed: int
@@ -78,7 +78,7 @@ class Levels:
         return pick(chance(self.seed, "level", row.workload_id.partition("~")[0]), _MAST_LEVELS)
 
 
-def build(case: Case, data: Path, out: Path, sizes: Sizes) -> None:
+def build(case: ExperimentCase, data: Path, out: Path, sizes: Sizes) -> None:
     """Writes `fleet.yaml`, `trace.csv` and `case.json` into the case's folder.
 
     Raises:
@@ -124,7 +124,7 @@ def build(case: Case, data: Path, out: Path, sizes: Sizes) -> None:
     (folder / "case.json").write_text(json.dumps(facts, indent=1))
 
 
-def windows(rows: Sequence[TraceRow], gang_gpus: int, count: int, sizes: Sizes) -> list[Window]:
+def windows(rows: Sequence[TraceRow], gang_gpus: int, count: int, sizes: Sizes) -> list[MeasuredWindow]:
     """Returns the `count` spans with the most submitted GPUs of gangs, largest first, at least `APART_S` apart.
 
     The warm-up before each span lies within the trace.
@@ -141,13 +141,13 @@ def windows(rows: Sequence[TraceRow], gang_gpus: int, count: int, sizes: Sizes) 
     found = []
     for _ in range(count):
         begin = int(np.argmax(sums))
-        found.append(Window(first_s + begin * HOUR_S, first_s + begin * HOUR_S + sizes.measured_s))
+        found.append(MeasuredWindow(first_s + begin * HOUR_S, first_s + begin * HOUR_S + sizes.measured_s))
         near = int(APART_S / HOUR_S)
         sums[max(0, begin - near) : begin + near + 1] = -1
     return found
 
 
-def offered(rows: Sequence[TraceRow], levels: Levels, window: Window, gpus: int) -> dict[str, float]:
+def offered(rows: Sequence[TraceRow], levels: RowLevels, window: MeasuredWindow, gpus: int) -> dict[str, float]:
     """Returns the load of the high levels and of all: GPU hours in a window, divided by those of the fleet.
 
     The GPU hours are those that workloads would hold if each started at its submission.
@@ -160,7 +160,9 @@ def offered(rows: Sequence[TraceRow], levels: Levels, window: Window, gpus: int)
     }
 
 
-def at_load(rows: Sequence[TraceRow], levels: Levels, window: Window, case: Case, gpus: int) -> list[TraceRow]:
+def at_load(
+    rows: Sequence[TraceRow], levels: RowLevels, window: MeasuredWindow, case: ExperimentCase, gpus: int
+) -> list[TraceRow]:
     """Returns the trace, copied so many times that it offers the case's load in the window.
 
     The high levels keep their share of the load, but offer at most `HIGH_AT_MOST` of the fleet; the other levels offer
@@ -178,7 +180,7 @@ def at_load(rows: Sequence[TraceRow], levels: Levels, window: Window, case: Case
 
 
 def _copies(
-    rows: Sequence[TraceRow], levels: Levels, window: Window, seed: int, gpus: int, target: float
+    rows: Sequence[TraceRow], levels: RowLevels, window: MeasuredWindow, seed: int, gpus: int, target: float
 ) -> list[TraceRow]:
     """Returns the trace scaled by bisection to offer the target load in the window; the closest of all tries.
 
@@ -204,7 +206,7 @@ def _copies(
     return found[1]
 
 
-def _levels(case: Case, rows: Sequence[TraceRow], window: Window) -> Levels:
+def _levels(case: ExperimentCase, rows: Sequence[TraceRow], window: MeasuredWindow) -> RowLevels:
     """Returns the levels of a case: drawn for each workload, or (variant `BY_TENANT`) one for each tenant.
 
     A tenant of openb has the level of its quality of service. The tenants of Philly are put in a random order. In this
@@ -212,10 +214,10 @@ def _levels(case: Case, rows: Sequence[TraceRow], window: Window) -> Levels:
     load and at most half of the tenants have them. The others get the `LOW_LEVELS` in turn.
     """
     if case.variant != BY_TENANT:
-        return Levels(case.seed)
+        return RowLevels(case.seed)
     tenants = sorted({row.tenant for row in rows})
     if case.trace == "openb":
-        return Levels(case.seed, {tenant: OPENB_LEVELS.get(tenant, LOWEST_LEVEL) for tenant in tenants})
+        return RowLevels(case.seed, {tenant: OPENB_LEVELS.get(tenant, LOWEST_LEVEL) for tenant in tenants})
     held = _held_gpu_s(rows, window.from_s, window.to_s)
     total, high = sum(held.values()), 0.0
     out: dict[str, int] = {}
@@ -228,7 +230,7 @@ def _levels(case: Case, rows: Sequence[TraceRow], window: Window) -> Levels:
         else:
             out[tenant] = LOW_LEVELS[lows % len(LOW_LEVELS)]
             lows += 1
-    return Levels(case.seed, out)
+    return RowLevels(case.seed, out)
 
 
 def _held_gpu_s(rows: Iterable[TraceRow], from_s: float, to_s: float) -> dict[str, float]:
@@ -240,7 +242,7 @@ def _held_gpu_s(rows: Iterable[TraceRow], from_s: float, to_s: float) -> dict[st
     return held
 
 
-def _write_rows(path: Path, rows: Iterable[TraceRow], levels: Levels) -> None:
+def _write_rows(path: Path, rows: Iterable[TraceRow], levels: RowLevels) -> None:
     """Writes the rows in the simulator's own format."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from research.experiments.cases import HIGH_LEVELS, Case
+from research.experiments.cases import HIGH_LEVELS, ExperimentCase
 from simulation.settings import SimulationSettings
 
 OBJECTIVE_S = SimulationSettings().objective_s
@@ -54,10 +54,10 @@ class Misses:
 
 
 @dataclass(frozen=True)
-class CaseResult:
+class PolicyResult:
     """The outcome of one policy on one case."""
 
-    case: Case
+    case: ExperimentCase
     policy: str
     body: dict[str, Any]
 
@@ -73,19 +73,19 @@ class CaseResult:
         return float(sum(self.body["worked_gpu_h"].get(str(level), 0.0) for level in levels))
 
 
-def load(out: Path, cases: Iterable[Case], policies: Sequence[str]) -> list[CaseResult]:
+def load(out: Path, cases: Iterable[ExperimentCase], policies: Sequence[str]) -> list[PolicyResult]:
     """Returns the outcomes of the cases and policies that were run."""
     found = []
     for case in cases:
         for policy in policies:
             path = case.folder(out) / f"{policy}.json"
             if path.exists():
-                found.append(CaseResult(case, policy, json.loads(path.read_text())))
+                found.append(PolicyResult(case, policy, json.loads(path.read_text())))
     return found
 
 
 def misses(
-    outcomes: Iterable[CaseResult], until: str, levels: Sequence[int] = HIGH_LEVELS, *, within: bool = False,
+    outcomes: Iterable[PolicyResult], until: str, levels: Sequence[int] = HIGH_LEVELS, *, within: bool = False,
     avoidable: bool = False,
 ) -> Misses:  # fmt: skip
     """Counts the misses of some levels; `within`: only waits within quota; `avoidable`: only avoidable misses."""
@@ -99,7 +99,7 @@ def misses(
 
 
 def wait_figures(
-    outcomes: Iterable[CaseResult], until: str, levels: Sequence[int], gpus: Sequence[int]
+    outcomes: Iterable[PolicyResult], until: str, levels: Sequence[int], gpus: Sequence[int]
 ) -> list[float] | None:
     """Returns mean, P50, P95 and P99 in seconds; None: no waits. Unfinished waits count up to the end of the run."""
     waits = [
@@ -113,7 +113,7 @@ def wait_figures(
     return [float(np.mean(waits)), *map(float, np.percentile(waits, PERCENTILES, method="inverted_cdf"))]
 
 
-def bound_gpu_h(out: Path, case: Case, levels: Sequence[int]) -> float:
+def bound_gpu_h(out: Path, case: ExperimentCase, levels: Sequence[int]) -> float:
     """Returns the fluid bound in GPU hours for levels 1 to the largest of `levels`; NaN: it was not computed."""
     path = case.folder(out) / "bound.json"
     if not path.exists():

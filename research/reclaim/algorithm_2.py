@@ -70,7 +70,7 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Choices:
+class Algorithm2Choices:
     """The decisions for all jobs, in their order."""
 
     destination: Ints
@@ -113,7 +113,7 @@ def removed_by(network: Network, nodes: Nodes, leaving: Leaving, job: int, rules
 
 def choose(
     network: Network, nodes: Nodes, leaving: Leaving, survival: ArrayLike, rules: Rules = DEFAULT_RULES
-) -> Choices:
+) -> Algorithm2Choices:
     """Returns the destinations of all jobs (algorithm 2 for each, see `assign`).
 
     `survival` is S_d(T_rem), the probability that a node stays for the rest of the job: one row for each job, or one
@@ -134,7 +134,7 @@ def choose(
     return assign(network, nodes, leaving, rules, score)
 
 
-def assign(network: Network, nodes: Nodes, leaving: Leaving, rules: Rules, score: Score) -> Choices:
+def assign(network: Network, nodes: Nodes, leaving: Leaving, rules: Rules, score: Score) -> Algorithm2Choices:
     """Returns for each job the candidate with the least score, in time proportional to jobs times nodes.
 
     Jobs choose in the order of their notice, then of their position. A destination's free memory and load change with
@@ -157,7 +157,7 @@ def assign(network: Network, nodes: Nodes, leaving: Leaving, rules: Rules, score
         chosen = pool[best]
         destination[job], score_s[job], migration_s[job] = chosen, scores_s[best], times_s[chosen]
         left.take(chosen, leaving, job)
-    return Choices(destination, score_s, migration_s, counts, leaving, rules)
+    return Algorithm2Choices(destination, score_s, migration_s, counts, leaving, rules)
 
 
 def _preferred(candidates: Bools, is_local: Bools, min_local: int) -> Ints:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from research.reclaim.documents import Document, build
+from research.reclaim.documents import ScenarioDocument, build
 from research.reclaim.engine import simulate
-from research.reclaim.knowledge import Knowledge
-from research.reclaim.scenario import Scenario
+from research.reclaim.knowledge import SiteKnowledge
+from research.reclaim.scenario import LendingScenario
 from research.reclaim.systems import System
 
 SUMMED = ("loss_gpu_h", "emergency_loss_gpu_h", "clairvoyant_gpu_h", "hits", "emergencies", "early_moves", "finished")
@@ -22,11 +22,11 @@ SUMMED = ("loss_gpu_h", "emergency_loss_gpu_h", "clairvoyant_gpu_h", "hits", "em
 class Runner:
     """Runs systems on the scenarios of a document, one scenario for each seed."""
 
-    document: Document
+    document: ScenarioDocument
     folder: Path
     data: Path | None = None
 
-    def scenario(self, seed: int) -> Scenario:
+    def scenario(self, seed: int) -> LendingScenario:
         """Returns the scenario of a seed."""
         return build(self.document, self.folder, self.data, seed)
 
@@ -36,13 +36,13 @@ class Runner:
         """Yields the result of each system for each seed."""
         for seed in seeds:
             scenario = self.scenario(seed)
-            known: dict[tuple[float, ...], Knowledge] = {}
+            known: dict[tuple[float, ...], SiteKnowledge] = {}
             for system in systems:
                 said(f"{system.name}, seed {seed}")
                 p = system.parameters
                 key = (p.window_days, p.hazard_confidence, p.bandwidth_confidence, p.budget_confidence)
                 if key not in known:
-                    known[key] = Knowledge(
+                    known[key] = SiteKnowledge(
                         scenario, p.window_days, p.hazard_confidence, p.bandwidth_confidence, p.budget_confidence
                     )
                 yield simulate(scenario, system, known[key]).as_json()

@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from domain.documents import CountKey, Part, RuleError, Written
+from domain.documents import CountKey, DocumentPart, RuleError, Written
 from infra.documents import read_document
 from infra.errors import ConfigurationError
 from reclaim.arrays import Floats, Ints
-from research.reclaim import drawn, traces
-from research.reclaim.scenario import DAY_S, Lending, Machines, Scenario, Traffic, Work
+from research.reclaim import draws, traces
+from research.reclaim.scenario import DAY_S, Lending, LendingScenario, LentMachines, SubmittedJobs, Traffic
 from research.reclaim.traces import Interval, ScenarioError
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -43,7 +43,7 @@ Time = Annotated[
 ]  # fmt: skip
 
 
-class Model(Part):
+class Model(DocumentPart):
     """Machines of one kind."""
 
     count: int = Field(ge=1)
@@ -52,7 +52,7 @@ class Model(Part):
     memory_gb: Positive = 24.0
 
 
-class Drawn(Part):
+class Drawn(DocumentPart):
     """Times of lending that are drawn."""
 
     departures: int = Field(ge=1, default=847)
@@ -61,7 +61,7 @@ class Drawn(Part):
     building_sigma: NotNegative = 0.3
 
 
-class FailureTrace(Part):
+class FailureTrace(DocumentPart):
     """Times of lending from a folder with tables of the Failure Trace Archive."""
 
     folder: Path | None = None
@@ -71,7 +71,7 @@ class FailureTrace(Part):
     """The sites that become buildings; empty: those with the most machines."""
 
 
-class Availability(Part):
+class Availability(DocumentPart):
     """When machines are lent and taken back, from exactly one of the three sources."""
 
     rules: ClassVar = (_ONE_SOURCE,)
@@ -88,7 +88,7 @@ class Availability(Part):
         return self
 
 
-class Departures(Part):
+class Departures(DocumentPart):
     """Notices that are drawn, where the availability does not give them."""
 
     rules: ClassVar = (_ABOVE_LEAST,)
@@ -107,14 +107,14 @@ class Departures(Part):
         return self
 
 
-class Peaks(Part):
+class Peaks(DocumentPart):
     """The hours in which owners come, and people use the network."""
 
     hours: tuple[tuple[NotNegative, NotNegative], ...] = ((11.5, 13.0), (17.5, 20.0))
     factor: Positive = 6.0
 
 
-class JobMix(Part):
+class JobMix(DocumentPart):
     """Jobs that are drawn, or `csv`."""
 
     csv: Path | None = None
@@ -128,7 +128,7 @@ class JobMix(Part):
     checkpoint_sigma: NotNegative | None = None
 
 
-class Network(Part):
+class NetworkDocument(DocumentPart):
     """Bandwidth and its sharing."""
 
     local_mbit_s: Positive = 820.0
@@ -142,7 +142,7 @@ class Network(Part):
     write_mb_s: Positive = 1100.0
 
 
-class Document(Part):
+class ScenarioDocument(DocumentPart):
     """A scenario file."""
 
     rules: ClassVar = (_BELOW_DAYS, _DAY_EXISTS)
@@ -163,32 +163,34 @@ class Document(Part):
     departures: Departures = Departures()
     peaks: Peaks = Peaks()
     jobs: JobMix = JobMix()
-    network: Network = Network()
+    network: NetworkDocument = NetworkDocument()
     participation: Share = 1.0
     hindsight_days: Positive = 1.0
     restart_s: NotNegative = 30.0
 
     @model_validator(mode="after")
-    def _measured(self) -> "Document":
+    def _measured(self) -> "ScenarioDocument":
         if self.calibration_days >= self.days:
             message = f"calibration_days: {self.calibration_days:g}: must be below {self.days:g}, days"
             raise RuleError(_BELOW_DAYS, message)
         return self
 
 
-def read(path: Path) -> Document:
+def read(path: Path) -> ScenarioDocument:
     """Returns the document of a file.
 
     Raises:
         ScenarioError: the file cannot be read or is not valid; the message names the file and the field.
     """
     try:
-        return read_document(Document, path, "scenario file")
+        return read_document(ScenarioDocument, path, "scenario file")
     except ConfigurationError as error:
         raise ScenarioError(str(error)) from None
 
 
-def build(document: Document, folder: Path, data: Path | None = None, seed: int | None = None) -> Scenario:
+def build(
+    document: ScenarioDocument, folder: Path, data: Path | None = None, seed: int | None = None
+) -> LendingScenario:
     """Returns the scenario of a document.
 
     Args:
@@ -205,7 +207,7 @@ def build(document: Document, folder: Path, data: Path | None = None, seed: int 
     streams = [np.random.default_rng([seed, part]) for part in range(6)]
     start = document.start if document.start.tzinfo else document.start.replace(tzinfo=UTC)
     start_s, length_s = start.timestamp(), document.days * DAY_S
-    day = drawn.Day(document.peaks.hours, document.peaks.factor)
+    day = draws.Day(document.peaks.hours, document.peaks.factor)
     models = [model for model in document.machines for _ in range(model.count)]
     given: list[Interval] | None = None
     if document.availability.csv is not None:
@@ -228,7 +230,7 @@ def build(document: Document, folder: Path, data: Path | None = None, seed: int 
         picked = streams[1].permutation(len(names)) % len(models)
         shuffled = [models[int(n)] for n in picked]
     machines = _machines(names, building, shuffled, given, document.participation, streams[1])
-    owner = drawn.Notices(
+    owner = draws.Notices(
         document.departures.emergency_share,
         document.departures.notice_least_s,
         document.departures.notice_median_s,
@@ -237,32 +239,32 @@ def build(document: Document, folder: Path, data: Path | None = None, seed: int 
     share = document.departures.emergency_share
     if given is None:
         settings = document.availability.drawn or Drawn()
-        lending, hazard = drawn.comings(
-            streams[0], building, length_s, start_s, drawn.Owners(**settings.model_dump()), day
+        lending, hazard = draws.comings(
+            streams[0], building, length_s, start_s, draws.Owners(**settings.model_dump()), day
         )
         lending = replace(lending, notice_s=_notices(lending, owner, streams[2], None))
         emergency, notice = hazard * share, hazard * (1 - share)
     else:
         number = {name: n for n, name in enumerate(names)}
         ordered = sorted(given, key=lambda one: (one.from_s, one.to_s, number[one.node]))
-        lending = drawn.lending_of([(one.from_s, one.to_s, number[one.node]) for one in ordered], length_s)
+        lending = draws.lending_of([(one.from_s, one.to_s, number[one.node]) for one in ordered], length_s)
         wanted = {(one.from_s, number[one.node]): one.notice_s for one in ordered}
         known = np.array(
             [wanted[float(at), int(node)] for at, node in zip(lending.from_s, lending.node, strict=True)], np.float64
         )
         lending = replace(lending, notice_s=_notices(lending, owner, streams[2], known))
-        emergency, notice = drawn.hindsight(lending, len(names), building, length_s, document.hindsight_days)
+        emergency, notice = draws.hindsight(lending, len(names), building, length_s, document.hindsight_days)
     network = document.network
-    links = drawn.bandwidth(
+    links = draws.bandwidth(
         streams[3], len(names), len(building_names), length_s, start_s,
-        drawn.Swings(
+        draws.Swings(
             network.local_mbit_s * 125e3, network.building_mbit_s * 125e3, network.core_mbit_s * 125e3, network.swing,
             network.correlation,
         ),
         day, emergency,
     )  # fmt: skip
     traffic = Traffic(network.research_share, network.connections, network.overhead_share, network.write_mb_s * 1e6)
-    return Scenario(
+    return LendingScenario(
         document.name, seed, start_s, length_s, document.calibration_days * DAY_S, building_names, machines, lending,
         _work(document.jobs, machines, length_s, folder, streams[4]), links, emergency, notice, document.restart_s,
         traffic,
@@ -276,7 +278,7 @@ def _machines(
     given: list[Interval] | None,
     participation: float,
     rng: np.random.Generator,
-) -> Machines:
+) -> LentMachines:
     gpus = np.array([model.gpus for model in models], np.int64)
     memory = np.array([model.memory_gb * 1e9 for model in models], np.float64)
     for one in given or []:
@@ -286,10 +288,10 @@ def _machines(
             memory[names.index(one.node)] = one.memory_bytes
     controlled = np.zeros(len(names), np.bool_)
     controlled[rng.permutation(len(names))[: round(participation * len(names))]] = True
-    return Machines(names, np.asarray(building, np.int64), gpus, memory, controlled)
+    return LentMachines(names, np.asarray(building, np.int64), gpus, memory, controlled)
 
 
-def _notices(lending: Lending, owner: drawn.Notices, rng: np.random.Generator, known: Floats | None) -> Floats:
+def _notices(lending: Lending, owner: draws.Notices, rng: np.random.Generator, known: Floats | None) -> Floats:
     """Returns the notice of each interval's departure; those that are not known are drawn."""
     notice_s = np.zeros(len(lending)) if known is None else known.copy()
     missing = lending.departs & (np.isnan(notice_s) if known is not None else True)
@@ -298,11 +300,13 @@ def _notices(lending: Lending, owner: drawn.Notices, rng: np.random.Generator, k
     return np.where(lending.departs, np.minimum(notice_s, lending.to_s - lending.from_s), 0.0)
 
 
-def _work(mix: JobMix, machines: Machines, length_s: float, folder: Path, rng: np.random.Generator) -> Work:
+def _work(
+    mix: JobMix, machines: LentMachines, length_s: float, folder: Path, rng: np.random.Generator
+) -> SubmittedJobs:
     if mix.csv is None:
-        return drawn.work(
+        return draws.work(
             rng,
-            drawn.Jobs(
+            draws.Jobs(
                 mix.count, mix.gpu_hours, tuple(mix.gpus.items()), mix.duration_sigma, mix.checkpoint_least_bytes,
                 mix.checkpoint_median_bytes, mix.checkpoint_most_bytes, mix.checkpoint_sigma,
             ),
@@ -328,4 +332,4 @@ def _work(mix: JobMix, machines: Machines, length_s: float, folder: Path, rng: n
             )
         found.append(values)
     columns = np.array(sorted(found), np.float64).reshape(-1, 5).T
-    return Work(columns[0], columns[1].astype(np.int64), columns[2], columns[3], columns[4])
+    return SubmittedJobs(columns[0], columns[1].astype(np.int64), columns[2], columns[3], columns[4])

@@ -8,20 +8,20 @@ import heapq
 from math import inf
 from time import perf_counter
 
-from research.reclaim.knowledge import Knowledge
-from research.reclaim.network import Flow, Kind
-from research.reclaim.records import Hit, Outcome, Totals
-from research.reclaim.running import Running
-from research.reclaim.scenario import Scenario
+from research.reclaim.job_states import Running
+from research.reclaim.knowledge import SiteKnowledge
+from research.reclaim.network import Flow, FlowClass
+from research.reclaim.records import GpuTotals, Hit, SystemOutcome
+from research.reclaim.scenario import LendingScenario
 from research.reclaim.starts import final_feasible
-from research.reclaim.state import NOWHERE, Job, Node, Phase
-from research.reclaim.systems import Choosing, Saving, System
+from research.reclaim.state import NOWHERE, Job, JobPhase, Node
+from research.reclaim.systems import Choosing, IntervalRule, System
 
 _MARGIN = 1.3
 """A final checkpoint begins when the notice still lasts this multiple of its expected time."""
 
 
-def simulate(scenario: Scenario, system: System, knowledge: Knowledge | None = None) -> Outcome:
+def simulate(scenario: LendingScenario, system: System, knowledge: SiteKnowledge | None = None) -> SystemOutcome:
     """Returns what a system does on a scenario. The same arguments give the same result.
 
     `knowledge` can be shared by systems with the same constants of estimation.
@@ -29,7 +29,7 @@ def simulate(scenario: Scenario, system: System, knowledge: Knowledge | None = N
     started_s = perf_counter()
     parameters = system.parameters
     if knowledge is None:
-        knowledge = Knowledge(
+        knowledge = SiteKnowledge(
             scenario, parameters.window_days, parameters.hazard_confidence, parameters.bandwidth_confidence,
             parameters.budget_confidence,
         )  # fmt: skip
@@ -41,7 +41,7 @@ def simulate(scenario: Scenario, system: System, knowledge: Knowledge | None = N
 class _Run(Running):
     """Adds the owners to the jobs."""
 
-    def run(self) -> Outcome:
+    def run(self) -> SystemOutcome:
         lending = self._scenario.lending
         for n in range(len(lending)):
             node, to_s, notice_s = self._nodes[int(lending.node[n])], float(lending.to_s[n]), float(lending.notice_s[n])
@@ -59,7 +59,7 @@ class _Run(Running):
             at_s = float(self._scenario.work.submit_s[job.number])
             self._push(at_s, 3, lambda job=job: self._submit(job))  # type: ignore[misc]
         self._push(self._scenario.measured_from_s, 0, self._measure)
-        if self._system.saving is not Saving.FIXED:
+        if self._system.saving is not IntervalRule.FIXED:
             self._push(self._parameters.period_s, 5, self._control)
         if self._system.moves_early:
             self._push(self._parameters.early_period_s, 6, self._early)
@@ -102,9 +102,11 @@ class _Run(Running):
         jobs = [self._jobs[n] for n in sorted(node.jobs)]
         for job in jobs:
             # A planned move to this machine, or an early one from it, is too late or in doubt: it is chosen anew.
-            if job.target == node.number and job.phase is Phase.RUNNING:
+            if job.target == node.number and job.phase is JobPhase.RUNNING:
                 self._drop_move(job)
-        staying = [job for job in jobs if job.phase is Phase.RUNNING and job.node == node.number and job.move is None]
+        staying = [
+            job for job in jobs if job.phase is JobPhase.RUNNING and job.node == node.number and job.move is None
+        ]
         self._plan(staying, leaves_s)
 
     def _plan(self, jobs: list[Job], leaves_s: float) -> None:
@@ -125,14 +127,14 @@ class _Run(Running):
     def _move(self, job: Job, target: Node, deadline_s: float) -> None:
         """Reserves a destination and sends the final checkpoint there. `deadline_s` infinite: an early move."""
         source = self._nodes[job.node]
-        kind = Kind.RECOVERY if deadline_s == inf else Kind.PLANNED
+        kind = FlowClass.RECOVERY if deadline_s == inf else FlowClass.PLANNED
         flow = self._flow(job, kind, self._scenario.move(source.number, target.number), source.is_controlled)
         flow.deadline_s, flow.rest_s = deadline_s, self._chooser.restart_s
         self._take(target, job)
         self._reserved_s[job.number] = self._now_s
         job.target, job.move = target.number, flow
         self._done[flow.number] = self._moved
-        if self._system.is_shaped and kind is Kind.PLANNED and flow.is_controlled:
+        if self._system.is_shaped and kind is FlowClass.PLANNED and flow.is_controlled:
             # P3 admits it, and sets its start.
             self._dirty = False
             for one in self._network.recompute(self._now_s):
@@ -147,7 +149,7 @@ class _Run(Running):
             self._stop_to_move(job, flow)
 
     def _stop_to_move(self, job: Job, flow: Flow) -> None:
-        if job.move is not flow or job.phase is not Phase.RUNNING:
+        if job.move is not flow or job.phase is not JobPhase.RUNNING:
             return
         if flow.start_s > self._now_s:
             self._push(flow.start_s, 0, lambda: self._stop_to_move(job, flow))
@@ -156,7 +158,7 @@ class _Run(Running):
             self._network.remove(job.write)
             self._done.pop(job.write.number, None)
             job.write = None
-        self._enter(job, Phase.MOVING)
+        self._enter(job, JobPhase.MOVING)
         flow.progress_s = job.progress_s
         job.stopped_s = self._now_s
         self._dirty = True
@@ -165,7 +167,7 @@ class _Run(Running):
         """The final checkpoint has arrived."""
         job = self._jobs[flow.job]
         source, target = self._nodes[job.node], self._nodes[job.target]
-        self._enter(job, Phase.LOADING)
+        self._enter(job, JobPhase.LOADING)
         self._book_reserved(job)
         self._give(source, job)
         job.move = None
@@ -191,7 +193,7 @@ class _Run(Running):
         The checkpoint begins as late as is safe, so that it contains most of the work. If the notice is long enough for
         two checkpoints, another one begins at once: if the bandwidth falls later, that one is complete.
         """
-        if self._system.saving is Saving.FIXED or job.phase is not Phase.RUNNING:
+        if self._system.saving is IntervalRule.FIXED or job.phase is not JobPhase.RUNNING:
             return
         upload_s = self._chooser.upload_s(job, self._now_s)
         version = job.version
@@ -199,19 +201,19 @@ class _Run(Running):
             safe_s = _MARGIN * upload_s
             latest_s = max(self._now_s, leaves_s - safe_s)
             if job.write is None and latest_s - self._now_s >= safe_s:
-                self._begin_save(job, Kind.RECOVERY)
+                self._begin_save(job, FlowClass.RECOVERY)
             self._push(latest_s, 2, lambda: self._last_save(job, version))
 
     def _last_save(self, job: Job, version: int) -> None:
-        if job.version != version or job.phase is not Phase.RUNNING or job.move is not None:
+        if job.version != version or job.phase is not JobPhase.RUNNING or job.move is not None:
             return
         if job.write is not None:
-            if job.write.kind is Kind.RECOVERY:
+            if job.write.kind is FlowClass.RECOVERY:
                 # The first one is late: to begin again would be later still.
                 return
             self._network.remove(job.write)
             self._done.pop(job.write.number, None)
-        self._begin_save(job, Kind.RECOVERY)
+        self._begin_save(job, FlowClass.RECOVERY)
 
     def _drop_move(self, job: Job) -> None:
         """Ends a planned move whose destination is no longer there. The job runs on."""
@@ -234,25 +236,25 @@ class _Run(Running):
         for job in [self._jobs[n] for n in sorted(node.jobs)]:
             if job.target == node.number:
                 self._target_lost(job)
-            elif job.phase in (Phase.RUNNING, Phase.MOVING):
+            elif job.phase in (JobPhase.RUNNING, JobPhase.MOVING):
                 lost.append(job)
                 self._lose(job, node, notice_s)
             else:
                 self._cancel(job)
-                self._enter(job, Phase.WAITING)
+                self._enter(job, JobPhase.WAITING)
                 self._give(node, job)
                 lost.append(job)
         self._recover(lost)
 
     def _target_lost(self, job: Job) -> None:
         """The destination of a planned move left. If the job has stopped already, it continues at its machine."""
-        if job.phase is Phase.MOVING:
+        if job.phase is JobPhase.MOVING:
             if job.move is not None:
                 self._network.remove(job.move)
                 self._done.pop(job.move.number, None)
             job.move = None
             self._unreserve(job)
-            self._enter(job, Phase.RUNNING)
+            self._enter(job, JobPhase.RUNNING)
             job.since_s = job.started_s = self._now_s
             self._schedule_end(job)
             self._schedule_save(job)
@@ -265,7 +267,7 @@ class _Run(Running):
     def _lose(self, job: Job, node: Node, notice_s: float) -> None:
         """Books what a departure costs a job."""
         hit = self._hit(job, node, self._now_s, notice_s)
-        hit.stopped_s = job.stopped_s if job.phase is Phase.MOVING else self._now_s
+        hit.stopped_s = job.stopped_s if job.phase is JobPhase.MOVING else self._now_s
         self._end_segment(job)
         hit.lost_s = job.progress_s - job.saved_s
         if notice_s == 0:
@@ -281,7 +283,7 @@ class _Run(Running):
         else:
             reserved = None
         self._cancel(job)
-        self._enter(job, Phase.WAITING)
+        self._enter(job, JobPhase.WAITING)
         self._totals.useful -= hit.lost_s * job.gpus
         self._totals.lost += hit.lost_s * job.gpus
         job.progress_s = job.saved_s
@@ -298,7 +300,7 @@ class _Run(Running):
 
     def _recover(self, jobs: list[Job]) -> None:
         """Finds new machines for jobs that lost theirs."""
-        waiting = [job for job in jobs if job.phase is Phase.WAITING]
+        waiting = [job for job in jobs if job.phase is JobPhase.WAITING]
         if self._system.requeue_s > 0 or self._system.choosing is Choosing.HOME:
             for job in waiting:
                 job.eligible_s = self._now_s + self._system.requeue_s
@@ -335,17 +337,17 @@ class _Run(Running):
                 self._outcome.early_moves += self._now_s >= self._scenario.measured_from_s
                 self._move(job, self._nodes[target], inf)
 
-    def _finish(self) -> Outcome:
+    def _finish(self) -> SystemOutcome:
         outcome = self._outcome
         for job in self._jobs:
             if job.target != NOWHERE:
                 self._book_reserved(job)
-            if job.phase in (Phase.RUNNING, Phase.LOADING, Phase.MOVING):
+            if job.phase in (JobPhase.RUNNING, JobPhase.LOADING, JobPhase.MOVING):
                 self._end_segment(job)
         self._hold(0)
         outcome.whole = self._totals
-        outcome.measured = self._totals.minus(self._at_measure or Totals())
-        outcome.finished = sum(job.phase is Phase.DONE for job in self._jobs)
+        outcome.measured = self._totals.minus(self._at_measure or GpuTotals())
+        outcome.finished = sum(job.phase is JobPhase.DONE for job in self._jobs)
         outcome.degradation = self._network.all.degradation
         outcome.migration_degradation = self._network.in_migrations.degradation
         outcome.migrated_bytes = self._network.migrated_bytes

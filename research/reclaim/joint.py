@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from reclaim.arrays import Bools, Floats, Ints, check_numbers, column
 from reclaim.buildings import DEFAULT_RULES, Rules
 from reclaim.intervals import P1Settings, intervals
-from research.reclaim.algorithm_2 import Choices, Constraint, Nodes, assign, least, removed_by
+from research.reclaim.algorithm_2 import Algorithm2Choices, Constraint, Nodes, assign, least, removed_by
 from research.reclaim.destinations import Leaving, Network
 from research.reclaim.topology import NOWHERE
 
@@ -142,7 +142,7 @@ DEFAULT_POLICY = Policy()
 class JointChoices:
     """Destinations, with the interval at each destination."""
 
-    choices: Choices
+    choices: Algorithm2Choices
     """`score_s` is the time of the migration plus the expected loss at the destination."""
     interval_s: Floats
     """nan for jobs without a destination."""

@@ -13,22 +13,22 @@ from reclaim.arrays import Floats
 from reclaim.bandwidth import lower_bound_bytes_s
 from reclaim.hazard import HazardModel, HazardSettings
 from reclaim.hazard_state import HazardState
-from research.reclaim.scenario import DAY_S, EPOCH_S, STEP_S, Scenario
+from research.reclaim.scenario import DAY_S, EPOCH_S, STEP_S, LendingScenario
 
 _STEP_S = 1800.0
 """The time between two estimates of hazards."""
 _GRID = 1.25
-"""The ratio of successive horizons in the grid of `Knowledge.expected`."""
+"""The ratio of successive horizons in the grid of `SiteKnowledge.expected`."""
 _UNMEASURED = 0.5
 """The share of a link's mean bandwidth that counts as its lower bound before anything was measured."""
 
 
-class Knowledge:
+class SiteKnowledge:
     """The estimates of one scenario with one set of constants."""
 
     def __init__(
         self,
-        scenario: Scenario,
+        scenario: LendingScenario,
         window_days: int = 14,
         hazard_confidence: float = 0.8,
         confidence: float = 0.9,

@@ -12,16 +12,16 @@ from math import ceil, floor, inf
 
 import numpy as np
 
-from reclaim.admission import Decision, Flows, Outcome, decide
+from reclaim.admission import AdmissionDecision, FlowOutcome, Flows, decide
 from reclaim.arrays import Floats, Ints
 from reclaim.traffic import migration_share
-from research.reclaim.scenario import STEP_S, Scenario
+from research.reclaim.scenario import STEP_S, LendingScenario
 
 _DONE_BYTES = 0.5
 _EPSILON_S = 1e-6
 
 
-class Kind(IntEnum):
+class FlowClass(IntEnum):
     """The class of a flow, in the order of precedence under shaping."""
 
     PLANNED = 0
@@ -35,7 +35,7 @@ class Flow:
 
     number: int
     job: int
-    kind: Kind
+    kind: FlowClass
     path: tuple[int, ...]
     remaining_bytes: float
     is_controlled: bool
@@ -65,10 +65,10 @@ class Carried:
         return self.displaced_s / self.flow_s if self.flow_s else 0.0
 
 
-class Network:
+class FlowNetwork:
     """The flows of one run."""
 
-    def __init__(self, scenario: Scenario, is_shaped: bool, research_share: float, period_s: float) -> None:
+    def __init__(self, scenario: LendingScenario, is_shaped: bool, research_share: float, period_s: float) -> None:
         """Starts without flows. `period_s` is the control period of P3; 0: it sees the current bandwidth."""
         self.flows: dict[int, Flow] = {}
         self.all, self.in_migrations = Carried(), Carried()
@@ -104,12 +104,12 @@ class Network:
             for flow in self.flows.values():
                 displaced = self._displaced.get(flow.number)
                 if displaced is not None:
-                    for carried in (self.all,) if flow.kind is Kind.WRITE else (self.all, self.in_migrations):
+                    for carried in (self.all,) if flow.kind is FlowClass.WRITE else (self.all, self.in_migrations):
                         carried.flow_s += passed_s
                         carried.displaced_s += displaced * passed_s
                 sent = min(flow.rate_bytes_s * passed_s, flow.remaining_bytes)
                 flow.remaining_bytes -= sent
-                if flow.kind is Kind.WRITE:
+                if flow.kind is FlowClass.WRITE:
                     self.written_bytes += sent
                 else:
                     self.migrated_bytes += sent
@@ -166,7 +166,7 @@ class Network:
         measured_at_s = self._measured_at_s(now_s) if self._period_s > 0 else now_s
         share = self._share_of(self._scenario.step(measured_at_s))
         left = share.tolist()
-        planned = [one for one in self.flows.values() if one.kind is Kind.PLANNED and one.is_controlled]
+        planned = [one for one in self.flows.values() if one.kind is FlowClass.PLANNED and one.is_controlled]
         refused = []
         if planned:
             paths = np.full((len(planned), max(len(flow.path) for flow in planned)), -1, np.int64)
@@ -175,7 +175,7 @@ class Network:
             found = decide(self._columns(planned, paths), share, now_s)
             left = found.left_bytes_s.tolist()
             refused = self._apply(planned, found)
-        for kind in (Kind.RECOVERY, Kind.WRITE):
+        for kind in (FlowClass.RECOVERY, FlowClass.WRITE):
             same = [one for one in self.flows.values() if one.kind is kind and one.is_controlled]
             if same:
                 rates = max_min([(one.path, 1.0, one.limit_bytes_s) for one in same], left)
@@ -197,15 +197,15 @@ class Network:
             is_admitted=[one.is_admitted for one in planned],
         )
 
-    def _apply(self, planned: list[Flow], found: Decision) -> list[Flow]:
+    def _apply(self, planned: list[Flow], found: AdmissionDecision) -> list[Flow]:
         refused = []
         for row, flow in enumerate(planned):
-            if found.outcome[row] <= Outcome.SQUEEZED:
+            if found.outcome[row] <= FlowOutcome.SQUEEZED:
                 flow.is_admitted = True
                 flow.start_s, flow.rate_bytes_s = float(found.start_s[row]), float(found.rate_bytes_s[row])
             elif flow.is_admitted:
                 # Its notice no longer suffices. It goes on with the rate of a recovery until the machine leaves.
-                flow.kind = Kind.RECOVERY
+                flow.kind = FlowClass.RECOVERY
             else:
                 flow.is_refused = True
                 self.remove(flow)

@@ -40,7 +40,7 @@ class Hit:
 
 
 @dataclass
-class Totals:
+class GpuTotals:
     """GPU seconds. `held` is measured apart from the others: held = useful + lost + overhead."""
 
     held: float = 0.0
@@ -59,13 +59,13 @@ class Totals:
         """All that is neither useful nor lost."""
         return self.saving + self.moving + self.shadow
 
-    def minus(self, other: "Totals") -> "Totals":
+    def minus(self, other: "GpuTotals") -> "GpuTotals":
         """Returns the difference."""
-        return Totals(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
+        return GpuTotals(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
 
 
 @dataclass
-class Outcome:
+class SystemOutcome:
     """The result of one system on one scenario."""
 
     system: str
@@ -74,8 +74,8 @@ class Outcome:
     measured_from_s: float
     lent_gpu_s: float
     within_s: float
-    whole: Totals = field(default_factory=Totals)
-    measured: Totals = field(default_factory=Totals)
+    whole: GpuTotals = field(default_factory=GpuTotals)
+    measured: GpuTotals = field(default_factory=GpuTotals)
     """From `measured_from_s` on."""
     hits: list[Hit] = field(default_factory=list)
     """Only those after `measured_from_s`."""

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from infra.reports.charts import COLOURS, INK, PERCENT, Picture, picture
 from infra.reports.page import grid, muted, page
 from research.reclaim.compare import Figures, figures
-from research.reclaim.published import TABLE_3, TABLE_4
+from research.reclaim.published_tables import TABLE_3, TABLE_4
 from research.reclaim.results import Results
-from research.reclaim.scenario import EPOCH_S, Scenario
+from research.reclaim.scenario import EPOCH_S, LendingScenario
 from research.reclaim.systems import SYSTEMS
 from research.reclaim.tables import tables
 
@@ -68,7 +68,7 @@ def seeds(results: Mapping[str, Figures]) -> Iterable[Picture]:
     yield chart("Research traffic displaced", "degradation", "on links with migrations")
 
 
-def day(scenario: Scenario) -> Picture:
+def day(scenario: LendingScenario) -> Picture:
     """Returns the chart of hazard and bandwidth over the day."""
     hours = (scenario.start_s % 86400 + np.arange(scenario.epochs) * EPOCH_S) % 86400 / 3600
     part = np.floor(hours * 2).astype(int)

@@ -4,14 +4,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from research.reclaim.adaptivity import Adaptivity, adaptivity
-from research.reclaim.scenario import EPOCH_S, STEP_S, Scenario
+from research.reclaim.scenario import EPOCH_S, STEP_S, LendingScenario
 
 
 @dataclass
 class Results:
     """What a command has simulated so far."""
 
-    scenario: Scenario
+    scenario: LendingScenario
     """The scenario of the first seed."""
     seeds: list[int]
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Results:
         }
 
 
-def gap_of(scenario: Scenario) -> Adaptivity | None:
+def gap_of(scenario: LendingScenario) -> Adaptivity | None:
     """Returns the adaptivity gap of theorem 2 for the scenario's mean hazard and the links within buildings; None if no
     epoch has a hazard.
     """

@@ -21,7 +21,7 @@ AT_THE_CORE = -2
 
 
 @dataclass(frozen=True)
-class Machines:
+class LentMachines:
     """The machines, one element for each."""
 
     names: tuple[str, ...]
@@ -54,7 +54,7 @@ class Lending:
 
 
 @dataclass(frozen=True)
-class Work:
+class SubmittedJobs:
     """The jobs, sorted by the time of submission. A job runs on GPUs of one machine."""
 
     submit_s: Floats
@@ -84,7 +84,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Scenario:
+class LendingScenario:
     """What a run takes as given: machines, when they are lent, jobs, links and the true hazards."""
 
     name: str
@@ -94,9 +94,9 @@ class Scenario:
     measured_from_s: float
     """Departures before are for calibration and are not counted."""
     buildings: tuple[str, ...]
-    machines: Machines
+    machines: LentMachines
     lending: Lending
-    work: Work
+    work: SubmittedJobs
     links_bytes_s: Floats
     """The bandwidth of links (rows) in each step of `STEP_S`: the access links of machines, then the switch of each
     building, the link of each building towards the core, and the link of each building from the core.

@@ -12,7 +12,7 @@ STALL_SHARE = 0.09
 """The share of a local write for which a background save stalls training, as measured by mizzen's bench."""
 
 
-class Phase(Enum):
+class JobPhase(Enum):
     """What a job does."""
 
     FUTURE = 0
@@ -35,7 +35,7 @@ class Job:
     work_s: float
     checkpoint_bytes: float
     memory_bytes: float
-    phase: Phase = Phase.FUTURE
+    phase: JobPhase = JobPhase.FUTURE
     node: int = NOWHERE
     target: int = NOWHERE
     """The machine whose GPUs are reserved for a planned move."""
@@ -84,7 +84,7 @@ class Job:
 
     def progress(self, now_s: float, slowdown: float) -> float:
         """Returns the work that is computed by now."""
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not JobPhase.RUNNING:
             return self.progress_s
         return min(self.work_s, self.progress_s + max(0.0, now_s - self.since_s) / (1 + slowdown))
 

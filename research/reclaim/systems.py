@@ -16,7 +16,7 @@ _SHIPPED = ReclaimSettings()
 """The defaults of a live fleet: a run without other constants simulates exactly these."""
 
 
-class Saving(StrEnum):
+class IntervalRule(StrEnum):
     """How the interval between checkpoints is chosen."""
 
     FIXED = "fixed"
@@ -45,7 +45,7 @@ class Choosing(StrEnum):
     TRUE_RATES = "true rates"
 
 
-class Store(StrEnum):
+class StorePlacement(StrEnum):
     """Where checkpoints are."""
 
     BUILDING = "building"
@@ -101,9 +101,9 @@ class System:
 
     name: str
     about: str
-    saving: Saving = Saving.FIXED
+    saving: IntervalRule = IntervalRule.FIXED
     interval_s: float = 1800.0
-    """The interval of `Saving.FIXED`."""
+    """The interval of `IntervalRule.FIXED`."""
     choosing: Choosing = Choosing.RANDOM
     is_shaped: bool = False
     """Whether P3 admits migrations and limits traffic."""
@@ -112,7 +112,7 @@ class System:
     moves_early: bool = False
     as_live: bool = False
     """Whether `Choosing.JOINT` uses one bandwidth for all checkpoints, as `reclaim.forecasts` does."""
-    store: Store = Store.BUILDING
+    store: StorePlacement = StorePlacement.BUILDING
     has_shadow: bool = False
     """Whether another machine holds the state, so that a restart transfers nothing."""
     requeue_s: float = 0.0
@@ -131,7 +131,7 @@ def _ablation(p1: bool, p2: bool, p3: bool) -> System:
     return System(
         "+".join(on) or "none",
         f"{', '.join(on).upper() or 'no protocol'}; otherwise 30 minutes, a random destination, no shaping",
-        saving=Saving.PAPER if p1 else Saving.FIXED,
+        saving=IntervalRule.PAPER if p1 else IntervalRule.FIXED,
         choosing=Choosing.P2 if p2 else Choosing.RANDOM,
         is_shaped=p3,
         parameters=PUBLISHED,
@@ -148,21 +148,25 @@ ABLATION = tuple(
 """All combinations of the protocols as published, in the order of Table IV."""
 _PUBLISHED = replace(ABLATION[-1], name="published", about="P1, P2 and P3 as in the paper")
 _ALL = replace(
-    _PUBLISHED, name="reclaimnet", about="P1, P2 and P3 as on a live fleet", saving=Saving.P1, parameters=Parameters()
+    _PUBLISHED,
+    name="reclaimnet",
+    about="P1, P2 and P3 as on a live fleet",
+    saving=IntervalRule.P1,
+    parameters=Parameters(),
 )
 _SLURM = System(
     "slurm-pr",
     "preempt and requeue: 10 minutes to one file system for all buildings, no use of notices, the first free machine",
-    interval_s=600.0, choosing=Choosing.FIRST, uses_notice=False, requeue_s=120.0, store=Store.CENTRAL,
+    interval_s=600.0, choosing=Choosing.FIRST, uses_notice=False, requeue_s=120.0, store=StorePlacement.CENTRAL,
 )  # fmt: skip
 SYSTEMS: Mapping[str, System] = {
     system.name: system
     for system in (
         _SLURM,
-        replace(_SLURM, name="slurm-pr-local", about="slurm-pr with a store in each building", store=Store.BUILDING),
+        replace(_SLURM, name="slurm-pr-local", about="with a store in each building", store=StorePlacement.BUILDING),
         System(
             "no-migration", "30 minutes to the machine's own disk; the job waits for its machine",
-            choosing=Choosing.HOME, uses_notice=False, store=Store.OWN_DISK,
+            choosing=Choosing.HOME, uses_notice=False, store=StorePlacement.OWN_DISK,
         ),
         System("static", "10 minutes, moves within the notice to a random machine", interval_s=600.0),
         System(
@@ -172,15 +176,15 @@ SYSTEMS: Mapping[str, System] = {
         replace(ABLATION[5], name="random-dst", about="P1 and P3, a random destination"),
         replace(ABLATION[4], name="no-shaping", about="P1 and P2, no shaping"),
         replace(_PUBLISHED, name="tv-fi", about="published with intervals from the means of the last day",
-                saving=Saving.MARGINAL),
+                saving=IntervalRule.MARGINAL),
         _PUBLISHED,
         _ALL,
         replace(_ALL, name="constant-hazard", about="reclaimnet that assumes one departure of each machine in 24 hours",
                 parameters=Parameters(hazard_per_h=1 / 24)),
-        replace(_ALL, name="sdk", about="P2 and P3, and the SDK's formula for intervals", saving=Saving.SDK),
+        replace(_ALL, name="sdk", about="P2 and P3, and the SDK's formula for intervals", saving=IntervalRule.SDK),
         System(
             "true-rates", "true hazard and bandwidth, intervals and destinations with the least expected loss of each",
-            saving=Saving.TRUE_RATES, choosing=Choosing.TRUE_RATES, is_shaped=True, parameters=PUBLISHED,
+            saving=IntervalRule.TRUE_RATES, choosing=Choosing.TRUE_RATES, is_shaped=True, parameters=PUBLISHED,
         ),
         replace(_ALL, name="joint", about="beyond the paper: interval and destination together, early moves",
                 choosing=Choosing.JOINT, moves_early=True),

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from infra.reports.formats import NONE, number
-from infra.reports.tables import ALL, Table
-from research.reclaim import published
+from infra.reports.tables import ALL, ReportTable
+from research.reclaim import published_tables
 from research.reclaim.compare import Figures, ratio
 
 _NOTE_3 = """means over seeds, of departures after the calibration; in brackets the value of Table III
@@ -17,7 +17,7 @@ saving: GPU hours stalled by checkpoints; overhead: with those held in transfers
 clairvoyant: the loss if the newest checkpoint had completed just before each departure without notice"""
 
 
-def tables(found: Mapping[str, Figures]) -> dict[str, Table]:
+def tables(found: Mapping[str, Figures]) -> dict[str, ReportTable]:
     """Returns the tables that have rows, by their headings in a report."""
     every = {
         "Systems": main_table(found),
@@ -28,12 +28,12 @@ def tables(found: Mapping[str, Figures]) -> dict[str, Table]:
     return {heading: table for heading, table in every.items() if table.rows}
 
 
-def main_table(found: Mapping[str, Figures]) -> Table:
+def main_table(found: Mapping[str, Figures]) -> ReportTable:
     """Returns Table III beside ours."""
-    base, was = found.get("slurm-pr"), published.TABLE_3["slurm-pr"]
+    base, was = found.get("slurm-pr"), published_tables.TABLE_3["slurm-pr"]
     rows = []
     for name, one in found.items():
-        row = published.TABLE_3.get(published.SAME.get(name, name))
+        row = published_tables.TABLE_3.get(published_tables.SAME.get(name, name))
         relative = NONE if base is None else number(ratio(one, base, "loss_gpu_h")[0], 2)
         rows.append(
             [
@@ -47,15 +47,15 @@ def main_table(found: Mapping[str, Figures]) -> Table:
             ]
         )
     head = ["SYSTEM", "LOSS GPU-H", "X SLURM", "DOWNTIME S", "SUCCESS %", "DEGRADATION %", "GPU UTIL. %"]
-    return Table(head, rows, _NOTE_3)
+    return ReportTable(head, rows, _NOTE_3)
 
 
-def ablation_table(found: Mapping[str, Figures]) -> Table:
+def ablation_table(found: Mapping[str, Figures]) -> ReportTable:
     """Returns Table IV beside ours; rows that were not run are left out."""
-    base = published.named(found, "none")
+    base = published_tables.named(found, "none")
     rows = []
-    for name, (loss, downtime, degradation) in published.TABLE_4.items():
-        one = published.named(found, name)
+    for name, (loss, downtime, degradation) in published_tables.TABLE_4.items():
+        one = published_tables.named(found, name)
         if one is None:
             continue
         relative = NONE if base is None else number(ratio(one, base, "loss_gpu_h")[0], 2)
@@ -63,15 +63,15 @@ def ablation_table(found: Mapping[str, Figures]) -> Table:
             [
                 *("on" if protocol in name.split("+") else "-" for protocol in ("p1", "p2", "p3")),
                 _pair(one.mean("loss_gpu_h"), loss, 2),
-                _with(relative, loss / published.TABLE_4["none"][0], 2),
+                _with(relative, loss / published_tables.TABLE_4["none"][0], 2),
                 _pair(one.mean("downtime_s"), downtime, 0),
                 _pair(100 * one.mean("degradation"), 100 * degradation, 1),
             ]
         )
-    return Table(["P1", "P2", "P3", "LOSS GPU-H", "RELATIVE", "DOWNTIME S", "DEGRADATION %"], rows, _NOTE_4)
+    return ReportTable(["P1", "P2", "P3", "LOSS GPU-H", "RELATIVE", "DOWNTIME S", "DEGRADATION %"], rows, _NOTE_4)
 
 
-def more_table(found: Mapping[str, Figures]) -> Table:
+def more_table(found: Mapping[str, Figures]) -> ReportTable:
     """Returns what Table III does not show."""
     columns: dict[str, tuple[str, float, int]] = {
         "HITS": ("hits", 1, 1),
@@ -91,14 +91,14 @@ def more_table(found: Mapping[str, Figures]) -> Table:
         [name, *(number(one.mean(value) * factor, places) for value, factor, places in columns.values())]
         for name, one in found.items()
     ]
-    return Table(["SYSTEM", *columns], rows, _NOTE_MORE)
+    return ReportTable(["SYSTEM", *columns], rows, _NOTE_MORE)
 
 
-def bounds_table(found: Mapping[str, Figures]) -> Table:
+def bounds_table(found: Mapping[str, Figures]) -> ReportTable:
     """Returns the bounds of the comparison."""
     words = {None: "not run", True: "met", False: "missed"}
-    rows = [[one.name, one.required, one.measured, words[one.is_met]] for one in published.bounds(found)]
-    return Table(["BOUND", "REQUIRED", "MEASURED (95 % OF SEEDS' RESAMPLES)", ""], rows, texts=ALL)
+    rows = [[one.name, one.required, one.measured, words[one.is_met]] for one in published_tables.bounds(found)]
+    return ReportTable(["BOUND", "REQUIRED", "MEASURED (95 % OF SEEDS' RESAMPLES)", ""], rows, texts=ALL)
 
 
 def _pair(value: float, published_value: float | None, places: int) -> str:

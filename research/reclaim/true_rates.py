@@ -14,7 +14,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from reclaim.arrays import Floats, Ints
-from research.reclaim.scenario import EPOCH_S, HOUR_S, STEP_S, Scenario
+from research.reclaim.scenario import EPOCH_S, HOUR_S, STEP_S, LendingScenario
 from research.reclaim.state import NOWHERE, Job, Node
 from research.reclaim.systems import Parameters
 
@@ -27,7 +27,7 @@ _AHEAD_S = 24 * 3600.0
 class Truth:
     """The true hazards and bandwidths of a scenario."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: LendingScenario) -> None:
         """Sums hazards over epochs, so that any horizon is a difference."""
         self.scenario = scenario
         hours = EPOCH_S / HOUR_S

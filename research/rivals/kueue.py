@@ -27,7 +27,7 @@ from simulation.engine import ScanOrder, id_of
 from simulation.hardware import supply
 from simulation.run import Scenario
 from simulation.supply import Machines
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 
 
 class Kueue(Rival):
@@ -126,7 +126,7 @@ class Kueue(Rival):
         """Returns whether the cohort has `more` unused slots; `more` may be negative."""
         return gpu_type is None or more <= 0 or self._in_use[gpu_type] + more <= self._cohort[gpu_type]
 
-    def _borrows(self, w: Workload) -> bool:
+    def _borrows(self, w: SimulatedWorkload) -> bool:
         """Returns whether the workload's queue would have to borrow for each GPU type that the workload accepts."""
         types = w.jobs[0].gpu_types if w.gpus else ()
         return bool(types) and all(self._over_nominal(w.tenant, gpu_type, w.gpus) for gpu_type in types)
@@ -173,7 +173,7 @@ class Kueue(Rival):
                 chosen, free = rest, less
         return chosen
 
-    def _preemptible_in(self, pool: ClusterPool, w: Workload) -> tuple[list[str], Ints]:
+    def _preemptible_in(self, pool: ClusterPool, w: SimulatedWorkload) -> tuple[list[str], Ints]:
         """Returns the workloads of a pool that `w` may preempt, and the sum of their holdings, shape (3, machines).
 
         Workloads of other queues come first; then the order is lowest priority first, then newest first.
@@ -188,7 +188,7 @@ class Kueue(Rival):
             self._preemptible[key] = names, theirs
         return self._preemptible[key]
 
-    def _sorted_preemptible(self, pool: ClusterPool, w: Workload, reclaims: bool) -> list[str]:
+    def _sorted_preemptible(self, pool: ClusterPool, w: SimulatedWorkload, reclaims: bool) -> list[str]:
         found = []
         for name, where in self.placed.items():
             other = self.workloads[name]
@@ -199,7 +199,7 @@ class Kueue(Rival):
                 found.append((own, -other.level, -self._admitted_at_s[name], name))
         return [name for *_, name in sorted(found)]
 
-    def _reclaimable(self, victim: str, w: Workload, gpu_type: str | None) -> float:
+    def _reclaimable(self, victim: str, w: SimulatedWorkload, gpu_type: str | None) -> float:
         """Returns how many slots `w` may take from a victim's queue: those it borrows; no limit in its own queue."""
         tenant = self.workloads[victim].tenant
         if tenant == w.tenant or gpu_type is None:
@@ -209,7 +209,9 @@ class Kueue(Rival):
     def _given(self, victims: Sequence[str], tenant: str) -> int:
         return sum(self.workloads[victim].gpus for victim in victims if self.workloads[victim].tenant == tenant)
 
-    def _enough(self, w: Workload, job: JobRequest, pool: ClusterPool, free: Ints, victims: Sequence[str]) -> bool:
+    def _enough(
+        self, w: SimulatedWorkload, job: JobRequest, pool: ClusterPool, free: Ints, victims: Sequence[str]
+    ) -> bool:
         """Returns whether a workload fits into `free` and into the cohort's quota once the victims have left."""
         given = sum(self.workloads[victim].gpus for victim in victims)
         return pool.fits(job, free) and self._within_cohort(pool.gpu_type, w.gpus - given)

@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from domain.scheduling import Bid, JobRequest, MachineState, Plan, RunningWorkload
-from gms.auction.candidate import Candidate, Outcome
+from gms.auction.candidate import AuctionOutcome, Candidate
 from research.rivals.rooms import ClusterPool, pools_of
-from simulation.engine import Counts, Ranks, ScanOrder
+from simulation.engine import DecisionCounts, Ranks, ScanOrder
 from simulation.errors import SimulationError
 from simulation.ledger import Ledger
 from simulation.run import Scenario, credit_weights
@@ -38,14 +38,14 @@ class Rival(Ranks, ABC):
         self.working: set[str] = set()
         """Workloads that hold all slots of their award."""
         self.now_s = 0.0
-        self._counts = Counts()
+        self._counts = DecisionCounts()
         self._candidate_pools: dict[tuple[JobRequest, frozenset[str] | None], list[ClusterPool]] = {}
 
     def open(self, now_s: float) -> None:
         """Begins a pass over the queue."""
         self.now_s = now_s
 
-    def place(self, candidates: Sequence[Candidate]) -> Sequence[Outcome]:
+    def place(self, candidates: Sequence[Candidate]) -> Sequence[AuctionOutcome]:
         """Decides on one candidate after another, and awards the plans."""
         return [self._place(candidate) for candidate in candidates]
 
@@ -75,7 +75,7 @@ class Rival(Ranks, ABC):
         """Not supported, as `join`."""
         raise SimulationError(f"{region}: machine {machine}: slurm and kueue do not support pools")
 
-    def counts(self) -> Counts:
+    def counts(self) -> DecisionCounts:
         """Returns the counts of decisions so far."""
         return self._counts
 
@@ -106,17 +106,17 @@ class Rival(Ranks, ABC):
             ]
         return self._candidate_pools[key]
 
-    def _place(self, candidate: Candidate) -> Outcome:
+    def _place(self, candidate: Candidate) -> AuctionOutcome:
         self._counts.decisions += 1
         decided = self.decide(candidate)
         if decided is None:
-            return Outcome(candidate.request.workload, None)
+            return AuctionOutcome(candidate.request.workload, None)
         pool, plan = decided
         pool.ledger.award(plan, candidate.request.jobs)
         pool.refresh(machine for machine, _ in plan.jobs[0].machines)
         self.leaving.update(plan.victims)
         self._now_in(plan.workload, pool)
-        return Outcome(plan.workload, Bid(plan.workload, plan.region, plan))
+        return AuctionOutcome(plan.workload, Bid(plan.workload, plan.region, plan))
 
     def _now_in(self, workload: str, pool: ClusterPool) -> None:
         self.placed[workload] = pool

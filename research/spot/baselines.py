@@ -9,7 +9,7 @@ from domain.capacity import CapacityKind
 from research.spot.state import ReplayState
 from services.spot.changes import on_demand, split, surplus
 from services.spot.state import PolicyState
-from services.spot.values import Action, EventKind, Launch, Observation, Replica, Zone
+from services.spot.values import Action, Launch, Observation, SpotReplica, Zone, ZoneEventKind
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class SpotPool(ABC):
         return state, (*actions, *on_demand(others, 0))
 
     def resized(
-        self, state: PolicyState, observation: Observation, spot: list[Replica], wanted: int
+        self, state: PolicyState, observation: Observation, spot: list[SpotReplica], wanted: int
     ) -> tuple[PolicyState, list[Action]]:
         """Returns the next state, and the actions after which `wanted` spot replicas are launched."""
-        refused = [event.zone for event in observation.events if event.kind is EventKind.REFUSED]
+        refused = [event.zone for event in observation.events if event.kind is ZoneEventKind.REFUSED]
         if refused:
             state = state.refused(refused, observation.now_s, self.retry_s)
         return self._resized(state, state.waiting(observation.now_s), spot, wanted)
 
     @abstractmethod
     def _resized(
-        self, state: PolicyState, waiting: frozenset[str], spot: list[Replica], wanted: int
+        self, state: PolicyState, waiting: frozenset[str], spot: list[SpotReplica], wanted: int
     ) -> tuple[PolicyState, list[Action]]:
         """`resized`, without launches in the zones of `waiting`, which recently refused one."""
 
@@ -56,7 +56,7 @@ class EvenSpread(SpotPool):
     """
 
     def _resized(
-        self, state: PolicyState, waiting: frozenset[str], spot: list[Replica], wanted: int
+        self, state: PolicyState, waiting: frozenset[str], spot: list[SpotReplica], wanted: int
     ) -> tuple[PolicyState, list[Action]]:
         shares = Counter(self.zones[k % len(self.zones)].name for k in range(wanted))
         actions: list[Action] = []
@@ -80,7 +80,7 @@ class RoundRobin(SpotPool):
         return ReplayState()
 
     def _resized(
-        self, state: PolicyState, waiting: frozenset[str], spot: list[Replica], wanted: int
+        self, state: PolicyState, waiting: frozenset[str], spot: list[SpotReplica], wanted: int
     ) -> tuple[PolicyState, list[Action]]:
         actions: list[Action] = list(surplus(spot, wanted))
         if all(zone.name in waiting for zone in self.zones):
@@ -103,12 +103,12 @@ class SpotOnly(SpotPool):
     """
 
     def _resized(
-        self, state: PolicyState, waiting: frozenset[str], spot: list[Replica], wanted: int
+        self, state: PolicyState, waiting: frozenset[str], spot: list[SpotReplica], wanted: int
     ) -> tuple[PolicyState, list[Action]]:
         return state, [*surplus(spot, wanted), *balanced(self.zones, waiting, spot, wanted - len(spot))]
 
 
-def balanced(zones: tuple[Zone, ...], waiting: frozenset[str], spot: list[Replica], count: int) -> list[Action]:
+def balanced(zones: tuple[Zone, ...], waiting: frozenset[str], spot: list[SpotReplica], count: int) -> list[Action]:
     """Returns `count` launches, each in the zone with the fewest replicas; none if all zones are in `waiting`."""
     held = Counter(one.zone for one in spot)
     usable = [zone.name for zone in zones if zone.name not in waiting]

@@ -20,7 +20,7 @@ from infra.reports.charts import (
     value_ticks,
 )
 from infra.reports.formats import percent
-from research.spot.outcome import Outcome
+from research.spot.outcome import ReplayOutcome
 from research.spot.replay import ReplicaSpan
 from research.spot.runs import CaseResult, OptimumResult
 from research.spot.sweeps import SweepResult
@@ -44,7 +44,7 @@ _Points = Mapping[float | None, CaseResult]
 class Charts:
     """The charts of one outcome; each policy has the same colour and marker in all."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: ReplayOutcome) -> None:
         self._outcome = outcome
         self._colours = colours(outcome.policies)
         self._markers = {name: _MARKERS[k % len(_MARKERS)] for k, name in enumerate(outcome.policies)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import exp
 
 from research.spot.knowledge import Knowledge, ZoneRecord
-from services.spot.values import EventKind, Observation, Zone
+from services.spot.values import Observation, Zone, ZoneEventKind
 
 _MOST_COLD_STARTS = 10
 """The mean cold start is that of about this many recent replicas."""
@@ -78,14 +78,14 @@ class Estimates:
         held = kept + granted
         for zone in held:
             records[zone] = self._held(records.get(zone), now_s, kept[zone] > 0, granted[zone])
-        lost = {event.zone for event in observation.events if event.kind is EventKind.PREEMPTED}
+        lost = {event.zone for event in observation.events if event.kind is ZoneEventKind.PREEMPTED}
         for zone in sorted(lost):
             record = records.get(zone, ZoneRecord(0.0, now_s))
             records[zone] = replace(
                 record, up_s=0.0, seen_at_s=now_s, lost_at_s=now_s, down=not held[zone], losses=record.losses + 1
             )
         for event in observation.events:
-            if event.kind is EventKind.REFUSED:
+            if event.kind is ZoneEventKind.REFUSED:
                 records[event.zone] = _refused(records.get(event.zone), now_s, held[event.zone] > 0)
         pooled = self._pooled(knowledge, passed_h, lost, held)
         return _with_cold_starts(replace(pooled, now_s=now_s, zones=records), observation)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from research.spot.queueing import FAILED_RUNNING, FAILED_WAITING, serve
+from research.spot.queue_model import FAILED_RUNNING, FAILED_WAITING, serve
 from research.spot.replay import ReplicaSpan
 from research.spot.requests import Requests
 

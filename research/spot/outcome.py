@@ -4,17 +4,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from research.spot.runs import Bench, Case, CaseResult, OptimumResult
+from research.spot.runs import CaseResult, OptimumResult, PolicyCase, ReplayBench
 from research.spot.sweeps import SweepResult
 
 
 @dataclass
-class Outcome:
+class ReplayOutcome:
     """The results of a command that are complete."""
 
     traces: Path
-    bench: Bench
-    base: Case
+    bench: ReplayBench
+    base: PolicyCase
     """The settings of the main table; its policy has no meaning."""
     policies: dict[str, CaseResult] = field(default_factory=dict)
     sweeps: list[SweepResult] = field(default_factory=list)
@@ -23,7 +23,7 @@ class Outcome:
     """What an interrupted command did not complete."""
 
 
-def document(outcome: Outcome) -> dict[str, Any]:
+def document(outcome: ReplayOutcome) -> dict[str, Any]:
     """Returns the results as values of JSON."""
     bench, trace, windows = outcome.bench, outcome.bench.trace, outcome.bench.windows
     body: dict[str, Any] = {

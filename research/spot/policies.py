@@ -10,7 +10,7 @@ from services.spot import policies
 from services.spot.placement import DynamicPlacement
 from services.spot.policies import PolicySettings
 from services.spot.spothedge import SpotHedge
-from services.spot.values import Policy
+from services.spot.values import SpotPolicy
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ReplayPolicySettings(PolicySettings):
     """The price of an outage; see `SpotHedgePlus.outage_price_s`."""
 
 
-POLICIES: Mapping[str, Callable[[ReplayPolicySettings], Policy]] = {
+POLICIES: Mapping[str, Callable[[ReplayPolicySettings], SpotPolicy]] = {
     "spothedge": policies.POLICIES["spothedge"],
     "spothedge-alg1": lambda s: SpotHedge(DynamicPlacement(s.zones, False), s.extra, s.base, s.fallback, s.retry_s),
     "spothedge+": lambda s: SpotHedgePlus(
@@ -39,7 +39,7 @@ POLICIES: Mapping[str, Callable[[ReplayPolicySettings], Policy]] = {
 """How each policy is made. `spothedge` prefers zones with fewer replicas; `spothedge-alg1` is Algorithm 1 literally."""
 
 
-def make_policy(name: str, settings: ReplayPolicySettings) -> Policy:
+def make_policy(name: str, settings: ReplayPolicySettings) -> SpotPolicy:
     """Returns a policy by its name in `POLICIES`.
 
     Raises:

@@ -15,7 +15,16 @@ from typing import Any
 from domain.capacity import CapacityKind
 from research.spot.traces import SpotTrace
 from services.spot.state import PolicyState
-from services.spot.values import Action, Event, EventKind, Launch, Observation, Policy, Replica, ReplicaState
+from services.spot.values import (
+    Action,
+    Launch,
+    Observation,
+    ReplicaState,
+    SpotPolicy,
+    SpotReplica,
+    ZoneEvent,
+    ZoneEventKind,
+)
 
 _MOST_ROUNDS = 100
 """The limit on decisions at one instant, beside four for each zone. Each decision of a valid policy but the last few
@@ -83,8 +92,8 @@ class _Running:
     ready_at_s: float
     state: ReplicaState = ReplicaState.PROVISIONING
 
-    def seen(self) -> Replica:
-        return Replica(self.number, self.kind, self.zone, self.state)
+    def seen(self) -> SpotReplica:
+        return SpotReplica(self.number, self.kind, self.zone, self.state)
 
     def span(self, ended_s: float, *, preempted: bool) -> ReplicaSpan:
         ready_s = self.ready_at_s if self.state is ReplicaState.READY else None
@@ -94,13 +103,13 @@ class _Running:
 @dataclass
 class _Window:
     trace: SpotTrace
-    policy: Policy
+    policy: SpotPolicy
     settings: ReplaySettings
     state: PolicyState
     now_s: float = 0.0
     capacity: dict[str, int] = field(default_factory=dict)
     replicas: dict[int, _Running] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
+    events: list[ZoneEvent] = field(default_factory=list)
     spans: list[ReplicaSpan] = field(default_factory=list)
     """The replicas that have ended, in the order of their ends."""
     launches: int = 0
@@ -119,7 +128,7 @@ class _Window:
             for number in sorted(here)[counts[tick] :]:
                 self._end(number, preempted=True)
                 self.preemptions += 1
-                self.events.append(Event(EventKind.PREEMPTED, zone.name))
+                self.events.append(ZoneEvent(ZoneEventKind.PREEMPTED, zone.name))
 
     def decide(self) -> None:
         """Lets the policy decide until it returns no action."""
@@ -157,7 +166,7 @@ class _Window:
             if one.state is ReplicaState.PROVISIONING and one.ready_at_s <= self.now_s:
                 one.state = ReplicaState.READY
                 if one.zone is not None:
-                    self.events.append(Event(EventKind.READY, one.zone))
+                    self.events.append(ZoneEvent(ZoneEventKind.READY, one.zone))
 
     def all_spans(self) -> tuple[ReplicaSpan, ...]:
         """Returns the spans of all replicas so far, sorted by number. A running replica's span ends now."""
@@ -176,7 +185,7 @@ class _Window:
             held = Counter(one.zone for one in self.replicas.values())
             if held[action.zone] >= self.capacity[action.zone]:
                 self.refusals += 1
-                self.events.append(Event(EventKind.REFUSED, action.zone))
+                self.events.append(ZoneEvent(ZoneEventKind.REFUSED, action.zone))
                 return
             price = next(zone.usd_per_h for zone in self.trace.zones if zone.name == action.zone)
         ready_at_s = self.now_s + self.settings.cold_start_s
@@ -185,14 +194,14 @@ class _Window:
 
 
 def replay_window(
-    trace: SpotTrace, policy: Policy, settings: ReplaySettings, first_tick: int, ticks: int
+    trace: SpotTrace, policy: SpotPolicy, settings: ReplaySettings, first_tick: int, ticks: int
 ) -> WindowResult:
     """Returns the measurements of `replay_spans`."""
     return replay_spans(trace, policy, settings, first_tick, ticks)[0]
 
 
 def replay_spans(
-    trace: SpotTrace, policy: Policy, settings: ReplaySettings, first_tick: int, ticks: int
+    trace: SpotTrace, policy: SpotPolicy, settings: ReplaySettings, first_tick: int, ticks: int
 ) -> tuple[WindowResult, tuple[ReplicaSpan, ...]]:
     """Replays the ticks [first_tick, first_tick + ticks) with a policy. Equal arguments give equal results.
 

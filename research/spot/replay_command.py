@@ -8,14 +8,14 @@ from rich.console import Console
 
 from infra.errors import ConfigurationError
 from research.spot.commands import ReplayOptions
-from research.spot.outcome import Outcome, document
+from research.spot.outcome import ReplayOutcome, document
 from research.spot.policies import POLICIES
 from research.spot.replay import ReplaySettings
 from research.spot.request_source import workload_of
-from research.spot.runs import Bench, Case, Sweep, check_reachable, solve
+from research.spot.runs import PolicyCase, ReplayBench, Sweep, check_reachable, solve
 from research.spot.sweeps import SweepResult, parse_sweeps, run_sweep
 from research.spot.tables import tables
-from research.spot.traces import SpotTrace, TraceError, read_traces
+from research.spot.traces import SpotTrace, SpotTraceError, read_traces
 from research.spot.windows import Windows
 from server.outputs import STANDARD, check_outputs, write_json, write_text
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
@@ -41,15 +41,15 @@ def run_replay(given: ReplayOptions) -> int:
     check_outputs({"--json": output.json, "--report": output.report}, {})
     try:
         trace = read_traces(given.traces, unlimited=given.unlimited)
-    except TraceError as error:
+    except SpotTraceError as error:
         raise ConfigurationError(f"--traces: {error}") from None
     span = Windows(_ticks(given.window_h, trace), given.windows, given.seed)
     workload = workload_of(given.requests, span.ticks * trace.gap_s)
     settings = ReplaySettings(given.target, given.cold_start_s, given.od_price_ratio)
-    base = Case("", settings, given.overprovision, given.outage_price_s)
+    base = PolicyCase("", settings, given.overprovision, given.outage_price_s)
     err = Console(stderr=True)
     with interrupts() as interrupted:
-        outcome = Outcome(given.traces, Bench(trace, span, workload, interrupted, {}), base)
+        outcome = ReplayOutcome(given.traces, ReplayBench(trace, span, workload, interrupted, {}), base)
         least = (_AVAILABILITY if given.optimum_availability is None else given.optimum_availability) / 100
         if given.optimum:
             check_reachable(least, outcome.bench, settings)
@@ -69,7 +69,9 @@ def run_replay(given: ReplayOptions) -> int:
     return 0
 
 
-def _run(outcome: Outcome, names: Sequence[str], sweeps: Sequence[Sweep], least: float | None, err: Console) -> None:
+def _run(
+    outcome: ReplayOutcome, names: Sequence[str], sweeps: Sequence[Sweep], least: float | None, err: Console
+) -> None:
     """Fills the outcome. `least` is the availability of the optimum; None: the optimum is not wanted."""
     bench, count = outcome.bench, outcome.bench.windows.count
     bases = [replace(outcome.base, policy=name) for name in names]

@@ -8,12 +8,12 @@ from typing import Any
 from infra.reports.charts import colours
 from infra.reports.page import grid, keys, muted, page, warning
 from research.spot.charts import FAILED, TIMELINE, Charts, ready_counts, timeline
-from research.spot.outcome import Outcome
+from research.spot.outcome import ReplayOutcome
 from research.spot.runs import USED_BY
 from research.spot.tables import latency_table, main_table, optimum_table, sweep_table
 
 
-def render(outcome: Outcome) -> str:
+def render(outcome: ReplayOutcome) -> str:
     """Returns the HTML page of a command that has replayed at least one policy."""
     charts = Charts(outcome)
     first = [charts.overview()]
@@ -40,7 +40,7 @@ def render(outcome: Outcome) -> str:
     return page("mizzen spot replay", parts)
 
 
-def _about(outcome: Outcome) -> str:
+def _about(outcome: ReplayOutcome) -> str:
     bench, settings = outcome.bench, outcome.base.settings
     return (
         f"Traces {outcome.traces}: {len(bench.trace.zones)} zones, {bench.trace.ticks:,} ticks of "
@@ -56,7 +56,7 @@ def _requests(described: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.replace('_', ' ')}: {text}" for name, text in texts.items()) + "."
 
 
-def _timelines(outcome: Outcome) -> str:
+def _timelines(outcome: ReplayOutcome) -> str:
     """Returns the charts of the window in which the first policy has the most preemptions."""
     bench, target = outcome.bench, outcome.base.settings.target
     name, first = next(iter(outcome.policies.items()))

@@ -24,7 +24,7 @@ _MOST_REQUESTS = 20_000_000
 
 
 @dataclass(frozen=True)
-class Workload:
+class RequestLoad:
     """The requests of a replay."""
 
     source: RequestSource
@@ -59,7 +59,7 @@ _TOKENS = _Form(
 )  # fmt: skip
 
 
-def workload_of(options: RequestOptions, window_s: float) -> Workload | None:
+def workload_of(options: RequestOptions, window_s: float) -> RequestLoad | None:
     """Reads the requests; returns None without `--requests`.
 
     Args:
@@ -87,7 +87,7 @@ def workload_of(options: RequestOptions, window_s: float) -> Workload | None:
             f"{_MOST_REQUESTS:,} fit into memory: lower the rate, --request-scale or --window-h"
         )
     serving = ServingSettings(given["concurrency"], given["timeout_s"])
-    return Workload(source, serving, {"form": form.name, **described, **given})
+    return RequestLoad(source, serving, {"form": form.name, **described, **given})
 
 
 def _form(requests: str) -> _Form:

@@ -8,7 +8,7 @@ from infra.errors import ConfigurationError, MizzenError
 from research.spot.latency import WindowLatency, measure_latency
 from research.spot.optimum import Optimum, OptimumError, solve_optimum
 from research.spot.replay import ReplaySettings, ReplicaSpan, WindowResult
-from research.spot.request_source import Workload
+from research.spot.request_source import RequestLoad
 from research.spot.requests import Requests
 from research.spot.shortfall import Shortfall, measure_shortfall
 from research.spot.spothedge_plus import OUTAGE_PRICE_S
@@ -23,7 +23,7 @@ READINGS = {"by zone": True, "aggregate": False}
 
 
 @dataclass(frozen=True)
-class Case:
+class PolicyCase:
     """A policy and its settings."""
 
     policy: str
@@ -62,16 +62,16 @@ class CaseResult:
 
 
 @dataclass(frozen=True)
-class Bench:
+class ReplayBench:
     """What all cases have in common. Results are cached, because sweeps contain the settings of the main table."""
 
     trace: SpotTrace
     windows: Windows
-    workload: Workload | None
+    workload: RequestLoad | None
     interrupted: Callable[[], bool]
-    cache: dict[Case, CaseResult]
+    cache: dict[PolicyCase, CaseResult]
 
-    def run(self, case: Case, progress: Callable[[int], None]) -> CaseResult | None:
+    def run(self, case: PolicyCase, progress: Callable[[int], None]) -> CaseResult | None:
         """Replays a case in all windows; returns None if the user interrupts it.
 
         `progress` receives the number of windows that are complete.
@@ -94,7 +94,7 @@ class Bench:
         self.cache[case] = CaseResult(tuple(results), tuple(shortfalls), tuple(latency))
         return self.cache[case]
 
-    def replayed(self, case: Case, number: int) -> tuple[WindowResult, tuple[ReplicaSpan, ...]]:
+    def replayed(self, case: PolicyCase, number: int) -> tuple[WindowResult, tuple[ReplicaSpan, ...]]:
         """Replays a window by its number; returns its measurements and its replicas."""
         return replay_one(self.trace, case.policy, case.extra, case.settings, self.windows, number, case.outage_price_s)
 
@@ -150,7 +150,7 @@ class OptimumResult:
         }
 
 
-def check_reachable(availability: float, bench: Bench, settings: ReplaySettings) -> None:
+def check_reachable(availability: float, bench: ReplayBench, settings: ReplaySettings) -> None:
     """Checks that a plan can have the availability, from 0 to 1.
 
     Raises:
@@ -164,7 +164,7 @@ def check_reachable(availability: float, bench: Bench, settings: ReplaySettings)
         )
 
 
-def solve(bench: Bench, settings: ReplaySettings, availability: float, show: Shown) -> OptimumResult | None:
+def solve(bench: ReplayBench, settings: ReplaySettings, availability: float, show: Shown) -> OptimumResult | None:
     """Solves the optimum of all windows in both readings; returns None if the user interrupts it.
 
     Raises:
@@ -197,7 +197,7 @@ class Sweep:
     field: str
     values: tuple[float, ...]
 
-    def cases(self, base: Case) -> list[tuple[float | None, Case]]:
+    def cases(self, base: PolicyCase) -> list[tuple[float | None, PolicyCase]]:
         """Returns each value, and the case of `base` with that value.
 
         If the policy of `base` does not use the setting, the only case is `base`, without a value.
@@ -207,7 +207,7 @@ class Sweep:
         return [(value, SWEPT[self.field](base, value)) for value in self.values]
 
 
-SWEPT: dict[str, Callable[[Case, float], Case]] = {
+SWEPT: dict[str, Callable[[PolicyCase, float], PolicyCase]] = {
     "overprovision": lambda base, value: replace(base, extra=int(value)),
     "outage-price-s": lambda base, value: replace(base, outage_price_s=value),
     "cold-start-s": lambda base, value: replace(base, settings=replace(base.settings, cold_start_s=value)),

@@ -12,7 +12,7 @@ from research.spot.risk import Option, RiskModel
 from research.spot.state import ReplayState
 from services.spot.changes import split
 from services.spot.state import PolicyState
-from services.spot.values import Action, EventKind, Launch, Observation, Replica, Terminate
+from services.spot.values import Action, Launch, Observation, SpotReplica, Terminate, ZoneEventKind
 
 OUTAGE_PRICE_S = 3840.0
 """The default price of an outage, in seconds of N_tar on-demand replicas."""
@@ -64,7 +64,7 @@ class SpotHedgePlus:
 
     def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
         """See `Policy.decide`."""
-        refused = [event.zone for event in observation.events if event.kind is EventKind.REFUSED]
+        refused = [event.zone for event in observation.events if event.kind is ZoneEventKind.REFUSED]
         if refused:
             state = state.refused(refused, observation.now_s, self.retry_s)
         before = ReplayState.of(state)
@@ -138,7 +138,7 @@ class SpotHedgePlus:
         }
         return waiting | paused
 
-    def _uncovered(self, known: Knowledge, observation: Observation, spot: list[Replica]) -> int:
+    def _uncovered(self, known: Knowledge, observation: Observation, spot: list[SpotReplica]) -> int:
         """Returns how many on-demand replicas stand in for launches that are late."""
         if known.cold_start_s is None:
             return 0
@@ -174,7 +174,7 @@ class SpotHedgePlus:
         held = Counter(one.zone for one in observation.replicas)
         if any(count > held[zone] for zone, count in plan.items()):
             return frozenset(one.number for one in observation.replicas if not one.is_ready)
-        if any(event.kind is EventKind.REFUSED for event in observation.events):
+        if any(event.kind is ZoneEventKind.REFUSED for event in observation.events):
             return frozenset()
         starting = state.knowledge.starting
         return frozenset(number for number, since_s in starting.items() if since_s == observation.now_s)
@@ -186,10 +186,10 @@ class SpotHedgePlus:
         ready, and a ready spot replica if all the replicas of the plan that are there are ready. Replicas beyond the
         limits of the policy are always ended.
         """
-        here: dict[str | None, list[Replica]] = {}
+        here: dict[str | None, list[SpotReplica]] = {}
         for one in observation.replicas:
             here.setdefault(one.zone, []).append(one)
-        beyond: list[Replica] = []
+        beyond: list[SpotReplica] = []
         for zone, replicas in here.items():
             beyond += sorted(replicas, key=lambda one: (not one.is_ready, one.number))[plan.get(zone, 0) :]
         beyond.sort(key=lambda one: (one.is_ready, one.is_spot, -one.number))

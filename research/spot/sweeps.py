@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from infra.errors import ConfigurationError
-from research.spot.runs import SWEPT, USED_BY, Bench, Case, CaseResult, OptimumResult, Sweep
+from research.spot.runs import SWEPT, USED_BY, CaseResult, OptimumResult, PolicyCase, ReplayBench, Sweep
 from server.progress import Shown
 
 _VALID: dict[str, tuple[str, Callable[[float], bool]]] = {
@@ -49,7 +49,7 @@ def parse_sweeps(texts: Sequence[str]) -> list[Sweep]:
     return sweeps
 
 
-def run_sweep(bench: Bench, sweep: Sweep, bases: Sequence[Case], show: Shown) -> SweepResult:
+def run_sweep(bench: ReplayBench, sweep: Sweep, bases: Sequence[PolicyCase], show: Shown) -> SweepResult:
     """Replays each policy with each value; stops if the user interrupts."""
     found: dict[tuple[str, float | None], CaseResult] = {}
     cases = [(base.policy, value, case) for base in bases for value, case in sweep.cases(base)]

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from infra.reports.formats import NONE
-from infra.reports.tables import Table
-from research.spot.outcome import Outcome
+from infra.reports.tables import ReportTable
+from research.spot.outcome import ReplayOutcome
 from research.spot.runs import CaseResult, OptimumResult
 from research.spot.sweeps import SweepResult
 from research.spot.windows import Mean
@@ -30,7 +30,7 @@ zones fell together (USED FELL) and after all zones fell together (ALL FELL, par
 _Columns = Mapping[str, tuple[str, int, int]]
 
 
-def tables(outcome: Outcome) -> list[Table]:
+def tables(outcome: ReplayOutcome) -> list[ReportTable]:
     """Returns all tables."""
     found = [main_table(outcome)]
     if outcome.bench.workload is not None:
@@ -39,21 +39,23 @@ def tables(outcome: Outcome) -> list[Table]:
     return found if outcome.optimum is None else [*found, optimum_table(outcome.optimum, outcome.policies)]
 
 
-def main_table(outcome: Outcome) -> Table:
+def main_table(outcome: ReplayOutcome) -> ReportTable:
     """Returns the table of availability and cost, with a row for each policy."""
     rows = [[name, *_cells(_MAIN, one.means()), *_shortfall(one)] for name, one in outcome.policies.items()]
-    return Table(["POLICY", *_MAIN, *_SHORTFALL], rows, _NOTE)
+    return ReportTable(["POLICY", *_MAIN, *_SHORTFALL], rows, _NOTE)
 
 
-def latency_table(outcome: Outcome) -> Table:
+def latency_table(outcome: ReplayOutcome) -> ReportTable:
     """Returns the table of the requests' latency, with a row for each policy."""
     assert outcome.bench.workload is not None
     rows = [[name, *_cells(_SERVED, one.latency_means())] for name, one in outcome.policies.items()]
     timeout_s = outcome.bench.workload.serving.timeout_s
-    return Table(["POLICY", *_SERVED], rows, f"latency of all requests; a failed request counts as {timeout_s:g} s")
+    return ReportTable(
+        ["POLICY", *_SERVED], rows, f"latency of all requests; a failed request counts as {timeout_s:g} s"
+    )
 
 
-def sweep_table(found: SweepResult, optimum: OptimumResult | None) -> Table:
+def sweep_table(found: SweepResult, optimum: OptimumResult | None) -> ReportTable:
     """Returns the table of a sweep, with a row for each policy and value.
 
     If the optimum does not depend on the setting, it has a row for each reading, and each policy has its cost over it.
@@ -77,10 +79,10 @@ def sweep_table(found: SweepResult, optimum: OptimumResult | None) -> Table:
             costs = [_cell(known.mean(reading, name), 100, digits) for name, _, digits in main.values()]
             rows.append([f"optimum, {reading}", NONE, *costs, *[NONE] * (len(columns) - 2 - len(costs))])
         note += f"\ncost over that of the optimum with readiness {first} (OVER OPTIMUM)"
-    return Table(columns, rows, note)
+    return ReportTable(columns, rows, note)
 
 
-def optimum_table(optimum: OptimumResult, results: Mapping[str, CaseResult]) -> Table:
+def optimum_table(optimum: OptimumResult, results: Mapping[str, CaseResult]) -> ReportTable:
     """Returns the table of the optimum, and of each policy's cost over it."""
     readings = list(optimum.by_reading)
     costs = [_cell(optimum.mean(reading, "cost"), 100, 1) for reading in readings]
@@ -95,7 +97,7 @@ def optimum_table(optimum: OptimumResult, results: Mapping[str, CaseResult]) -> 
         f"optimum: cheapest plan with at least {100 * optimum.availability:g} % availability and known capacity, % of "
         f"all on-demand; largest gap of the solver {100 * gap:.1f} %"
     )
-    return Table(columns, rows, note)
+    return ReportTable(columns, rows, note)
 
 
 def _cells(columns: _Columns, found: Mapping[str, Mean]) -> list[str]:

@@ -12,7 +12,7 @@ UNLIMITED = 1 << 30
 _ZONE = re.compile(r"^(?P<region>.+?)-?[a-z]$")
 
 
-class TraceError(ValueError):
+class SpotTraceError(ValueError):
     """A folder of traces cannot be used; the message names the file, and what would be right."""
 
 
@@ -55,25 +55,27 @@ def read_traces(folder: Path, *, unlimited: bool | None = None) -> SpotTrace:
             two files differ in length.
     """
     if not folder.is_dir():
-        raise TraceError(f"{folder}: is not a folder: give a folder with one trace file, ZONE_*.json, for each zone")
+        raise SpotTraceError(
+            f"{folder}: is not a folder: give a folder with one trace file, ZONE_*.json, for each zone"
+        )
     found: dict[str, tuple[Path, float, tuple[int, ...]]] = {}
     for path in sorted(folder.glob("*.json")):
         zone = path.stem.split("_")[0]
         if zone in found:
-            raise TraceError(f"{path}: zone {zone} also has the file {found[zone][0].name}: keep one of them")
+            raise SpotTraceError(f"{path}: zone {zone} also has the file {found[zone][0].name}: keep one of them")
         try:
             found[zone] = (path, *parse_counts(path.read_bytes()))
         except OSError as error:
-            raise TraceError(f"{path}: {error.strerror}: give a folder with readable files") from None
+            raise SpotTraceError(f"{path}: {error.strerror}: give a folder with readable files") from None
         except ValueError as error:
-            raise TraceError(f"{path}: {error}") from None
+            raise SpotTraceError(f"{path}: {error}") from None
     if not found:
-        raise TraceError(f"{folder}: contains no trace: give a folder with one file, ZONE_*.json, for each zone")
+        raise SpotTraceError(f"{folder}: contains no trace: give a folder with one file, ZONE_*.json, for each zone")
     files = list(found.values())
     first, gap_s, _ = files[0]
     for path, other_s, _ in files:
         if other_s != gap_s:
-            raise TraceError(
+            raise SpotTraceError(
                 f"{path}: gap_seconds: {other_s:g}: {first.name} has {gap_s:g}: all files need the same ticks"
             )
     lengths = [len(counts) for _, _, counts in files]

@@ -6,8 +6,8 @@ from math import ceil, inf, isinf
 from capacity.offers import OfferKey
 from capacity.pools import PoolKey
 from capacity.providers.trace.market import Market, MarketInstance
-from capacity.providers.trace.settings import TraceSettings
-from capacity.rounds import Launch, plan_round
+from capacity.providers.trace.settings import TraceProviderSettings
+from capacity.rounds import MachineLaunch, plan_round
 from capacity.scaling import Shortage
 from domain.lifecycle.instances import InstanceEvent, InstanceStep
 from research.supply.instances import PoolInstance
@@ -147,7 +147,7 @@ class SimulatedKeeper(Keeper):
         if (timer_s := self._timer_s(at_s)) < inf:
             self._look_again(timer_s)
 
-    def _launch(self, at_s: float, pool: PoolKey, launch: Launch) -> None:
+    def _launch(self, at_s: float, pool: PoolKey, launch: MachineLaunch) -> None:
         offer = launch.offer
         market = self._markets[offer.provider]
         self._number += 1
@@ -202,7 +202,7 @@ class SimulatedKeeper(Keeper):
         return min(out)
 
 
-def _period_s(cloud: TraceSettings) -> float:
+def _period_s(cloud: TraceProviderSettings) -> float:
     """Returns the length of a cloud's longest trace, after which it repeats; 0 if no zone follows a trace."""
     spans_s = [gap_s * len(counts) / cloud.speed for gap_s, counts in (zone.followed for zone in cloud.zones.values())]
     return max((span_s for span_s in spans_s if not isinf(span_s)), default=0.0)

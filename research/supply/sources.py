@@ -9,10 +9,10 @@ from pydantic import Field, model_validator
 from capacity.offers import Offer
 from capacity.pools import Pool, PoolKey, cluster_of, wrong_size
 from capacity.providers.trace.market import offers_of
-from capacity.providers.trace.settings import TraceSettings
+from capacity.providers.trace.settings import TraceProviderSettings
 from capacity.scaling import Shortage
 from domain.capacity import CPU, CapacityKind
-from domain.documents import Name, Part, RuleError
+from domain.documents import DocumentPart, Name, RuleError
 from domain.ids import machine_id
 from domain.scheduling import MachineState
 from infra.config import CapacitySettings
@@ -24,13 +24,13 @@ _LIVE = CapacitySettings()
 _SIZES = "max_size is at least size, and a buffer is at most max_size"
 
 
-class CloudEntry(TraceSettings):
+class CloudEntry(TraceProviderSettings):
     """A cloud, in the format of an entry of `providers:` in the settings of an installation."""
 
     kind: Literal["trace"] = "trace"
 
 
-class PoolEntry(Part):
+class PoolEntry(DocumentPart):
     """A pool, with the fields that `mizzen pools` shows."""
 
     rules: ClassVar = (_SIZES,)
@@ -58,7 +58,7 @@ class PoolEntry(Part):
         return Pool(**{name: getattr(self, name) for name in PoolEntry.model_fields})
 
 
-class KeeperSettings(Part):
+class KeeperSettings(DocumentPart):
     """The settings of `capacity:` that apply to a simulation, with the live defaults."""
 
     interval_s: float = Field(_LIVE.interval_s, gt=0)
@@ -70,7 +70,7 @@ class Sources(Supply):
     """All pools and clouds, with the settings of the capacity loop."""
 
     pools: Mapping[PoolKey, Pool] = field(default_factory=dict)
-    clouds: Mapping[str, TraceSettings] = field(default_factory=dict)
+    clouds: Mapping[str, TraceProviderSettings] = field(default_factory=dict)
     settings: KeeperSettings = field(default_factory=KeeperSettings)
 
     @property

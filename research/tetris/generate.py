@@ -180,9 +180,9 @@ def _weights(gpu_h: Floats, high: "np.ndarray[tuple[int], np.dtype[np.bool_]]") 
 def _scatter(draw: np.random.Generator, columns: Columns) -> Columns:
     """Moves single tables to random regions until at most `AT_HOME` of the high-priority hours are at home."""
     from tetris.kernels.layout import ALL_H, HOME_H
-    from tetris.problem import Problem
+    from tetris.problem import PlacementProblem
 
-    problem = Problem(columns)
+    problem = PlacementProblem(columns)
     wanted_h = AT_HOME * problem.fixed.number[ALL_H]
     regions = len(columns.regions)
     for table in draw.permutation(len(columns.home)):

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from domain.capacity import CPU, CapacityKind
-from domain.documents import Level, Part, RuleError
+from domain.documents import DocumentPart, Level, RuleError
 from domain.scheduling import MachineState, TenantState
 from infra.documents import read_document
 from infra.stack.fleet import ClusterEntry, Fleet, MachineEntry, RegionEntry
@@ -38,7 +38,7 @@ class ManyRegion(RegionEntry):
     clusters: tuple[ManyCluster, ...]
 
 
-class TenantEntry(Part):
+class TenantEntry(DocumentPart):
     """A tenant with its level and quota. A workload's own priority applies if it is lower (a larger number)."""
 
     level: Level = 1
@@ -48,7 +48,7 @@ class TenantEntry(Part):
     """Cores; absent: no limit."""
 
 
-class QuotaRule(Part):
+class QuotaRule(DocumentPart):
     """Rule for the quotas of the trace's tenants that `tenants` lacks: shares of the supply of every GPU type."""
 
     in_proportion_to: Literal["gpu_hours", "workloads", "equal"] = "gpu_hours"

@@ -17,10 +17,10 @@ from simulation.hardware import supply
 from simulation.random_draws import chance
 from simulation.run import Scenario
 from simulation.supply import Machines
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 from tetris.columns import ML, NONE, Columns, Ints
 from tetris.documents import ReplicaEntry
-from tetris.needed import RequiredPieces
+from tetris.pieces import RequiredPieces
 from tetris.replicas import Flags, Parts, candidate_regions
 
 TENANT = "jobs"
@@ -105,7 +105,7 @@ def day_of(
             whose = name if day == 0 else f"{name}~{day + 1}"
             submit_s = day * DAY_S + at_s
             level = int(columns.priority[job])
-            workloads.append(Workload(whose, TENANT, level, submit_s, submit_s, duration_s, (gang,), regions))
+            workloads.append(SimulatedWorkload(whose, TENANT, level, submit_s, submit_s, duration_s, (gang,), regions))
     asked = {gpu_type: sum(w.gpus for w in workloads) for gpu_type in supply(machines)}
     tenants = {TENANT: TenantState(TENANT, 1, asked, None, 0.0)}
     return Scenario(

@@ -10,9 +10,9 @@ from typing import Any
 from infra.errors import ConfigurationError
 from research.traces.errors import TraceError
 from research.traces.fleet import SimulatedFleet, load_simulated_fleet
-from research.traces.reading import read_trace
 from research.traces.rows import BadRow, TraceRow, refuse_bad
-from research.traces.workloads import Completion, scaled, sliced, started_at_s, tenants_of
+from research.traces.trace_readers import read_trace
+from research.traces.workloads import RowCompletion, scaled, sliced, started_at_s, tenants_of
 from simulation.run import EVERYTHING, Scenario, Span
 from simulation.settings import override
 
@@ -48,7 +48,7 @@ def load_rows(source: str, fleet: SimulatedFleet, skip_bad: bool) -> tuple[list[
     """
     trace = read_trace(source, fleet.simulation.gpus_per_machine)
     bad = list(trace.bad)
-    bad += Completion(fleet, fleet.simulation, 0).unknown_types(trace.rows)
+    bad += RowCompletion(fleet, fleet.simulation, 0).unknown_types(trace.rows)
     bad += tenants_of(fleet, trace.rows)[1]
     bad.sort(key=lambda row: (row.line, row.column, row.value))
     if not skip_bad:
@@ -99,7 +99,7 @@ def scenario_of(
     settings = fleet.simulation
     first_s = started_at_s(rows)
     zero_s = first_s + span.from_s
-    completion = Completion(fleet, settings, seed)
+    completion = RowCompletion(fleet, settings, seed)
     tenants = tenants_of(fleet, rows)[0]
     copies = scaled(rows, scale, seed, settings.copy_days, settings.copy_jitter_s)
     return Scenario(

@@ -8,11 +8,11 @@ from domain.scheduling import JobRequest, MachineState, TenantState
 from reference.engine import on_reference
 from research.traces.draws import pick
 from research.traces.settings import TraceSettings
-from simulation.policies import Policy
+from simulation.policies import SchedulingPolicy
 from simulation.random_draws import chance
 from simulation.run import Run, Scenario
 from simulation.settings import fit_lognormal
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 
 _NORMAL = NormalDist()
 GANG_GPUS = (log(16), log(128 / 16) / _NORMAL.inv_cdf(0.99))
@@ -60,7 +60,7 @@ def synthetic(
     share = {kind: round(0.3 * supply / 2) for kind in ("a100", "v100")}
     tenants = {name: TenantState(name, 1, share, None, 0.0) for name in ("tenant-0", "tenant-1", "tenant-2")}
     drawn = [
-        Workload(
+        SimulatedWorkload(
             f"w{number:06d}", f"tenant-{number % 3}", pick(chance(seed, "level", f"w{number:06d}"), levels),
             number * spacing_s, number * spacing_s, duration_s, (job,), None,
         )
@@ -69,7 +69,7 @@ def synthetic(
     return Scenario(states, tenants, drawn, settings, seed, until_s=workloads * spacing_s)
 
 
-def events_per_s(scenario: Scenario, policy: Policy, plain: bool = False, most: int | None = None) -> float:
+def events_per_s(scenario: Scenario, policy: SchedulingPolicy, plain: bool = False, most: int | None = None) -> float:
     """Returns the events per second of wall time of a run of at most `most` events.
 
     The run uses the decision packages, or (`plain`) the reference implementations. Run a small scenario first: the

@@ -12,7 +12,7 @@ from research.traces.rows import BadRow, TraceRow
 from research.traces.settings import TraceSettings
 from simulation.hardware import Hardware, supply
 from simulation.random_draws import chance
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 
 EVERYWHERE = 1 << 30
 DAY_S = 86400.0
@@ -71,7 +71,7 @@ def sliced(rows: Iterable[TraceRow], from_s: float, to_s: float) -> list[tuple[T
     return out
 
 
-class Completion:
+class RowCompletion:
     """Converts rows to workloads for one fleet and seed; draws the values that rows lack."""
 
     def __init__(self, fleet: SimulatedFleet, settings: TraceSettings, seed: int) -> None:
@@ -93,7 +93,7 @@ class Completion:
             if gpu_type not in self.hardware.supply
         ]
 
-    def workload(self, row: TraceRow, arrives_s: float, zero_s: float, tenant: TenantState) -> Workload:
+    def workload(self, row: TraceRow, arrives_s: float, zero_s: float, tenant: TenantState) -> SimulatedWorkload:
         """Returns a row as a workload. `arrives_s` and `zero_s`, the start of the simulation, are on the row's clock.
 
         The level is the row's priority or the tenant's level, whichever is the lower level (the larger number).
@@ -104,7 +104,7 @@ class Completion:
         job = self._job(row, row.gpu_types or ())
         if row.gpus and row.gpu_types is None:
             job = self._job(row, self._drawn_type(row, job))
-        return Workload(
+        return SimulatedWorkload(
             whose, row.tenant, level, row.submit_s - zero_s, arrives_s - zero_s, row.duration_s, (job,),
             self._regions(row, job),
         )  # fmt: skip

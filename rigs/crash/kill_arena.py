@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rigs.crash.kill_process import Process
-from rigs.crash.kill_training import WORDS, Job, SaveStage
+from rigs.crash.kill_training import WORDS, KillJob, SaveStage
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ VARIANTS = (
 )
 
 
-class Violation(Exception):
+class ArenaViolation(Exception):
     """An invariant does not hold."""
 
 
@@ -73,7 +73,7 @@ class Arena:
     calls: dict[tuple[str, str], int] = field(default_factory=dict)
     """Number of system-call stops of a "start" or a "save", by (variant name, kind); measured once."""
     seconds: dict[tuple[str, str], float] = field(default_factory=dict)
-    job: Job = field(default_factory=lambda: Job(0, ""))
+    job: KillJob = field(default_factory=lambda: KillJob(0, ""))
     """Template of all jobs."""
 
 

@@ -36,9 +36,9 @@ if __name__ == "__main__" and not __package__:
 
 import click
 
-from rigs.crash.kill_arena import VARIANTS, Arena, Tally, Variant, Violation, place_name
+from rigs.crash.kill_arena import VARIANTS, Arena, ArenaViolation, Tally, Variant, place_name
 from rigs.crash.kill_process import ProcessTimeout
-from rigs.crash.kill_runs import Run
+from rigs.crash.kill_runs import KillRun
 from rigs.crash.kill_training import WORDS, SaveStage
 from rigs.crash.kill_watch import look
 from rigs.crash.power_loss import LostWork
@@ -66,11 +66,11 @@ def loop(arena: Arena, kills: int, say: Callable[[str], None], variants: Sequenc
 
     number = 0
     while not enough():
-        run = Run(arena, variants[number % len(variants)], arena.rng.randrange(1 << 20), enough)
+        run = KillRun(arena, variants[number % len(variants)], arena.rng.randrange(1 << 20), enough)
         number += 1
         try:
             run.finish()
-        except (Violation, ProcessTimeout) as error:
+        except (ArenaViolation, ProcessTimeout) as error:
             text = f"{run.variant.name}, seed {run.base.seed}: {error}"
             tally.violations.append(text)
             arena.tell({"violation": text})

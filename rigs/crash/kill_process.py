@@ -15,8 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from rigs.crash.kill_training import Channel, Job, SaveStage, train
-from rigs.crash.ptrace import WALL, Trace
+from rigs.crash.kill_training import Channel, KillJob, SaveStage, train
+from rigs.crash.ptrace import WALL, SyscallTrace
 
 WAIT_S = 60.0
 """Timeout in seconds: a process that takes longer is considered hung."""
@@ -30,7 +30,7 @@ class ProcessTimeout(Exception):
 class Process:
     """One training process."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: KillJob) -> None:
         self.job = job
         self.lines: list[str] = []
         """Lines that the process has sent."""
@@ -154,7 +154,7 @@ class Process:
             with suppress(OSError):
                 os.close(descriptor)
 
-    def trace(self, others: "list[Process]") -> Trace:
+    def trace(self, others: "list[Process]") -> SyscallTrace:
         """Starts tracing the process while it waits for `go`. Also records the end of `others`."""
         known = {process.pid: process for process in others}
 
@@ -163,7 +163,7 @@ class Process:
             if pid in known:
                 known[pid].status = status
 
-        return Trace(self.pid, ended)
+        return SyscallTrace(self.pid, ended)
 
     def kill_at(self, calls: int, others: "list[Process]", until: Callable[[], bool] = lambda: False) -> int:
         """Lets the process go on, and kills it at the `calls`-th stop at a system call.

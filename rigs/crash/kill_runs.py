@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rigs.crash.kill_arena import Arena, Variant, Violation, children, place_name
+from rigs.crash.kill_arena import Arena, ArenaViolation, Variant, children, place_name
 from rigs.crash.kill_process import Process
-from rigs.crash.kill_training import Job, SaveStage, Table, expected, ranks
+from rigs.crash.kill_training import KillJob, SaveStage, Table, expected, ranks
 from rigs.crash.kill_watch import Seen, look
 
 FREEZES = 6
@@ -22,7 +22,7 @@ MOVES = 6
 ALL_CALLS = 1 << 62
 
 
-class Run:
+class KillRun:
     """One training, from its beginning to its end."""
 
     def __init__(self, arena: Arena, variant: Variant, seed: int, enough: Callable[[], bool]) -> None:
@@ -48,7 +48,7 @@ class Run:
         self.tables: list[Table] = [table for table, _ in both]
         self.digests = [digest for _, digest in both]
 
-    def jobs(self, **changes: Any) -> list[Job]:
+    def jobs(self, **changes: Any) -> list[KillJob]:
         """Returns the jobs of the next attempt, one per rank."""
         self.launched += 1
         attempt = self.launched if self.variant.numbered else None
@@ -66,7 +66,7 @@ class Run:
         for root, one in seen:
             self.arena.tally.most_empty_folders = max(self.arena.tally.most_empty_folders, one.empty_folders)
             if one.wrong:
-                raise Violation(f"{root}: {'; '.join(one.wrong)}")
+                raise ArenaViolation(f"{root}: {'; '.join(one.wrong)}")
         return seen
 
     def resume_step(self) -> int:
@@ -78,7 +78,9 @@ class Run:
         newest = [seen.newest for _, seen in self.look()]
         step = max(((commit.order, commit.step) for commit in newest if commit), default=((0, 0), 0))[1]
         if step < self.acknowledged:
-            raise Violation(f"step {self.acknowledged} was acknowledged, but the newest checkpoint has step {step}")
+            raise ArenaViolation(
+                f"step {self.acknowledged} was acknowledged, but the newest checkpoint has step {step}"
+            )
         return step
 
     def finish(self) -> None:
@@ -108,15 +110,15 @@ class Run:
         # If the kill came between the two roots of the last save, the restart finds all steps done and saves nothing.
         steps = [seen.newest.step if seen.newest else 0 for _, seen in roots]
         if max(steps) != self.base.steps:
-            raise Violation(f"the training has finished, but the newest checkpoints have steps {steps}")
+            raise ArenaViolation(f"the training has finished, but the newest checkpoints have steps {steps}")
         for root, seen in roots:
             if seen.loose_before(max(attempt for _, attempt in seen.claims)) if seen.claims else seen.loose:
-                raise Violation(f"{root}: loose objects at the end: {seen.loose}")
+                raise ArenaViolation(f"{root}: loose objects at the end: {seen.loose}")
             # A process that was frozen before its first write and resumed too late leaves one more checkpoint for the
             # next save to remove. So does a process that was killed between a commit and the removals after it.
             most = self.variant.keep + self.freezes + self.unpruned
             if len(seen.commits) > most or len(seen.claims) > self.launched:
-                raise Violation(
+                raise ArenaViolation(
                     f"{root}: too many records remain: {len(seen.commits)} checkpoints, {len(seen.claims)} claims"
                 )
 
@@ -140,7 +142,7 @@ class Run:
             process.hear()
             self.acknowledged = max([self.acknowledged, *(int(step) for step in process.told("done"))])
             for words in process.told("violation"):
-                raise Violation(f"rank {process.job.rank}, attempt {process.job.attempt}: {words}")
+                raise ArenaViolation(f"rank {process.job.rank}, attempt {process.job.attempt}: {words}")
 
     def met(self, processes: Sequence[Process], step: int) -> None:
         """Waits until all ranks have claimed and loaded, and checks their step and the sweep.
@@ -151,18 +153,20 @@ class Run:
         for process in processes:
             if not process.wait_line("restored"):
                 self.heard([process])
-                raise Violation(f"a restart ended with status {process.status}; its lines: {process.lines}")
+                raise ArenaViolation(f"a restart ended with status {process.status}; its lines: {process.lines}")
             told = int(process.told("restored")[0])
             # The server may have completed a request of a killed process after the root was read.
             if told != step and told != self.resume_step():
-                raise Violation(f"rank {process.job.rank} resumes from step {told}, but must resume from step {step}")
+                raise ArenaViolation(
+                    f"rank {process.job.rank} resumes from step {told}, but must resume from step {step}"
+                )
         self.heard(processes)
         self.arena.tally.restarts += 1
         for root, seen in self.look():
             # If attempts are not numbered by the supervisor, the two roots may number them differently.
             claimed = max(attempt for _, attempt in seen.claims)
             if loose := seen.loose_before(claimed):
-                raise Violation(f"{root}: attempt {claimed} has claimed, but loose objects remain: {loose}")
+                raise ArenaViolation(f"{root}: attempt {claimed} has claimed, but loose objects remain: {loose}")
 
     def _attempt(self, step: int) -> bool:
         """Runs one attempt, usually with a kill; returns whether the training has finished."""
@@ -198,9 +202,9 @@ class Run:
         killed = [process for process in processes if process.killed]
         for process in processes:
             if not process.killed and process.status != 0:
-                raise Violation(f"rank {process.job.rank} ended with status {process.status}, but was not killed")
+                raise ArenaViolation(f"rank {process.job.rank} ended with status {process.status}, but was not killed")
             if not process.killed and process.told("finished") != [self.digests[process.job.rank]]:
-                raise Violation(
+                raise ArenaViolation(
                     f"rank {process.job.rank} ended with {process.lines[-1:]}, but the state of an uninterrupted run "
                     f"has SHA-256 {self.digests[process.job.rank]}"
                 )
@@ -294,7 +298,7 @@ class Run:
 class Freeze:
     """A process that is frozen during a save, and continues after its successor has saved."""
 
-    def __init__(self, run: Run, step: int) -> None:
+    def __init__(self, run: KillRun, step: int) -> None:
         self.run, self.step = run, step
 
     def done(self) -> bool:
@@ -344,7 +348,9 @@ class Freeze:
         new.wait_line("restored")
         self.run.heard([new])
         if [str(step)] != new.told("restored"):
-            raise Violation(f"the successor of a frozen process resumes from {new.told('restored')}, not from {step}")
+            raise ArenaViolation(
+                f"the successor of a frozen process resumes from {new.told('restored')}, not from {step}"
+            )
         new.go()
         new.wait_line("save", new.job.arm or 1)
         self.run.heard([new])
@@ -354,13 +360,13 @@ class Freeze:
         old.hear()
         self.run.heard([old])
         if not old.told("stale"):
-            raise Violation(f"a frozen process was not refused: {old.lines[-3:]}, status {old.status}")
+            raise ArenaViolation(f"a frozen process was not refused: {old.lines[-3:]}, status {old.status}")
         self.run.arena.tally.refused += 1
         if any(int(step) > committed for step in old.told("done")):
-            raise Violation(f"a frozen process had committed {committed}, but acknowledged {old.told('done')[-1]}")
+            raise ArenaViolation(f"a frozen process had committed {committed}, but acknowledged {old.told('done')[-1]}")
         for (root, was), (_, now) in zip(before, self.run.look(), strict=True):
             # The process may complete removals of old checkpoints that it had begun.
             kept = {commit.number for commit in was.commits[: self.run.variant.keep]}
             gone = kept - {commit.number for commit in now.commits}
             if gone or (was.newest and (now.newest is None or now.newest.order < was.newest.order)):
-                raise Violation(f"{root}: a frozen process has removed the records {gone}; newest is {now.newest}")
+                raise ArenaViolation(f"{root}: a frozen process has removed the records {gone}; newest is {now.newest}")

@@ -24,7 +24,7 @@ from mizzen.checkpoint.background import Saving
 from mizzen.checkpoint.roots import open_root
 from mizzen.objects.store import Body, Content, Fetch, ObjectInfo, ObjectStat, ObjectStore
 from mizzen.objects.store_digest import StoreDigest
-from mizzen.objects.uploads import Plan, Upload
+from mizzen.objects.uploads import CopyPlan, Upload
 
 SIDE, SLICE, SAMPLES, FIXED_BYTES = 160, 3000, 17, 64 << 10
 
@@ -67,7 +67,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Job:
+class KillJob:
     """The parameters of a training process."""
 
     seed: int
@@ -92,7 +92,7 @@ class Job:
     open: Callable[[str | os.PathLike[str]], ObjectStore] = open_root
 
 
-class Training:
+class KillTraining:
     """The state of the training, and the step that changes it."""
 
     def __init__(self, seed: int, rank: int) -> None:
@@ -145,9 +145,9 @@ class Training:
 OWN = frozenset({"slice", "rng"})
 
 
-def expected(job: Job) -> tuple[dict[tuple[int, str], str], str]:
+def expected(job: KillJob) -> tuple[dict[tuple[int, str], str], str]:
     """Returns the results of an uninterrupted run: SHA-256 of each part by (step, part name), and the final digest."""
-    training = Training(job.seed, job.rank)
+    training = KillTraining(job.seed, job.rank)
     tracked = Tracked(training.tracked)
     table = {}
     for step in range(1, job.steps + 1):
@@ -251,7 +251,7 @@ class Watched:
         """See `ObjectStore.stat`."""
         return self.inner.stat(key)
 
-    def upload(self, plan: Plan) -> AbstractContextManager[Upload]:
+    def upload(self, plan: CopyPlan) -> AbstractContextManager[Upload]:
         """See `ObjectStore.upload`."""
         return self.inner.upload(plan)
 
@@ -281,7 +281,7 @@ class Watched:
         return self.inner.uri(key)
 
 
-def train(job: Job, channel: Channel) -> None:
+def train(job: KillJob, channel: Channel) -> None:
     """Trains to the end, or until the kill. Sends errors and warnings as `violation`, a newer attempt as `stale`."""
 
     def warned(message: Warning | str, category: type[Warning], *_: Any) -> None:
@@ -299,9 +299,9 @@ def train(job: Job, channel: Channel) -> None:
 
 
 class _Trainer:
-    def __init__(self, job: Job, channel: Channel) -> None:
+    def __init__(self, job: KillJob, channel: Channel) -> None:
         self.job, self.channel = job, channel
-        self.training = Training(job.seed, job.rank)
+        self.training = KillTraining(job.seed, job.rank)
         self.saves = 0
         self.saving = False
         self.handle: Saving | None = None
@@ -400,7 +400,7 @@ class _Trainer:
             self.unsettled = None
 
 
-def ranks(job: Job) -> list[Job]:
+def ranks(job: KillJob) -> list[KillJob]:
     """Returns the jobs of all ranks of a gang."""
     return [replace(job, rank=rank) for rank in range(job.world_size)]
 

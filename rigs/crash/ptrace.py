@@ -1,8 +1,8 @@
 """Stops a process between two of its system calls, by ptrace (Linux).
 
-A process runs untraced until `Trace` seizes all its threads. From then on each thread stops at the entry and at the
-exit of every system call; new threads are traced from their first instruction on. A thread that is killed at the entry
-of a call has not executed it.
+A process runs untraced until `SyscallTrace` seizes all its threads. From then on each thread stops at the entry and at
+the exit of every system call; new threads are traced from their first instruction on. A thread that is killed at the
+entry of a call has not executed it.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _libc.ptrace.restype = ctypes.c_long
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 
 
-class Trace:
+class SyscallTrace:
     """A tracer of all threads of one process, which keep running. It must be used by a single thread."""
 
     def __init__(self, pid: int, others: Callable[[int, int], None]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from capacity.providers.trace.cloud import Cloud
-from capacity.providers.trace.settings import TraceSettings
+from capacity.providers.trace.settings import TraceProviderSettings
 from tests.capacity.ec2 import Ec2, ec2
 from tests.capacity.moto_host import MotoHost
 from tests.stack.harness import Up, processes_of, wait_until
@@ -116,7 +116,7 @@ class Bursting:
         assert sorted(map(str, where.values())) == ["cloud", "home", "spot"]
         (moved,) = (gang for gang, region in where.items() if region == "spot")
         wait_until(lambda: up.saved_step(moved), "the gang on spot machines has saved a checkpoint")
-        cloud = Cloud(TraceSettings.model_validate(SPOT), up.data / "providers" / "sim")
+        cloud = Cloud(TraceProviderSettings.model_validate(SPOT), up.data / "providers" / "sim")
         taken = [machine for machine in cloud.there() if machine.instance.zone == "za"]
         for machine in taken:
             cloud.take(machine.instance.native_id)

@@ -11,7 +11,7 @@ from pathlib import Path
 from infra.stack.ports import free_port
 from mizzen.checkpoint import list_committed
 from server.demo.facts import Facts
-from server.demo.scenario import Gang
+from server.demo.scenario import DemoWorkload
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ def happened(facts: Facts, urgent: str, far: str, table: str) -> list[Check]:
 
 
 async def same_weights(
-    facts: Facts, gangs: Sequence[Gang], buckets: Mapping[str, Path], example: Path, scratch: Path
+    facts: Facts, gangs: Sequence[DemoWorkload], buckets: Mapping[str, Path], example: Path, scratch: Path
 ) -> Check:
     """Checks that the final weights of every workload are byte-identical to an uninterrupted run with the same seed."""
     by_name = {w["name"]: (i, w) for i, w in facts.workloads.items()}
     gate = asyncio.Semaphore(2)
 
-    async def one(gang: Gang) -> str | None:
+    async def one(gang: DemoWorkload) -> str | None:
         workload, row = by_name[gang.name]
         if row["checkpoint_region"] is None:
             return f"{gang.name}: no checkpoint"
@@ -142,7 +142,7 @@ def _weights(root: Path) -> tuple[int, str] | None:
 
 
 async def _uninterrupted(
-    gang: Gang, buckets: Mapping[str, Path], example: Path, folder: Path
+    gang: DemoWorkload, buckets: Mapping[str, Path], example: Path, folder: Path
 ) -> tuple[int, str] | None:
     table = next(b for b in buckets.values() if (b / "tables" / gang.table).is_dir()) / "tables" / gang.table
     port = free_port()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from infra.reports.charts import colours
 from infra.reports.page import grid, keys, muted, page
-from infra.reports.tables import ALL, Table
+from infra.reports.tables import ALL, ReportTable
 from server.demo.chart import chart
 from server.demo.checks import Check
 from server.demo.facts import AttemptFact, Facts
@@ -19,8 +19,8 @@ def render(facts: Facts, checks: Sequence[Check]) -> str:
     parts = [
         muted(f"{len(facts.workloads)} gang workloads, {len(attempts)} attempts. The colours are the tenants."),
         f"<section>{keys(tenants)}{grid([chart(facts, tenants)], 'whole')}</section>",
-        f"<h2>Checks</h2>{Table(('', 'what', 'found'), judged, texts=ALL).html()}",
-        f"<h2>Attempts</h2>{Table(_COLUMNS, [_attempt(a, start_s) for a in attempts], texts=ALL).html()}",
+        f"<h2>Checks</h2>{ReportTable(('', 'what', 'found'), judged, texts=ALL).html()}",
+        f"<h2>Attempts</h2>{ReportTable(_COLUMNS, [_attempt(a, start_s) for a in attempts], texts=ALL).html()}",
     ]
     return page("mizzen demo: twelve gangs", parts)
 

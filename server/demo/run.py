@@ -18,16 +18,16 @@ from infra.config import ApiSettings, Settings, TemporalSettings
 from infra.db.models import Allocation, Attempt, Workload
 from infra.db.session import open_engine, transaction
 from infra.errors import MizzenError
-from infra.exits import stop_signals
+from infra.process_exit import stop_signals
 from infra.stack.embedded import EmbeddedStack
 from infra.stack.lock import data_folder
 from infra.stack.ports import free_port
 from infra.stack.supervisor import Child
-from mizzen.cli.words import plural
+from mizzen.cli.formats import plural
 from mizzen.client import Client
 from server.agents import machine_state_dir
 from server.demo import checks, facts, report, scenario
-from server.demo.watch import Watch
+from server.demo.watch import EventPrinter
 
 EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "digits"
 _PATIENCE_S = 300.0
@@ -137,7 +137,7 @@ class _Demo:
         self._console.print(f"API docs: {self._stack.api_url}/docs   Temporal UI: {self._stack.ui_url}", style="bold")
         self._engine: Engine = open_engine(self._stack.database_url, pool_size=3)
         self._client = Client(self._stack.api_url, self._stack.operator_key)
-        self._watch = Watch(self._engine, self._client, self._console, live=self._live)
+        self._watch = EventPrinter(self._engine, self._client, self._console, live=self._live)
         watching = asyncio.create_task(self._watch.run())
         try:
             await self._prepare()
@@ -202,7 +202,7 @@ class _Demo:
         self._watch.say(f"machine {machine} loses power, without notice", "bold red")
         await asyncio.to_thread(power_off, machine_state_dir(self._stack.data_dir, machine))
 
-    async def _submit(self, gang: scenario.Gang) -> None:
+    async def _submit(self, gang: scenario.DemoWorkload) -> None:
         done = await asyncio.to_thread(self._client.submit, gang.document(), EXAMPLE)
         self._ids[gang.name] = done["id"]
 

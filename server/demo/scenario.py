@@ -49,7 +49,7 @@ STEP_S = 0.05
 
 
 @dataclass(frozen=True)
-class Gang:
+class DemoWorkload:
     """One workload of the demo: `tasks` processes with `accelerators` each; empty means no GPUs."""
 
     name: str
@@ -95,25 +95,25 @@ class Gang:
 
 FIRST = (
     # These fill 12 a100 and 12 v100 in the regions that have the data.
-    Gang("translate", "speech", 2, ("a100:2",), steps=420, seed=1),
-    Gang("ablation-1", "research", 2, ("a100:2", "v100:2"), steps=300, seed=2),
-    Gang("ablation-2", "research", 2, ("a100:2", "v100:2"), steps=300, seed=3),
-    Gang("dictation", "speech", 4, ("v100:1",), steps=420, seed=4),
-    Gang("wakeword", "speech", 2, ("v100:2",), steps=200, seed=5),
-    Gang("denoise", "speech", 1, ("v100:4",), steps=420, seed=6, helper=True),
+    DemoWorkload("translate", "speech", 2, ("a100:2",), steps=420, seed=1),
+    DemoWorkload("ablation-1", "research", 2, ("a100:2", "v100:2"), steps=300, seed=2),
+    DemoWorkload("ablation-2", "research", 2, ("a100:2", "v100:2"), steps=300, seed=3),
+    DemoWorkload("dictation", "speech", 4, ("v100:1",), steps=420, seed=4),
+    DemoWorkload("wakeword", "speech", 2, ("v100:2",), steps=200, seed=5),
+    DemoWorkload("denoise", "speech", 1, ("v100:4",), steps=420, seed=6, helper=True),
 )
 THEN = (
     # There is no room for these: they wait in the queue, with a reason.
-    Gang("ablation-3", "research", 1, ("a100:2",), steps=120, seed=7),
-    Gang("ablation-4", "research", 2, ("a100:1",), steps=100, seed=8),
+    DemoWorkload("ablation-3", "research", 1, ("a100:2",), steps=120, seed=7),
+    DemoWorkload("ablation-4", "research", 2, ("a100:1",), steps=100, seed=8),
     # This one needs no GPUs and is placed immediately.
-    Gang("ocr", "vision", 2, (), steps=150, seed=9),
+    DemoWorkload("ocr", "vision", 2, (), steps=150, seed=9),
 )
-FAR_DATA = Gang("radiology", "vision", 2, ("h100:1",), steps=160, seed=10, table="scans")
+FAR_DATA = DemoWorkload("radiology", "vision", 2, ("h100:1",), steps=160, seed=10, table="scans")
 """Its table is only in region west, and h100 are only in region north."""
-OVER_QUOTA = Gang("accents", "speech", 1, ("h100:2",), steps=120, seed=11, table="scans")
+OVER_QUOTA = DemoWorkload("accents", "speech", 1, ("h100:2",), steps=120, seed=11, table="scans")
 """Its tenant has no quota for h100: it runs only while they are otherwise unused."""
-URGENT = Gang("frontier", "vision", 2, ("a100:4",), steps=220, seed=12)
+URGENT = DemoWorkload("frontier", "vision", 2, ("a100:4",), steps=220, seed=12)
 """Needs two whole machines while the fleet is full, so it evicts other workloads."""
 
 ALL = (*FIRST, *THEN, FAR_DATA, OVER_QUOTA, URGENT)

@@ -41,7 +41,7 @@ _COLOURS = {
 }
 
 
-class Watch:
+class EventPrinter:
     """Reads the event log continuously and prints it."""
 
     def __init__(self, engine: Engine, client: Client, console: Console, *, live: bool) -> None:

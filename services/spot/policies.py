@@ -7,7 +7,7 @@ from services.spot.changes import on_demand, split, surplus
 from services.spot.placement import DynamicPlacement
 from services.spot.spothedge import SpotHedge
 from services.spot.state import PolicyState
-from services.spot.values import Action, Observation, Policy, Zone
+from services.spot.values import Action, Observation, SpotPolicy, Zone
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,23 @@ class AllOnDemand:
     """On-demand replicas only: N_tar of them. Costs are relative to this policy."""
 
     def start(self) -> PolicyState:
-        """See `Policy.start`."""
+        """See `SpotPolicy.start`."""
         return PolicyState()
 
     def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
-        """See `Policy.decide`."""
+        """See `SpotPolicy.decide`."""
         spot, others = split(observation.replicas)
         return state, (*surplus(spot, 0), *on_demand(others, observation.target))
 
 
-POLICIES: Mapping[str, Callable[[PolicySettings], Policy]] = {
+POLICIES: Mapping[str, Callable[[PolicySettings], SpotPolicy]] = {
     "spothedge": lambda s: SpotHedge(DynamicPlacement(s.zones), s.extra, s.base, s.fallback, s.retry_s),
     "on-demand": lambda _: AllOnDemand(),
 }
 """How each policy is made."""
 
 
-def make_policy(name: str, settings: PolicySettings) -> Policy:
+def make_policy(name: str, settings: PolicySettings) -> SpotPolicy:
     """Returns a policy by its name in `POLICIES`.
 
     Raises:

@@ -7,7 +7,7 @@ from services.spot.changes import on_demand, split, surplus
 from services.spot.fallback import on_demand_wanted, spot_wanted
 from services.spot.placement import DynamicPlacement
 from services.spot.state import PolicyState
-from services.spot.values import Action, EventKind, Launch, Observation
+from services.spot.values import Action, Launch, Observation, ZoneEventKind
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class SpotHedge:
         return state, tuple(actions)
 
     def _after_events(self, state: PolicyState, observation: Observation) -> PolicyState:
-        refused = [event.zone for event in observation.events if event.kind is EventKind.REFUSED]
+        refused = [event.zone for event in observation.events if event.kind is ZoneEventKind.REFUSED]
         if refused:
             state = state.refused(refused, observation.now_s, self.retry_s)
         for event in observation.events:
-            if event.kind is EventKind.READY:
+            if event.kind is ZoneEventKind.READY:
                 state = self.placement.launched(state, event.zone)
             else:
                 state = self.placement.preempted(state, event.zone)

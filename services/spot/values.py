@@ -34,7 +34,7 @@ class ReplicaState(StrEnum):
 
 
 @dataclass(frozen=True)
-class Replica:
+class SpotReplica:
     """A replica that has been launched and has not ended."""
 
     number: int
@@ -56,7 +56,7 @@ class Replica:
         return self.state is ReplicaState.READY
 
 
-class EventKind(StrEnum):
+class ZoneEventKind(StrEnum):
     """What has happened to a spot replica, or to the request for one."""
 
     PREEMPTED = "preempted"
@@ -68,10 +68,10 @@ class EventKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Event:
+class ZoneEvent:
     """An event of a zone."""
 
-    kind: EventKind
+    kind: ZoneEventKind
     zone: str
 
 
@@ -83,9 +83,9 @@ class Observation:
     """Seconds since any fixed time, the same for all observations of a service."""
     target: int
     """N_tar, the number of replicas that should be ready: 0 or more."""
-    replicas: tuple[Replica, ...]
+    replicas: tuple[SpotReplica, ...]
     """All replicas that have been launched and have not ended, by number."""
-    events: tuple[Event, ...] = ()
+    events: tuple[ZoneEvent, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Terminate:
 Action = Launch | Terminate
 
 
-class Policy(Protocol):
+class SpotPolicy(Protocol):
     """A policy. Its methods are pure: equal arguments give equal results."""
 
     def start(self) -> PolicyState:

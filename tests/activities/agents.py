@@ -10,7 +10,7 @@ from temporalio.worker import Worker
 
 from domain.ids import agent_queue
 from domain.protocol import Activity, NodeHeartbeat, NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode, TaskExit
-from domain.reported import BandwidthReport, TaskProgress
+from domain.task_reports import BandwidthReport, TaskProgress
 
 
 class OpenEndedAgent:

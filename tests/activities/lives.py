@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from domain.phases import Phase
 from domain.protocol import MailKind
-from domain.reported import TaskProgress
+from domain.task_reports import TaskProgress
 from infra.db.logs import Outbox
 from tests.activities.world import World
 

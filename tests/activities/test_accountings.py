@@ -11,7 +11,7 @@ from activities.scheduling import awards
 from domain.phases import Phase
 from domain.scheduling import Holding, PlacementRequest, RegionSnapshot
 from domain.spec import WorkloadSpec
-from rms.region import Region
+from rms.region import RegionColumns
 from simulation.ledger import Ledger
 from tests.activities import oracle
 from tests.activities.world import GIB, World, job
@@ -33,7 +33,7 @@ def _of_snapshot(snapshot: RegionSnapshot) -> Account:
     return _account(free, {w.id: w.holdings for w in snapshot.running})
 
 
-def _of_columns(region: Region, machines: Iterable[str], workloads: Iterable[str]) -> Account:
+def _of_columns(region: RegionColumns, machines: Iterable[str], workloads: Iterable[str]) -> Account:
     rows = {m: region.row(m) for m in machines}
     free = {m: region.machines.free[:, row].tolist() for m, row in rows.items() if row is not None}
     return _account(free, {w: region.workload(w).holdings for w in workloads if region.number(w) is not None})
@@ -67,7 +67,7 @@ def test_the_same_awards_give_the_same_account(new_world: Callable[..., World], 
         if world.workload(workload).region is not None:
             world.run(workload, ago_s=chance.randrange(3600, 9000))
     start = plain = _database(world)
-    columns, ledger = Region.of(start), Ledger(start.machines)
+    columns, ledger = RegionColumns.of(start), Ledger(start.machines)
     for running in start.running:
         ledger.hold(running.id, running.holdings, taken=True)
     machines, seen, awarded, victims = [m.id for m in start.machines], {w.id for w in start.running}, 0, list[str]()

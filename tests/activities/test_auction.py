@@ -16,7 +16,7 @@ from activities.scheduling.bids import asked
 from domain.phases import Phase
 from domain.protocol import AwardRequest, BidRequest
 from domain.scheduling import Bid
-from infra.db import published
+from infra.db import published_queue
 from infra.db.logs import RegionBid, Waiting
 from infra.db.models import Machine, Workload
 from infra.db.tenants import Tenant
@@ -282,7 +282,7 @@ def test_a_scan_publishes_the_queue(world: World) -> None:
         assert session.scalars(select(RegionBid)).all() == []
     world.award(ticket)
     with world.session() as session:
-        found = published.load(session)
+        found = published_queue.load(session)
         queue = gms.scan.scan(oracle.queue_snapshot(session, world.settings.scheduler)).queue
     assert found.scan == ticket.scan and len(found) == 2
     assert [id_ for _, id_ in found.of_tenant(None)] == [r.id for r in queue]
@@ -303,7 +303,7 @@ def test_a_publication_that_waited_does_not_delay_the_next_for_long(
     world.submit(job(gpus=2))
     ticket = world.bid()
     monkeypatch.setattr(auction, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    monkeypatch.setattr(published, "publish", blocked)
+    monkeypatch.setattr(published_queue, "publish", blocked)
     world.award(ticket)
     assert world.auction._scanned is not None
     assert world.auction._publish(world.auction._scanned) == 30.0

@@ -9,8 +9,8 @@ from sqlalchemy import select, text
 from activities.scheduling import awards
 from activities.scheduling.bids import newest_evictors
 from domain.phases import Phase
-from domain.reported import TaskProgress
 from domain.spec import JobSpec
+from domain.task_reports import TaskProgress
 from infra.db.models import Eviction, Machine, Workload
 from infra.db.tenants import Tenant
 from tests.activities.invariants import check, check_history
@@ -279,7 +279,7 @@ def test_a_long_batch_is_asked_for_as_it_is_awarded(fleet: World) -> None:
             asked.append(id_)
             yield replace(candidate, plan=replace(candidate.plan, workload=id_))
 
-    assert fleet.award_all(candidates()) == awards.Awarded(4, awards.Verdict.STALE)
+    assert fleet.award_all(candidates()) == awards.Awarded(4, awards.AwardFailure.STALE)
     assert len(asked) == 3 * awards._FIRST
     check(fleet)
     fleet.machine("r/c/wide", gpus=60)

@@ -6,7 +6,7 @@ from activities.lifecycle.credits import Credits
 from domain.ids import checkpoint_prefix
 from domain.phases import Phase
 from domain.protocol import StageRequest
-from domain.reported import TaskProgress
+from domain.task_reports import TaskProgress
 from infra.db.models import Cluster
 from mizzen.checkpoint import Checkpointer
 from tests.activities.world import World, job

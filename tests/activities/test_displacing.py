@@ -5,7 +5,7 @@ from sqlalchemy import select
 
 from domain.protocol import DryRunRequest
 from domain.spec import WorkloadSpec
-from infra.db import published
+from infra.db import published_queue
 from infra.db.logs import Outbox, RegionBid
 from tests.activities.invariants import check
 from tests.activities.world import World, job
@@ -26,7 +26,7 @@ def test_urgent_work_evicts_its_own_tenants_sweep(world: World) -> None:
     world.tick()
     assert world.evictions() == {(urgent, 1, sweep, 1)}
     with world.session() as session:
-        found = published.load(session)
+        found = published_queue.load(session)
     assert found.find(urgent) is not None and not found.find(urgent).over_quota  # type: ignore[union-attr]
     assert world.reasons(more)[0]["code"] == "quota_exceeded"
     world.scan()

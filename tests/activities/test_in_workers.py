@@ -24,7 +24,7 @@ from capacity.offers import Offer
 from capacity.pools import Pool
 from capacity.providers.trace.cloud import Cloud
 from capacity.providers.trace.provider import TraceProvider
-from capacity.providers.trace.settings import TraceSettings
+from capacity.providers.trace.settings import TraceProviderSettings
 from domain.ids import agent_queue, machine_workflow_id, new_service_id, region_queue
 from domain.lifecycle.instances import InstancePhase
 from domain.phases import Phase
@@ -53,7 +53,7 @@ from domain.protocol import (
     TransitionRequest,
 )
 from domain.reasons import Reason, ReasonCode
-from domain.reported import NoticeReport, TaskProgress
+from domain.task_reports import NoticeReport, TaskProgress
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.models import Machine, Workload
 from infra.db.rounds import loop_states
@@ -245,7 +245,7 @@ async def _move_a_table(office: Office) -> None:
 async def _launch_and_terminate(office: Office) -> None:
     world = office.world
     world.region("west")
-    settings = TraceSettings.model_validate(CLOUD)
+    settings = TraceProviderSettings.model_validate(CLOUD)
     cloud = Cloud(settings, world.folder / "cloud")
     provider = TraceProvider("sim", settings, cloud)
     offer: Offer = next(iter(provider.offers()))

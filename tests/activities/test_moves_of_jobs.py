@@ -6,7 +6,7 @@ from math import exp
 import pytest
 from sqlalchemy import func
 
-from activities.scheduling.avoided import AVOIDED
+from activities.scheduling.avoided_machines import AVOIDED
 from domain.criteria import PlanQuality
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode, in_words

@@ -8,7 +8,7 @@ from domain.lost_work import lost_work_s
 from domain.phases import Phase
 from domain.protocol import FlushedRequest, MachineNotice, ReleaseRequest
 from domain.reasons import Reason, ReasonCode
-from domain.reported import CadenceReport, LoadReport, NoticeReport, TaskProgress
+from domain.task_reports import CadenceReport, LoadReport, NoticeReport, TaskProgress
 from infra.db.logs import Outbox
 from infra.db.models import Machine
 from tests.activities.invariants import check

@@ -7,7 +7,7 @@ import pytest
 from activities.scheduling.scheduler_state import SchedulerState
 from domain.phases import Phase
 from domain.protocol import MachineNotice
-from domain.reported import OWNER, NoticeReport
+from domain.task_reports import OWNER, NoticeReport
 from infra.db.models import Cluster, Machine
 from tests.activities.invariants import check
 from tests.activities.world import StalePlan, World, job, key

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from activities.scheduling.pace import BURST, Pace, Share
+from activities.scheduling.pace import BURST, LoopPace, TimeShare
 
 
-def _taken(pace: Pace, until_s: float) -> list[float]:
+def _taken(pace: LoopPace, until_s: float) -> list[float]:
     """Returns the times at which tokens are taken if each is taken as early as allowed."""
     out, at_s = [], 100.0
     while at_s < 100.0 + until_s:
@@ -18,7 +18,7 @@ def _taken(pace: Pace, until_s: float) -> list[float]:
 
 def test_after_a_quiet_time_some_come_at_the_least_interval_and_then_at_the_rate() -> None:
     """After a pause a burst of tokens comes at intervals of 0.1 s; once the bucket is empty, two come each second."""
-    taken = _taken(Pace(0.1, 2.0), 60.0)
+    taken = _taken(LoopPace(0.1, 2.0), 60.0)
     gaps = [b - a for a, b in itertools.pairwise(taken)]
     assert all(abs(gap - 0.1) < 1e-6 for gap in gaps[: BURST - 1])
     assert all(abs(gap - 0.5) < 1e-6 for gap in gaps[BURST + 3 :])
@@ -27,7 +27,7 @@ def test_after_a_quiet_time_some_come_at_the_least_interval_and_then_at_the_rate
 
 def test_what_is_rare_never_waits_longer_than_the_interval() -> None:
     """At one token a second with a rate of two a second, each token waits only the minimum interval."""
-    pace = Pace(0.1, 2.0)
+    pace = LoopPace(0.1, 2.0)
     for second in range(100):
         assert abs(pace.take(float(second)) - second - 0.1) < 1e-6
 
@@ -47,7 +47,7 @@ class _Time:
 def test_rounds_one_after_the_other_use_their_share(parts: int) -> None:
     """Rounds use their share of time, however many pieces each has; pauses between rounds count as rest."""
     clock = _Time()
-    share = Share(0.25, 10.0, clock=lambda: clock.now_s, sleep=clock.sleep)
+    share = TimeShare(0.25, 10.0, clock=lambda: clock.now_s, sleep=clock.sleep)
     began_s = clock.now_s
     for _ in range(100):
         share.begin()
@@ -64,7 +64,7 @@ def test_rounds_one_after_the_other_use_their_share(parts: int) -> None:
 def test_short_rounds_are_free() -> None:
     """Rounds within the free time never wait; of longer rounds, only the time beyond it counts."""
     clock = _Time()
-    share = Share(0.5, 10.0, clock=lambda: clock.now_s, sleep=clock.sleep, free_s=0.1)
+    share = TimeShare(0.5, 10.0, clock=lambda: clock.now_s, sleep=clock.sleep, free_s=0.1)
     for took_s, slept_s in ((0.1, 0.0), (0.05, 0.0), (0.3, 0.2)):
         before_s = clock.slept_s
         share.begin()
@@ -78,7 +78,7 @@ def test_no_round_waits_for_longer_than_it_may() -> None:
     """After a round of a minute, or a failed one, the next waits at most 1 s; with a share of 1 it does not wait."""
     clock = _Time()
     for part, rest_s in ((0.1, 1.0), (1.0, 0.0)):
-        share = Share(part, 1.0, clock=lambda: clock.now_s, sleep=clock.sleep)
+        share = TimeShare(part, 1.0, clock=lambda: clock.now_s, sleep=clock.sleep)
         slept_s = clock.slept_s
         share.begin()
         with pytest.raises(ValueError, match="failed"), share.spending():

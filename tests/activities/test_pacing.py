@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from activities.lifecycle.workloads import set_progress
-from activities.reclaim.reading import GPU_BYTES
+from activities.reclaim.lent_rows import GPU_BYTES
 from domain.protocol import MachineNotice
-from domain.reported import LEAST_SAVE_BYTES, OWNER, BandwidthReport, NoticeReport, TaskProgress
+from domain.task_reports import LEAST_SAVE_BYTES, OWNER, BandwidthReport, NoticeReport, TaskProgress
 from infra.db.models import Attempt, Cluster, Machine
 from infra.db.reclaim import SiteHazard
 from infra.db.tenants import Tenant

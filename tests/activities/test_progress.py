@@ -12,15 +12,15 @@ from sqlalchemy import text
 from temporalio.client import Client
 
 from activities.lifecycle.beats import read_beats
-from activities.lifecycle.progress import Progress
+from activities.lifecycle.progress import ProgressReader
 from activities.roles import control_worker
 from domain import ids
 from domain.lifecycle.launch_limits import LONGEST_S
 from domain.phases import Phase
 from domain.protocol import NodeHeartbeat
-from domain.reported import BandwidthReport, TaskProgress
 from domain.search_attributes import PHASE, PRIORITY, REGION, TENANT
 from domain.spec import LimitsSpec
+from domain.task_reports import BandwidthReport, TaskProgress
 from infra.db.models import Attempt, Cluster, Machine
 from tests.activities.agents import OpenEndedAgent
 from tests.activities.temporal import dispatching, end_all, until
@@ -38,7 +38,7 @@ class Site:
         self._database_url = database_url
         self.mail = AsyncExitStack()
         self.agents = {M: OpenEndedAgent(client, M), M2: OpenEndedAgent(client, M2)}
-        self.progress = Progress(town.engine, town.settings, client)
+        self.progress = ProgressReader(town.engine, town.settings, client)
 
     async def placed(self, *, limits: LimitsSpec | None = None, **more: Any) -> str:
         """Submits a workload and waits until its tasks run; returns its id."""
@@ -226,7 +226,7 @@ async def test_one_that_cannot_be_asked_keeps_nobody_from_their_turn(
 async def test_progress_is_read_of_so_many_at_a_time(site: Site) -> None:
     """If more workloads run than one round reads, the next rounds read the others."""
     lifecycle = site.town.settings.lifecycle.model_copy(update={"collect_at_most": 1})
-    site.progress = Progress(
+    site.progress = ProgressReader(
         site.town.engine, site.town.settings.model_copy(update={"lifecycle": lifecycle}), site.client
     )
     workloads = [await site.placed() for _ in range(2)]

@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from activities.lifecycle import handover
 from domain.phases import Phase
-from domain.reported import TaskProgress
+from domain.task_reports import TaskProgress
 from infra.db.models import Attempt
 from infra.db.session import transaction
 from tests.activities.invariants import check

@@ -18,7 +18,7 @@ from activities.lifecycle import reconcile
 from activities.lifecycle.dispatch import Dispatcher
 from activities.lifecycle.reconcile import Reconciler
 from activities.lifecycle.singletons import SINGLETONS, assert_singletons, keep_singletons
-from activities.lifecycle.starting import read_start, start_workflow
+from activities.lifecycle.workload_start import read_start, start_workflow
 from domain import ids
 from domain.phases import Phase
 from domain.protocol import MailKind, WorkloadInput

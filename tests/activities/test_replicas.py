@@ -18,7 +18,7 @@ from activities.data.copies import CopyActivities
 from domain.protocol import NIGHTLY, ReplicateTable
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from mizzen.environment import local_path
-from mizzen.objects import copying
+from mizzen.objects import copy
 from mizzen.objects.manifest import checksummed, declared_checksum, listed, pack, unpack
 from mizzen.objects.store import open_store
 from tests.activities.replicas import REQUEST, add_table, append, complete, held, keys
@@ -138,7 +138,7 @@ def test_a_copy_that_was_killed_goes_on_at_its_partition(fleet: World, database_
 
 def test_a_cancelled_copy_stops_at_the_end_of_a_part(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled copy keeps the finished parts for the next try and completes no partition."""
-    monkeypatch.setattr(copying, "PART_BYTES", 10)
+    monkeypatch.setattr(copy, "PART_BYTES", 10)
     environment = ActivityEnvironment()
     environment.on_heartbeat = lambda *told: environment.cancel() if told else None
     with pytest.raises(CancelledError):

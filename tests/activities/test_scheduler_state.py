@@ -34,7 +34,7 @@ from rms.bid import bid_in
 from rms.gang import Planner
 from rms.region import Region as Columns
 from tests.activities import oracle
-from tests.activities.walk import Walk
+from tests.activities.random_walk import Walk
 from tests.activities.world import World, job
 from tests.depth import examples
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from domain.protocol import BidRequest
-from infra.db.silent import SilentRegion, silent_regions
+from infra.db.silent_regions import SilentRegion, silent_regions
 from tests.activities.world import World, job
 
 

@@ -10,7 +10,7 @@ from domain.protocol import MailKind
 from infra.db import outbox
 from infra.db.models import Machine, Workload
 from tests.activities.invariants import check, check_gangs, check_history, check_machines
-from tests.activities.walk import FLEET, Walk
+from tests.activities.random_walk import FLEET, Walk
 from tests.activities.world import World
 
 STEPS = 120

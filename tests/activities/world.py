@@ -33,9 +33,9 @@ from domain.protocol import (
     Welcome,
 )
 from domain.reasons import Reason, ReasonCode
-from domain.reported import TaskProgress
 from domain.scheduling import Bid
 from domain.spec import JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
+from domain.task_reports import TaskProgress
 from infra.config import LifecycleSettings, SchedulerSettings, Settings
 from infra.db import events, outbox
 from infra.db.base import Base
@@ -245,7 +245,7 @@ class World:
             StalePlan: the facts of the plan have changed.
         """
         done = self.award_all([offer.candidate])
-        if done.verdict is awards.Verdict.STALE:
+        if done.verdict is awards.AwardFailure.STALE:
             raise StalePlan(offer.bid.workload)
         return done.count == 1
 

@@ -128,10 +128,10 @@ def python(run: RunFolder, code: str, **more: Any) -> TaskLaunch:
     return task_launch(run, sys.executable, "-I", "-S", "-c", code, **more)
 
 
-def ended(run: RunFolder) -> tasks.Exit:
+def ended(run: RunFolder) -> tasks.ReportedExit:
     """Waits for the end of the task and returns its exit."""
     exit_ = until(lambda: run.exit())
-    assert isinstance(exit_, tasks.Exit)
+    assert isinstance(exit_, tasks.ReportedExit)
     return exit_
 
 

@@ -16,10 +16,10 @@ from temporalio import activity
 from agent import host, sealed, tasks
 from agent.outcomes import forget_outcomes
 from agent.state import StateFolder
-from agent.tasks import State
+from agent.tasks import TaskState
 from domain.ids import machine_workflow_id
 from domain.protocol import Activity, Attend, NodeOutcome, RunNode
-from domain.reported import LoadReport
+from domain.task_reports import LoadReport
 from tests.agent.harness import PYTHON, STUBBORN, Lab, description, digest, processes_of, until_async
 
 
@@ -156,7 +156,7 @@ async def test_a_newer_attempt_ends_an_older_one(lab: Lab) -> None:
         running = await lab.run(old, config.machine)
         await until_async(lambda: lab.folder_of(old, config).identities())
         await lab.prepare(new, config.machine)
-        assert tasks.look(lab.folder_of(old, config)) is State.ENDED
+        assert tasks.look(lab.folder_of(old, config)) is TaskState.ENDED
         assert (await running.result(NodeOutcome)).stopped
         outcome = await (await lab.run(new, config.machine)).result(NodeOutcome)
         assert [e.exit_code for e in outcome.exits] == [0]
@@ -177,7 +177,7 @@ async def test_a_restarted_agent_finds_its_tasks(lab: Lab) -> None:
         pending = await lab.run(launch, config.machine)
         await until_async(lambda: all(run.identities() for run in runs))
         before = [run.identities() for run in runs]
-    assert [tasks.look(run) for run in runs] == [State.RUNNING] * 2
+    assert [tasks.look(run) for run in runs] == [TaskState.RUNNING] * 2
     (runs[1].work / "go").touch()
     await until_async(lambda: runs[1].exit())
     async with lab.agent(config):

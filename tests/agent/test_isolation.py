@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent import tasks
-from agent.cgroups import CONTROLLERS, Limits, limit, remove_cgroup
+from agent.cgroups import CONTROLLERS, TaskLimits, limit, remove_cgroup
 from agent.config import AgentConfig
 from agent.intervals import write_interval
 from agent.isolation import TENANT_UIDS, why_not_separate
@@ -88,7 +88,7 @@ print(made, flush=True)
 def test_processes_are_bounded(tmp_path: Path) -> None:
     """A task that forks 300 children gets no more processes than its limit, and none is left when it has ended."""
     run = run_folder(tmp_path)
-    folders, missing = limit(run.run_id, Limits(256 << 20, PROCESSES, 100))
+    folders, missing = limit(run.run_id, TaskLimits(256 << 20, PROCESSES, 100))
     assert missing == [], f"the kernel did not set these limits; needed controllers: {CONTROLLERS}"
     tasks.start(run, python(run, FORKS, limits=tuple(folders)))
     assert ended(run).exit_code == 0
@@ -98,7 +98,7 @@ def test_processes_are_bounded(tmp_path: Path) -> None:
 
 def test_a_limit_that_cannot_be_set_is_named(tmp_path: Path) -> None:
     """A limit that the kernel rejects is returned by name, and its cgroup can be removed."""
-    folders, missing = limit("wl-test.1.main.0", Limits(-7, 100, 100))
+    folders, missing = limit("wl-test.1.main.0", TaskLimits(-7, 100, 100))
     assert missing == ["memory"]
     for path in folders:
         remove_cgroup(path)

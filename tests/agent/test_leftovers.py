@@ -14,7 +14,7 @@ from agent.config import AgentConfig
 from agent.host import tidy
 from agent.state import StateFolder
 from domain.protocol import NodeOutcome
-from domain.reported import LeftFiles
+from domain.task_reports import LeftFiles
 from tests.agent.harness import Lab, description, ended, task_launch, until_async
 
 

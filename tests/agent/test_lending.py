@@ -21,14 +21,14 @@ from agent.config import AgentConfig
 from agent.host import serve
 from agent.lending.hours import LendingHours
 from agent.lending.lender import Lender
-from agent.lending.record import Lending, LendingFile
-from agent.lending.serving import open_socket, serve_owner, socket_path
-from agent.lending.word import FileWithoutAgent, OwnersWord
+from agent.lending.owner_request import FileWithoutAgent, OwnersWord
+from agent.lending.owner_socket import open_socket, serve_owner, socket_path
+from agent.lending.record import LendingFile, OwnerRecord
 from agent.locks import StartLocks
 from agent.notices import MachineNotices
 from agent.shim import boot_time_s
 from agent.state import StateFolder
-from agent.tasks import State
+from agent.tasks import TaskState
 from domain.ids import machine_workflow_id
 from domain.protocol import Activity, Attend, NodeOutcome, Pace, RunPace
 from infra.config import TemporalSettings
@@ -74,12 +74,12 @@ async def test_the_owner_takes_the_machine_at_once(lab: Lab) -> None:
     async with lab.agent(config):
         pending = await lab.run(launch, config.machine)
         runs = [lab.folder_of(launch, config, task=task) for task in range(2)]
-        await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs))
+        await until_async(lambda: all(tasks.look(run) is TaskState.RUNNING for run in runs))
         shown = await _mizzen(config, "lending")
         assert [(one["name"], one["tenant"], one["gpus"]) for one in shown["running"]] == [("trial", "vision", [0, 1])]
         status = await _mizzen(config, "reclaim", "--now")
         assert (status["free"], status["lent"], status["running"]) == (True, False, [])
-        assert all(tasks.look(run) is State.ENDED for run in runs)
+        assert all(tasks.look(run) is TaskState.ENDED for run in runs)
         outcome: NodeOutcome = await pending.result(NodeOutcome)
         assert outcome.notice is not None and outcome.notice.platform == "owner" and not outcome.stopped
         workflow = lab.client.get_workflow_handle(machine_workflow_id(config.machine))
@@ -109,7 +109,7 @@ async def test_a_notice_lets_tasks_save(lab: Lab) -> None:
     async with lab.agent(config):
         await lab.run(launch, config.machine)
         runs = [lab.folder_of(launch, config, task=task) for task in range(2)]
-        await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs))
+        await until_async(lambda: all(tasks.look(run) is TaskState.RUNNING for run in runs))
         await asyncio.sleep(0.3)
         status = await _mizzen(config, "reclaim", "--notice", "4s")
     assert status["free"]
@@ -130,9 +130,9 @@ async def test_single_gpus_are_taken(lab: Lab) -> None:
     async with lab.agent(config):
         gone, stays = await lab.run(first, config.machine), await lab.run(other, config.machine)
         runs = [lab.folder_of(launch, config) for launch in (first, other)]
-        await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs))
+        await until_async(lambda: all(tasks.look(run) is TaskState.RUNNING for run in runs))
         status = await _mizzen(config, "reclaim", "--now", "--gpus", "0,1")
-        assert [tasks.look(run) for run in runs] == [State.ENDED, State.RUNNING]
+        assert [tasks.look(run) for run in runs] == [TaskState.ENDED, TaskState.RUNNING]
         assert (status["lent"], sorted(status["gpus_at_s"])) == (True, ["0", "1"])
         outcome: NodeOutcome = await gone.result(NodeOutcome)
         assert outcome.notice is not None and outcome.notice.platform == "owner"
@@ -157,13 +157,13 @@ async def test_the_owner_needs_nothing_else(lab: Lab) -> None:
     run = lab.folder_of(launch, config)
     async with lab.agent(config):
         await lab.run(launch, config.machine)
-        await until_async(lambda: tasks.look(run) is State.RUNNING)
+        await until_async(lambda: tasks.look(run) is TaskState.RUNNING)
     nowhere = TemporalSettings(address="127.0.0.1:1")
     stop = asyncio.Event()
     serving = asyncio.create_task(serve(config, lambda: connect(nowhere), stop))
     await until_async((config.state_dir / "owner.sock").exists)
     assert (await _mizzen(config, "reclaim", "--now"))["free"]
-    assert tasks.look(run) is State.ENDED
+    assert tasks.look(run) is TaskState.ENDED
     stop.set()
     await serving
 
@@ -244,7 +244,7 @@ async def test_tasks_learn_how_often_to_save(lab: Lab) -> None:
     lab.write(launch)
     async with lab.agent(config):
         pending = await lab.run(launch, config.machine)
-        await until_async(lambda: tasks.look(lab.folder_of(launch, config)) is State.RUNNING)
+        await until_async(lambda: tasks.look(lab.folder_of(launch, config)) is TaskState.RUNNING)
         run = RunPace(f"{launch.workload_id}.1", 412.5, 0.8, 30.0, 11.25, "optimum")
         other = RunPace("wl-elsewhere.1", 1.0, 0.8, 30.0, 11.25)
         await (await lab.start(Activity.PACE_NODE, config.machine, Pace(config.machine, 1e10, [other, run]))).result(
@@ -337,7 +337,7 @@ async def test_a_broken_disk_keeps_no_machine(lab: Lab, monkeypatch: pytest.Monk
     run = lab.folder_of(launch, config)
     async with lab.agent(config):
         await lab.run(launch, config.machine)
-        await until_async(lambda: tasks.look(run) is State.RUNNING)
+        await until_async(lambda: tasks.look(run) is TaskState.RUNNING)
 
         def broken(path: str, *_: object) -> None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
@@ -368,9 +368,9 @@ async def test_a_reclaim_ends_when_the_machine_is_lent_again(lab: Lab) -> None:
 def test_a_damaged_record_lends_nothing(tmp_path: Path) -> None:
     """The record survives a full disk as far as space was reserved, and is read as it was written."""
     file = LendingFile(tmp_path)
-    assert file.read() == Lending()
+    assert file.read() == OwnerRecord()
     file.reserve()
-    taken = Lending(hours=LendingHours.parse("08:00-09:00")).taking(frozenset(range(62)), 12.5).taking(None, 9.0)
+    taken = OwnerRecord(hours=LendingHours.parse("08:00-09:00")).taking(frozenset(range(62)), 12.5).taking(None, 9.0)
     file.write(taken)
     assert file.read() == taken and taken.refuses([]) and taken.lending(frozenset({3}), 62).refuses([4])
     assert not taken.lending(frozenset({3}), 62).refuses([3])
@@ -414,11 +414,11 @@ async def test_the_owner_of_a_stopped_agent_takes_the_machine(lab: Lab) -> None:
     runs = [lab.folder_of(launch, config, task=task) for task in range(2)]
     with _process(config, lab) as agent:
         pending = await lab.run(launch, config.machine)
-        await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs), 60.0)
+        await until_async(lambda: all(tasks.look(run) is TaskState.RUNNING for run in runs), 60.0)
         agent.send_signal(signal.SIGSTOP)
         status = await _mizzen(config, "reclaim", "--now")
         assert (status["free"], status["lent"], status["running"]) == (True, False, [])
-        assert all(tasks.look(run) is State.ENDED for run in runs)
+        assert all(tasks.look(run) is TaskState.ENDED for run in runs)
         other = description(lab.region, config, "sleep 600")
         lab.write(other)
         refused = await lab.run(other, config.machine, attempts=1)
@@ -443,12 +443,12 @@ async def test_the_owner_of_a_dead_agent_takes_gpus(lab: Lab) -> None:
             lab.write(launch)
         pending = [await lab.run(launch, config.machine) for launch in launches]
         runs = [lab.folder_of(launch, config) for launch in launches]
-        await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs), 60.0)
+        await until_async(lambda: all(tasks.look(run) is TaskState.RUNNING for run in runs), 60.0)
         agent.kill()
         agent.wait()
     status = await _mizzen(config, "reclaim", "--notice", "5s", "--gpus", "0,1")
     assert status["free"] and list(status["gpus_at_s"]) == ["0", "1"]
-    assert all(tasks.look(run) is State.ENDED for run in runs)
+    assert all(tasks.look(run) is TaskState.ENDED for run in runs)
     async with lab.agent(config):
         shown = await _mizzen(config, "lending")
         assert (shown["lent"], list(shown["gpus_at_s"])) == (True, ["0", "1"])
@@ -463,12 +463,12 @@ def _is_the_owners(outcome: NodeOutcome) -> bool:
 def test_a_word_outlasts_an_agent_that_was_stopped_during_a_write(tmp_path: Path) -> None:
     """The agent's older record replaces nothing that the owner has said; several words add up."""
     own, word = LendingFile(tmp_path), OwnersWord(tmp_path)
-    FileWithoutAgent(tmp_path).write(Lending().taking(frozenset({1}), 50.0))
-    own.write(Lending(given_gpu_s=7.0))
+    FileWithoutAgent(tmp_path).write(OwnerRecord().taking(frozenset({1}), 50.0))
+    own.write(OwnerRecord(given_gpu_s=7.0))
     said = word.read()
     assert said is not None and own.read().with_word(said).gpus_at_s == {1: 50.0}
     word.take()
-    FileWithoutAgent(tmp_path).write(Lending().taking(None, 60.0))
+    FileWithoutAgent(tmp_path).write(OwnerRecord().taking(None, 60.0))
     said = word.read()
     assert said is not None and (said.machine_at_s, said.gpus_at_s) == (60.0, {1: 50.0})
     word.adopted()
@@ -494,12 +494,12 @@ def test_a_reclaim_without_an_agent_outlasts_its_command(tmp_path: Path) -> None
     reader, writer = os.pipe()
     os.close(reader)
     request = json.dumps({"gpus": None, "notice_s": 2.0})
-    command = [sys.executable, "-P", "-m", "agent.lending.alone", str(tmp_path), request]
+    command = [sys.executable, "-P", "-m", "agent.lending.emergency_reclaim", str(tmp_path), request]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     os.close(writer)
     state = tasks.look(run)
     tasks.request_stop(run, 0.0, told=True)
-    assert (done.returncode, done.stderr, state) == (0, "", State.ENDED)
+    assert (done.returncode, done.stderr, state) == (0, "", TaskState.ENDED)
 
 
 async def test_the_agent_answers_before_a_slow_status(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -537,15 +537,15 @@ async def test_a_word_that_is_being_heard_undoes_no_later_one(tmp_path: Path, mo
     monkeypatch.setattr(OwnersWord, "adopted", slowly)
     lender = Lender(config, StateFolder(config.state_dir), MachineNotices(None, {}), StartLocks())
     running = asyncio.create_task(lender.run())
-    word.write(Lending().taking(None, 60.0))
+    word.write(OwnerRecord().taking(None, 60.0))
     await until_async(lambda: lender.lending.is_whole and word.read() is None)
-    word.write(Lending().taking(frozenset({1}), 60.0))
+    word.write(OwnerRecord().taking(frozenset({1}), 60.0))
     await lender.lend(None, None)
     await asyncio.sleep(0.1)
     assert not lender.refuses([1]) and word.read() is None
     running.cancel()
     file = FileWithoutAgent(config.state_dir)
-    file.write(Lending().taking(None, 50.0, by_hours=True).taking(frozenset({0}), 60.0))
+    file.write(OwnerRecord().taking(None, 50.0, by_hours=True).taking(frozenset({0}), 60.0))
     said = word.read()
     assert said is not None and not said.is_whole and said.gpus_at_s == {0: 60.0}
 

@@ -17,7 +17,7 @@ from agent import tasks
 from agent.config import AgentConfig
 from agent.lending import polls
 from agent.state import StateFolder
-from agent.tasks import State
+from agent.tasks import TaskState
 from domain.ids import machine_workflow_id
 from domain.protocol import Activity, Attend, NodeOutcome
 from tests.agent.harness import Lab, Pending, description, until_async
@@ -79,7 +79,7 @@ async def test_polls_open_again_when_the_machine_is_free(lab: Lab) -> None:
         lab.write(one)
     async with lab.agent(config):
         running = await lab.run(launch, config.machine)
-        await until_async(lambda: tasks.look(lab.folder_of(launch, config)) is State.RUNNING)
+        await until_async(lambda: tasks.look(lab.folder_of(launch, config)) is TaskState.RUNNING)
         await _owner(config, "reclaim", "--now")
         assert (await lab.stop(launch, config.machine, 0.0)).exits
         assert "has taken the machine back" in str(await (await lab.run(other, config.machine, attempts=1)).failure())

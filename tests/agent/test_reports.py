@@ -9,7 +9,7 @@ import pytest
 
 from agent.logs import Masker
 from agent.progress import NoticeReader, last_sign_s, read_progress
-from domain.reported import CadenceReport, FailingReport, LoadReport, NoticeReport, TaskProgress
+from domain.task_reports import CadenceReport, FailingReport, LoadReport, NoticeReport, TaskProgress
 from tests.agent.harness import run_folder
 
 NOTHING_SECRET = Masker(())

@@ -16,8 +16,8 @@ from agent import shim, tasks
 from agent.cgroups import make_cgroup
 from agent.outcomes import outcome
 from agent.processes import ProcessIdentity
-from agent.starting import start_shim
-from agent.tasks import RunFolder, State
+from agent.tasks import RunFolder, TaskState
+from agent.zygote_client import start_shim
 from tests.agent.harness import STUBBORN, ended, processes_of, python, run_folder, task_launch, until, zygotes
 
 
@@ -37,7 +37,7 @@ def test_the_status_is_kept(tmp_path: Path, code: str, exit_code: int | None, si
     tasks.start(run, python(run, code))
     exit_ = ended(run)
     assert (exit_.exit_code, exit_.signal, exit_.started) == (exit_code, signum, True)
-    assert tasks.look(run) is State.ENDED
+    assert tasks.look(run) is TaskState.ENDED
     until(lambda: shim.descendants({os.getpid()}) - zygotes() <= before)
     assert len(zygotes()) == 1
 
@@ -60,7 +60,7 @@ def test_a_task_starts_at_most_once(tmp_path: Path) -> None:
         starter.start()
     for starter in starters:
         starter.join()
-    assert tasks.look(run) is State.RUNNING
+    assert tasks.look(run) is TaskState.RUNNING
     ended(run)
     tasks.start(run, launch)
     assert (run.work / "starts").read_text() == "x"
@@ -308,7 +308,7 @@ def test_a_task_dies_with_its_shim(tmp_path: Path, cgroup: bool) -> None:
     assert identities is not None
     assert identities[0].send(signal.SIGKILL)
     until(lambda: not identities[1].alive())
-    assert tasks.look(run) is State.LOST
+    assert tasks.look(run) is TaskState.LOST
     settlers = [threading.Thread(target=tasks.settle, args=(run,)) for _ in range(3)]
     for settler in settlers:
         settler.start()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from temporalio.client import WorkflowFailureError
 
 from agent.tasks import RunFolder
-from agent.termination import Notice, Process
+from agent.termination import ObservedProcess, TaskNotice
 from domain.protocol import NodeOutcome
 from tests.agent.harness import Lab, description, until_async
 
@@ -194,9 +194,12 @@ def _problem(run: RunFolder, case: Case, status: str) -> str | None:
 
 def test_the_status_of_a_trainer_counts_although_python_has_removed_its_handler() -> None:
     """The processes are looked at while the trainer, which timeout(1) has orphaned, is about to exit with code 7."""
-    shell = Process(10, 1, parent=1, group=10, is_shell=True)
-    timeout, trainer = Process(11, 1, parent=10, group=11, catches=True), Process(12, 1, 11, 11, catches=True)
-    notice = Notice(10, now_s=5.0)
+    shell = ObservedProcess(10, 1, parent=1, group=10, is_shell=True)
+    timeout, trainer = (
+        ObservedProcess(11, 1, parent=10, group=11, catches=True),
+        ObservedProcess(12, 1, 11, 11, catches=True),
+    )
+    notice = TaskNotice(10, now_s=5.0)
     assert notice.due({one.pid: one for one in (shell, timeout, trainer)}, 5.0, 17.0) == [10, 11]
     notice.due({12: replace(trainer, parent=1, catches=False)}, 5.25, 17.0)
     assert notice.status(15, {10: 15, 11: 15, 12: 7 << 8}) == 7 << 8

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.unpack import fill_workdir
-from infra.archives import BadArchive, Tree, inspect_archive
+from infra.archives import ArchiveTree, BadArchive, inspect_archive
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, size: int = 0, **more: object) -> tarfile.TarInfo:
@@ -176,7 +176,7 @@ def test_inspection_and_unpacking_agree(tmp_path: Path, seed: int) -> None:
     else:
         fill_workdir(target, packed, files)
         there = {str(p.relative_to(target)) for p in target.rglob("*")}
-        assert there == tree.files | tree.folders == Tree.load(tree.dump(), 10).files | tree.folders
+        assert there == tree.files | tree.folders == ArchiveTree.load(tree.dump(), 10).files | tree.folders
 
 
 def forged(size_field: bytes, kind: bytes = tarfile.REGTYPE, pax: dict[bytes, bytes] | None = None) -> bytes:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import shim, starting, tasks, zygote
+from agent import shim, tasks, zygote, zygote_client
 from agent.processes import ProcessIdentity
-from agent.starting import start_shim
-from agent.tasks import RunFolder, State
+from agent.tasks import RunFolder, TaskState
+from agent.zygote_client import start_shim
 from tests.agent.harness import (
     ended,
     process_name,
@@ -43,9 +43,9 @@ sys.stdin.read()
 @pytest.fixture(autouse=True)
 def a_zygote_of_its_own() -> None:
     """Ends the current zygote, so that each test has its own."""
-    if starting._starter._zygote is not None:
-        starting._starter._zygote.end()
-    starting._forget()
+    if zygote_client._starter._zygote is not None:
+        zygote_client._starter._zygote.end()
+    zygote_client._forget()
 
 
 def the_zygote(of: int | None = None) -> ProcessIdentity:
@@ -79,14 +79,14 @@ def test_tasks_outlive_a_killed_zygote(tmp_path: Path) -> None:
     second = start_one(tmp_path, "second", "true")
     assert ended(second).exit_code == 0
     assert the_zygote() != killed
-    assert tasks.look(first) is State.RUNNING
+    assert tasks.look(first) is TaskState.RUNNING
     (first.work / "go").touch()
     assert ended(first).exit_code == 7
 
 
 def test_a_zygote_that_is_stopped_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Start requests that a halted zygote does not answer are handled by the next zygote, and each task starts once."""
-    monkeypatch.setattr(starting, "_ANSWER_S", (0.3, 30.0, 30.0))
+    monkeypatch.setattr(zygote_client, "_ANSWER_S", (0.3, 30.0, 30.0))
     ended(start_one(tmp_path, "first", "true"))
     stopped = the_zygote()
     assert stopped.send(signal.SIGSTOP)
@@ -108,10 +108,10 @@ def test_a_zygote_that_dies_of_every_request(tmp_path: Path, monkeypatch: pytest
     """If no zygote ever responds, the start fails with an error that says so, and can be tried again."""
     run = run_folder(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(starting, "command", lambda: ["/bin/true"])
+        patch.setattr(zygote_client, "command", lambda: ["/bin/true"])
         with pytest.raises(tasks.NotStarted, match="3 zygotes did not respond"):
             tasks.start(run, task_launch(run, "true"))
-    assert tasks.look(run) is State.ABSENT
+    assert tasks.look(run) is TaskState.ABSENT
     tasks.start(run, task_launch(run, "true"))
     assert ended(run).exit_code == 0
 
@@ -120,7 +120,7 @@ def test_a_shim_that_nobody_waits_for_starts_nothing(tmp_path: Path) -> None:
     """If an agent dies or gives up before it sends the launch, the shim exits, and the run can be started later."""
     run = run_folder(tmp_path)
     ended(start_one(tmp_path, "first", "true"))
-    current = starting._starter._zygote
+    current = zygote_client._starter._zygote
     assert current is not None
     theirs, giving = os.pipe()
     report, reporting = os.pipe()
@@ -158,7 +158,7 @@ def test_a_zygote_ends_with_its_agent_and_its_shims_do_not(tmp_path: Path, stopp
         agent.communicate()
     until(lambda: not of_agent.alive())
     run = run_of(tmp_path)
-    assert tasks.look(run) is State.RUNNING
+    assert tasks.look(run) is TaskState.RUNNING
     (run.work / "go").touch()
     assert ended(run).exit_code == 7
 

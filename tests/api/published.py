@@ -4,7 +4,7 @@ import numpy as np
 
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
-from infra.db import published
+from infra.db import published_queue
 from tests.api.calls import T0
 from tests.api.world import ApiWorld
 
@@ -20,12 +20,15 @@ def publish(world: ApiWorld, *items: tuple[str, int, float] | tuple[str, int, fl
     """Publishes a scan: workloads in queue order, each with rank, credit and tenant (default: `vision`)."""
     ids, ranks, credit, *_ = zip(*(item[:3] for item in items), strict=True)
     tenant = np.array([item[3:] == ("speech",) for item in items], np.int32)
-    quotas = [published.Quota("vision", {"a100": 8}, None), published.Quota("speech", {}, None)]
+    quotas = [
+        published_queue.PublishedQuota("vision", {"a100": 8}, None),
+        published_queue.PublishedQuota("speech", {}, None),
+    ]
     over = sum(rank == OVER_QUOTA_RANK for rank in ranks)
-    queue = published.PublishedQueue(
+    queue = published_queue.PublishedQueue(
         1, T0.timestamp(), quotas, ["a100"], np.array(ids, "S"), np.array(ranks, np.int8), np.array(credit), tenant,
         np.zeros(over, np.int16),
         np.full(over, 8), np.full(over, 2),
     )  # fmt: skip
     with world.session() as session:
-        published.publish(session, queue, {"scans": 1})
+        published_queue.publish(session, queue, {"scans": 1})

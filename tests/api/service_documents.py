@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from api.documents.loading import load_yaml
 from api.documents.service import ServiceDraft, read_service
+from api.documents.syntax import load_yaml
 from domain.service import ServiceSpec
 
 GIB = 1 << 30

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from api.documents.loading import MAX_NODES, Malformed, load_json, load_yaml
+from api.documents.syntax import MAX_NODES, Malformed, load_json, load_yaml
 from api.documents.workload import read_workload
 from domain.spec import CheckpointSpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 from tests.api.documents import JOB, job, resources

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from api.documents.feasible import Machines, never
+from api.documents.feasibility import EqualMachines, never
 from domain.capacity import CapacityKind
 from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
 from tests.api.documents import JOB, job, resources
 from tests.api.world import GIB, ApiWorld
 
 FLEET = [
-    Machines("east", "a", "a100", 4, 16_000, 64 * GIB, 2),
-    Machines("east", "b", "a100", 4, 16_000, 64 * GIB, 1),
-    Machines("west", "a", "v100", 8, 16_000, 64 * GIB, 1),
-    Machines("west", "a", None, 0, 64_000, 64 * GIB, 1),
+    EqualMachines("east", "a", "a100", 4, 16_000, 64 * GIB, 2),
+    EqualMachines("east", "b", "a100", 4, 16_000, 64 * GIB, 1),
+    EqualMachines("west", "a", "v100", 8, 16_000, 64 * GIB, 1),
+    EqualMachines("west", "a", None, 0, 64_000, 64 * GIB, 1),
 ]
 
 
@@ -73,7 +73,7 @@ def test_a_machine_that_holds_each_job_alone_is_never_called_impossible() -> Non
     for _ in range(300):
         gpus, cpus = chance.randrange(1, 9), chance.randrange(8, 64)
         count = chance.randrange(1, 5)
-        fleet = [Machines("r", "c", "a100", gpus, cpus * 1000, 64 * GIB, count), *FLEET]
+        fleet = [EqualMachines("r", "c", "a100", gpus, cpus * 1000, 64 * GIB, count), *FLEET]
         each = chance.randrange(1, gpus + 1)
         tasks = count * (gpus // each)
         job = _job(tasks, each, cpus_milli=cpus * 1000 // max(1, gpus // each))

@@ -18,9 +18,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from api.documents.at import At
-from api.documents.loading import Malformed, load_json, load_yaml
+from api.documents.position import At
 from api.documents.schema import EXAMPLE
+from api.documents.syntax import Malformed, load_json, load_yaml
 from api.documents.workload import read_workload
 from domain import phases
 from tests.api.world import ARCHIVE_SHA256, INSTANCE, ApiWorld, as_yaml, openapi_document

@@ -20,8 +20,8 @@ import pytest
 import yaml
 
 from api.auth import Caller, Role
-from api.documents import loading
-from api.documents.turns import Turns
+from api.documents import syntax
+from api.documents.document_turns import Turns
 from domain.phases import Phase
 from infra.config import Settings
 from tests.api.conftest import api_process
@@ -150,7 +150,7 @@ async def test_large_documents_take_turns() -> None:
 )
 async def test_documents_of_the_maximum_size_delay_nobody(limited: tuple[ApiWorld, str], text: bytes) -> None:
     """Documents that fill the limit on bodies are parsed by libyaml and answered, and others are served meanwhile."""
-    assert loading._LOADER is yaml.CSafeLoader
+    assert syntax._LOADER is yaml.CSafeLoader
     headers = {"content-type": "application/yaml"}
     async with user(limited, "vision") as client:
         attack = asyncio.gather(*(client.post("/v1/workloads", content=text, headers=headers) for _ in range(6)))

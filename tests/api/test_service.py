@@ -19,7 +19,7 @@ import yaml
 from sqlalchemy import text
 
 from api.app import create_app
-from api.problems import _KINDS, Kind
+from api.problems import _KINDS, ProblemType
 from api.serve import listen
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
@@ -246,7 +246,7 @@ async def test_bodies_that_are_no_json(
 
 async def test_faults_tell_nothing(shared_world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The response to an unexpected error is a problem document without details of the error."""
-    monkeypatch.setattr("api.workloads.reading.detail", lambda *_: 1 / 0)
+    monkeypatch.setattr("api.workloads.workload_queries.detail", lambda *_: 1 / 0)
     transport = httpx.ASGITransport(shared_world.app, raise_app_exceptions=False)
     id_ = shared_world.add_workload()
     async with httpx.AsyncClient(
@@ -259,8 +259,8 @@ async def test_faults_tell_nothing(shared_world: ApiWorld, monkeypatch: pytest.M
 
 def test_every_problem_type_has_a_status() -> None:
     """Each problem type has a status and a unique title."""
-    assert set(_KINDS) == set(Kind)
-    assert len({title for _, title in _KINDS.values()}) == len(Kind)
+    assert set(_KINDS) == set(ProblemType)
+    assert len({title for _, title in _KINDS.values()}) == len(ProblemType)
 
 
 async def test_description(shared_world: ApiWorld) -> None:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.documents.checking import check_service, fleet
-from api.documents.loading import load_json, load_yaml
+from api.documents.installation_checks import check_service, fleet
 from api.documents.schema import SERVICE_DOCUMENT, SERVICE_EXAMPLE
 from api.documents.service import SERVICE, read_service
+from api.documents.syntax import load_json, load_yaml
 from domain.service import ReplicaPolicySpec, ResourceOption, ServiceSpec
-from domain.serving import ProbeSpec, ServingSpec
+from domain.serving_spec import ProbeSpec, ServingSpec
 from domain.spec import ResourceSpec
 from tests.api.service_documents import GIB, PAGE, read, spec_of
 from tests.api.world import ARCHIVE_SHA256, ApiWorld

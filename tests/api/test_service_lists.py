@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event, func
 
-from api.metrics import Services
+from api.metrics import ServiceCollector
 from domain.phases import Phase
 from domain.service import ServiceSpec
 from infra.db.capacity import InstanceRow
@@ -53,7 +53,7 @@ def _queries(world: ApiWorld) -> Iterator[list[str]]:
 
 def _samples(world: ApiWorld, name: str) -> dict[str, float]:
     """Returns the current values of a metric by service."""
-    families = Services(world.app.state.mizzen.engine, None).collect()
+    families = ServiceCollector(world.app.state.mizzen.engine, None).collect()
     return {one.labels["service"]: one.value for family in families for one in family.samples if one.name == name}
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from api.documents.loading import load_yaml
 from api.documents.schema import SERVICE_DOCUMENT, SERVICE_EXAMPLE
 from api.documents.service import read_service
 from api.documents.skypilot import IGNORED, REFUSED
+from api.documents.syntax import load_yaml
 from domain.service import LoadBalancing, ReplicaPolicySpec, ResourceOption
-from domain.serving import ProbeSpec, ServingSpec
+from domain.serving_spec import ProbeSpec, ServingSpec
 from domain.spec import ResourceSpec
 from tests.api.service_documents import GIB, PAGE, read, spec_of
 from tests.api.skypilot_files import HTTP_SERVER, LISTING_1, TGI, VLLM

@@ -14,7 +14,7 @@ from research.tetris.generate import generate
 from tests.tetris.small import small_instance
 from tetris.climb import climb
 from tetris.columns import Columns
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 
 class Ticking:
@@ -34,7 +34,7 @@ def test_it_is_a_rival(made: Callable[[int, int, int], Columns]) -> None:
     """Annealing keeps the start's constraints and finds much better plans than greedy passes."""
     columns = made(60, 4, 1)
     home = anneal(columns, time_s=1.0, clock=Ticking(20))
-    problem = Problem(columns, home)
+    problem = PlacementProblem(columns, home)
     lack, broken = problem.excess
     greedy = climb(columns, time_s=0.0)
     assert broken <= 1e-9 and lack <= greedy.lack + 1e-9
@@ -49,7 +49,7 @@ def test_climb_is_not_behind() -> None:
     The suite `tetris-annealing` compares both at full size and with equal time.
     """
     columns = dense(120, 5, 1)
-    total = Problem(columns, anneal(columns, time_s=1.0, clock=Ticking(50))).total
+    total = PlacementProblem(columns, anneal(columns, time_s=1.0, clock=Ticking(50))).total
     found = climb(columns, time_s=1.0, clock=lambda: 0.0)
     assert found.lack == 0.0 and found.total <= 1.01 * total
 

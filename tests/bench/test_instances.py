@@ -8,7 +8,7 @@ from bench import queues, regions
 from bench.award import at_once
 from bench.memory import column_bytes
 from gms.columns import QueueColumns
-from rms.region import Region
+from rms.region import RegionColumns
 
 
 def test_a_queue_is_drawn_from_its_seed() -> None:
@@ -59,7 +59,7 @@ def test_workloads_are_of_three_sizes() -> None:
 
 def test_bytes_of_columns() -> None:
     """The size is that of the arrays of queue and region: at least 30 bytes per workload and 70 per machine."""
-    queue, region = QueueColumns.of(queues.queue(5000, 10)), Region.of(regions.free_region())
+    queue, region = QueueColumns.of(queues.queue(5000, 10)), RegionColumns.of(regions.free_region())
     found = column_bytes(queue, region)
     assert found["queue"] >= queue.pending.nbytes >= 30 * 5000
     assert found["region"] >= 70 * regions.MACHINES

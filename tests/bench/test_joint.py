@@ -7,7 +7,7 @@ import pytest
 
 from bench.joint_model import MOST_PAIRS, Decided, together, two_step
 from bench.replica_objective import ReplicaCost, ReplicaWeights, worth
-from domain.instance import Job, Region, Table, TetrisInstance
+from domain.instance import InstanceRegion, PlacedTable, RecurringJob, TetrisInstance
 from reference.tetris_score import score
 from research.tetris.generate import generate
 from tests.tetris.small import small_instance
@@ -78,9 +78,9 @@ def test_worth_is_that_of_a_plain_count(seed: int) -> None:
 def test_two_tables_in_one_region_need_no_third_copy() -> None:
     """A job whose two tables have different homes needs a copy that does not fit; joint placement avoids it."""
     given = TetrisInstance(
-        (Region("r", 20.0, {"a": 10.0}), Region("s", 20.0, {"a": 10.0})),
-        (Table("x", 10.0, "r"), Table("y", 20.0, "s")),
-        (Job("j", "ml", ("x", "y"), 1, gpu_type="a", gpu_hours=1.0),),
+        (InstanceRegion("r", 20.0, {"a": 10.0}), InstanceRegion("s", 20.0, {"a": 10.0})),
+        (PlacedTable("x", 10.0, "r"), PlacedTable("y", 20.0, "s")),
+        (RecurringJob("j", "ml", ("x", "y"), 1, gpu_type="a", gpu_hours=1.0),),
     )
     columns = Columns.of(given)
     columns.capacity_bytes[0] = 30.0

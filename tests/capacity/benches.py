@@ -17,7 +17,7 @@ from capacity.providers.ec2.settings import Ec2Settings
 from capacity.providers.static import StaticProvider
 from capacity.providers.trace.cloud import Cloud
 from capacity.providers.trace.provider import TraceProvider
-from capacity.providers.trace.settings import TraceSettings
+from capacity.providers.trace.settings import TraceProviderSettings
 from tests.capacity.ec2 import ZONES, ec2
 from tests.capacity.site import CLOUD
 
@@ -33,7 +33,7 @@ class Bench:
 
 @contextmanager
 def _trace(folder: Path) -> Iterator[Bench]:
-    settings = TraceSettings.model_validate(CLOUD)
+    settings = TraceProviderSettings.model_validate(CLOUD)
     cloud = Cloud(settings, folder / "cloud")
 
     @contextmanager

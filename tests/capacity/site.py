@@ -18,7 +18,7 @@ from activities.lifecycle.dispatch import Dispatcher
 from activities.roles import control_worker
 from capacity.providers.trace.cloud import Cloud
 from capacity.providers.trace.provider import TraceProvider
-from capacity.providers.trace.settings import TraceSettings
+from capacity.providers.trace.settings import TraceProviderSettings
 from domain.lifecycle.instances import InstancePhase
 from domain.protocol import Attend
 from infra.config import CapacitySettings
@@ -81,8 +81,8 @@ class Site:
         load_master_key(self.settings.master_key_path, create=True)
         self.client = client
         self._url = url
-        self.cloud = Cloud(TraceSettings.model_validate(cloud), folder / "cloud")
-        self.provider = Unreliable(TraceProvider("sim", TraceSettings.model_validate(cloud), self.cloud))
+        self.cloud = Cloud(TraceProviderSettings.model_validate(cloud), folder / "cloud")
+        self.provider = Unreliable(TraceProvider("sim", TraceProviderSettings.model_validate(cloud), self.cloud))
         self.agents = Agents(self.world, self.cloud)
         self.world.region("west")
 

@@ -9,7 +9,7 @@ import pytest
 
 from capacity.offers import Offer, Shape
 from capacity.pools import cluster_of
-from capacity.provider import Found, LaunchRefused, ProviderUnavailable, Refusal
+from capacity.provider import FoundMachine, LaunchRefused, ProviderUnavailable, Refusal
 from capacity.providers.registry import KINDS, STATIC
 from capacity.providers.static import StaticProvider
 from domain.capacity import CapacityKind
@@ -36,7 +36,7 @@ def offers(bench: Bench) -> list[Offer]:
     return sorted(bench.provider.offers(), key=lambda offer: offer.usd_per_h)
 
 
-def listed(bench: Bench, instance: str) -> list[Found]:
+def listed(bench: Bench, instance: str) -> list[FoundMachine]:
     """Returns the provider's machines of an instance, after waiting `lists_late_s` for its list to catch up."""
     time.sleep(bench.provider.lists_late_s)
     return [found for found in bench.provider.describe() if found.instance == instance]

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, select
 
 from capacity.providers.trace.cloud import Cloud
-from capacity.providers.trace.settings import TraceSettings
+from capacity.providers.trace.settings import TraceProviderSettings
 from infra.config import CapacitySettings, TemporalSettings
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.logs import Event
@@ -105,7 +105,7 @@ async def test_in_the_end_the_provider_has_what_the_ledger_says(
     )
     load_master_key(world.settings.master_key_path, create=True)
     world.region("west")
-    machines = Cloud(TraceSettings.model_validate(cloud), tmp_path / "providers" / "sim")
+    machines = Cloud(TraceProviderSettings.model_validate(cloud), tmp_path / "providers" / "sim")
     agents = asyncio.create_task(Agents(world, machines).run())
     temporal.start()
     try:

@@ -12,7 +12,7 @@ from activities.capacity.pools import Pools, request_instance
 from activities.lifecycle.suspects import Suspects
 from capacity.offers import Offer, Shape
 from capacity.pools import Pool
-from capacity.provider import Found, LaunchRequest
+from capacity.provider import FoundMachine, LaunchRequest
 from capacity.providers.registry import STATIC
 from capacity.providers.static import StaticProvider
 from domain import ids
@@ -271,7 +271,7 @@ async def test_one_providers_mistake_is_not_the_others(site: Site) -> None:
     """A provider that raises an unexpected error is skipped in that round; the others are handled."""
 
     class Broken(Unreliable):
-        def describe(self) -> list[Found]:
+        def describe(self) -> list[FoundMachine]:
             raise KeyError("a zone that was removed")
 
     keeper = site.keeper()

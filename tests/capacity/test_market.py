@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from capacity.providers.registry import check_providers, open_providers
-from capacity.providers.trace.cloud import Cloud, Machine
+from capacity.providers.trace.cloud import Cloud, CloudMachine
 from capacity.providers.trace.market import Market, MarketInstance
-from capacity.providers.trace.settings import TraceSettings
+from capacity.providers.trace.settings import TraceProviderSettings
 from infra.config import Settings
 from infra.errors import ConfigurationError
 
 TYPES = {"small": {"gpus": 4, "gpu_type": "a100", "usd_per_h": 4}}
 
 
-def settings(**zone: object) -> TraceSettings:
+def settings(**zone: object) -> TraceProviderSettings:
     """Returns settings of a cloud with one zone."""
     body = {"zones": {"za": {"region": "west", **zone}}, "machine_types": TYPES, "notice_s": 10, "start_median_s": 5}
-    return TraceSettings.model_validate(body)
+    return TraceProviderSettings.model_validate(body)
 
 
 def test_capacity_follows_the_trace_and_repeats() -> None:
@@ -77,8 +77,8 @@ def test_launches_take_their_time_by_token() -> None:
     assert drawn[-1] < 25.0
 
 
-def _machine(instance: MarketInstance, number: int) -> Machine:
-    return Machine(instance, number, f"west/c/{instance.token}", "west", "small", {}, "file:///b", "secret")
+def _machine(instance: MarketInstance, number: int) -> CloudMachine:
+    return CloudMachine(instance, number, f"west/c/{instance.token}", "west", "small", {}, "file:///b", "secret")
 
 
 def test_one_token_is_one_machine_however_often_and_by_whomever(tmp_path: Path) -> None:

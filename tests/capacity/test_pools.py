@@ -7,7 +7,7 @@ import pytest
 from capacity.auditing import LedgerDifferences, LedgerEntry, compare
 from capacity.offers import Offer, Shape
 from capacity.pools import Changes, Instance, Pool, changes, cluster_of
-from capacity.provider import Found
+from capacity.provider import FoundMachine
 from domain.capacity import CapacityKind
 from domain.ids import is_name
 from domain.lifecycle.instances import InstancePhase
@@ -97,7 +97,12 @@ def test_the_ledger_is_compared_with_what_a_provider_has() -> None:
         "in-4": LedgerEntry(None, None),
         "in-5": LedgerEntry("e", 0.0),
     }
-    found = [Found("a", "in-1", 0), Found("x", "in-1", 0), Found("d", "in-4", 0), Found("z", "in-9", 0)]
+    found = [
+        FoundMachine("a", "in-1", 0),
+        FoundMachine("x", "in-1", 0),
+        FoundMachine("d", "in-4", 0),
+        FoundMachine("z", "in-9", 0),
+    ]
     assert compare(entries, found, 100.0, 10.0) == LedgerDifferences(
         strays={"z": "in-9"}, seconds={"x": "in-1"}, missing=["in-2", "in-5"]
     )

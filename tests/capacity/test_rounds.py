@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from capacity.offers import Offer
 from capacity.pools import Instance, Pool
-from capacity.rounds import Launch, PoolRound, plan_round
+from capacity.rounds import MachineLaunch, PoolRound, plan_round
 from domain.lifecycle.instances import InstancePhase
 from domain.reasons import ReasonCode
 from tests.capacity.scaling import CHEAP, DEAR, KEY, POOL, job, shortage
@@ -46,7 +46,7 @@ def test_a_buffer_is_kept(there: list[Instance], launched: int) -> None:
     """A pool keeps its buffer of usable idle machines, within its maximum size."""
     pool = replace(POOL, buffer=2)
     assert plan_round({KEY: pool}, {KEY: there}, [], OFFERS) == PoolRound(
-        launch={KEY: [Launch(CHEAP)] * launched} if launched else {}
+        launch={KEY: [MachineLaunch(CHEAP)] * launched} if launched else {}
     )
 
 
@@ -54,7 +54,7 @@ def test_what_waits_takes_the_buffer_and_the_buffer_comes_back() -> None:
     """A waiting workload claims the idle machine of the buffer, and another machine is launched for the buffer."""
     pool = replace(POOL, buffer=1)
     planned = plan_round({KEY: pool}, {KEY: [idle(1)]}, [shortage("w")], OFFERS)
-    assert planned == PoolRound(launch={KEY: [Launch(CHEAP)]}, claims={"in-1": {"w": (1,)}})
+    assert planned == PoolRound(launch={KEY: [MachineLaunch(CHEAP)]}, claims={"in-1": {"w": (1,)}})
     full = replace(pool, max_size=1)
     assert plan_round({KEY: full}, {KEY: [idle(1)]}, [shortage("w")], OFFERS) == PoolRound(claims={"in-1": {"w": (1,)}})
 
@@ -78,7 +78,7 @@ def test_why_a_buffer_is_missing() -> None:
 def test_machines_for_the_size_serve_what_waits() -> None:
     """Machines that are launched for a pool's size also serve waiting workloads."""
     planned = plan_round({KEY: Pool(*KEY, 2, max_size=4)}, {}, [shortage("w")], OFFERS)
-    assert planned.launch == {KEY: [Launch(CHEAP, {"w": (1,)}), Launch(CHEAP)]}
+    assert planned.launch == {KEY: [MachineLaunch(CHEAP, {"w": (1,)}), MachineLaunch(CHEAP)]}
 
 
 def test_a_removed_pool_ends_its_machines() -> None:

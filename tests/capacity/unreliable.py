@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from capacity.offers import Offer
-from capacity.provider import Found, LaunchRequest, Provider, ProviderUnavailable
+from capacity.provider import FoundMachine, LaunchRequest, Provider, ProviderUnavailable
 from capacity.providers.registry import open_providers
 from infra.config import Settings
 
@@ -59,7 +59,7 @@ class Unreliable:
 
         return self._through("launch", launch)
 
-    def describe(self) -> Sequence[Found]:
+    def describe(self) -> Sequence[FoundMachine]:
         """See `Provider.describe`."""
         found = self._through("describe", self.behind.describe)
         return [replace(one, instance=one.instance.partition(".")[0]) for one in found]

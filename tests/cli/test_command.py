@@ -12,7 +12,7 @@ import pytest
 from mizzen.cli.app import cli, run
 from mizzen.cli.exits import MEANINGS, Exit
 from mizzen.cli.lazy import Lazy
-from mizzen.cli.session import Command
+from mizzen.cli.session import OutputCommand
 from tests.cli.completions import completions
 
 OWN: dict[str, Lazy] = {name: lazy for part in cli.sections.values() for name, lazy in part.items()}
@@ -54,7 +54,7 @@ def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
 def test_every_command_has_an_output_format_and_a_context() -> None:
     """Every command has the options `--output`, `--context` and `--patience`."""
     for name, command in own_commands().items():
-        assert isinstance(command, Command), name
+        assert isinstance(command, OutputCommand), name
         flags = {flag for parameter in command.params for flag in parameter.opts}
         assert {"-o", "--output", "--context", "--patience"} <= flags, name
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.documents.loading import Malformed, load_yaml
+from api.documents.syntax import Malformed, load_yaml
 from mizzen.client import DocumentError, read_documents
 from mizzen.client.documents import parse_documents
 

@@ -7,11 +7,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen.cli import words
+from mizzen.cli import formats
+from mizzen.cli.formats import visible
 from mizzen.cli.output import Column, cell, dump, measure, table
 from mizzen.cli.pages import left_lines
-from mizzen.cli.submitting import plan_page
-from mizzen.cli.words import visible
+from mizzen.cli.submit import plan_page
 
 COLUMNS = (
     Column("ID", lambda i: i["id"]),
@@ -33,7 +33,7 @@ def test_files_in_working_directories_are_shown_with_a_warning() -> None:
     lines = left_lines({"attempts": [{"left": []}, attempt], "finished_at": until.isoformat()})
     assert lines[2:4] == [
         "  t/0: 977 KiB in /state/work",
-        f"    on local/main/m1 until {words.clock(until.isoformat())}",
+        f"    on local/main/m1 until {formats.clock(until.isoformat())}",
     ]
     assert lines[4].startswith("  warning: they are deleted then")
     assert left_lines({"attempts": [attempt], "finished_at": None}) == lines[:4]
@@ -77,21 +77,21 @@ def test_no_value_can_command_the_terminal(text: str) -> None:
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
     """A duration of less than an hour has one unit, a longer one at most two."""
-    assert words.duration(seconds) == text
+    assert formats.duration(seconds) == text
 
 
 def test_times_are_relative_and_sizes_have_units() -> None:
     """Past times are printed as `3m ago`, and sizes in units of powers of 1024."""
-    assert words.ago((datetime.now(UTC) - timedelta(seconds=200)).isoformat()) == "3m ago"
-    sizes = [words.size(n) for n in (0, 1023, 1536, 300 << 20, 5 << 50, 5 << 60)]
+    assert formats.ago((datetime.now(UTC) - timedelta(seconds=200)).isoformat()) == "3m ago"
+    sizes = [formats.size(n) for n in (0, 1023, 1536, 300 << 20, 5 << 50, 5 << 60)]
     assert sizes == ["0 B", "1023 B", "1.5 KiB", "300 MiB", "5.0 PiB", "5120 PiB"]
 
 
 def test_reasons_and_resources_read_as_one_line() -> None:
     """A reason is printed as code and sentence; resources are printed with the acceptable GPU types."""
-    assert words.reason({"code": "held", "detail": {}, "sentence": "held by ann"}) == "held: held by ann"
+    assert formats.reason({"code": "held", "detail": {}, "sentence": "held by ann"}) == "held: held by ann"
     resources = {"gpus": 8, "gpu_types": ["a100", "h100"], "cpus": 1.5, "memory_bytes": 2 << 30}
-    assert words.resources(resources) == "a100|h100:8, 1.5 cpus, 2.0 GiB"
+    assert formats.resources(resources) == "a100|h100:8, 1.5 cpus, 2.0 GiB"
 
 
 def test_a_dry_run_reads_as_a_sentence_and_its_reasons() -> None:

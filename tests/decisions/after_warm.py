@@ -20,7 +20,7 @@ from gms.scan import scan
 from rms.award import award, revoke
 from rms.bid import bid_in
 from rms.gang import Planner
-from rms.region import Region
+from rms.region import RegionColumns
 from tests.decisions.fleets import crowded
 from tests.decisions.queues import job, queue, queued, tenant
 
@@ -48,7 +48,7 @@ def _decide(seed: int) -> None:
     rng = Random(seed)
     if seed % 3 == 0:
         request = replace(request, jobs=tuple(replace(one, span_clusters=True) for one in request.jobs))
-    region = Region.of(snapshot)
+    region = RegionColumns.of(snapshot)
     answer = bid_in(Planner(region), request)
     if answer.plan is not None:
         awarded = award(region, answer.plan, request)

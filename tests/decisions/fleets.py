@@ -12,14 +12,14 @@ from domain.scheduling import (
     Holding,
     JobRequest,
     MachineState,
-    Move,
+    MoveCost,
     PlacementRequest,
     Plan,
     RegionSnapshot,
     RunningWorkload,
 )
 from gms.auction.auction import Auction, Options
-from rms.region import Region
+from rms.region import RegionColumns
 
 GIB = 2**30
 
@@ -108,7 +108,7 @@ _KINDS = (USUAL, USUAL, ("spot",), ("on_demand", "spot", "reserved"), ("voluntar
 """Lists of capacity kinds that a gang may accept."""
 _MOVES = (
     (), (), (),
-    *(tuple(Move(f"here/c{n}", away, us) for n, (away, us) in enumerate(two, 1)) for two in (
+    *(tuple(MoveCost(f"here/c{n}", away, us) for n, (away, us) in enumerate(two, 1)) for two in (
         ((False, 5), (True, 3)), ((False, 7), (False, 4)), ((True, 9), (False, 9)), ((False, 2),),
     )),
 )  # fmt: skip
@@ -283,6 +283,6 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
 
 def opened_auction(fleet: list[RegionSnapshot], options: Options) -> Auction:
     """Returns an auction over the regions, at the beginning of a pass."""
-    auction = Auction([Region.of(snapshot) for snapshot in fleet], options)
+    auction = Auction([RegionColumns.of(snapshot) for snapshot in fleet], options)
     auction.open(fleet[0].now_s)
     return auction

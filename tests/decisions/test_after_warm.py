@@ -8,7 +8,7 @@ import pytest
 
 from domain.machine_code import folder_of, is_complete
 from infra.errors import StackError
-from infra.stack.compiling import compile_loops
+from infra.stack.compilation import compile_loops
 from tests.decoys import Decoys
 from tests.stack.harness import ROOT
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from domain.reasons import ReasonCode
 from domain.scheduling import Plan, RegionSnapshot
 from gms.auction.auction import Auction, Options
-from gms.auction.candidate import Candidate, Outcome
+from gms.auction.candidate import AuctionOutcome, Candidate
 from reference import bids as reference
 from rms.award import Award, revoke
 from tests.depth import examples
@@ -51,8 +51,8 @@ def _one_at_a_time(fleet: list[RegionSnapshot], candidates: list[Candidate]) -> 
     return out
 
 
-def _run(auction: Auction, candidates: list[Candidate], sizes: Random) -> list[Outcome]:
-    outcomes: list[Outcome] = []
+def _run(auction: Auction, candidates: list[Candidate], sizes: Random) -> list[AuctionOutcome]:
+    outcomes: list[AuctionOutcome] = []
     while len(outcomes) < len(candidates):
         size = sizes.randint(1, len(candidates))
         outcomes += auction.place(candidates[len(outcomes) : len(outcomes) + size])
@@ -187,7 +187,7 @@ def test_together_leaves_nobody_behind(seed: int, roomy: bool) -> None:
             states[outcome.plan.region] = after_award(states[outcome.plan.region], outcome.plan, candidate.request)
 
 
-def _cost(outcomes: list[Outcome]) -> list[float]:
+def _cost(outcomes: list[AuctionOutcome]) -> list[float]:
     """Returns the number of victims up to each rank, and the lost work."""
     plans = [o.plan for o in outcomes if o.plan is not None]
     up_to = [sum(sum(p.quality.victims_by_rank[: k + 1]) for p in plans) for k in range(8)]

@@ -12,7 +12,7 @@ from domain.scheduling import PlacementRequest, RegionSnapshot, RunningWorkload
 from reference import bids as reference
 from rms.gang import Planner
 from rms.machines import shift
-from rms.region import Region
+from rms.region import RegionColumns
 from rms.reserve import Reservation, available_from_s, known_ends_s, renew, reserve, withheld, without_withheld
 from tests.depth import examples
 
@@ -64,7 +64,7 @@ def _start_s(snapshot: RegionSnapshot, request: PlacementRequest, *, known: bool
     return None
 
 
-def _reserve(region: Region, request: PlacementRequest, *, known: bool) -> Reservation | None:
+def _reserve(region: RegionColumns, request: PlacementRequest, *, known: bool) -> Reservation | None:
     planner = Planner(region)
     ends_s = known_ends_s(region) if known else None
     return reserve(planner, request, available_from_s(planner, request, ends_s))
@@ -75,7 +75,7 @@ def _reserve(region: Region, request: PlacementRequest, *, known: bool) -> Reser
 def test_the_start_is_that_of_the_plain_reference(seed: int, known: bool) -> None:
     """The start is the earliest time at which the gang fits, and the region is unchanged afterwards."""
     snapshot, request = _case(seed)
-    region = Region.of(snapshot)
+    region = RegionColumns.of(snapshot)
     before = region.machines.free.copy(), region.state
     made = _reserve(region, request, known=known)
     assert (None if made is None else made.starts_at_s) == _start_s(snapshot, request, known=known)
@@ -88,7 +88,7 @@ def test_the_start_is_that_of_the_plain_reference(seed: int, known: bool) -> Non
 def test_a_reservation_is_renewed_with_the_same_or_an_earlier_start(seed: int) -> None:
     """As long as nothing else takes its resources, a reservation keeps its machines and starts no later."""
     snapshot, request = _case(seed)
-    region = Region.of(snapshot)
+    region = RegionColumns.of(snapshot)
     made = _reserve(region, request, known=True)
     if made is None:
         return

@@ -13,7 +13,7 @@ from reference import bids as reference
 from rms.award import Award, award, leave, revoke
 from rms.bid import bid_in
 from rms.gang import Planner
-from rms.region import Region
+from rms.region import RegionColumns
 from tests.decisions.after_award import after_award
 from tests.depth import examples
 
@@ -21,7 +21,7 @@ from . import PROPERTY
 from .fleets import crowded, regions, requests
 
 
-def _turn_into(region: Region, now: RegionSnapshot, was: RegionSnapshot | None, rng: Random) -> None:
+def _turn_into(region: RegionColumns, now: RegionSnapshot, was: RegionSnapshot | None, rng: Random) -> None:
     """Applies to a region, in random order, the changes from one snapshot to another; the two may differ completely."""
     news = [partial(region.put_machine, m) for m in now.machines]
     news += [partial(region.put_running, w) for w in now.running]
@@ -39,7 +39,7 @@ def _turn_into(region: Region, now: RegionSnapshot, was: RegionSnapshot | None, 
 @given(st.lists(st.tuples(regions(), requests()), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_changes_lead_where_a_snapshot_does(steps: list[tuple[RegionSnapshot, PlacementRequest]], rng: Random) -> None:
     """After any changes, a region's bid equals the reference's; a bid does not change the region."""
-    region = Region("here")
+    region = RegionColumns("here")
     planner = Planner(region)
     was = None
     for now, request in steps:
@@ -54,7 +54,7 @@ def test_changes_lead_where_a_snapshot_does(steps: list[tuple[RegionSnapshot, Pl
 def test_an_award_shows_in_the_next_bid(seed: int) -> None:
     """Consecutive bids in one region, each after the awards before it, equal those on snapshots after these awards."""
     snapshot, _ = crowded(seed)
-    region = Region.of(snapshot)
+    region = RegionColumns.of(snapshot)
     planner = Planner(region)
     for number in range(4):
         request = replace(crowded(seed + number)[1], workload=f"new{number}")
@@ -76,7 +76,7 @@ def test_a_protected_workload_is_spared_until_its_time(seed: int) -> None:
     rng = Random(seed)
     times = (900.0, 1000.0, 1000.5, 2000.0)
     running = tuple(replace(w, protected_until_s=rng.choice(times)) for w in snapshot.running)
-    region = Region("here")
+    region = RegionColumns("here")
     for machine in snapshot.machines:
         region.put_machine(machine)
     for workload in running:
@@ -88,10 +88,10 @@ def test_a_protected_workload_is_spared_until_its_time(seed: int) -> None:
         assert bid_in(planner, request) == reference.bid(now, request)
 
 
-def _awards(seed: int) -> tuple[Region, RegionSnapshot, list[Award]]:
+def _awards(seed: int) -> tuple[RegionColumns, RegionSnapshot, list[Award]]:
     """Returns a region after up to four awards, the snapshot before them, and the awards."""
     snapshot, _ = crowded(seed)
-    region = Region.of(snapshot)
+    region = RegionColumns.of(snapshot)
     planner = Planner(region)
     given = []
     for number in range(4):
@@ -114,7 +114,7 @@ def test_a_revoked_award_leaves_no_trace(seed: int) -> None:
         assert bid_in(Planner(region), request) == reference.bid(snapshot, request)
 
 
-def _in_use(region: Region) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+def _in_use(region: RegionColumns) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     """Returns the sum of free and held resources by machine, shape (3, machines)."""
     out = region.machines.free.copy()
     for workload in region.running_workloads():
@@ -130,7 +130,7 @@ def _in_use(region: Region) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
 def test_whoever_leaves_gives_up_all_and_promises_are_kept(seed: int) -> None:
     """In any order of leaving, resources are conserved; an award whose victims have left holds its whole plan."""
     region, snapshot, given = _awards(seed)
-    whole = _in_use(Region.of(snapshot))
+    whole = _in_use(RegionColumns.of(snapshot))
     asked = {f"new{number}": crowded(seed + number)[1] for number in range(4)}
     rng = Random(seed)
     leaving = [w.id for w in region.running_workloads() if not w.id.startswith("new") and rng.random() < 0.8]

@@ -9,7 +9,7 @@ from domain.scheduling import (
     Holding,
     JobRequest,
     MachineState,
-    Move,
+    MoveCost,
     PlacementRequest,
     Plan,
     RegionSnapshot,
@@ -19,7 +19,7 @@ from reference.bids import best
 from reference.bids import bid as reference_bid
 from rms.bid import bid, bid_in
 from rms.gang import Planner
-from rms.region import Region
+from rms.region import RegionColumns
 
 from .fleets import GIB, gpu_job, machine, plan_of, region, request, running
 
@@ -318,7 +318,7 @@ def test_ranks_are_as_before_once_a_bid_is_made() -> None:
     machines = [machine(f"m{k}", used=8) for k in range(3)]
     holders = [running(f"w{k}", (f"m{k}", 8), rank=4 + k, started_at_s=100.0 * k) for k in range(3)]
     snapshot = region(machines, holders)
-    planner = Planner(Region.of(snapshot))
+    planner = Planner(RegionColumns.of(snapshot))
     asked = [request(gpu_job(tasks, 8), rank=rank) for tasks in (1, 2) for rank in (1, 5)]
     for one in asked * 2:
         shoving = replace(one, displaces=frozenset({"w0", "w1"}))
@@ -339,10 +339,10 @@ def test_a_job_moves_to_the_cluster_with_the_least_score(is_full: bool) -> None:
     machines = [machine(f"in-{c}", used=8 if is_full else 0, cluster=c) for c in clusters]
     victims = [running(f"w-{c}", (f"in-{c}", 8)) for c in clusters] if is_full else []
     snapshot = region(machines, victims)
-    planner = Planner(Region.of(snapshot))
+    planner = Planner(RegionColumns.of(snapshot))
     for best_at in (*clusters, *reversed(clusters)):
-        moves = tuple(Move(f"here/{c}", c != best_at, 9 if c == best_at else 5) for c in clusters)
-        scores = tuple(Move(f"here/{c}", False, 5 if c == best_at else 9) for c in clusters)
+        moves = tuple(MoveCost(f"here/{c}", c != best_at, 9 if c == best_at else 5) for c in clusters)
+        scores = tuple(MoveCost(f"here/{c}", False, 5 if c == best_at else 9) for c in clusters)
         for own in (moves, scores):
             wanted = request(replace(gpu_job(2, 4), moves=own))
             found = bid_in(planner, wanted)

@@ -9,7 +9,7 @@ from domain.scheduling import (
     RunningWorkload,
 )
 from rms.bid import bid
-from rms.region import Region
+from rms.region import RegionColumns
 
 from .fleets import gpu_job, machine, plan_of, region, request, running
 
@@ -53,7 +53,7 @@ def _usual() -> RegionSnapshot:
 def test_lost_work(victim: RunningWorkload, lost_gpu_ms: int) -> None:
     """Lost work is the GPU seconds since the last checkpoint; without one, the age is its cluster's median."""
     usual = _usual()
-    there = Region.of(replace(usual, running=(*usual.running, victim)))
+    there = RegionColumns.of(replace(usual, running=(*usual.running, victim)))
     there.compute_lost_work()
     assert there.holders.lost_gpu_ms[len(usual.running)] == lost_gpu_ms
 
@@ -61,7 +61,7 @@ def test_lost_work(victim: RunningWorkload, lost_gpu_ms: int) -> None:
 def test_nothing_is_lost_where_nobody_reports() -> None:
     """Without any checkpoint in the region, lost work is 0."""
     silent = _silent(("m", 8))
-    there = Region.of(region([machine("m")], [silent]))
+    there = RegionColumns.of(region([machine("m")], [silent]))
     there.compute_lost_work()
     assert there.holders.lost_gpu_ms[0] == 0
 

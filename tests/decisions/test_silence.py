@@ -2,14 +2,14 @@
 
 import random
 
-from gms.auction.silence import Asking, Backoff, Silence
+from gms.auction.silence import Asking, ProbeBackoff, Silence
 
 REGIONS = ["east", "north", "west"]
 
 
 def test_a_region_that_misses_the_deadline_is_silent_at_once() -> None:
     """A region that misses the deadline is neither waited for nor probed before its first pause has ended."""
-    silence = Silence(Backoff(2.0, 60.0))
+    silence = Silence(ProbeBackoff(2.0, 60.0))
     assert silence.asking(REGIONS, 100.0) == Asking(REGIONS, [])
     silence.miss("west", 100.0, 102.0)
     assert silence.silent == ["west"] and silence.missed["west"].since_s == 100.0
@@ -20,7 +20,7 @@ def test_a_region_that_misses_the_deadline_is_silent_at_once() -> None:
 
 def test_pauses_double_up_to_the_longest() -> None:
     """A region that never responds is probed after 2, 4, 8, ... seconds, and finally every 60 s."""
-    silence = Silence(Backoff(2.0, 60.0))
+    silence = Silence(ProbeBackoff(2.0, 60.0))
     silence.miss("west", 0.0, 0.0)
     now_s, pauses = 0.0, []
     for _ in range(8):
@@ -30,12 +30,12 @@ def test_pauses_double_up_to_the_longest() -> None:
         now_s += due_s
         assert silence.asking(REGIONS, now_s).probed == ["west"]
     assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
-    assert Backoff(2.0, 60.0).pause_s(10_000) == 60.0
+    assert ProbeBackoff(2.0, 60.0).pause_s(10_000) == 60.0
 
 
 def test_an_answer_in_time_ends_it() -> None:
     """After a response in time, the region is waited for again, and its next miss starts with the first pause."""
-    silence = Silence(Backoff(2.0, 60.0))
+    silence = Silence(ProbeBackoff(2.0, 60.0))
     silence.miss("west", 0.0, 0.0)
     silence.asking(REGIONS, 50.0)
     silence.answer("west", in_time=True)
@@ -47,7 +47,7 @@ def test_an_answer_in_time_ends_it() -> None:
 
 def test_a_slow_region_is_not_left_out_while_it_answers() -> None:
     """A region that responds late is probed and not waited for; it is left out only if a probe gets no response."""
-    silence = Silence(Backoff(2.0, 60.0))
+    silence = Silence(ProbeBackoff(2.0, 60.0))
     silence.miss("west", 0.0, 2.0)
     silence.answer("west", in_time=False)
     assert silence.silent == []
@@ -80,7 +80,7 @@ def test_regions_that_are_removed_are_forgotten() -> None:
 def test_every_region_is_waited_for_or_asked_again_in_bounded_time() -> None:
     """A region that is waited for has no miss, and one with a miss is probed within the longest pause."""
     chance = random.Random(5)
-    silence, now_s, asked_s = Silence(Backoff(1.0, 8.0)), 0.0, dict.fromkeys(REGIONS, 0.0)
+    silence, now_s, asked_s = Silence(ProbeBackoff(1.0, 8.0)), 0.0, dict.fromkeys(REGIONS, 0.0)
     for _ in range(2000):
         now_s += chance.expovariate(1.0)
         asking = silence.asking(REGIONS, now_s)

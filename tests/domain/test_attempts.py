@@ -14,10 +14,10 @@ from domain.lifecycle.attempts import (
     LATEST,
     NEXT_PHASES,
     TABLES,
+    AttemptFields,
     End,
-    Event,
-    Row,
     Step,
+    StepOutcome,
     Table,
     next_phases,
     of_all_versions,
@@ -76,7 +76,7 @@ def test_which_phase_may_follow_which() -> None:
 
 def test_phases_follow_from_the_table_alone() -> None:
     """Changing `may_pass` or the phase of a row changes the legal phase changes."""
-    edited: dict[Step, Row] = {
+    edited: dict[Step, AttemptFields] = {
         **TABLE,
         Step.COPY: replace(TABLE[Step.COPY], may_pass=False),
         Step.WITHDRAW: replace(TABLE[Step.WITHDRAW], phase=Phase.CHECKPOINTING),
@@ -88,7 +88,7 @@ def test_phases_follow_from_the_table_alone() -> None:
 
 def test_a_newer_table_takes_no_way_from_workflows_that_follow_an_older_one() -> None:
     """A new version with another phase in a step adds phase changes; those of the older version stay legal."""
-    newer: dict[Step, Row] = {**TABLE, Step.PREPARE: replace(TABLE[Step.PREPARE], phase=Phase.PLACING)}
+    newer: dict[Step, AttemptFields] = {**TABLE, Step.PREPARE: replace(TABLE[Step.PREPARE], phase=Phase.PLACING)}
     assert Phase.PROVISIONING not in next_phases(newer)[Phase.PLACING]
     both = of_all_versions([TABLE, newer])
     for table in (TABLE, newer):
@@ -122,4 +122,4 @@ def test_phases_in_sql_are_those_of_the_tables(checkout: Path) -> None:
 
 def test_events_have_rows() -> None:
     """Every event occurs in a row of the table."""
-    assert {event for row in TABLE.values() for event in row.after} == set(Event)
+    assert {event for row in TABLE.values() for event in row.after} == set(StepOutcome)

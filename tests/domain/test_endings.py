@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from domain.lifecycle.endings import ENDINGS, Case, Counts, count_loads, judge, stopped_early
-from domain.lifecycle.gangs import Failure, GangEnd, LaunchFailure
+from domain.lifecycle.endings import ENDINGS, EndedAttempt, FailureCounts, count_loads, judge, stopped_early
+from domain.lifecycle.gangs import GangEnd, LaunchFailure, TaskFailure
 from domain.phases import Phase
 from domain.protocol import LaunchPlan, Mail, MailKind
 from domain.reasons import Reason, ReasonCode
-from domain.reported import FailingReport, LoadReport, NotReadyReport, TaskProgress
+from domain.task_reports import FailingReport, LoadReport, NotReadyReport, TaskProgress
 
 PLAN = LaunchPlan("east", "file:///b", "launch", [], 4, None, 30.0, 3600.0, 1, 10.0, 30.0)
-FAILED = GangEnd(False, None, Failure("main/2", "exit code 3"), failed=True)
+FAILED = GangEnd(False, None, TaskFailure("main/2", "exit code 3"), failed=True)
 NOTICE = Reason(ReasonCode.PLATFORM_NOTICE, {"machine": "m", "platform": "aws"})
 REFUSED = LaunchFailure(Reason(ReasonCode.LAUNCH_FAILED, {"machine": "m", "error": "no port"}), "m")
 STEPS = TaskProgress("main", 0, step=7, resumed_step=3)
@@ -25,8 +25,8 @@ def mail(kind: MailKind, **detail: Any) -> Mail:
     return Mail(1, kind, 5, detail)
 
 
-def case(end: GangEnd = FAILED, **changes: Any) -> Case:
-    return replace(Case(end, PLAN, Counts(), "wl-1", 5, 100.0), **changes)
+def case(end: GangEnd = FAILED, **changes: Any) -> EndedAttempt:
+    return replace(EndedAttempt(end, PLAN, FailureCounts(), "wl-1", 5, 100.0), **changes)
 
 
 LOST = mail(MailKind.MACHINE_LOST, machine="m")
@@ -35,11 +35,11 @@ EVICTED = mail(MailKind.EVICT, evictor="wl-2")
 CANCELLED = mail(MailKind.CANCEL, by="key-1")
 # Row, example, next phase, reason code, and the counts (failures, hangs, unloadable) after the ending; they are
 # (1, 2, 1) before it, unless the case sets them.
-BEFORE = Counts(1, 2, 1)
-EXAMPLES: list[tuple[str, Case, Phase, ReasonCode, Counts]] = [
+BEFORE = FailureCounts(1, 2, 1)
+EXAMPLES: list[tuple[str, EndedAttempt, Phase, ReasonCode, FailureCounts]] = [
     (
         "all tasks succeeded",
-        case(GangEnd(True, None, Failure("?", "?"))),
+        case(GangEnd(True, None, TaskFailure("?", "?"))),
         Phase.SUCCEEDED,
         ReasonCode.COMPLETED,
         BEFORE,
@@ -51,21 +51,21 @@ EXAMPLES: list[tuple[str, Case, Phase, ReasonCode, Counts]] = [
         case(replace(FAILED, progress=(UNLOADED,))),
         Phase.FAILED,
         ReasonCode.CHECKPOINT_UNLOADABLE,
-        Counts(1, 2, 2),
+        FailureCounts(1, 2, 2),
     ),
     (
         "checkpoint unloadable",
-        case(replace(FAILED, progress=(UNLOADED,)), counts=Counts()),
+        case(replace(FAILED, progress=(UNLOADED,)), counts=FailureCounts()),
         Phase.PENDING,
         ReasonCode.CHECKPOINT_UNLOADABLE,
-        Counts(0, 0, 1),
+        FailureCounts(0, 0, 1),
     ),
     (
         "platform reclaims a machine",
         case(replace(FAILED, noticed=NOTICE)),
         Phase.PREEMPTED,
         ReasonCode.PLATFORM_NOTICE,
-        Counts(1, 0, 1),
+        FailureCounts(1, 0, 1),
     ),
     (
         "machine lost, seen by the workflow",
@@ -82,19 +82,25 @@ EXAMPLES: list[tuple[str, Case, Phase, ReasonCode, Counts]] = [
         ReasonCode.STACK_STOPPED,
         BEFORE,
     ),
-    ("task failed, no retry left", case(), Phase.FAILED, ReasonCode.RETRIES_EXHAUSTED, Counts(2, 2, 1)),
-    ("task failed", case(counts=Counts(0, 2, 1)), Phase.PENDING, ReasonCode.TASK_FAILED, Counts(1, 2, 1)),
-    ("hung again", case(told=HUNG), Phase.FAILED, ReasonCode.NO_PROGRESS, Counts(1, 3, 1)),
-    ("hung", case(told=HUNG, counts=Counts(1, 1, 1)), Phase.PENDING, ReasonCode.NO_PROGRESS, Counts(1, 2, 1)),
-    ("machine lost, reported by mail", case(told=LOST), Phase.PENDING, ReasonCode.MACHINE_LOST, Counts(1, 0, 1)),
-    ("stopped by other mail", case(told=EVICTED), Phase.PREEMPTED, ReasonCode.EVICTED, Counts(1, 0, 1)),
+    ("task failed, no retry left", case(), Phase.FAILED, ReasonCode.RETRIES_EXHAUSTED, FailureCounts(2, 2, 1)),
+    ("task failed", case(counts=FailureCounts(0, 2, 1)), Phase.PENDING, ReasonCode.TASK_FAILED, FailureCounts(1, 2, 1)),
+    ("hung again", case(told=HUNG), Phase.FAILED, ReasonCode.NO_PROGRESS, FailureCounts(1, 3, 1)),
+    (
+        "hung",
+        case(told=HUNG, counts=FailureCounts(1, 1, 1)),
+        Phase.PENDING,
+        ReasonCode.NO_PROGRESS,
+        FailureCounts(1, 2, 1),
+    ),
+    ("machine lost, reported by mail", case(told=LOST), Phase.PENDING, ReasonCode.MACHINE_LOST, FailureCounts(1, 0, 1)),
+    ("stopped by other mail", case(told=EVICTED), Phase.PREEMPTED, ReasonCode.EVICTED, FailureCounts(1, 0, 1)),
 ]
 
 
 @pytest.mark.parametrize(("row", "of", "phase", "code", "counts"), EXAMPLES, ids=[one[0] for one in EXAMPLES])
-def test_each_row(row: str, of: Case, phase: Phase, code: ReasonCode, counts: Counts) -> None:
+def test_each_row(row: str, of: EndedAttempt, phase: Phase, code: ReasonCode, counts: FailureCounts) -> None:
     """The first row that applies is the expected one, with its phase, reason, counts and blame."""
-    of = of if of.counts != Counts() or row == "checkpoint unloadable" else replace(of, counts=BEFORE)
+    of = of if of.counts != FailureCounts() or row == "checkpoint unloadable" else replace(of, counts=BEFORE)
     assert next(one.name for one in ENDINGS if one.applies(of)) == row
     ending, after = judge(of)
     assert (ending.phase, ending.reason.code, after) == (phase, code, counts)
@@ -110,17 +116,17 @@ def test_every_row_has_an_example() -> None:
 @pytest.mark.parametrize("told", [None, EVICTED, HUNG, LOST, CANCELLED])
 def test_a_gang_that_has_succeeded_has_succeeded(told: Mail | None) -> None:
     """A gang whose tasks all exited with 0 has succeeded, whatever mail it got."""
-    end = GangEnd(True, None, Failure("?", "?"))
+    end = GangEnd(True, None, TaskFailure("?", "?"))
     assert judge(case(end, told=told, timed_out=True))[0].phase is Phase.SUCCEEDED
 
 
 def test_a_step_ends_a_row_of_hangs() -> None:
     """A step forward resets the count of consecutive hangs."""
     end = replace(FAILED, progress=(STEPS,))
-    assert judge(case(end, told=HUNG, counts=Counts(0, 2, 0)))[1].hangs == 1
-    assert judge(case(end, counts=Counts(0, 2, 0)))[1].hangs == 0
+    assert judge(case(end, told=HUNG, counts=FailureCounts(0, 2, 0)))[1].hangs == 1
+    assert judge(case(end, counts=FailureCounts(0, 2, 0)))[1].hangs == 0
     still = replace(FAILED, progress=(replace(STEPS, step=3),))
-    assert judge(case(still, told=HUNG, counts=Counts(0, 2, 0)))[0].phase is Phase.FAILED
+    assert judge(case(still, told=HUNG, counts=FailureCounts(0, 2, 0)))[0].phase is Phase.FAILED
 
 
 def test_a_load_that_was_interrupted_ends_the_attempt_for_another_reason() -> None:
@@ -131,14 +137,14 @@ def test_a_load_that_was_interrupted_ends_the_attempt_for_another_reason() -> No
     end = replace(FAILED, progress=(UNLOADED,))
     ending, counts = judge(case(end, told=EVICTED))
     assert (ending.reason.code, counts.unloadable) == (ReasonCode.EVICTED, 1)
-    assert judge(case(end, told=EVICTED, counts=Counts(0, 0, 1)))[0].phase is Phase.FAILED
+    assert judge(case(end, told=EVICTED, counts=FailureCounts(0, 0, 1)))[0].phase is Phase.FAILED
 
 
 def test_a_load_that_succeeds_ends_the_row() -> None:
     """A successful load resets the count of failed loads, however the attempt ends."""
     end = replace(FAILED, progress=(LOADED,))
-    assert judge(case(end, counts=Counts(0, 0, 1)))[1].unloadable == 0
-    assert count_loads(Counts(0, 0, 1), end, False).unloadable == 0
+    assert judge(case(end, counts=FailureCounts(0, 0, 1)))[1].unloadable == 0
+    assert count_loads(FailureCounts(0, 0, 1), end, False).unloadable == 0
 
 
 def test_the_runtime_that_is_told_is_counted_once() -> None:
@@ -159,7 +165,7 @@ def test_told_before_it_began(told: Mail, phase: Phase, blamed: str | None) -> N
 def test_a_task_that_was_never_ready_has_a_reason_of_its_own() -> None:
     """A task that did not become ready in time counts as a failure of the user's tasks, even during its setup."""
     not_ready = NotReadyReport(1200.0, "GET /health on port 21003: status 503")
-    end = GangEnd(False, None, Failure("main/0", "signal 15", in_setup=True, not_ready=not_ready), failed=True)
+    end = GangEnd(False, None, TaskFailure("main/0", "signal 15", in_setup=True, not_ready=not_ready), failed=True)
     ending, counts = judge(case(end))
     assert ending.reason.code is ReasonCode.NOT_READY
     assert ending.reason.sentence == (
@@ -173,7 +179,7 @@ def test_a_task_that_could_not_save_has_a_reason_of_its_own() -> None:
     """If a task ended because its saves reached a limit, the sentence says so; saves that only failed do not count."""
     for limit, code in (("max_failures is 2", ReasonCode.SAVES_FAILED), (None, ReasonCode.TASK_FAILED)):
         told = TaskProgress("main", 0, failing=FailingReport(3, 5.0, "step 7 was not saved: full", limit))
-        end = GangEnd(False, None, Failure("main/0", "exit code 1"), failed=True, progress=(told,))
+        end = GangEnd(False, None, TaskFailure("main/0", "exit code 1"), failed=True, progress=(told,))
         ending, counts = judge(case(end))
         assert (ending.reason.code, ending.phase, counts.failures) == (code, Phase.PENDING, 1)
         if limit:
@@ -185,7 +191,7 @@ def test_a_task_that_could_not_save_has_a_reason_of_its_own() -> None:
 
 def test_a_failed_setup_has_a_reason_of_its_own() -> None:
     """A task that ended in its setup counts as a failure of the user's tasks, and the sentence names the setup."""
-    end = GangEnd(False, None, Failure("main/0", "exit code 7", in_setup=True), failed=True)
+    end = GangEnd(False, None, TaskFailure("main/0", "exit code 7", in_setup=True), failed=True)
     ending, counts = judge(case(end))
     assert ending.reason.code is ReasonCode.SETUP_FAILED
     assert ending.reason.sentence == "setup of task main/0 failed with exit code 7"

@@ -5,13 +5,13 @@ from itertools import product
 
 import pytest
 
-from domain.lifecycle.endings import Case, Counts, judge
-from domain.lifecycle.gangs import Failure, GangEnd
+from domain.lifecycle.endings import EndedAttempt, FailureCounts, judge
+from domain.lifecycle.gangs import GangEnd, TaskFailure
 from domain.lifecycle.suspicion import NONE, Suspicion, doubt
 from domain.phases import Phase
 from domain.protocol import LaunchPlan, Mail, MailKind, NodeLaunch, WorkloadInput
 from domain.reasons import ReasonCode
-from domain.reported import LoadReport, TaskProgress
+from domain.task_reports import LoadReport, TaskProgress
 from workflows.verdicts import Verdicts
 
 
@@ -63,16 +63,18 @@ def test_one_hostile_machine_ends_no_workload(hostile: str) -> None:
 
 NODES = [NodeLaunch("m1", [], {}, True), NodeLaunch("m2", [], {}, True)]
 PLAN = LaunchPlan("east", "file:///b", "launch", NODES, 2, None, 30.0, 3600.0, 0, 10.0, 30.0)
-FAILED = GangEnd(False, None, Failure("main/1", "exit code 3", machine="m2"), failed=True)
+FAILED = GangEnd(False, None, TaskFailure("main/1", "exit code 3", machine="m2"), failed=True)
 UNLOADED = replace(FAILED, progress=(TaskProgress("main", 1, load=LoadReport("failed", "bad checksum", 2)),))
 HUNG = Mail(1, MailKind.HUNG, 5, {"silent_s": 60, "limit_s": 50})
 
 
-NO_COUNTS = Counts()
+NO_COUNTS = FailureCounts()
 
 
-def case(end: GangEnd = FAILED, plan: LaunchPlan = PLAN, counts: Counts = NO_COUNTS, told: Mail | None = None) -> Case:
-    return Case(end, plan, counts, "wl-1", 5, 100.0, told)
+def case(
+    end: GangEnd = FAILED, plan: LaunchPlan = PLAN, counts: FailureCounts = NO_COUNTS, told: Mail | None = None
+) -> EndedAttempt:
+    return EndedAttempt(end, plan, counts, "wl-1", 5, 100.0, told)
 
 
 @pytest.mark.parametrize(
@@ -80,12 +82,12 @@ def case(end: GangEnd = FAILED, plan: LaunchPlan = PLAN, counts: Counts = NO_COU
     [
         (case(), ReasonCode.RETRIES_EXHAUSTED),
         (case(plan=replace(PLAN, retries=3)), ReasonCode.TASK_FAILED),
-        (case(UNLOADED, counts=Counts(unloadable=1)), ReasonCode.CHECKPOINT_UNLOADABLE),
-        (case(counts=Counts(hangs=2), told=HUNG), ReasonCode.NO_PROGRESS),
+        (case(UNLOADED, counts=FailureCounts(unloadable=1)), ReasonCode.CHECKPOINT_UNLOADABLE),
+        (case(counts=FailureCounts(hangs=2), told=HUNG), ReasonCode.NO_PROGRESS),
     ],
     ids=["exit", "exit with retries", "unloadable", "hung"],
 )
-def test_a_failure_that_is_not_confirmed_counts_nothing(of: Case, cause: ReasonCode) -> None:
+def test_a_failure_that_is_not_confirmed_counts_nothing(of: EndedAttempt, cause: ReasonCode) -> None:
     """It returns to the queue, uses up no retry and blames no machine; on other machines the same failure counts."""
     ending, counts = judge(of)
     assert (ending.phase, ending.reason.code, ending.blames_machine) == (
@@ -100,12 +102,12 @@ def test_a_failure_that_is_not_confirmed_counts_nothing(of: Case, cause: ReasonC
 
 def test_work_without_the_suspects_clears_them() -> None:
     """After steps forward on other machines, an earlier failure confirms no later one of the same machine."""
-    before = Counts(suspicion=Suspicion(("m9",), 2))
+    before = FailureCounts(suspicion=Suspicion(("m9",), 2))
     steps = replace(FAILED, progress=(TaskProgress("main", 0, step=7, resumed_step=3),))
     evicted = Mail(1, MailKind.EVICT, 5, {})
     assert judge(case(steps, counts=before, told=evicted))[1].suspicion == NONE
     assert judge(case(counts=before, told=evicted))[1] == before
-    suspects = Counts(suspicion=Suspicion(("m1",), 2))
+    suspects = FailureCounts(suspicion=Suspicion(("m1",), 2))
     assert judge(case(steps, counts=suspects, told=evicted))[1] == suspects
 
 

@@ -11,10 +11,10 @@ from tests.decoys import Decoys, packages
 
 OTHERS = {
     "agent/isolation.py": "isolated",
-    "agent/lending/serving.py": "tells the owner's command the agent's own Python",
+    "agent/lending/owner_socket.py": "tells the owner's command the agent's own Python",
     "agent/network/shaping.py": "isolated",
     "agent/scratch.py": "isolated",
-    "agent/starting.py": "isolated",
+    "agent/zygote_client.py": "isolated",
     "agent/stores.py": "isolated",
     "agent/staging.py": "MIZZEN_PYTHON of tasks",
     "infra/stack/temporal.py": "the folder of installed programs",

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, delete, select
 
 from domain.datacenters import Placed, StoredPartition, region_instance, running_regions
-from domain.instance import Job, Region, Table, TetrisInstance
+from domain.instance import InstanceRegion, PlacedTable, RecurringJob, TetrisInstance
 from domain.reads import Reads
 from infra.db import models, tables
 from infra.db.datacenters import AssignmentError, assign_partitions, gather_datacenters
@@ -104,10 +104,14 @@ def test_the_instance_of_a_region(house: Engine) -> None:
         _run("nothing", []),
         _run("mostly here", ["days/p1", "small", "far"], kind="spark", gpu_hours={}, cpu_hours=3.0),
     )
-    assert found.regions == (Region("north/d1", 100.0, {"a100": 96.0}), Region("north/d2", 70.0, {"a100": 96.0}))
+    assert found.regions == (
+        InstanceRegion("north/d1", 100.0, {"a100": 96.0}),
+        InstanceRegion("north/d2", 70.0, {"a100": 96.0}),
+    )
     assert found.tables == (
-        Table("days/p1", 40.0, "north/d1"), Table("days/p2", 30.0, "north/d2"), Table("days/p3", 20.0, "north/d1"),
-        Table("days/p4", 10.0, "north/d1"), Table("far/p2", 8.0, "north/d2"), Table("small/p1", 5.0, "north/d2"),
+        PlacedTable("days/p1", 40.0, "north/d1"), PlacedTable("days/p2", 30.0, "north/d2"),
+        PlacedTable("days/p3", 20.0, "north/d1"), PlacedTable("days/p4", 10.0, "north/d1"),
+        PlacedTable("far/p2", 8.0, "north/d2"), PlacedTable("small/p1", 5.0, "north/d2"),
     )  # fmt: skip
     assert [(j.name, j.tables, j.kind, j.priority, j.gpu_hours) for j in found.jobs] == [
         ("own/days", ("days/p1", "days/p2", "days/p3", "days/p4"), "ml", 1, 10.0),
@@ -134,18 +138,22 @@ def test_where_jobs_run() -> None:
     Among several regions, the one with the most supply is chosen, then the first by name.
     """
     jobs = (
-        Job("home", "ml", ("x",), 1, gpu_type="a"),
-        Job("hardware", "ml", ("x",), 1, gpu_type="b"),
-        Job("both", "ml", ("x", "y"), 1, gpu_type="a"),
-        Job("no GPUs", "ml", ("x", "y"), 1),
-        Job("part", "ml", ("x", "z"), 1, gpu_type="a"),
-        Job("other part", "ml", ("x", "z"), 1, gpu_type="a"),
-        Job("unknown hardware", "ml", ("x",), 1, gpu_type="c"),
-        Job("no tables", "ml", (), 1, gpu_type="a"),
-        Job("most", "spark", ("x", "y", "z"), 1),
+        RecurringJob("home", "ml", ("x",), 1, gpu_type="a"),
+        RecurringJob("hardware", "ml", ("x",), 1, gpu_type="b"),
+        RecurringJob("both", "ml", ("x", "y"), 1, gpu_type="a"),
+        RecurringJob("no GPUs", "ml", ("x", "y"), 1),
+        RecurringJob("part", "ml", ("x", "z"), 1, gpu_type="a"),
+        RecurringJob("other part", "ml", ("x", "z"), 1, gpu_type="a"),
+        RecurringJob("unknown hardware", "ml", ("x",), 1, gpu_type="c"),
+        RecurringJob("no tables", "ml", (), 1, gpu_type="a"),
+        RecurringJob("most", "spark", ("x", "y", "z"), 1),
     )
     placed = Placed(
-        tables=(Table("x", 1.0, "r", ("s", "t", "u")), Table("y", 1.0, "s", ("t", "u")), Table("z", 9.0, "r")),
+        tables=(
+            PlacedTable("x", 1.0, "r", ("s", "t", "u")),
+            PlacedTable("y", 1.0, "s", ("t", "u")),
+            PlacedTable("z", 9.0, "r"),
+        ),
         jobs=jobs,
         reads=Reads({"z/1": 1.0, "z/2": 1.0}, {"part": ("z/1",), "other part": ("z/1", "z/2")}),
         supply={"r": {"a": 1.0}, "s": {"b": 2.0}, "t": {"a": 5.0, "b": 2.0}, "u": {"a": 5.0, "b": 1.0}},
@@ -166,10 +174,10 @@ def test_a_start_of_equal_rooms() -> None:
     """
     held = [StoredPartition("t", name, 6.0, at) for name, at in (("a", None), ("b", None), ("c", "y"), ("d", None))]
     found = region_instance(
-        Placed((Table("t", 24.0, "r"),), (), Reads(), {"r": {}}),
+        Placed((PlacedTable("t", 24.0, "r"),), (), Reads(), {"r": {}}),
         {},
         "r",
-        [Region("r/x", 10.0), Region("r/y", 10.0)],
+        [InstanceRegion("r/x", 10.0), InstanceRegion("r/y", 10.0)],
         held,
     )
     assert [t.home for t in found.tables] == ["r/x", "r/x", "r/y", "r/y"]

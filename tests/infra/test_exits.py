@@ -8,7 +8,7 @@ from pathlib import Path
 ENDS = """
 import atexit, logging, sys, threading, time
 from logging.handlers import MemoryHandler
-from infra.exits import end_process
+from infra.process_exit import end_process
 
 threading.Thread(target=time.sleep, args=(600.0,)).start()
 atexit.register(print, "torn down")

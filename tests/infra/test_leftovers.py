@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from infra.stack import leftovers
-from infra.stack.leftovers import ProcessIdentity
+from infra.stack.leftovers import PartIdentity
 from infra.stack.ports import require_free
 from infra.stack.supervisor import Child, Supervisor, dies_with_parent
 
@@ -80,7 +80,7 @@ def test_who_has_the_same_number_but_is_another_process_is_left_alone(
     deaf: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     """A process that has reused a recorded pid, for example after a reboot, is left alone."""
-    identity = ProcessIdentity.of(deaf.pid)
+    identity = PartIdentity.of(deaf.pid)
     assert identity is not None
     path = tmp_path / "parts.json"
     for other in ({"start_ticks": identity.start_ticks - 1}, {"boot_id": "another"}):

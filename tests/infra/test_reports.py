@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from infra.reports.charts import panels
 from infra.reports.page import page
-from infra.reports.tables import ALL, Table, write_between
+from infra.reports.tables import ALL, ReportTable, write_between
 from server.demo.checks import Check
 from server.demo.facts import AttemptFact, Facts, Hold
 from server.demo.report import render
@@ -17,14 +17,14 @@ from server.demo.report import render
 
 def test_a_table_has_three_forms() -> None:
     """The same table for a terminal, for Markdown and for a page, which escapes texts and names each cell's column."""
-    table = Table(["NAME", "A < B"], [["x & y", "1"], ["z", "20"]], "first\nsecond", texts=ALL)
+    table = ReportTable(["NAME", "A < B"], [["x & y", "1"], ["z", "20"]], "first\nsecond", texts=ALL)
     assert str(table) == "NAME   A < B\nx & y  1\nz      20\nfirst\nsecond"
     assert table.markdown() == "| NAME | A < B |\n| --- | --- |\n| x & y | 1 |\n| z | 20 |"
     html = table.html()
     assert html.startswith('<table class="texts9"><tr><th>NAME</th><th>A &lt; B</th></tr>')
     assert '<td data-label="NAME">x &amp; y</td><td data-label="A &lt; B">1</td>' in html
     assert html.endswith('<p class="muted">first<br>second</p>')
-    assert str(Table(["A"], [])) == "A" and Table(["A"], []).html().endswith("</table>")
+    assert str(ReportTable(["A"], [])) == "A" and ReportTable(["A"], []).html().endswith("</table>")
 
 
 def test_text_around_the_markers_stays(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from pydantic import BaseModel, ValidationError
 from domain.documents import RuleError, json_schema, read
 from infra.stack.fleet import Fleet
 from research import schemas
-from research.reclaim.documents import Document
+from research.reclaim.documents import ScenarioDocument
 from research.traces.fleet import SimulatedFleet
 from server.commands import group
 from tests.schemas import check_equal, compare
-from tetris.documents import DocumentError, instance_schema, read_instance
+from tetris.documents import InstanceDocumentError, instance_schema, read_instance
 
 ROOT = Path(__file__).parents[2]
 MACHINES = {"name": "n", "count": 2, "gpus": 8, "gpu_type": "a100", "cpus": 96, "memory": "512GiB"}
@@ -58,7 +58,7 @@ INSTANCE: dict[str, Any] = {
 }
 NAMES, REFERENCES = instance_schema()["description"].split(". ")[1:]
 MODELS: dict[str, tuple[type[BaseModel], Any]] = {
-    "fleet": (Fleet, FLEET), "simulated fleet": (SimulatedFleet, SIMULATED), "scenario": (Document, SCENARIO),
+    "fleet": (Fleet, FLEET), "simulated fleet": (SimulatedFleet, SIMULATED), "scenario": (ScenarioDocument, SCENARIO),
 }  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def rules_of_instance(body: Any) -> list[str | None]:
     """Returns the rule of each problem of an instance."""
     try:
         read_instance(json.dumps(body))
-    except DocumentError as error:
+    except InstanceDocumentError as error:
         found: list[str | None] = []
         for line in str(error).splitlines():
             unique = re.search(r"\.name: .* appears twice", line)
@@ -133,7 +133,7 @@ def test_values_of_machines(model: type[BaseModel], field: str, values: list[Any
 )
 def test_times_of_scenarios(start: Any) -> None:
     """For each way to write the start of a scenario, the schema and the model agree whether it is valid."""
-    check_equal(json_schema(Document), lambda body: rules(Document, body), {**SCENARIO, "start": start})
+    check_equal(json_schema(ScenarioDocument), lambda body: rules(ScenarioDocument, body), {**SCENARIO, "start": start})
 
 
 @pytest.mark.parametrize("kind", ["workload", "service", "fleet", "instance", *schemas.KINDS])
@@ -150,5 +150,5 @@ def test_files_of_the_repository_are_valid() -> None:
     assert files
     for file in files:
         body = json.loads(json.dumps(yaml.safe_load(file.read_text()), default=str))
-        check_equal(json_schema(Document), lambda body: rules(Document, body), body)
-        assert rules(Document, body) == []
+        check_equal(json_schema(ScenarioDocument), lambda body: rules(ScenarioDocument, body), body)
+        assert rules(ScenarioDocument, body) == []

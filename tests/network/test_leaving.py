@@ -13,13 +13,13 @@ import pytest
 
 from agent.cgroups import make_cgroup, remove_cgroup
 from agent.config import AgentConfig
-from agent.lending.leaving import Leaving
+from agent.lending.leaving_tasks import LeavingTask
 from agent.lending.traffic import MigrationTraffic, open_traffic
 from agent.network.edge import Edge
 from agent.network.machine import MachineNetwork
 from agent.network.shaping import LinkShare
 from domain.traffic import TrafficClass
-from reclaim.admission import Outcome
+from reclaim.admission import FlowOutcome
 from tests.netns.namespaces import Network
 from tests.network.conftest import PORTS, SINK_PORT, entered, sink, state
 
@@ -64,11 +64,15 @@ def test_checkpoints_leave_before_the_notice_ends(network: Network) -> None:
     with sink(network) as address, _cgroups(3) as cgroups:
         deadlines = [time.time() + left_s for left_s in (10.0, 12.0, 11.0)]
         leaving = [
-            Leaving(f"run-{number}", cgroup, size, due_s)
+            LeavingTask(f"run-{number}", cgroup, size, due_s)
             for number, (cgroup, size, due_s) in enumerate(zip(cgroups, sizes, deadlines, strict=True))
         ]
         outcomes = traffic.update(leaving, time.time())
-        assert outcomes == {"run-0": Outcome.ADMITTED, "run-1": Outcome.ADMITTED, "run-2": Outcome.TOO_NARROW}
+        assert outcomes == {
+            "run-0": FlowOutcome.ADMITTED,
+            "run-1": FlowOutcome.ADMITTED,
+            "run-2": FlowOutcome.TOO_NARROW,
+        }
         tasks = [_task(one.cgroup, address, size) for one, size in zip(leaving, sizes, strict=True)]
         try:
             while any(task.poll() is None for task in tasks[:2]) and time.time() < deadlines[1]:
@@ -94,11 +98,11 @@ def test_parts_that_are_sent_ahead_have_their_own_class(network: Network) -> Non
     traffic = MigrationTraffic(MachineNetwork("eth0", PORTS, SHARE), int(SHARE.migration_bytes_s))
     with sink(network) as address, _cgroups(1) as (cgroup,):
         due_s = time.time() + 60.0
-        ahead = Leaving("run-0", cgroup, 400_000, due_s, pre_sync=True)
-        last = Leaving("run-0", cgroup, 400_000, due_s)
+        ahead = LeavingTask("run-0", cgroup, 400_000, due_s, pre_sync=True)
+        last = LeavingTask("run-0", cgroup, 400_000, due_s)
         for one in (ahead, last):
             for _ in range(2):
-                assert traffic.update([one], time.time()) == {"run-0": Outcome.ADMITTED}
+                assert traffic.update([one], time.time()) == {"run-0": FlowOutcome.ADMITTED}
             task = _task(cgroup, address, 1_000_000)
             task.communicate(timeout=30)
             if one.pre_sync:
@@ -116,9 +120,12 @@ def test_a_checkpoint_of_unknown_size_gets_what_is_left(network: Network) -> Non
     traffic = MigrationTraffic(MachineNetwork("eth0", PORTS, SHARE), int(SHARE.migration_bytes_s))
     with _cgroups(2) as cgroups:
         due_s = time.time() + 10.0
-        known, unknown = Leaving("run-0", cgroups[0], 8_000_000, due_s), Leaving("run-1", cgroups[1], None, due_s)
-        gone = Leaving("run-2", Path("/sys/fs/cgroup/nowhere"), 1, due_s)
-        assert traffic.update([known, unknown, gone], time.time()) == {"run-0": Outcome.ADMITTED, "run-1": None}
+        known, unknown = (
+            LeavingTask("run-0", cgroups[0], 8_000_000, due_s),
+            LeavingTask("run-1", cgroups[1], None, due_s),
+        )
+        gone = LeavingTask("run-2", Path("/sys/fs/cgroup/nowhere"), 1, due_s)
+        assert traffic.update([known, unknown, gone], time.time()) == {"run-0": FlowOutcome.ADMITTED, "run-1": None}
         traffic.update([], time.time())
     traffic.close()
 
@@ -129,10 +136,10 @@ def test_an_update_may_be_in_progress_when_the_agent_stops(network: Network) -> 
     traffic = MigrationTraffic(MachineNetwork("eth0", PORTS, SHARE), int(SHARE.migration_bytes_s))
     with _cgroups(8) as cgroups, ThreadPoolExecutor(1) as thread:
         due_s = time.time() + 60.0
-        leaving = [Leaving(f"run-{number}", cgroup, 1_000_000, due_s) for number, cgroup in enumerate(cgroups)]
+        leaving = [LeavingTask(f"run-{number}", cgroup, 1_000_000, due_s) for number, cgroup in enumerate(cgroups)]
         stop = threading.Event()
 
-        def follow() -> dict[str, Outcome | None]:
+        def follow() -> dict[str, FlowOutcome | None]:
             found = dict(traffic.update(leaving, time.time()))
             while not stop.is_set():
                 traffic.update([], time.time())

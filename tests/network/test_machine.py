@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from agent.network.flows import Flow
+from agent.network.flows import MigrationFlow
 from agent.network.machine import MachineNetwork, default_interface
 from agent.network.shaping import LinkShare
 from domain.traffic import OVERHEAD_SHARE, TrafficClass
@@ -17,7 +17,7 @@ from tests.network.conftest import PORTS, ROOT, state
 pytestmark = pytest.mark.timeout(180, method="signal")
 
 SHARE = LinkShare(10_600_000, 5_300_000)
-FLOW = Flow.of_mark("run-1", TrafficClass.PLANNED, 5)
+FLOW = MigrationFlow.of_mark("run-1", TrafficClass.PLANNED, 5)
 
 
 def test_the_kernel_enforces(network: Network) -> None:

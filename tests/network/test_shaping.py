@@ -16,7 +16,7 @@ import pytest
 from agent.cgroups import make_cgroup, remove_cgroup
 from agent.network import locks
 from agent.network.edge import Edge
-from agent.network.flows import Flow
+from agent.network.flows import MigrationFlow
 from agent.network.shaping import BURST_S, LinkShare, Shaper
 from domain.traffic import OVERHEAD_SHARE, TrafficClass
 from tests.netns.namespaces import Network
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(180, method="signal")
 
 SHARE = LinkShare(link_bytes_s=12_500_000, migration_bytes_s=8_750_000)
 MARK = 77
-FLOW = Flow.of_mark("run-1", TrafficClass.PLANNED, MARK)
+FLOW = MigrationFlow.of_mark("run-1", TrafficClass.PLANNED, MARK)
 HOLDER = """
 import sys, time
 from agent.network import locks
@@ -86,7 +86,7 @@ def test_packets_carry_the_dscp_of_their_class(network: Network, edge: Edge) -> 
     cgroup = make_cgroup(f"network-{os.getpid()}")
     if cgroup is None:
         pytest.skip("no cgroup v2")
-    ahead = Flow.of_cgroup("run-2", TrafficClass.PRE_SYNC, cgroup)
+    ahead = MigrationFlow.of_cgroup("run-2", TrafficClass.PRE_SYNC, cgroup)
     shaper = Shaper(edge, SHARE)
     shaper.apply({FLOW: 4e6, ahead: 4e6})
     with entered(network.namespace("b")):
@@ -131,7 +131,7 @@ def test_rates_change_and_flows_end(network: Network, edge: Edge) -> None:
     before = state()
     shaper = Shaper(edge, SHARE)
     assert state() == before  # Without flows there is no qdisc.
-    second = Flow.of_mark("run-2", TrafficClass.PRE_SYNC, 6)
+    second = MigrationFlow.of_mark("run-2", TrafficClass.PRE_SYNC, 6)
     shaper.apply({FLOW: 1e6})
     assert _rates() == {1e6: 1}
     shaper.apply({FLOW: 2e6, second: 1e6}, LinkShare(25_000_000, 20_000_000))
@@ -175,9 +175,9 @@ def test_invalid_rates_are_refused_and_change_nothing(network: Network, edge: Ed
     with pytest.raises(ValueError, match="migration_bytes_s 9: must be greater than 0 and less than link_bytes_s, 8"):
         LinkShare(8, 9)
     with pytest.raises(ValueError, match="research traffic has no flow"):
-        Flow.of_mark("x", TrafficClass.RESEARCH, 1)
+        MigrationFlow.of_mark("x", TrafficClass.RESEARCH, 1)
     with pytest.raises(ValueError, match="mark 0: must be within 1 to 4294967295"):
-        Flow.of_mark("x", TrafficClass.PLANNED, 0)
+        MigrationFlow.of_mark("x", TrafficClass.PLANNED, 0)
 
 
 def test_a_configured_qdisc_is_not_replaced(network: Network, edge: Edge) -> None:
@@ -240,7 +240,7 @@ def test_one_process_shapes_an_interface(network: Network, edge: Edge, monkeypat
     monkeypatch.setattr(locks, "PATIENCE_S", 30.0)
     timer = threading.Timer(0.2, shaper.close)
     timer.start()
-    rival.apply({Flow.of_mark("run-2", TrafficClass.PLANNED, 6): 1e6})
+    rival.apply({MigrationFlow.of_mark("run-2", TrafficClass.PLANNED, 6): 1e6})
     timer.join()
     rival.close()
 

@@ -13,7 +13,7 @@ import pytest
 
 from agent.lending.traffic import MigrationTraffic
 from agent.network.counters import InterfaceCounter, WaitingConnections
-from agent.network.flows import Flow
+from agent.network.flows import MigrationFlow
 from agent.network.machine import MachineNetwork
 from agent.network.shaping import LinkShare
 from agent.network.uplink import ENOUGH_BLOCKS, Uplink
@@ -230,7 +230,7 @@ def test_a_suspended_machine_and_a_vanished_interface_give_no_sample(link: Netwo
 def test_the_rate_of_a_class_is_not_the_bandwidth(link: Network) -> None:
     """A migration that sends at the rate of its class says nothing about the link; one that cannot does."""
     share = LinkShare(CONFIGURED_BYTES_S, 0.7 * CONFIGURED_BYTES_S)
-    flow = Flow.of_mark("run-1", TrafficClass.PLANNED, 5)
+    flow = MigrationFlow.of_mark("run-1", TrafficClass.PLANNED, 5)
     with MachineNetwork("eth0", PORTS, share) as network, sink(link) as address:
         assert network.why_not is None
         uplink = Uplink("eth0", CONFIGURED_BYTES_S, network)

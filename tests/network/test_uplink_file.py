@@ -12,7 +12,7 @@ import pytest
 from agent import shim
 from agent.network.blocks import BlockFile, KeptBlocks
 from agent.network.uplink import BLOCKS, ENOUGH_BLOCKS, Uplink
-from domain.reported import BandwidthReport
+from domain.task_reports import BandwidthReport
 
 MOST_BYTES_S = 1e8
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mizzen.objects import ObjectStore
-from mizzen.objects.copying import Copied, copy_object
+from mizzen.objects.copy import Copied, copy_object
 from mizzen.objects.store import Fetch
 
 PART = 1000

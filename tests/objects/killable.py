@@ -15,7 +15,7 @@ import traceback
 import mizzen.objects.gcs
 import mizzen.objects.s3  # noqa: F401  # Imported here so that each forked process need not import it.
 from mizzen.objects import open_store
-from mizzen.objects.copying import copy_object, copy_prefix
+from mizzen.objects.copy import copy_object, copy_prefix
 
 
 def main(source_url: str, target_url: str, key: str, part_bytes: int) -> None:

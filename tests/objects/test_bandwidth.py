@@ -9,7 +9,7 @@ import pytest
 
 from mizzen.objects import open_store
 from mizzen.objects.bandwidth import Bandwidth, Order
-from mizzen.objects.copying import copy_object, copy_prefix
+from mizzen.objects.copy import copy_object, copy_prefix
 
 BUDGET = 1000.0
 

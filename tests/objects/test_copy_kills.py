@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mizzen.objects import ObjectStore, checksums, open_store
-from mizzen.objects.copying import copy_object
+from mizzen.objects.copy import copy_object
 from tests.objects.inside import blocks_bytes, raw_names
 
 ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "0"))

@@ -8,7 +8,7 @@ import pytest
 
 from bench import buckets
 from mizzen.objects import ObjectStore, checksums, open_store, retries
-from mizzen.objects.copying import Copied, CopyFailed, DamagedSource, copy_prefix
+from mizzen.objects.copy import Copied, CopyFailed, DamagedSource, copy_prefix
 from tests.objects.copies import PART, bytes_of, copied_object, copy
 from tests.objects.faulty import Answer, Proxy, proxy
 from tests.objects.inside import raw_names

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mizzen.objects import open_store
-from mizzen.objects.copying import CopyInUse, copy_object, copy_prefix
+from mizzen.objects.copy import CopyInUse, copy_object, copy_prefix
 from mizzen.objects.files import FileStore
 from tests.objects.copies import PART, Watched, bytes_of, copy
 from tests.objects.inside import blocks_bytes, raw_names

@@ -4,7 +4,17 @@ from math import exp
 
 import pytest
 
-from reclaim.buildings import BUILDING_MBIT, MACHINE_MBIT, RESTART_S, Building, Departure, Rate, Rules, Score, score
+from reclaim.buildings import (
+    BUILDING_MBIT,
+    MACHINE_MBIT,
+    RESTART_S,
+    Building,
+    BuildingScore,
+    DepartedJob,
+    Rate,
+    Rules,
+    score,
+)
 
 C = 3.2e9
 SITE_MBIT = 4000.0
@@ -52,7 +62,7 @@ def _plain_s(home: str, write_s: float, remaining_s: float, alpha: float) -> lis
 def test_the_score_is_equation_11(home: str, write_s: float, remaining_s: float, alpha: float) -> None:
     """C/bw(s, store) + C/bw(store, d) + T_r + alpha (1 - S_d(T_rem)) T_mig_mean(d), for every source."""
     site = "other" if home == "d" else "campus"
-    job = Departure(site, home, C, write_s, remaining_s, local_candidates=1)
+    job = DepartedJob(site, home, C, write_s, remaining_s, local_candidates=1)
     found = score(CAMPUS, job, Rules(alpha=alpha))
     assert [one.score_s for one in found] == pytest.approx(_plain_s(home, write_s, remaining_s, alpha), rel=1e-9)
     assert not any(one.away for one in found)
@@ -60,20 +70,20 @@ def test_the_score_is_equation_11(home: str, write_s: float, remaining_s: float,
 
 def test_the_same_building_comes_first_only_if_enough_machines_there_have_room() -> None:
     """With k_min candidates, all other buildings are behind; the scores are the same."""
-    few, enough = (score(CAMPUS, Departure("campus", "a", C, None, 60.0, n)) for n in (1, 2))
+    few, enough = (score(CAMPUS, DepartedJob("campus", "a", C, None, 60.0, n)) for n in (1, 2))
     assert [one.away for one in enough] == [False, True, True, True]
-    assert tuple(Score(False, one.score_s) for one in enough) == few
+    assert tuple(BuildingScore(False, one.score_s) for one in enough) == few
 
 
 def test_a_store_that_two_buildings_share_is_in_neither() -> None:
     """A checkpoint in it passes the link of the building, as one in the region's bucket does."""
     shared = tuple(Building("s", name, store="s3://both") for name in "ab")
     bucket = tuple(Building("s", name) for name in "ab")
-    job = Departure("s", "a", C, None, 60.0, 0)
+    job = DepartedJob("s", "a", C, None, 60.0, 0)
     assert score(shared, job) == score(bucket, job)
 
 
 def test_an_unknown_building_is_named() -> None:
     """The error names the building of the job."""
     with pytest.raises(ValueError, match="campus/x: must be one of the 4 buildings"):
-        score(CAMPUS, Departure("campus", "x", C, None, 60.0, 0))
+        score(CAMPUS, DepartedJob("campus", "x", C, None, 60.0, 0))

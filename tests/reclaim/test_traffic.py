@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain.traffic import TrafficClass
-from reclaim.admission import Decision, Flows, Outcome, Spread, decide
+from reclaim.admission import AdmissionDecision, FlowOutcome, Flows, SpareSharing, decide
 from reclaim.arrays import Floats, Ints
 from reclaim.traffic import (
     UNLIMITED_BYTES_S,
@@ -87,13 +87,13 @@ def one_link(*flows: tuple[float, float], rest_s: float = 0.0, limit: int = 10**
     )
 
 
-def outcomes(decision: Decision) -> list[Outcome]:
-    return [Outcome(o) for o in decision.outcome]
+def outcomes(decision: AdmissionDecision) -> list[FlowOutcome]:
+    return [FlowOutcome(o) for o in decision.outcome]
 
 
 def test_all_are_admitted_if_their_sum_fits() -> None:
     found = decide(one_link((1000, 10), (1000, 20)), np.array([1000]), 0.0)
-    assert outcomes(found) == [Outcome.ADMITTED] * 2
+    assert outcomes(found) == [FlowOutcome.ADMITTED] * 2
     assert found.least_bytes_s.tolist() == [102, 52]
 
 
@@ -114,49 +114,49 @@ def test_completed_flow_gets_nothing() -> None:
 
 def test_rest_may_go_to_the_earliest_deadline() -> None:
     both = replace(one_link((1000, 20), (1000, 10), admitted=2), limit_bytes_s=np.array([10**9, 700]))
-    found = decide(both, np.array([1000]), 0.0, spread=Spread.DEADLINE)
+    found = decide(both, np.array([1000]), 0.0, spread=SpareSharing.DEADLINE)
     assert found.rate_bytes_s.tolist() == [300, 700]
 
 
 def test_earliest_deadlines_first_if_the_sum_does_not_fit() -> None:
     """The second deadline is passed over, because it does not fit; the third needs less and fits."""
     found = decide(one_link((9000, 30), (1000, 10), (8000, 20)), np.array([450]), 0.0)
-    assert outcomes(found) == [Outcome.ADMITTED, Outcome.ADMITTED, Outcome.CROWDED]
+    assert outcomes(found) == [FlowOutcome.ADMITTED, FlowOutcome.ADMITTED, FlowOutcome.CROWDED]
     assert found.rate_bytes_s[2] == 0
 
 
 def test_newcomer_does_not_displace_an_admitted_flow() -> None:
     found = decide(one_link((9000, 100), (1000, 10), admitted=1), np.array([150]), 0.0)
-    assert outcomes(found) == [Outcome.ADMITTED, Outcome.CROWDED]
+    assert outcomes(found) == [FlowOutcome.ADMITTED, FlowOutcome.CROWDED]
 
 
 def test_headroom_is_closed_only_to_newcomers() -> None:
-    for admitted, expected in ((0, Outcome.CROWDED), (1, Outcome.ADMITTED)):
+    for admitted, expected in ((0, FlowOutcome.CROWDED), (1, FlowOutcome.ADMITTED)):
         found = decide(one_link((960, 10), admitted=admitted), np.array([100]), 0.0, headroom_share=0.05)
         assert outcomes(found) == [expected]
 
 
 def test_flows_that_cannot_make_it_are_told_apart() -> None:
     late = decide(one_link((1000, 10), rest_s=10.0), np.array([10**6]), 0.0)
-    assert outcomes(late) == [Outcome.NO_TIME]
+    assert outcomes(late) == [FlowOutcome.NO_TIME]
     narrow = decide(one_link((1000, 10), limit=100), np.array([10**6]), 0.0)
-    assert outcomes(narrow) == [Outcome.TOO_NARROW]
+    assert outcomes(narrow) == [FlowOutcome.TOO_NARROW]
     wide = decide(one_link((1000, 10)), np.array([90]), 0.0)
-    assert outcomes(wide) == [Outcome.TOO_NARROW]
+    assert outcomes(wide) == [FlowOutcome.TOO_NARROW]
 
 
 def test_falling_bandwidth_squeezes_the_latest_deadline() -> None:
     """It gets what is left, a newcomer nothing. When the bandwidth recovers, it is admitted again."""
     flows = one_link((1000, 20), (1000, 10), (10, 100), admitted=2)
     found = decide(flows, np.array([110]), 0.0)
-    assert outcomes(found) == [Outcome.SQUEEZED, Outcome.ADMITTED, Outcome.CROWDED]
+    assert outcomes(found) == [FlowOutcome.SQUEEZED, FlowOutcome.ADMITTED, FlowOutcome.CROWDED]
     assert found.rate_bytes_s.tolist() == [9, 101, 0]
-    assert outcomes(decide(flows, np.array([1000]), 0.0)) == [Outcome.ADMITTED] * 3
+    assert outcomes(decide(flows, np.array([1000]), 0.0)) == [FlowOutcome.ADMITTED] * 3
 
 
 def test_flow_that_cannot_complete_takes_nothing_from_those_that_can() -> None:
     found = decide(one_link((5000, 10), (1000, 20), admitted=2), np.array([400]), 0.0)
-    assert outcomes(found) == [Outcome.SQUEEZED, Outcome.ADMITTED]
+    assert outcomes(found) == [FlowOutcome.SQUEEZED, FlowOutcome.ADMITTED]
     assert found.rate_bytes_s.tolist() == [349, 51]
 
 
@@ -186,7 +186,7 @@ def test_rounding_does_not_end_an_admission(seed: int) -> None:
         # Counters of bytes lag: what remains is rounded up.
         left = replace(flow, remaining_bytes=np.ceil(np.maximum(flow.remaining_bytes - rate * now_s, 0)))
         found = decide(left, share, now_s)
-        assert outcomes(found) == [Outcome.ADMITTED]
+        assert outcomes(found) == [FlowOutcome.ADMITTED]
         assert found.rate_bytes_s[0] >= found.least_bytes_s[0]
 
 
@@ -206,7 +206,7 @@ class Campus:
         count, links = int(rng.integers(1, 9)), int(rng.integers(1, 6))
         self.links = rng.integers(10**6, 10**8, links)
         self.bandwidth_falls = rng.random() < 0.5
-        self.spread = rng.choice(list(Spread))
+        self.spread = rng.choice(list(SpareSharing))
         deadline_s = rng.uniform(1, 300, count)
         demand = rng.uniform(0.01, 0.6, count) * np.median(self.links) * 0.7
         self.arrival_s = rng.choice([0.0, 0.0, 7.5, 60.0, 133.3], count)
@@ -221,7 +221,7 @@ class Campus:
         )
         self.remaining = [Fraction(int(b)) for b in self.flows.remaining_bytes]
         self.finished: dict[int, Fraction] = {}
-        self.refused: dict[int, Outcome] = {}
+        self.refused: dict[int, FlowOutcome] = {}
         self.squeezed: set[int] = set()
 
     def share(self, now_s: float) -> Ints:
@@ -261,12 +261,12 @@ class Campus:
         for f, outcome, rate, least, start_s in zip(
             at, found.outcome, found.rate_bytes_s, found.least_bytes_s, found.start_s, strict=True
         ):
-            if outcome == Outcome.SQUEEZED:
+            if outcome == FlowOutcome.SQUEEZED:
                 assert self.flows.is_admitted[f]
                 self.squeezed.add(f)
-            elif outcome != Outcome.ADMITTED:
+            elif outcome != FlowOutcome.ADMITTED:
                 assert rate == 0
-                self.refused[f] = Outcome(outcome)
+                self.refused[f] = FlowOutcome(outcome)
                 continue
             elif start_s <= now_s:
                 assert rate >= least
@@ -321,7 +321,7 @@ def test_admission_holds_on_every_link_of_a_campus(seed: int) -> None:
         np.zeros(count, bool),
     )
     found = decide(flows, share, 0.0)
-    admitted = found.outcome == Outcome.ADMITTED
+    admitted = found.outcome == FlowOutcome.ADMITTED
     promised = link_sums(np.where(admitted, found.least_bytes_s, 0), taken, len(share))
     assert (link_sums(found.rate_bytes_s, taken, len(share)) <= share).all()
     assert (promised <= share).all()

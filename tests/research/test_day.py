@@ -7,26 +7,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from domain.instance import Job, Region, Table, TetrisInstance
+from domain.instance import InstanceRegion, PlacedTable, RecurringJob, TetrisInstance
 from domain.reads import Reads
 from mizzen.cli.app import run as mizzen
 from research.tetris.generate import generate
 from research.traces.instance_day import day_of, placement_of
 from tests.simulation.scenarios import happenings, when, where
 from tetris.columns import ML, NONE, Columns
-from tetris.documents import DocumentError, ReplicaEntry, instance_document, read_replicas
-from tetris.needed import RequiredPieces
-from tetris.replicas import Policy, jobs_without_region, replicas_document, replicate
+from tetris.documents import InstanceDocumentError, ReplicaEntry, instance_document, read_replicas
+from tetris.pieces import RequiredPieces
+from tetris.replicas import ReplicaPolicy, jobs_without_region, replicas_document, replicate
 
 APART = TetrisInstance(
-    (Region("r", 100.0, {"a": 384.0}), Region("s", 100.0, {"a": 240.0}), Region("t", 100.0, {"b": 24.0})),
-    (Table("x", 10.0, "r"), Table("y", 10.0, "s"), Table("z", 10.0, "t", ("r",))),
     (
-        Job("both", "ml", ("x", "y"), 2, gpu_type="a", gpu_hours=48.0),
-        Job("here", "ml", ("x",), 5, gpu_type="a", gpu_hours=8.0),
-        Job("kept", "ml", ("z",), 1, gpu_type="a", gpu_hours=8.0),
-        Job("never", "ml", ("x",), 3, gpu_type="c", gpu_hours=8.0),
-        Job("report", "spark", ("x", "y"), 1),
+        InstanceRegion("r", 100.0, {"a": 384.0}),
+        InstanceRegion("s", 100.0, {"a": 240.0}),
+        InstanceRegion("t", 100.0, {"b": 24.0}),
+    ),
+    (PlacedTable("x", 10.0, "r"), PlacedTable("y", 10.0, "s"), PlacedTable("z", 10.0, "t", ("r",))),
+    (
+        RecurringJob("both", "ml", ("x", "y"), 2, gpu_type="a", gpu_hours=48.0),
+        RecurringJob("here", "ml", ("x",), 5, gpu_type="a", gpu_hours=8.0),
+        RecurringJob("kept", "ml", ("z",), 1, gpu_type="a", gpu_hours=8.0),
+        RecurringJob("never", "ml", ("x",), 3, gpu_type="c", gpu_hours=8.0),
+        RecurringJob("report", "spark", ("x", "y"), 1),
     ),
 )
 """`both` has its tables in two regions; no region has the GPU type that `never` requests."""
@@ -106,7 +110,7 @@ def test_the_scheduler_finds_what_replicas_are_for() -> None:
     columns = generate(30, 4, seed=1)
     columns.capacity_bytes[:] *= 4.0
     home = np.random.default_rng(1).integers(4, size=30).astype(np.int32)
-    found = replicate(columns, home, Policy())
+    found = replicate(columns, home, ReplicaPolicy())
     document = json.dumps(replicas_document(columns, found))
     known = {"table": columns.table_names, "region": columns.regions, "job": columns.job_names}
     placement = placement_of(columns, home, read_replicas(document, known))
@@ -169,13 +173,15 @@ def test_replicas_of_something_else_are_named() -> None:
     """An unknown name in a replicas document is reported together with the existing names."""
     known = {"table": ("x",), "region": ("r",), "job": ("j",)}
     text = '{"version": 1, "replicas": [{"table": "x", "region": "q"}, {"table": "w", "region": "r", "part": 2}]}'
-    with pytest.raises(DocumentError, match=r"replicas\.1\.part: 2: .*must be at most 1"):
+    with pytest.raises(InstanceDocumentError, match=r"replicas\.1\.part: 2: .*must be at most 1"):
         read_replicas(text, known)
     some = '{"version": 1, "replicas": [{"table": "x", "region": "r", "part": 0.5}, '
     some += '{"table": "x", "region": "r", "partitions": ["y/1"]}]}'
     with pytest.raises(
-        DocumentError, match=r"0\.partitions: null: .*\n.*1\.partitions: 'y/1' is not a partition of table 'x'"
+        InstanceDocumentError, match=r"0\.partitions: null: .*\n.*1\.partitions: 'y/1' is not a partition of table 'x'"
     ):
         read_replicas(some, known)
-    with pytest.raises(DocumentError, match=r"replicas\.0\.region: 'q' is not a region .* it has r\n.*'w' is not a"):
+    with pytest.raises(
+        InstanceDocumentError, match=r"replicas\.0\.region: 'q' is not a region .* it has r\n.*'w' is not a"
+    ):
         read_replicas(text.replace(', "part": 2', ""), known)

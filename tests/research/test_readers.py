@@ -7,8 +7,8 @@ import pyarrow.parquet
 import pytest
 
 from research.traces.errors import TraceError
-from research.traces.reading import COLUMNS, read_trace
 from research.traces.rows import BadRow, refuse_bad, tasks_of
+from research.traces.trace_readers import COLUMNS, read_trace
 
 HEADER = ",".join(COLUMNS)
 FULL = "w1,10,vision,2,3600,4,8,a100|h100,6.5,16GiB,clicks|pages"

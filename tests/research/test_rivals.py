@@ -8,7 +8,7 @@ from research.rivals import policies
 from simulation.errors import SimulationError
 from simulation.hardware import Hardware
 from simulation.run import Run
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 from tests.simulation.scenarios import (
     SURE,
     happenings,
@@ -45,7 +45,7 @@ def test_everything_that_fits_is_done_at_last(policy: str, seed: int) -> None:
 def test_gangs_of_several_jobs_are_refused(policy: str) -> None:
     """The Slurm and Kueue policies reject workloads with several jobs."""
     one = workload("two-jobs")
-    both = Workload(one.id, one.tenant, one.level, 0.0, 0.0, 10.0, one.jobs * 2, None)
+    both = SimulatedWorkload(one.id, one.tenant, one.level, 0.0, 0.0, 10.0, one.jobs * 2, None)
     with pytest.raises(SimulationError, match="two-jobs: has several jobs"):
         Run(scenario(machines("east", 2), [both]), policies.RIVALS[policy])
 

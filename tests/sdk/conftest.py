@@ -39,7 +39,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def under_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Returns what an agent does at a notice of some seconds: it writes the deadline and sends SIGTERM."""
     # Other tests of this process may have got notices.
-    watching = sys.modules["mizzen.notices.watching"]
+    watching = sys.modules["mizzen.notices.current_notice"]
     for name, unset in {"_signalled": None, "_noticed": False, "_watcher": None, "_fallback": None}.items():
         monkeypatch.setattr(watching, name, unset)
     monkeypatch.setattr(report, "_asked", False)

@@ -18,7 +18,7 @@ from mizzen.checkpoint import Checkpointer
 from mizzen.objects.files import FileStore
 from rigs.crash import kill_loop
 from rigs.crash.kill_loop import VARIANTS, Tally, Variant, arena, loop
-from rigs.crash.kill_training import Job, SaveStage, Training, expected
+from rigs.crash.kill_training import KillJob, KillTraining, SaveStage, expected
 from rigs.crash.kill_watch import look
 
 
@@ -73,9 +73,9 @@ def test_a_record_that_is_not_created_in_one_go_is_found(tmp_path: Path) -> None
 
 def test_the_observer_sees_damage_and_other_content(tmp_path: Path) -> None:
     """The observer finds a changed byte, a missing part, and a state that no uninterrupted run has."""
-    job = Job(3, str(tmp_path / "root"), steps=2)
+    job = KillJob(3, str(tmp_path / "root"), steps=2)
     table, _ = expected(job)
-    training = Training(job.seed, 0)
+    training = KillTraining(job.seed, 0)
     kept = Checkpointer(job.root, rank=0, world_size=1)
     kept.track(**training.tracked)
     training.step()

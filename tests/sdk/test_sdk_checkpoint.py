@@ -301,7 +301,7 @@ def test_checksums_are_of_the_kind_that_is_asked_for(tmp_path: Path) -> None:
 
 def test_a_load_survives_the_removal_of_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a checkpoint is replaced while it is read, the newer one is loaded or listed, without a warning."""
-    import mizzen.checkpoint.reading as reading
+    import mizzen.checkpoint.reader as reading
 
     writer = Checkpointer(tmp_path, attempt=1, keep=1)
     writer.save(1, {"a": 1})

@@ -8,7 +8,7 @@ import pytest
 from mizzen.checkpoint import Checkpointer, StaleAttemptError, list_committed
 from mizzen.checkpoint.place import Gang, Retention
 from mizzen.checkpoint.roots import open_root
-from mizzen.checkpoint.writing import Encoded, Writer, open_writer
+from mizzen.checkpoint.writer import Encoded, Writer, open_writer
 from mizzen.objects.files import FileStore
 
 

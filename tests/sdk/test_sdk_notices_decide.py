@@ -18,8 +18,8 @@ from mizzen.notices import (
     Watcher,
     decide,
 )
+from mizzen.notices.current_notice import backoff_s
 from mizzen.notices.notice import Kind
-from mizzen.notices.watching import backoff_s
 
 NOW_S = 1_700_000_000.0
 SECONDS = st.floats(0, 1e6)

@@ -68,7 +68,7 @@ def test_what_cannot_be_stored_is_found_at_the_start(tmp_path: Path, there: bool
 
 def test_a_notice_that_leaves_no_time_saves_nothing_more(tmp_path: Path) -> None:
     """If a save takes longer than the time left, no save is made, and the last periodic checkpoint stays the newest."""
-    slow = "import mizzen.checkpoint.writing as w\nreal = w.Writer.write\n"
+    slow = "import mizzen.checkpoint.writer as w\nreal = w.Writer.write\n"
     slow += "def write(*a, **k):\n    time.sleep(0.3)\n    return real(*a, **k)\nw.Writer.write = write\n"
     script = (
         TRAIN.replace("ROOT", repr(str(tmp_path)))
@@ -187,7 +187,7 @@ def test_a_gang_does_what_it_agreed_on(tmp_path: Path) -> None:
 
 def test_a_failed_save_does_not_stop_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the store is unavailable, each failed save is a warning; a later save is committed."""
-    import mizzen.checkpoint.writing as writing
+    import mizzen.checkpoint.writer as writing
 
     checkpointer = Checkpointer(tmp_path, interval_s=0)
     checkpointer.track(model={"a": 1})

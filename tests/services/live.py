@@ -20,7 +20,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from activities.roles import control_worker
-from activities.services.readiness import Readiness
+from activities.services.readiness import ReadinessReader
 from capacity.provider import Provider
 from domain.capacity import CapacityKind
 from domain.ids import agent_queue, new_service_id
@@ -36,10 +36,10 @@ from domain.protocol import (
     StopNode,
     TaskExit,
 )
-from domain.reported import NoticeReport, ServingReport, TaskProgress
 from domain.service import ReplicaPolicySpec, ResourceOption, ServiceSpec
-from domain.serving import ServingSpec
+from domain.serving_spec import ServingSpec
 from domain.spec import ResourceSpec
+from domain.task_reports import NoticeReport, ServingReport, TaskProgress
 from infra.config import ServiceSettings
 from infra.db import outbox
 from infra.db.endpoints import Endpoint, read_endpoints
@@ -175,14 +175,14 @@ class Live:
                 loops = [
                     group.create_task(site._keep(site.keeper())),
                     group.create_task(live._attend()),
-                    group.create_task(live._read_readiness(Readiness(engine, site.settings, client))),
+                    group.create_task(live._read_readiness(ReadinessReader(engine, site.settings, client))),
                 ]
                 yield live
                 for one in [*loops, *live._polls.values()]:
                     one.cancel()
                 await asyncio.wait([*loops, *live._polls.values()])
 
-    async def _read_readiness(self, readiness: Readiness) -> None:
+    async def _read_readiness(self, readiness: ReadinessReader) -> None:
         while True:
             await readiness.round()
             await asyncio.sleep(0.1)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from services.spot.policies import PolicySettings, make_policy
 from services.spot.state import PolicyState
-from services.spot.values import Action, Observation, Policy
+from services.spot.values import Action, Observation, SpotPolicy
 
 
 @dataclass
@@ -16,7 +16,7 @@ class Recording:
     made: tuple[str, PolicySettings] | None = None
     """The name and the settings of the policy."""
 
-    def make(self, name: str, settings: PolicySettings) -> Policy:
+    def make(self, name: str, settings: PolicySettings) -> SpotPolicy:
         """Returns a policy that records, in place of `services.spot.policies.make_policy`."""
         assert self.made in (None, (name, settings)), "the settings changed during the test"
         self.made = name, settings
@@ -42,7 +42,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class _Recorded:
-    policy: Policy
+    policy: SpotPolicy
     recording: Recording
 
     def start(self) -> PolicyState:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activities.services.reading import LiveReplica
+from activities.services.replica_rows import LiveReplica
 from domain.capacity import CapacityKind
 from domain.phases import Phase
 from infra.db.services import ServiceReplica
@@ -17,7 +17,7 @@ from services.controller import decide
 from services.spot.autoscaler import FixedTarget, LoadAutoscaler
 from services.spot.policies import POLICIES, PolicySettings, make_policy
 from services.spot.state import PolicyState
-from services.spot.values import Action, Launch, Observation, Policy, Zone
+from services.spot.values import Action, Launch, Observation, SpotPolicy, Zone
 from services.updates import FAILURES_IN_A_ROW
 from services.values import (
     DrainReplica,
@@ -42,7 +42,7 @@ _DRAIN_S = 30.0
 class _Recording:
     """A policy that records its launches, with their times."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: SpotPolicy) -> None:
         self._policy = policy
         self.asked: list[Launched] = []
 

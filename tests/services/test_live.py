@@ -87,7 +87,7 @@ async def test_a_service_lives_through_an_outage_of_spot(live: Live, monkeypatch
     The policy of the live service decides as the same policy without a database does on the same observations.
     """
     recorded = Recording()
-    monkeypatch.setattr("activities.services.planning.make_policy", recorded.make)
+    monkeypatch.setattr("activities.services.service_plan.make_policy", recorded.make)
     live.up(service())
     await until(lambda: _kinds(live) == ["spot"] * 3, "spot replicas are ready", 40.0)
     live.capacity(0)

@@ -5,7 +5,7 @@ import pytest
 from capacity.offers import Offer, Shape
 from domain.capacity import CapacityKind, dedicated
 from domain.service import ResourceOption, ServiceSpec
-from domain.serving import ServingSpec
+from domain.serving_spec import ServingSpec
 from domain.spec import ResourceSpec, WorkloadSpec
 from services.workloads import replica_name, replica_workload
 from services.zones import ZoneOffer, cheapest_on_demand, spot_zones

@@ -10,7 +10,7 @@ from research.rivals.policies import ALL_POLICIES
 from simulation.run import Run, Scenario
 from simulation.settings import SimulationSettings
 from simulation.transitions import Happened
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 
 GIB = 1 << 30
 SURE = SimulationSettings(
@@ -42,10 +42,10 @@ def workload(
     types: tuple[str, ...] = ("a100",),
     tasks: int = 1,
     regions: frozenset[str] | None = None,
-) -> Workload:
+) -> SimulatedWorkload:
     """Returns a workload of one job with equal tasks."""
     job = JobRequest("main", tasks, gpus, types if gpus else (), 1000 * max(1, gpus), GIB)
-    return Workload(name, tenant, level, submit_s, submit_s, duration_s, (job,), regions)
+    return SimulatedWorkload(name, tenant, level, submit_s, submit_s, duration_s, (job,), regions)
 
 
 def tenant(name: str, level: int = 1, **quota: int) -> TenantState:
@@ -55,7 +55,7 @@ def tenant(name: str, level: int = 1, **quota: int) -> TenantState:
 
 def scenario(
     states: list[MachineState],
-    workloads: list[Workload],
+    workloads: list[SimulatedWorkload],
     tenants: list[TenantState] | None = None,
     settings: SimulationSettings = SURE,
     **more: object,

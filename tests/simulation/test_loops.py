@@ -12,7 +12,7 @@ import pytest
 from simulation import passes
 from simulation.run import Scenario
 from simulation.transitions import Happened
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 from tests.simulation.scenarios import SURE, happenings, machines, scenario, tenant, when, workload
 
 ROUNDS = int(os.environ.get("MIZZEN_LOOP_ROUNDS", "30"))
@@ -88,7 +88,7 @@ def test_a_former_victim_outranks_its_evictor_in_the_end() -> None:
     assert when(seen, "awarded")["important"] == 1000
 
 
-def _unsettled(*more: Workload) -> Scenario:
+def _unsettled(*more: SimulatedWorkload) -> Scenario:
     """`a` evicts `b`; then `z`, which has waited for that, evicts `y`; so `x` takes the quota that `a` was within.
 
     `b` and `y` are protected at first, so all of this happens after the last submission.

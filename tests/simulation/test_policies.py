@@ -7,12 +7,12 @@ from math import inf
 import pytest
 
 from domain.scheduling import TenantState
-from gms.auction.candidate import Candidate, Outcome
+from gms.auction.candidate import AuctionOutcome, Candidate
 from infra.errors import ConfigurationError
 from research.rivals.policies import ALL_POLICIES
 from simulation.policies import POLICIES, policies
 from simulation.run import Run
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 from tests.simulation.scenarios import SURE, happenings, machines, scenario, tenant, when, where, workload
 
 
@@ -116,7 +116,7 @@ def test_over_quota_work_runs_and_gives_way() -> None:
     assert run.meter.total.until["award"].judged == {(4, False): 2, (4, True): 2}
 
 
-def _sweep_and_urgent(owner: str) -> tuple[list[Workload], list[TenantState]]:
+def _sweep_and_urgent(owner: str) -> tuple[list[SimulatedWorkload], list[TenantState]]:
     """Returns a level 7 sweep that uses its tenant's whole quota, and an urgent workload of `owner` an hour later."""
     sweep = workload("sweep", level=7, duration_s=360_000)
     urgent = workload("urgent", level=1, submit_s=3600, duration_s=600, tenant=owner)
@@ -240,7 +240,7 @@ def test_an_evicted_gang_has_waited_since_its_submission(monkeypatch: pytest.Mon
     waited = {}
     place = run.engine.place
 
-    def seen(candidates: Sequence[Candidate]) -> Sequence[Outcome]:
+    def seen(candidates: Sequence[Candidate]) -> Sequence[AuctionOutcome]:
         for one in candidates:
             if one.request.workload == "00000000":
                 waited[run.simulator.now_s] = one.waited_s

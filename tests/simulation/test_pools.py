@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from capacity.pools import Pool
-from capacity.providers.trace.settings import TraceSettings
+from capacity.providers.trace.settings import TraceProviderSettings
 from infra.errors import ConfigurationError
 from research.supply.sources import Sources
 from research.traces.fleet import load_simulated_fleet
@@ -37,10 +37,10 @@ BURST = Pool("east", "burst", 0, max_size=2, idle_s=600.0)
 
 def cloud(
     start_s: float = 100.0, notice_s: float = 120.0, sigma: float = 0.0, **zones: dict[str, Any]
-) -> TraceSettings:
+) -> TraceProviderSettings:
     """Returns a trace provider with one machine type; all launches take equally long unless `sigma` is set."""
     body = {name: {"region": "east", **zone} for name, zone in zones.items()}
-    return TraceSettings.model_validate(
+    return TraceProviderSettings.model_validate(
         {
             "zones": body, "machine_types": TYPES, "start_median_s": start_s, "start_sigma": 0.0,
             "notice_s": notice_s,
@@ -48,12 +48,12 @@ def cloud(
     )  # fmt: skip
 
 
-def sources(of: TraceSettings, pool: Pool = BURST) -> Sources:
+def sources(of: TraceProviderSettings, pool: Pool = BURST) -> Sources:
     """Returns one pool on one provider."""
     return Sources({pool.key: pool}, {"sim": of})
 
 
-def two_gangs(of: TraceSettings, duration_s: float = 1000.0) -> Scenario:
+def two_gangs(of: TraceProviderSettings, duration_s: float = 1000.0) -> Scenario:
     """Returns two gangs and one static machine; the second gang waits for it or for a machine of the pool."""
     work = [workload("first", duration_s=3000.0), workload("second", submit_s=10.0, duration_s=duration_s)]
     return scenario(machines("east", 1), work, sources=sources(of))
@@ -171,7 +171,7 @@ def random_pools(seed: int) -> Scenario:
     return replace(
         scene,
         machines=states,
-        sources=Sources({pool.key: pool for pool in pools}, {"sim": TraceSettings.model_validate(body)}),
+        sources=Sources({pool.key: pool for pool in pools}, {"sim": TraceProviderSettings.model_validate(body)}),
         until_s=20_000.0,
     )
 

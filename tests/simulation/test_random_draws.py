@@ -14,10 +14,10 @@ from research.traces.fleet import SimulatedFleet
 from research.traces.rows import TraceRow
 from research.traces.scenario import parse_scale
 from research.traces.settings import TraceSettings
-from research.traces.workloads import Completion, scaled, sliced, tenants_of
+from research.traces.workloads import RowCompletion, scaled, sliced, tenants_of
 from simulation.random_draws import chance
 from simulation.settings import fit_lognormal, override
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 
 DAY_S = 86400.0
 
@@ -41,11 +41,11 @@ def bare(name: str, gpus: int = 1, tasks: int = 1, submit_s: float = 0.0, durati
     return TraceRow(name, submit_s, "vision", None, duration_s, tasks, gpus, None, None, None, None)
 
 
-def complete(rows: list[TraceRow], seed: int = 0, **assumptions: object) -> list[Workload]:
+def complete(rows: list[TraceRow], seed: int = 0, **assumptions: object) -> list[SimulatedWorkload]:
     """Returns the rows as workloads of the fleet."""
     where = fleet()
     tenants = tenants_of(where, rows)[0]
-    completion = Completion(where, TraceSettings.model_validate(assumptions), seed)
+    completion = RowCompletion(where, TraceSettings.model_validate(assumptions), seed)
     return [completion.workload(r, r.submit_s, 0.0, tenants[r.tenant]) for r in rows]
 
 
@@ -85,7 +85,7 @@ def test_regions_with_the_data_are_drawn_among_those_that_could_hold_it() -> Non
 def test_tables_say_where_a_workload_may_be() -> None:
     """A workload may run in the regions that have all of its tables in the fleet file; without tables, anywhere."""
     where = fleet(tables={"clicks": ["east", "west"], "pages": ["west", "north"]})
-    completion, tenants = Completion(where, where.simulation, 0), tenants_of(where, [bare("w")])[0]
+    completion, tenants = RowCompletion(where, where.simulation, 0), tenants_of(where, [bare("w")])[0]
     for tables, regions in (((), None), (("clicks",), {"east", "west"}), (("clicks", "pages"), {"west"})):
         drawn = completion.workload(replace(bare("w"), tables=tables), 0, 0, tenants["vision"])
         assert drawn.regions == (None if regions is None else frozenset(regions))
@@ -94,7 +94,7 @@ def test_tables_say_where_a_workload_may_be() -> None:
 def test_a_level_is_never_above_its_tenants() -> None:
     """A workload's level is at most its tenant's: 2 becomes 3 for a tenant of level 3, and 5 stays."""
     where = fleet(tenants={"vision": {"level": 3}})
-    completion, tenants = Completion(where, where.simulation, 0), tenants_of(where, [])[0]
+    completion, tenants = RowCompletion(where, where.simulation, 0), tenants_of(where, [])[0]
     drawn = [completion.workload(replace(bare("w"), priority=p), 0, 0, tenants["vision"]).level for p in (2, 5)]
     assert drawn == [3, 5]
 

@@ -15,7 +15,7 @@ from domain.scheduling import MachineState
 from gms.auction.auction import Auction
 from simulation.policies import POLICIES
 from simulation.run import Run
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 from tests.simulation.scenarios import SURE, happenings, machines, random_scenario, scenario, when, workload
 
 ROUNDS = int(os.environ.get("MIZZEN_RESERVE_ROUNDS", "2"))
@@ -76,12 +76,12 @@ def test_columns_and_ledger_agree_where_something_is_reserved() -> None:
     assert compared > 500 and reserved > 100
 
 
-def _stream(seed: int, known: bool) -> tuple[list[MachineState], list[Workload], Workload]:
+def _stream(seed: int, known: bool) -> tuple[list[MachineState], list[SimulatedWorkload], SimulatedWorkload]:
     """Returns one to three regions, small workloads that exceed their supply, and one gang of whole machines."""
     chance = random.Random(seed)
     count = chance.randint(2, 4)
     states = [m for region in ("east", "north", "west")[: chance.randint(1, 3)] for m in machines(region, count)]
-    small: list[Workload] = []
+    small: list[SimulatedWorkload] = []
     at_s = 0.0
     while at_s < ENDS_S:
         duration_s, gpus = chance.choice((600, 1800, 3600, 7200)), chance.choice((1, 1, 2, 4))

@@ -13,7 +13,7 @@ import pytest
 
 from domain.scheduling import MachineState
 from simulation.settings import SimulationSettings
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 from tests.simulation.scenarios import happenings, machines, scenario, tenant, when, workload
 
 ROUNDS = int(os.environ.get("MIZZEN_URGENT_ROUNDS", "1"))
@@ -55,7 +55,7 @@ def test_work_of_its_own_rank_is_not_kept_out_before_the_gang_has_waited_long() 
     assert awarded["other"] < awarded["gang"]
 
 
-def _stream(seed: int) -> tuple[list[MachineState], list[Workload], list[Workload]]:
+def _stream(seed: int) -> tuple[list[MachineState], list[SimulatedWorkload], list[SimulatedWorkload]]:
     """Returns one to three regions, a stream of short workloads of worse rank, and two gangs of whole machines.
 
     Half of the streams have workloads of several ranks, which evict each other, and half have maximum runtimes.
@@ -66,7 +66,7 @@ def _stream(seed: int) -> tuple[list[MachineState], list[Workload], list[Workloa
     states = [m for region in ("east", "north", "west")[: chance.randint(1, 3)] for m in machines(region, count)]
     ends_s = 2 * 1500.0 + 2000.0
     median_s = chance.choice((10.0, 30.0, 60.0, 90.0, 200.0, 300.0))
-    small: list[Workload] = []
+    small: list[SimulatedWorkload] = []
     at_s = 0.0
     while at_s < ends_s:
         duration_s = min(300.0, max(10.0, chance.lognormvariate(0, 0.7) * median_s))

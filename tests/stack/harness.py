@@ -294,7 +294,7 @@ _BECOME = """
 import json, os, sys
 told = json.loads(sys.argv[1])
 sys.path.insert(0, told["root"])
-from agent.view import enter_view, view_for
+from agent.mount_view import enter_view, view_for
 enter_view(view_for(told["uid"], told["paths"]))
 os.setgroups([]); os.setgid(told["uid"]); os.setuid(told["uid"])
 os.execve(told["argv"][0], told["argv"], told["env"])

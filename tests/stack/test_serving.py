@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rigs.demos.serving.installation import installation
-from rigs.demos.serving.scenario import ON_DEMAND, SPOT, Scenario
+from rigs.demos.serving.scenario import ON_DEMAND, SPOT, ServingDemoScenario
 
 _SECONDS, _PER_S, _TARGET = 24.0, 40.0, 2
 _MOST_FAILED = 3
@@ -16,7 +16,7 @@ _MOST_FAILED = 3
 def test_a_service_goes_on_through_kills(tmp_path: Path) -> None:
     """Hardly any request fails while a zone, a replica, the worker, Temporal and the balancer are killed."""
     with installation(tmp_path) as site:
-        course = Scenario(site, _SECONDS, _PER_S, _TARGET, print).run()
+        course = ServingDemoScenario(site, _SECONDS, _PER_S, _TARGET, print).run()
     found = course.outcome
     assert found is not None
     assert found.requests == _SECONDS * _PER_S

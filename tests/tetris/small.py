@@ -5,11 +5,11 @@ from itertools import product
 
 import numpy as np
 
-from domain.instance import Job, Region, Score, Table, TetrisInstance, Weights
+from domain.instance import InstanceRegion, PlacedTable, PlanScore, RecurringJob, TetrisInstance, Weights
 from reference.tetris_score import score
 from tetris.columns import Columns
 from tetris.kernels import layout
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 TYPES = ("a100", "h100", "v100")
 APPS = ("training", "spark", "etl")
@@ -27,12 +27,12 @@ def small_instance(seed: int, tables: int = 6, regions: int = 3, jobs: int = 8) 
         others = [name for name in names if name != home]
         replicas = draw.sample(others, draw.choice((0, 0, 0, min(1, len(others)), min(2, len(others)))))
         size = draw.choice((0, 1, 1, 2, 3, draw.randint(1, 100)))
-        table_list.append(Table(f"t{index}", float(size), home, tuple(replicas)))
+        table_list.append(PlacedTable(f"t{index}", float(size), home, tuple(replicas)))
     job_list = [_job(draw, index, table_list, types) for index in range(jobs)]
     stored = {name: sum(t.size_bytes for t in table_list if name == t.home or name in t.replicas) for name in names}
     room = draw.choice((0.7, 1.0, 1.3, 3.0))
     region_list = [
-        Region(
+        InstanceRegion(
             name,
             float(round(draw.choice((stored[name], sum(stored.values()) / regions)) * room)),
             {g: float(draw.choice((0, 10, 30, 60))) for g in types if draw.random() < 0.8},
@@ -54,11 +54,11 @@ def small_instance(seed: int, tables: int = 6, regions: int = 3, jobs: int = 8) 
     )
 
 
-def _job(draw: random.Random, index: int, tables: list[Table], types: tuple[str, ...]) -> Job:
+def _job(draw: random.Random, index: int, tables: list[PlacedTable], types: tuple[str, ...]) -> RecurringJob:
     kind = draw.choice(("ml", "ml", "spark", "presto"))
     read = draw.sample([t.name for t in tables], min(len(tables), draw.choice((0, 1, 1, 2, 2, 3, 4))))
     on_gpus = draw.random() < (0.9 if kind == "ml" else 0.2)
-    return Job(
+    return RecurringJob(
         name=f"j{index}",
         kind=kind,  # type: ignore[arg-type]
         tables=tuple(read),
@@ -80,16 +80,16 @@ def every_plan(instance: TetrisInstance) -> list[dict[str, str]]:
     ]
 
 
-def allowed(instance: TetrisInstance, found: Score) -> bool:
+def allowed(instance: TetrisInstance, found: PlanScore) -> bool:
     """Returns whether a plan violates only constraints that the start violates, each by no more than the start."""
     before = {(v.constraint, v.where): v.by for v in score(instance, {}).violations}
     return all(v.by <= before.get((v.constraint, v.where), 0.0) + 1e-9 * max(1.0, abs(v.by)) for v in found.violations)
 
 
-def excess_of(instance: TetrisInstance, found: Score) -> float:
+def excess_of(instance: TetrisInstance, found: PlanScore) -> float:
     """Returns the relative excess of a plan from its plain score: each violation divided by the constraint's scale."""
     columns = Columns.of(instance)
-    fixed = Problem(columns).fixed
+    fixed = PlacementProblem(columns).fixed
     by = {
         "storage": fixed.number[layout.STORED_SCALE],
         "home_threshold": 1.0,

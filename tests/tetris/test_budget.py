@@ -7,7 +7,7 @@ import pytest
 
 from tests.tetris.small import small_instance
 from tetris.budget import EVALUATIONS_PER_S, OVERRUN, Budget
-from tetris.climb import Step, climb
+from tetris.climb import SearchStep, climb
 from tetris.columns import Columns
 from tetris.cooling import Cooling
 
@@ -66,7 +66,7 @@ def test_time_in_which_other_programs_run_does_not_count() -> None:
     columns = Columns.of(small_instance(5, 60, 5, 180))
     waits = iter([1.0])
 
-    def wait(_: Step) -> None:
+    def wait(_: SearchStep) -> None:
         time.sleep(next(waits, 0.0))
 
     waited = climb(columns, time_s=0.3, proves=False, listener=wait)

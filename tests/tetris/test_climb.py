@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from bench.tetris_dense import dense
-from domain.instance import Job, Region, Table, TetrisInstance, Weights
+from domain.instance import InstanceRegion, PlacedTable, RecurringJob, TetrisInstance, Weights
 from reference.tetris_score import score
 from research.tetris.versions import v1
 from tests.tetris.small import allowed, every_plan, small_instance
-from tetris.climb import Step, _Climb, climb
+from tetris.climb import SearchStep, _Climb, climb
 from tetris.columns import Columns
 from tetris.explain import explain
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 
 def never() -> float:
@@ -28,7 +28,7 @@ def test_the_best_of_all_plans_is_found(seed: int) -> None:
     mine = score(instance, columns.plan_of(found.home))
     assert allowed(instance, mine)
     assert mine.total == pytest.approx(found.total, rel=1e-9)
-    problem = Problem(columns)
+    problem = PlacementProblem(columns)
     for plan in every_plan(instance):
         problem.restart(columns.homes_of(plan))
         lack, broken = problem.excess
@@ -46,7 +46,7 @@ def test_the_same_seed_gives_the_same_plan() -> None:
 
 def test_steps_only_improve_and_are_heard() -> None:
     """Each recorded step has less excess or a smaller total than the one before, and the listener gets each step."""
-    heard: list[Step] = []
+    heard: list[SearchStep] = []
     found = climb(Columns.of(small_instance(8, 60, 4, 120)), clock=never, time_s=0.3, listener=heard.append)
     assert len(found.steps) > 2
     assert heard[-1].total <= heard[0].total or heard[-1].lack < heard[0].lack
@@ -87,9 +87,13 @@ def test_it_ends_where_it_is_told_to() -> None:
 @pytest.mark.parametrize(
     "instance",
     [
-        TetrisInstance((Region("r", 1.0),), (), ()),
-        TetrisInstance((Region("r", 1.0), Region("s", 1.0)), (), (Job("j", "ml", (), 1),)),
-        TetrisInstance((Region("r", 0.0), Region("s", 0.0)), (Table("t", 0.0, "r"),), (Job("j", "spark", ("t",), 1),)),
+        TetrisInstance((InstanceRegion("r", 1.0),), (), ()),
+        TetrisInstance((InstanceRegion("r", 1.0), InstanceRegion("s", 1.0)), (), (RecurringJob("j", "ml", (), 1),)),
+        TetrisInstance(
+            (InstanceRegion("r", 0.0), InstanceRegion("s", 0.0)),
+            (PlacedTable("t", 0.0, "r"),),
+            (RecurringJob("j", "spark", ("t",), 1),),
+        ),
     ],
 )
 def test_instances_of_almost_nothing(instance: TetrisInstance) -> None:
@@ -111,18 +115,25 @@ def test_moves_add_up() -> None:
         change = getattr(after, term) - getattr(before, term)
         assert sum(getattr(m, term) for m in moves) == pytest.approx(change, abs=1e-9)
     gained = sum(len(m.gain_region) - len(m.lose_region) for m in moves)
-    regions = [np.count_nonzero(Problem(columns, home).state.region >= 0) for home in (columns.home, found.home)]
+    regions = [
+        np.count_nonzero(PlacementProblem(columns, home).state.region >= 0) for home in (columns.home, found.home)
+    ]
     assert gained == regions[1] - regions[0]
 
 
 def test_moves_that_gain_the_most_come_first() -> None:
     """A move that only pays after another one comes directly after it, before moves that gain less."""
-    regions = (Region("r", 1e3), Region("s", 1e3))
-    tables = (Table("e", 10.0, "r"), Table("b", 90.0, "r"), Table("a", 5.0, "r"), Table("d", 1.0, "s"))
+    regions = (InstanceRegion("r", 1e3), InstanceRegion("s", 1e3))
+    tables = (
+        PlacedTable("e", 10.0, "r"),
+        PlacedTable("b", 90.0, "r"),
+        PlacedTable("a", 5.0, "r"),
+        PlacedTable("d", 1.0, "s"),
+    )
     jobs = (
-        Job("one", "ml", ("a", "d"), 3),
-        Job("pair", "ml", ("a", "b", "d"), 3, weight=9.0),
-        Job("little", "ml", ("e", "d"), 3, weight=0.1),
+        RecurringJob("one", "ml", ("a", "d"), 3),
+        RecurringJob("pair", "ml", ("a", "b", "d"), 3, weight=9.0),
+        RecurringJob("little", "ml", ("e", "d"), 3, weight=0.1),
     )
     columns = Columns.of(TetrisInstance(regions, tables, jobs, weights=Weights(storage=0.0)))
     moves = list(explain(columns, columns.homes_of({"a": "s", "b": "s", "e": "s"})))
@@ -136,7 +147,7 @@ def test_the_order_of_moves_is_close_to_the_greedy_one(seed: int) -> None:
     columns = Columns.of(small_instance(seed, 30, 4, 60))
     home = np.random.default_rng(seed).integers(0, 4, 30).astype(np.int32)
     totals = [m.total for m in explain(columns, home)]
-    problem, greedy, left = Problem(columns), [], set(np.flatnonzero(home != columns.home).tolist())
+    problem, greedy, left = PlacementProblem(columns), [], set(np.flatnonzero(home != columns.home).tolist())
     while left:
         change, table = min((float(problem.weigh(t).total[home[t]]), t) for t in left)
         greedy.append(change)
@@ -149,9 +160,9 @@ def test_the_order_of_moves_is_close_to_the_greedy_one(seed: int) -> None:
 
 def test_v1_looks_at_neither_overload_nor_priority() -> None:
     """V1 uses shares only and colocates as many jobs as it can; V2 also uses overload and priorities."""
-    regions = (Region("r", 100.0, {"a": 10.0}), Region("s", 100.0, {"a": 30.0}))
-    tables = (*(Table(f"t{i}", 1.0, "r") for i in range(4)), Table("x", 1.0, "s"))
-    jobs = tuple(Job(f"j{i}", "ml", (f"t{i}",), 3, gpu_type="a", gpu_hours=10.0) for i in range(4))
+    regions = (InstanceRegion("r", 100.0, {"a": 10.0}), InstanceRegion("s", 100.0, {"a": 30.0}))
+    tables = (*(PlacedTable(f"t{i}", 1.0, "r") for i in range(4)), PlacedTable("x", 1.0, "s"))
+    jobs = tuple(RecurringJob(f"j{i}", "ml", (f"t{i}",), 3, gpu_type="a", gpu_hours=10.0) for i in range(4))
     start = TetrisInstance(regions, tables, jobs, weights=Weights(by_priority={3: 0.0}, storage=1000.0))
     first, second = (search(Columns.of(start), time_s=0.2).home for search in (v1, climb))
     assert np.bincount(first[:4], minlength=2).tolist() == [1, 3]

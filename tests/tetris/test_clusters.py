@@ -6,7 +6,7 @@ import pytest
 from tests.tetris.small import small_instance
 from tetris.columns import Columns
 from tetris.kernels.clusters import cluster, home_nearby
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 
 def _component(columns: Columns, table: int) -> set[int]:
@@ -27,7 +27,7 @@ def _component(columns: Columns, table: int) -> set[int]:
 def test_a_cluster_is_what_jobs_join_within_a_home(seed: int) -> None:
     """A cluster is the whole connected set of tables of one home, or a connected part of the maximum size."""
     columns = Columns.of(small_instance(seed, 30, 3, 40))
-    problem = Problem(columns)
+    problem = PlacementProblem(columns)
     members, marks = np.zeros(64, np.int32), np.zeros(31, np.int32)
     for table in range(30):
         whole = _component(columns, table)
@@ -48,7 +48,7 @@ def _neighbours(columns: Columns, table: int) -> set[int]:
 def test_a_home_nearby_is_one_of_a_neighbour() -> None:
     """A nearby home is a home of a table that the same job reads; for a table without jobs, its own home."""
     columns = Columns.of(small_instance(3, 20, 4, 20))
-    problem = Problem(columns)
+    problem = PlacementProblem(columns)
     for table in range(20):
         homes = {int(columns.home[t]) for t in _neighbours(columns, table) or {table}}
         assert {home_nearby(problem.fixed, problem.state, table) for _ in range(20)} <= homes

@@ -38,7 +38,7 @@ def test_reads_round_trip() -> None:
         ({"reads": [{"job": "j", "partitions": ["t/"]}]}, "reads.0.partitions.0: 't/'"),
         ({"reads": [{"job": "j", "partitions": ["t/1"]}] * 2}, "reads: job 'j' appears twice: each job must"),
     ):
-        with pytest.raises(documents.DocumentError) as refused:
+        with pytest.raises(documents.InstanceDocumentError) as refused:
             documents.read_reads(json.dumps({**reads_document(reads), **change}))
         assert said in str(refused.value)
 
@@ -83,7 +83,7 @@ def test_errors_name_the_field(path: tuple[Any, ...], value: Any, said: str) -> 
     for key in path[:-1]:
         at = at[key]
     at[path[-1]] = value
-    with pytest.raises(documents.DocumentError) as refused:
+    with pytest.raises(documents.InstanceDocumentError) as refused:
         documents.read_instance(json.dumps(given))
     assert said in str(refused.value)
 
@@ -92,13 +92,13 @@ def test_what_is_missing_is_named() -> None:
     """A missing field is named in the error, and malformed JSON is rejected."""
     given = body()
     del given["tables"][0]["home"]
-    with pytest.raises(documents.DocumentError, match=r"tables\.0\.home: missing"):
+    with pytest.raises(documents.InstanceDocumentError, match=r"tables\.0\.home: missing"):
         documents.read_instance(json.dumps(given))
-    with pytest.raises(documents.DocumentError, match="not JSON"):
+    with pytest.raises(documents.InstanceDocumentError, match="not JSON"):
         documents.read_instance("{")
-    with pytest.raises(documents.DocumentError, match="nested too deeply"):
+    with pytest.raises(documents.InstanceDocumentError, match="nested too deeply"):
         documents.read_instance("[" * 100_000)
-    with pytest.raises(documents.DocumentError, match=r"document: \[\]: must be an object"):
+    with pytest.raises(documents.InstanceDocumentError, match=r"document: \[\]: must be an object"):
         documents.read_instance("[]")
 
 
@@ -110,9 +110,9 @@ def test_what_is_there_twice_is_named() -> None:
         (text.replace('{"a": 1}', '{"a": 1, "a": 2}'), r"regions\.0\.gpu_hours\.a: duplicate field"),
         (text.replace('"version": 1', '"version": 1, "version": 1'), "^version: duplicate field"),
     ):
-        with pytest.raises(documents.DocumentError, match=where):
+        with pytest.raises(documents.InstanceDocumentError, match=where):
             documents.read_instance(wrong)
-    with pytest.raises(documents.DocumentError, match=r"homes\.t1: duplicate field"):
+    with pytest.raises(documents.InstanceDocumentError, match=r"homes\.t1: duplicate field"):
         documents.read_plan('{"version": 1, "homes": {"t1": "r1", "t1": "r2"}}', ("t1",), ("r1", "r2"))
 
 
@@ -121,7 +121,9 @@ def test_a_plan_names_what_is_there() -> None:
     names = documents.names_of(documents.read_instance(json.dumps(body())))
     written = json.dumps(documents.plan_document({"t1": "r2"}))
     assert documents.read_plan(written, *names) == {"t1": "r2"}
-    with pytest.raises(documents.DocumentError, match="homes: 't9' is not a table of the instance; it has t1"):
+    with pytest.raises(documents.InstanceDocumentError, match="homes: 't9' is not a table of the instance; it has t1"):
         documents.read_plan('{"version": 1, "homes": {"t9": "r1"}}', *names)
-    with pytest.raises(documents.DocumentError, match=r"homes\.t1: 'r9' is not a region of the instance; it has r1, r"):
+    with pytest.raises(
+        documents.InstanceDocumentError, match=r"homes\.t1: 'r9' is not a region of the instance; it has r1, r"
+    ):
         documents.read_plan('{"version": 1, "homes": {"t1": "r9"}}', *names)

@@ -7,7 +7,7 @@ from itertools import chain, repeat
 import numpy as np
 import pytest
 
-from domain.instance import Job, Region, Table, TetrisInstance
+from domain.instance import InstanceRegion, PlacedTable, RecurringJob, TetrisInstance
 from reference.tetris_score import score
 from research.tetris.generate import generate
 from tests.tetris.small import allowed, every_plan, excess_of, small_instance
@@ -15,7 +15,7 @@ from tetris.climb import climb
 from tetris.columns import Columns
 from tetris.exact import ExactProgress, solve
 from tetris.exact.branch import Branching
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 
 def best_by_enumeration(instance: TetrisInstance) -> tuple[float, float]:
@@ -53,9 +53,9 @@ def test_it_finds_the_best_of_all_plans(seed: int) -> None:
 def test_equal_tables_are_one_class() -> None:
     """Interchangeable tables form one class, whose orders are not all tried; the plan stays optimal."""
     names = ("a", "b", "c")
-    regions = tuple(Region(n, 30.0 + 7 * i, {"g": 10.0 * i}) for i, n in enumerate(names))
-    tables = tuple(Table(f"t{i}", 4.0, "a") for i in range(6))
-    jobs = tuple(Job(f"j{i}", "ml", (f"t{i}",), 1, gpu_type="g", gpu_hours=5.0) for i in range(3))
+    regions = tuple(InstanceRegion(n, 30.0 + 7 * i, {"g": 10.0 * i}) for i, n in enumerate(names))
+    tables = tuple(PlacedTable(f"t{i}", 4.0, "a") for i in range(6))
+    jobs = tuple(RecurringJob(f"j{i}", "ml", (f"t{i}",), 1, gpu_type="g", gpu_hours=5.0) for i in range(3))
     instance = TetrisInstance(regions, tables, jobs)
     branching = Branching(Columns.of(instance))
     assert branching.fixed.twin.tolist() == [[-1, 1], [0, 2], [1, -1], [-1, 4], [3, 5], [4, -1]]
@@ -64,22 +64,26 @@ def test_equal_tables_are_one_class() -> None:
 
 def test_tables_of_one_job_may_be_exchanged_if_its_order_does_not_matter() -> None:
     """Two tables that the same jobs read are interchangeable; a table that other jobs read too is not."""
-    tables = tuple(Table(f"t{i}", 4.0, "a") for i in range(3))
-    jobs = (Job("j", "ml", ("t0", "t1", "t2"), 1), Job("k", "ml", ("t2", "t1"), 1, weight=2.0))
-    branching = Branching(Columns.of(TetrisInstance((Region("a", 99.0), Region("b", 99.0)), tables, jobs)))
+    tables = tuple(PlacedTable(f"t{i}", 4.0, "a") for i in range(3))
+    jobs = (RecurringJob("j", "ml", ("t0", "t1", "t2"), 1), RecurringJob("k", "ml", ("t2", "t1"), 1, weight=2.0))
+    branching = Branching(
+        Columns.of(TetrisInstance((InstanceRegion("a", 99.0), InstanceRegion("b", 99.0)), tables, jobs))
+    )
     assert branching.fixed.twin.tolist() == [[-1, -1], [-1, 2], [1, -1]]
 
 
 @pytest.mark.parametrize(
     "instance",
     [
-        TetrisInstance((Region("a", 0.0),), (), ()),
-        TetrisInstance((Region("a", 1.0), Region("b", 0.0)), (Table("t", 0.0, "a"),), ()),
-        TetrisInstance((Region("a", 0.0, {"g": 0.0}),), (), (Job("j", "ml", (), 1, gpu_type="h", gpu_hours=3.0),)),
+        TetrisInstance((InstanceRegion("a", 0.0),), (), ()),
+        TetrisInstance((InstanceRegion("a", 1.0), InstanceRegion("b", 0.0)), (PlacedTable("t", 0.0, "a"),), ()),
         TetrisInstance(
-            (Region("a", 9.0, {"g": 3.0}), Region("b", 9.0)),
-            (Table("t", 1.0, "b", ("a",)), Table("u", 1.0, "b", ("a",))),
-            (Job("j", "ml", ("t",), 1, gpu_type="g", gpu_hours=3.0),),
+            (InstanceRegion("a", 0.0, {"g": 0.0}),), (), (RecurringJob("j", "ml", (), 1, gpu_type="h", gpu_hours=3.0),)
+        ),
+        TetrisInstance(
+            (InstanceRegion("a", 9.0, {"g": 3.0}), InstanceRegion("b", 9.0)),
+            (PlacedTable("t", 1.0, "b", ("a",)), PlacedTable("u", 1.0, "b", ("a",))),
+            (RecurringJob("j", "ml", ("t",), 1, gpu_type="g", gpu_hours=3.0),),
             move_quota_bytes=0.0,
         ),
     ],
@@ -136,13 +140,13 @@ def test_a_bound_before_the_end_is_below_every_plan(slices: int) -> None:
 
 def test_what_is_too_large_is_refused() -> None:
     """An instance that is too large is rejected with the number, the limit and the method to use instead."""
-    regions = tuple(Region(f"r{i:02}", 1.0) for i in range(63))
+    regions = tuple(InstanceRegion(f"r{i:02}", 1.0) for i in range(63))
     with pytest.raises(ValueError, match="regions: 63: the exact method supports up to 62; use climb"):
         solve(Columns.of(TetrisInstance(regions, (), ())), time_s=1)
-    tables = tuple(Table(f"t{i}", 1.0, "a") for i in range(5000))
-    jobs = tuple(Job(f"j{i}", "ml", (f"t{i}", f"t{i + 1}"), 1) for i in range(4999))
+    tables = tuple(PlacedTable(f"t{i}", 1.0, "a") for i in range(5000))
+    jobs = tuple(RecurringJob(f"j{i}", "ml", (f"t{i}", f"t{i + 1}"), 1) for i in range(4999))
     with pytest.raises(ValueError, match="tables: 5000 with 4999 groups of jobs"):
-        solve(Columns.of(TetrisInstance((Region("a", 1.0),), tables, jobs)), time_s=1)
+        solve(Columns.of(TetrisInstance((InstanceRegion("a", 1.0),), tables, jobs)), time_s=1)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -152,10 +156,10 @@ def test_excess_is_what_the_score_finds_over_the_limits(seed: int) -> None:
     columns = Columns.of(instance)
     branching, draw = Branching(columns), np.random.default_rng(seed)
     for home in (columns.home, draw.integers(0, 3, len(columns.home)).astype(np.int32)):
-        problem = Problem(columns, home)
+        problem = PlacementProblem(columns, home)
         expected = excess_of(instance, score(instance, columns.plan_of(home)))
         assert problem.excess[0] == pytest.approx(expected, abs=1e-9)
         weight = branching.weigh(home.astype(np.int64))
         assert math.isinf(weight.excess) or weight.excess == pytest.approx(expected, abs=1e-9)
         assert math.isinf(weight.excess) or weight.total == pytest.approx(problem.total, rel=1e-9)
-    assert Problem(columns).excess[1] == 0
+    assert PlacementProblem(columns).excess[1] == 0

@@ -6,14 +6,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from domain.instance import LEAST_AMOUNT, MOST_AMOUNT, Job, Region, Table, TetrisInstance, Weights
+from domain.instance import (
+    LEAST_AMOUNT,
+    MOST_AMOUNT,
+    InstanceRegion,
+    PlacedTable,
+    RecurringJob,
+    TetrisInstance,
+    Weights,
+)
 from reference.tetris_score import score
 from tests.tetris.small import small_instance
 from tetris.climb import climb
 from tetris.columns import Columns
 from tetris.exact import solve
 from tetris.neighbourhood import Neighbourhood
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 
 def never() -> float:
@@ -71,21 +79,21 @@ def test_the_magnitude_of_weights_does_not_change_what_is_found() -> None:
 
 EXTREMES = TetrisInstance(
     (
-        Region("r", MOST_AMOUNT, {"a": LEAST_AMOUNT, "b": MOST_AMOUNT}, {"app": LEAST_AMOUNT}),
-        Region("s", LEAST_AMOUNT, {"a": MOST_AMOUNT}, {"app": MOST_AMOUNT}),
-        Region("t", 0.0),
+        InstanceRegion("r", MOST_AMOUNT, {"a": LEAST_AMOUNT, "b": MOST_AMOUNT}, {"app": LEAST_AMOUNT}),
+        InstanceRegion("s", LEAST_AMOUNT, {"a": MOST_AMOUNT}, {"app": MOST_AMOUNT}),
+        InstanceRegion("t", 0.0),
     ),
-    (*(Table(f"t{i}", (LEAST_AMOUNT, MOST_AMOUNT, 0.0, 1.0)[i % 4], "rst"[i % 3]) for i in range(16)),),
+    (*(PlacedTable(f"t{i}", (LEAST_AMOUNT, MOST_AMOUNT, 0.0, 1.0)[i % 4], "rst"[i % 3]) for i in range(16)),),
     (
         *(
-            Job(
+            RecurringJob(
                 f"j{i}", "ml", (f"t{i % 16}", f"t{(3 * i + 1) % 16}"), 1 + i % 3, app="app", gpu_type="ab"[i % 2],
                 gpu_hours=(LEAST_AMOUNT, MOST_AMOUNT, 5.0)[i % 3], cpu_hours=(MOST_AMOUNT, LEAST_AMOUNT)[i % 2],
                 weight=(MOST_AMOUNT, LEAST_AMOUNT, 1.0)[i // 2 % 3],
             )
             for i in range(24)
         ),
-        Job("k", "spark", ("t0", "t1", "t2"), 7, app="app", cpu_hours=MOST_AMOUNT),
+        RecurringJob("k", "spark", ("t0", "t1", "t2"), 7, app="app", cpu_hours=MOST_AMOUNT),
     ),
 )  # fmt: skip
 
@@ -105,7 +113,7 @@ def test_the_largest_beside_the_smallest(weights: Weights) -> None:
     assert math.isfinite(before.total)
     found = climb(columns, clock=never, time_s=0.1)
     assert score(given, columns.plan_of(found.home)).total <= before.total * (1 + 1e-9) or found.lack < 1e300
-    problem = Problem(columns)
+    problem = PlacementProblem(columns)
     draw = np.random.default_rng(0)
     for _ in range(3):
         assert Neighbourhood(problem).improve(draw) > 0
@@ -116,6 +124,6 @@ def test_the_largest_beside_the_smallest(weights: Weights) -> None:
     assert answer.total <= score(small_of, {}).total * (1 + 1e-9) or answer.excess < 1e300
 
 
-def _of_tables(instance: TetrisInstance, count: int) -> tuple[Job, ...]:
+def _of_tables(instance: TetrisInstance, count: int) -> tuple[RecurringJob, ...]:
     there = {t.name for t in instance.tables[:count]}
     return tuple(j for j in instance.jobs if there.issuperset(j.tables))

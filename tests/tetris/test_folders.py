@@ -10,7 +10,7 @@ import pytest
 
 from tests.tetris.small import small_instance
 from tetris.columns import Columns
-from tetris.documents import DocumentError
+from tetris.documents import InstanceDocumentError
 from tetris.folders import read_folder, write_folder
 
 
@@ -64,14 +64,14 @@ def test_errors_name_file_column_and_row(
     at = table.column_names.index(column)
     array = pa.array(values, table.schema.types[at]) if column.endswith("_hours") else values
     pq.write_table(table.remove_column(at) if values is None else table.set_column(at, column, [array]), path)
-    with pytest.raises(DocumentError) as refused:
+    with pytest.raises(InstanceDocumentError) as refused:
         read_folder(tmp_path)
     assert said in str(refused.value)
 
 
 def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
     """A missing or invalid file is named in the error."""
-    with pytest.raises(DocumentError, match=r"^instance\.json: No such file"):
+    with pytest.raises(InstanceDocumentError, match=r"^instance\.json: No such file"):
         read_folder(tmp_path)
     for text, said in (
         ("[]", r"^instance\.json: document: \[\]: must be an object"),
@@ -80,8 +80,8 @@ def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
         ('{"version": 1}', r"^regions\.parquet: cannot be read: No such file"),
     ):
         (tmp_path / "instance.json").write_text(text)
-        with pytest.raises(DocumentError, match=said):
+        with pytest.raises(InstanceDocumentError, match=said):
             read_folder(tmp_path)
     (tmp_path / "regions.parquet").write_text("PAR1junk")
-    with pytest.raises(DocumentError, match=r"^regions\.parquet: is not Parquet"):
+    with pytest.raises(InstanceDocumentError, match=r"^regions\.parquet: is not Parquet"):
         read_folder(tmp_path)

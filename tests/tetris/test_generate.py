@@ -6,7 +6,7 @@ import pytest
 from domain.instance import HIGH_PRIORITY
 from research.tetris.generate import generate
 from tetris.columns import NONE
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 
 def test_the_shape_is_masts() -> None:
@@ -14,7 +14,7 @@ def test_the_shape_is_masts() -> None:
     columns = generate(6000, 10, seed=2)
     shared = np.bincount(columns.job_table, minlength=6000)
     assert np.percentile(shared, [50, 90, 99]) == pytest.approx([3, 17, 45], rel=0.35)
-    region = Problem(columns).state.region
+    region = PlacementProblem(columns).state.region
     high = (columns.priority <= HIGH_PRIORITY) & (columns.gpu_type != NONE)
     for kind, supply in enumerate(columns.supply_h):
         mine = high & (columns.gpu_type == kind)
@@ -24,7 +24,7 @@ def test_the_shape_is_masts() -> None:
         assert (demand[supply > 0] / supply[supply > 0]).max() == pytest.approx(2.63, abs=0.1)
     hours = columns.gpu_h * (region != NONE) * (columns.supply_h[columns.gpu_type, region] > 0)
     assert hours[high].sum() / columns.gpu_h[high].sum() == pytest.approx(0.908, abs=0.02)
-    assert all(excess == 0 for excess in Problem(columns).excess)
+    assert all(excess == 0 for excess in PlacementProblem(columns).excess)
 
 
 def test_the_same_seed_gives_the_same_instance() -> None:

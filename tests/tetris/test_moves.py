@@ -9,7 +9,7 @@ from domain.instance import TetrisInstance
 from reference.tetris_score import score
 from tests.tetris.small import allowed, small_instance
 from tetris.columns import Columns
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 
 @settings(max_examples=150, deadline=None)
@@ -26,7 +26,7 @@ def test_incremental_equals_plain(
     """The terms, the total and the violations equal those of the plain score before, between and after any moves."""
     instance = small_instance(seed, tables, regions, jobs)
     columns = Columns.of(instance)
-    problem = Problem(columns)
+    problem = PlacementProblem(columns)
     agrees(instance, columns, problem)
     for table, region in moves:
         if not tables:
@@ -41,7 +41,7 @@ def test_incremental_equals_plain(
         agrees(instance, columns, problem)
 
 
-def agrees(instance: TetrisInstance, columns: Columns, problem: Problem) -> None:
+def agrees(instance: TetrisInstance, columns: Columns, problem: PlacementProblem) -> None:
     """Asserts that total and violations equal those of the plain score."""
     plain = score(instance, columns.plan_of(problem.home))
     assert problem.total == pytest.approx(plain.total, rel=1e-9, abs=1e-9)
@@ -52,6 +52,6 @@ def agrees(instance: TetrisInstance, columns: Columns, problem: Problem) -> None
     lack, broken = problem.excess
     assert (lack > 0) == bool(plain.violations)
     assert (broken <= 1e-9) == allowed(instance, plain)
-    fresh = Problem(columns, problem.home.copy())
+    fresh = PlacementProblem(columns, problem.home.copy())
     assert problem.total == pytest.approx(fresh.total, rel=1e-9, abs=1e-12)
     assert np.array_equal(problem.state.region, fresh.state.region)

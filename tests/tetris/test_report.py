@@ -2,7 +2,7 @@
 
 import json
 
-from domain.instance import Job, Region, Table, TetrisInstance
+from domain.instance import InstanceRegion, PlacedTable, RecurringJob, TetrisInstance
 from tetris.columns import Columns
 from tetris.report import Summary, lines, summarise
 
@@ -10,12 +10,12 @@ from tetris.report import Summary, lines, summarise
 def test_regions_before_and_after() -> None:
     """Demand follows its table; high-priority demand and demand without supply are shown separately."""
     given = TetrisInstance(
-        (Region("r", 100.0, {"a": 10.0}), Region("s", 50.0, {"a": 40.0, "b": 5.0})),
-        (Table("x", 25.0, "r"), Table("y", 5.0, "s")),
+        (InstanceRegion("r", 100.0, {"a": 10.0}), InstanceRegion("s", 50.0, {"a": 40.0, "b": 5.0})),
+        (PlacedTable("x", 25.0, "r"), PlacedTable("y", 5.0, "s")),
         (
-            Job("j", "ml", ("x",), 1, gpu_type="a", gpu_hours=20.0),
-            Job("k", "ml", ("x",), 3, gpu_type="a", gpu_hours=4.0),
-            Job("l", "ml", ("x",), 3, gpu_type="b", gpu_hours=1.0),
+            RecurringJob("j", "ml", ("x",), 1, gpu_type="a", gpu_hours=20.0),
+            RecurringJob("k", "ml", ("x",), 3, gpu_type="a", gpu_hours=4.0),
+            RecurringJob("l", "ml", ("x",), 3, gpu_type="b", gpu_hours=1.0),
         ),
     )
     columns = Columns.of(given)
@@ -39,9 +39,9 @@ def test_regions_before_and_after() -> None:
 def test_parts_of_next_to_nothing() -> None:
     """A ratio to a very small supply is shown as a power of ten, so that columns stay narrow."""
     given = TetrisInstance(
-        (Region("r", 100.0, {"a": 1e-9}), Region("s", 0.0, {"a": 1.0})),
-        (Table("x", 25.0, "r"),),
-        (Job("j", "ml", ("x",), 1, gpu_type="a", gpu_hours=20.0),),
+        (InstanceRegion("r", 100.0, {"a": 1e-9}), InstanceRegion("s", 0.0, {"a": 1.0})),
+        (PlacedTable("x", 25.0, "r"),),
+        (RecurringJob("j", "ml", ("x",), 1, gpu_type="a", gpu_hours=20.0),),
     )
     columns = Columns.of(given)
     told = "\n".join(lines(summarise(columns, columns.homes_of({"x": "s"}))))

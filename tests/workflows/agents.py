@@ -26,7 +26,7 @@ from domain.protocol import (
     StopNode,
     TaskExit,
 )
-from domain.reported import NoticeReport, NotReadyReport, TaskProgress
+from domain.task_reports import NoticeReport, NotReadyReport, TaskProgress
 
 R = TypeVar("R", PrepareNode, RunNode, StopNode, Attend, Pace, ProveKey)
 _LOOK_S = 0.02

@@ -4,7 +4,7 @@ from typing import Any
 
 from domain.phases import Phase
 from domain.protocol import Activity, MailKind, NodeLaunch
-from domain.reported import OWNER, NoticeReport
+from domain.task_reports import OWNER, NoticeReport
 from tests.workflows.agents import ScriptedAgent, until
 from tests.workflows.lab import AWAY, Life
 from tests.workflows.running import AGAIN, RUNNING, ends_well, running

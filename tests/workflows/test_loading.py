@@ -2,10 +2,10 @@
 
 import pytest
 
-from domain.lifecycle.loading import failed_load, loaded
+from domain.lifecycle.checkpoint_load import failed_load, loaded
 from domain.phases import Phase
 from domain.protocol import Activity, MailKind
-from domain.reported import LoadReport, NoticeReport, TaskProgress
+from domain.task_reports import LoadReport, NoticeReport, TaskProgress
 from tests.workflows.lab import Life
 from tests.workflows.running import AGAIN, EVICTED, RUNNING, running
 from tests.workflows.stories import goes

@@ -14,7 +14,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows.machine
 from domain.protocol import DETACHED, Activity, Attend, Hello, MachineNotice, Pace, ProveKey, RunPace, StopNode, Welcome
-from domain.reported import NoticeReport
+from domain.task_reports import NoticeReport
 from tests.workflows.agents import ScriptedAgent, until
 from tests.workflows.lab import handled, serving
 from tests.workflows.stand_ins import Registry

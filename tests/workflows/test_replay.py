@@ -11,7 +11,7 @@ import pytest
 from temporalio.client import WorkflowHistory
 from temporalio.workflow import NondeterminismError
 
-from domain.lifecycle.attempts import LATEST, TABLES, Event, Step, Table
+from domain.lifecycle.attempts import LATEST, TABLES, Step, StepOutcome, Table
 from tests.workflows.changed import ImpatientWorkflow
 from tests.workflows.replays import HISTORIES, WORKFLOWS, replay
 
@@ -59,7 +59,7 @@ async def test_a_change_that_breaks_running_workflows_is_found() -> None:
 def edited(table: Table) -> Table:
     """Returns a changed table in which prepared tasks are stopped instead of run."""
     row = table[Step.PREPARE]
-    return {**table, Step.PREPARE: replace(row, after={**row.after, Event.DONE: Step.WIND_UP})}
+    return {**table, Step.PREPARE: replace(row, after={**row.after, StepOutcome.DONE: Step.WIND_UP})}
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.stem.startswith("workload")], ids=lambda p: p.stem)

@@ -2,7 +2,7 @@
 
 from domain.phases import Phase
 from domain.protocol import Activity, MailKind, WorkloadInput
-from domain.reported import NotReadyReport
+from domain.task_reports import NotReadyReport
 from tests.workflows.agents import until
 from tests.workflows.lab import Life
 from tests.workflows.running import AGAIN, EVICTED, RUNNING, ends_well, running

@@ -21,7 +21,7 @@ NEVER_MADE = {
     # Only by a replacement workflow that cannot continue, if tasks failed whose start was not recorded.
     (Phase.PLACING, Phase.FAILED),
     (Phase.MIGRATING, Phase.FAILED),
-    # Only by the database, for workloads that are queued for too long (`infra.db.ending`).
+    # Only by the database, for workloads that are queued for too long (`infra.db.queued_end`).
     (Phase.PREEMPTED, Phase.FAILED),
 }
 """Phase changes that `NEXT_PHASES` allows and that no tested workflow makes."""

@@ -8,10 +8,10 @@ import numpy as np
 from tetris.columns import NONE, Columns, Ints, Longs
 from tetris.exact.answer import TooLarge
 from tetris.exact.kernels.decide_home import decide_home, weigh
-from tetris.exact.kernels.layout import BOUND, DEPTH, DONE, LACK, MOST_REGIONS, NODES, ROUNDING, Fixed
+from tetris.exact.kernels.layout import BOUND, DEPTH, DONE, LACK, MOST_REGIONS, NODES, ROUNDING, ExactConstants
 from tetris.exact.kernels.search import search
 from tetris.exact.prepare import cells_of, fixed_of, groups_of, levels_of, tree_of
-from tetris.problem import Problem
+from tetris.problem import PlacementProblem
 
 MOST_CELLS = 40_000_000
 """Maximum number of values in all levels (320 MB)."""
@@ -45,7 +45,7 @@ class Branching:
         tables, regions = len(columns.home), len(columns.regions)
         if regions > MOST_REGIONS:
             raise TooLarge(f"regions: {regions}: the exact method supports up to {MOST_REGIONS}; use climb")
-        given = Problem(columns).fixed
+        given = PlacementProblem(columns).fixed
         groups = groups_of(columns, given)
         cells = cells_of(columns, given, groups)
         if cells > MOST_CELLS:
@@ -135,7 +135,7 @@ class Branching:
         self.tree.best[0] = self.best.total if is_least_excess else self.best.excess
 
 
-def _by_influence(fixed: Fixed) -> Longs:
+def _by_influence(fixed: ExactConstants) -> Longs:
     """Returns the tables sorted by descending influence on the objective."""
     keys = len(fixed.supply)
     part = np.divide(1.0, fixed.whole, out=np.zeros_like(fixed.whole), where=fixed.whole > 0)

@@ -11,13 +11,25 @@ import numpy as np
 import numpy.typing as npt
 
 from tetris.columns import ML, NONE, Columns, Longs
-from tetris.exact.kernels.layout import ALIVE, HOME_H, MAY, N_NOW, N_NUMBERS, OPEN, ROUNDING, SURE, Fixed, Levels, Tree
+from tetris.exact.kernels.layout import (
+    ALIVE,
+    HOME_H,
+    MAY,
+    N_NOW,
+    N_NUMBERS,
+    OPEN,
+    ROUNDING,
+    SURE,
+    ExactConstants,
+    Levels,
+    Tree,
+)
 from tetris.kernels import layout
 from tetris.kernels.layout import Fixed as GivenFixed
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class JobGroup:
     """Jobs that read the same tables in the same way, so that all of them always run in the same region, or in none."""
 
     is_ml: bool
@@ -29,7 +41,7 @@ class Group:
     """(channel, hours) pairs: the channel is the key for GPU hours, and K + 1 + app for CPU hours."""
 
 
-def groups_of(columns: Columns, given: GivenFixed) -> list[Group]:
+def groups_of(columns: Columns, given: GivenFixed) -> list[JobGroup]:
     """Returns the groups that have a cost or use resources, sorted by their tables."""
     c, apps_from = columns, len(given.supply) + 1
     per_byte: dict[tuple[bool, tuple[int, ...]], float] = defaultdict(float)
@@ -47,13 +59,13 @@ def groups_of(columns: Columns, given: GivenFixed) -> list[Group]:
         if app != NONE:
             hours[group][apps_from + app] += float(c.cpu_h[job])
     return [
-        Group(*group, per_byte[group], tuple(sorted(hours[group].items())))
+        JobGroup(*group, per_byte[group], tuple(sorted(hours[group].items())))
         for group in sorted(per_byte)
         if hours[group] or (len(group[1]) > 1 and per_byte[group] > 0)
     ]
 
 
-def fixed_of(columns: Columns, given: GivenFixed, groups: Sequence[Group]) -> Fixed:
+def fixed_of(columns: Columns, given: GivenFixed, groups: Sequence[JobGroup]) -> ExactConstants:
     """Returns the constants for the compiled code. Those of terms and limits are taken from `tetris.problem`."""
     c, keys, number = columns, len(given.supply), given.number
     regions = len(c.regions)
@@ -71,7 +83,7 @@ def fixed_of(columns: Columns, given: GivenFixed, groups: Sequence[Group]) -> Fi
     for index, group in enumerate(groups):
         for table in group.tables:
             groups_of_table[table].append(index)
-    return Fixed(
+    return ExactConstants(
         size=c.size_bytes.copy(),
         start=c.home.astype(np.int64),
         replicas=replicas,
@@ -101,13 +113,13 @@ def fixed_of(columns: Columns, given: GivenFixed, groups: Sequence[Group]) -> Fi
     )
 
 
-def cells_of(columns: Columns, given: GivenFixed, groups: Sequence[Group]) -> int:
+def cells_of(columns: Columns, given: GivenFixed, groups: Sequence[JobGroup]) -> int:
     """Returns the number of values that `levels_of` needs for all tables."""
     regions, channels = len(columns.regions), len(given.supply) + 1 + len(columns.apps)
     return (len(columns.home) + 1) * (2 * channels * (regions + 3) + 3 * len(groups) + N_NOW)
 
 
-def levels_of(fixed: Fixed, depth: int) -> Levels:
+def levels_of(fixed: ExactConstants, depth: int) -> Levels:
     """Allocates levels 0 to `depth`, and fills level 0, which has no decisions."""
     keys, regions = fixed.supply.shape
     channels, groups, tables = len(fixed.whole), len(fixed.is_ml), len(fixed.size)
@@ -151,7 +163,7 @@ def levels_of(fixed: Fixed, depth: int) -> Levels:
     return levels
 
 
-def tree_of(fixed: Fixed, depth: int) -> Tree:
+def tree_of(fixed: ExactConstants, depth: int) -> Tree:
     """Creates the tree of a new search."""
     tables, regions = len(fixed.size), len(fixed.base)
     return Tree(
@@ -189,7 +201,7 @@ def _views(
     return whole, views
 
 
-def _twins(columns: Columns, replicas: Longs, groups: Sequence[Sequence[Group]]) -> Longs:
+def _twins(columns: Columns, replicas: Longs, groups: Sequence[Sequence[JobGroup]]) -> Longs:
     """Returns [T, 2] the previous and next table among interchangeable tables (symmetry breaking).
 
     Interchangeable tables have the same size, home and replicas, and equivalent jobs. `groups` has the groups of each
@@ -213,7 +225,7 @@ def _twins(columns: Columns, replicas: Longs, groups: Sequence[Sequence[Group]])
     return twin
 
 
-def _exchangeable(groups: Sequence[Sequence[Group]], one: int, other: int) -> bool:
+def _exchangeable(groups: Sequence[Sequence[JobGroup]], one: int, other: int) -> bool:
     """Returns whether the groups of jobs stay the same if the two tables (of equal size) are swapped."""
 
     def seen(table: int) -> list[tuple[bool, list[int], float, tuple[tuple[int, float], ...]]]:

@@ -7,14 +7,14 @@ of one job covers only a few of them.
 import numpy as np
 
 from domain.compiled import compiled
-from tetris.kernels.layout import I4, Fixed, State
+from tetris.kernels.layout import I4, Fixed, PlanState
 
 _JOBS = 64
 """Maximum number of jobs per table that are examined."""
 
 
 @compiled
-def cluster(fixed: Fixed, state: State, table: int, most: int, members: I4, marks: I4) -> tuple[int, int]:
+def cluster(fixed: Fixed, state: PlanState, table: int, most: int, members: I4, marks: I4) -> tuple[int, int]:
     """Writes a cluster of up to `most` tables to `members`: the table, then connected tables at its home, by distance.
 
     Returns the number of tables in the cluster, and the number of jobs and tables that were examined. `marks` is
@@ -53,7 +53,7 @@ def cluster(fixed: Fixed, state: State, table: int, most: int, members: I4, mark
 
 
 @compiled
-def home_nearby(fixed: Fixed, state: State, table: int) -> int:
+def home_nearby(fixed: Fixed, state: PlanState, table: int) -> int:
     """Returns the home of a random table of a random job of this table, or the table's own home if it has no jobs."""
     begin, end = fixed.table_start[table], fixed.table_start[table + 1]
     if begin == end:

@@ -35,10 +35,11 @@ READ_PER_BYTE, GPU_H, CPU_H, BYTES = 0, 1, 2, 3
 `MAGNITUDE` is an upper estimate of the weighted terms' sum; rounding errors are proportional to it."""
 N_NUMBERS = 11
 HOURS, HOURS2, HOURS_SHARE, STRAIN = 0, 1, 2, 3
-"""Columns of `State.sums`, sums over regions: demand D, D^2, D times the region's share of the supply, and overload."""
+"""Columns of `PlanState.sums`, sums over regions: demand D, D^2, D times the region's share of the supply, and
+overload."""
 READ, HOME_H, MOVED, STORED, STORED2, STORED_SHARE = range(6)
-"""Entries of `State.now`: read term, hours at home, moved bytes, and the sums over regions of the stored bytes U, U^2,
-and U times the region's share of the capacity."""
+"""Entries of `PlanState.now`: read term, hours at home, moved bytes, and the sums over regions of the stored bytes U,
+U^2, and U times the region's share of the capacity."""
 N_NOW = 6
 ROUNDING = 1e-9
 """Relative tolerance for rounding: an excess over a limit below this fraction of the limit is not a violation."""
@@ -98,7 +99,7 @@ class Fixed(NamedTuple):
     """float64[N_NUMBERS]: see `READ_WEIGHT` and following."""
 
 
-class State(NamedTuple):
+class PlanState(NamedTuple):
     """A plan and the values derived from it."""
 
     home: I4

@@ -30,7 +30,7 @@ from tetris.kernels.layout import (
     STORED_SHARE,
     STRAIN,
     Fixed,
-    State,
+    PlanState,
     Work,
 )
 from tetris.kernels.terms import strain
@@ -39,7 +39,7 @@ _ML = 0
 
 
 @compiled
-def settle(fixed: Fixed, state: State, work: Work) -> None:
+def settle(fixed: Fixed, state: PlanState, work: Work) -> None:
     """Computes the whole state from the tables' homes."""
     home_of, region_of, reads, homes = state.home, state.region, state.read, state.homes
     now, stored = state.now, state.stored
@@ -158,7 +158,7 @@ def holds(table: int, region: int, replica_start: I8, replica: I4) -> bool:
 
 
 @compiled
-def apply(fixed: Fixed, state: State, work: Work, table: int, to: int) -> None:
+def apply(fixed: Fixed, state: PlanState, work: Work, table: int, to: int) -> None:
     """Moves a table to the region `to` and updates the state."""
     home_of, region_of, reads, homes = state.home, state.region, state.read, state.homes
     now, stored = state.now, state.stored

@@ -10,7 +10,7 @@ import numpy as np
 
 from domain.compiled import compiled
 from tetris.kernels.clusters import cluster, home_nearby
-from tetris.kernels.layout import COUNT, F8, I4, KIND, MAGNITUDE, Fixed, State, StepScratch, Work
+from tetris.kernels.layout import COUNT, F8, I4, KIND, MAGNITUDE, Fixed, PlanState, StepScratch, Work
 from tetris.kernels.moves import apply, settle
 from tetris.kernels.terms import excess, objective
 from tetris.kernels.weigh import weigh
@@ -48,7 +48,7 @@ def _cost(work: Work, region: int, penalty: float) -> float:
 
 
 @compiled
-def best_region(fixed: Fixed, state: State, work: Work, table: int, penalty: float, spent: F8) -> tuple[int, float]:
+def best_region(fixed: Fixed, state: PlanState, work: Work, table: int, penalty: float, spent: F8) -> tuple[int, float]:
     """Returns the best region for a table that does not increase `broken`, and the cost (0: the table stays)."""
     weigh(fixed, state, work, table)
     spent[EVALUATIONS] += _effort(fixed, work, table)
@@ -62,7 +62,7 @@ def best_region(fixed: Fixed, state: State, work: Work, table: int, penalty: flo
 
 
 @compiled
-def weigh_moves(fixed: Fixed, state: State, work: Work, tables: I4, to: I4, change: F8) -> None:
+def weigh_moves(fixed: Fixed, state: PlanState, work: Work, tables: I4, to: I4, change: F8) -> None:
     """Computes the change of the objective for moving each table on its own to its region in `to` [T]."""
     for index in range(tables.shape[0]):
         weigh(fixed, state, work, tables[index])
@@ -70,7 +70,7 @@ def weigh_moves(fixed: Fixed, state: State, work: Work, tables: I4, to: I4, chan
 
 
 @compiled
-def rank(fixed: Fixed, state: State, work: Work, tables: I4, penalty: float, spent: F8, gain: F8) -> None:
+def rank(fixed: Fixed, state: PlanState, work: Work, tables: I4, penalty: float, spent: F8, gain: F8) -> None:
     """Computes the gain of each table's best move, each on its own from the current plan (MAST 3.4)."""
     for index in range(tables.shape[0]):
         _, change = best_region(fixed, state, work, tables[index], penalty, spent)
@@ -78,7 +78,7 @@ def rank(fixed: Fixed, state: State, work: Work, tables: I4, penalty: float, spe
 
 
 @compiled
-def take(fixed: Fixed, state: State, work: Work, queue: I4, penalty: float, spent: F8) -> int:
+def take(fixed: Fixed, state: PlanState, work: Work, queue: I4, penalty: float, spent: F8) -> int:
     """Moves each table of a queue to its current best region if that improves the cost; returns the number of moves."""
     moved = 0
     for index in range(queue.shape[0]):
@@ -98,13 +98,13 @@ def seed(number: int) -> None:
 
 
 @compiled
-def _price(fixed: Fixed, state: State, penalty: float) -> float:
+def _price(fixed: Fixed, state: PlanState, penalty: float) -> float:
     lack, _ = excess(fixed, state)
     return objective(fixed, state) + penalty * lack
 
 
 @compiled
-def keep(fixed: Fixed, state: State, best: I4, spent: F8) -> bool:
+def keep(fixed: Fixed, state: PlanState, best: I4, spent: F8) -> bool:
     """Copies the plan to `best` if it is allowed and better: less excess first, then a smaller total."""
     lack, broken = excess(fixed, state)
     if broken > _UNBROKEN:
@@ -140,7 +140,7 @@ def _draw_region(work: Work, stay: int, penalty: float, heat: float) -> int:
 
 
 @compiled
-def _move_job(fixed: Fixed, state: State, work: Work, job: int, region: int, undo: I4, spent: F8) -> bool:
+def _move_job(fixed: Fixed, state: PlanState, work: Work, job: int, region: int, undo: I4, spent: F8) -> bool:
     """Moves all tables of a job to one region; returns whether any table moved. The old homes are written to `undo`."""
     begin = fixed.job_start[job]
     moved = False
@@ -155,14 +155,14 @@ def _move_job(fixed: Fixed, state: State, work: Work, job: int, region: int, und
 
 
 @compiled
-def _back(fixed: Fixed, state: State, work: Work, job: int, undo: I4) -> None:
+def _back(fixed: Fixed, state: PlanState, work: Work, job: int, undo: I4) -> None:
     begin = fixed.job_start[job]
     for entry in range(begin, fixed.job_start[job + 1]):
         apply(fixed, state, work, fixed.job_table[entry], undo[entry - begin])
 
 
 @compiled
-def _move_all(fixed: Fixed, state: State, work: Work, members: I4, count: int, region: int) -> int:
+def _move_all(fixed: Fixed, state: PlanState, work: Work, members: I4, count: int, region: int) -> int:
     """Moves the first `count` tables of `members` to a region; returns the effort."""
     effort = 0
     for index in range(count):
@@ -179,7 +179,7 @@ def _accepts(more: float, heat: float) -> bool:
 
 @compiled
 def walk(
-    fixed: Fixed, state: State, work: Work, tables: I4, jobs: I4, budget: float, hot: float, cold: float,
+    fixed: Fixed, state: PlanState, work: Work, tables: I4, jobs: I4, budget: float, hot: float, cold: float,
     penalty: float, best: I4, spent: F8, room: StepScratch,
 ) -> None:  # fmt: skip
     """Simulated annealing from the current plan, from temperature `hot` to `cold`, for `budget` evaluations.
@@ -261,7 +261,7 @@ def walk(
 
 
 @compiled
-def spread(fixed: Fixed, state: State, work: Work, tables: I4, count: int, penalty: float, spent: F8) -> float:
+def spread(fixed: Fixed, state: PlanState, work: Work, tables: I4, count: int, penalty: float, spent: F8) -> float:
     """Returns the mean absolute cost of moves of `count` random tables: the scale of a walk's temperatures."""
     total, number = 0.0, 0
     for _ in range(count):
@@ -276,7 +276,7 @@ def spread(fixed: Fixed, state: State, work: Work, tables: I4, count: int, penal
 
 
 @compiled
-def refresh(fixed: Fixed, state: State, work: Work, home: I4) -> None:
+def refresh(fixed: Fixed, state: PlanState, work: Work, home: I4) -> None:
     """Replaces the plan by `home` and recomputes the state."""
     state.home[:] = home
     settle(fixed, state, work)

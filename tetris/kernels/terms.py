@@ -27,7 +27,7 @@ from tetris.kernels.layout import (
     STRAIN,
     WANTED_H,
     Fixed,
-    State,
+    PlanState,
 )
 
 
@@ -80,7 +80,7 @@ def short_of_home(hours: float, number: F8) -> float:
 
 
 @compiled
-def gpu_term(fixed: Fixed, state: State) -> float:
+def gpu_term(fixed: Fixed, state: PlanState) -> float:
     """Returns the GPU term without its weight."""
     sums, share2, importance, tiny, overload = (
         state.sums, fixed.share2, fixed.importance, fixed.tiny, fixed.number[OVERLOAD],
@@ -95,7 +95,7 @@ def gpu_term(fixed: Fixed, state: State) -> float:
 
 
 @compiled
-def objective(fixed: Fixed, state: State) -> float:
+def objective(fixed: Fixed, state: PlanState) -> float:
     """Returns the objective of the state's plan."""
     number, now = fixed.number, state.now
     storage = storage_cost(now[STORED], now[STORED2], now[STORED_SHARE], number[CAPACITY2])
@@ -105,7 +105,7 @@ def objective(fixed: Fixed, state: State) -> float:
 
 
 @compiled
-def excess(fixed: Fixed, state: State) -> tuple[float, float]:
+def excess(fixed: Fixed, state: PlanState) -> tuple[float, float]:
     """Returns the relative excess over the limits, and that over the allowed limits (MAST 3.3).
 
     An allowed limit is the limit itself, or the value at the start if that already exceeds the limit. Each excess is

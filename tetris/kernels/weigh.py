@@ -36,7 +36,7 @@ from tetris.kernels.layout import (
     STORED_SHARE,
     STRAIN,
     Fixed,
-    State,
+    PlanState,
     Work,
 )
 from tetris.kernels.moves import clear_tally, holds, leads, tally, top_region
@@ -44,13 +44,13 @@ from tetris.kernels.terms import key_cost, over, short_of_home, storage_cost, st
 
 _ML = 0
 _COST = 4
-"""Additional column of `Work.base`, after the columns of `State.sums`."""
+"""Additional column of `Work.base`, after the columns of `PlanState.sums`."""
 Flow = tuple[float, float, float, float]
 """The sums over regions of a key: hours, squares of hours, hours times share, and overload."""
 
 
 @compiled
-def weigh(fixed: Fixed, state: State, work: Work, table: int) -> None:
+def weigh(fixed: Fixed, state: PlanState, work: Work, table: int) -> None:
     """Computes `work.total`, `work.lack` and `work.broken` for a table."""
     channels = _gather(fixed, state, work, table)
     _weigh_storage(fixed, state, work, table)
@@ -74,7 +74,7 @@ def weigh(fixed: Fixed, state: State, work: Work, table: int) -> None:
 
 
 @compiled
-def _gather(fixed: Fixed, state: State, work: Work, table: int) -> int:
+def _gather(fixed: Fixed, state: PlanState, work: Work, table: int) -> int:
     """Sums the flows and the read term over the table's jobs; returns the number of channels with flows."""
     left, come, follow, cross, crossed = work.left, work.come, work.follow, work.cross, work.crossed
     flags, touched, read, count, tallied, total = (
@@ -160,7 +160,7 @@ def _channel(job: int, gpu: bool, jobs: I4, amounts: F8, keys: int) -> tuple[int
 
 
 @compiled
-def _weigh_storage(fixed: Fixed, state: State, work: Work, table: int) -> None:
+def _weigh_storage(fixed: Fixed, state: PlanState, work: Work, table: int) -> None:
     """Adds the change of the storage term, and sets the changes of the excess of storage and of moved bytes."""
     number, now, stored_in = fixed.number, state.now, state.stored
     capacity, allowed, capacity_share = fixed.capacity, fixed.capacity_allowed, fixed.capacity_share
@@ -203,7 +203,7 @@ def _weigh_storage(fixed: Fixed, state: State, work: Work, table: int) -> None:
 
 
 @compiled
-def _weigh_flows(fixed: Fixed, state: State, work: Work, channels: int) -> None:
+def _weigh_flows(fixed: Fixed, state: PlanState, work: Work, channels: int) -> None:
     """Adds the changes of the GPU term, and of the excess of CPU hours and of hours not at home."""
     number, keys = fixed.number, state.demand.shape[0]
     gpu_weight, hours_home = number[GPU_WEIGHT], state.now[HOME_H]
@@ -236,7 +236,7 @@ def _weigh_flows(fixed: Fixed, state: State, work: Work, channels: int) -> None:
 
 
 @compiled
-def _leave_gpu(fixed: Fixed, state: State, work: Work, key: int, home: float) -> tuple[float, float]:
+def _leave_gpu(fixed: Fixed, state: PlanState, work: Work, key: int, home: float) -> tuple[float, float]:
     """Applies the flows `left` of a key; returns the change of its cost, and `home` plus the change of hours at home.
 
     The resulting sums and cost are stored in `work.base`.
@@ -255,7 +255,7 @@ def _leave_gpu(fixed: Fixed, state: State, work: Work, key: int, home: float) ->
 
 
 @compiled
-def _come_gpu(fixed: Fixed, state: State, work: Work, key: int, to: int, home: float) -> tuple[float, float]:
+def _come_gpu(fixed: Fixed, state: PlanState, work: Work, key: int, to: int, home: float) -> tuple[float, float]:
     """Applies the flows `come`, `follow` and `cross` of a key for the target `to`, after `_leave_gpu`; same results."""
     demand, left, cross, base = state.demand, work.left, work.cross, work.base
     flow = base[key, HOURS], base[key, HOURS2], base[key, HOURS_SHARE], base[key, STRAIN]
@@ -293,7 +293,7 @@ def _cost_of(fixed: Fixed, key: int, flow: Flow) -> float:
 
 @compiled
 def _leave_cpu(
-    fixed: Fixed, state: State, work: Work, channel: int, app: int, lack: float, broken: float
+    fixed: Fixed, state: PlanState, work: Work, channel: int, app: int, lack: float, broken: float
 ) -> tuple[float, float]:
     """Applies the flows `left` of an app: adds the changes of the excess over quotas and over the allowed limits."""
     for region in range(work.left.shape[1]):
@@ -307,7 +307,7 @@ def _leave_cpu(
 
 @compiled
 def _come_cpu(
-    fixed: Fixed, state: State, work: Work, channel: int, app: int, to: int, lack: float, broken: float
+    fixed: Fixed, state: PlanState, work: Work, channel: int, app: int, to: int, lack: float, broken: float
 ) -> tuple[float, float]:
     """Applies the flows `come`, `follow` and `cross` of an app for the target `to`, after `_leave_cpu`."""
     cpu, left, cross = state.cpu, work.left, work.cross

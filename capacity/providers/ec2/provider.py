@@ -8,7 +8,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from capacity.offers import Offer, Shape
-from capacity.provider import Found, LaunchRefused, LaunchRequest, Refusal
+from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, Refusal
 from capacity.providers.ec2.errors import NOT_THERE, asking, code_of, launching
 from capacity.providers.ec2.prices import SpotPrices
 from capacity.providers.ec2.settings import Ec2Settings
@@ -106,7 +106,7 @@ class Ec2Provider:
             out["IamInstanceProfile"] = {"Name": settings.instance_profile}
         return out
 
-    def describe(self) -> Sequence[Found]:
+    def describe(self) -> Sequence[FoundMachine]:
         """See `Provider.describe`."""
         filters = [
             {"Name": f"tag:{INSTALLATION_TAG}", "Values": [self._installation]},
@@ -116,7 +116,7 @@ class Ec2Provider:
             pages = list(self._client.get_paginator("describe_instances").paginate(Filters=filters))
         found = [one for page in pages for reservation in page["Reservations"] for one in reservation["Instances"]]
         return [
-            Found(one["InstanceId"], tags[INSTANCE_TAG], one["LaunchTime"].timestamp())
+            FoundMachine(one["InstanceId"], tags[INSTANCE_TAG], one["LaunchTime"].timestamp())
             for one in found
             if INSTANCE_TAG in (tags := {tag["Key"]: tag["Value"] for tag in one.get("Tags", ())})
         ]

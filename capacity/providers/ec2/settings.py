@@ -4,13 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from domain.documents import Name, Part
+from domain.documents import DocumentPart, Name
 from infra.machine_shape import MachineShape
 
 Line = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\n\x00]*$")]
 
 
-class Zone(Part):
+class Ec2Zone(DocumentPart):
     """An availability zone."""
 
     subnet: Line | None = None
@@ -26,7 +26,7 @@ class InstanceType(MachineShape):
     """The spot price if EC2's price history has none; None: the on-demand price."""
 
 
-class Ec2Settings(Part):
+class Ec2Settings(DocumentPart):
     """An EC2 region whose machines belong to one mizzen region. Credentials are found by boto3."""
 
     region: Name
@@ -34,7 +34,7 @@ class Ec2Settings(Part):
     aws_region: Name
     endpoint: str | None = None
     """The endpoint URL, if not that of AWS."""
-    zones: dict[Name, Zone] = Field(min_length=1)
+    zones: dict[Name, Ec2Zone] = Field(min_length=1)
     machine_types: dict[Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+\.[a-z0-9-]+$")], InstanceType] = Field(
         min_length=1
     )

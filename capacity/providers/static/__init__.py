@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 
 from capacity.offers import Offer
-from capacity.provider import Found, LaunchRefused, LaunchRequest, Refusal
+from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, Refusal
 from infra.config import Settings
 
 
@@ -31,7 +31,7 @@ class StaticProvider:
         """See `Provider.launch`."""
         raise LaunchRefused(Refusal.REQUEST, "static machines cannot be launched: start `mizzen agent` on the machine")
 
-    def describe(self) -> Sequence[Found]:
+    def describe(self) -> Sequence[FoundMachine]:
         """See `Provider.describe`."""
         return ()
 

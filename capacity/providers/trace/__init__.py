@@ -8,6 +8,6 @@ runs the stack's agents starts and stops them accordingly.
 from capacity.providers.trace.provider import TraceProvider as TraceProvider
 from capacity.providers.trace.provider import open_clouds as open_clouds
 from capacity.providers.trace.provider import open_provider as open_provider
-from capacity.providers.trace.settings import TraceSettings as SettingsOf
+from capacity.providers.trace.settings import TraceProviderSettings as SettingsOf
 
 __all__ = ["SettingsOf", "TraceProvider", "open_clouds", "open_provider"]

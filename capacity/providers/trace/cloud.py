@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from capacity.providers.trace.market import Market, MarketInstance
-from capacity.providers.trace.settings import TraceSettings
+from capacity.providers.trace.settings import TraceProviderSettings
 from infra.files import write_private
 
 _FORGET_S = 86400.0
@@ -21,7 +21,7 @@ yields a new machine."""
 
 
 @dataclass(frozen=True)
-class Machine:
+class CloudMachine:
     """A machine of the cloud, and the data with which its agent announces itself."""
 
     instance: MarketInstance
@@ -43,7 +43,7 @@ class Machine:
         return json.dumps(body)
 
     @classmethod
-    def from_json(cls, text: str) -> "Machine":
+    def from_json(cls, text: str) -> "CloudMachine":
         """Parses the result of `to_json`."""
         body: dict[str, Any] = json.loads(text)
         return cls(**{**body, "instance": MarketInstance(**body["instance"])})
@@ -52,7 +52,7 @@ class Machine:
 class Cloud:
     """One cloud. The methods that list or launch machines first apply the changes of capacity up to now."""
 
-    def __init__(self, settings: TraceSettings, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: TraceProviderSettings, folder: Path, clock: Callable[[], float] = time.time) -> None:
         """`folder` is created if it does not exist; it contains secrets. `clock` returns seconds since the epoch."""
         self._settings = settings
         self._folder = folder
@@ -68,17 +68,17 @@ class Cloud:
         """Returns the path of the file in which the cloud gives notice for a machine (`mizzen.notices.file`)."""
         return self._folder / "machines" / f"{native_id}.notice"
 
-    def there(self) -> list[Machine]:
+    def there(self) -> list[CloudMachine]:
         """Returns the machines that exist now, including those that have not started."""
         with self._locked():
             return self._advance()
 
-    def started(self) -> list[Machine]:
+    def started(self) -> list[CloudMachine]:
         """Returns the existing machines that have started."""
         now_s = self._clock()
         return [machine for machine in self.there() if machine.instance.starts_at_s <= now_s]
 
-    def launch(self, token: str, zone: str, make: Callable[[MarketInstance, int], Machine]) -> Machine | None:
+    def launch(self, token: str, zone: str, make: Callable[[MarketInstance, int], CloudMachine]) -> CloudMachine | None:
         """Returns the machine of this token, launching it if it does not exist; None: the zone has no capacity left."""
         native_id = f"tr-{token}"
         with self._locked():
@@ -109,7 +109,7 @@ class Cloud:
             if found is not None and math.isinf(found.instance.ends_at_s):
                 self._take(found, self.market.noticed(found.instance, self._clock()))
 
-    def _advance(self) -> list[Machine]:
+    def _advance(self) -> list[CloudMachine]:
         """Reclaims machines that exceed the capacity, deletes old records, and returns the existing machines."""
         now_s = self._clock()
         machines = {}
@@ -125,7 +125,7 @@ class Cloud:
             machines[taken.native_id] = self._take(machines[taken.native_id], taken)
         return [one for one in machines.values() if one.instance.is_there(now_s)]
 
-    def _take(self, machine: Machine, taken: MarketInstance) -> Machine:
+    def _take(self, machine: CloudMachine, taken: MarketInstance) -> CloudMachine:
         machine = replace(machine, instance=taken)
         if taken.ends_at_s > self._clock():
             said = {"ends_at": taken.ends_at_s, "words": f"zone {taken.zone} has fewer machines"}
@@ -133,15 +133,15 @@ class Cloud:
         self._write(machine)
         return machine
 
-    def _read(self, native_id: str) -> Machine | None:
+    def _read(self, native_id: str) -> CloudMachine | None:
         if "/" in native_id:
             return None  # The id belongs to another provider.
         try:
-            return Machine.from_json((self._folder / "machines" / f"{native_id}.json").read_text())
+            return CloudMachine.from_json((self._folder / "machines" / f"{native_id}.json").read_text())
         except FileNotFoundError:
             return None
 
-    def _write(self, machine: Machine) -> None:
+    def _write(self, machine: CloudMachine) -> None:
         write_private(self._folder / "machines" / f"{machine.instance.native_id}.json", machine.to_json())
 
     @contextlib.contextmanager

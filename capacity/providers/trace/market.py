@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from capacity.offers import Offer, Shape
-from capacity.providers.trace.settings import TraceSettings
+from capacity.providers.trace.settings import TraceProviderSettings
 
 
-def offers_of(name: str, settings: TraceSettings) -> list[Offer]:
+def offers_of(name: str, settings: TraceProviderSettings) -> list[Offer]:
     """Returns the offers of a cloud: each machine type in each zone."""
     return [
         Offer(
@@ -47,7 +47,7 @@ class MarketInstance:
 class Market:
     """The rules for one cloud."""
 
-    def __init__(self, settings: TraceSettings, began_at_s: float) -> None:
+    def __init__(self, settings: TraceProviderSettings, began_at_s: float) -> None:
         """`began_at_s` is the start of the traces, in seconds since the epoch."""
         self._settings = settings
         self._began_at_s = began_at_s

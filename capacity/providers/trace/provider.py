@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from capacity.offers import Offer
-from capacity.provider import Found, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
+from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
 from capacity.providers.registry import providers_of
-from capacity.providers.trace.cloud import Cloud, Machine
+from capacity.providers.trace.cloud import Cloud, CloudMachine
 from capacity.providers.trace.market import MarketInstance, offers_of
-from capacity.providers.trace.settings import TraceSettings
+from capacity.providers.trace.settings import TraceProviderSettings
 from infra.config import Settings
 from infra.machine_shape import MachineShape
 
@@ -17,7 +17,7 @@ class TraceProvider:
 
     lists_late_s = 0.0
 
-    def __init__(self, name: str, settings: TraceSettings, cloud: Cloud) -> None:
+    def __init__(self, name: str, settings: TraceProviderSettings, cloud: Cloud) -> None:
         self.name = name
         self._settings = settings
         self._cloud = cloud
@@ -35,8 +35,8 @@ class TraceProvider:
         of = self._settings.machine_types[offer.shape.machine_type]
         shape = {field: getattr(of, field) for field in MachineShape.model_fields}
 
-        def make(instance: MarketInstance, number: int) -> Machine:
-            return Machine(
+        def make(instance: MarketInstance, number: int) -> CloudMachine:
+            return CloudMachine(
                 instance, number, request.machine, offer.region, offer.shape.machine_type, shape,
                 request.bucket_url,
                 request.join_token,
@@ -50,13 +50,13 @@ class TraceProvider:
             raise LaunchRefused(Refusal.CAPACITY, f"zone {offer.zone} has no machine left")
         return machine.instance.native_id
 
-    def describe(self) -> Sequence[Found]:
+    def describe(self) -> Sequence[FoundMachine]:
         """See `Provider.describe`."""
         try:
             there = [machine.instance for machine in self._cloud.there()]
         except OSError as error:
             raise ProviderUnavailable(f"{self.name}: {error}") from None
-        return [Found(one.native_id, one.token, one.launched_at_s) for one in there]
+        return [FoundMachine(one.native_id, one.token, one.launched_at_s) for one in there]
 
     def terminate(self, native_id: str) -> None:
         """See `Provider.terminate`."""
@@ -66,7 +66,7 @@ class TraceProvider:
             raise ProviderUnavailable(f"{self.name}: {error}") from None
 
 
-def _cloud(name: str, settings: TraceSettings, installation: Settings) -> Cloud:
+def _cloud(name: str, settings: TraceProviderSettings, installation: Settings) -> Cloud:
     return Cloud(settings, installation.data_dir / "providers" / name)
 
 
@@ -80,6 +80,6 @@ def open_clouds(installation: Settings) -> list[Cloud]:
     return [_cloud(name, settings, installation) for name, settings in found.items()]
 
 
-def open_provider(name: str, settings: TraceSettings, installation: Settings) -> TraceProvider:
+def open_provider(name: str, settings: TraceProviderSettings, installation: Settings) -> TraceProvider:
     """Returns the provider. Its cloud's state is in the installation's data folder."""
     return TraceProvider(name, settings, _cloud(name, settings, installation))

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from domain.availability import parse_counts
 from domain.capacity import CapacityKind
-from domain.documents import Name, Part, RuleError
+from domain.documents import DocumentPart, Name, RuleError
 from infra.machine_shape import MachineShape
 
 _COUNTED = "A zone has a trace, counts or most, and not both of the first two"
@@ -21,7 +21,7 @@ class MachineType(MachineShape):
     usd_per_h: float = Field(ge=0)
 
 
-class Zone(Part):
+class TraceZone(DocumentPart):
     """A zone of a region. If it has a trace, its capacity follows the trace."""
 
     rules: ClassVar = (_COUNTED, _READABLE)
@@ -43,7 +43,7 @@ class Zone(Part):
     """The maximum number of machines; without a trace, the constant number of machines."""
 
     @model_validator(mode="after")
-    def _one(self) -> "Zone":
+    def _one(self) -> "TraceZone":
         if self.trace is not None and self.counts:
             raise RuleError(_COUNTED, "trace and counts: set only one of them")
         if self.trace is None and not self.counts and self.most is None:
@@ -69,10 +69,10 @@ class Zone(Part):
             raise RuleError(_READABLE, f"trace: {self.trace}: {error}") from None
 
 
-class TraceSettings(Part):
+class TraceProviderSettings(DocumentPart):
     """The settings of one cloud."""
 
-    zones: dict[Name, Zone] = Field(min_length=1)
+    zones: dict[Name, TraceZone] = Field(min_length=1)
     machine_types: dict[Name, MachineType] = Field(min_length=1)
     start_median_s: float = Field(30.0, ge=0)
     """The median time from a launch to the start of the machine."""

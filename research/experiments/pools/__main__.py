@@ -8,7 +8,7 @@ import json
 import time
 from pathlib import Path
 
-from research.experiments.cases import TRACES, Case, Sizes
+from research.experiments.cases import TRACES, ExperimentCase, Sizes
 from research.experiments.pools.fleets import FLEETS, LOAD, SEEDS, build_fleets
 from research.experiments.pools.report import write_report
 from research.experiments.replay import outcome, scene_of
@@ -27,13 +27,13 @@ def main() -> None:
     parser.add_argument("--only-report", action="store_true", help="only write the report")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    cases = [Case(trace, LOAD, seed) for seed in args.seeds for trace in TRACES]
+    cases = [ExperimentCase(trace, LOAD, seed) for seed in args.seeds for trace in TRACES]
     for case in [] if args.only_report else cases:
         run(case, args.data, args.out, Sizes())
     write_report(args.out, args.report)
 
 
-def run(case: Case, data: Path, out: Path, sizes: Sizes) -> None:
+def run(case: ExperimentCase, data: Path, out: Path, sizes: Sizes) -> None:
     """Runs the fleets of a case that have no outcome yet."""
     folder = case.folder(out)
     built = folder / "built"

@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
-from research.experiments.cases import Case, Sizes
+from research.experiments.cases import ExperimentCase, Sizes
 from research.experiments.replay import fitting, scene_of
 from research.experiments.scenes import build
-from research.traces.reading import COLUMNS
+from research.traces.trace_readers import COLUMNS
 from simulation.hardware import Hardware
-from simulation.workloads import Workload
+from simulation.workloads import SimulatedWorkload
 
 PEAK, MEAN, SPOT, BOTH = "static-peak", "static-mean", "half-spot", "half-spot-on-demand"
 FLEETS = {
@@ -67,7 +67,7 @@ def read_prices(path: Path, types: Sequence[str]) -> Prices:
     return Prices({gpu_type: on_demand[name] for gpu_type, name in names.items()}, sum(ratios) / len(ratios))
 
 
-def build_fleets(case: Case, data: Path, out: Path, sizes: Sizes) -> Path:
+def build_fleets(case: ExperimentCase, data: Path, out: Path, sizes: Sizes) -> Path:
     """Writes a case with the files of all fleets into a folder of `out`; returns the folder.
 
     The rows of the written trace contain all values that would be drawn, so every fleet has the same workloads. These
@@ -117,7 +117,7 @@ def _entries(regions: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, 
     ]
 
 
-def _peak(workloads: Sequence[Workload], facts: Mapping[str, Any]) -> float:
+def _peak(workloads: Sequence[SimulatedWorkload], facts: Mapping[str, Any]) -> float:
     """Returns the peak of held GPUs in the measured span if each workload started at its arrival."""
     changes = []
     from_s, to_s = (facts[name] - facts["from_s"] for name in ("measure_from_s", "measure_to_s"))
@@ -156,7 +156,7 @@ def _pools(
     base: Sequence[Mapping[str, Any]],
     static: Sequence[Mapping[str, Any]],
     peak: float,
-    case: Case,
+    case: ExperimentCase,
     data: Path,
     prices: Prices,
     on_demand: bool,
@@ -210,7 +210,7 @@ def _window(path: Path, seed: int, number: int) -> list[int]:
     return (counts + counts)[begin : begin + 576]
 
 
-def _write_rows(path: Path, workloads: Sequence[Workload], first_s: float) -> None:
+def _write_rows(path: Path, workloads: Sequence[SimulatedWorkload], first_s: float) -> None:
     """Writes the workloads in the simulator's own format, with all drawn values; the first is submitted at 0."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 
 from infra.reports.charts import COLOURS, panels
 from infra.reports.formats import span
-from infra.reports.tables import Table, write_between
-from research.experiments.cases import TRACES, Case
+from infra.reports.tables import ReportTable, write_between
+from research.experiments.cases import TRACES, ExperimentCase
 from research.experiments.pools.fleets import BOTH, FLEETS, LOAD, PEAK, SEEDS, SPOT
 from research.experiments.report import LEVELS
 
@@ -42,7 +42,7 @@ def write_report(out: Path, report: Path) -> None:
 
 def _load(out: Path, trace: str) -> Found:
     """Returns the outcomes of the seeds for which every fleet was run."""
-    folders = [Case(trace, LOAD, seed).folder(out) for seed in SEEDS]
+    folders = [ExperimentCase(trace, LOAD, seed).folder(out) for seed in SEEDS]
     whole = [folder for folder in folders if all((folder / f"{fleet}.json").exists() for fleet in FLEETS)]
     return {fleet: [json.loads((folder / f"{fleet}.json").read_text()) for folder in whole] for fleet in FLEETS}
 
@@ -72,7 +72,7 @@ def _costs(found: Found) -> str:
         "fleet", "cost", "relative to the first", "cost: static", "cost: on demand", "cost: spot", "GPU h available",
         "GPU h finished", "cost per finished GPU h",
     )  # fmt: skip
-    return Table(head, rows).markdown()
+    return ReportTable(head, rows).markdown()
 
 
 def _waits(found: Found, *, within_quota: bool = False) -> str:
@@ -97,7 +97,7 @@ def _waits(found: Found, *, within_quota: bool = False) -> str:
     head = ["waits until running" + (", within quota" if within_quota else "")]
     for name in LEVELS:
         head += [f"levels {name}: mean", "P50 / P95 / P99"]
-    return Table(head, rows).markdown()
+    return ReportTable(head, rows).markdown()
 
 
 def _worth(found: Found) -> str:
@@ -137,7 +137,7 @@ def _losses(found: Found) -> str:
         "lost GPU h: saving before an eviction", "lost GPU h: provisioning",
         "machines launched", "launches refused", "reclaimed by their zones", "terminated by their pools",
     )  # fmt: skip
-    return Table(head, rows).markdown()
+    return ReportTable(head, rows).markdown()
 
 
 def _chart(axes: Axes, found: Found) -> None:

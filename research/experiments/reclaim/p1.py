@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from infra.config import ReclaimSettings
-from infra.reports.tables import Table
+from infra.reports.tables import ReportTable
 from reclaim.arrays import Floats
 from reclaim.bandwidth import CONFIDENCE, block_means, lower_bound_bytes_s
 from reclaim.drift import DriftSettings
@@ -44,7 +44,7 @@ HAZARD_CV, SLOWNESS_CV, CORRELATION = 0.62, 0.31, 0.39
 
 def table(head: str, rows: Iterator[list[str]]) -> str:
     """Returns a Markdown table. `head`: the names of the columns, separated by ` | `."""
-    return Table(head.split(" | "), list(rows)).markdown()
+    return ReportTable(head.split(" | "), list(rows)).markdown()
 
 
 def drift_delays(threshold: float, runs: int = 4000) -> Iterator[list[str]]:

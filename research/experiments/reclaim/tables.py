@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from infra.reports.tables import Table
+from infra.reports.tables import ReportTable
 from research.reclaim.compare import figures, ratio
 from research.reclaim.report import losses
 from research.reclaim.systems import TABLE_3
@@ -21,7 +21,7 @@ _ORDER = (
 )  # fmt: skip
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ReportTable) -> str:
     """Returns a table as Markdown; the header becomes lower case."""
     names = [one.lower().replace("gpu", "GPU").replace(" tb", " TB") for one in table.columns]
     return replace(table, columns=names).markdown()
@@ -38,7 +38,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return sorted(kept, key=lambda row: (place.get(row["system"], len(place)), row["seed"]))
 
 
-def sensitivity(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> Table:
+def sensitivity(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> ReportTable:
     """Returns the table of changed constants, relative to the defaults on the same seeds."""
     seeds = {row["seed"] for row in rows}
     was = figures([row for row in base if row["system"] == "published" and row["seed"] in seeds])["published"]
@@ -57,7 +57,7 @@ def sensitivity(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> Table
     head = ["constant", "work loss", "downtime", "success", "degradation", "saving gpu-h"]
     default = ["defaults", "1", "1", f"{was.mean('success'):.1%}", f"{was.mean('degradation'):.1%}",
                f"{was.mean('saving_gpu_h'):.2f}"]  # fmt: skip
-    return Table(head, [default, *(cells(name) for name in found)])
+    return ReportTable(head, [default, *(cells(name) for name in found)])
 
 
 def main() -> None:

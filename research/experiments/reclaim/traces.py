@@ -75,7 +75,7 @@ def read_up(path: Path) -> UpIntervals:
     )
 
 
-class Score(NamedTuple):
+class ForecastScore(NamedTuple):
     """How well the estimator predicted a site."""
 
     gain: float
@@ -86,7 +86,7 @@ class Score(NamedTuple):
     dispersion: float
 
 
-def score(up: UpIntervals, from_s: float, days: int, warm_days: int, settings: HazardSettings) -> Score | None:
+def score(up: UpIntervals, from_s: float, days: int, warm_days: int, settings: HazardSettings) -> ForecastScore | None:
     """Returns the score over a period of a site, without its first `warm_days`; None: there were no departures."""
     model = HazardModel(settings)
     size = len(up.names)
@@ -110,7 +110,7 @@ def score(up: UpIntervals, from_s: float, days: int, warm_days: int, settings: H
         return None
     constant = departures * np.log(departures / lent_h) - departures
     gain = (likelihood - expected - constant) / departures
-    return Score(float(gain), departures, expected / departures, model.dispersion(state))
+    return ForecastScore(float(gain), departures, expected / departures, model.dispersion(state))
 
 
 def scores(path: Path, least: int = 100) -> Iterator[list[str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rigs.demos.lending.installation import installation
 from rigs.demos.lending.outcome import checks, rows
 from rigs.demos.lending.picture import picture
-from rigs.demos.lending.scenario import Scenario
+from rigs.demos.lending.scenario import LendingDemoScenario
 
 _PAUSE_S = 6.0
 _OUT = Path("demo-lending")
@@ -25,7 +25,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         say("starting mizzen with two buildings of lent machines, each with a store")
         with installation(Path(folder)) as site:
-            course = Scenario(site, pause_s, say).run()
+            course = LendingDemoScenario(site, pause_s, say).run()
     table, held = rows(course), checks(course)
     width = max(len(row.event) for row in table)
     print(f"\n{'event':<{width}}  no task   bound    free  steps done again  at most")

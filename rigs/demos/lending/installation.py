@@ -29,7 +29,7 @@ _ENVIRONMENT = {
 
 
 @dataclass(frozen=True)
-class Training:
+class DemoTraining:
     """A training that the scenario submits, with the GPUs that its tasks need."""
 
     name: str
@@ -39,8 +39,8 @@ class Training:
 
 
 TRAININGS = (
-    Training("gang", 0, "pc", 2),
-    *(Training(f"train-{number}", number, "lab", 1) for number in range(1, 5)),
+    DemoTraining("gang", 0, "pc", 2),
+    *(DemoTraining(f"train-{number}", number, "lab", 1) for number in range(1, 5)),
 )
 
 
@@ -60,7 +60,7 @@ def _fleet(folder: Path) -> str:
     return f"version: 1\nregions:\n  - name: campus\n    clusters:{clusters}\n"
 
 
-class Site:
+class DemoSite:
     """The stack, and the files that tasks write."""
 
     def __init__(self, folder: Path) -> None:
@@ -77,7 +77,7 @@ class Site:
         """Returns the folder with the checkpoints of a workload in the store of a machine's building."""
         return str(self.folder / "stores" / machine.split("/")[1] / "checkpoints" / workload)
 
-    def document(self, training: Training) -> dict[str, Any]:
+    def document(self, training: DemoTraining) -> dict[str, Any]:
         """Returns the document of a training, which ends when the gate exists."""
         command = " ".join(f'"{word}"' for word in self._command(training, self.steps, str(_STEP_S), str(self.gate)))
         job = {
@@ -96,7 +96,7 @@ class Site:
             "jobs": [job],
         }
 
-    def _command(self, training: Training, folder: Path, step_s: str, until: str) -> list[str]:
+    def _command(self, training: DemoTraining, folder: Path, step_s: str, until: str) -> list[str]:
         job = Path(__file__).with_name("training.py")
         return [str(job), str(folder / training.name), str(self.table), str(training.seed), step_s, until]
 
@@ -128,9 +128,9 @@ class Site:
 
 
 @contextlib.contextmanager
-def installation(folder: Path) -> Iterator[Site]:
+def installation(folder: Path) -> Iterator[DemoSite]:
     """Starts the stack. At the end its processes are killed, if they still run."""
-    site = Site(folder)
+    site = DemoSite(folder)
     try:
         site.up.start()
         yield site

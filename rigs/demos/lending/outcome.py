@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rigs.demos.lending.scenario import Course, Word
-from rigs.demos.lending.steps import Line, done
+from rigs.demos.lending.scenario import LendingCourse, Word
+from rigs.demos.lending.steps import StepLine, done
 
 NOW_S = 1.0
 """Bound of the time from `mizzen reclaim --now` to no task."""
@@ -30,7 +30,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Check:
+class OutcomeCheck:
     """The result of one check."""
 
     name: str
@@ -40,12 +40,12 @@ class Check:
     """Whether it depends on how fast the computer is."""
 
 
-def taken(course: Course) -> list[Word]:
+def taken(course: LendingCourse) -> list[Word]:
     """Returns the words with which owners took something from the trainings."""
     return [word for word in course.words if word.moved]
 
 
-def _redone(course: Course, word: Word) -> tuple[int, int, int]:
+def _redone(course: LendingCourse, word: Word) -> tuple[int, int, int]:
     """Returns the steps that were done again, the steps that were allowed to be, and those that were left out."""
     redone = allowed = skipped = 0
     for name, attempt in word.moved.items():
@@ -58,7 +58,7 @@ def _redone(course: Course, word: Word) -> tuple[int, int, int]:
     return redone, allowed, skipped
 
 
-def rows(course: Course) -> list[Row]:
+def rows(course: LendingCourse) -> list[Row]:
     """Returns a row for each of the words in `taken`."""
     out = []
     for word in taken(course):
@@ -69,20 +69,22 @@ def rows(course: Course) -> list[Row]:
     return out
 
 
-def checks(course: Course) -> list[Check]:
+def checks(course: LendingCourse) -> list[OutcomeCheck]:
     """Returns all checks."""
     words, table = taken(course), rows(course)
     left = [pid for word in words for pid in word.left]
     late = [row.event for row in table if row.gone_s > row.bound_s]
     lost = [row.event for row in table if row.redone > row.allowed or row.skipped]
     return [
-        Check(
+        OutcomeCheck(
             "when the command said free, no process of a task used these GPUs",
             all(word.free for word in words) and not left,
             f"{len(words)} times" if not left else f"processes {left}",
         ),
-        Check(f"tasks had left within the notice, or within {NOW_S:g} s", not late, "; ".join(late) or "all", True),
-        Check(
+        OutcomeCheck(
+            f"tasks had left within the notice, or within {NOW_S:g} s", not late, "; ".join(late) or "all", True
+        ),
+        OutcomeCheck(
             "no step was lost with a notice, and without only those after the last checkpoint",
             not lost,
             "; ".join(lost) or f"{sum(row.redone for row in table)} steps were done again",
@@ -91,7 +93,7 @@ def checks(course: Course) -> list[Check]:
         _in_the_stores(course),
         _same_weights(course),
         _held_once(course),
-        Check(
+        OutcomeCheck(
             "Ctrl-C at the end left no process",
             course.exit_code == 0 and not course.left,
             f"exit code {course.exit_code}, {len(course.left)} processes",
@@ -99,7 +101,7 @@ def checks(course: Course) -> list[Check]:
     ]
 
 
-def _others_went_on(course: Course) -> Check:
+def _others_went_on(course: LendingCourse) -> OutcomeCheck:
     """Checks that trainings on other GPUs of the machine went on in the same processes."""
     found, bad = 0, []
     for word in (word for word in taken(course) if "--gpus" in word.arguments):
@@ -111,18 +113,18 @@ def _others_went_on(course: Course) -> Check:
             after = ranks[0][_at(ranks[0], word.answered_s) + 1]
             if after.pid != here[-1].pid:
                 bad.append(name)
-    return Check(
+    return OutcomeCheck(
         "trainings on the other three GPUs went on in the same processes", found == 3 and not bad,
         f"{found} trainings" if not bad else ", ".join(bad),
     )  # fmt: skip
 
 
-def _at(lines: list[Line], at_s: float) -> int:
+def _at(lines: list[StepLine], at_s: float) -> int:
     """Returns the index of the last line before a time."""
     return max(index for index, line in enumerate(lines) if line.at_s < at_s)
 
 
-def _in_the_stores(course: Course) -> Check:
+def _in_the_stores(course: LendingCourse) -> OutcomeCheck:
     """Checks that each attempt saved in the store of the building in which it ran."""
     bad, moves = [], 0
     for word in taken(course):
@@ -130,12 +132,12 @@ def _in_the_stores(course: Course) -> Check:
             moves += 1
             if word.stored[name] is None or step is None or word.strayed:
                 bad.append(f"{name} from {word.machine} to {machine}")
-    return Check(
+    return OutcomeCheck(
         "each attempt saved in the store of its own building", moves > 0 and not bad, "; ".join(bad) or f"{moves} moves"
     )
 
 
-def _same_weights(course: Course) -> Check:
+def _same_weights(course: LendingCourse) -> OutcomeCheck:
     """Checks that the weights after every step, also repeated ones, are those of an uninterrupted run."""
     steps, bad = 0, set()
     for name, ranks in course.lines.items():
@@ -146,13 +148,13 @@ def _same_weights(course: Course) -> Check:
             wrong = any(expected.get(line.step) != line.digest for line in own)
             if wrong or {line.step for line in own} != {*expected}:
                 bad.add(name)
-    return Check(
+    return OutcomeCheck(
         "the weights after every step are those of an uninterrupted run", steps > 0 and not bad,
         f"{steps} steps of {len(course.lines)} trainings" if not bad else ", ".join(sorted(bad)),
     )  # fmt: skip
 
 
-def _held_once(course: Course) -> Check:
+def _held_once(course: LendingCourse) -> OutcomeCheck:
     """Checks that no GPU was used by two tasks at the same time."""
     uses: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for ranks in course.lines.values():
@@ -161,4 +163,6 @@ def _held_once(course: Course) -> Check:
                 own = [line for line in rank if line.attempt == attempt]
                 uses.setdefault((own[0].machine, own[0].gpu), []).append((own[0].at_s, own[-1].at_s))
     clashes = sum(end > begin for spans in uses.values() for (_, end), (begin, _) in pairwise(sorted(spans)))
-    return Check("no GPU was used by two tasks at the same time", clashes == 0, f"{len(uses)} GPUs, {clashes} times")
+    return OutcomeCheck(
+        "no GPU was used by two tasks at the same time", clashes == 0, f"{len(uses)} GPUs, {clashes} times"
+    )

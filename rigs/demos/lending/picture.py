@@ -10,14 +10,14 @@ from matplotlib.patches import Patch
 from infra.reports.charts import ALARM, INK, colours, events, svg
 from infra.reports.gantt import Gantt
 from rigs.demos.lending.installation import BUILDINGS, MACHINES, TRAININGS
-from rigs.demos.lending.scenario import Course, Word
+from rigs.demos.lending.scenario import LendingCourse, Word
 
 _OWNED, _SAVE, _EDGE = "#d3dae0", "#16202a", "#8995a1"
 _TOGETHER_S = 1.0
 _COLOURS = colours(one.name for one in TRAININGS)
 
 
-def picture(course: Course) -> str:
+def picture(course: LendingCourse) -> str:
     """Returns an SVG."""
 
     def draw(figure: Figure) -> None:
@@ -38,7 +38,7 @@ def picture(course: Course) -> str:
     return svg(draw, (9.6, 6.0))
 
 
-def _labels(course: Course) -> list[tuple[float, str]]:
+def _labels(course: LendingCourse) -> list[tuple[float, str]]:
     """Returns time and text of what happened. What happened within `_TOGETHER_S` has one text."""
     marks = [(word.said_s, word.text, word.machine.partition("/")[2]) for word in course.words]
     groups: list[list[tuple[float, str, str]]] = []
@@ -65,7 +65,7 @@ def _named(places: list[str]) -> str:
     return ", ".join(places)
 
 
-def _owned(gantt: Gantt, course: Course, word: Word) -> None:
+def _owned(gantt: Gantt, course: LendingCourse, word: Word) -> None:
     """Draws when GPUs were the owner's, and the notice."""
     assert word.notice_s is not None
     for gpu in word.gpus:
@@ -82,7 +82,7 @@ def _owned(gantt: Gantt, course: Course, word: Word) -> None:
             )  # fmt: skip
 
 
-def _held(gantt: Gantt, course: Course) -> None:
+def _held(gantt: Gantt, course: LendingCourse) -> None:
     """Draws the allocations, pale: a task starts, loads or ends."""
     for name, holds in course.holds.items():
         for hold in holds:
@@ -95,7 +95,7 @@ def _held(gantt: Gantt, course: Course) -> None:
                 gantt.bar(hold["machine"], gpu, begin_s, end_s, color=_COLOURS[name], alpha=0.35, lw=0, zorder=3)
 
 
-def _worked(gantt: Gantt, course: Course) -> None:
+def _worked(gantt: Gantt, course: LendingCourse) -> None:
     """Draws the steps of each task, its saves, and the work that was done again."""
     for name, ranks in course.lines.items():
         for rank in ranks:

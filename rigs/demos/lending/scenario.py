@@ -11,8 +11,8 @@ from typing import Any
 
 from agent.processes import ProcessIdentity
 from mizzen.checkpoint import list_committed
-from rigs.demos.lending.installation import MACHINES, SAVE_S, TRAININGS, Site
-from rigs.demos.lending.steps import Line, read_lines
+from rigs.demos.lending.installation import MACHINES, SAVE_S, TRAININGS, DemoSite
+from rigs.demos.lending.steps import StepLine, read_lines
 from tests.stack.harness import owner_says, processes_of, wait_until
 
 _POLL_S = 0.002
@@ -56,7 +56,7 @@ class Word:
 
 
 @dataclass
-class Course:
+class LendingCourse:
     """What happened during a run."""
 
     began_s: float = 0.0
@@ -66,9 +66,9 @@ class Course:
     """Events that concern no machine."""
     holds: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """The allocations of each training, from the API."""
-    lines: dict[str, list[list[Line]]] = field(default_factory=dict)
+    lines: dict[str, list[list[StepLine]]] = field(default_factory=dict)
     """What each rank of each training wrote."""
-    expected: dict[str, list[Line]] = field(default_factory=dict)
+    expected: dict[str, list[StepLine]] = field(default_factory=dict)
     """What the first rank of each training wrote in an uninterrupted run."""
     exit_code: int = -1
     """Of `mizzen up`, after Ctrl-C at the end."""
@@ -88,18 +88,18 @@ def tasks_on(machine: str, gpus: Collection[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-class Scenario:
+class LendingDemoScenario:
     """Runs the trainings while owners take machines back and lend them again.
 
     `pause_s` is the time between two events.
     """
 
-    def __init__(self, site: Site, pause_s: float, say: Say) -> None:
+    def __init__(self, site: DemoSite, pause_s: float, say: Say) -> None:
         self._site, self._pause_s, self._say = site, pause_s, say
         self._ids: dict[str, str] = {}
-        self.course = Course()
+        self.course = LendingCourse()
 
-    def run(self) -> Course:
+    def run(self) -> LendingCourse:
         """Runs everything, stops the stack, and returns what happened.
 
         Raises:
@@ -227,7 +227,7 @@ class Scenario:
     def _pause(self) -> None:
         time.sleep(self._pause_s)
 
-    def _lines(self) -> dict[str, list[list[Line]]]:
+    def _lines(self) -> dict[str, list[list[StepLine]]]:
         return {one.name: read_lines(self._site.steps / one.name, one.tasks) for one in TRAININGS}
 
     def _until_saved(self, attempts: dict[str, int]) -> None:

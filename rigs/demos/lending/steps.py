@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Line:
+class StepLine:
     """One line of a rank."""
 
     at_s: float
@@ -23,18 +23,18 @@ class Line:
     """Of the weights after a step; empty for other events."""
 
 
-def _line(body: dict[str, Any]) -> Line:
+def _line(body: dict[str, Any]) -> StepLine:
     gpu = int(body.pop("gpu") or 0)
-    return Line(**{"digest": "", **body, "machine": body["machine"] or "", "gpu": gpu})
+    return StepLine(**{"digest": "", **body, "machine": body["machine"] or "", "gpu": gpu})
 
 
-def read_lines(file: Path, ranks: int) -> list[list[Line]]:
+def read_lines(file: Path, ranks: int) -> list[list[StepLine]]:
     """Returns the lines of each rank; without a file, none."""
     paths = [file.with_name(f"{file.name}.{rank}") for rank in range(ranks)]
     texts = (path.read_text() if path.exists() else "" for path in paths)
     return [[_line(json.loads(line)) for line in text.splitlines()] for text in texts]
 
 
-def done(lines: Iterable[Line], attempt: int) -> list[int]:
+def done(lines: Iterable[StepLine], attempt: int) -> list[int]:
     """Returns the steps that a rank made in an attempt."""
     return [one.step for one in lines if one.event == "step" and one.attempt == attempt]

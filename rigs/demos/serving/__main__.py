@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rigs.demos.serving.installation import installation
 from rigs.demos.serving.report import rows, write_report
-from rigs.demos.serving.scenario import Scenario
+from rigs.demos.serving.scenario import ServingDemoScenario
 
 _SECONDS, _PER_S, _TARGET = 600.0, 35.0, 4
 _OUT = Path("serve-demo")
@@ -25,7 +25,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         say("starting mizzen with a simulated cloud: three spot zones and one with on-demand machines")
         with installation(Path(folder)) as site:
-            course = Scenario(site, seconds, per_s, _TARGET, say).run()
+            course = ServingDemoScenario(site, seconds, per_s, _TARGET, say).run()
             page = write_report(course, site.folder / "requests.jsonl", _OUT)
     width = max(len(name) for name, _ in rows(course))
     print("", *(f"{name:<{width}}  {value}" for name, value in rows(course)), f"report: {page}", sep="\n")

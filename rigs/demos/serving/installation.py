@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from capacity.providers.trace.cloud import Cloud
-from capacity.providers.trace.settings import TraceSettings
+from capacity.providers.trace.settings import TraceProviderSettings
 from tests.stack.harness import ROOT, Up
 
 FLEET = """
@@ -133,7 +133,7 @@ class Installation:
     def cloud(self) -> Cloud:
         """The simulated cloud, once the stack has been started."""
         if self._cloud is None:
-            self._cloud = Cloud(TraceSettings.model_validate(CLOUD), self.up.data / "providers" / "sim")
+            self._cloud = Cloud(TraceProviderSettings.model_validate(CLOUD), self.up.data / "providers" / "sim")
         return self._cloud
 
     def take_zone(self, zone: str) -> int:

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from infra.reports.charts import ALARM, INK, Picture, events, svg
 from infra.reports.page import grid, muted, page
-from infra.reports.tables import Table
+from infra.reports.tables import ReportTable
 from rigs.demos.serving.load import Request
 from rigs.demos.serving.scenario import ON_DEMAND, SPOT, Course
 
@@ -101,7 +101,7 @@ def write_report(course: Course, requests: Path, folder: Path) -> Path:
             "runs beside it, without load."
         ),
         grid([picture(course, read)], "whole"),
-        Table(("figure", "value"), rows(course), texts=2).html(),
+        ReportTable(("figure", "value"), rows(course), texts=2).html(),
         f"<h2>What was killed</h2><ol>{''.join(killed)}</ol>",
     ]
     path = folder / "report.html"

@@ -81,7 +81,7 @@ def document(name: str, target: int, placer: str | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Scenario:
+class ServingDemoScenario:
     """Runs the load and the disturbances."""
 
     def __init__(self, site: Installation, seconds: float, per_s: float, target: int, say: Say) -> None:

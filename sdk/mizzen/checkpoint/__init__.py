@@ -33,12 +33,12 @@ from mizzen.checkpoint.errors import (
     StaleAttemptError,
     StateError,
 )
-from mizzen.checkpoint.looking import Checkpoints, Problem, open_checkpoints
 from mizzen.checkpoint.manifest import CheckpointId, Manifest, Part
 from mizzen.checkpoint.parts import Pickled
-from mizzen.checkpoint.reading import Checkpoint, Skipped, list_committed
-from mizzen.checkpoint.resuming import ResumeError, verify_resume
-from mizzen.checkpoint.tracking import Tracked
+from mizzen.checkpoint.reader import Checkpoint, Skipped, list_committed
+from mizzen.checkpoint.resume_check import ResumeError, verify_resume
+from mizzen.checkpoint.root_view import Checkpoints, Problem, open_checkpoints
+from mizzen.checkpoint.tracked_objects import Tracked
 from mizzen.notices import exit_preempted
 
 __all__ = [

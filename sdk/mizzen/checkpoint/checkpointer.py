@@ -17,18 +17,18 @@ from mizzen.checkpoint.errors import (
     StaleAttemptError,
     StateError,
 )
-from mizzen.checkpoint.failing import Failures, may_pass
 from mizzen.checkpoint.layout import Encoder
 from mizzen.checkpoint.manifest import Manifest, check_part_name
 from mizzen.checkpoint.place import Gang, place_of
 from mizzen.checkpoint.pressure import StepAction
 from mizzen.checkpoint.presync import Unsent
-from mizzen.checkpoint.reading import Checkpoint, GetLive, Reader, Skipped, read_latest
+from mizzen.checkpoint.reader import Checkpoint, GetLive, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
+from mizzen.checkpoint.save_failures import Failures, may_pass
 from mizzen.checkpoint.snapshot import Snapshot
 from mizzen.checkpoint.tiers import Roots
-from mizzen.checkpoint.tracking import Tracked
-from mizzen.checkpoint.writing import SHARD_TIMEOUT_S, Encoded
+from mizzen.checkpoint.tracked_objects import Tracked
+from mizzen.checkpoint.writer import SHARD_TIMEOUT_S, Encoded
 from mizzen.objects import checksums
 
 OWN_PARTS = frozenset({"rng"})

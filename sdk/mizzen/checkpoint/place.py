@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from mizzen.checkpoint.failing import DEFAULT_MAX_FAILING_S, Limits
+from mizzen.checkpoint.save_failures import DEFAULT_MAX_FAILING_S, Limits
 from mizzen.environment import TaskEnvironment
 
 DEFAULT_KEEP = 2

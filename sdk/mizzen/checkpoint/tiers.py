@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, StaleAttemptError
-from mizzen.checkpoint.failing import may_pass
 from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.manifest import Manifest
 from mizzen.checkpoint.place import Gang, Retention
-from mizzen.checkpoint.writing import Encoded, Writer, open_writer
+from mizzen.checkpoint.save_failures import may_pass
+from mizzen.checkpoint.writer import Encoded, Writer, open_writer
 from mizzen.objects.store import ObjectStore
 
 _SHORTEST_PAUSE_S = 0.1

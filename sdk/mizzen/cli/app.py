@@ -28,26 +28,31 @@ the newest, and commands that change it ask."""
 class _Application(LazyGroup):
     sections = {
         "Workloads": {
-            "submit": Lazy("mizzen.cli.submitting:submit", "Submit workload documents."),
-            "wait": Lazy("mizzen.cli.submitting:wait", "Wait until workloads have ended."),
-            "ls": Lazy("mizzen.cli.reading:ls", "List workloads."),
-            "show": Lazy("mizzen.cli.reading:show", "Show one workload with its attempts."),
-            "why": Lazy("mizzen.cli.reading:why", "Explain why a workload is in its current phase or still waits."),
-            "logs": Lazy("mizzen.cli.following:logs", "Print the output of a workload's tasks."),
-            "events": Lazy("mizzen.cli.following:events", "Print the events of a workload, or all events."),
-            "cancel": Lazy("mizzen.cli.acting:cancel", "Cancel workloads."),
-            "hold": Lazy("mizzen.cli.acting:hold", "Keep workloads in the queue until they are released."),
-            "release": Lazy("mizzen.cli.acting:release", "Release held workloads, so that they can be placed again."),
-            "lower": Lazy("mizzen.cli.acting:lower", "Lower a workload's priority."),
+            "submit": Lazy("mizzen.cli.submit:submit", "Submit workload documents."),
+            "wait": Lazy("mizzen.cli.submit:wait", "Wait until workloads have ended."),
+            "ls": Lazy("mizzen.cli.workload_lists:ls", "List workloads."),
+            "show": Lazy("mizzen.cli.workload_lists:show", "Show one workload with its attempts."),
+            "why": Lazy(
+                "mizzen.cli.workload_lists:why", "Explain why a workload is in its current phase or still waits."
+            ),
+            "logs": Lazy("mizzen.cli.log_commands:logs", "Print the output of a workload's tasks."),
+            "events": Lazy("mizzen.cli.log_commands:events", "Print the events of a workload, or all events."),
+            "cancel": Lazy("mizzen.cli.workload_changes:cancel", "Cancel workloads."),
+            "hold": Lazy("mizzen.cli.workload_changes:hold", "Keep workloads in the queue until they are released."),
+            "release": Lazy(
+                "mizzen.cli.workload_changes:release", "Release held workloads, so that they can be placed again."
+            ),
+            "lower": Lazy("mizzen.cli.workload_changes:lower", "Lower a workload's priority."),
             "preempt": Lazy(
-                "mizzen.cli.acting:preempt", "Return workloads to the queue after they have saved a checkpoint."
+                "mizzen.cli.workload_changes:preempt",
+                "Return workloads to the queue after they have saved a checkpoint.",
             ),
         },
         "Services": {
-            "serve": Lazy("mizzen.cli.serving:serve", "Create, update, show and end services."),
+            "serve": Lazy("mizzen.cli.service_commands:serve", "Create, update, show and end services."),
         },
         "Fleet": {
-            "queue": Lazy("mizzen.cli.reading:queue", "Show the waiting workloads in queue order."),
+            "queue": Lazy("mizzen.cli.workload_lists:queue", "Show the waiting workloads in queue order."),
             "regions": Lazy("mizzen.cli.fleet:regions", "List regions; set their storage limits and CPU quotas."),
             "clusters": Lazy(
                 "mizzen.cli.clusters:clusters", "List clusters; set their zones, capacity kinds, prices and stores."
@@ -65,20 +70,22 @@ class _Application(LazyGroup):
         },
         "This machine": {
             "reclaim": Lazy(
-                "mizzen.cli.passing:reclaim", "Take this machine back from mizzen, at once or with a notice."
+                "mizzen.cli.plain_commands:reclaim", "Take this machine back from mizzen, at once or with a notice."
             ),
-            "lend": Lazy("mizzen.cli.passing:lend", "Lend this machine to mizzen again, always or at certain hours."),
-            "lending": Lazy("mizzen.cli.passing:lending", "Show what this machine lends, and what runs on it."),
+            "lend": Lazy(
+                "mizzen.cli.plain_commands:lend", "Lend this machine to mizzen again, always or at certain hours."
+            ),
+            "lending": Lazy("mizzen.cli.plain_commands:lending", "Show what this machine lends, and what runs on it."),
         },
         "Training code": {
-            "cadence": Lazy("mizzen.cli.passing:cadence", "Explain how often to save a checkpoint."),
-            "checkpoint": Lazy("mizzen.cli.passing:checkpoint", "List, check and export checkpoints."),
+            "cadence": Lazy("mizzen.cli.plain_commands:cadence", "Explain how often to save a checkpoint."),
+            "checkpoint": Lazy("mizzen.cli.plain_commands:checkpoint", "List, check and export checkpoints."),
         },
         "Setup": {
             "login": Lazy("mizzen.cli.login:login", "Check the URL and key of an API, and save them."),
             "contexts": Lazy("mizzen.cli.login:contexts", "List, select and remove saved contexts."),
-            "completion": Lazy("mizzen.cli.about:completion", "Print the completion script of a shell."),
-            "version": Lazy("mizzen.cli.about:version", "Print the version of the command."),
+            "completion": Lazy("mizzen.cli.version_command:completion", "Print the completion script of a shell."),
+            "version": Lazy("mizzen.cli.version_command:version", "Print the version of the command."),
         },
     }
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from mizzen.cli import words
+from mizzen.cli import formats
 from mizzen.cli.fleet import PLACE_COLUMNS, amounts_option
 from mizzen.cli.output import Column, emit_list
 from mizzen.cli.session import Commands, Session, complete_cluster, complete_region
@@ -15,7 +15,7 @@ _CLUSTER_COLUMNS = (
     *PLACE_COLUMNS,
     Column("ZONE", lambda c: c.get("zone"), drop=3),
     Column("CAPACITY", lambda c: str(c.get("capacity", "reserved")).replace("_", " "), drop=2),
-    Column("USD/H", lambda c: words.pairs(c.get("prices", {})), drop=4, flexible=True),
+    Column("USD/H", lambda c: formats.pairs(c.get("prices", {})), drop=4, flexible=True),
     Column("STORE", lambda c: c.get("store_url"), wide=True),
     Column("LINK", lambda c: f"{c['link_mbit']:g} Mbit/s" if c.get("link_mbit") else None, wide=True),
     Column("MANAGER", lambda c: c["manager"], wide=True),

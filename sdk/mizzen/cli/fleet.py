@@ -7,12 +7,12 @@ from typing import IO, Any
 
 import click
 
-from mizzen.cli import words
+from mizzen.cli import formats
 from mizzen.cli.exits import exit_of
 from mizzen.cli.output import Column, cell, dump, emit_list, emit_one, table
 from mizzen.cli.session import (
-    Command,
     Commands,
+    OutputCommand,
     Session,
     complain,
     complete_machine,
@@ -49,7 +49,7 @@ PLACE_COLUMNS = (
 def _answers(region: Mapping[str, Any]) -> str:
     state, since = region.get("state", "answering"), region.get("state_since")
     shown = str(state).replace("_", " ")
-    return f"{shown} for {words.between(since, None)}" if since else shown
+    return f"{shown} for {formats.between(since, None)}" if since else shown
 
 
 _REGION_COLUMNS = (
@@ -57,15 +57,15 @@ _REGION_COLUMNS = (
     Column("STATE", _answers),
     *PLACE_COLUMNS[1:],
     Column("CLUSTERS", lambda r: ", ".join(r["clusters"]), drop=2, flexible=True),
-    Column("STORAGE", lambda r: None if r["storage_bytes"] is None else words.size(r["storage_bytes"]), drop=3),
-    Column("CPU HOURS", lambda r: words.pairs(r["cpu_hours"]), wide=True),
+    Column("STORAGE", lambda r: None if r["storage_bytes"] is None else formats.size(r["storage_bytes"]), drop=3),
+    Column("CPU HOURS", lambda r: formats.pairs(r["cpu_hours"]), wide=True),
     Column("BUCKET", lambda r: r["bucket_url"], wide=True),
     Column("BUCKET ERROR", lambda r: r.get("bucket_error"), wide=True),
 )
 _LOOP_COLUMNS = (
     Column("NAME", _name),
     Column("STATE", lambda loop: loop["state"]),
-    Column("LAST SUCCESS", lambda loop: words.ago(loop["succeeded_at"]) if loop["succeeded_at"] else "never"),
+    Column("LAST SUCCESS", lambda loop: formats.ago(loop["succeeded_at"]) if loop["succeeded_at"] else "never"),
     Column("FAILURES", lambda loop: loop["failures"], right=True),
     Column("ERROR", lambda loop: loop["error"], flexible=True),
 )
@@ -74,9 +74,9 @@ _COST_COLUMNS = (
     Column("TENANT", lambda c: c["tenant"]),
     Column("CAPACITY", lambda c: c["capacity"].replace("_", " "), drop=2),
     Column("RESOURCE", lambda c: c["resource"]),
-    Column("HOURS", lambda c: words.hours(c["hours"]), right=True),
-    Column("UNPRICED HOURS", lambda c: words.hours(c["unpriced_h"]) if c["unpriced_h"] else None, right=True, drop=3),
-    Column("COST", lambda c: words.usd(c["usd"]), right=True),
+    Column("HOURS", lambda c: formats.hours(c["hours"]), right=True),
+    Column("UNPRICED HOURS", lambda c: formats.hours(c["unpriced_h"]) if c["unpriced_h"] else None, right=True, drop=3),
+    Column("COST", lambda c: formats.usd(c["usd"]), right=True),
 )
 
 
@@ -95,7 +95,7 @@ def _why_closed(machine: Mapping[str, Any]) -> str | None:
     withheld = machine.get("slots_withheld")
     if machine["cordon"] is None and withheld:
         return f"the owner has taken back GPU {', '.join(map(str, withheld))}"
-    return words.reason(machine["cordon"])
+    return formats.reason(machine["cordon"])
 
 
 def _tmp(machine: Mapping[str, Any]) -> str:
@@ -108,7 +108,7 @@ _MACHINE_COLUMNS = (
     Column("STATE", _state),
     Column("GPUS HELD/ALL", _slots),
     Column("FREE CPUS", lambda m: f"{m['free_cpus']:g}/{m['cpus']:g}", drop=2, right=True),
-    Column("FREE MEMORY", lambda m: words.size(m["free_memory_bytes"]), drop=3, right=True),
+    Column("FREE MEMORY", lambda m: formats.size(m["free_memory_bytes"]), drop=3, right=True),
     Column("RACK", lambda m: m["rack"], wide=True),
     Column("ADDRESS", lambda m: m["address"], wide=True),
     Column("REASON", _why_closed, drop=1, flexible=True),
@@ -130,7 +130,7 @@ def list_regions(session: Session) -> None:
 
 def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     try:
-        return None if value is None else words.bytes_of(value)
+        return None if value is None else formats.bytes_of(value)
     except ValueError as error:
         raise click.BadParameter(str(error), context, parameter) from None
 
@@ -207,7 +207,7 @@ def remove_regions(session: Session, names: tuple[str, ...]) -> None:
     _remove(session, names, session.client.remove_region)
 
 
-@click.command(cls=Command)
+@click.command(cls=OutputCommand)
 @click.argument("file", type=click.File("w", lazy=True, atomic=True), default="-")
 @click.pass_obj
 def export(session: Session, file: IO[str]) -> None:
@@ -218,7 +218,7 @@ def export(session: Session, file: IO[str]) -> None:
     file.write(dump(session.client.snapshot(), "yaml" if session.output == "yaml" else "json").rstrip("\n") + "\n")
 
 
-@click.command(cls=Command)
+@click.command(cls=OutputCommand)
 @click.option(
     "--from",
     "first",
@@ -237,10 +237,10 @@ def costs(session: Session, first: datetime | None, last: datetime | None, tenan
     items = session.client.costs(first_day, last_day, tenant)
     emit_list(session, items, _COST_COLUMNS, name=lambda c: f"{c['day']}/{c['tenant']}/{c['capacity']}/{c['resource']}")
     if items and session.output in ("table", "wide"):
-        say(f"{words.usd(sum(item['usd'] for item in items))} in total")
+        say(f"{formats.usd(sum(item['usd'] for item in items))} in total")
 
 
-@click.command(cls=Command)
+@click.command(cls=OutputCommand)
 @click.pass_obj
 def loops(session: Session) -> None:
     """Show whether housekeeping and other periodic loops succeed (operators).
@@ -270,7 +270,7 @@ _GUEST_COLUMNS = (
     Column("TENANT", lambda g: g["tenant"]),
     Column("GPUS", lambda g: ",".join(map(str, g["slots"])) or None),
     Column("CPUS", lambda g: f"{g['cpus']:g}", drop=1, right=True),
-    Column("SINCE", lambda g: words.ago(g["since"])),
+    Column("SINCE", lambda g: formats.ago(g["since"])),
 )
 
 
@@ -288,13 +288,13 @@ def lending(session: Session, machine_id: str) -> None:
 
 def _lending_page(lending: Mapping[str, Any]) -> str:
     """Return the state of a machine, what it has given, and the workloads on it."""
-    why = words.reason(lending["cordon"] or lending["notice"])
+    why = formats.reason(lending["cordon"] or lending["notice"])
     idle = ", takes no new work" if lending["state"] == "ready" and not lending["takes_work"] else ""
     lines = [cell(f"{lending['machine']}: {lending['state']}{idle}{f' - {why}' if why else ''}")]
     if lending["slots_withheld"]:
         lines.append(f"GPUs that the owner has taken back: {', '.join(map(str, lending['slots_withheld']))}")
-    all_h, month_h = words.hours(lending["given_gpu_h"]), words.hours(lending["given_gpu_h_30d"])
-    held_h = words.hours(lending["held_gpu_h"])
+    all_h, month_h = formats.hours(lending["given_gpu_h"]), formats.hours(lending["given_gpu_h_30d"])
+    held_h = formats.hours(lending["held_gpu_h"])
     lines.append(f"{all_h} GPU hours given, {month_h} in the last 30 days; workloads held its GPUs for {held_h}")
     if lending["running"]:
         lines += ["", *table(lending["running"], _GUEST_COLUMNS, None)]

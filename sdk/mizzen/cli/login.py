@@ -5,11 +5,20 @@ from urllib.parse import urlsplit
 import click
 
 from mizzen.cli.output import Column, emit_list, emit_one
-from mizzen.cli.session import Command, Commands, Session, client_class, complete_context, say, say_expiry, stdin_text
+from mizzen.cli.session import (
+    Commands,
+    OutputCommand,
+    Session,
+    client_class,
+    complete_context,
+    say,
+    say_expiry,
+    stdin_text,
+)
 from mizzen.client.contexts import Context, load_contexts, save_contexts
 
 
-@click.command(cls=Command)
+@click.command(cls=OutputCommand)
 @click.argument("url")
 @click.option(
     "--key",

@@ -18,8 +18,8 @@ def main() -> None:
     """Run the command line in `sys.argv` and exit with one of the documented codes (`mizzen.cli.exits`)."""
     _prefer_installed()
     try:
-        from mizzen.cli.plain.running import COMMANDS
-        from mizzen.cli.plain.running import run as run_plain
+        from mizzen.cli.plain.runner import COMMANDS
+        from mizzen.cli.plain.runner import run as run_plain
 
         arguments = sys.argv[1:]
         if moved := _MOVED.get(tuple(arguments[:2])):

@@ -4,19 +4,21 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from mizzen.cli import words
+from mizzen.cli import formats
 from mizzen.cli.output import Column, cell, table
 
 _ATTEMPTS = (
     Column("#", lambda a: a["attempt"], right=True),
     Column("REGION", lambda a: a["region"]),
-    Column("AWARDED", lambda a: words.clock(a["awarded_at"])),
+    Column("AWARDED", lambda a: formats.clock(a["awarded_at"])),
     Column(
-        "RUN TIME", lambda a: words.between(a["started_at"], a["released_at"]) if a["started_at"] else None, right=True
+        "RUN TIME",
+        lambda a: formats.between(a["started_at"], a["released_at"]) if a["started_at"] else None,
+        right=True,
     ),
     Column("FROM STEP", lambda a: a["resumed_step"], right=True),
     Column("LAST STEP", lambda a: a["last_step"], right=True),
-    Column("OUTCOME", lambda a: words.reason(a["outcome"]) if a["released_at"] else "active"),
+    Column("OUTCOME", lambda a: formats.reason(a["outcome"]) if a["released_at"] else "active"),
 )
 _MOST_LEFT = 4
 """The tasks whose working directories `show` lists."""
@@ -26,7 +28,7 @@ _FEW_BYTES = 1_000_000
 
 def why_page(why: Mapping[str, Any]) -> str:
     """Return the summary, then one line for each reason."""
-    lines = [cell(why["summary"]), *(f"  {cell(words.reason(reason))}" for reason in why["reasons"])]
+    lines = [cell(why["summary"]), *(f"  {cell(formats.reason(reason))}" for reason in why["reasons"])]
     if why["position"] is not None:
         lines.append(f"  waited {_waited(why)}")
     return "\n".join(lines)
@@ -41,8 +43,8 @@ def show_page(workload: Mapping[str, Any]) -> str:
     lines += ["", "jobs"]
     for job in workload["jobs"]:
         role = "" if job["role"] == job["name"] else f" ({job['role']})"
-        each = words.resources(job["resources"])
-        lines.append(f"  {job['name']}{role}: {words.plural(job['tasks'], 'task')} with {each}")
+        each = formats.resources(job["resources"])
+        lines.append(f"  {job['name']}{role}: {formats.plural(job['tasks'], 'task')} with {each}")
         at = [f"{p['task']}@{p['machine']}" for p in workload["placement"] if p["job"] == job["name"]]
         if at:
             lines.append(f"    {' '.join(at)}")
@@ -55,15 +57,15 @@ def show_page(workload: Mapping[str, Any]) -> str:
 
 def left_lines(workload: Mapping[str, Any]) -> list[str]:
     """Return where the newest attempt has left files and until when, with a warning if a workload that ended did."""
-    left = [one for one in _newest(workload).get("left", ()) if words.instant(one["until"]) > datetime.now(UTC)]
+    left = [one for one in _newest(workload).get("left", ()) if formats.instant(one["until"]) > datetime.now(UTC)]
     if not left:
         return []
     lines = ["", "files in working directories"]
     for one in left[:_MOST_LEFT]:
-        lines.append(f"  {one['job']}/{one['task']}: {words.size(one['bytes'])} in {cell(one['path'])}")
-        lines.append(f"    on {cell(one['machine'])} until {words.clock(one['until'])}")
+        lines.append(f"  {one['job']}/{one['task']}: {formats.size(one['bytes'])} in {cell(one['path'])}")
+        lines.append(f"    on {cell(one['machine'])} until {formats.clock(one['until'])}")
     if len(left) > _MOST_LEFT:
-        lines.append(f"  and of {words.plural(len(left) - _MOST_LEFT, 'more task')}")
+        lines.append(f"  and of {formats.plural(len(left) - _MOST_LEFT, 'more task')}")
     if workload["finished_at"] and sum(one["bytes"] for one in left) > _FEW_BYTES:
         lines.append("  warning: they are deleted then: copy them now. `keep` in the document keeps them for longer")
 
@@ -71,16 +73,16 @@ def left_lines(workload: Mapping[str, Any]) -> list[str]:
 
 
 def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
-    reason = words.reason(workload["reason"])
+    reason = formats.reason(workload["reason"])
     yield "phase", f"{workload['phase']}{f' - {reason}' if reason else ''}"
     yield "held", f"by {workload['held_by']}" if workload["held_by"] else None
     yield "region", workload["region"]
     yield "level", None if workload["level"] is None else str(workload["level"])
-    yield "submitted", words.ago(workload["submitted_at"])
+    yield "submitted", formats.ago(workload["submitted_at"])
     yield "waited", _waited(workload) if workload["queued"] else None
     if workload["finished_at"]:
-        took = words.between(workload["submitted_at"], workload["finished_at"])
-        yield "finished", f"{words.ago(workload['finished_at'])}, {took} after submission"
+        took = formats.between(workload["submitted_at"], workload["finished_at"])
+        yield "finished", f"{formats.ago(workload['finished_at'])}, {took} after submission"
     progress = workload["progress"] or {}
     yield "progress", _progress(progress)
     yield "saves", _cadence(progress.get("cadence"), progress.get("checkpoint_s"))
@@ -90,18 +92,18 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "failing", _failing(progress.get("failing"))
     yield "notice", _notice(progress.get("notice"))
     yield "checkpoint in", workload["checkpoint_region"]
-    yield "preempted", words.plural(workload["preemptions"], "time") if workload["preemptions"] else None
+    yield "preempted", formats.plural(workload["preemptions"], "time") if workload["preemptions"] else None
     yield "cost", _cost(workload)
     yield "tables", ", ".join(_tables(workload))
-    yield "labels", words.pairs(workload["labels"])
+    yield "labels", formats.pairs(workload["labels"])
 
 
 def _waited(workload: Mapping[str, Any]) -> str:
     """Return how long a queued workload has waited and, if it is shorter, since when it could be placed."""
-    waited, eligible_s = words.duration(workload["waited_s"]), workload["eligible_s"]
-    if eligible_s is None or words.duration(eligible_s) == waited:
+    waited, eligible_s = formats.duration(workload["waited_s"]), workload["eligible_s"]
+    if eligible_s is None or formats.duration(eligible_s) == waited:
         return waited
-    return f"{waited}, eligible for {words.duration(eligible_s)}"
+    return f"{waited}, eligible for {formats.duration(eligible_s)}"
 
 
 def _newest(workload: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -113,14 +115,14 @@ def _cost(workload: Mapping[str, Any]) -> str | None:
     usd, unpriced_h = workload.get("cost_usd"), workload.get("unpriced_h") or 0.0
     if not usd:  # If nothing has a price, the hours without a price are not worth a line.
         return None
-    return f"{words.usd(usd)}{f', and {words.hours(unpriced_h)} h without a price' if unpriced_h else ''}"
+    return f"{formats.usd(usd)}{f', and {formats.hours(unpriced_h)} h without a price' if unpriced_h else ''}"
 
 
 def _tables(workload: Mapping[str, Any]) -> Iterator[str]:
     newest = _newest(workload)
     stale = newest.get("stale_tables", {}) if newest.get("released_at") is None else {}
     for name in workload["tables"]:
-        yield f"{name} (stale: complete until {words.clock(stale[name])})" if name in stale else name
+        yield f"{name} (stale: complete until {formats.clock(stale[name])})" if name in stale else name
 
 
 def _progress(progress: Mapping[str, Any] | None) -> str | None:
@@ -128,7 +130,7 @@ def _progress(progress: Mapping[str, Any] | None) -> str | None:
         return None
     parts = [] if progress.get("step") is None else [f"step {progress['step']}"]
     if progress.get("checkpoint_step") is not None:
-        facts = [words.ago(progress.get("checkpoint_at")), words.size(progress.get("checkpoint_bytes"))]
+        facts = [formats.ago(progress.get("checkpoint_at")), formats.size(progress.get("checkpoint_bytes"))]
         known = ", ".join(fact for fact in facts if fact)
         parts.append(f"checkpoint of step {progress['checkpoint_step']}{f' ({known})' if known else ''}")
     return "; ".join(parts)
@@ -142,7 +144,7 @@ def _cadence(cadence: Mapping[str, Any] | None, took_s: float | None) -> str | N
         None if cadence["cost_s"] is None else f"a save costs {cadence['cost_s']:.3g} s (C)",
         None
         if cadence["mtbf_s"] is None
-        else f"an interruption comes every {words.duration(cadence['mtbf_s'])} (mu, by {cadence['source'] or '?'})",
+        else f"an interruption comes every {formats.duration(cadence['mtbf_s'])} (mu, by {cadence['source'] or '?'})",
     ]
     facts = ", ".join(fact for fact in known if fact)
     return f"every {cadence['interval_s']:.6g} s (W){f': {facts}' if facts else ''}"
@@ -152,14 +154,14 @@ def _uplink(bandwidth: Mapping[str, Any] | None) -> str | None:
     """Return, for example, `at least 9.5 MiB/s, on average 20.0 MiB/s (measured 3m ago)`."""
     if not bandwidth:
         return None
-    lower, mean = words.size(bandwidth["lower_bytes_s"]), words.size(bandwidth["mean_bytes_s"])
-    return f"at least {lower}/s, on average {mean}/s (measured {words.ago(bandwidth['measured_at'])})"
+    lower, mean = formats.size(bandwidth["lower_bytes_s"]), formats.size(bandwidth["mean_bytes_s"])
+    return f"at least {lower}/s, on average {mean}/s (measured {formats.ago(bandwidth['measured_at'])})"
 
 
 def _lost(at_risk_s: float | None, lost_s: float | None) -> str | None:
     parts = [
-        None if at_risk_s is None else f"{words.duration(at_risk_s)} if it were interrupted now",
-        f"{words.duration(lost_s)} so far" if lost_s else None,
+        None if at_risk_s is None else f"{formats.duration(at_risk_s)} if it were interrupted now",
+        f"{formats.duration(lost_s)} so far" if lost_s else None,
     ]
     return ", ".join(part for part in parts if part) or None
 
@@ -168,7 +170,7 @@ def _load(load: Mapping[str, Any] | None) -> str | None:
     """Return the state of loading a checkpoint if it is not the normal one, else None."""
     if not load or (load["state"] in ("loaded", "none") and not load["skipped"]):
         return None
-    passed = f", {words.plural(load['skipped'], 'checkpoint')} skipped as damaged" if load["skipped"] else ""
+    passed = f", {formats.plural(load['skipped'], 'checkpoint')} skipped as damaged" if load["skipped"] else ""
     return f"{load['state']}{passed}{': ' + load['error'] if load['error'] else ''}"
 
 
@@ -176,8 +178,8 @@ def _failing(failing: Mapping[str, Any] | None) -> str | None:
     if not failing:
         return None
     limit = f"; {failing['limit']}" if failing["limit"] else ""
-    since = words.clock(datetime.fromtimestamp(failing["since_s"], UTC).isoformat())
-    return f"{words.plural(failing['failures'], 'save')} in a row since {since}: {failing['error'] or '?'}{limit}"
+    since = formats.clock(datetime.fromtimestamp(failing["since_s"], UTC).isoformat())
+    return f"{formats.plural(failing['failures'], 'save')} in a row since {since}: {failing['error'] or '?'}{limit}"
 
 
 def _notice(notice: Mapping[str, Any] | None) -> str | None:

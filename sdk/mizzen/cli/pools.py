@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from mizzen.cli import words
+from mizzen.cli import formats
 from mizzen.cli.durations import duration
 from mizzen.cli.output import Column, emit_list, emit_one
 from mizzen.cli.session import Commands, Session, complete_pool, complete_region, finish
@@ -21,7 +21,7 @@ def _pool_name(pool: Mapping[str, Any]) -> str:
 def _takes(pool: Mapping[str, Any]) -> str:
     parts = [",".join(pool[field]) for field in ("providers", "zones", "kinds", "machine_types") if pool[field]]
     if pool["max_usd_per_h"] is not None:
-        parts.append(f"at most {words.usd(pool['max_usd_per_h'])}/h")
+        parts.append(f"at most {formats.usd(pool['max_usd_per_h'])}/h")
     return "; ".join(parts) or "any offer"
 
 
@@ -38,9 +38,9 @@ _POOL_COLUMNS = (
     Column("POOL", _pool_name),
     Column("SIZE", _size, right=True),
     Column("MACHINES", _phases),
-    Column("USD/H", lambda p: words.usd(p["usd_per_h"]), drop=2, right=True),
+    Column("USD/H", lambda p: formats.usd(p["usd_per_h"]), drop=2, right=True),
     Column("OFFERS", _takes, drop=3, flexible=True),
-    Column("REASON", lambda p: words.reason(p["reason"]), drop=1, flexible=True),
+    Column("REASON", lambda p: formats.reason(p["reason"]), drop=1, flexible=True),
 )
 _INSTANCE_COLUMNS = (
     Column("ID", lambda i: i["id"]),
@@ -49,13 +49,13 @@ _INSTANCE_COLUMNS = (
     Column("TYPE", lambda i: i["machine_type"]),
     Column("ZONE", lambda i: i["zone"], drop=3),
     Column("CAPACITY", lambda i: i["kind"].replace("_", " "), drop=2),
-    Column("AGE", lambda i: words.between(i["requested_at"], i["gone_at"]), drop=4, right=True),
-    Column("COST", lambda i: words.usd(i["usd"]), drop=5, right=True),
+    Column("AGE", lambda i: formats.between(i["requested_at"], i["gone_at"]), drop=4, right=True),
+    Column("COST", lambda i: formats.usd(i["usd"]), drop=5, right=True),
     Column("PROVIDER", lambda i: i["provider"], wide=True),
     Column("PROVIDER ID", lambda i: i["native_id"], wide=True),
     Column("MACHINE", lambda i: i["machine"], wide=True),
     Column("WORKLOADS", lambda i: ", ".join(i["wanted_by"]), drop=6),
-    Column("REASON", lambda i: words.reason(i["reason"]), drop=1, flexible=True),
+    Column("REASON", lambda i: formats.reason(i["reason"]), drop=1, flexible=True),
 )
 
 

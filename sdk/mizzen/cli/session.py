@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from mizzen.cli import words
+from mizzen.cli import formats
 from mizzen.cli.exits import Exit, exit_of
-from mizzen.cli.plain.printing import say as say
+from mizzen.cli.plain.printer import say as say
 from mizzen.cli.plain.values import FORMATS
 from mizzen.client.errors import ApiError, ClientError
 
@@ -78,7 +78,7 @@ class Session:
     def _notice(self, error: str, left_s: float) -> None:
         if time.monotonic() >= self._noticed_at_s + _NOTICE_EVERY_S:
             self._noticed_at_s = time.monotonic()
-            say(f"{error}; retrying for {f'{left_s:.0f} s' if left_s < _LONG_S else words.duration(left_s)} more")
+            say(f"{error}; retrying for {f'{left_s:.0f} s' if left_s < _LONG_S else formats.duration(left_s)} more")
 
     def each(self, references: tuple[str, ...], act: Callable[[str], Any]) -> tuple[list[Any], int]:
         """Call `act`, which changes a workload, with the workload id of each reference; see `each_name`."""
@@ -121,15 +121,15 @@ def finish(code: int) -> NoReturn:
 
 def say_expiry(expires_at: str) -> None:
     """Warn that the API key expires soon."""
-    at = words.clock(expires_at)
-    say(f"the API key expires in {words.until(expires_at)}, at {at}: ask an operator for a new one")
+    at = formats.clock(expires_at)
+    say(f"the API key expires in {formats.until(expires_at)}, at {at}: ask an operator for a new one")
 
 
 def complain(error: ClientError, prefix: str = "") -> None:
     """Print an error, or the problems of an invalid document, one per line."""
     if isinstance(error, ApiError) and error.errors:
         for problem in error.errors:
-            click.echo(words.visible(f"{prefix}{problem}"), err=True)
+            click.echo(formats.visible(f"{prefix}{problem}"), err=True)
     else:
         say(f"{prefix}{error}")
 
@@ -141,7 +141,7 @@ def interrupted(hint: str) -> NoReturn:
     finish(Exit.INTERRUPTED)
 
 
-class Command(click.Command):
+class OutputCommand(click.Command):
     """A command with the shared options. `default_output` is its output format without -o."""
 
     def __init__(self, *args: Any, default_output: str = "table", **kwargs: Any) -> None:
@@ -187,7 +187,7 @@ def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
 class Commands(click.Group):
     """A group of commands. Without a command's name it runs `list`, if the group has that command."""
 
-    command_class = Command
+    command_class = OutputCommand
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See `click.Command.parse_args`."""
@@ -276,7 +276,7 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} Use --yes to confirm if stdin is not a terminal")
-    click.confirm(words.visible(question), abort=True, err=True)
+    click.confirm(formats.visible(question), abort=True, err=True)
 
 
 def stdin_text(what: str, prompt: str) -> str:

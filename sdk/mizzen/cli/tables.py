@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mizzen.cli import words
+from mizzen.cli import formats
 from mizzen.cli.durations import duration
 from mizzen.cli.output import Column, emit_list, emit_one
 from mizzen.cli.session import REGION, TABLE, Commands, Session, complete_region, complete_table, confirm
@@ -32,38 +32,38 @@ def _said(replica: Mapping[str, Any]) -> str:
 
 def _checked(replica: Mapping[str, Any]) -> str:
     if replica["wrong_since"] is not None:
-        return f"wrong for {words.between(replica['wrong_since'], None)}: {replica['wrong']}"
+        return f"wrong for {formats.between(replica['wrong_since'], None)}: {replica['wrong']}"
     return "not verified" if replica["state"] == "ready" and replica["verified_at"] is None else ""
 
 
 def _stands(replica: Mapping[str, Any]) -> str:
     if replica["state"] == "copying":
-        return f"{words.size(replica['done_bytes'])} copied"
+        return f"{formats.size(replica['done_bytes'])} copied"
     if replica["state"] == "deleting":
         kept = replica["kept_because"]
         if kept is not None:
             return f"kept: {kept}"
         late = datetime.now(UTC) - datetime.fromisoformat(replica["delete_at"]) > _OVERDUE
         said = "not deleted although due" if late else "to be deleted"
-        return f"{said} at {words.clock(replica['delete_at'])}"
+        return f"{said} at {formats.clock(replica['delete_at'])}"
     if not replica["whole"]:
-        return words.plural(replica["partitions"], "partition")
+        return formats.plural(replica["partitions"], "partition")
     if replica["stale_since"] is not None:
-        said = f"stale for {words.between(replica['stale_since'], None)}"
+        said = f"stale for {formats.between(replica['stale_since'], None)}"
         return said + (", being refreshed" if replica["topping_up"] else "")
     return ""
 
 
 _TABLE_COLUMNS = (
     Column("NAME", _name),
-    Column("SIZE", lambda t: words.size(t["size_bytes"]), right=True),
+    Column("SIZE", lambda t: formats.size(t["size_bytes"]), right=True),
     Column("HOME", lambda t: t["home_region"], drop=1),
     Column("REPLICAS", _replicas, flexible=True),
 )
 _PARTITION_COLUMNS = (
     Column("NAME", _name),
-    Column("SIZE", lambda p: words.size(p["size_bytes"]), right=True),
-    Column("CREATED", lambda p: words.ago(p["created_at"]), drop=1),
+    Column("SIZE", lambda p: formats.size(p["size_bytes"]), right=True),
+    Column("CREATED", lambda p: formats.ago(p["created_at"]), drop=1),
     Column("CHECKSUM", lambda p: p["checksum"], drop=2, flexible=True),
     Column("LOCATION", lambda p: p["location"], wide=True),
 )

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from mizzen.cli import words
+from mizzen.cli import formats
 from mizzen.cli.durations import duration
 from mizzen.cli.output import Column, emit_list, emit_one
-from mizzen.cli.session import Command, Commands, Session, complete_machine, complete_tenant, say, stdin_text
+from mizzen.cli.session import Commands, OutputCommand, Session, complete_machine, complete_tenant, say, stdin_text
 from mizzen.client.errors import NotFound
 
 
@@ -27,7 +27,7 @@ def _expires(key: Mapping[str, Any]) -> str | None:
     at = key.get("expires_at")
     if at is None:
         return "never"
-    return f"in {words.until(at)}" if words.is_ahead(at) else f"expired {words.ago(at)}"
+    return f"in {formats.until(at)}" if formats.is_ahead(at) else f"expired {formats.ago(at)}"
 
 
 _COLUMNS = (
@@ -42,17 +42,17 @@ _KEY_COLUMNS = (
     Column("TENANT", lambda k: k["tenant"]),
     Column("MACHINE", lambda k: k.get("machine"), drop=2),
     Column("LABEL", lambda k: k.get("label"), drop=2, flexible=True),
-    Column("CREATED", lambda k: words.ago(k.get("created_at")), drop=3),
+    Column("CREATED", lambda k: formats.ago(k.get("created_at")), drop=3),
     Column("EXPIRES", _expires, drop=1),
-    Column("REVOKED", lambda k: words.ago(k.get("revoked_at")), drop=1),
+    Column("REVOKED", lambda k: formats.ago(k.get("revoked_at")), drop=1),
 )
 _AUDIT_COLUMNS = (
-    Column("TIME", lambda a: words.clock(a["at"])),
+    Column("TIME", lambda a: formats.clock(a["at"])),
     Column("ACTOR", lambda a: a["actor"]),
     Column("TENANT", lambda a: a["tenant"], drop=1),
     Column("ACTION", lambda a: a["action"]),
     Column("TARGET", lambda a: a["target"], flexible=True),
-    Column("DETAIL", lambda a: words.pairs(a["detail"]), wide=True),
+    Column("DETAIL", lambda a: formats.pairs(a["detail"]), wide=True),
 )
 
 
@@ -197,7 +197,7 @@ def create_key(
 ) -> None:
     """Create an API key and print it. The key cannot be shown again."""
     key = session.client.create_key(role, tenant, label, None if expires_s is None else math.ceil(expires_s), machine)
-    expiry = "" if key["expires_at"] is None else f"; it expires at {words.clock(key['expires_at'])}"
+    expiry = "" if key["expires_at"] is None else f"; it expires at {formats.clock(key['expires_at'])}"
     say(f"key {key['id']}: save it now, it cannot be shown again{expiry}")
     emit_one(session, key, lambda: key["key"], name=key["key"])
 
@@ -211,7 +211,7 @@ def revoke_key(session: Session, key_id: str) -> None:
     emit_one(session, {"revoked": key_id}, lambda: key_id, name=key_id)
 
 
-@click.command(cls=Command)
+@click.command(cls=OutputCommand)
 @click.option(
     "-n",
     "--limit",

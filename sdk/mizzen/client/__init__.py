@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mizzen.client.archives import Archive, pack
+    from mizzen.client.archives import PackedFolder, pack
     from mizzen.client.client import Client
     from mizzen.client.contexts import Context, active_context
     from mizzen.client.documents import Document, read_documents
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AmbiguousReference",
     "ApiError",
-    "Archive",
     "ArchiveError",
     "Client",
     "ClientError",
@@ -52,6 +51,7 @@ __all__ = [
     "NotAllowed",
     "NotConfigured",
     "NotFound",
+    "PackedFolder",
     "Unavailable",
     "UnknownReference",
     "Unreachable",
@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Archive": "archives",
+    "PackedFolder": "archives",
     "Client": "client",
     "Context": "contexts",
     "Document": "documents",

@@ -26,14 +26,14 @@ MAX_UNPACKED_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
-class Archive:
+class PackedFolder:
     """A packed working directory: `body` is a tar.gz; `sha256` is its hexadecimal checksum and its name at the API."""
 
     body: bytes
     sha256: str
 
 
-def pack(folder: Path) -> Archive:
+def pack(folder: Path) -> PackedFolder:
     """Pack the files and folders in `folder`, sorted by path.
 
     The archive depends only on names, contents and the owner's execute bit, not on times, owners or other modes.
@@ -59,7 +59,7 @@ def pack(folder: Path) -> Archive:
     packed = io.BytesIO()
     with gzip.GzipFile(filename="", fileobj=packed, mode="wb", compresslevel=6, mtime=0) as file:
         file.write(plain.getbuffer())
-    return Archive(packed.getvalue(), hashlib.sha256(packed.getvalue()).hexdigest())
+    return PackedFolder(packed.getvalue(), hashlib.sha256(packed.getvalue()).hexdigest())
 
 
 def _read_patterns(file: Path) -> list[str]:

@@ -8,12 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from mizzen.client import following, views
+from mizzen.client import followers, views
 from mizzen.client.calls import path_of
 from mizzen.client.capacity import Capacity
 from mizzen.client.contexts import active_context
 from mizzen.client.data import Data
-from mizzen.client.fleet import Fleet
+from mizzen.client.fleet import FleetMethods
 from mizzen.client.services import Services
 from mizzen.client.transport import Backoff, Transport
 
@@ -26,7 +26,7 @@ ROOM_PATIENCE_S = 86400.0
 """The default time for which a submission is retried while its tenant's queue is full: one day."""
 
 
-class Client(Capacity, Data, Fleet, Services):
+class Client(Capacity, Data, FleetMethods, Services):
     """A client of one API. Methods return the API's JSON (see `views`) and raise `mizzen.client.errors.ClientError`.
 
     Use it as a context manager, or call `close`.
@@ -209,7 +209,7 @@ class Client(Capacity, Data, Fleet, Services):
         """
         path = path_of("workloads", workload_id, "events") if workload_id else path_of("events")
         ended = None if workload_id is None else lambda: self._patiently(workload_id)["phase"] in views.TERMINAL_PHASES
-        return following.events(self._transport, path, self._pauses(follow), after, follow, ended)
+        return followers.events(self._transport, path, self._pauses(follow), after, follow, ended)
 
     def logs(
         self,
@@ -237,7 +237,7 @@ class Client(Capacity, Data, Fleet, Services):
             on_attempt: called with the number of each later attempt.
         """
         params = {"job": job, "task": task}
-        logs = following.Logs(self._transport, path_of("workloads", workload_id, "logs"), params, self._pauses(follow))
+        logs = followers.Logs(self._transport, path_of("workloads", workload_id, "logs"), params, self._pauses(follow))
         if not follow:
             yield from logs.now(attempt, tail)
             return

@@ -8,7 +8,7 @@ from mizzen.client.calls import Calls
 from mizzen.client.errors import UnknownReference
 
 
-class Fleet(Calls):
+class FleetMethods(Calls):
     """The methods about regions, clusters and machines."""
 
     def regions(self) -> list[views.Region]:

@@ -8,13 +8,13 @@ from mizzen.client.calls import Calls
 from mizzen.client.errors import Invalid
 
 if TYPE_CHECKING:
-    from mizzen.client.archives import Archive
+    from mizzen.client.archives import PackedFolder
 
 
 class Uploads(Calls):
     """Sends documents, and uploads working directories."""
 
-    def upload(self, archive: "Archive", tenant: str | None = None) -> None:
+    def upload(self, archive: "PackedFolder", tenant: str | None = None) -> None:
         """Upload a packed working directory. `tenant` is its owner; it is needed if the API key has no tenant."""
         headers = {"content-type": "application/gzip"}
         self._call("PUT", "archives", archive.sha256, params={"tenant": tenant}, content=archive.body, headers=headers)

@@ -36,9 +36,7 @@ platform is detected. The package uses only the standard library, and imports th
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mizzen.notices.decision import DEFAULT_MARGIN, Decision, decide
-from mizzen.notices.notice import Kind, Notice, Watcher, Window
-from mizzen.notices.watching import (
+from mizzen.notices.current_notice import (
     PREEMPTED_EXIT_CODE,
     acknowledge,
     current,
@@ -50,6 +48,8 @@ from mizzen.notices.watching import (
     watcher,
     watching,
 )
+from mizzen.notices.decision import DEFAULT_MARGIN, Decision, decide
+from mizzen.notices.notice import Kind, Notice, Watcher, Window
 
 if TYPE_CHECKING:
     from mizzen.notices.agent import AgentWatcher

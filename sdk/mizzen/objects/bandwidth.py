@@ -105,7 +105,7 @@ class Bandwidth:
         self._clock = clock
         self._wait = wait
 
-    def share(self, name: str, fraction: float) -> "Share":
+    def share(self, name: str, fraction: float) -> "BandwidthShare":
         """Return the share of this name, and set its fraction of the budget.
 
         Raises:
@@ -113,7 +113,7 @@ class Bandwidth:
         """
         with self._changed:
             self._order.add(name, fraction)
-        return Share(self, name)
+        return BandwidthShare(self, name)
 
     def draw(self, share: str, size_bytes: int) -> None:
         """Wait until the share may transfer `size_bytes`."""
@@ -128,7 +128,7 @@ class Bandwidth:
 
 
 @dataclass(frozen=True)
-class Share:
+class BandwidthShare:
     """A share of a bandwidth budget."""
 
     bandwidth: Bandwidth

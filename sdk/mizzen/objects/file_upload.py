@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mizzen.objects import checksums
 from mizzen.objects.disk import advise, lock
-from mizzen.objects.uploads import CopyFailed, CopyInUse, Plan, Read
+from mizzen.objects.uploads import CopyFailed, CopyInUse, CopyPlan, Read
 
 SUFFIX = ".upload"
 _MARK = "user.mizzen.copy"
@@ -22,7 +22,7 @@ _PIECE_BYTES = 4 << 20
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
-def open_staged(path: Path, plan: Plan) -> int:
+def open_staged(path: Path, plan: CopyPlan) -> int:
     """Open or create the staged file of a plan, and lock it, so that no other process writes or removes it.
 
     Raises:
@@ -53,7 +53,7 @@ class FileUpload:
     """An `Upload` of an object of several parts to a folder."""
 
     def __init__(
-        self, plan: Plan, staged: Path, descriptor: int, source: int | None, publish: Callable[[], None]
+        self, plan: CopyPlan, staged: Path, descriptor: int, source: int | None, publish: Callable[[], None]
     ) -> None:
         """Create the upload.
 
@@ -157,7 +157,7 @@ class FileUpload:
 class WholeFile:
     """An `Upload` of an object of one part to a folder. `finish` writes it; an interrupted upload starts again."""
 
-    def __init__(self, plan: Plan, staged: Path, descriptor: int, publish: Callable[[], None]) -> None:
+    def __init__(self, plan: CopyPlan, staged: Path, descriptor: int, publish: Callable[[], None]) -> None:
         """Create the upload. The arguments are those of `FileUpload`."""
         self.plan = plan
         self.copies_itself = False

@@ -26,7 +26,7 @@ from mizzen.objects.store import (
     holds,
 )
 from mizzen.objects.store_digest import StoreDigest
-from mizzen.objects.uploads import Plan, Upload
+from mizzen.objects.uploads import CopyPlan, Upload
 
 _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR}
 """Errors of paths that are no objects: missing, below a file, a symbolic link, a socket, a folder."""
@@ -199,7 +199,7 @@ class FileStore:
             os.close(descriptor)
 
     @contextmanager
-    def upload(self, plan: Plan) -> Iterator[Upload]:
+    def upload(self, plan: CopyPlan) -> Iterator[Upload]:
         """Start or resume an upload; see `ObjectStore.upload`.
 
         Writes a staged file and renames it. From another folder the kernel copies.

@@ -18,7 +18,7 @@ from google.cloud import storage
 
 from mizzen.objects.buffers import Buffers
 from mizzen.objects.gcs_upload import MARK, Parts, Rewrite, tidy_uploads
-from mizzen.objects.looking import listed
+from mizzen.objects.lookup import listed
 from mizzen.objects.randomness import detach
 from mizzen.objects.store import (
     STAGING,
@@ -35,7 +35,7 @@ from mizzen.objects.store import (
     holds,
 )
 from mizzen.objects.store_digest import StoreDigest, algorithms
-from mizzen.objects.uploads import Plan, Upload
+from mizzen.objects.uploads import CopyPlan, Upload
 
 _EMULATOR = "STORAGE_EMULATOR_HOST"
 
@@ -164,7 +164,7 @@ class GCSStore:
         return ObjectStat(int(blob.size), str(blob.generation), (blob.metadata or {}).get(MARK, ""))
 
     @contextmanager
-    def upload(self, plan: Plan) -> Iterator[Upload]:
+    def upload(self, plan: CopyPlan) -> Iterator[Upload]:
         """Start or resume an upload; see `ObjectStore.upload`.
 
         Rewrites objects of Google Cloud Storage server-side; composes others of parts.

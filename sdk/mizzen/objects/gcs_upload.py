@@ -14,7 +14,7 @@ from typing import Any
 from google.api_core.exceptions import NotFound, PreconditionFailed
 
 from mizzen.objects.buffers import Buffers
-from mizzen.objects.uploads import CopyFailed, Plan, Read
+from mizzen.objects.uploads import CopyFailed, CopyPlan, Read
 
 MARK = "mizzen-copy"
 """Metadata key of the mark."""
@@ -26,7 +26,7 @@ _PIECE_BYTES = 8 << 20
 class _Staged:
     """Base class of uploads: keeps temporary objects below a reserved prefix, and publishes the finished object."""
 
-    def __init__(self, blob: Any, folder: str, plan: Plan) -> None:
+    def __init__(self, blob: Any, folder: str, plan: CopyPlan) -> None:
         """Create the upload of the object `blob`. `folder` is the name prefix of its temporary objects."""
         self.plan = plan
         self.copies_itself = False
@@ -53,7 +53,7 @@ class _Staged:
 class Parts(_Staged):
     """An `Upload` to Google Cloud Storage. An object of one part is uploaded in one request, by `finish`."""
 
-    def __init__(self, blob: Any, folder: str, plan: Plan) -> None:
+    def __init__(self, blob: Any, folder: str, plan: CopyPlan) -> None:
         super().__init__(blob, folder, plan)
         self._body = bytearray()
         self._md5s: dict[int, str] = {}
@@ -130,7 +130,7 @@ class Parts(_Staged):
 class Rewrite(_Staged):
     """An `Upload` by a server-side copy within Google Cloud Storage. The whole object is one part."""
 
-    def __init__(self, blob: Any, folder: str, plan: Plan, source: Any) -> None:
+    def __init__(self, blob: Any, folder: str, plan: CopyPlan, source: Any) -> None:
         """Create the upload. `source` is the object to copy."""
         super().__init__(blob, folder, replace(plan, part_bytes=plan.size_bytes))
         self.copies_itself = True

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import TypeAlias
 
 from mizzen.objects import checksums
-from mizzen.objects.bandwidth import Share
+from mizzen.objects.bandwidth import BandwidthShare
 from mizzen.objects.store import MissingObject, ObjectInfo, ObjectStore
 from mizzen.objects.workers import Workers
 
@@ -129,7 +129,7 @@ def content_difference(
     manifest: FolderManifest,
     *,
     after: str = "",
-    share: Share | None = None,
+    share: BandwidthShare | None = None,
     at_batch: Callable[[str], None] = lambda path: None,
 ) -> ObjectDifference | None:
     """Read all objects, and return the first that does not match its checksum; None if there is no difference.
@@ -163,7 +163,7 @@ def checksummed(
     manifest: FolderManifest,
     algorithm: str,
     *,
-    share: Share | None = None,
+    share: BandwidthShare | None = None,
     at_batch: Callable[[FolderManifest], None] = lambda manifest: None,
 ) -> FolderManifest:
     """Compute the missing checksums, and return the complete manifest. Objects with a checksum are not read again.
@@ -184,7 +184,7 @@ def checksummed(
     return tuple(entries)
 
 
-def object_checksum(store: ObjectStore, key: str, algorithm: str, share: Share | None = None) -> str:
+def object_checksum(store: ObjectStore, key: str, algorithm: str, share: BandwidthShare | None = None) -> str:
     """Read an object in pieces, and return the checksum `algorithm:hex`. Every byte counts against `share`.
 
     Raises:

@@ -15,7 +15,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, NoCredentialsError
 
 from mizzen.objects.buffers import Buffers
-from mizzen.objects.looking import listed
+from mizzen.objects.lookup import listed
 from mizzen.objects.randomness import detach
 from mizzen.objects.s3_reading import ABSENT, Fetching, Object, content, store_digest
 from mizzen.objects.s3_upload import MARK, ObjectRef, S3Upload, tidy_uploads
@@ -33,7 +33,7 @@ from mizzen.objects.store import (
     holds,
 )
 from mizzen.objects.store_digest import StoreDigest
-from mizzen.objects.uploads import Plan
+from mizzen.objects.uploads import CopyPlan
 from mizzen.objects.workers import AT_ONCE, ending
 
 _THERE = {"PreconditionFailed", "412"}
@@ -186,7 +186,7 @@ class S3Store:
         return ObjectStat(int(found["ContentLength"]), found["ETag"].strip('"'), mark)
 
     @contextmanager
-    def upload(self, plan: Plan) -> Iterator[S3Upload]:
+    def upload(self, plan: CopyPlan) -> Iterator[S3Upload]:
         """Start or resume an upload; see `ObjectStore.upload`.
 
         Copies parts server-side (`UploadPartCopy`) between buckets of the same cloud.

@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 
 from mizzen.objects.s3_reading import ABSENT, has_md5
 from mizzen.objects.store import STAGING
-from mizzen.objects.uploads import CopyFailed, Plan, Read
+from mizzen.objects.uploads import CopyFailed, CopyPlan, Read
 
 MARK = "mizzen-copy"
 """Metadata key of the mark."""
@@ -57,7 +57,7 @@ class ObjectRef(NamedTuple):
 class S3Upload:
     """An `Upload` to S3. An object of one part is uploaded in one request, by `finish`."""
 
-    def __init__(self, target: ObjectRef, staged: str, plan: Plan, origin: ObjectRef | None) -> None:
+    def __init__(self, target: ObjectRef, staged: str, plan: CopyPlan, origin: ObjectRef | None) -> None:
         """Create the upload.
 
         Args:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from mizzen.objects.store_digest import StoreDigest
-from mizzen.objects.uploads import Plan, Upload
+from mizzen.objects.uploads import CopyPlan, Upload
 
 STAGING = ".staging"
 """Key prefix that is reserved for the stores' unfinished uploads."""
@@ -44,7 +44,7 @@ class ObjectStat(NamedTuple):
     tag: str
     """Version identifier, see `ObjectInfo.tag`."""
     mark: str
-    """The id (`Plan.mark`) of the copy that created the object, if it is unchanged since; else empty."""
+    """The id (`CopyPlan.mark`) of the copy that created the object, if it is unchanged since; else empty."""
 
 
 class Content(NamedTuple):
@@ -111,7 +111,7 @@ class ObjectStore(Protocol):
     def stat(self, key: str) -> ObjectStat | None:
         """Return size, tag and mark; None if there is no such object."""
 
-    def upload(self, plan: Plan) -> AbstractContextManager[Upload]:
+    def upload(self, plan: CopyPlan) -> AbstractContextManager[Upload]:
         """Start an upload in parts, or resume the unfinished upload with the same `plan.mark`.
 
         Raises:

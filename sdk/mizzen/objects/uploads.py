@@ -29,7 +29,7 @@ class CopyInUse(CopyFailed):
 
 
 @dataclass(frozen=True)
-class Plan:
+class CopyPlan:
     """A copy: one version of a source object, and its key at the target."""
 
     source: "ObjectStore"
@@ -66,7 +66,7 @@ class Plan:
 class Upload(Protocol):
     """A resumable upload of one object. Several threads may upload different parts concurrently."""
 
-    plan: Plan
+    plan: CopyPlan
     """The plan, which may have other parts than the caller's: a server-side copy may treat the object as one part."""
     copies_itself: bool
     """Whether the store copies the parts server-side, so that they need not be read here."""

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.balance_api import Api
+from bench.balance_api import BalanceApi
 from tests.proxies.balance.world import Balancer, Replica, running
 
 
 @pytest.fixture
-def api() -> Iterator[Api]:
-    api = Api()
+def api() -> Iterator[BalanceApi]:
+    api = BalanceApi()
     api.start()
     yield api
     api.stop()
@@ -27,7 +27,7 @@ def replicas() -> Iterator[list[Replica]]:
 
 
 @pytest.fixture
-def start(api: Api, tmp_path: Path) -> Iterator[Callable[..., Balancer]]:
+def start(api: BalanceApi, tmp_path: Path) -> Iterator[Callable[..., Balancer]]:
     """Returns a function that starts a balancer with these options."""
     import contextlib
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.balance_api import Api
+from bench.balance_api import BalanceApi
 from infra.stack.ports import free_port
 from tests.proxies.balance.world import Balancer, Replica, wait_for
 
 Start = Callable[..., Balancer]
 
 
-def test_clients_need_a_key_of_the_file(api: Api, replicas: list[Replica], start: Start, tmp_path: Path) -> None:
+def test_clients_need_a_key_of_the_file(api: BalanceApi, replicas: list[Replica], start: Start, tmp_path: Path) -> None:
     """Only the hashes of the keys are stored. Refused requests are not counted. Changes of the file take effect."""
     keys = tmp_path / "keys"
     keys.write_text(f"# tenants\n{hashlib.sha256(b'mzn-one').hexdigest()} vision\n")
@@ -67,7 +67,7 @@ def _seen(balancer: Balancer) -> dict[str, str]:
 
 
 def test_a_replica_gets_no_key_and_no_forged_address(
-    api: Api, replicas: list[Replica], start: Start, tmp_path: Path
+    api: BalanceApi, replicas: list[Replica], start: Start, tmp_path: Path
 ) -> None:
     """With `--keys`, replicas do not get the client's key. Where a request comes from is taken from the connection."""
     keys = tmp_path / "keys"
@@ -79,7 +79,9 @@ def test_a_replica_gets_no_key_and_no_forged_address(
 
 
 @pytest.mark.parametrize("trusted", ["10.0.0.0/8,127.0.0.1", "10.0.0.0/8"])
-def test_headers_of_trusted_proxies_are_kept(api: Api, replicas: list[Replica], start: Start, trusted: str) -> None:
+def test_headers_of_trusted_proxies_are_kept(
+    api: BalanceApi, replicas: list[Replica], start: Start, trusted: str
+) -> None:
     """A trusted proxy's headers are kept, and its address is added. Without `--keys`, Authorization passes."""
     api.set([replicas[0].entry()])
     balancer = start("--trusted-proxies", trusted)
@@ -92,7 +94,7 @@ def test_headers_of_trusted_proxies_are_kept(api: Api, replicas: list[Replica], 
 
 
 def test_requests_are_counted_by_the_owner_of_their_key(
-    api: Api, replicas: list[Replica], start: Start, tmp_path: Path
+    api: BalanceApi, replicas: list[Replica], start: Start, tmp_path: Path
 ) -> None:
     """The metrics have the owners that the file names. A new name takes effect; refused requests have no owner."""
     keys, port = tmp_path / "keys", free_port()
@@ -135,7 +137,7 @@ def _certificate(folder: Path, name: str) -> tuple[Path, str]:
 
 
 def test_a_new_certificate_is_used_without_a_restart(
-    api: Api, replicas: list[Replica], start: Start, tmp_path: Path
+    api: BalanceApi, replicas: list[Replica], start: Start, tmp_path: Path
 ) -> None:
     """New connections get the certificate of the changed file, and running answers continue.
 
@@ -189,7 +191,7 @@ def test_a_new_certificate_is_used_without_a_restart(
     assert balancer.log.read_text().count("stays as it was") == len(errors)
 
 
-def test_tls_with_http_1_and_2(api: Api, replicas: list[Replica], start: Start, tmp_path: Path) -> None:
+def test_tls_with_http_1_and_2(api: BalanceApi, replicas: list[Replica], start: Start, tmp_path: Path) -> None:
     """Clients that accept the certificate get HTTP/1.1 or HTTP/2, as they ask."""
     certificate, text = _certificate(tmp_path, "cert")
     both = tmp_path / "both.pem"
@@ -227,6 +229,6 @@ def test_tls_with_http_1_and_2(api: Api, replicas: list[Replica], start: Start, 
 )
 def test_invalid_options_are_named(tmp_path: Path, options: list[str], said: str) -> None:
     """An invalid option ends the command with exit code 2 and a message."""
-    balancer = Balancer(Api(), tmp_path / "data")
+    balancer = Balancer(BalanceApi(), tmp_path / "data")
     done = balancer.run_with(*options)
     assert done.returncode == 2 and said in done.stderr

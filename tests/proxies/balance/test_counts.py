@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import httpx
 
-from bench.balance_api import Api
+from bench.balance_api import BalanceApi
 from infra.stack.ports import free_port
-from proxies.balance.counts import Counters, Counts, Second
-from proxies.balance.following import Api as BalancerApi
+from proxies.balance.api_client import BalanceApi as BalancerApi
+from proxies.balance.counts import Counters, RequestCounter, Second
+from proxies.balance.report_seconds import Seconds
 from proxies.balance.reports import Reports
-from proxies.balance.seconds import Seconds
 from tests.proxies.balance.world import Balancer, Replica, wait_for
 
 Start = Callable[..., Balancer]
 
 
-def test_counts_are_exact_across_an_outage_of_the_api(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_counts_are_exact_across_an_outage_of_the_api(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """Requests, failures and answers are counted once, also those that were made while the API was away."""
     api.set([replica.entry() for replica in replicas])
     balancer = start()
@@ -41,7 +41,7 @@ def test_counts_are_exact_across_an_outage_of_the_api(api: Api, replicas: list[R
     assert timed and all(0 <= one["p50_s"] <= one["p99_s"] < 10 for one in timed)
 
 
-def test_a_stream_is_counted_when_it_begins(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_a_stream_is_counted_when_it_begins(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """The autoscaler sees a request that is still running. A client that leaves its stream is not a cut stream."""
     api.set([replicas[0].entry()])
     balancer = start()
@@ -53,7 +53,7 @@ def test_a_stream_is_counted_when_it_begins(api: Api, replicas: list[Replica], s
     assert (api.total("failed"), api.total("cut")) == (0, 0)
 
 
-def test_the_last_counts_are_sent_at_the_stop(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_the_last_counts_are_sent_at_the_stop(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """SIGTERM lets running requests finish, and reports them."""
     api.set([replicas[0].entry()])
     balancer = start()
@@ -66,7 +66,7 @@ def test_the_last_counts_are_sent_at_the_stop(api: Api, replicas: list[Replica],
     assert api.total("requests") == 4 and api.total("failed") == 0
 
 
-def test_metrics(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_metrics(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """The metrics count requests, failures and times, and show the state of the balancer."""
     port = free_port()
     api.set([replica.entry() for replica in replicas])
@@ -89,7 +89,7 @@ def test_metrics(api: Api, replicas: list[Replica], start: Start) -> None:
         assert line in text
 
 
-def test_a_refusal_is_logged_once(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_a_refusal_is_logged_once(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """Counts with a wrong clock are refused each second. The log has the reason once, and again when it changes."""
     api.refuses = "seconds[0].second: {second} is in the future"
     api.set([replicas[0].entry()])
@@ -123,7 +123,7 @@ def test_seconds_after_the_clock_was_set() -> None:
     assert (seconds.last(1007.5), seconds.last(1007.5)) == (1007, 1008)
 
 
-def test_counts_of_a_clock_that_was_ahead_do_not_block_later_ones(api: Api) -> None:
+def test_counts_of_a_clock_that_was_ahead_do_not_block_later_ones(api: BalanceApi) -> None:
     """Counts from before the clock was set back are dropped, because the API refuses them; later ones are sent."""
 
     async def report() -> int:
@@ -142,7 +142,7 @@ def test_counts_of_a_clock_that_was_ahead_do_not_block_later_ones(api: Api) -> N
 
 def test_lines_of_the_log_are_classified() -> None:
     """A client that gives up is neither a failure nor a cut stream. A line may arrive in two parts."""
-    counts = Counts()
+    counts = RequestCounter()
     lines = (
         b"200 -- 7 0\n404 -- 3 0\n101 -- 9 0\n502 SH 1 +2\n-1 CR 1 0\n200 CD 1 0\n200 SD 1 0\n200 sD 1 0\n504 sH 1 0\n"
     )

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import httpx
 
-from bench.balance_api import Api
+from bench.balance_api import BalanceApi
 from infra.stack.ports import free_port
 from tests.proxies.balance.world import Balancer, Replica, running, wait_for
 
 Start = Callable[..., Balancer]
 
 
-def test_replicas_come_and_go_without_a_restart_of_haproxy(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_replicas_come_and_go_without_a_restart_of_haproxy(
+    api: BalanceApi, replicas: list[Replica], start: Start
+) -> None:
     """Replicas of the list get requests in turn; changes take effect without another HAProxy process."""
     first, second = replicas
     api.set([first.entry()])
@@ -35,7 +37,9 @@ def test_replicas_come_and_go_without_a_restart_of_haproxy(api: Api, replicas: l
     assert balancer.haproxy() == haproxy != 0
 
 
-def test_a_killed_haproxy_is_replaced_while_connections_wait(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_a_killed_haproxy_is_replaced_while_connections_wait(
+    api: BalanceApi, replicas: list[Replica], start: Start
+) -> None:
     """The listening socket stays open: no new connection is refused, and the new HAProxy has all replicas at once."""
     api.set([replica.entry() for replica in replicas])
     balancer = start()
@@ -53,7 +57,7 @@ def test_a_killed_haproxy_is_replaced_while_connections_wait(api: Api, replicas:
 
 
 def test_haproxy_ends_with_its_supervisor_and_the_next_starts_from_the_disk(
-    api: Api, replicas: list[Replica], start: Start, tmp_path: Path
+    api: BalanceApi, replicas: list[Replica], start: Start, tmp_path: Path
 ) -> None:
     """After SIGKILL no HAProxy keeps the port; a new balancer serves at once although the API is away."""
     api.set([replica.entry() for replica in replicas])
@@ -67,7 +71,7 @@ def test_haproxy_ends_with_its_supervisor_and_the_next_starts_from_the_disk(
     balancer.wait_replicas(set(replicas))
 
 
-def test_an_error_of_the_api_is_not_an_empty_list(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_an_error_of_the_api_is_not_an_empty_list(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """While the API answers with errors the last list stays. An empty list removes all replicas."""
     api.set([replica.entry() for replica in replicas])
     balancer = start()
@@ -85,7 +89,7 @@ def test_an_error_of_the_api_is_not_an_empty_list(api: Api, replicas: list[Repli
     assert int(answer.headers["retry-after"]) > 0 and "no replica" in answer.text
 
 
-def test_an_invalid_list_is_ignored_and_named(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_an_invalid_list_is_ignored_and_named(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """A list with an invalid field leaves the last list in place. The log names the field, its value and its form."""
     api.set([replicas[0].entry()])
     balancer = start()
@@ -96,7 +100,7 @@ def test_an_invalid_list_is_ignored_and_named(api: Api, replicas: list[Replica],
     balancer.wait_replicas({replicas[0]})
 
 
-def test_a_change_without_an_event_is_found(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_a_change_without_an_event_is_found(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """The list is also fetched at an interval, and after the event stream was lost."""
     api.set([replicas[0].entry()])
     balancer = start()
@@ -109,7 +113,7 @@ def test_a_change_without_an_event_is_found(api: Api, replicas: list[Replica], s
     balancer.wait_replicas({replicas[0]})
 
 
-def test_the_policy_changes_while_haproxy_runs(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_the_policy_changes_while_haproxy_runs(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """Another policy and other settings of the service take effect without another HAProxy process."""
     entries = [replica.entry() for replica in replicas]
     api.set(entries)
@@ -125,7 +129,9 @@ def test_the_policy_changes_while_haproxy_runs(api: Api, replicas: list[Replica]
     assert balancer.haproxy() == haproxy
 
 
-def test_a_dead_replica_is_skipped_before_the_api_says_so(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_a_dead_replica_is_skipped_before_the_api_says_so(
+    api: BalanceApi, replicas: list[Replica], start: Start
+) -> None:
     """No request fails when a replica is killed between requests, and its return is noticed."""
     api.set([replica.entry() for replica in replicas])
     balancer = start()
@@ -138,7 +144,7 @@ def test_a_dead_replica_is_skipped_before_the_api_says_so(api: Api, replicas: li
     balancer.wait_replicas(set(replicas))
 
 
-def test_services_are_independent(api: Api, replicas: list[Replica], tmp_path: Path) -> None:
+def test_services_are_independent(api: BalanceApi, replicas: list[Replica], tmp_path: Path) -> None:
     """Each service has its own address, list and HAProxy; when one HAProxy is killed, the others go on."""
     first, second = replicas
     ports = {"chat": free_port(), "search": free_port()}
@@ -156,7 +162,7 @@ def test_services_are_independent(api: Api, replicas: list[Replica], tmp_path: P
             assert sum(chunk.count(b"data") for chunk in answer.iter_raw()) == 2
 
 
-def test_a_folder_belongs_to_one_balancer(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_a_folder_belongs_to_one_balancer(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """A second balancer with the same folder ends with an error, and the first is not disturbed."""
     api.set([replicas[0].entry()])
     balancer = start()
@@ -168,7 +174,7 @@ def test_a_folder_belongs_to_one_balancer(api: Api, replicas: list[Replica], sta
     assert balancer.haproxy() == haproxy
 
 
-def test_checks_do_not_reset_their_connections(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_checks_do_not_reset_their_connections(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """The checks of a replica close their connections in order: many servers log an error for each reset."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(30.0)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from bench.balance_api import Api
+from bench.balance_api import BalanceApi
 from tests.proxies.balance.world import Balancer, Replica, wait_for
 
 Start = Callable[..., Balancer]
@@ -18,7 +18,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 @pytest.fixture
-def balancer(api: Api, replicas: list[Replica], start: Start) -> Balancer:
+def balancer(api: BalanceApi, replicas: list[Replica], start: Start) -> Balancer:
     """A balancer with two replicas."""
     api.set([replica.entry() for replica in replicas])
     balancer = start()
@@ -55,7 +55,9 @@ def test_a_get_whose_replica_dies_is_answered_by_another(balancer: Balancer, rep
     assert _is_answered_by(_on_dying(balancer, replicas[0], "GET"), replicas[1])
 
 
-def test_a_post_whose_replica_dies_is_not_repeated(api: Api, balancer: Balancer, replicas: list[Replica]) -> None:
+def test_a_post_whose_replica_dies_is_not_repeated(
+    api: BalanceApi, balancer: Balancer, replicas: list[Replica]
+) -> None:
     """The client gets an error, because the replica may have acted on the request. The request counts as failed."""
     assert _is_failed(_on_dying(balancer, replicas[0], "POST", b"x" * 100))
     wait_for("the failure is reported", lambda: api.total("failed") == 1)
@@ -64,7 +66,7 @@ def test_a_post_whose_replica_dies_is_not_repeated(api: Api, balancer: Balancer,
 
 @pytest.mark.parametrize(("method", "retried"), [("PUT", False), ("POST", True)])
 def test_bodies_are_repeated_up_to_the_buffer(
-    api: Api, balancer: Balancer, replicas: list[Replica], method: str, retried: bool
+    api: BalanceApi, balancer: Balancer, replicas: list[Replica], method: str, retried: bool
 ) -> None:
     """8 KiB are sent again; of 1 MiB only a part is in the buffer, so the client gets 502."""
     api.set([replica.entry() for replica in replicas], retry_non_idempotent=retried, request_timeout_s=20)
@@ -89,7 +91,7 @@ def test_server_sent_events_arrive_one_by_one(balancer: Balancer) -> None:
         assert next(chunks, None) is None
 
 
-def test_a_drained_replica_finishes_its_streams(api: Api, balancer: Balancer, replicas: list[Replica]) -> None:
+def test_a_drained_replica_finishes_its_streams(api: BalanceApi, balancer: Balancer, replicas: list[Replica]) -> None:
     """New requests go elsewhere at once; a running stream continues to its end, and then the server is deleted."""
     with httpx.stream("GET", f"{balancer.url}/events?count=30&every_s=0.1") as answer:
         port = answer.headers["x-replica"]
@@ -101,7 +103,7 @@ def test_a_drained_replica_finishes_its_streams(api: Api, balancer: Balancer, re
     wait_for("the server is deleted", lambda: balancer.servers() == {str(other.port)})
 
 
-def test_streams_are_closed_after_the_drain(api: Api, balancer: Balancer, replicas: list[Replica]) -> None:
+def test_streams_are_closed_after_the_drain(api: BalanceApi, balancer: Balancer, replicas: list[Replica]) -> None:
     """A stream that outlasts `drain_s` breaks off, and is counted as cut instead of failed."""
     with httpx.stream("GET", f"{balancer.url}/events?count=1000&every_s=0.1") as answer:
         (other,) = [replica for replica in replicas if str(replica.port) != answer.headers["x-replica"]]
@@ -112,7 +114,7 @@ def test_streams_are_closed_after_the_drain(api: Api, balancer: Balancer, replic
     assert api.total("failed") == 0
 
 
-def test_a_stream_whose_replica_dies_is_counted_as_cut(api: Api, balancer: Balancer) -> None:
+def test_a_stream_whose_replica_dies_is_counted_as_cut(api: BalanceApi, balancer: Balancer) -> None:
     """The client sees that the answer is incomplete."""
     url = f"{balancer.url}/events?count=9&die_at=3&every_s=0.05"
     with httpx.stream("GET", url) as answer, pytest.raises(httpx.RemoteProtocolError):
@@ -146,7 +148,7 @@ def test_http2_without_tls(balancer: Balancer) -> None:
     assert done.stdout.endswith("2 200"), done.stderr
 
 
-def test_the_queue_is_bounded(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_the_queue_is_bounded(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """While the only replica is busy, `max_queue` requests wait, and further ones get 503 with Retry-After."""
     api.set([replicas[0].entry()], max_queue=2)
     balancer = start("--concurrency", "1")
@@ -159,7 +161,9 @@ def test_the_queue_is_bounded(api: Api, replicas: list[Replica], start: Start) -
     assert all(int(answer.headers["retry-after"]) > 0 for answer in answers if answer.status_code == 503)
 
 
-def test_least_load_uses_the_near_zone_until_it_is_overloaded(api: Api, replicas: list[Replica], start: Start) -> None:
+def test_least_load_uses_the_near_zone_until_it_is_overloaded(
+    api: BalanceApi, replicas: list[Replica], start: Start
+) -> None:
     """Requests stay in the clients' zone while its replica has fewer than two, then also use the other zone. If the
     near replica dies, the far one answers.
     """
@@ -177,7 +181,7 @@ def test_least_load_uses_the_near_zone_until_it_is_overloaded(api: Api, replicas
     near.start()
 
 
-def test_a_hundred_changes_lose_no_request(api: Api, replicas: list[Replica], balancer: Balancer) -> None:
+def test_a_hundred_changes_lose_no_request(api: BalanceApi, replicas: list[Replica], balancer: Balancer) -> None:
     """While replicas are added and removed a hundred times, every request of eight clients is answered."""
     third = Replica(2)
     pool = [*replicas, third]

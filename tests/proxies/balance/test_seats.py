@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from proxies.balance.configuration import Limits, server_line
+from proxies.balance.configuration import ProxyLimits, server_line
 from proxies.balance.seats import effective_policy, seats
-from proxies.balance.values import InvalidList, Zone, parse_service
+from proxies.balance.values import InvalidList, RegionZone, parse_service
 
-HERE = Zone("east", "a")
+HERE = RegionZone("east", "a")
 
 
 def entry(number: int, **fields: Any) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def test_least_load_makes_the_other_zones_a_reserve() -> None:
         ("near", "2", 100, True), ("far", "2", 100, False),
         ("near", "3", 25, True), ("far", "3", 25, False),
     ]  # fmt: skip
-    assert " backup" in server_line(found[1], Limits(10, 7, 8, 1, 1.0))
-    assert " backup" not in server_line(found[0], Limits(10, 7, 8, 1, 1.0))
+    assert " backup" in server_line(found[1], ProxyLimits(10, 7, 8, 1, 1.0))
+    assert " backup" not in server_line(found[0], ProxyLimits(10, 7, 8, 1, 1.0))
 
 
 def test_without_a_zone_least_load_counts_connections() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from bench.balance_api import NAME, Api
+from bench.balance_api import NAME, BalanceApi
 from infra.stack.ports import free_port
 
 CHECKOUT = Path(__file__).parents[3]
@@ -78,7 +78,7 @@ class Replica:
 class Balancer:
     """`mizzen balance` in a process of its own."""
 
-    def __init__(self, api: Api, data: Path, *options: str, services: Mapping[str, int] | None = None) -> None:
+    def __init__(self, api: BalanceApi, data: Path, *options: str, services: Mapping[str, int] | None = None) -> None:
         self.port = free_port()
         self.data = data
         services = services or {NAME: self.port}

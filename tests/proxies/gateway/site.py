@@ -23,8 +23,8 @@ from infra.db.session import transaction
 from infra.db.tenants import ApiKey, Tenant
 from infra.keys import load_master_key, new_api_key
 from infra.temporal_client import connect
+from proxies.gateway.gateway_server import Certificate, serve
 from proxies.gateway.methods import SERVICE
-from proxies.gateway.serving import Certificate, serve
 from tests.agent.harness import Lab
 
 
@@ -57,7 +57,7 @@ class Site:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, lab: Lab, engine: Engine, folder: Path, **options: Any) -> AsyncIterator["Site"]:
-        """Runs a gateway in this process. `options` are those of `proxies.gateway.serving.serve`."""
+        """Runs a gateway in this process. `options` are those of `proxies.gateway.gateway_server.serve`."""
         load_master_key(folder / "master.key", create=True)
         settings = Settings(
             database=engine.url.render_as_string(hide_password=False).replace("+psycopg", ""),

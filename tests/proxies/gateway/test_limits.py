@@ -18,7 +18,7 @@ from infra.db.session import transaction
 from infra.db.tenants import ApiKey
 from infra.keys import new_api_key
 from infra.stack.ports import free_port
-from proxies.gateway.keys import Session, Sessions
+from proxies.gateway.keys import MachineSession, Sessions
 from proxies.gateway.methods import SERVICE
 from proxies.gateway.refusals import Refused
 from tests.agent.harness import Lab, until_async
@@ -103,7 +103,7 @@ async def test_lookups_of_many_machines_behind_one_address(database: Engine) -> 
     """Wrong keys exhaust the lookups of their address, but do not exclude the keys that were valid before."""
     sessions = Sessions(database, clock=lambda: 0.0)
 
-    async def accepted(keys: list[str]) -> list[Session]:
+    async def accepted(keys: list[str]) -> list[MachineSession]:
         return [await sessions.of_call(f"Bearer {key}", HERE) for key in keys]
 
     try:

@@ -13,7 +13,7 @@ from temporalio.api.workflowservice import v1 as service
 from temporalio.exceptions import ApplicationError
 
 from domain.protocol import Activity, NodeHeartbeat, NodeOutcome, RunNode, TaskExit
-from domain.reported import CadenceReport, LoadReport, NoticeReport, TaskProgress
+from domain.task_reports import CadenceReport, LoadReport, NoticeReport, TaskProgress
 from infra.payloads import DATA_CONVERTER
 from tests.agent.harness import Pending
 from tests.proxies.gateway.site import Caller, Site

@@ -9,8 +9,8 @@ import pytest
 from temporalio.api.workflowservice import v1 as service
 
 from infra.errors import ConfigurationError
+from proxies.gateway.gateway_server import Certificate, serve
 from proxies.gateway.methods import SERVICE
-from proxies.gateway.serving import Certificate, serve
 from tests.proxies.gateway.site import Caller, Site, certificate
 
 

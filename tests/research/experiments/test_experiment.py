@@ -12,12 +12,22 @@ import pytest
 from ortools.linear_solver import pywraplp
 
 from research.experiments.bound import BUCKET_S, Fluid, bound, most_gpu_h
-from research.experiments.cases import BY_TENANT, DATA, FEW_REGIONS, HOUR_S, MIXED, POLICIES, Case, case_of, cases
+from research.experiments.cases import (
+    BY_TENANT,
+    DATA,
+    FEW_REGIONS,
+    HOUR_S,
+    MIXED,
+    POLICIES,
+    ExperimentCase,
+    case_of,
+    cases,
+)
 from research.experiments.replay import replay
 from research.experiments.report import BEGIN, END, write_report
 from research.experiments.scenes import build, windows
-from research.experiments.summary import CaseResult, Wait, misses
-from research.traces.reading import read_trace
+from research.experiments.summary import PolicyResult, Wait, misses
+from research.traces.trace_readers import read_trace
 from tests.research.experiments.conftest import BURST_H, SHORT
 
 
@@ -36,7 +46,7 @@ def all_outcomes(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _run(data: Path, out: Path, chosen: dict[str, Sequence[str]]) -> Path:
     """Runs the chosen policies of each variant and returns the folder of the outcomes."""
     for variant, policies in chosen.items():
-        case = Case("openb", 1.3, 0, variant)
+        case = ExperimentCase("openb", 1.3, 0, variant)
         build(case, data, out, SHORT)
         for policy in policies:
             (case.folder(out) / f"{policy}.json").write_text(json.dumps(replay(case.folder(out), policy)))
@@ -57,7 +67,7 @@ def test_windows_are_where_most_gang_gpus_arrive(data: Path) -> None:
 @pytest.mark.parametrize(("trace", "load"), [("philly", 0.1), ("openb", 0.8)])
 def test_a_case_offers_its_load(data: Path, tmp_path: Path, trace: str, load: float, variant: str) -> None:
     """The replayed trace offers the given load within a tenth; levels 1 and 2 offer at most about half of the fleet."""
-    case = Case(trace, load, 0, variant)
+    case = ExperimentCase(trace, load, 0, variant)
     build(case, data, tmp_path, SHORT)
     facts = json.loads((case.folder(tmp_path) / "case.json").read_text())
     offered = {1: 0.0, 0: 0.0}
@@ -76,14 +86,14 @@ def test_a_case_offers_its_load(data: Path, tmp_path: Path, trace: str, load: fl
 @pytest.mark.long
 def test_every_policy_keeps_within_the_bound(all_outcomes: Path) -> None:
     """No set of the highest levels does more work than the bound allows; the best policy does most of it."""
-    case = Case("openb", 1.3, 0, BY_TENANT)
+    case = ExperimentCase("openb", 1.3, 0, BY_TENANT)
     most = {
         int(level): gpu_h for level, gpu_h in json.loads((case.folder(all_outcomes) / "bound.json").read_text()).items()
     }
     parts = []
     for policy in POLICIES:
         body = json.loads((case.folder(all_outcomes) / f"{policy}.json").read_text())
-        done = CaseResult(case, policy, body)
+        done = PolicyResult(case, policy, body)
         for level, gpu_h in most.items():
             assert done.worked_gpu_h(range(1, level + 1)) <= gpu_h * 1.001, (policy, level)
         parts.append(done.worked_gpu_h() / most[max(most)])
@@ -122,10 +132,10 @@ def _linear(fluids: list[Fluid], slots: int, until_s: float) -> float:
 
 def test_priorities_count(outcomes: Path) -> None:
     """At this load, `fifo` misses objectives of the highest levels more than twice as often as `global`."""
-    case = Case("openb", 1.3, 0, MIXED)
+    case = ExperimentCase("openb", 1.3, 0, MIXED)
     found = {
         policy: misses(
-            [CaseResult(case, policy, json.loads((case.folder(outcomes) / f"{policy}.json").read_text()))], "award"
+            [PolicyResult(case, policy, json.loads((case.folder(outcomes) / f"{policy}.json").read_text()))], "award"
         )
         for policy in ("global", "fifo")
     }
@@ -180,8 +190,9 @@ def test_the_command_goes_on_where_it_was(data: Path, tmp_path: Path, checkout: 
         cwd=checkout, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(checkout)},
     )  # fmt: skip
     assert missing.returncode == 1 and "philly.csv" in missing.stdout
+    folder = ExperimentCase("openb", 1.3, 0).folder(outcomes)
     again = subprocess.run(
-        [sys.executable, checkout / "research/experiments/replay.py", Case("openb", 1.3, 0).folder(outcomes), "global"],
+        [sys.executable, checkout / "research/experiments/replay.py", folder, "global"],
         cwd=checkout, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(checkout)},
     )  # fmt: skip
     assert again.stdout == ""

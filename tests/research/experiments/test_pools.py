@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from research.experiments.cases import HOUR_S, Case
+from research.experiments.cases import HOUR_S, ExperimentCase
 from research.experiments.pools.__main__ import run
 from research.experiments.pools.fleets import BOTH, FLEETS, LOAD, MEAN, PEAK, SPOT
 from research.experiments.pools.report import BEGIN, write_report
 from research.experiments.replay import scene_of
 from tests.research.experiments.conftest import SHORT
 
-CASE = Case("openb", LOAD, 0)
+CASE = ExperimentCase("openb", LOAD, 0)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from research.reclaim.documents import Document, build, read
+from research.reclaim.documents import ScenarioDocument, build, read
 from research.reclaim.engine import simulate
 from research.reclaim.scenario import DAY_S
 from research.reclaim.systems import SYSTEMS
@@ -43,7 +43,7 @@ def test_the_campus_has_the_figures_of_section_4() -> None:
 
 
 def test_seeds_differ_and_repeat() -> None:
-    document = Document(version=1, name="x", days=5, calibration_days=1)
+    document = ScenarioDocument(version=1, name="x", days=5, calibration_days=1)
     first, again, other = (build(document, Path(), seed=seed) for seed in (1, 1, 2))
     assert np.array_equal(first.lending.to_s, again.lending.to_s)
     assert np.array_equal(first.links_bytes_s, again.links_bytes_s)
@@ -62,7 +62,7 @@ def test_intervals_from_a_file(tmp_path: Path) -> None:
         "e,900000000,900000100,,west,\n"  # After the end.
         "\n"
     )
-    document = Document(
+    document = ScenarioDocument(
         version=1, name="x", days=2, calibration_days=0, availability={"csv": "up.csv"},  # type: ignore[arg-type]
         jobs={"count": 10, "gpu_hours": 20},  # type: ignore[arg-type]
     )  # fmt: skip

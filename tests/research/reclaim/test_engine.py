@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from research.reclaim.documents import Document, build
+from research.reclaim.documents import ScenarioDocument, build
 from research.reclaim.engine import simulate
 from research.reclaim.network import max_min
-from research.reclaim.scenario import Scenario, Traffic
+from research.reclaim.scenario import LendingScenario, Traffic
 from research.reclaim.state import STALL_SHARE
-from research.reclaim.systems import SYSTEMS, Store, System
+from research.reclaim.systems import SYSTEMS, StorePlacement, System
 from tests.research.reclaim.tiny import HOUR_S, LOCAL_BYTES_S, scenario
 
 SIZE = 3e9  # 30 s within a building, 120 s to another, 3 s on the local disk.
@@ -131,12 +131,12 @@ def test_writes_share_the_link_of_a_machine(machines: tuple[int, int], at_s: flo
 def test_central_store_by_hand() -> None:
     # To the core and back over 25 MB/s: 120 s each way, also within one building.
     given = scenario(intervals=[(0, 0, 2000, 0), (1, 1000, 10 * HOUR_S, 0)], jobs=[(0, 1, 5 * HOUR_S, SIZE)])
-    (hit,) = simulate(given, fixed(600, store=Store.CENTRAL)).hits
+    (hit,) = simulate(given, fixed(600, store=StorePlacement.CENTRAL)).hits
     assert hit.lost_s == pytest.approx(2000 - 1830 - STALL_S)
     assert hit.resumed_s - hit.stopped_s == pytest.approx(120 + 30)
     early = scenario(intervals=[(0, 0, 1940, 0), (1, 1000, 10 * HOUR_S, 0)], jobs=[(0, 1, 5 * HOUR_S, SIZE)])
     # The checkpoint begun at 1830 s would be complete at 1950 s.
-    (hit,) = simulate(early, fixed(600, store=Store.CENTRAL)).hits
+    (hit,) = simulate(early, fixed(600, store=StorePlacement.CENTRAL)).hits
     assert hit.lost_s == pytest.approx(1940 - 1230 - 2 * STALL_S)
 
 
@@ -157,10 +157,10 @@ def test_max_min() -> None:
 
 
 @pytest.fixture(scope="module")
-def short() -> Scenario:
+def short() -> LendingScenario:
     """Two days of twenty jobs."""
     return build(
-        Document(version=1, name="short", days=2, calibration_days=1, jobs={"count": 20, "gpu_hours": 250},  # type: ignore[arg-type]
+        ScenarioDocument(version=1, name="short", days=2, calibration_days=1, jobs={"count": 20, "gpu_hours": 250},  # type: ignore[arg-type]
                  availability={"drawn": {"departures": 300}}),  # type: ignore[arg-type]
         Path(),
         seed=3,
@@ -168,7 +168,7 @@ def short() -> Scenario:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_gpu_time_is_conserved(short: Scenario, name: str) -> None:
+def test_gpu_time_is_conserved(short: LendingScenario, name: str) -> None:
     found = simulate(short, SYSTEMS[name])
     whole = found.whole
     assert whole.held == pytest.approx(whole.useful + whole.lost + whole.overhead, abs=1e-3)
@@ -190,7 +190,7 @@ DRAWN = ("random-dst", "reclaimnet", "p3")
 @pytest.mark.parametrize(
     "name", [*DRAWN, *(pytest.param(name, marks=pytest.mark.long) for name in ALL if name not in DRAWN)]
 )
-def test_the_same_seed_gives_the_same_result(short: Scenario, name: str) -> None:
+def test_the_same_seed_gives_the_same_result(short: LendingScenario, name: str) -> None:
     first, second = (simulate(short, SYSTEMS[name]).row() for _ in range(2))
     first.pop("wall_s"), second.pop("wall_s")
     assert repr(first) == repr(second)

@@ -5,17 +5,17 @@ from math import inf
 import numpy as np
 import pytest
 
+from activities.reclaim.lent_rows import RunningJob
 from activities.reclaim.pacing import _paces
-from activities.reclaim.reading import RunningJob
 from infra.config import ReclaimSettings
 from mizzen.cadence import PLATFORMS, UNKNOWN, best_interval_s, timer
 from reclaim.hazard import HazardModel
 from research.reclaim.engine import simulate
-from research.reclaim.knowledge import Knowledge
-from research.reclaim.own import PRIOR_S, Interruptions
-from research.reclaim.saving import FIRST_SAVE_S, Saver, own_interval_s
-from research.reclaim.state import Job, Node, Phase
-from research.reclaim.systems import SYSTEMS, Parameters, Saving
+from research.reclaim.interruption_rates import PRIOR_S, Interruptions
+from research.reclaim.knowledge import SiteKnowledge
+from research.reclaim.save_policies import FIRST_SAVE_S, Saver, own_interval_s
+from research.reclaim.state import Job, JobPhase, Node
+from research.reclaim.systems import SYSTEMS, IntervalRule, Parameters
 from tests.research.reclaim.tiny import HOUR_S, PLAIN, scenario
 
 LIVE = ReclaimSettings()
@@ -32,8 +32,8 @@ def test_the_default_constants_are_the_settings_of_a_live_fleet() -> None:
     }
     assert constants == LIVE.model_dump()
     assert SYSTEMS["reclaimnet"].parameters == SYSTEMS["joint-live"].parameters == given
-    assert SYSTEMS["reclaimnet"].saving is SYSTEMS["joint-live"].saving is Saving.P1
-    known = Knowledge(scenario(intervals=[(0, 0, HOUR_S, 0)], jobs=[(0, 1, 60, 1e9)], length_s=2 * HOUR_S))
+    assert SYSTEMS["reclaimnet"].saving is SYSTEMS["joint-live"].saving is IntervalRule.P1
+    known = SiteKnowledge(scenario(intervals=[(0, 0, HOUR_S, 0)], jobs=[(0, 1, 60, 1e9)], length_s=2 * HOUR_S))
     assert known._model.settings == HazardModel().settings
 
 
@@ -44,10 +44,10 @@ def test_jobs_are_told_what_a_live_fleet_tells() -> None:
         jobs=[(0, 1, 9 * HOUR_S, size) for size in SIZES],
         building=(0, 0, 1), gpus=(1, 2, 1),
     )  # fmt: skip
-    system, known, now_s = SYSTEMS["reclaimnet"], Knowledge(given), 6 * HOUR_S
+    system, known, now_s = SYSTEMS["reclaimnet"], SiteKnowledge(given), 6 * HOUR_S
     nodes = [Node(n, int(given.machines.building[n]), 2, 24e9, True, 2) for n in range(3)]
     jobs = [
-        Job(n, 1, 1e5, size, 8e9, Phase.RUNNING, node, has_saved=True)
+        Job(n, 1, 1e5, size, 8e9, JobPhase.RUNNING, node, has_saved=True)
         for n, (size, node) in enumerate(zip(SIZES, (0, 1, 1, 2), strict=True))
     ]
     told = Saver(given, system, known, nodes).told(jobs, now_s)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from research.reclaim.scenario import EPOCH_S, STEP_S, Lending, Machines, Scenario, Traffic, Work
+from research.reclaim.scenario import EPOCH_S, STEP_S, Lending, LendingScenario, LentMachines, SubmittedJobs, Traffic
 
 HOUR_S = 3600.0
 LOCAL_BYTES_S, CORE_BYTES_S = 100e6, 25e6
@@ -18,7 +18,7 @@ def scenario(
     length_s: float = 10 * HOUR_S,
     traffic: Traffic = PLAIN,
     switch_bytes_s: float = 10 * LOCAL_BYTES_S,
-) -> Scenario:
+) -> LendingScenario:
     """Returns a scenario with constant bandwidth.
 
     Args:
@@ -39,10 +39,10 @@ def scenario(
     links[:count] = LOCAL_BYTES_S
     links[count : count + places] = switch_bytes_s
     submit_s, wanted, work_s, size = (np.array(column, float) for column in zip(*jobs, strict=True))
-    return Scenario(
+    return LendingScenario(
         name="tiny", seed=1, start_s=0.0, length_s=length_s, measured_from_s=0.0,
         buildings=tuple(f"b{n}" for n in range(places)),
-        machines=Machines(
+        machines=LentMachines(
             tuple(f"n{n}" for n in range(count)), np.array(building), np.array(gpus), np.full(count, 24e9),
             np.ones(count, bool),
         ),
@@ -50,7 +50,7 @@ def scenario(
             np.array(columns[0], np.int64), np.array(columns[1], float), to_s, np.array(columns[3], float),
             to_s < length_s,
         ),
-        work=Work(submit_s, wanted.astype(np.int64), work_s, size, np.full(len(jobs), 8e9)),
+        work=SubmittedJobs(submit_s, wanted.astype(np.int64), work_s, size, np.full(len(jobs), 8e9)),
         links_bytes_s=links, emergency_per_h=np.full((count, epochs), 0.1), notice_per_h=np.full((count, epochs), 0.1),
         restart_s=30.0, traffic=traffic,
     )  # fmt: skip

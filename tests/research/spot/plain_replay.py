@@ -7,11 +7,11 @@ decisions of `spothedge+` depend on the time, so further decisions could change 
 from domain.capacity import CapacityKind
 from research.spot.replay import ReplaySettings
 from research.spot.traces import SpotTrace
-from services.spot.values import Event, EventKind, Launch, Observation, Policy, Replica, ReplicaState
+from services.spot.values import Launch, Observation, ReplicaState, SpotPolicy, SpotReplica, ZoneEvent, ZoneEventKind
 
 
 def plain_replay(
-    trace: SpotTrace, policy: Policy, settings: ReplaySettings, first_tick: int, ticks: int
+    trace: SpotTrace, policy: SpotPolicy, settings: ReplaySettings, first_tick: int, ticks: int
 ) -> tuple[float, float]:
     """Returns availability and cost."""
     state = policy.start()
@@ -21,14 +21,14 @@ def plain_replay(
     good = spot_seconds = on_demand_seconds = 0
     gap = int(trace.gap_s)
     for second in range(ticks * gap):
-        events: list[Event] = []
+        events: list[ZoneEvent] = []
         free = {zone.name: counts[first_tick + second // gap]
                 for zone, counts in zip(trace.zones, trace.capacity, strict=True)}  # fmt: skip
         if second % gap == 0:
             for zone in trace.zones:
                 while sum(where == zone.name for _, where, _ in born) > free[zone.name]:
                     born.remove(max(one for one in born if one[1] == zone.name))
-                    events.append(Event(EventKind.PREEMPTED, zone.name))
+                    events.append(ZoneEvent(ZoneEventKind.PREEMPTED, zone.name))
         ready_now = any(who not in ready and second - since >= settings.cold_start_s for who, _, since in born)
         acted = second % gap == 0 or ready_now
         while acted:
@@ -36,10 +36,10 @@ def plain_replay(
                 if who not in ready and second - since >= settings.cold_start_s:
                     ready.add(who)
                     if where is not None:
-                        events.append(Event(EventKind.READY, where))
+                        events.append(ZoneEvent(ZoneEventKind.READY, where))
                         acted = True
             seen = tuple(
-                Replica(
+                SpotReplica(
                     who,
                     CapacityKind.ON_DEMAND if where is None else CapacityKind.SPOT,
                     where,
@@ -57,7 +57,7 @@ def plain_replay(
                     born.append((number, action.zone, second))
                     number += 1
                 else:
-                    events.append(Event(EventKind.REFUSED, action.zone))
+                    events.append(ZoneEvent(ZoneEventKind.REFUSED, action.zone))
         good += sum(who in ready for who, _, _ in born) >= settings.target
         spot_seconds += sum(where is not None for _, where, _ in born)
         on_demand_seconds += sum(where is None for _, where, _ in born)

@@ -1,4 +1,4 @@
-"""A plain queueing model, second by second: the reference for `research.spot.queueing`. All times are whole seconds."""
+"""A plain queueing model, second by second: the reference for `research.spot.queue_model`. Times are whole seconds."""
 
 from dataclasses import dataclass
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from domain.capacity import CapacityKind
 from research.spot.latency import ServingSettings, measure_latency
 from research.spot.policies import ReplayPolicySettings, make_policy
-from research.spot.queueing import serve
+from research.spot.queue_model import serve
 from research.spot.replay import ReplaySettings, ReplicaSpan, replay_spans
 from research.spot.requests import Requests
 from research.spot.traces import SpotTrace

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from research.spot.policies import POLICIES, ReplayPolicySettings, make_policy
 from research.spot.replay import ReplaySettings, replay_window
-from research.spot.traces import UNLIMITED, SpotTrace, TraceError, read_traces, region_of
+from research.spot.traces import UNLIMITED, SpotTrace, SpotTraceError, read_traces, region_of
 from research.spot.windows import Windows, means, replay_windows
 from services.spot.values import Observation
 from tests.research.spot.plain_replay import plain_replay
@@ -120,7 +120,7 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     """Each error names the file and what is wrong."""
 
     def refused(word: str) -> None:
-        with pytest.raises(TraceError, match=word):
+        with pytest.raises(SpotTraceError, match=word):
             read_traces(tmp_path / "t")
 
     refused("is not a folder")

@@ -18,14 +18,14 @@ from research.spot.replay import ReplaySettings, replay_window
 from research.spot.risk import Option, RiskModel
 from research.spot.traces import SpotTrace, read_traces
 from research.spot.windows import Windows, means, replay_windows
-from services.spot.values import Event, EventKind, Launch, Observation, Replica, ReplicaState, Zone
+from services.spot.values import Launch, Observation, ReplicaState, SpotReplica, Zone, ZoneEvent, ZoneEventKind
 
 _ZONES = (Zone("a-1", "a"), Zone("a-2", "a"), Zone("b-1", "b"))
 _HOUR_S = 3600.0
 
 
-def _spot(number: int, zone: str, state: ReplicaState = ReplicaState.READY) -> Replica:
-    return Replica(number, CapacityKind.SPOT, zone, state)
+def _spot(number: int, zone: str, state: ReplicaState = ReplicaState.READY) -> SpotReplica:
+    return SpotReplica(number, CapacityKind.SPOT, zone, state)
 
 
 def _seen(estimates: Estimates, *observations: Observation) -> Knowledge:
@@ -39,7 +39,7 @@ def test_a_loss_raises_the_hazard_of_its_zone_and_of_its_siblings() -> None:
     """The hazard is highest in the zone of the loss, raised in its region, unchanged elsewhere, and falls with time."""
     estimates = Estimates(_ZONES)
     held = tuple(_spot(number, zone.name) for number, zone in enumerate(_ZONES))
-    lost = Observation(60.0, 3, held[1:], (Event(EventKind.PREEMPTED, "a-1"),))
+    lost = Observation(60.0, 3, held[1:], (ZoneEvent(ZoneEventKind.PREEMPTED, "a-1"),))
     calm = estimates.hazards(_seen(estimates, Observation(0.0, 3, held), Observation(60.0, 3, held)), 60.0)
     after = estimates.hazards(_seen(estimates, Observation(0.0, 3, held), lost), 60.0)
     assert after["a-1"] > after["a-2"] > after["b-1"] == pytest.approx(calm["b-1"], rel=0.1)
@@ -51,7 +51,7 @@ def test_a_loss_raises_the_hazard_of_its_zone_and_of_its_siblings() -> None:
 def test_refusals_lower_the_obtainability_until_they_are_forgotten() -> None:
     """A zone that refused launches is less obtainable than one that granted them."""
     estimates = Estimates(_ZONES)
-    refused = Observation(0.0, 1, (_spot(0, "b-1"),), (Event(EventKind.REFUSED, "a-1"),))
+    refused = Observation(0.0, 1, (_spot(0, "b-1"),), (ZoneEvent(ZoneEventKind.REFUSED, "a-1"),))
     knowledge = _seen(estimates, refused)
     found = {name: estimates.obtainability(record) for name, record in knowledge.zones.items()}
     assert 0 < found["a-1"] < found["b-1"] <= 1
@@ -60,13 +60,13 @@ def test_refusals_lower_the_obtainability_until_they_are_forgotten() -> None:
 def test_trouble_adds_a_spare_and_calm_takes_it_away() -> None:
     """After losses the policy holds more than the target; after calm hours it holds the target only."""
     policy = make_policy("spothedge+", ReplayPolicySettings(_ZONES))
-    state, replicas, number, most = policy.start(), dict[int, Replica](), 0, 0
+    state, replicas, number, most = policy.start(), dict[int, SpotReplica](), 0, 0
     for minute in range(0, 24 * 60, 5):
-        events = tuple(Event(EventKind.READY, str(one.zone)) for one in replicas.values() if not one.is_ready)
+        events = tuple(ZoneEvent(ZoneEventKind.READY, str(one.zone)) for one in replicas.values() if not one.is_ready)
         replicas = {n: _spot(n, str(one.zone)) for n, one in replicas.items()}
         if minute in (30, 60):
             victim = min(replicas)
-            events += (Event(EventKind.PREEMPTED, str(replicas.pop(victim).zone)),)
+            events += (ZoneEvent(ZoneEventKind.PREEMPTED, str(replicas.pop(victim).zone)),)
         seen = tuple(replicas.values())
         state, actions = policy.decide(state, Observation(minute * 60.0, 2, seen, events))
         for action in actions:

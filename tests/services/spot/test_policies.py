@@ -14,7 +14,7 @@ from services.spot.fallback import on_demand_wanted, spot_wanted
 from services.spot.placement import DynamicPlacement
 from services.spot.spothedge import SpotHedge
 from services.spot.state import PolicyState
-from services.spot.values import Event, EventKind, Launch, Observation, Replica, ReplicaState, Terminate
+from services.spot.values import Launch, Observation, ReplicaState, SpotReplica, Terminate, ZoneEvent, ZoneEventKind
 from tests.services.spot.strategies import zones_of
 
 SPOT, ON_DEMAND = CapacityKind.SPOT, CapacityKind.ON_DEMAND
@@ -41,11 +41,11 @@ def _observations(draw: st.DrawFn) -> tuple[int, list[Observation]]:
     names = [zone.name for zone in zones_of(count)]
     spot_replica = st.tuples(st.just(SPOT), st.sampled_from(names), st.sampled_from(ReplicaState))
     replica = st.one_of(spot_replica, st.tuples(st.just(ON_DEMAND), st.none(), st.sampled_from(ReplicaState)))
-    event = st.builds(Event, st.sampled_from(EventKind), st.sampled_from(names))
+    event = st.builds(ZoneEvent, st.sampled_from(ZoneEventKind), st.sampled_from(names))
     out, now_s = [], 0.0
     for _ in range(draw(st.integers(1, 6))):
         now_s += draw(st.sampled_from([0.0, 100.0, 300.0]))
-        seen = tuple(Replica(k, *one) for k, one in enumerate(draw(st.lists(replica, max_size=9))))
+        seen = tuple(SpotReplica(k, *one) for k, one in enumerate(draw(st.lists(replica, max_size=9))))
         out.append(Observation(now_s, draw(st.integers(0, 4)), seen, tuple(draw(st.lists(event, max_size=4)))))
     return count, out
 
@@ -90,18 +90,23 @@ def test_spothedge_in_an_example() -> None:
     assert actions == (Launch(SPOT, a), Launch(SPOT, b), Launch(SPOT, c), *[Launch(ON_DEMAND)] * 2)
 
     # Zone b refuses. Its replica goes to one of the other two zones.
-    there = [Replica(0, SPOT, a, STARTING), Replica(1, SPOT, c, STARTING)]
-    there += [Replica(2, ON_DEMAND, None, STARTING), Replica(3, ON_DEMAND, None, STARTING)]
-    state, actions = policy.decide(state, Observation(0.0, 2, tuple(there), (Event(EventKind.REFUSED, b),)))
+    there = [SpotReplica(0, SPOT, a, STARTING), SpotReplica(1, SPOT, c, STARTING)]
+    there += [SpotReplica(2, ON_DEMAND, None, STARTING), SpotReplica(3, ON_DEMAND, None, STARTING)]
+    state, actions = policy.decide(state, Observation(0.0, 2, tuple(there), (ZoneEvent(ZoneEventKind.REFUSED, b),)))
     assert (state.available, state.preempting, actions) == ((a, c), (b,), (Launch(SPOT, a),))
 
     # Two spot replicas are ready, so one on-demand replica is enough: the newer one ends.
-    ready = [Replica(0, SPOT, a, READY), Replica(1, SPOT, c, READY), *there[2:], Replica(4, SPOT, a, STARTING)]
-    state, actions = policy.decide(state, Observation(120.0, 2, tuple(ready), (Event(EventKind.READY, a),)))
+    ready = [
+        SpotReplica(0, SPOT, a, READY),
+        SpotReplica(1, SPOT, c, READY),
+        *there[2:],
+        SpotReplica(4, SPOT, a, STARTING),
+    ]
+    state, actions = policy.decide(state, Observation(120.0, 2, tuple(ready), (ZoneEvent(ZoneEventKind.READY, a),)))
     assert actions == (Terminate(3),)
 
     # Zone c takes its replica. One active zone is left, so all zones are active again, but b is tried only later.
-    events = (Event(EventKind.PREEMPTED, c),)
+    events = (ZoneEvent(ZoneEventKind.PREEMPTED, c),)
     left = tuple(one for one in ready if one.number not in (1, 3))
     later, actions = policy.decide(state, Observation(200.0, 2, left, events))
     assert (later.available, actions) == ((a, b, c), (Launch(SPOT, c), Launch(ON_DEMAND)))
@@ -115,8 +120,8 @@ def test_base_of_on_demand_replicas() -> None:
     a, b = (zone.name for zone in policy.placement.zones)
     _, actions = policy.decide(policy.start(), Observation(0.0, 2, ()))
     assert actions == (Launch(SPOT, a), Launch(SPOT, b), Launch(ON_DEMAND), Launch(ON_DEMAND))
-    there = (Replica(0, SPOT, a, READY), Replica(1, SPOT, b, READY))
-    both = (*there, Replica(2, ON_DEMAND, None, READY), Replica(3, ON_DEMAND, None, STARTING))
+    there = (SpotReplica(0, SPOT, a, READY), SpotReplica(1, SPOT, b, READY))
+    both = (*there, SpotReplica(2, ON_DEMAND, None, READY), SpotReplica(3, ON_DEMAND, None, STARTING))
     assert policy.decide(policy.start(), Observation(0.0, 2, both))[1] == (Terminate(3),)
 
 
@@ -126,8 +131,8 @@ def test_even_spread_stays_in_its_zones() -> None:
     a, b = (zone.name for zone in policy.zones)
     state, actions = policy.decide(policy.start(), Observation(0.0, 3, ()))
     assert actions == (Launch(SPOT, a), Launch(SPOT, a), Launch(SPOT, b))
-    there = (Replica(0, SPOT, a, STARTING), Replica(1, SPOT, a, STARTING))
-    state, actions = policy.decide(state, Observation(0.0, 3, there, (Event(EventKind.REFUSED, b),)))
+    there = (SpotReplica(0, SPOT, a, STARTING), SpotReplica(1, SPOT, a, STARTING))
+    state, actions = policy.decide(state, Observation(0.0, 3, there, (ZoneEvent(ZoneEventKind.REFUSED, b),)))
     assert actions == ()
     assert policy.decide(state, Observation(299.0, 3, there))[1] == ()
     assert policy.decide(state, Observation(300.0, 3, there))[1] == (Launch(SPOT, b),)
@@ -139,12 +144,12 @@ def test_round_robin_takes_the_next_zone() -> None:
     a, b, c = (zone.name for zone in policy.zones)
     state, actions = policy.decide(policy.start(), Observation(0.0, 2, ()))
     assert (state.cursor, actions) == (2, (Launch(SPOT, a), Launch(SPOT, b)))
-    there = (Replica(0, SPOT, b, STARTING),)
-    state, actions = policy.decide(state, Observation(0.0, 2, there, (Event(EventKind.REFUSED, a),)))
+    there = (SpotReplica(0, SPOT, b, STARTING),)
+    state, actions = policy.decide(state, Observation(0.0, 2, there, (ZoneEvent(ZoneEventKind.REFUSED, a),)))
     assert actions == (Launch(SPOT, c),)
-    state, actions = policy.decide(state, Observation(0.0, 2, there, (Event(EventKind.REFUSED, c),)))
+    state, actions = policy.decide(state, Observation(0.0, 2, there, (ZoneEvent(ZoneEventKind.REFUSED, c),)))
     assert actions == (Launch(SPOT, b),)
-    assert policy.decide(state, Observation(0.0, 2, there, (Event(EventKind.REFUSED, b),)))[1] == ()
+    assert policy.decide(state, Observation(0.0, 2, there, (ZoneEvent(ZoneEventKind.REFUSED, b),)))[1] == ()
 
 
 def test_mark_like_launches_too_many() -> None:
@@ -155,7 +160,7 @@ def test_mark_like_launches_too_many() -> None:
         state, actions = policy.decide(state, Observation(300.0 * k, 2, there))
         launched = [one for one in actions if isinstance(one, Launch)]
         assert len(launched) == (2 if k < 3 else 0)
-        there += tuple(Replica(len(there) + n, SPOT, one.zone, STARTING) for n, one in enumerate(launched))
+        there += tuple(SpotReplica(len(there) + n, SPOT, one.zone, STARTING) for n, one in enumerate(launched))
         assert policy.decide(state, Observation(300.0 * k + 1, 2, there))[1] == ()
-    ready = tuple(Replica(one.number, SPOT, one.zone, READY) for one in there)
+    ready = tuple(SpotReplica(one.number, SPOT, one.zone, READY) for one in there)
     assert [one.number for one in policy.decide(state, Observation(1500.0, 2, ready))[1]] == [2, 3, 4, 5]

@@ -19,14 +19,16 @@ from tetris.exact.kernels.layout import (
     READ,
     SLACK,
     SURE,
-    Fixed,
+    ExactConstants,
     Levels,
     Tree,
 )
 
 
 @compiled
-def decide_home(fixed: Fixed, levels: Levels, tree: Tree, level: int, table: int, region: int, enough: float) -> None:
+def decide_home(
+    fixed: ExactConstants, levels: Levels, tree: Tree, level: int, table: int, region: int, enough: float
+) -> None:
     """Computes level `level` + 1 by deciding the table's home; sets `tree.home`. `enough` is as in `weigh`."""
     after = level + 1
     for entry in range(levels.floats.shape[1]):
@@ -84,7 +86,7 @@ def _shift(
 
 
 @compiled
-def _regroup(fixed: Fixed, levels: Levels, tree: Tree, level: int, table: int) -> None:
+def _regroup(fixed: ExactConstants, levels: Levels, tree: Tree, level: int, table: int) -> None:
     """Updates the possible regions and the read bounds of the table's groups after its home was decided."""
     now = levels.now[level]
     for index in range(fixed.table_start[table], fixed.table_start[table + 1]):
@@ -183,7 +185,7 @@ def _can_win(count: F8, size: F8, region: int, left: float, left_bytes: float) -
 
 
 @compiled
-def weigh(fixed: Fixed, levels: Levels, before: int, level: int, enough: float) -> None:
+def weigh(fixed: ExactConstants, levels: Levels, before: int, level: int, enough: float) -> None:
     """Computes the lower bounds of a level, from those of level `before` and the changed channels.
 
     If `before` equals `level`, all channels are computed. The function returns early if the bound reaches `enough` or

@@ -35,7 +35,7 @@ N_NUMBERS = 4
 NONE = -1
 
 
-class Fixed(NamedTuple):
+class ExactConstants(NamedTuple):
     """The constants of an instance."""
 
     size: F8

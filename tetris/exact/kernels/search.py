@@ -15,14 +15,16 @@ from tetris.exact.kernels.layout import (
     NONE,
     ROUNDING,
     WORK,
-    Fixed,
+    ExactConstants,
     Levels,
     Tree,
 )
 
 
 @compiled
-def search(fixed: Fixed, levels: Levels, tree: Tree, order: I8, lack_only: bool, most_lack: float, budget: int) -> None:
+def search(
+    fixed: ExactConstants, levels: Levels, tree: Tree, order: I8, lack_only: bool, most_lack: float, budget: int
+) -> None:
     """Continues the search from the state in `tree` for `budget` evaluated decisions, or to the end.
 
     With `lack_only` it minimises the relative excess; otherwise the objective, among plans whose excess is at most
@@ -68,7 +70,9 @@ def _met(bound: float, best: float) -> bool:
 
 
 @compiled
-def _branch(fixed: Fixed, levels: Levels, tree: Tree, order: I8, depth: int, lack_only: bool, most_lack: float) -> None:
+def _branch(
+    fixed: ExactConstants, levels: Levels, tree: Tree, order: I8, depth: int, lack_only: bool, most_lack: float
+) -> None:
     """Chooses the table to decide at a depth and sorts its homes by bound; removes impossible homes from domains."""
     tree.number[NODES] += 1
     tree.next[depth], tree.children[depth] = 0, 0
@@ -91,7 +95,7 @@ def _branch(fixed: Fixed, levels: Levels, tree: Tree, order: I8, depth: int, lac
 
 @compiled
 def _try(
-    fixed: Fixed, levels: Levels, tree: Tree, depth: int, table: int, lack_only: bool, most_lack: float
+    fixed: ExactConstants, levels: Levels, tree: Tree, depth: int, table: int, lack_only: bool, most_lack: float
 ) -> tuple[float, float]:
     """Writes the lower bounds of the table's homes to `tree.tried`; returns their minimum and their sum."""
     regions = tree.tried.shape[0]

@@ -10,7 +10,7 @@ from mizzen.cadence.choice import choose
 from mizzen.cadence.interruptions import PLATFORMS, mtbf
 from mizzen.cli.exits import Exit
 from mizzen.cli.plain.parser import Parser
-from mizzen.cli.plain.printing import emit_one
+from mizzen.cli.plain.printer import emit_one
 from mizzen.cli.plain.values import duration, finite, whole
 
 _HELP = """\

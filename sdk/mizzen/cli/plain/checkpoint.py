@@ -14,15 +14,15 @@ from mizzen.checkpoint.errors import (
     MissingCheckpointError,
     MissingLibraryError,
 )
-from mizzen.checkpoint.looking import Checkpoints, Problem, open_checkpoints
 from mizzen.checkpoint.manifest import Manifest, Part
-from mizzen.checkpoint.reading import Skipped
-from mizzen.cli import words
+from mizzen.checkpoint.reader import Skipped
+from mizzen.checkpoint.root_view import Checkpoints, Problem, open_checkpoints
+from mizzen.cli import formats
 from mizzen.cli.exits import Exit
 from mizzen.cli.plain.export import export
 from mizzen.cli.plain.parser import Parser
-from mizzen.cli.plain.printing import Column, cell, emit_list, emit_one, say, table
-from mizzen.cli.plain.progress import Progress
+from mizzen.cli.plain.printer import Column, cell, emit_list, emit_one, say, table
+from mizzen.cli.plain.progress import ProgressLine
 from mizzen.cli.plain.values import Failure, UsageError, whole
 
 _LS = (
@@ -30,8 +30,8 @@ _LS = (
     Column("ATTEMPT", lambda c: c["attempt"], drop=2, right=True),
     Column("SAVE", lambda c: c["save"], drop=3, right=True),
     Column("SAVED (UTC)", lambda c: _clock(c), drop=4),
-    Column("AGE", lambda c: words.between(c["created_at"], None), drop=1, right=True),
-    Column("SIZE", lambda c: words.size(c["size_bytes"]), right=True),
+    Column("AGE", lambda c: formats.between(c["created_at"], None), drop=1, right=True),
+    Column("SIZE", lambda c: formats.size(c["size_bytes"]), right=True),
     Column("RANKS", lambda c: c["ranks"], drop=5, right=True),
     Column("INTACT", lambda c: _wrong(c["problems"]) or "yes", flexible=True),
 )
@@ -39,7 +39,7 @@ _PARTS = (
     Column("PART", lambda p: p["name"]),
     Column("RANK", lambda p: "all" if p["rank"] is None else p["rank"], drop=3, right=True),
     Column("KIND", lambda p: p["kind"], drop=2),
-    Column("SIZE", lambda p: words.size(p["size_bytes"]), right=True),
+    Column("SIZE", lambda p: formats.size(p["size_bytes"]), right=True),
     Column("CHECKSUM", lambda p: p["checksum"], drop=4),
     Column("SHARED WITH", lambda p: ", ".join(p["shared_with"]), drop=5, flexible=True),
     Column("PROBLEM", lambda p: p["problem"], flexible=True),
@@ -48,12 +48,12 @@ _TENSORS = (
     Column("TENSOR", lambda t: t["name"], flexible=True),
     Column("TYPE", lambda t: t["dtype"]),
     Column("SHAPE", lambda t: "x".join(str(length) for length in t["shape"]) or "scalar", right=True),
-    Column("SIZE", lambda t: words.size(t["size_bytes"]), right=True),
+    Column("SIZE", lambda t: formats.size(t["size_bytes"]), right=True),
 )
 _FILES = (
     Column("PART", lambda f: f["part"]),
     Column("RANK", lambda f: "all" if f["rank"] is None else f["rank"], right=True),
-    Column("SIZE", lambda f: words.size(f["size_bytes"]), right=True),
+    Column("SIZE", lambda f: formats.size(f["size_bytes"]), right=True),
     Column("FILE", lambda f: f["file"]),
 )
 
@@ -155,7 +155,7 @@ def _export(given: Namespace) -> int:
         found = _open(given.uri)
         manifest = found.get(given.step)
         parts = manifest.parts if given.rank is None else manifest.parts_of(given.rank)
-        with Progress(sum(part.size_bytes for part in parts)) as progress:
+        with ProgressLine(sum(part.size_bytes for part in parts)) as progress:
             try:
                 files = export(found.store, manifest, folder, given.rank, progress=progress)
             except ValueError as error:
@@ -179,9 +179,9 @@ def _say_records(found: Checkpoints) -> None:
         say(f"{found.root}: {record.name} is damaged: {record.reason}")
 
 
-def _progress(manifests: Sequence[Manifest]) -> Progress:
+def _progress(manifests: Sequence[Manifest]) -> ProgressLine:
     contents = {part.key: part.size_bytes for manifest in manifests for part in manifest.parts}
-    return Progress(sum(contents.values()))
+    return ProgressLine(sum(contents.values()))
 
 
 def _summary(manifest: Manifest) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def _part(found: Checkpoints, part: Part, others: Sequence[Manifest], problem: P
 
 
 def _clock(item: Mapping[str, Any]) -> str:
-    return words.instant(item["created_at"]).strftime("%Y-%m-%d %H:%M:%S")
+    return formats.instant(item["created_at"]).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _wrong(problems: Sequence[Mapping[str, Any]]) -> str:
@@ -226,7 +226,7 @@ def _whose(problem: Mapping[str, Any]) -> str:
 
 def _verdict(item: Mapping[str, Any]) -> Iterator[str]:
     if item["whole"]:
-        yield f"{item['name']} is intact ({words.size(item['size_bytes'])})"
+        yield f"{item['name']} is intact ({formats.size(item['size_bytes'])})"
         return
     yield f"{item['name']} is damaged:"
     for problem in item["problems"]:
@@ -234,13 +234,13 @@ def _verdict(item: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _page(body: Mapping[str, Any]) -> str:
-    ago = words.between(body["created_at"], None)
+    ago = formats.between(body["created_at"], None)
     facts = {
         "root": body["root"],
         "step": body["step"],
         "attempt": f"{body['attempt']}, save {body['save']} of the root",
         "saved": f"{_clock(body)} UTC, {ago} ago",
-        "size": words.size(body["size_bytes"]),
+        "size": formats.size(body["size_bytes"]),
         "ranks": body["ranks"],
         "intact": _wrong(body["problems"]) or "yes, by the sizes of its parts",
     }

@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from mizzen.checkpoint.errors import CorruptCheckpointError, StateError
-from mizzen.checkpoint.looking import check_rank
 from mizzen.checkpoint.manifest import Manifest, Part, check_part_name
+from mizzen.checkpoint.part_stream import stream
 from mizzen.checkpoint.parts import file_name
-from mizzen.checkpoint.streaming import stream
+from mizzen.checkpoint.root_view import check_rank
 from mizzen.objects.store import ObjectStore
 
 _UNFINISHED = ".unfinished"

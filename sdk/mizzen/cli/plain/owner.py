@@ -14,10 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mizzen.cli import words
+from mizzen.cli import formats
 from mizzen.cli.exits import Exit
 from mizzen.cli.plain.parser import Parser
-from mizzen.cli.plain.printing import Column, emit_one, say, table
+from mizzen.cli.plain.printer import Column, emit_one, say, table
 from mizzen.cli.plain.values import BadValue, Failure, UsageError, duration
 
 _PLACES = ("/run/mizzen/owner.sock", "mizzen-agent/owner.sock")
@@ -134,7 +134,7 @@ def _take(path: Path, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             raise
         known = _agent_at(path, failure)
     say("the agent does not answer; this command stops the tasks itself")
-    command = [known["python"], "-P", "-m", "agent.lending.alone", known["state_dir"], json.dumps(request)]
+    command = [known["python"], "-P", "-m", "agent.lending.emergency_reclaim", known["state_dir"], json.dumps(request)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
         for status in _statuses(process.stdout):
@@ -206,9 +206,8 @@ def _show(given: Namespace, request: Mapping[str, Any]) -> int:
 
 def _progress(status: Mapping[str, Any]) -> str:
     count = sum(one["tasks"] for one in status["running"])
-    return (
-        f"{count} task{'' if count == 1 else 's'} to stop; free in {words.duration(status['free_in_s'])} at the latest"
-    )
+    free = formats.duration(status["free_in_s"])
+    return f"{count} task{'' if count == 1 else 's'} to stop; free in {free} at the latest"
 
 
 def _page(status: Mapping[str, Any]) -> str:
@@ -225,7 +224,7 @@ def _page(status: Mapping[str, Any]) -> str:
     if status["gpu_holders"]:
         lines.append(f"processes that hold GPUs: {', '.join(map(str, status['gpu_holders']))}")
     for gpu, used_bytes in status["gpu_used_bytes"].items():
-        lines.append(f"GPU {gpu}: {words.size(used_bytes)} of its memory are in use")
+        lines.append(f"GPU {gpu}: {formats.size(used_bytes)} of its memory are in use")
     if not status["running"]:
         return "\n".join([*lines, "no task runs"])
     columns = [
@@ -233,8 +232,10 @@ def _page(status: Mapping[str, Any]) -> str:
         Column("TENANT", lambda one: one["tenant"]),
         Column("GPUS", lambda one: ",".join(map(str, one["gpus"]))),
         Column("TASKS", lambda one: one["tasks"], right=True),
-        Column("FOR", lambda one: None if one["since_s"] is None else words.duration(status["now_s"] - one["since_s"])),
-        Column("FREE IN", lambda one: words.duration(one["ends_in_s"])),
+        Column(
+            "FOR", lambda one: None if one["since_s"] is None else formats.duration(status["now_s"] - one["since_s"])
+        ),
+        Column("FREE IN", lambda one: formats.duration(one["ends_in_s"])),
         Column("CHECKPOINT", lambda one: _LEAVES.get(one["checkpoint"], one["checkpoint"]), drop=1),
     ]
     width = os.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -249,12 +250,12 @@ def _headline(status: Mapping[str, Any]) -> str:
         if status["by_hours"] and status["opens_at_s"] is not None:
             until = f"until its hours begin, {datetime.fromtimestamp(status['opens_at_s']):%a %H:%M}"
         if left_s > 0 and not status["free"]:
-            return f"{machine} is yours in {words.duration(left_s)} at the latest, {until}"
+            return f"{machine} is yours in {formats.duration(left_s)} at the latest, {until}"
         what = "and free" if status["free"] else "but not free yet"
         return f"{machine} is yours, {what}, {until}"
     if status["gpus_at_s"]:
         gpus = ", ".join(status["gpus_at_s"])
-        free = " and free" if status["free"] else f", free in {words.duration(status['free_in_s'])} at the latest"
+        free = " and free" if status["free"] else f", free in {formats.duration(status['free_in_s'])} at the latest"
         return f"{machine} is lent, except GPU {gpus}: yours{free}"
     return f"{machine} is lent"
 

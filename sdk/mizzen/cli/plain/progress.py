@@ -3,12 +3,12 @@
 import sys
 import time
 
-from mizzen.cli import words
+from mizzen.cli import formats
 
 _EVERY_S = 0.2
 
 
-class Progress:
+class ProgressLine:
     """A progress line that is updated in place and removed at the end. Use it as a context manager."""
 
     def __init__(self, total_bytes: int) -> None:
@@ -28,9 +28,9 @@ class Progress:
 
     def _line(self) -> str:
         part = min(1.0, self._done_bytes / self._total_bytes) if self._total_bytes else 1.0
-        return f"{words.size(self._done_bytes)} of {words.size(self._total_bytes)} read, {part:.0%}"
+        return f"{formats.size(self._done_bytes)} of {formats.size(self._total_bytes)} read, {part:.0%}"
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressLine":
         return self
 
     def __exit__(self, *_: object) -> None:

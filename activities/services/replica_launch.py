@@ -1,0 +1,135 @@
+"""Launches of replicas: the workload of a replica and, if it gets machines of its own, their instances."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from activities.capacity.clusters import make_cluster
+from activities.capacity.ledger import add_instance
+from capacity.offers import Offer, OfferKey
+from domain.capacity import CapacityKind
+from domain.ids import NAME_LENGTH
+from domain.priority import LOWEST_LEVEL
+from domain.service import ResourceOption, ServiceSpec
+from infra.db import events
+from infra.db.capacity import InstanceRow
+from infra.db.enqueue import enqueue
+from infra.db.services import ServiceReplica, ServiceRow
+from infra.db.tenants import Tenant
+from services.values import LaunchReplica
+from services.workloads import replica_workload
+from services.zones import ZoneOffer, cheapest_on_demand, option_of
+
+NO_MACHINE = "no_machine_fits"
+OFFERS_UNKNOWN = "offers_unknown"
+MACHINE_LIMIT = "machine_limit"
+"""The notes why a replica was not launched."""
+
+
+@dataclass(frozen=True)
+class LaunchMarket:
+    """Where replicas may be launched now."""
+
+    zones: Mapping[str, ZoneOffer]
+    """The zones of the policy, by name."""
+    offers: Sequence[Offer] | None
+    """None: unknown, because a provider has not answered yet."""
+    refused: Collection[OfferKey]
+    """The offers that were refused recently."""
+    tenant_machines: int
+    """The largest number of machines that the services of a tenant may have."""
+
+
+def launch(
+    session: Session, row: ServiceRow, spec: ServiceSpec, action: LaunchReplica, market: LaunchMarket
+) -> str | None:
+    """Launches a replica in the session's transaction.
+
+    A spot replica gets machines of its own in the zone that the policy chose. An on-demand replica of a service on spot
+    machines gets the cheapest on-demand machines if a provider offers any. Other replicas run on shared machines.
+
+    Returns:
+        None; or the note why nothing was launched: the version accepts no machine of the zone, the offers are unknown,
+        or the tenant's services have as many machines as they may have.
+    """
+    offer, option = _machine_of(spec, action, market)
+    if option is None:
+        return OFFERS_UNKNOWN if market.offers is None else NO_MACHINE
+    if offer is not None and _machines(session, row.tenant) + spec.machines > market.tenant_machines:
+        return MACHINE_LIMIT
+    number, row.replicas = row.replicas, row.replicas + 1
+    cluster = None if offer is None else _cluster(session, row.id, offer)
+    # On machines of its own, a replica competes only with others of the service, which must not evict each other.
+    level = spec.level if offer is not None else _level(session, spec, action)
+    shape = None if offer is None else offer.shape
+    wanted = replica_workload(spec, number, level=level, cluster=cluster, option=option, shape=shape)
+    if offer is not None:  # Clusters of two regions may have the same name.
+        wanted = wanted.model_copy(update={"regions_allowed": (offer.region,)})
+    workload = enqueue(session, wanted, f"service {row.name}")
+    for _ in range(spec.machines if offer is not None and cluster is not None else 0):
+        assert offer is not None and cluster is not None
+        add_instance(session, offer, row.id, cluster, workload=workload.id)
+    session.add(
+        ServiceReplica(
+            service=row.id, number=number, version=action.version, workload=workload.id, kind=action.kind.value,
+            zone=action.zone, cluster=cluster, is_base=action.is_base, replaces=action.replaces,
+            usd_per_h=None if offer is None else offer.usd_per_h * spec.machines,
+        )
+    )  # fmt: skip
+    session.flush()
+    events.record(
+        session, "service.replica_launched", tenant=row.tenant, workload=workload.id,
+        region=None if offer is None else offer.region,
+        detail={
+            "service": row.id, "name": row.name, "replica": number, "version": action.version,
+            "kind": action.kind.value, "zone": action.zone if offer is None else f"{offer.region}/{offer.zone}",
+        },
+    )  # fmt: skip
+    return None
+
+
+def _machines(session: Session, tenant: str) -> int:
+    """Returns the number of machines of the tenant's services that are not gone."""
+    own = select(func.count()).select_from(InstanceRow).join(ServiceRow, ServiceRow.id == InstanceRow.pool)
+    return session.scalar(own.where(ServiceRow.tenant == tenant, InstanceRow.gone_at.is_(None))) or 0
+
+
+def _machine_of(
+    spec: ServiceSpec, action: LaunchReplica, market: LaunchMarket
+) -> tuple[Offer | None, ResourceOption | None]:
+    """Returns the offer of the replica's own machines (None: it runs on shared ones) and the option that it satisfies.
+
+    The option is None if the specification accepts no such machine.
+    """
+    if action.kind is CapacityKind.SPOT:
+        known = market.zones.get(action.zone or "")
+        return (None, None) if known is None else (known.offer, option_of(spec, known.offer))
+    if not spec.uses_spot:
+        return None, spec.options[0]
+    if market.offers is None:  # It must not wait on shared machines because a provider was down.
+        return None, None
+    offer = cheapest_on_demand(spec, market.offers, market.refused)
+    return (None, spec.options[0]) if offer is None else (offer, option_of(spec, offer))
+
+
+def _cluster(session: Session, service: str, offer: Offer) -> str:
+    """Returns the cluster of a service's machines of one provider, zone, kind and type; makes it if it is not there.
+
+    All machines of a cluster have the same price, so the type is part of the name.
+    """
+    parts = (service, offer.provider, offer.zone, offer.kind.value, offer.shape.machine_type)
+    wanted = "-".join(parts).lower()
+    letters = (letter if letter.isascii() and letter.isalnum() else "-" for letter in wanted)
+    name = "".join(letters)[:NAME_LENGTH].rstrip("-")
+    make_cluster(session, offer.region, name, offer, service)
+    return name
+
+
+def _level(session: Session, spec: ServiceSpec, action: LaunchReplica) -> int | None:
+    """Returns the level of a replica. Those beyond the least number give way one level earlier."""
+    if action.is_base:
+        return spec.level
+    own = session.get_one(Tenant, spec.tenant).level
+    return min(LOWEST_LEVEL, max(own, spec.level or own) + 1)

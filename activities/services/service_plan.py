@@ -1,0 +1,113 @@
+"""What a service should be now: the policy, the autoscaler and the limits, from its specification and its zones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from capacity.offers import Offer
+from domain.capacity import CapacityKind
+from domain.service import ServiceSpec, UpdateMode
+from infra.config import ServiceSettings
+from infra.db.services import ServiceRow
+from services.spot.autoscaler import Autoscaler, FixedTarget, LoadAutoscaler
+from services.spot.changes import on_demand, split
+from services.spot.policies import PolicySettings, make_policy
+from services.spot.state import PolicyState
+from services.spot.values import Action, Observation, SpotPolicy
+from services.values import ServicePlan
+from services.zones import ZoneOffer, option_of
+
+NO_ZONES = "no_spot_zones"
+"""The note of a service on spot machines for which no provider offers any."""
+ON_DEMAND = "on-demand"
+"""The policy of a service without spot machines."""
+
+
+@dataclass(frozen=True)
+class _WithoutZones:
+    """Stands in for the policy of a service on spot machines while no provider offers any.
+
+    The state of that policy is kept. On-demand replicas are launched as far as the service allows them.
+    """
+
+    base: int
+    fallback: bool
+
+    def start(self) -> PolicyState:
+        return PolicyState()
+
+    def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
+        _, others = split(observation.replicas)
+        wanted = observation.target if self.fallback else min(self.base, observation.target)
+        return state, on_demand(others, wanted)
+
+
+def placer_of(spec: ServiceSpec) -> str:
+    """Returns the name of the policy that places the replicas."""
+    return ON_DEMAND if spec.policy.placer is None else spec.policy.placer
+
+
+def plan_of(row: ServiceRow, spec: ServiceSpec, zones: Sequence[ZoneOffer], settings: ServiceSettings) -> ServicePlan:
+    """Returns the plan of a service.
+
+    Args:
+        row: the service.
+        spec: the specification of the version that is launched.
+        zones: the zones in which that version may be launched.
+        settings: the settings.
+    """
+    policy = spec.policy
+    return ServicePlan(
+        policy=_policy(spec, zones, settings),
+        autoscaler=_autoscaler(spec),
+        version=row.version,
+        zones=frozenset(one.zone.name for one in zones),
+        min_replicas=policy.min_replicas,
+        blue_green=row.mode == UpdateMode.BLUE_GREEN,
+        max_surge=spec.max_surge,
+        drain_s=spec.serving.drain_s,
+        unready_s=settings.unready_s,
+        failed_pause_s=settings.failed_pause_s,
+        stopping=row.stopping_at is not None,
+    )
+
+
+def _policy(spec: ServiceSpec, zones: Sequence[ZoneOffer], settings: ServiceSettings) -> SpotPolicy:
+    base, fallback = spec.policy.base_ondemand_fallback_replicas, spec.policy.dynamic_ondemand_fallback
+    if spec.uses_spot and not zones:
+        return _WithoutZones(base, fallback)
+    return make_policy(
+        placer_of(spec),
+        PolicySettings(
+            zones=tuple(one.zone for one in zones),
+            extra=spec.policy.num_overprovision,
+            retry_s=settings.retry_s,
+            base=base,
+            fallback=fallback,
+        ),
+    )
+
+
+def on_demand_price(spec: ServiceSpec, offers: Sequence[Offer]) -> float | None:
+    """Returns the lowest price of an on-demand machine for a service, in US dollars an hour; None: none is offered."""
+    fitting = (o.usd_per_h for o in offers if o.kind is CapacityKind.ON_DEMAND and option_of(spec, o) is not None)
+    return min(fitting, default=None)
+
+
+def _autoscaler(spec: ServiceSpec) -> Autoscaler:
+    policy = spec.policy
+    if not is_scaled(spec):
+        return FixedTarget(policy.min_replicas)
+    assert policy.target_qps_per_replica is not None
+    return LoadAutoscaler(
+        requests_per_s=policy.target_qps_per_replica,
+        least=policy.min_replicas,
+        most=policy.max_replicas,
+        upscale_delay_s=policy.upscale_delay_s,
+        downscale_delay_s=policy.downscale_delay_s,
+    )
+
+
+def is_scaled(spec: ServiceSpec) -> bool:
+    """Returns whether the number of replicas follows the requests."""
+    policy = spec.policy
+    return policy.target_qps_per_replica is not None and policy.max_replicas > policy.min_replicas

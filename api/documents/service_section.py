@@ -1,0 +1,247 @@
+"""The section `service` of the service document: probe, number of replicas, and the balancer's settings."""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from api.documents.forms import (
+    TRUTH,
+    Field,
+    Form,
+    Keys,
+    Schema,
+    cases,
+    duration,
+    integer,
+    map_of,
+    number,
+    one_of,
+    text,
+    word,
+)  # fmt: skip
+from api.documents.position import At
+from api.documents.replicas import PORTS
+from api.documents.skypilot import either, filled_in, not_both, references, section
+from domain.patterns import in_any_case
+from domain.service import LoadBalancing, ReplicaPolicySpec, ServiceSpec
+from domain.serving_spec import ProbeSpec, ServingSpec
+from services.spot.policies import POLICIES
+
+MAX_REPLICAS = 1000
+DEFAULT_MAX_REPLICAS = 10
+"""`max_replicas` of a service that has `target_qps_per_replica` only, as in SkyServe's paper."""
+DEFAULT_PLACER = "spothedge"
+PLACERS: Mapping[str, str] = {
+    **{name: name for name in POLICIES if name != "on-demand"},
+    "dynamic_fallback": "spothedge",  # SkyPilot's name
+}
+"""The policy of each name that `spot_placer` can have."""
+_MAX_BODY_BYTES = 64 << 10
+_DAY_S, _HOUR_S = 86400, 3600
+_PROBE, _SERVING, _POLICY = ProbeSpec(), ServingSpec(), ReplicaPolicySpec()
+_DEFAULTS = {name: one.default for name, one in ServiceSpec.model_fields.items()}
+
+# ------------------------------------------------------------------------------------------------------------ the probe
+
+_INTERVALS = "interval_seconds", "endpoint_probe_interval_seconds"
+_FILLED = "The probe is also valid with the values of env in the place of $NAME and ${NAME}"
+_NO_SECRETS = "It does not refer to variables of secrets"
+_IS_JSON = "A string is JSON, unless headers has Content-Type"
+_BODY_SIZE = f"The body has at most {_MAX_BODY_BYTES} bytes, and finite numbers only"
+_BODY: Schema = {"type": ["object", "array", "string"], "description": f"{_IS_JSON}. {_BODY_SIZE}"}
+_PATH = text(
+    "the path of the request", 2000, "^/[!-~]*$",
+    "must begin with / and have only printable ASCII characters without spaces; encode others, as in %20",
+)  # fmt: skip
+_HEADER = Keys(
+    "^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$", "a header's name must have letters, digits and hyphens",
+    {f"^{in_any_case(('connection', 'content-length', 'transfer-encoding'))}$": "{} is set for each probe; omit it"},
+)  # fmt: skip
+_PRINTABLE = word(text("a string", 4096, "^[ -~]*$", "must have printable ASCII characters only"))
+_HEADERS = map_of(_HEADER, _PRINTABLE, "a mapping of headers to strings", 32)
+
+
+def _any_body(at: At) -> Any:
+    given = at.value
+    return given if isinstance(given, dict | list | str) else at.wrong("must be a mapping, or a string of JSON")
+
+
+_READINESS = section("service.readiness_probe", {
+    "path": Field(_PATH, "Path and query of the request", missing="the path of the request, such as /health"),
+    "post_data": Field(Form(_BODY, _any_body), "JSON; the probe is a POST with this body"),
+    "headers": Field(_HEADERS, "Headers of the request"),
+    "initial_delay_seconds": Field(duration(1, _DAY_S), "Time within which a replica must become ready",
+                                   "initial_delay_s", default=_PROBE.initial_delay_s),
+    "timeout_seconds": Field(duration(0.1, _HOUR_S), "Timeout of one probe", "timeout_s", default=_PROBE.timeout_s),
+    "interval_seconds": Field(duration(0.5, _HOUR_S), "Time between two probes", default=_PROBE.interval_s),
+    "endpoint_probe_interval_seconds": Field(duration(0.5, _HOUR_S), not_both(*_INTERVALS)),
+    "failures": Field(integer(1, 1000), "Failed probes in a row until a replica is not ready",
+                      default=_PROBE.failures),
+}, f"{_FILLED}. {_NO_SECRETS}")  # fmt: skip
+
+
+def read_probe(at: At, values: Any, env: Mapping[str, str], secrets: Collection[str]) -> ProbeSpec:
+    """Returns the probe with the values of variables in the place of `$NAME` and `${NAME}`.
+
+    Args:
+        at: the probe.
+        values: what the form of the probe has read; None: it is not valid, or there is none.
+        env: variables to which strings of the probe may refer.
+        secrets: variables that are set from secrets. The probe cannot refer to them.
+    """
+    for variable in sorted(references(at.value) & set(secrets)):
+        message = f"refers to {variable}, whose value is a secret; a probe can only refer to variables of env"
+        at.wrong(message, rule=_NO_SECRETS)
+    if isinstance(values, str):
+        return ProbeSpec(path=_PATH.read_as(at, filled_in(values, env), _FILLED) or "/")
+    fields = dict(values or {})
+    interval_s = either(at, fields, *_INTERVALS)
+    if "path" in fields:
+        fields["path"] = _PATH.read_as(at.get("path"), filled_in(fields["path"], env), _FILLED) or "/"
+    headers = _HEADERS.read_as(at.get("headers"), filled_in(fields.pop("headers", {}), env), _FILLED) or {}
+    is_typed = any(name.lower() == "content-type" for name in headers)
+    if "post_data" in fields:  # An empty mapping is a body too, so that the probe is a POST.
+        fields["body"] = _body(at.get("post_data"), filled_in(fields.pop("post_data"), env), is_typed)
+        headers |= {} if is_typed else {"Content-Type": "application/json"}
+    return ProbeSpec(**fields, headers=headers, **({} if interval_s is None else {"interval_s": interval_s}))
+
+
+def _body(at: At, value: Any, is_typed: bool) -> Any:
+    if isinstance(value, str) and not is_typed:
+        try:
+            json.loads(value)
+        except (ValueError, RecursionError):
+            other = "for another format, give the header Content-Type"
+            return at.wrong(f"must be a mapping or a string of JSON; {other}", rule=_IS_JSON)
+    elif not isinstance(value, str):
+        try:
+            value = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            return at.wrong("must have finite numbers only", rule=_BODY_SIZE)
+    return text("storable", _MAX_BODY_BYTES, in_bytes=True).read_as(at, value, _BODY_SIZE)
+
+
+# ----------------------------------------------------------------------------------------------------------- the policy
+
+_COUNTS = (
+    "max_replicas is at least min_replicas. If it is above, or is absent with a min_replicas of 0, "
+    "target_qps_per_replica is needed. If it is absent with target_qps_per_replica, min_replicas is at most 10"
+)
+_SPOT_ONLY = "The fields from spot_placer on are only for spot machines"
+_BASE_MOST = "base_ondemand_fallback_replicas is at most max_replicas"
+_FIXED = "It is given without replica_policy"
+_COUNT = integer(0, MAX_REPLICAS)
+_NO_MAPPING = "must be one number; different numbers for GPU types are not supported"
+_PLACER = one_of(tuple(PLACERS), "the name of a placer", folded=True).to(PLACERS.__getitem__)
+_PLACING = ("placer", "num_overprovision", "dynamic_ondemand_fallback", "base_ondemand_fallback_replicas")
+_REPLICA_POLICY = section("service.replica_policy", {
+    "min_replicas": Field(_COUNT, default=_POLICY.min_replicas),
+    "max_replicas": Field(integer(1, MAX_REPLICAS), "Default: min_replicas, or 10 with target_qps_per_replica"),
+    "target_qps_per_replica": Field(cases({(int, float): number(1e-6, 1e6)}, _NO_MAPPING),
+                                    "Requests per second for one replica"),
+    "upscale_delay_seconds": Field(duration(0, _DAY_S), "Time for which the load must need more replicas",
+                                   "upscale_delay_s", default=_POLICY.upscale_delay_s),
+    "downscale_delay_seconds": Field(duration(0, _DAY_S), "Time for which the load must need fewer replicas",
+                                     "downscale_delay_s", default=_POLICY.downscale_delay_s),
+    "spot_placer": Field(_PLACER, f"One of {', '.join(PLACERS)}", "placer", default=DEFAULT_PLACER),
+    "num_overprovision": Field(_COUNT, "Spot replicas beyond the target", default=_POLICY.num_overprovision),
+    "dynamic_ondemand_fallback": Field(
+        TRUTH, "Whether on-demand replicas stand in for spot replicas that are not ready",
+        default=_POLICY.dynamic_ondemand_fallback),
+    "base_ondemand_fallback_replicas": Field(
+        _COUNT, "On-demand replicas that are always kept", default=_POLICY.base_ondemand_fallback_replicas),
+}, f"{_COUNTS}. {_SPOT_ONLY}. {_BASE_MOST}")  # fmt: skip
+
+
+def read_policy(at: At, fixed: int | None, values: dict[str, Any], spot: bool | None) -> tuple[bool, ReplicaPolicySpec]:
+    """Returns whether replicas run on spot machines, and the policy.
+
+    Args:
+        at: the section `service`.
+        fixed: the number of replicas.
+        values: what the form of the policy has read.
+        spot: whether replicas use spot machines; None: `use_spot` is not given.
+    """
+    policy, is_fixed = at.get("replica_policy"), at.get("replicas").value is not None
+    if policy.value is not None and is_fixed:
+        at.get("replicas").wrong("is a fixed number; omit it, or omit replica_policy", rule=_FIXED)
+    spot = spot if spot is not None else policy.get("spot_placer").value is not None
+    placing = _placing(policy, {key: values.pop(key) for key in _PLACING if key in values}, spot)
+    if policy.value is None and is_fixed:
+        values |= {"min_replicas": fixed or 1, "max_replicas": fixed or MAX_REPLICAS}
+    else:
+        _count(policy if policy.value is not None else at, values)
+    if placing.get("base_ondemand_fallback_replicas", 0) > values["max_replicas"]:
+        message = f"must be at most max_replicas, which is {values['max_replicas']}"
+        policy.get("base_ondemand_fallback_replicas").wrong(message, rule=_BASE_MOST)
+    return spot, ReplicaPolicySpec(**values, **placing)
+
+
+def _count(at: At, values: dict[str, Any]) -> None:
+    """Sets the numbers of replicas in `values`."""
+    if any(at.get(key).value is not None and key not in values for key in ("min_replicas", "max_replicas")):
+        values |= {"min_replicas": 1, "max_replicas": MAX_REPLICAS}  # One of them is invalid.
+        return
+    least, most = values.setdefault("min_replicas", 1), values.get("max_replicas")
+    scales = at.get("target_qps_per_replica").value is not None
+    values["max_replicas"] = most or max(DEFAULT_MAX_REPLICAS if scales else 1, least)
+    if most is None and scales and least > DEFAULT_MAX_REPLICAS:
+        message = f"needed with target_qps_per_replica if min_replicas is above {DEFAULT_MAX_REPLICAS}"
+        at.missing("max_replicas", message, rule=_COUNTS)
+    elif most is None and not scales and least == 0:
+        message = "must be at least 1 without target_qps_per_replica and max_replicas"
+        at.get("min_replicas").wrong(message, rule=_COUNTS)
+    elif most is not None and most < least:
+        at.get("max_replicas").wrong(f"must be at least min_replicas, which is {least}", rule=_COUNTS)
+    elif most is not None and most > least and not scales:
+        message = "it decides the number of replicas between min_replicas and max_replicas"
+        at.missing("target_qps_per_replica", message, rule=_COUNTS)
+
+
+def _placing(at: At, values: dict[str, Any], spot: bool) -> dict[str, Any]:
+    """Returns where spot replicas run, and what stands in for them."""
+    if not spot:
+        for key in (key for key, value in values.items() if value):
+            place = at.get("spot_placer" if key == "placer" else key)
+            place.wrong("is only for spot machines; write resources.use_spot: true, or omit it", rule=_SPOT_ONLY)
+        return {}
+    if "placer" not in values and at.get("spot_placer").value is not None:
+        return {}  # It is invalid.
+    values.setdefault("placer", DEFAULT_PLACER)
+    return values
+
+
+# ---------------------------------------------------------------------------------------------------------- the section
+
+_TIMEOUTS = "request_timeout_seconds", "load_balancer.stream_timeout_seconds"
+_TIMEOUT = duration(1, _DAY_S)
+_BALANCING = one_of(tuple(one.value for one in LoadBalancing), "a load balancing policy", folded=True)
+
+
+def _one_timeout(at: At, values: dict[str, Any]) -> dict[str, Any]:
+    values[_TIMEOUTS[1]] = values.pop("load_balancer", {}).get("stream_timeout_seconds")
+    timeout_s = either(at, values, *_TIMEOUTS)
+    return values | ({} if timeout_s is None else {"request_timeout_s": timeout_s})
+
+
+SERVING = section("service", {
+    "readiness_probe": Field(cases({str: _PATH, dict: _READINESS}, "must be a path or a mapping, it is {}"),
+                             "The path of a GET request, or a mapping", default="/"),
+    "replicas": Field(integer(1, MAX_REPLICAS), f"A fixed number of replicas. {_FIXED}"),
+    "replica_policy": Field(_REPLICA_POLICY),
+    "load_balancing_policy": Field(_BALANCING, f"One of {', '.join(LoadBalancing)}", "balancing",
+                                   default=_DEFAULTS["balancing"].value),
+    "load_balancer": Field(
+        section("service.load_balancer", {"stream_timeout_seconds": Field(_TIMEOUT, not_both(*_TIMEOUTS))})),
+    "ports": PORTS,
+    "drain_seconds": Field(duration(0, _HOUR_S), "Time for requests in progress of a replica that ends", "drain_s",
+                           default=_SERVING.drain_s),
+    "request_timeout_seconds": Field(_TIMEOUT, "Longest time without a byte from the replica",
+                                     default=_DEFAULTS["request_timeout_s"]),
+    "max_queue": Field(integer(0, 100_000), "Requests that wait in the balancer", default=_DEFAULTS["max_queue"]),
+    "max_surge": Field(integer(1, MAX_REPLICAS), "Replicas that a rolling update adds at a time",
+                       default=_DEFAULTS["max_surge"]),
+    "retry_non_idempotent": Field(
+        TRUTH, "Whether a request may be sent again if its replica died before an answer began",
+        default=_DEFAULTS["retry_non_idempotent"]),
+}).checked(_one_timeout)  # fmt: skip

@@ -1,0 +1,292 @@
+"""Reads workloads from Postgres and builds the responses."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import ARRAY, Text, any_, bindparam, func, select, tuple_
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy.orm import Session
+
+from api.auth import Caller
+from api.paging import page
+from api.problems import not_found
+from api.views import reason_view
+from api.workloads.reasons import Why, why_all, why_new
+from api.workloads.views import (
+    AllocationList,
+    AllocationView,
+    AttemptList,
+    AttemptView,
+    BandwidthView,
+    JobView,
+    LeftView,
+    PlacementView,
+    ProgressView,
+    TaskResourcesView,
+    WorkloadDetail,
+    WorkloadView,
+)
+from api.workloads.waits import waits_of
+from domain.phases import QUEUED_PHASES, Phase
+from domain.reasons import ReasonCode
+from domain.slots import TaskSlots, bits
+from domain.spec import WorkloadSpec
+from domain.task_reports import BandwidthReport
+from infra.db.costs import costs_of
+from infra.db.lost_work import lost_by
+from infra.db.models import Allocation, Attempt, Workload
+from infra.db.published_queue import Newest
+from infra.db.tasks import tasks_of
+from infra.db.tenants import Tenant
+
+PREEMPTIONS = (
+    ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.MACHINE_DRAINED, ReasonCode.PLATFORM_NOTICE,
+)  # fmt: skip
+"""Outcomes of attempts that count as preemptions."""
+# Statements that every request uses are built once, because building one takes as long as executing it.
+_FOUND = select(Workload).where(Workload.id == bindparam("id"))
+_LOCKED = _FOUND.with_for_update().execution_options(populate_existing=True)
+_LEVELS = select(Tenant.name, Tenant.level).where(Tenant.name == any_(bindparam("names", type_=ARRAY(Text))))
+
+
+def find(session: Session, caller: Caller, workload_id: str, *, lock: bool = False) -> Workload:
+    """Returns the row of a workload. `lock`: lock the row for update.
+
+    Raises:
+        Problem: 404, with the same message if the workload does not exist and if it belongs to another tenant.
+    """
+    row = session.scalars(_LOCKED if lock else _FOUND, {"id": workload_id}).first()
+    if row is None or not caller.sees(row.tenant):
+        raise not_found("workload", workload_id, is_hidden=row is not None)
+    return row
+
+
+def effective_level(session: Session, row: Workload) -> int:
+    """Returns the effective level: the tenant's, or the lower one that was requested."""
+    return max(session.get_one(Tenant, row.tenant).level, row.level or 0)
+
+
+def view(session: Session, queue: Newest, row: Workload) -> WorkloadView:
+    """Returns the view of one workload. `queue` is the queue that the last scan published."""
+    return views(session, queue, [row])[0]
+
+
+def views(session: Session, queue: Newest, rows: Sequence[Workload]) -> list[WorkloadView]:
+    """Returns the views of several workloads, with a fixed number of queries."""
+    return [WorkloadView(**fields) for fields in _fields(session, rows, why_all(session, queue, rows))]
+
+
+def detail(session: Session, queue: Newest, row: Workload) -> WorkloadDetail:
+    """Returns one workload with its specification, placement and cost."""
+    (fields,) = _fields(session, [row], why_all(session, queue, [row]))
+    held = select(Allocation).where(
+        Allocation.workload == row.id, Allocation.attempt == row.attempt, Allocation.released_at.is_(None)
+    )
+    live = session.scalars(held).all() if row.attempt else []  # A workload that was never placed has no allocations.
+    tasks: list[TaskSlots] = []
+    if live:
+        tasks = tasks_of(WorkloadSpec.model_validate(row.spec), session.get_one(Attempt, (row.id, row.attempt)), live)
+    placement = [
+        PlacementView(machine=t.machine, job=t.job, task=t.task, slots=list(t.slots))
+        for t in sorted(tasks, key=lambda t: (t.job, t.task))
+    ]
+    spent = costs_of(session, row.id) if row.attempt else []
+    return WorkloadDetail(
+        **fields, spec=row.spec, placement=placement,
+        cost_usd=sum(cost.usd for cost in spent), unpriced_h=sum(cost.unpriced_h for cost in spent),
+    )  # fmt: skip
+
+
+def attempts(session: Session, row: Workload, limit: int, after: int) -> AttemptList:
+    """Returns at most `limit` of a workload's attempts with numbers above `after`, oldest first."""
+    own = (Attempt.workload == row.id, Attempt.attempt > after)
+    wanted = select(Attempt).where(*own).order_by(Attempt.attempt).limit(limit + 1)
+    found, following = page(session.scalars(wanted).all(), limit, lambda a: str(a.attempt))
+    items = [
+        AttemptView(
+            attempt=a.attempt, region=a.region, awarded_at=a.awarded_at, ready_at=a.ready_at, started_at=a.started_at,
+            evicting_since=a.evicting_since, evictor=a.evictor, released_at=a.released_at,
+            outcome=reason_view(a.outcome), resumed_step=a.resumed_step, last_step=a.last_step,
+            checkpoint_step=a.checkpoint_step, checkpoint_at=a.checkpoint_at, checkpoint_bytes=a.checkpoint_bytes,
+            checkpoint_s=a.checkpoint_s, checkpoint_write_s=a.checkpoint_write_s, cadence=a.cadence,
+            bandwidth=_bandwidth(a), load=a.load, failing=a.failing, notice=a.notice, lost_s=a.lost_s,
+            stale_tables=a.stale_tables or {},
+            gpus=a.gpu_types, cpus=a.cpus_milli / 1000, left=[_left(one) for one in a.left_files or []],
+        )
+        for a in found
+    ]  # fmt: skip
+    return AttemptList(items=items, next_cursor=following)
+
+
+def _left(one: Mapping[str, Any]) -> LeftView:
+    until = datetime.fromtimestamp(one["until_s"], UTC)
+    return LeftView(until=until, **{name: one[name] for name in ("job", "task", "machine", "path", "bytes")})
+
+
+def _bandwidth(attempt: Attempt) -> BandwidthView | None:
+    if attempt.bandwidth is None:
+        return None
+    found = BandwidthReport(**attempt.bandwidth)
+    measured_at = datetime.fromtimestamp(found.at_s, UTC)
+    return BandwidthView(measured_at=measured_at, mean_bytes_s=found.bytes_s, lower_bytes_s=found.lower_bytes_s)
+
+
+def submitted(session: Session, row: Workload) -> WorkloadDetail:
+    """Returns a workload that was created in this transaction; it has no scan result and no attempt yet."""
+    (fields,) = _fields(session, [row], {row.id: why_new(row)})
+    return WorkloadDetail(**fields, spec=row.spec, placement=[], cost_usd=0.0, unpriced_h=0.0)
+
+
+def allocations(session: Session, row: Workload, limit: int, after: tuple[int, str]) -> AllocationList:
+    """Returns at most `limit` of a workload's allocations that follow `after`, (attempt, machine), oldest first."""
+    order = (Allocation.attempt, Allocation.machine)
+    own_rows = select(Allocation).where(Allocation.workload == row.id).order_by(*order)
+    wanted = own_rows.where(tuple_(*order) > tuple_(*after)).limit(limit + 1)
+    found, following = page(session.scalars(wanted).all(), limit, lambda a: f"{a.attempt}:{a.machine}")
+    # The tasks of a machine can be derived only from all allocations of the attempt.
+    numbers = {a.attempt for a in found}
+    whole = session.scalars(own_rows.where(Allocation.attempt.in_(numbers))).all()
+    placed = select(Attempt).where(Attempt.workload == row.id, Attempt.attempt.in_(numbers))
+    attempts = {a.attempt: a for a in session.scalars(placed)}
+    tasks: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    spec = WorkloadSpec.model_validate(row.spec)
+    for number, own in groupby(whole, lambda a: a.attempt):
+        for t in tasks_of(spec, attempts[number], own):
+            tasks[number, t.machine].append({"job": t.job, "task": t.task, "slots": list(t.slots)})
+    items = [
+        AllocationView(
+            attempt=a.attempt, machine=a.machine, slots=bits(a.slots), awaited=bits(a.awaited),
+            cpus=a.cpus_milli / 1000, memory_bytes=a.memory_bytes, tasks=tasks[a.attempt, a.machine],
+            awarded_at=a.awarded_at, held_at=a.held_at, released_at=a.released_at,
+        )
+        for a in found
+    ]  # fmt: skip
+    return AllocationList(items=items, next_cursor=following)
+
+
+def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why]) -> list[dict[str, Any]]:
+    names = list({row.tenant for row in rows})
+    levels = dict(session.execute(_LEVELS, {"names": names}).all()) if names else {}
+    # Workloads that were never placed have no attempts; in a long queue these are the majority.
+    placed = [row.id for row in rows if row.attempt]
+    preempted = _preemptions(session, placed)
+    progress = _progress(session, placed)
+    lost = _lost(session, placed)
+    waits = waits_of(session, rows)
+    return [
+        {
+            "id": row.id,
+            "name": row.name,
+            "tenant": row.tenant,
+            "labels": row.labels,
+            "phase": row.phase,
+            "reason": whys[row.id].first,
+            "attempt": row.attempt,
+            "level": max(levels[row.tenant], row.level or 0),
+            "held_by": row.held_by,
+            "submitted_at": row.submitted_at,
+            "waited_s": waits[row.id].waited_s,
+            "eligible_s": waits[row.id].eligible_s,
+            "finished_at": row.finished_at,
+            "region": row.region,
+            "checkpoint_region": row.checkpoint_region,
+            "checkpoint_store": row.checkpoint_store,
+            "queued": Phase(row.phase) in QUEUED_PHASES,
+            "preemptions": preempted.get(row.id, 0),
+            "lost_s": lost.get(row.id, 0.0),
+            "progress": progress.get(row.id),
+            "jobs": [_job(job) for job in row.spec.get("jobs", [])],
+            "tables": row.spec.get("tables", []),
+        }
+        for row in rows
+    ]
+
+
+def _job(job: dict[str, Any]) -> JobView:
+    resources = job["resources"]
+    return JobView(
+        name=job["name"],
+        role=job["role"],
+        tasks=job["tasks"],
+        resources=TaskResourcesView(
+            gpus=resources["gpus"],
+            gpu_types=resources["gpu_types"],
+            cpus=resources["cpus_milli"] / 1000,
+            memory_bytes=resources["memory_bytes"],
+        ),
+    )
+
+
+def _preemptions(session: Session, ids: Collection[str]) -> dict[str, int]:
+    if not ids:
+        return {}
+    code = Attempt.outcome["code"].astext
+    counted = select(Attempt.workload, func.count()).where(Attempt.workload.in_(ids), code.in_(PREEMPTIONS))
+    return dict(session.execute(counted.group_by(Attempt.workload)).all())
+
+
+def _lost(session: Session, ids: Collection[str]) -> dict[str, float]:
+    """Returns the seconds of work that attempts have lost, by workload."""
+    if not ids:
+        return {}
+    summed = select(Attempt.workload, func.coalesce(func.sum(Attempt.lost_s), 0.0)).where(Attempt.workload.in_(ids))
+    return {workload: seconds or 0.0 for workload, seconds in session.execute(summed.group_by(Attempt.workload))}
+
+
+def _progress(session: Session, ids: Collection[str]) -> dict[str, ProgressView]:
+    """Returns the newest step, checkpoint, cadence and load by workload; they can come from different attempts."""
+    if not ids:
+        return {}
+
+    def newest(column: Any, known: Any) -> Any:
+        values = func.array_agg(aggregate_order_by(column, Attempt.attempt.desc()))
+        return values.filter(known.is_not(None))[1]
+
+    saved = (
+        Attempt.checkpoint_step, Attempt.checkpoint_at, Attempt.checkpoint_bytes, Attempt.checkpoint_s,
+        Attempt.checkpoint_write_s,
+    )  # fmt: skip
+    now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    at_risk = _at_risk(session, ids, now)
+    rows = session.execute(
+        select(
+            Attempt.workload,
+            newest(Attempt.last_step, Attempt.last_step),
+            *(newest(column, Attempt.checkpoint_at) for column in saved),
+            newest(Attempt.cadence, Attempt.cadence),
+            newest(Attempt.load, Attempt.load),
+            newest(Attempt.failing, Attempt.attempt),
+            newest(Attempt.notice, Attempt.attempt),
+        )
+        .where(Attempt.workload.in_(ids))
+        .group_by(Attempt.workload)
+    )
+    return {
+        workload: ProgressView(
+            step=step,
+            checkpoint_step=saved_step,
+            checkpoint_at=at,
+            checkpoint_age_s=None if at is None else max(0.0, (now - at).total_seconds()),
+            checkpoint_bytes=size,
+            checkpoint_s=held_s,
+            checkpoint_write_s=write_s,
+            cadence=cadence,
+            load=load,
+            failing=failing,
+            notice=notice,
+            at_risk_s=at_risk.get(workload),
+        )
+        for workload, step, saved_step, at, size, held_s, write_s, cadence, load, failing, notice in rows
+        if any(value is not None for value in (step, at, cadence, load, failing, notice))
+    }
+
+
+def _at_risk(session: Session, ids: Collection[str], now: datetime) -> dict[str, float]:
+    """Returns the seconds of work that an interruption now would lose, for workloads whose tasks run."""
+    live = session.scalars(
+        select(Attempt).where(Attempt.workload.in_(ids), Attempt.released_at.is_(None), Attempt.started_at.is_not(None))
+    )
+    return {a.workload: lost_by(a, now.timestamp()) for a in live}

@@ -1,0 +1,224 @@
+"""Reads parts and verifies their checksums in the same pass: each piece is checked while the next ones are fetched.
+
+Tensors are read directly into their final memory: into the tensors of a live model, or into new memory in which each
+tensor begins at a multiple of 64 bytes, as in torch (kernels round differently at other addresses). In addition, only a
+few pieces are held in memory.
+"""
+
+import ctypes
+import mmap
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from struct import error as StructError
+from typing import Any
+
+from mizzen.checkpoint import tensorfile
+from mizzen.checkpoint.errors import CorruptCheckpointError
+from mizzen.checkpoint.log import readable
+from mizzen.checkpoint.manifest import Part
+from mizzen.checkpoint.part_stream import expected_digest, stream
+from mizzen.objects.store import Fetch, ObjectStore
+from mizzen.objects.workers import Workers
+
+ALIGNED_BYTES = 64
+"""Alignment of torch's own allocations."""
+
+_PIECE_BYTES = 8 << 20
+_STAGED_BYTES = 2 << 20
+"""Maximum size of a piece that holds several small tensors and is copied from a buffer."""
+_DIRECT_BYTES = 256 << 10
+"""A tensor of at least this size is read directly into its memory; smaller tensors are read together."""
+_FETCHES = 4
+"""Pieces that are fetched concurrently."""
+_AHEAD = 2 * _FETCHES
+_HEAD_BYTES = 64 << 10
+_MAPPED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A range of a part, and the buffers that its bytes fill, in order."""
+
+    start: int
+    size_bytes: int
+    into: Sequence[memoryview]
+
+
+def fetch_part(store: ObjectStore, part: Part) -> memoryview:
+    """Read a part into a writable buffer, and verify its size and checksum.
+
+    Raises:
+        CorruptCheckpointError: the part is missing, or differs from what was committed.
+        CheckpointError: the part cannot be read for another reason.
+    """
+    content = aligned_buffer(part.size_bytes)
+    with _reading(store, part) as reading:
+        reading.read(
+            _Piece(start, len(view), (view,))
+            for start in range(0, part.size_bytes, _PIECE_BYTES)
+            for view in [content[start : start + _PIECE_BYTES]]
+        )
+    return content
+
+
+def verify_part(store: ObjectStore, part: Part) -> None:
+    """Read a part and verify its size and checksum, without keeping its content. Raises as `fetch_part`."""
+    for _ in stream(store, part):
+        pass
+
+
+def fetch_tensors(
+    store: ObjectStore, part: Part, target: Callable[[tensorfile.TensorEntry], memoryview | None] = lambda _: None
+) -> tensorfile.Content:
+    """Read the metadata and the tensors of a part of kind `tensors`.
+
+    Args:
+        store: the store that holds the part.
+        part: its key, size and checksum.
+        target: returns the memory to read a tensor into, of the tensor's size; None for new memory. If this function
+            raises, that memory may be partly overwritten.
+
+    Raises:
+        CorruptCheckpointError: the part is missing, differs from what was committed, or is not a safetensors file.
+        CheckpointError: the part cannot be read for another reason.
+    """
+    with _reading(store, part) as reading:
+        try:
+            start, metadata, entries = reading.header()
+        except (ValueError, KeyError, TypeError, AttributeError, StructError) as error:
+            verify_part(store, part)  # If the file is damaged, this raises the more exact checksum error.
+            raise CorruptCheckpointError(f"{part.key}: the tensors cannot be read: {error!r}") from error
+        targets = [target(entry) for entry in entries]
+        need = sum(_aligned(e.size_bytes) for e, found in zip(entries, targets, strict=True) if found is None)
+        memory, used = aligned_buffer(need), 0
+        tensors: tensorfile.Tensors = {}
+        places: list[memoryview] = []
+        for entry, found in zip(entries, targets, strict=True):
+            view = found
+            if view is None:
+                view = memory[used : used + entry.size_bytes]
+                used += _aligned(entry.size_bytes)
+            tensors[entry.name] = (entry.dtype, entry.shape, view)
+            places.append(view)
+        reading.read(_scattered(start, places))
+    return metadata, tensors
+
+
+def aligned_buffer(size_bytes: int) -> memoryview:
+    """Return writable memory that begins at a multiple of `ALIGNED_BYTES`.
+
+    Large buffers are mapped, so that Python does not fill them with zeros first. The mapping is private, because first
+    access costs half as much as with shared memory, mmap's default. It uses huge pages if the kernel has any, which
+    lowers the cost further.
+    """
+    if size_bytes < _MAPPED_BYTES:
+        memory = bytearray(size_bytes + ALIGNED_BYTES)
+        skip = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % ALIGNED_BYTES
+        return memoryview(memory)[skip : skip + size_bytes]
+    mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(mapped)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNED_BYTES) * ALIGNED_BYTES
+
+
+def _scattered(start: int, places: Iterable[memoryview]) -> Iterator[_Piece]:
+    """Split consecutive tensors of a file into pieces: large tensors by themselves, small ones together."""
+    small: list[memoryview] = []
+    small_bytes = 0
+    for view in places:
+        size_bytes = len(view)
+        if small and (size_bytes >= _DIRECT_BYTES or small_bytes + size_bytes > _STAGED_BYTES):
+            yield _Piece(start, small_bytes, small)
+            start, small, small_bytes = start + small_bytes, [], 0
+        if size_bytes < _DIRECT_BYTES:
+            small.append(view)
+            small_bytes += size_bytes
+            continue
+        for low in range(0, size_bytes, _PIECE_BYTES):
+            piece = view[low : low + _PIECE_BYTES]
+            yield _Piece(start + low, len(piece), (piece,))
+        start += size_bytes
+    if small:
+        yield _Piece(start, small_bytes, small)
+
+
+class _Reading:
+    """A part that is read sequentially, and the digest of the bytes read so far."""
+
+    def __init__(self, part: Part, fetch: Fetch, workers: Workers) -> None:
+        self.part = part
+        self._fetch, self._workers = fetch, workers
+        self._digest, self._expected = expected_digest(part)
+        self._staging: list[memoryview] = []
+
+    def header(self) -> tuple[int, dict[str, str], list[tensorfile.TensorEntry]]:
+        """Read the header; return the offset of the tensors, the metadata, and the tensors in file order."""
+        head = bytearray(min(_HEAD_BYTES, self.part.size_bytes))
+        self._fill(memoryview(head), 0)
+        start = tensorfile.header_end(head, self.part.size_bytes)
+        if start > len(head):
+            rest = bytearray(start - len(head))
+            self._fill(memoryview(rest), len(head))
+            head += rest
+        self._digest.update(memoryview(head)[:start])
+        return (start, *tensorfile.header(head[tensorfile.LENGTH.size : start], self.part.size_bytes - start))
+
+    def read(self, pieces: Iterable[_Piece]) -> None:
+        """Fetch the pieces, several concurrently, and add each to the digest in order."""
+        under_way: deque[tuple[_Piece, memoryview, Future[None]]] = deque()
+        for number, piece in enumerate(pieces):
+            if len(under_way) >= _AHEAD:
+                self._take(*under_way.popleft())
+            view = piece.into[0] if len(piece.into) == 1 else self._staged(number % _AHEAD, piece.size_bytes)
+            under_way.append((piece, view, self._workers.submit(self._fill, view, piece.start)))
+        while under_way:
+            self._take(*under_way.popleft())
+
+    def check(self) -> None:
+        """Raise CorruptCheckpointError if the bytes that were read do not match the part's checksum."""
+        if self._digest.hexdigest() != self._expected:
+            raise CorruptCheckpointError(f"{self.part.key} does not match its checksum")
+
+    def _fill(self, view: memoryview, start: int) -> None:
+        if self._fetch(view, start) != len(view):
+            raise CorruptCheckpointError(f"{self.part.key} does not have {self.part.size_bytes} bytes")
+
+    def _take(self, piece: _Piece, view: memoryview, done: Future[None]) -> None:
+        done.result()
+        self._digest.update(view)
+        if len(piece.into) > 1:
+            low = 0
+            for target in piece.into:
+                high = low + len(target)
+                target[:] = view[low:high]
+                low = high
+
+    def _staged(self, slot: int, size_bytes: int) -> memoryview:
+        """Return the staging buffer of a slot. Its last piece, `_AHEAD` pieces ago, is already consumed."""
+        while len(self._staging) <= slot:
+            self._staging.append(memoryview(bytearray(min(_STAGED_BYTES, self.part.size_bytes))))
+        return self._staging[slot][:size_bytes]
+
+
+@contextmanager
+def _reading(store: ObjectStore, part: Part) -> Iterator[_Reading]:
+    """Open a part for one sequential read. On exit, verify its size and checksum."""
+    with readable(part.key):
+        if not part.size_bytes and store.size(part.key) != 0:
+            raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
+        opened: AbstractContextManager[Any] = store.opened(part.key)
+        # The workers are stopped before the object is closed: they must not read from a closed file.
+        with opened as fetch, Workers(min(_FETCHES, 1 + part.size_bytes // _STAGED_BYTES)) as workers:
+            reading = _Reading(part, fetch, workers)
+            yield reading
+        if store.size(part.key) != part.size_bytes:
+            raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
+    reading.check()

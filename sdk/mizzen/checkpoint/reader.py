@@ -1,0 +1,269 @@
+"""Loads and lists the committed checkpoints of a root. Read-only."""
+
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar, cast
+
+from mizzen.checkpoint import parts
+from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError
+from mizzen.checkpoint.live_tensors import Live
+from mizzen.checkpoint.log import Log, readable
+from mizzen.checkpoint.manifest import Manifest, Part
+from mizzen.checkpoint.part_reader import fetch_part, fetch_tensors, verify_part
+from mizzen.checkpoint.roots import open_root
+from mizzen.checkpoint.tensorfile import TensorEntry
+from mizzen.objects.store import ObjectStore
+
+_RELISTS = 5
+
+T = TypeVar("T")
+GetLive: TypeAlias = Callable[[Collection[str]], Live]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was loaded: its manifest, and the state."""
+
+    manifest: Manifest
+    state: dict[str, Any]
+    """Part name to value: the shared parts and the parts of the rank that loaded."""
+    verified: frozenset[str] = frozenset()
+    """URIs of the parts whose stored content was read and equals its checksum."""
+
+    @property
+    def step(self) -> int:
+        """The step whose state this is."""
+        return self.manifest.step
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that committed the checkpoint."""
+        return self.manifest.attempt
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A checkpoint that was skipped, and the reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The rank that loads, and what it may load."""
+
+    rank: int = 0
+    world_size: int = 1
+    trusted: bool = False
+    """Whether pickles may be loaded. Loading a pickle can run any code."""
+    other_world: bool = False
+    """Whether a checkpoint of a gang of another size may be loaded, without the parts that belong to single ranks."""
+    start_over: bool = False
+    """Whether to return no checkpoint, instead of an error, if checkpoints exist but none can be loaded."""
+    agree: Callable[[int], int] | None = None
+    """Returns the maximum over all ranks, which call it together. Without it each rank verifies all ranks' parts."""
+
+
+def read_latest(
+    logs: Sequence[Log], reader: Reader, live: GetLive = lambda _: {}
+) -> tuple[Checkpoint | None, tuple[Skipped, ...]]:
+    """Load the newest valid checkpoint of the roots. Return it, or None, and the skipped ones, each with a warning.
+
+    `live` returns, for the part names of a checkpoint, live tensors. A tensor with the same type and shape in the
+    checkpoint is read in place, and the live tensor is part of the result. If this raises, live tensors may be partly
+    overwritten. With `start_over` they are not used, because the caller needs them unchanged if nothing can be loaded.
+
+    If several roots have the same checkpoint, the first root is tried first. A damaged part is read from another
+    checkpoint or root that has the same content.
+
+    Raises:
+        CheckpointError: a file or object cannot be read for a reason other than damage, or the reader may not load it.
+            Or checkpoints exist, none is valid, and `start_over` is not set.
+    """
+    for _ in range(_RELISTS):
+        for log in logs:
+            log.refresh()
+        found, skipped, outrun = _newest(logs, reader, (lambda _: {}) if reader.start_over else live)
+        if not outrun:
+            for entry in skipped:
+                message = f"checkpoint {entry.name} is skipped: {entry.reason}"
+                warnings.warn(message, CheckpointWarning, stacklevel=4)
+            if found is None and skipped and not reader.start_over:
+                raise CheckpointError(
+                    f"{logs[-1].where}: none of {len(skipped)} checkpoints or records can be loaded; the newest: "
+                    f"{skipped[0].name}: {skipped[0].reason}. To start without a checkpoint, pass start_over=True"
+                )
+            return found, skipped
+    raise CheckpointError(f"{logs[0].where}: checkpoints were removed faster than they could be read; increase keep")
+
+
+def _newest(logs: Sequence[Log], reader: Reader, live: GetLive) -> tuple[Checkpoint | None, tuple[Skipped, ...], bool]:
+    """See `read_latest`. The last value says whether a checkpoint was removed while it was read."""
+    skipped = [
+        Skipped(f"{log.where}/log, record {entry.number}", entry.reason)
+        for log in logs
+        for entry in log.entries
+        if entry.record is None and all(number < entry.number for number, _ in log.checkpoints)
+    ]
+    candidates = [
+        (manifest, -order, number, log) for order, log in enumerate(logs) for number, manifest in log.checkpoints
+    ]
+    copies = _copies(logs)
+    for manifest, _, number, log in sorted(candidates, key=lambda found: (found[0].id, *found[1:3]), reverse=True):
+        state, error = None, None
+        verified: set[str] = set()
+        try:
+            state = _load(log.store, manifest, reader, copies, live, verified)
+        except CorruptCheckpointError as corrupt:
+            error = corrupt
+        if reader.agree is not None and reader.agree(int(error is not None)) and error is None:
+            error = CorruptCheckpointError("another rank cannot load its parts")
+        if error is None and state is not None:
+            return Checkpoint(manifest, state, frozenset(verified)), tuple(skipped), False
+        log.refresh()
+        if reader.agree is None and number not in {n for n, _ in log.checkpoints}:
+            return None, (), True
+        skipped.append(Skipped(f"{log.where} {manifest.name}", str(error)))
+    return None, tuple(skipped), False
+
+
+_Copies = Mapping[tuple[str, int], Sequence[tuple[ObjectStore, str]]]
+"""Checksum and size of a part to the stores and keys that hold it."""
+
+
+def _copies(logs: Sequence[Log]) -> _Copies:
+    found: dict[tuple[str, int], dict[tuple[str, str], tuple[ObjectStore, str]]] = {}
+    for log in logs:
+        for _, manifest in log.checkpoints:
+            for part in manifest.parts:
+                found.setdefault((part.checksum, part.size_bytes), {})[log.where, part.key] = log.store, part.key
+    return {content: tuple(places.values()) for content, places in found.items()}
+
+
+def _fetch(
+    store: ObjectStore, part: Part, copies: _Copies, verified: set[str], fetch: Callable[[ObjectStore, Part], T]
+) -> T:
+    """Read a part with `fetch`: from the key in the manifest or, with a warning, from another copy.
+
+    The URI that was read is added to `verified`.
+
+    Raises:
+        CorruptCheckpointError: all copies are missing or damaged; the message is that of the first.
+        CheckpointError: a copy cannot be read for another reason.
+    """
+    try:
+        content = fetch(store, part)
+        verified.add(store.uri(part.key))
+        return content
+    except CorruptCheckpointError as error:
+        for other, key in copies.get((part.checksum, part.size_bytes), ()):
+            if other.uri(key) != store.uri(part.key):
+                with suppress(CorruptCheckpointError):
+                    content = fetch(other, replace(part, key=key))
+                    verified.add(other.uri(key))
+                    message = f"{store.uri('')}: {error}; read from {other.uri(key)}, which has the same content"
+                    warnings.warn(message, CheckpointWarning, stacklevel=7)
+                    return content
+        raise
+
+
+def _load(
+    store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copies, live: GetLive, verified: set[str]
+) -> dict[str, Any]:
+    """Load the parts of this rank. Without `Reader.agree`, first verify the parts of the other ranks.
+
+    The URIs of the parts that were read are added to `verified`.
+    """
+    foreign = manifest.world_size != reader.world_size and any(part.rank is not None for part in manifest.parts)
+    if foreign and not reader.other_world:
+        raise CheckpointError(
+            f"{store.uri('')} {manifest.name} has parts of each of {manifest.world_size} ranks, but this gang has "
+            f"{reader.world_size}: pass other_world=True to load it without these parts"
+        )
+    mine = manifest.parts_of(-1 if foreign else reader.rank)
+    if reader.agree is None:
+        for part in manifest.parts:
+            if part not in mine:
+                _fetch(store, part, copies, verified, verify_part)
+    state: dict[str, Any] = {}
+    targets = live({part.name for part in mine})
+    for part in mine:
+        wanted = targets.get(part.name, {})
+        read: dict[str, Any] = {}
+
+        def target(entry: TensorEntry, wanted: Any = wanted, read: dict[str, Any] = read) -> memoryview | None:
+            found = wanted.get(entry.name)
+            if found is None or not found.fits(entry):
+                return None
+            read[entry.name] = found.value
+            return cast(memoryview, found.memory)
+
+        def fetch(store: ObjectStore, part: Part, target: Any = target) -> Any:
+            return fetch_tensors(store, part, target) if part.kind == "tensors" else fetch_part(store, part)
+
+        content = _fetch(store, part, copies, verified, fetch)
+        try:
+            state[part.name] = parts.decode(part.kind, content, reader.trusted, name=part.name, live=read)
+        except CorruptCheckpointError as error:
+            raise CorruptCheckpointError(f"{part.key}: {error}") from error
+    return state
+
+
+def list_committed(root: str | os.PathLike[str] | ObjectStore, *, verify: bool = False) -> list[Manifest]:
+    """Return the valid checkpoints of `root` (a path, a URI, or a store), newest first; empty if there are none.
+
+    A checkpoint is valid if its record matches its checksum and every part of every rank exists with the right size.
+    With `verify`, every part is also read and its checksum compared. Read-only and needs no claim, so an observer such
+    as the scheduler can call it.
+
+    Raises:
+        ValueError: `root` is not a valid path or URI.
+        CheckpointError: the log or a part cannot be read for a reason other than damage.
+    """
+    store = open_root(root) if isinstance(root, str | os.PathLike) else root
+    log = Log(store)
+    for _ in range(_RELISTS):
+        log.refresh()
+        with readable(f"{log.where}/parts"):
+            sizes = {info.key: info.size_bytes for info in store.list("parts/")} if log.checkpoints else {}
+        found = [manifest for _, manifest in log.checkpoints if _whole(store, manifest.parts, sizes, verify)]
+        before = [number for number, _ in log.checkpoints]
+        if len(found) == len(before):
+            return found
+        log.refresh()
+        if {number for number, _ in log.checkpoints} >= set(before):
+            return found
+        # A writer removed a checkpoint after the log was read: read the log again.
+    raise _outrun(log)
+
+
+def _outrun(log: Log) -> CheckpointError:
+    return CheckpointError(f"{log.where}: checkpoints were removed faster than they could be read; increase keep")
+
+
+def _whole(store: ObjectStore, wanted: Iterable[Part], sizes: dict[str, int], verify: bool) -> bool:
+    for part in wanted:
+        if sizes.get(part.key) != part.size_bytes:
+            return False
+        if verify:
+            try:
+                verify_part(store, part)
+            except CorruptCheckpointError:
+                return False
+    return True
+
+
+def load_one(store: ObjectStore, manifest: Manifest, reader: Reader) -> Checkpoint:
+    """Load the given committed checkpoint. A damaged part is read from another checkpoint that has the same content.
+
+    Raises:
+        CorruptCheckpointError: a part is missing or damaged, and no other checkpoint has the same content.
+        CheckpointError: a part cannot be read for another reason, or the reader may not load the checkpoint.
+    """
+    log = Log(store)
+    log.refresh()
+    return Checkpoint(manifest, _load(store, manifest, reader, _copies([log]), lambda _: {}, set()))

@@ -1,0 +1,109 @@
+"""Saves that fail: how long and how often in a row a training tolerates them."""
+
+import atexit
+import errno
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mizzen import report
+from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, StaleAttemptError, StateError
+from mizzen.notices.current_notice import flush_output
+
+DEFAULT_MAX_FAILING_S = 3600.0
+FIRST_SAVE_S = 60.0
+"""While there is no checkpoint, saves may fail only for this long: the root may be wrong, and all work is at risk."""
+_RETRIES = 10
+"""Saves are tried again at least this many times within the limit, whatever the interval is."""
+_SHORTEST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of saves that fail in a row."""
+
+    max_failing_s: float = DEFAULT_MAX_FAILING_S
+    """Seconds since the first of them."""
+    max_failures: int | None = None
+    """Their number; None: not limited."""
+
+    def __post_init__(self) -> None:
+        if not self.max_failing_s >= 0:
+            raise ValueError(f"max_failing_s={self.max_failing_s}: must be 0 or more seconds")
+        if self.max_failures is not None and self.max_failures < 0:
+            raise ValueError(f"max_failures={self.max_failures}: must be 0 or more")
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether the error of a save may pass: errors of a store may, an error in the program or the state not."""
+    if isinstance(error, StaleAttemptError | StateError):
+        return False
+    if isinstance(error, OSError):
+        return error.errno != errno.EFBIG  # A file that exceeds the process's limit would exceed it again.
+    if isinstance(error, CheckpointError):
+        return error.__cause__ is not None  # The log could not be read.
+    # Every client library of a store has its own exception types.
+    return type(error).__module__ != "builtins"
+
+
+class Failures:
+    """Counts the saves of one process that failed in a row, reports them, and raises an error at a limit."""
+
+    def __init__(self, limits: Limits, where: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`where` is the URI of the root, for messages; `clock` returns monotonic seconds."""
+        self._limits = limits
+        self._where = where
+        self._clock = clock
+        self._count = 0
+        self._began_s = 0.0
+        self._began_at_s = 0.0
+        self._told = False
+
+    def tolerate(self, step: int, error: BaseException, *, saved: bool) -> float:
+        """Report a failed save with a `CheckpointWarning`; return after how many seconds to try again, at the latest.
+
+        Args:
+            step: the step that was not saved.
+            error: why.
+            saved: whether a valid checkpoint exists.
+
+        Raises:
+            CheckpointError: a limit is reached.
+        """
+        now_s = self._clock()
+        if not self._told:
+            self._told = True
+            # The warnings of a full disk may be written to the same disk.
+            atexit.register(flush_output)
+        if not self._count:
+            self._began_s, self._began_at_s = now_s, time.time()
+        self._count += 1
+        message = f"{self._where}: step {step} was not saved: {error}"
+        limit_s = self._limits.max_failing_s if saved else min(self._limits.max_failing_s, FIRST_SAVE_S)
+        reached = self._reached(now_s - self._began_s, limit_s, saved)
+        report.save_failed(self._count, self._began_at_s, message, reached)
+        if reached is not None:
+            raise CheckpointError(f"{message}; {reached}") from error
+        warnings.warn(message, CheckpointWarning, stacklevel=5)
+        return limit_s / _RETRIES
+
+    def succeeded(self) -> None:
+        """Start the count again: a save has succeeded. Any thread may call this method."""
+        self._count = 0
+
+    def pause_s(self) -> float:
+        """Return how long a save that cannot be postponed waits before it is tried again: longer after each failure."""
+        return float(min(_LONGEST_PAUSE_S, _SHORTEST_PAUSE_S * 2.0 ** min(self._count, 10)))
+
+    def _reached(self, failing_s: float, limit_s: float, saved: bool) -> str | None:
+        """Return which limit is reached; None: none."""
+        most = self._limits.max_failures
+        if failing_s < limit_s and (most is None or self._count <= most):
+            return None
+        count = f"{self._count} saves in a row have failed" if self._count > 1 else "a save has failed"
+        if most is not None and self._count > most:
+            return f"{count}, and max_failures is {most}"
+        none = "" if saved else " while there is no checkpoint"
+        return f"{count} within {failing_s:.0f} s, and the limit{none} is {limit_s:g} s (max_failing)"

@@ -1,0 +1,99 @@
+"""The commands `logs` and `events`."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from mizzen.cli import formats
+from mizzen.cli.output import cell, dump_line, emit_stream
+from mizzen.cli.session import WORKLOAD, OutputCommand, Session, complete_workload, interrupted, say
+from mizzen.client.views import Event
+
+
+@click.command(cls=OutputCommand)
+@WORKLOAD
+@click.option("-f", "--follow", is_flag=True, help="Continue until the workload has ended.")
+@click.option("-n", "--tail", type=click.IntRange(min=0), help="Print only the last lines of each task.")
+@click.option("--job", help="Print only the tasks of this job.")
+@click.option("--task", type=click.IntRange(min=0), help="Print only the task with this index.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Print the logs of this attempt. Default: the newest.")
+@click.pass_obj
+def logs(
+    session: Session,
+    workload: str,
+    follow: bool,
+    tail: int | None,
+    job: str | None,
+    task: int | None,
+    attempt: int | None,
+) -> None:
+    """Print the output of a workload's tasks. If there are several tasks, each line starts with `job/task| `.
+
+    On a terminal, control characters are printed as visible text (`^[` for an escape). A pipe receives the unchanged
+    bytes: `mizzen logs ... | less -R` shows colours.
+    """
+    id_ = session.resolve(workload)
+    try:
+        print_logs(session, id_, follow=follow, tail=tail, job=job, task=task, attempt=attempt)
+    except KeyboardInterrupt:
+        interrupted(f"{id_} continues; `mizzen logs -f {id_}` follows it again")
+
+
+def print_logs(session: Session, workload_id: str, prefix: str = "", **options: Any) -> None:
+    """Print log lines as they arrive, each after `prefix`; with `-o json` or `-o yaml`, one object per line.
+
+    On a terminal, control characters are printed as visible text (`^[`), so that the output of tasks cannot control the
+    terminal. A pipe or a file receives the unchanged bytes. If the workload is queued or has no attempt, its status is
+    printed to stderr, because no lines arrive for now.
+    """
+    workload = session.client.workload(workload_id)
+    if workload["queued"] or not workload["attempt"]:
+        say(f"{workload_id} is {session.client.why(workload_id)['summary']}")
+    out = sys.stdout.buffer
+    is_terminal = sys.stdout.isatty()
+    for line in session.client.logs(workload_id, on_attempt=_say_attempt, **options):
+        line = prefix.encode() + line
+        if session.output in ("json", "yaml"):
+            body = dump_line({"line": line.decode("utf-8", "replace")})
+            out.write(f"{'--- ' if session.output == 'yaml' else ''}{body}\n".encode())
+        elif is_terminal:
+            out.write(formats.visible(line.decode("utf-8", "replace").removesuffix("\r")).encode() + b"\n")
+        else:
+            out.write(line + b"\n")
+        out.flush()
+
+
+def _say_attempt(number: int) -> None:
+    say(f"attempt {number}")
+
+
+@click.command(cls=OutputCommand)
+@click.argument("workload", required=False, shell_complete=complete_workload)
+@click.option("-f", "--follow", is_flag=True, help="Continue with new events as they occur.")
+@click.option("--after", metavar="ID", help="Print only the events after this one; `now`: only future events.")
+@click.pass_obj
+def events(session: Session, workload: str | None, follow: bool, after: str | None) -> None:
+    """Print the events of a workload, or all events that the API key may see."""
+    id_ = session.resolve(workload) if workload else None
+    last = after
+
+    def found() -> Iterator[Event]:
+        nonlocal last
+        for event in session.client.events(id_, follow=follow, after=after):
+            last = event["id"]
+            yield event
+
+    try:
+        emit_stream(session, found(), _line, name=lambda event: str(event["id"]))
+    except KeyboardInterrupt:
+        again = " ".join(filter(None, ["mizzen events -f", id_, f"--after {last}" if last else None]))
+        interrupted(f"only this listing has stopped; `{again}` continues it")
+
+
+def _line(event: Mapping[str, Any]) -> str:
+    about = event["workload"] or event["machine"] or event["region"]
+    attempt = f"#{event['attempt']}" if event["attempt"] else ""
+    what = formats.reason(event["reason"]) or formats.pairs(event["detail"])
+    return f"{formats.clock(event['at'])}  {event['kind']:<24}  {cell(about)}{attempt}  {cell(what)}".rstrip()

@@ -1,0 +1,63 @@
+"""Runs the commands that need only the standard library, and returns their exit codes."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+
+from mizzen.cli.exits import Exit
+from mizzen.cli.plain.parser import Parser
+from mizzen.cli.plain.printer import say
+from mizzen.cli.plain.values import Failure, UsageError
+
+COMMANDS = {
+    "cadence": "mizzen.cli.plain.cadence:cadence",
+    "checkpoint": "mizzen.cli.plain.checkpoint:checkpoint",
+    "reclaim": "mizzen.cli.plain.owner:reclaim",
+    "lend": "mizzen.cli.plain.owner:lend",
+    "lending": "mizzen.cli.plain.owner:lending",
+}
+"""The location (`module:name`) of the function that returns the parser of each command."""
+
+
+def load(name: str) -> Parser:
+    """Return the parser of the command `name` of `COMMANDS`."""
+    module, _, attribute = COMMANDS[name].partition(":")
+    found = getattr(import_module(module), attribute)()
+    assert isinstance(found, Parser)
+    return found
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line that starts with a name of `COMMANDS`, and return its exit code. Errors go to stderr."""
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else Exit.OK
+    except Failure as failure:
+        say(str(failure))
+        return failure.code
+    except BrokenPipeError:
+        # The flush at exit must not write to the broken pipe either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.PIPE
+    except Exception:
+        traceback.print_exc()
+        return Exit.FAULT
+
+
+def _run(arguments: Sequence[str]) -> int:
+    given = load(arguments[0]).parse_args(arguments[1:])
+    try:
+        if given.output == "yaml" and find_spec("yaml") is None:
+            raise UsageError("'-o yaml' needs pyyaml: pip install 'mizzen[client]'; '-o json' works without it")
+        code: int = given.run(given)
+        return code
+    except UsageError as error:
+        return int(given.parser.error(str(error)))

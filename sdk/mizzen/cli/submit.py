@@ -1,0 +1,239 @@
+"""Commands that submit workloads and wait for them."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from mizzen.cli import formats
+from mizzen.cli.exits import Exit, exit_of
+from mizzen.cli.log_commands import print_logs
+from mizzen.cli.output import dump, emit_list
+from mizzen.cli.pages import left_lines
+from mizzen.cli.session import WORKLOADS, OutputCommand, Session, complain, finish, interrupted, labels, say
+from mizzen.cli.workload_lists import WORKLOAD_COLUMNS
+from mizzen.client.errors import ApiError, ClientError, Unavailable, Unreachable
+from mizzen.client.views import Workload
+
+_IS = {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was cancelled"}
+
+if TYPE_CHECKING:
+    from mizzen.client.documents import Document
+
+
+@click.command(cls=OutputCommand, default_output="name")
+@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, allow_dash=True))
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print where the workload would start and which workloads it would evict, or why it would wait.",
+)
+@click.option("--tenant", help="Use this tenant instead of the document's.")
+@click.option("--name", help="Use this name instead of the document's.")
+@click.option(
+    "--label", "labels_", multiple=True, callback=labels, metavar="KEY=VALUE", help="Add a label (repeatable)."
+)
+@click.option("-f", "--follow", is_flag=True, help="Print the logs until the workload has ended.")
+@click.option("--wait", "wait_", is_flag=True, help="Wait until all workloads have ended.")
+@click.option(
+    "--idempotency-key", metavar="KEY", help="A second submission with the same key returns the same workload."
+)
+@click.option(
+    "--wait-for-room",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long to retry while the tenant's queue is full (default: 86400, one day; 0: fail at once).",
+)
+@click.pass_obj
+def submit(
+    session: Session,
+    files: tuple[str, ...],
+    *,
+    dry_run: bool,
+    tenant: str | None,
+    name: str | None,
+    labels_: dict[str, str],
+    follow: bool,
+    wait_: bool,
+    idempotency_key: str | None,
+    wait_for_room: float | None,
+) -> None:
+    """Submit workload documents.
+
+    FILES are YAML or JSON; `-` is stdin. The ids of the workloads are printed. A `workdir` in a document is a folder,
+    relative to the document's file. It is packed and uploaded without the files that its .mizzenignore lists. If there
+    are several documents, none is submitted unless all are valid.
+    """
+    session.room_patience_s = wait_for_room
+    documents = read_files(files)
+    if len(documents) > 1 and (name or follow):
+        raise click.UsageError("--name and --follow can be used with only one document")
+    overrides = {key: value for key, value in (("tenant", tenant), ("name", name)) if value is not None}
+    bodies = [_overridden(document.body, overrides, labels_) for document in documents]
+    if dry_run:
+        _emit_plans(session, documents, bodies)
+    if len(documents) > 1:
+        _check(session, documents, bodies)
+    workloads: list[Workload] = []
+    for number, (document, body) in enumerate(zip(documents, bodies, strict=True)):
+        key = f"{idempotency_key}-{number}" if idempotency_key and number else idempotency_key
+        try:
+            made = session.client.submit(body, document.workdir, idempotency_key=key)
+            workloads.append(made)
+            if made.get("never"):
+                say(f"{made['id']} can never start in the current fleet: {made['never']}")
+        except ClientError as error:
+            complain_of(document, error)
+            if workloads:
+                emit_list(session, workloads, WORKLOAD_COLUMNS)
+            finish(exit_of(error))
+        except KeyboardInterrupt:
+            if workloads:
+                emit_list(session, workloads, WORKLOAD_COLUMNS)
+            interrupted(
+                f"{len(workloads)} of {formats.plural(len(documents), 'document')} submitted, up to {document.source}"
+            )
+    if follow:
+        _follow(session, workloads[0])
+    elif wait_:
+        for workload in workloads:
+            say(f"submitted {workload['name']} as {workload['id']}")
+        _wait(session, [workload["id"] for workload in workloads])
+    else:
+        emit_list(session, workloads, WORKLOAD_COLUMNS)
+        if len(workloads) == 1 and sys.stderr.isatty():
+            id_ = workloads[0]["id"]
+            say(f"`mizzen logs -f {id_}` follows its logs, `mizzen why {id_}` explains why it waits")
+
+
+@click.command(cls=OutputCommand)
+@WORKLOADS
+@click.pass_obj
+def wait(session: Session, workloads: tuple[str, ...]) -> None:
+    """Wait until workloads have ended. The exit code is 0 if all of them succeeded, else 1."""
+    _wait(session, [session.resolve(workload) for workload in workloads])
+
+
+def read_files(files: tuple[str, ...]) -> "list[Document]":
+    """Read the documents of all files; `-` is stdin. Print all problems and end the command if there are any."""
+    from mizzen.client.documents import not_text, parse_documents, read_documents
+
+    documents = []
+    problems = []
+    for file in files:
+        try:
+            if file == "-":
+                documents += parse_documents(sys.stdin.read(), "stdin", Path())
+            else:
+                documents += read_documents(Path(file))
+        except ClientError as error:
+            problems.append(str(error))
+        except UnicodeDecodeError as error:
+            problems.append(f"stdin: {not_text(error)}")
+    if problems:
+        for problem in problems:
+            click.echo(formats.visible(problem), err=True)
+        finish(Exit.USAGE)
+    return documents
+
+
+def _overridden(body: Mapping[str, Any], overrides: Mapping[str, str], labels_: Mapping[str, str]) -> dict[str, Any]:
+    out = {**body, **overrides}
+    if labels_:
+        # If the labels are not a mapping, the API rejects the document.
+        given = body.get("labels") or {}
+        out["labels"] = {**given, **labels_} if isinstance(given, dict) else given
+    return out
+
+
+def complain_of(document: "Document", error: ClientError) -> None:
+    """Print an error of a request with a document; problems of the document are printed with its source."""
+    of_document = isinstance(error, ApiError) and error.errors
+    complain(error, f"{document.source}: " if of_document else "")
+
+
+def _check(session: Session, documents: "list[Document]", bodies: list[dict[str, Any]]) -> None:
+    """Print the problems of all documents, and end the command if a document is invalid."""
+    code = 0
+    for document, body in zip(documents, bodies, strict=True):
+        try:
+            session.client.dry_run(body, document.workdir, patience_s=0)
+        except (Unavailable, Unreachable):
+            pass  # It cannot be checked now; the submission checks it again.
+        except ClientError as error:
+            complain_of(document, error)
+            code = code or exit_of(error)
+    if code:
+        finish(code)
+
+
+def _emit_plans(session: Session, documents: "list[Document]", bodies: list[dict[str, Any]]) -> NoReturn:
+    plans, code = [], 0
+    for document, body in zip(documents, bodies, strict=True):
+        try:
+            plan = session.client.dry_run(body, document.workdir)
+            plans.append({"document": document.source, **plan})
+            if plan.get("never"):
+                say(f"{document.source}: {plan['never']}")
+                code = code or Exit.IMPOSSIBLE
+        except ClientError as error:
+            complain_of(document, error)
+            code = code or exit_of(error)
+    if session.output in ("json", "yaml"):
+        click.echo(dump(plans, session.output))
+    else:
+        for shown in plans:
+            click.echo(formats.visible(str(shown["region"] or "-") if session.output == "name" else plan_page(shown)))
+    finish(code)
+
+
+def plan_page(plan: Mapping[str, Any]) -> str:
+    """Return where a document would start now and which workloads it would evict, or why it would wait."""
+    standing = "over its tenant's quota" if plan["over_quota"] else f"level {plan['rank']}"
+    if not plan["region"]:
+        lines = [f"{plan['document']}: would wait ({standing})"]
+    else:
+        where = f"{plan['region']} on {', '.join(plan['machines'])}" if plan["machines"] else plan["region"]
+        others = plan["other_victims"]
+        evicted = [
+            ", ".join(plan["victims"]),
+            f"{formats.plural(others, 'workload')} of other tenants" if others else "",
+        ]
+        whom = f", evicting {' and '.join(filter(None, evicted))}" if any(evicted) else ""
+        lines = [f"{plan['document']}: would start in {where}{whom} ({standing})"]
+    return "\n".join([*lines, *(f"  {formats.reason(reason)}" for reason in plan["reasons"])])
+
+
+def _follow(session: Session, workload: Workload) -> NoReturn:
+    id_ = workload["id"]
+    say(f"submitted {workload['name']} as {id_}")
+    try:
+        print_logs(session, id_, follow=True)
+        [done] = session.client.wait([id_])
+    except KeyboardInterrupt:
+        interrupted(f"{id_} continues; `mizzen logs -f {id_}` follows it again, `mizzen cancel {id_}` stops it")
+    say(_ending(done))
+    for line in left_lines({**done, "attempts": session.client.attempts(id_)})[1:]:
+        say(line)
+    finish(_code([done]))
+
+
+def _wait(session: Session, ids: list[str]) -> NoReturn:
+    try:
+        done = session.client.wait(ids, on_change=lambda workload: say(_ending(workload)))
+    except KeyboardInterrupt:
+        interrupted(f"the workloads continue; wait again with `mizzen wait {' '.join(ids)}`")
+    emit_list(session, done, WORKLOAD_COLUMNS)
+    finish(_code(done))
+
+
+def _ending(workload: Workload) -> str:
+    reason = formats.reason(workload["reason"])
+    phase = workload["phase"]
+    return f"{workload['id']} {workload['name']} {_IS.get(phase, f'is {phase}')}{f' ({reason})' if reason else ''}"
+
+
+def _code(done: "list[Any]") -> int:
+    return Exit.OK if all(workload["phase"] == "succeeded" for workload in done) else Exit.WORKLOAD_FAILED

@@ -1,0 +1,78 @@
+"""A name has one meaning: public classes, and files by their subjects."""
+
+import ast
+from collections import Counter, defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_SKIPPED = {"tests", "tests_integrations", "examples", "docs"}
+"""Rooms whose names only their own files use."""
+_GENERATED = "sdk/mizzen/client/views.py"
+"""Generated from the API's views: each class is the client's form of the thing of the same name."""
+_CLASSES = {
+    "FieldError": "one entry of a problem: the API writes it, the client reads it",
+    "ResilientCallback": "the callback of one framework each; users import it from the module of their framework",
+}
+_GERUNDS = {
+    "annealing": "simulated annealing, the algorithm",
+    "auditing": "audits of providers, as the field says it",
+    "bursting": "cloud bursting, the field's term",
+    "cooling": "the cooling schedule of simulated annealing",
+    "disk_recording": "a recording of a disk",
+    "housekeeping": "a noun",
+    "kill_training": "the training that is killed",
+    "lightning": "the library",
+    "masking": "masking of secrets, the field's term",
+    "pacing": "pacing of flows, the field's term",
+    "packing": "bin packing",
+    "paging": "paging of lists, the field's term",
+    "routing": "routing of requests, the field's term",
+    "s3_reading": "ranged reads from S3",
+    "scaling": "scaling of pools, the field's term",
+    "scheduling": "a noun",
+    "shaping": "traffic shaping",
+    "staging": "staging of files, the field's term",
+    "stepwise_training": "a training",
+    "tetris_annealing": "simulated annealing, the algorithm",
+}
+_OF_ANY_ROOM = {
+    "errors", "values", "settings", "state", "views", "documents", "report", "charts", "tables", "metrics", "commands",
+    "layout", "files", "progress", "outcome", "scenario", "engine", "launch", "criteria", "policies", "traces", "data",
+}  # fmt: skip
+"""What many rooms have: the room's name completes the file's."""
+_IN_EACH_LAYER = {
+    "archives", "buckets", "capacity", "clusters", "fleet", "instance", "instances", "keys", "logs", "lost_work",
+    "machines", "moves", "placement_runs", "pools", "provider", "refusals", "removal", "replicas", "requests", "rounds",
+    "scheduling", "service", "services", "tenants", "traffic", "usage", "workloads",
+}  # fmt: skip
+"""Subjects that more than two layers have a part of: the table, the activities, the routes, the commands."""
+
+
+def _files() -> list[Path]:
+    folders = [f for f in ROOT.iterdir() if f.is_dir() and f.name[0] != "." and f.name not in _SKIPPED]
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    assert len(files) > 700
+    return files
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in _files():
+        name = str(path.relative_to(ROOT))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and name != _GENERATED:
+                found[node.name].append(name)
+    twice = {name: modules for name, modules in found.items() if len(modules) > 1}
+    assert {name: modules for name, modules in twice.items() if name not in _CLASSES} == {}
+    assert _CLASSES.keys() <= twice.keys()
+
+
+def test_files_are_named_for_their_subjects() -> None:
+    stems = {path.stem for path in _files()}
+    assert {stem for stem in stems if stem.endswith("ing")} == _GERUNDS.keys()
+
+
+def test_few_file_names_are_used_in_many_rooms() -> None:
+    counts = Counter(path.stem for path in _files() if not path.stem.startswith("__"))
+    many = {stem for stem, count in counts.items() if count > 2}
+    assert many == _OF_ANY_ROOM | _IN_EACH_LAYER

@@ -1,0 +1,439 @@
+"""Saves that fail: a full disk, a bucket that refuses. The training goes on, up to a limit, and leaves no files behind.
+
+The disk is a small file system of its own.
+"""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import buckets
+from mizzen.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    CheckpointWarning,
+    StaleAttemptError,
+    list_committed,
+    save_failures,
+)
+from mizzen.objects.files import FileStore
+from mizzen.report import Reporter
+from tests.objects.faulty import Answer, Proxy, proxy
+from tests.sdk.scripts import BEGIN
+from tests.sdk.test_sdk_gang import gang, together
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+FULL = "No space left on device"
+
+
+class Disk:
+    """A file system of 2 MiB that a test fills and empties."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fill(self) -> None:
+        """Fills the file system completely."""
+        with (self.path / "filler").open("ab", buffering=0) as file:
+            try:
+                while file.write(bytes(4096)):
+                    pass
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+
+    def clear(self) -> None:
+        """Frees the space again."""
+        (self.path / "filler").unlink()
+
+    @property
+    def files(self) -> set[Path]:
+        """All files of the root of checkpoints."""
+        return {path for path in (self.path / "root").rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """Mounts a small file system."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", path], check=True)
+    try:
+        yield Disk(path)
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+def training(root: object, **given: Any) -> tuple[Checkpointer, dict[str, Any]]:
+    """Returns the checkpointer of a training that saves every step, and its state."""
+    checkpointer = Checkpointer(str(root), **{"interval_s": 0, **given})
+    state = {"raw": b""}
+    checkpointer.track(model=state)
+    checkpointer.restore()
+    return checkpointer, state
+
+
+def step(training: tuple[Checkpointer, dict[str, Any]], number: int) -> None:
+    """Makes a step with another content."""
+    checkpointer, state = training
+    state["raw"] = bytes([number % 256]) * 100_000
+    checkpointer.step(number)
+
+
+@root_only
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_disk_is_survived(disk: Disk, background: bool) -> None:
+    """Each failed save is a warning and leaves no file; once there is space, the next save is committed."""
+    one = training(disk.path / "root", background=background)
+    step(one, 1)
+    one[0].wait()
+    before = disk.files
+    disk.fill()
+    for number in (2, 3, 4):
+        with pytest.warns(CheckpointWarning, match=f"step {number} was not saved: .*{FULL}"):
+            step(one, number)
+            if background:
+                one[0]._saving.join(None)
+                one[0]._saving.settle()
+        assert disk.files == before
+    disk.clear()
+    step(one, 5)
+    one[0].wait()
+    assert [m.step for m in list_committed(disk.path / "root", verify=True)] == [5, 1]
+
+
+@root_only
+def test_a_save_that_must_be_durable_waits_for_space(disk: Disk) -> None:
+    """`save` warns and tries again until there is space."""
+    checkpointer = Checkpointer(disk.path / "root")
+    checkpointer.save(1, {"a": bytes(50_000)})
+    disk.fill()
+    threading.Timer(0.2, disk.clear).start()
+    with pytest.warns(CheckpointWarning, match=f"step 2 was not saved: .*{FULL}"):
+        assert checkpointer.save(2, {"a": bytes(60_000)}).step == 2
+    assert [m.step for m in list_committed(disk.path / "root", verify=True)] == [2, 1]
+
+
+@root_only
+def test_a_start_on_a_full_disk_claims_later(disk: Disk) -> None:
+    """An attempt that starts while the disk is full loads, trains, and claims the root at its first save."""
+    Checkpointer(disk.path / "root", attempt=1).save(1, {"model": {"raw": b"1"}, "rng": {}, "progress": {}})
+    disk.fill()
+    with pytest.warns(CheckpointWarning, match=f"not claimed yet: .*{FULL}"):
+        checkpointer = Checkpointer(disk.path / "root", attempt=2, interval_s=0)
+    found = checkpointer.load_latest()
+    assert found is not None and (found.step, checkpointer.attempt) == (1, None)
+    with pytest.warns(CheckpointWarning, match="step 2 was not saved"):
+        assert not checkpointer.try_save(2, {"a": 2})
+    disk.clear()
+    assert checkpointer.try_save(3, {"a": 3})
+    assert checkpointer.attempt == 2
+    assert [m.step for m in list_committed(disk.path / "root")] == [3, 1]
+
+
+@root_only
+def test_a_full_local_root_is_left_out(disk: Disk, tmp_path: Path) -> None:
+    """If the local root cannot be claimed, checkpoints are saved to the other root only."""
+    disk.fill()
+    with pytest.warns(CheckpointWarning, match=f"not saved to this root: .*{FULL}"):
+        checkpointer = Checkpointer(tmp_path / "far", local=disk.path / "root", attempt=1)
+    checkpointer.save(1, {"a": 1})
+    found = checkpointer.load_latest()
+    assert found is not None and found.step == 1
+
+
+@root_only
+@pytest.mark.parametrize("background", [False, True])
+def test_a_fenced_training_ends_at_once(disk: Disk, background: bool) -> None:
+    """A newer attempt's claim ends the training, although its saves could not be written either."""
+    one = training(disk.path / "root", background=background)
+    step(one, 1)
+    one[0].wait()
+    Checkpointer(disk.path / "root").claim()
+    disk.fill()
+    with pytest.raises(StaleAttemptError):
+        step(one, 2)
+        one[0]._saving.join(None)
+        step(one, 3)
+
+
+LEAVES = """
+import mizzen
+root, told = sys.argv[1:]
+weights = {"w": 0}
+checkpointer = mizzen.Checkpointer(root, interval_s=1000)
+checkpointer.track(model=weights)
+checkpointer.restore()
+checkpointer.save(1, {"model": weights, "rng": {}, "progress": {}})
+open(told, "w").close()
+os.read(0, 1)  # The disk is full now.
+weights["w"] = bytes(100_000)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+BY_STEP = "checkpointer.step(2)"
+OF_FILES = """
+from pathlib import Path
+from mizzen.integrations.files import FileCheckpoints
+folder = Path(told + ".folder")
+folder.mkdir()
+(folder / "model").write_bytes(weights["w"])
+files = FileCheckpoints(checkpointer, lambda number: number)
+assert files.action(2).name == "FLUSH"
+files.save(2, folder)
+files.leave()
+"""
+
+
+@root_only
+@pytest.mark.parametrize("last", [BY_STEP, OF_FILES], ids=["step", "files"])
+def test_the_last_save_is_repeated_within_the_notice(disk: Disk, tmp_path: Path, last: str) -> None:
+    """After a notice on a full disk, the last save is repeated until there is space; the process exits with 143."""
+    told = tmp_path / "told"
+    environment = {"PATH": os.environ["PATH"], "MIZZEN_PLATFORM": "sigterm", "MIZZEN_NOTICE_WINDOW_S": "60"}
+    command = [sys.executable, "-c", BEGIN + LEAVES + last, disk.path / "root", told]
+    child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdin is not None and child.stderr is not None
+    while not told.exists() and child.poll() is None:
+        pass
+    disk.fill()
+    child.stdin.write("x")
+    child.stdin.flush()
+    for line in child.stderr:
+        if "step 2 was not saved" in line:
+            break
+    disk.clear()
+    errors = child.communicate(timeout=60)[1]
+    assert child.returncode == 128 + signal.SIGTERM, errors
+    assert [m.step for m in list_committed(disk.path / "root", verify=True)] == [2, 1]
+
+
+ENDS = """
+import mizzen
+root, told, leaves = sys.argv[1:]
+weights = {"w": 0}
+checkpointer = mizzen.Checkpointer(root, interval_s=0)
+checkpointer.track(model=weights)
+checkpointer.restore()
+checkpointer.step(1)
+open(told, "w").close()
+os.read(0, 1)  # The disk is full now.
+print("x" * 100)
+weights["w"] = bytes(100_000)
+checkpointer.step(2)
+if leaves == "True":
+    mizzen.exit_preempted()
+"""
+
+
+@root_only
+@pytest.mark.parametrize("leaves", [False, True])
+def test_output_that_cannot_be_written_does_not_change_the_exit_code(disk: Disk, tmp_path: Path, leaves: bool) -> None:
+    """If the disk of the output is full too, the exit code is that of the training, not the interpreter's 120."""
+    told = tmp_path / "told"
+    environment = {"PATH": os.environ["PATH"], "MIZZEN_PLATFORM": "sigterm"}
+    command = [sys.executable, "-c", BEGIN + ENDS, disk.path / "root", told, str(leaves)]
+    with (disk.path / "output").open("w") as output:
+        child = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output, text=True
+        )
+        while not told.exists() and child.poll() is None:
+            pass
+        disk.fill()
+        child.communicate("x", timeout=60)
+    assert child.returncode == (128 + signal.SIGTERM if leaves else 0)
+
+
+@root_only
+def test_a_gang_commits_when_its_ranks_can_write(disk: Disk) -> None:
+    """Ranks whose disk is full repeat their writes, so the others do not wait for the timeout."""
+    ranks = gang(disk.path / "root", world_size=2, shard_timeout_s=60)
+
+    def save(number: int) -> Callable[[Checkpointer, int], Any]:
+        return lambda one, rank: one.save(number, {"model": bytes([number]) * 50_000, "rng": [rank, number]})
+
+    together(ranks, save(1))
+    disk.fill()
+    threading.Timer(0.5, disk.clear).start()
+    found = together(ranks, save(2))
+    assert [getattr(one, "step", one) for one in found] == [2, 2]
+    assert [m.step for m in list_committed(disk.path / "root", verify=True)] == [2, 1]
+
+
+@root_only
+@pytest.mark.parametrize("tier", ["only", "local"])
+def test_a_gang_saves_after_a_claim_has_failed(disk: Disk, tmp_path: Path, tier: str) -> None:
+    """If one rank cannot claim a root at its start, all ranks' first save waits for it and is committed."""
+    given: dict[str, Any] = {"attempt": 1, "sharded": True, "world_size": 2, "shard_timeout_s": 30}
+    near = disk.path / "root"
+    root = tmp_path / "far" if tier == "local" else near
+    given |= {"local": near} if tier == "local" else {}
+    other = Checkpointer(root, rank=1, **given)
+    disk.fill()
+    with pytest.warns(CheckpointWarning, match=f"not claimed yet: .*{FULL}"):
+        ranks = [Checkpointer(root, rank=0, **given), other]
+    threading.Timer(0.3, disk.clear).start()
+    for number in (1, 2):
+        found = together(ranks, lambda one, rank, n=number: one.save(n, {"model": [n], "rng": [rank, n]}))  # type: ignore[misc]
+        assert [getattr(one, "step", one) for one in found] == [number] * 2
+    for place in {root, near}:
+        assert [m.step for m in list_committed(place, verify=True)] == [2, 1]
+
+
+def test_a_gang_saves_after_one_rank_could_not_begin(tmp_path: Path) -> None:
+    """A save that fails on one rank before it writes anything does not prevent later saves of the gang."""
+    ranks = gang(tmp_path, world_size=2, shard_timeout_s=30)
+    ranks[1]._roots.writers[0].abandon(1)
+
+    def save(one: Checkpointer, rank: int) -> Any:
+        return one.save(1, {"model": [1], "rng": [rank, 1] if rank else object()})
+
+    assert all(isinstance(error, CheckpointError) for error in together(ranks, save))
+    found = together(ranks, lambda one, rank: one.save(2, {"model": [2], "rng": [rank, 2]}))
+    assert [getattr(one, "step", one) for one in found] == [2, 2]
+
+
+def _breaking(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Lets all puts fail with an error number."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    patch.setattr(FileStore, "put", fail)
+
+
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EIO, errno.EROFS])
+def test_limits_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """At a limit of number or time, a failed save is an error that names the limit. A success starts the count again.
+
+    While there is no checkpoint, less time is allowed.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CheckpointWarning)
+        limited = training(tmp_path / "count", max_failures=2)
+        step(limited, 1)
+        for base in (2, 5):
+            with monkeypatch.context() as patch:
+                _breaking(patch, number)
+                step(limited, base)
+                step(limited, base + 1)
+            step(limited, base + 2)
+        with monkeypatch.context() as patch:
+            _breaking(patch, number)
+            step(limited, 8)
+            step(limited, 9)
+            with pytest.raises(CheckpointError, match=r"step 10 .*; 3 saves .* max_failures is 2"):
+                step(limited, 10)
+
+            monkeypatch.setenv("MIZZEN_CHECKPOINT_MAX_FAILING_S", "0")
+            timed = training(tmp_path / "count")
+            with pytest.raises(CheckpointError, match=r"; a save has failed within 0 s, and the limit is 0 s"):
+                step(timed, 11)
+            monkeypatch.delenv("MIZZEN_CHECKPOINT_MAX_FAILING_S")
+
+            first = training(tmp_path / "first")
+            step(first, 1)
+            monkeypatch.setattr(save_failures, "FIRST_SAVE_S", 0.0)
+            with pytest.raises(CheckpointError, match=r"2 saves .* the limit while there is no checkpoint is 0 s"):
+                step(first, 2)
+            with pytest.raises(OSError, match=os.strerror(number)):
+                first[0].save(3, {"a": 1})
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_saves_are_tried_often_within_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    """However long the interval is, a failed save is tried again about ten times within `max_failing_s`."""
+    now_s = 0.0
+    one = training(tmp_path, interval_s=1000, max_failing_s=100, background=background)
+    one[0].save(0, {"raw": b""})
+    monkeypatch.setattr(one[0].cadence, "_clock", lambda: now_s)
+    one[0].cadence.begin(0)
+    _breaking(monkeypatch, errno.EIO)
+    failed_at: list[int] = []
+    for number in range(1, 1101):
+        now_s += 1.0
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always", CheckpointWarning)
+            step(one, number)
+            one[0]._saving.join(None)
+        failed_at += [number] * len(found)
+    assert 8 <= len(failed_at) <= 12
+
+
+def test_an_impossible_limit_is_refused(tmp_path: Path) -> None:
+    """The error names the field and its value."""
+    with pytest.raises(ValueError, match="max_failing_s=-1: must be 0 or more seconds"):
+        Checkpointer(tmp_path, max_failing_s=-1)
+    with pytest.raises(ValueError, match="max_failures=-1: must be 0 or more"):
+        Checkpointer(tmp_path, max_failures=-1)
+
+
+@pytest.fixture
+def s3_link(s3_endpoint: buckets.Endpoint) -> Iterator[Proxy]:
+    """Yields a proxy to the S3 server, without a fault."""
+    with proxy(s3_endpoint.url) as found:
+        yield found
+
+
+def test_a_bucket_that_refuses_is_survived(s3_url: str, s3_link: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While S3 denies writes, each failed save is a warning."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_link.url)
+    one = training(s3_url)
+    step(one, 1)
+
+    def deny(answer: Answer) -> None:
+        if answer.method == "PUT":
+            answer.status, answer.body = 403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+
+    s3_link.fault = deny
+    for number in (2, 3):
+        with pytest.warns(CheckpointWarning, match=f"step {number} was not saved: .*AccessDenied"):
+            step(one, number)
+    s3_link.fault = lambda _: None
+    step(one, 4)
+    assert [m.step for m in list_committed(s3_url, verify=True)] == [4, 1]
+
+
+@root_only
+def test_a_record_without_links_is_whole_or_absent(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system without hard links, a record that could not be written completely is removed."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "hard links are not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    store = FileStore(disk.path / "root")
+    with pytest.raises(OSError, match=FULL):
+        store.create("log/1.json", bytes(1_200_000))
+    assert disk.files == set()
+
+
+@root_only
+def test_the_report_tells_failed_saves(disk: Disk, tmp_path: Path) -> None:
+    """The report names the failed saves until one succeeds. On a full disk, it leaves no temporary files."""
+    reporter = Reporter(tmp_path / "report.json")
+    reporter.save_failed(3, 5.0, "step 2 was not saved", None)
+    told = json.loads((tmp_path / "report.json").read_text())["failing"]
+    assert told == {"failures": 3, "since_s": 5.0, "error": "step 2 was not saved", "limit": None}
+    reporter.saved(4, 6.0, 100, 0.1)
+    assert json.loads((tmp_path / "report.json").read_text())["failing"] is None
+
+    (disk.path / "root").mkdir()
+    full = Reporter(disk.path / "root" / "report.json")
+    disk.fill()
+    for number in range(3):
+        full.save_failed(number, 5.0, "full", None)
+    assert disk.files == set()
+    disk.clear()
+    full.flush()
+    assert json.loads((disk.path / "root" / "report.json").read_text())["failing"]["failures"] == 2
