@@ -31,8 +31,10 @@ def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
     that plan redundant, they are used after all.
     """
     (found, final), avoids = _bid_with(planner, request, request.avoids), request.avoids
+    if found.plan is None:
+        return found
     for group in request.left_out:
-        if found.plan is None or not found.plan.uses(group):
+        if not found.plan.uses(group):
             continue
         without, other = _bid_with(planner, request, avoids | group)
         if without.plan is not None and without.plan.quality.before_move <= found.plan.quality.before_move:
