@@ -38,35 +38,43 @@ _BEFORE_MOVE = (
 )  # fmt: skip
 
 
+_Found = tuple[list[PlacementOption], list[RunningWorkload]]
+"""The placements of all jobs, and the victims."""
+
+
 def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     """Returns the region's bid, with the same result as `rms.bid.bid`."""
-    best = _doubted(_bid(snapshot, request), request)
-    for group in (request.failed, request.untried, request.shuns):
-        if best.plan is None or not any(m in group for job in best.plan.jobs for m, _ in job.machines):
-            continue
-        smaller = replace(request, avoids=request.avoids | group)
-        without = _doubted(_bid(snapshot, smaller), request)
-        if without.plan is None:
-            continue
-        mine, other = ([getattr(p.quality, name) for name in _BEFORE_MOVE] for p in (without.plan, best.plan))
-        if mine <= other:
-            best, request = without, smaller
-    return best
-
-
-def _doubted(found: Bid, request: PlacementRequest) -> Bid:
-    """Returns the bid with the criterion `doubts` of its plan."""
-    if found.plan is None:
-        return found
-    used = {m for job in found.plan.jobs for m, _ in job.machines}
-    doubts = sum(2 if m in request.failed else m in request.untried for m in used)
-    return replace(found, plan=replace(found.plan, quality=replace(found.plan.quality, doubts=doubts)))
-
-
-def _bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
-    """Returns the bid on all machines that the request does not avoid."""
     running = [replace(w, rank=8) if _is_displaced(w, request) else w for w in snapshot.running]
     snapshot = replace(snapshot, running=tuple(running))
+    found = _found(snapshot, request)
+    if isinstance(found, Bid):
+        return found
+    plan, avoids = _plan(snapshot, request, *found), request.avoids
+    for group in (request.failed, request.untried, request.shuns):
+        if not any(m in group for job in plan.jobs for m, _ in job.machines):
+            continue
+        other = _found(snapshot, replace(request, avoids=avoids | group))
+        if isinstance(other, Bid):
+            continue
+        without = _plan(snapshot, request, *other)
+        mine, its = ([getattr(p.quality, name) for name in _BEFORE_MOVE] for p in (without, plan))
+        if mine <= its:
+            found, plan, avoids = other, without, avoids | group
+    if avoids != request.avoids:
+        # With all machines, fewer victims may be enough.
+        fewer = _without_unneeded(_avoiding(snapshot, request), *found)
+        if len(fewer[1]) < len(found[1]):
+            plan = _plan(snapshot, request, *fewer)
+    return Bid(request.workload, snapshot.region, plan)
+
+
+def _avoiding(snapshot: RegionSnapshot, request: PlacementRequest) -> RegionSnapshot:
+    machines = [_without_room(m) if m.id in request.avoids else m for m in snapshot.machines]
+    return replace(snapshot, machines=tuple(machines))
+
+
+def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
+    """Returns a plan on all machines that the request does not avoid, or a refusal."""
     lacking = [job for job in request.jobs if not _could_ever_fit(snapshot, job)]
     if lacking:
         there = {machine.capacity for machine in snapshot.machines} or USUAL
@@ -85,8 +93,7 @@ def _bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
         and w.id not in request.may_not_evict
     ]
     allowed.sort(key=lambda w: (-w.rank, w.started_at_s, w.id))
-    machines = [_without_room(m) if m.id in request.avoids else m for m in snapshot.machines]
-    snapshot = replace(snapshot, machines=tuple(machines))
+    snapshot = _avoiding(snapshot, request)
     left_out = sorted(request.avoids.intersection(m.id for m in snapshot.machines))
     later, again_s = _later(snapshot.region, request, left_out)
     free = _free_now(snapshot)
@@ -112,8 +119,7 @@ def _bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
         victims.extend(best.victims)
         choices.append(best)
 
-    choices, victims = _without_unneeded(snapshot, choices, victims)
-    return Bid(request.workload, snapshot.region, _plan(snapshot, request, choices, victims))
+    return _without_unneeded(snapshot, choices, victims)
 
 
 def _is_displaced(workload: RunningWorkload, request: PlacementRequest) -> bool:
@@ -347,7 +353,7 @@ def _as_it_was(
 
 def _without_unneeded(
     snapshot: RegionSnapshot, choices: list[PlacementOption], victims: list[RunningWorkload]
-) -> tuple[list[PlacementOption], list[RunningWorkload]]:
+) -> _Found:
     if not victims:
         return choices, victims
     jobs = [choice.job for choice in choices]
@@ -375,7 +381,10 @@ def _plan(
         for c in choices
     )
     evicted = tuple(sorted(v.id for v in victims))
-    return Plan(request.workload, snapshot.region, placements, evicted, quality(snapshot, choices, victims))
+    used = {machine for choice in choices for machine in choice.spread}
+    doubts = sum(2 if m in request.failed else m in request.untried for m in used)
+    rated = replace(quality(snapshot, choices, victims), doubts=doubts)
+    return Plan(request.workload, snapshot.region, placements, evicted, rated)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

@@ -1,11 +1,13 @@
 """A region's bid for one workload (MAST 4.3): a plan for the whole gang with its quality, or reasons for a refusal."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from domain.scheduling import Bid, JobPlacement, PlacementRequest, Plan, RegionSnapshot
 from rms.criteria import quality
 from rms.gang import Planner, undoing
-from rms.plans import SEVERAL, JobPlan, PlanFailure
+from rms.plans import SEVERAL, GangPlan, JobPlan, PlanFailure
 from rms.refusal import refusal
 from rms.region import RegionColumns
 from rms.surplus import without_surplus
@@ -25,36 +27,54 @@ def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
 
     Workloads that the request displaces count as over-quota, so they are evicted first. Machines that the request
     avoids have no room for it. If the plan uses machines of a group in `PlacementRequest.left_out`, a plan without the
-    group replaces it, unless that is worse by a criterion before `move_s`.
+    group replaces it, unless that is worse by a criterion before `move_s`. If the group's machines make a victim of
+    that plan redundant, they are used after all.
     """
-    found, avoids = _bid_with(planner, request, request.avoids), request.avoids
+    (found, final), avoids = _bid_with(planner, request, request.avoids), request.avoids
+    if found.plan is None:
+        return found
     for group in request.left_out:
-        if found.plan is None or not found.plan.uses(group):
+        if not found.plan.uses(group):
             continue
-        without = _bid_with(planner, request, avoids | group)
+        without, other = _bid_with(planner, request, avoids | group)
         if without.plan is not None and without.plan.quality.before_move <= found.plan.quality.before_move:
-            found, avoids = without, avoids | group
+            found, final, avoids = without, other, avoids | group
+    if final is not None and avoids != request.avoids:
+        with _demoting(planner.region, request, request.avoids):
+            fewer = without_surplus(planner, final)
+            if len(fewer.victims) < len(final.victims):
+                found = _bid_of(planner.region, request, fewer)
     return found
 
 
-def _bid_with(planner: Planner, request: PlacementRequest, avoids: frozenset[str]) -> Bid:
-    """Returns the bid on all machines that are not in `avoids`."""
+@contextmanager
+def _demoting(region: RegionColumns, request: PlacementRequest, avoids: frozenset[str]) -> Iterator[None]:
+    """While the block runs, displaced workloads count as over-quota, and machines in `avoids` have no room."""
+    with region.demoted(request.displaces, request.rank), region.without(avoids):
+        yield
+
+
+def _bid_with(planner: Planner, request: PlacementRequest, avoids: frozenset[str]) -> tuple[Bid, GangPlan | None]:
+    """Returns the bid on all machines that are not in `avoids`, and its plan in numbers."""
     if not request.displaces and not avoids:
         return _bid(planner, request)
-    region = planner.region
-    with region.demoted(request.displaces, request.rank), region.without(avoids):
+    with _demoting(planner.region, request, avoids):
         return _bid(planner, replace(request, avoids=avoids))
 
 
-def _bid(planner: Planner, request: PlacementRequest) -> Bid:
+def _bid(planner: Planner, request: PlacementRequest) -> tuple[Bid, GangPlan | None]:
     region = planner.region
     protected = planner.begin(request)
     with undoing(region) as undo:
         planned = planner.gang(request, protected, undo)
         if isinstance(planned, PlanFailure):
             reasons, retry_at_s = refusal(planner, request, planned, protected)
-            return Bid(request.workload, region.name, None, tuple(reasons), retry_at_s=retry_at_s)
+            return Bid(request.workload, region.name, None, tuple(reasons), retry_at_s=retry_at_s), None
     final = without_surplus(planner, planned)
+    return _bid_of(region, request, final), final
+
+
+def _bid_of(region: RegionColumns, request: PlacementRequest, final: GangPlan) -> Bid:
     plan = Plan(
         request.workload,
         region.name,

@@ -113,9 +113,10 @@ class Planner:
     def lacking(self, jobs: tuple[JobRequest, ...]) -> tuple[JobRequest, ...]:
         """Returns the jobs that would not fit even into an empty region."""
         self._fit()
-        if jobs not in self._lacking:
-            self._lacking[jobs] = tuple(job for job in jobs if self.most_ever(job) < job.tasks)
-        return self._lacking[jobs]
+        known = self._lacking.get(jobs)  # A single look-up: the hash and the comparison of jobs are slow.
+        if known is None:
+            known = self._lacking[jobs] = tuple(job for job in jobs if self.most_ever(job) < job.tasks)
+        return known
 
     def most_now(self, job: JobRequest, rank: int, protected: B1) -> int:
         """Returns the same maximum as `most_ever`, but for the current state after evicting all evictable workloads."""

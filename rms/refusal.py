@@ -52,8 +52,7 @@ def refusal(
     The reason for a stuck job contains `placeable`, the most of its tasks that one GPU type of one cluster could take
     after the earlier jobs and after evicting all evictable workloads, and `evictable`, the number of those workloads in
     the region. If a minimum runtime alone protects further workloads on machines that the gang may use, the reason
-    contains the first end of one. Other reasons name the machines that the request avoids, and
-    until when it may not evict.
+    contains the first end of one. Another reason names the machines that the request avoids.
 
     The second result is the `retry_at_s` of the bid.
     """
@@ -72,20 +71,18 @@ def refusal(
     retry_at_s = planner.protected_until_s(request)
     if retry_at_s < inf:
         detail["protected_until"] = in_words(retry_at_s)
-    reasons = [Reason(ReasonCode.INSUFFICIENT_CAPACITY, detail)]
     also, again_s = waits(request, region)
-    return [*reasons, *also], min(retry_at_s, again_s)
+    return (Reason(ReasonCode.INSUFFICIENT_CAPACITY, detail), *also), min(retry_at_s, again_s)
 
 
-def waits(request: PlacementRequest, region: RegionColumns) -> tuple[list[Reason], float]:
+def waits(request: PlacementRequest, region: RegionColumns) -> tuple[Sequence[Reason], float]:
     """Returns what a request may not use for now, as reasons, and the earliest time at which that changes.
 
     These are the machines that it avoids, of those that are open in the region.
     """
-    reasons, again_s = list[Reason](), inf
-    avoided = sorted(filter(region.is_open, request.avoids))
-    if avoided:
-        again_s = request.avoids_until_s
-        until = {"until": in_words(again_s)} if again_s < inf else {}
-        reasons.append(Reason(ReasonCode.MACHINES_AVOIDED, {"region": region.name, "machines": avoided, **until}))
-    return reasons, again_s
+    avoided = sorted(filter(region.is_open, request.avoids)) if request.avoids else None
+    if not avoided:
+        return (), inf
+    again_s = request.avoids_until_s
+    until = {"until": in_words(again_s)} if again_s < inf else {}
+    return (Reason(ReasonCode.MACHINES_AVOIDED, {"region": region.name, "machines": avoided, **until}),), again_s

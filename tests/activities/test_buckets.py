@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from activities.data.buckets import BucketCheck
-from bench.buckets import Endpoint
+from bench.buckets import EmulatorEndpoint
 from domain import ids
 from infra.config import BucketSettings
 from infra.db.buckets import BucketState, bucket_states
@@ -108,7 +108,7 @@ def _hanging(server: Proxy) -> Iterator[None]:
 
 @pytest.fixture
 async def server(
-    world: World, check: BucketCheck, s3_url: str, s3_endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+    world: World, check: BucketCheck, s3_url: str, s3_endpoint: EmulatorEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Proxy]:
     """A proxy in front of the S3 server that holds west's bucket; one check has succeeded."""
     with proxy(s3_endpoint.url) as found:

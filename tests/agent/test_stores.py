@@ -17,7 +17,7 @@ from tests.agent.harness import Lab, description
 
 
 @pytest.fixture(params=["s3", "gs"])
-def endpoint(request: pytest.FixtureRequest) -> Iterator[buckets.Endpoint]:
+def endpoint(request: pytest.FixtureRequest) -> Iterator[buckets.EmulatorEndpoint]:
     """A server whose address and credentials only tasks get."""
     with buckets.s3() if request.param == "s3" else buckets.gcs() as found:
         yield found
@@ -43,7 +43,7 @@ def _config(lab: Lab) -> AgentConfig:
 
 
 def _put_marker(
-    endpoint: buckets.Endpoint, url: str, launch: LaunchDescription, monkeypatch: pytest.MonkeyPatch
+    endpoint: buckets.EmulatorEndpoint, url: str, launch: LaunchDescription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writes the marker as a worker does, whose environment is not that of agents and tasks."""
     with monkeypatch.context() as worker:
@@ -54,7 +54,7 @@ def _put_marker(
 
 @pytest.mark.timeout(120)
 async def test_an_empty_bucket_starts_no_task(
-    lab: Lab, endpoint: buckets.Endpoint, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, endpoint: buckets.EmulatorEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tasks would start from the beginning. When the marker is there, they start, with the job's variables."""
     config, url = _config(lab), endpoint.bucket()

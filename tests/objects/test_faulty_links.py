@@ -18,7 +18,7 @@ REFUSED = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 @pytest.fixture
-def s3_link(s3_endpoint: buckets.Endpoint) -> Iterator[Proxy]:
+def s3_link(s3_endpoint: buckets.EmulatorEndpoint) -> Iterator[Proxy]:
     """Yields a proxy to the S3 server, without a fault."""
     with proxy(s3_endpoint.url) as found:
         yield found
@@ -96,7 +96,10 @@ def test_bytes_that_a_killed_copy_read_are_in_the_digest(s3_link: Proxy, far: Ob
 
 
 def test_flipped_bytes_from_google_are_noticed(
-    gcs_endpoint: buckets.Endpoint, near: ObjectStore, bucket_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    gcs_endpoint: buckets.EmulatorEndpoint,
+    near: ObjectStore,
+    bucket_of: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A flipped byte from Google Cloud Storage is an error, found by the digest of the service."""
     with proxy(gcs_endpoint.url) as link:

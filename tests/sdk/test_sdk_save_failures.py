@@ -379,7 +379,7 @@ def test_an_impossible_limit_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def s3_link(s3_endpoint: buckets.Endpoint) -> Iterator[Proxy]:
+def s3_link(s3_endpoint: buckets.EmulatorEndpoint) -> Iterator[Proxy]:
     """Yields a proxy to the S3 server, without a fault."""
     with proxy(s3_endpoint.url) as found:
         yield found
