@@ -22,7 +22,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     queue = QueueColumns.of(queues.queue(WORKLOADS, TENANTS))
     doubles = np.random.default_rng(2).random(WORKLOADS)
     scan = scan_queue(queue, queues.NOW_S, queues.WEIGHTS)
-    within = float(((scan.rank > 0) & (scan.rank < 8)).sum() / len(scan.order))
+    within = float(((scan.pending.rank > 0) & (scan.pending.rank < 8)).sum() / len(scan.order))
     found = medians(
         interleave(
             bench,

@@ -4,6 +4,8 @@ The quota check is sequential: whether a workload fits depends on the workloads 
 Plain Python takes 1.5 us per workload, more than a second for a million workloads. `bench/` has the measurements.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,17 +26,72 @@ _LARGE = 64
 """A larger bucket is merge-sorted. Equal submission times or capped ages can put any number of rows into one bucket."""
 
 
+class PlacedColumns(NamedTuple):
+    """The placed workloads, sorted by award time, oldest first; `holding` is a number in `holdings`."""
+
+    tenant: I4
+    requested_level: I1
+    holding: I4
+    holdings: HoldingColumns
+
+
+class PendingColumns(NamedTuple):
+    """The pending workloads, sorted by (submission time, id); `gang` is a number in `demand`."""
+
+    tenant: I4
+    submitted_at_s: F8
+    requested_level: I1
+    held: B1
+    gang: I4
+    demand: DemandColumns
+
+
+class TenantAmounts(NamedTuple):
+    """CPUs in thousandths, shape (tenants,), and GPU slots, shape (tenants, types)."""
+
+    cpus: I8
+    gpus: I8
+
+
+class CreditTerms(NamedTuple):
+    """The credit of a workload: `w_age` times its age, which counts up to `age_cap_s`, plus `fair` of its tenant."""
+
+    fair: F8
+    now_s: float
+    w_age: float
+    age_cap_s: float
+
+
+class PendingRanks(NamedTuple):
+    """The result of `walk_pending`; one entry for each workload unless stated otherwise."""
+
+    rank: I1
+    """0 for a held workload."""
+    credit: F8
+    pick_at: I4
+    """The offset of the picked types; `NO_PICK` if all types are allowed."""
+    picks: I4
+    """The picked types (flat): the index in the list of each job, in job order."""
+    lacks: I2
+    """For over-quota workloads the lacking resource: a type number, or the number of types for CPUs."""
+    used: I8
+    """The usage of the lacking resource."""
+    needed: I8
+    """The need for the lacking resource."""
+    displacing: I8
+    """The workloads that are within quota only because less important placed workloads are counted after them, shape
+    (n, 2 + types): the row, then the CPUs and GPUs used up to and including that row."""
+
+
 @compiled
-def walk_placed(
-    tenant: I4, requested_level: I1, holding: I4, holdings: HoldingColumns,
-    level: I1, quota_cpus: I8, quota_gpus: I8, used_cpus: I8, used_gpus: I8,
-) -> I1:  # fmt: skip
+def walk_placed(placed: PlacedColumns, level: I1, quota: TenantAmounts, used: TenantAmounts) -> I1:
     """Returns the ranks of placed workloads. Each tenant's quota goes to the most important level first.
 
-    Rows are sorted by award time, oldest first. `used_*` receives the usage of the within-quota workloads. `quota_gpus`
-    and `used_gpus` have the shape (tenants, types). `quota_cpus` is -1 for no limit.
+    `used` receives the usage of the within-quota workloads. `quota.cpus` is -1 for no limit.
     """
+    tenant, requested_level, holding, holdings = placed
     cpus, at, gpu_type, gpus = holdings
+    used_cpus, used_gpus = used
     ranks = np.empty(tenant.size, np.int8)
     for row in range(tenant.size):
         ranks[row] = max(level[tenant[row]], requested_level[row])
@@ -43,7 +100,7 @@ def walk_placed(
             if ranks[row] != here:
                 continue
             t, h = tenant[row], holding[row]
-            if _holding_fits(t, h, holdings, quota_cpus, quota_gpus, used_cpus, used_gpus):
+            if _holding_fits(t, h, holdings, quota, used):
                 used_cpus[t] += cpus[h]
                 for k in range(at[h], at[h + 1]):
                     used_gpus[t, gpu_type[k]] += gpus[k]
@@ -53,29 +110,33 @@ def walk_placed(
 
 
 @compiled
-def _holding_fits(
-    t: int, h: int, holdings: HoldingColumns, quota_cpus: I8, quota_gpus: I8, used_cpus: I8, used_gpus: I8
-) -> bool:
+def _holding_fits(t: int, h: int, holdings: HoldingColumns, quota: TenantAmounts, used: TenantAmounts) -> bool:
     """Returns whether the unused quota of a tenant covers a holding."""
     cpus, at, gpu_type, gpus = holdings
-    fits = cpus[h] == 0 or quota_cpus[t] < 0 or used_cpus[t] + cpus[h] <= quota_cpus[t]
+    fits = cpus[h] == 0 or quota.cpus[t] < 0 or used.cpus[t] + cpus[h] <= quota.cpus[t]
     for k in range(at[h], at[h + 1]):
-        fits = fits and used_gpus[t, gpu_type[k]] + gpus[k] <= quota_gpus[t, gpu_type[k]]
+        fits = fits and used.gpus[t, gpu_type[k]] + gpus[k] <= quota.gpus[t, gpu_type[k]]
     return fits
 
 
 @compiled
 def displaced(
-    t: int, its_level: int, below: int,
-    tenant: I4, requested_level: I1, placed_rank: I1, holding: I4, holdings: HoldingColumns,
-    quota_cpus: I8, quota_gpus: I8, used_cpus: I8, used_gpus: I8,
-) -> I4:  # fmt: skip
+    t: int,
+    its_level: int,
+    below: int,
+    placed: PlacedColumns,
+    placed_rank: I1,
+    quota: TenantAmounts,
+    used: TenantAmounts,
+) -> I4:
     """Returns the within-quota rows of a tenant's placed workloads that would become over-quota.
 
-    Only levels less important than `below` are examined. The quotas and `used_*` are those of this tenant, with shapes
-    (1,) and (1, types). `used_*` is the usage that is counted before these rows; it is modified.
+    Only levels less important than `below` are examined. `quota` and `used` are those of this tenant, with shapes (1,)
+    and (1, types). `used` is the usage that is counted before these rows; it is modified.
     """
+    tenant, requested_level, holding, holdings = placed
     cpus, at, gpu_type, gpus = holdings
+    used_cpus, used_gpus = used
     out = np.empty(tenant.size, np.int32)
     found = 0
     for here in range(below + 1, 8):
@@ -83,7 +144,7 @@ def displaced(
             if tenant[row] != t or max(its_level, requested_level[row]) != here:
                 continue
             h = holding[row]
-            if _holding_fits(0, h, holdings, quota_cpus, quota_gpus, used_cpus, used_gpus):
+            if _holding_fits(0, h, holdings, quota, used):
                 used_cpus[0] += cpus[h]
                 for k in range(at[h], at[h + 1]):
                     used_gpus[0, gpu_type[k]] += gpus[k]
@@ -95,31 +156,22 @@ def displaced(
 
 @compiled
 def walk_pending(
-    placed_tenant: I4, placed_rank: I1, holding: I4, holdings: HoldingColumns,
-    tenant: I4, submitted_at_s: F8, requested_level: I1, held: B1, gang: I4, demand: DemandColumns,
-    level: I1, fair: F8, quota_cpus: I8, quota_gpus: I8, total_cpus: I8, total_gpus: I8,
-    now_s: float, w_age: float, age_cap_s: float,
-) -> tuple[I1, F8, I4, I4, I2, I8, I8, I8]:  # fmt: skip
-    """Computes rank and credit of pending workloads, whose rows are sorted by (submission time, id).
+    placed: PlacedColumns, placed_rank: I1, pending: PendingColumns, level: I1, terms: CreditTerms,
+    quota: TenantAmounts, total: TenantAmounts,
+) -> PendingRanks:  # fmt: skip
+    """Computes rank and credit of pending workloads.
 
-    Within a tenant this is the order of descending credit, and quotas of different tenants are independent. One pass
-    over all rows per level therefore checks each tenant's workloads in the order (level, credit). The usage that is
-    checked against the quota is that of the tenant's placed workloads of this level and of more important levels, and
-    of its pending workloads that were already accepted. `total_*` is the usage of all placed within-quota workloads
-    (`walk_placed`); it is modified.
-
-    Returns, with one entry per row unless stated otherwise:
-
-    - the rank; 0 for a held workload,
-    - the credit,
-    - the offset of the picked types; `NO_PICK` if all types are allowed,
-    - the picked types (flat): the index in the list of each job, in job order,
-    - for over-quota workloads the lacking resource (a type number, or the number of types for CPUs),
-    - its usage,
-    - its need,
-    - the workloads that are within quota only because less important placed workloads are counted after them, shape
-      (n, 2 + types): the row, then the CPUs and GPUs used up to and including that row.
+    Within a tenant, the order of the rows is the order of descending credit, and quotas of different tenants are
+    independent. One pass over all rows per level therefore checks each tenant's workloads in the order (level, credit).
+    The usage that is checked against the quota is that of the tenant's placed workloads of this level and of more
+    important levels, and of its pending workloads that were already accepted. `total` is the usage of all placed
+    within-quota workloads (`walk_placed`); it is modified.
     """
+    placed_tenant, _, holding, holdings = placed
+    tenant, submitted_at_s, requested_level, held, gang, demand = pending
+    fair, now_s, w_age, age_cap_s = terms
+    quota_cpus, quota_gpus = quota
+    total_cpus, total_gpus = total
     cpus, envelope_at, envelope_type, envelope_gpus, job_at, job_gpus, type_at, type_of = demand
     held_cpus, held_at, held_type, held_gpus = holdings
     n, types = tenant.size, quota_gpus.shape[1]
@@ -218,7 +270,7 @@ def walk_pending(
                     displace += 1
             for k in range(envelope_at[g], envelope_at[g + 1]):
                 need[envelope_type[k]] = 0
-    return rank, credit, pick_at, picks[:picked].copy(), lacks, used, needed, displacing[:displace].copy()
+    return PendingRanks(rank, credit, pick_at, picks[:picked].copy(), lacks, used, needed, displacing[:displace].copy())
 
 
 @compiled

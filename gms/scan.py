@@ -13,7 +13,6 @@ from domain.scheduling import CreditWeights, QueueSnapshot, Ranked, ScanResult
 from gms import kernels
 from gms.columns import QueueColumns
 from gms.credit import average_share, fair_credit
-from gms.demand import HoldingColumns
 
 UNLIMITED = -1
 
@@ -25,19 +24,10 @@ class Scan:
     queue: QueueColumns
     order: npt.NDArray[np.int32]
     """Rows of the pending workloads in queue order."""
-    rank: npt.NDArray[np.int8]
-    """Rank of each pending row, 1 to 8; 0 for a held workload."""
-    credit: npt.NDArray[np.float64]
+    pending: kernels.PendingRanks
     placed_rank: npt.NDArray[np.int8]
-    _pick_at: npt.NDArray[np.int32]
-    _picks: npt.NDArray[np.int32]
-    lacks: npt.NDArray[np.int16]
-    used: npt.NDArray[np.int64]
-    needed: npt.NDArray[np.int64]
-    _quota_cpus: npt.NDArray[np.int64]
-    _quota_gpus: npt.NDArray[np.int64]
-    _displacing: npt.NDArray[np.int64]
-    _holdings: HoldingColumns
+    _placed: kernels.PlacedColumns
+    _quota: kernels.TenantAmounts
 
     def __iter__(self) -> Iterator[Ranked]:
         """Yields the pending workloads that are not held, in queue order."""
@@ -45,19 +35,19 @@ class Scan:
 
     def ranked(self, row: int) -> Ranked:
         """Returns the ranking of one pending workload, which must not be held."""
-        rank, over = int(self.rank[row]), self.rank[row] == OVER_QUOTA_RANK
+        rank, over = int(self.pending.rank[row]), self.pending.rank[row] == OVER_QUOTA_RANK
         jobs = self.queue.gangs[int(self.queue.pending.columns["wants"][row])]
         types = tuple(job.gpu_types for job in jobs)
-        if self._pick_at[row] != kernels.NO_PICK:
-            first = int(self._pick_at[row])
-            picks = self._picks[first : first + len(jobs)]
+        if self.pending.pick_at[row] != kernels.NO_PICK:
+            first = int(self.pending.pick_at[row])
+            picks = self.pending.picks[first : first + len(jobs)]
             types = tuple((t[pick],) if job.gpus and t else t for job, t, pick in zip(jobs, types, picks, strict=True))
         return Ranked(
             self.queue.pending.name(row),
             rank,
             LOWEST_LEVEL if over else rank,
             bool(over),
-            float(self.credit[row]),
+            float(self.pending.credit[row]),
             types,
             self._reason(row) if over else None,
             self._displaces(row),
@@ -65,26 +55,25 @@ class Scan:
 
     @cached_property
     def _displacing_at(self) -> dict[int, int]:
-        """Maps the row of a pending workload that displaces placed ones to its row in `_displacing`."""
-        return {row: place for place, row in enumerate(self._displacing[:, 0].tolist())}
+        """Maps the row of a pending workload that displaces placed ones to its row in `pending.displacing`."""
+        return {row: place for place, row in enumerate(self.pending.displacing[:, 0].tolist())}
 
     def _displaces(self, row: int) -> tuple[str, ...]:
         place = self._displacing_at.get(row)
         if place is None:
             return ()
-        placed, t = self.queue.placed.columns, int(self.queue.pending.columns["tenant"][row])
-        used = self._displacing[place, 1:].copy()
+        t, used = int(self.queue.pending.columns["tenant"][row]), self.pending.displacing[place, 1:].copy()
+        quota = kernels.TenantAmounts(self._quota.cpus[t : t + 1], self._quota.gpus[t : t + 1])
         rows = kernels.displaced(
-            t, self.queue.tenants[t].level, int(self.rank[row]), placed["tenant"],
-            placed["requested_level"], self.placed_rank, placed["wants"], self._holdings,
-            self._quota_cpus[t : t + 1], self._quota_gpus[t : t + 1],
-            used[:1], used[None, 1:],
+            t, self.queue.tenants[t].level, int(self.pending.rank[row]), self._placed, self.placed_rank, quota,
+            kernels.TenantAmounts(used[:1], used[None, 1:]),
         )  # fmt: skip
         return tuple(sorted(self.queue.placed.name(row) for row in rows.tolist()))
 
     def _reason(self, row: int) -> Reason:
         tenant = self.queue.tenants[int(self.queue.pending.columns["tenant"][row])]
-        used, needs, lacks = int(self.used[row]), int(self.needed[row]), int(self.lacks[row])
+        used, needs = int(self.pending.used[row]), int(self.pending.needed[row])
+        lacks = int(self.pending.lacks[row])
         if lacks < len(self.queue.gangs.types):
             resource = self.queue.gangs.type_name(lacks)
             numbers: tuple[float, ...] = (used, tenant.quota_gpus.get(resource, 0), needs)
@@ -140,28 +129,21 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights) -> Sca
             if gpu_type in queue.gangs.types:
                 quota_gpus[number, queue.gangs.types[gpu_type]] = slots
     limits = [UNLIMITED if t.quota_cpus_milli is None else t.quota_cpus_milli for t in tenants]
-    quota_cpus = np.array(limits, np.int64)
+    quota = kernels.TenantAmounts(np.array(limits, np.int64), quota_gpus)
     level = np.array([t.level for t in tenants], np.int8)
     average = average_share(t for t in tenants if t.name)
     fair = np.array([fair_credit(weights, t.window_share, average) for t in tenants], np.float64)
-    total_cpus, total_gpus = np.zeros(len(tenants), np.int64), np.zeros_like(quota_gpus)
-    placed, pending = queue.placed.columns, queue.pending.columns
-    holdings = queue.holdings.held
-    placed_rank = kernels.walk_placed(
-        placed["tenant"], placed["requested_level"], placed["wants"], holdings,
-        level, quota_cpus, quota_gpus, total_cpus, total_gpus,
-    )  # fmt: skip
-    rank, credit, pick_at, picks, lacks, used, needed, displacing = kernels.walk_pending(
-        placed["tenant"], placed_rank, placed["wants"], holdings,
-        pending["tenant"], queue.pending.at_s, pending["requested_level"], pending["held"], pending["wants"],
-        queue.gangs.demand,
-        level, fair, quota_cpus, quota_gpus, total_cpus, total_gpus, now_s, weights.w_age, weights.age_cap_s,
-    )  # fmt: skip
-    order = kernels.order_queue(rank, credit)
-    return Scan(
-        queue, order, rank, credit, placed_rank, pick_at, picks, lacks, used, needed, quota_cpus, quota_gpus,
-        displacing, holdings,
-    )  # fmt: skip
+    terms = kernels.CreditTerms(fair, now_s, weights.w_age, weights.age_cap_s)
+    total = kernels.TenantAmounts(np.zeros(len(tenants), np.int64), np.zeros_like(quota_gpus))
+    rows = queue.placed.columns
+    placed = kernels.PlacedColumns(rows["tenant"], rows["requested_level"], rows["wants"], queue.holdings.held)
+    rows = queue.pending.columns
+    pending = kernels.PendingColumns(
+        rows["tenant"], queue.pending.at_s, rows["requested_level"], rows["held"], rows["wants"], queue.gangs.demand
+    )
+    placed_rank = kernels.walk_placed(placed, level, quota, total)
+    ranks = kernels.walk_pending(placed, placed_rank, pending, level, terms, quota, total)
+    return Scan(queue, kernels.order_queue(ranks.rank, ranks.credit), ranks, placed_rank, placed, quota)
 
 
 def _cores(cpus_milli: int) -> float:

@@ -18,6 +18,14 @@ _REMEMBERED = 32
 """Maximum number of victims of a cached choice."""
 
 
+class Evictable(NamedTuple):
+    """Which holders may be evicted: those with a rank number above `rank` that are not `protected`."""
+
+    rank: int
+    protected: B1
+    """bool: one entry for each holder."""
+
+
 class VictimSearch(NamedTuple):
     """Scratch arrays for victims: `best` for the best option so far, `victims` for the current option."""
 
@@ -122,9 +130,8 @@ def _largest_first(holders: Holders, scanned: I4, count: int, by_gpus: bool, fir
 
 @compiled
 def choose_victims(
-    need: Need, machines: Machines, holders: Holders, protected: B1, rank: int, cluster: int, first: int, last: int,
-    victims: I4,
-) -> int:  # fmt: skip
+    need: Need, machines: Machines, holders: Holders, below: Evictable, cluster: int, first: int, last: int, victims: I4
+) -> int:
     """Chooses victims that make room for the job on the rows `first:last`, and writes them to `victims`.
 
     1. Collect candidates in scan order until the job fits.
@@ -143,9 +150,9 @@ def choose_victims(
     count = 0
     for i in range(holders.scanned[cluster]):
         holder = holders.scan[cluster, i]
-        if holders.rank[holder] <= rank:
+        if holders.rank[holder] <= below.rank:
             break
-        if protected[holder]:
+        if below.protected[holder]:
             continue
         more, here = _fit_after(need, holders, holder, 1, free, first, last)
         if here:
@@ -179,13 +186,13 @@ def choose_victims(
 
 @compiled
 def _place_after(
-    machines: Machines, holders: Holders, victims: I4, count: int, need: Need, first: int, last: int, middle: int,
-    out: Spread,
-) -> tuple[int, int]:  # fmt: skip
+    machines: Machines, holders: Holders, victims: I4, count: int, need: Need, rows: tuple[int, int, int], out: Spread
+) -> tuple[int, int]:
     """Packs a job into a group's rows as if the victims were gone; returns the numbers of machines and racks.
 
-    The plan is written to `out.machine` and `out.tasks`.
+    `rows` is that of `group_rows`. The plan is written to `out.machine` and `out.tasks`.
     """
+    first, last, middle = rows
     for i in range(count):
         release(holders, victims[i], 1, machines.free, first, last)
     used, spans = pack_group(machines, need, machines.free, first, last, middle, out)
@@ -211,12 +218,12 @@ def _could_fit(machines: Machines, holders: Holders, need: Need, rank: int, firs
 
 @compiled
 def plan_evicting(
-    machines: Machines, holders: Holders, protected: B1, rank: int, need: Need, choices: Choices, out: Spread,
+    machines: Machines, holders: Holders, below: Evictable, need: Need, choices: Choices, out: Spread,
     choice: VictimSearch, memo: VictimCache,
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
     """Finds the best plan over all preference classes and clusters; each has its own choice of victims.
 
-    `protected` holders are never evicted. Returns the preference class (`NO_PLAN` if there is no plan), the cluster,
+    Returns the preference class (`NO_PLAN` if there is no plan), the cluster,
     and the numbers of machines, racks and victims. The plan is written to `out.best_machine`, `out.best_tasks` and
     `choice.best`. Ties go to the first cluster.
     """
@@ -235,10 +242,8 @@ def plan_evicting(
                     choice.victims[i] = memo.victims[preference, cluster, i]
             else:
                 needed = 0
-                if _could_fit(machines, holders, need, rank, first, last):
-                    needed = choose_victims(
-                        need, machines, holders, protected, rank, cluster, first, last, choice.victims
-                    )
+                if _could_fit(machines, holders, need, below.rank, first, last):
+                    needed = choose_victims(need, machines, holders, below, cluster, first, last, choice.victims)
                 if needed <= _REMEMBERED:
                     memo.version[preference, cluster] = machines.version[cluster]
                     memo.size[preference, cluster] = needed
@@ -251,9 +256,10 @@ def plan_evicting(
             if order == 0:
                 # Packing is needed only to break a tie, so most options are never packed.
                 if used == 0:
-                    top, end, mid = group_rows(machines, where, choices.type[best])
-                    used, spans = _place_after(machines, holders, choice.best, victims_of, need, top, end, mid, out)
-                here, racks = _place_after(machines, holders, choice.victims, needed, need, first, last, middle, out)
+                    rows = group_rows(machines, where, choices.type[best])
+                    used, spans = _place_after(machines, holders, choice.best, victims_of, need, rows, out)
+                rows = (first, last, middle)
+                here, racks = _place_after(machines, holders, choice.victims, needed, need, rows, out)
                 order = -1 if (racks, here) < (spans, used) else 1
             if order < 0:
                 best, where, used, victims_of = preference, cluster, 0, needed
@@ -262,8 +268,8 @@ def plan_evicting(
                 for i in range(needed):
                     choice.best[i] = choice.victims[i]
     if best != NO_PLAN:
-        first, last, middle = group_rows(machines, where, choices.type[best])
-        used, spans = _place_after(machines, holders, choice.best, victims_of, need, first, last, middle, out)
+        rows = group_rows(machines, where, choices.type[best])
+        used, spans = _place_after(machines, holders, choice.best, victims_of, need, rows, out)
         keep(out, used)
     return best, where, used, spans, victims_of
 

@@ -10,7 +10,15 @@ from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1, I4, I8
 from rms.choices import spanning
 from rms.criteria import OF_VICTIMS, rating_of
-from rms.eviction import VictimCache, VictimSearch, first_end_of_protection, free_all, most_placeable, plan_evicting
+from rms.eviction import (
+    Evictable,
+    VictimCache,
+    VictimSearch,
+    first_end_of_protection,
+    free_all,
+    most_placeable,
+    plan_evicting,
+)
 from rms.job_planner import NO_PLAN, most_ever, plan_free, take
 from rms.merged_clusters import merged
 from rms.packing import Spread
@@ -177,9 +185,9 @@ class Planner:
         if not self.evictable:
             return None
         region, need, choices = self.region, need_of(job), self.region.choices(job)
-        memo = self._memo(job, rank, len(choices.type))
+        memo, below = self._memo(job, rank, len(choices.type)), Evictable(rank, protected)
         best, cluster, count, racks, victims = plan_evicting(
-            region.machines, region.holders, protected, rank, need, choices, self._out, self._choice, memo
+            region.machines, region.holders, below, need, choices, self._out, self._choice, memo
         )
         alone = None
         if best != NO_PLAN:
@@ -189,7 +197,7 @@ class Planner:
         machines, holders, rows = merged(region, choices.anywhere)
         one = spanning(region.type_numbers(job))
         best, _, count, racks, victims = plan_evicting(
-            machines, holders, protected, rank, need, one, self._out, self._choice, VictimCache.of(len(one.type), 1)
+            machines, holders, below, need, one, self._out, self._choice, VictimCache.of(len(one.type), 1)
         )
         if best == NO_PLAN:
             return alone

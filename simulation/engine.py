@@ -127,7 +127,7 @@ class Ranks:
         rows = scan.order
         return ScanOrder(
             _numbers(self._queue.pending.id)[rows],
-            scan.rank[rows].astype(np.int64),
+            scan.pending.rank[rows].astype(np.int64),
             self._queue.pending.columns["wants"][rows].astype(np.int64),
             _numbers(self._queue.placed.id),
             scan.placed_rank.astype(np.int64),

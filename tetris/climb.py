@@ -323,14 +323,12 @@ class _Climb:
         began, began_time = spent[search.EVALUATIONS], budget.part_of_time
         # The walk gets the same fraction of the remaining time as of the remaining effort.
         time = max((1.0 - began_time) * length / max(budget.left(began), length), 1e-9)
-        done = 0.0
+        done, movable = 0.0, search.Movable(self.tables, self.jobs)
         # In pieces, so that progress is reported and interruptions are handled quickly.
         while done < 1.0:
             piece = min(_PIECE, length)
-            search.walk(
-                *self.parts, self.tables, self.jobs, piece, heats.at(done), heats.at(min(1.0, done + piece / length)),
-                walk.penalty, self.best, spent, self.room,
-            )  # fmt: skip
+            annealing = search.Annealing(piece, heats.at(done), heats.at(min(1.0, done + piece / length)), walk.penalty)
+            search.walk(*self.parts, movable, annealing, self.best, spent, self.room)
             done = max((spent[search.EVALUATIONS] - began) / length, (budget.part_of_time - began_time) / time)
             if not (self._tick("walks") and self._goes_on()):
                 break

@@ -67,7 +67,7 @@ class ScannedQueue:
     def published(self) -> published_queue.PublishedQueue:
         """Returns the whole queue as a publication for other processes."""
         scan, queue = self._scan, self._scan.queue
-        rank = scan.rank[scan.order]
+        rank = scan.pending.rank[scan.order]
         over = scan.order[rank == OVER_QUOTA_RANK]
         types = [queue.gangs.type_name(number) for number in range(len(queue.gangs.types))]
         return published_queue.PublishedQueue(
@@ -77,11 +77,11 @@ class ScannedQueue:
             types,
             queue.pending.id[scan.order],
             rank,
-            scan.credit[scan.order],
+            scan.pending.credit[scan.order],
             queue.pending.columns["tenant"][scan.order],
-            scan.lacks[over],
-            scan.used[over],
-            scan.needed[over],
+            scan.pending.lacks[over],
+            scan.pending.used[over],
+            scan.pending.needed[over],
         )
 
 

@@ -5,6 +5,7 @@ minimises the excess first. With a small penalty, a walk may pass through plans 
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -177,16 +178,34 @@ def _accepts(more: float, heat: float) -> bool:
     return more <= 0.0 or np.random.random() < math.exp(-more / heat)
 
 
+class Movable(NamedTuple):
+    """The tables that may be moved, and the jobs all of whose tables may be moved together."""
+
+    tables: I4
+    jobs: I4
+
+
+class Annealing(NamedTuple):
+    """A walk from temperature `hot` to `cold` of `budget` evaluations, with a penalty of the relative excess."""
+
+    budget: float
+    hot: float
+    cold: float
+    penalty: float
+
+
 @compiled
 def walk(
-    fixed: Fixed, state: PlanState, work: Work, tables: I4, jobs: I4, budget: float, hot: float, cold: float,
-    penalty: float, best: I4, spent: F8, room: StepScratch,
+    fixed: Fixed, state: PlanState, work: Work, movable: Movable, annealing: Annealing, best: I4, spent: F8,
+    room: StepScratch,
 ) -> None:  # fmt: skip
-    """Simulated annealing from the current plan, from temperature `hot` to `cold`, for `budget` evaluations.
+    """Simulated annealing from the current plan.
 
-    A step moves one table (heat bath), all tables of a job, or a cluster of tables, or swaps two tables. `tables` and
-    `jobs` may be moved. A job must not have more tables than `room.undo` has entries.
+    A step moves one table (heat bath), all tables of a job, or a cluster of tables, or swaps two tables. A job must not
+    have more tables than `room.undo` has entries.
     """
+    tables, jobs = movable
+    budget, hot, cold, penalty = annealing
     begin = spent[EVALUATIONS]
     price = _price(fixed, state, penalty)
     undo, members, marks = room.undo, room.members, room.marks

@@ -115,7 +115,17 @@ class Checkpointer:
             StaleAttemptError: an attempt newer than `attempt` has claimed the root.
             CheckpointError: the root cannot be read.
         """
-        place = place_of(uri, attempt, keep, keep_every, rank, world_size, sharded, max_failing_s, max_failures)
+        place = place_of(
+            uri,
+            attempt,
+            keep=keep,
+            keep_every=keep_every,
+            rank=rank,
+            world_size=world_size,
+            sharded=sharded,
+            max_failing_s=max_failing_s,
+            max_failures=max_failures,
+        )
         self.retention = place.retention
         if interval_s is not None and not interval_s >= 0:
             raise ValueError(f"interval_s={interval_s}: must be 0 or more seconds")

@@ -56,6 +56,7 @@ class Place:
 def place_of(
     uri: str | os.PathLike[str] | None,
     attempt: int | None,
+    *,
     keep: int | None,
     keep_every: int | None,
     rank: int | None,

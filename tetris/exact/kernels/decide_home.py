@@ -1,6 +1,7 @@
 """Decides a table's home: copies a level, and updates the copy for the decision."""
 
 import math
+from typing import NamedTuple
 
 from domain.compiled import compiled
 from tetris.exact.kernels.bounds import apart_bound, lack_bound, overload_bound
@@ -25,6 +26,23 @@ from tetris.exact.kernels.layout import (
 )
 
 
+class _Channel(NamedTuple):
+    """The bounds of one channel on one level."""
+
+    low: F8
+    high: F8
+    sums: F8
+    counts: I8
+
+
+@compiled
+def _channel(levels: Levels, level: int, channel: int) -> _Channel:
+    return _Channel(
+        levels.low[level, channel], levels.high[level, channel], levels.sums[level, channel],
+        levels.counts[level, channel],
+    )  # fmt: skip
+
+
 @compiled
 def decide_home(
     fixed: ExactConstants, levels: Levels, tree: Tree, level: int, table: int, region: int, enough: float
@@ -43,24 +61,21 @@ def decide_home(
         levels.now[after, MOVED] += fixed.size[table]
     if fixed.size[table] > 0.0:
         storage = fixed.supply.shape[0]
-        low, high = levels.low[after, storage], levels.high[after, storage]
-        sums, counts = levels.sums[after, storage], levels.counts[after, storage]
-        was = (1 << low.shape[0]) - 1 & ~fixed.replicas[table]
+        was = (1 << fixed.supply.shape[1]) - 1 & ~fixed.replicas[table]
         target = 0 if held else 1 << region
-        _shift(low, high, sums, counts, fixed.size[table], was, fixed.replicas[table] == 0, target, True)
+        _shift(_channel(levels, after, storage), fixed.size[table], was, fixed.replicas[table] == 0, target, True)
     _regroup(fixed, levels, tree, after, table)
     weigh(fixed, levels, level, after, enough)
 
 
 @compiled
-def _shift(
-    low: F8, high: F8, sums: F8, counts: I8, amount: float, was: int, was_sure: bool, mask: int, settled: bool
-) -> None:
-    """Restricts the possible regions (bit masks) of an amount from `was` to `mask`. The arrays are those of a channel.
+def _shift(channel: _Channel, amount: float, was: int, was_sure: bool, mask: int, settled: bool) -> None:
+    """Restricts the possible regions (bit masks) of an amount from `was` to `mask`.
 
     `was_sure`: the amount was already certain to be in some region. `settled`: its region, or that it has none, is
     final.
     """
+    low, high, sums, counts = channel
     gone = was & ~mask
     region = 0
     while gone:
@@ -109,9 +124,7 @@ def _regroup(fixed: ExactConstants, levels: Levels, tree: Tree, level: int, tabl
         was_sure = tables.shape[0] == 1 or not is_ml
         for entry in range(fixed.amount_start[group], fixed.amount_start[group + 1]):
             channel, amount = fixed.channel[entry], fixed.amount[entry]
-            low, high = levels.low[level, channel], levels.high[level, channel]
-            sums, counts = levels.sums[level, channel], levels.counts[level, channel]
-            _shift(low, high, sums, counts, amount, was, was_sure, mask, settled)
+            _shift(_channel(levels, level, channel), amount, was, was_sure, mask, settled)
             if channel < fixed.at_home.shape[0]:
                 home = fixed.at_home[channel]
                 if was & home and not mask & home:
