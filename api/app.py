@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import auth, bodies, health, limits, metrics, openapi, problems, reference, refusals
+from api import auth, bodies, health, limits, metrics, openapi, problems, reference, refusals, temporal_ui
 from api.data import archives, instance, partitions, placement_runs, tables, usage
 from api.fleet import clusters, costs, instances, loops, machines, owner_view, pools, regions, removal, snapshot
 from api.people import audit, keys, secrets, tenants
@@ -23,7 +23,7 @@ _ROUTERS = (
     removal.router, pools.router, instances.router, loops.router,
     snapshot.router, tables.router, partitions.router, usage.router, instance.router, placement_runs.router,
     archives.router, services.router, service_requests.router,
-    health.router, reference.router,
+    health.router, reference.router, temporal_ui.router,
 )  # fmt: skip
 
 

@@ -1,9 +1,11 @@
 """Authentication by API key and authorisation by role and tenant.
 
-The key of a request under `/v1` is looked up by its hash before the rest of the request is read. Endpoints then require
-a role with `Balancer`, `Viewer`, `Submitter` or `Operator`. An endpoint that requires no role still needs a valid key.
+The key of a request under `/v1` or `/temporal` is looked up by its hash before the rest of the request is read.
+Endpoints then require a role with `Balancer`, `Viewer`, `Submitter` or `Operator`. An endpoint that requires no role still needs a valid key.
 """
 
+import base64
+import contextlib
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -23,6 +25,7 @@ from api.threads import Threads
 from infra.config import LimitSettings
 from infra.db.tenants import ApiKey
 from infra.keys import hash_api_key
+from infra.temporal_client import UI_PATH
 
 _CALLER = "mizzen.caller"
 _FAILURE = "mizzen.login-failure"
@@ -34,6 +37,7 @@ _NO_KEY = "send an API key: Authorization: Bearer mzn_..."
 EXPIRY_HEADER = "mizzen-key-expires"
 """Response header with the expiry time of the key; it is sent only if the key expires soon."""
 _CHALLENGE = 'Bearer realm="mizzen"'
+_BROWSER_CHALLENGE = 'Basic realm="mizzen: the password is an operator key"'
 
 
 class Role(StrEnum):
@@ -135,6 +139,20 @@ def authenticate(engine: Engine, authorization: str | None) -> Caller:
     return Caller(row.id, Role(row.role), row.tenant, row.label, row.expires_at, row.machine)
 
 
+def _is_below(path: str, *tops: str) -> bool:
+    return any(path == top or path.startswith(f"{top}/") for top in tops)
+
+
+def _of_browser(authorization: str | None) -> str | None:
+    """Returns the header with a key from one of a browser, whose password is the key; other headers are unchanged."""
+    scheme, _, encoded = (authorization or "").partition(" ")
+    if scheme.lower() != "basic":
+        return authorization
+    with contextlib.suppress(ValueError):
+        return f"Bearer {base64.b64decode(encoded, validate=True).decode().partition(':')[2]}"
+    return authorization
+
+
 class LoginFailed(HttpProblem):
     """Status 401, with the details for the audit log, which never contain the given key."""
 
@@ -153,7 +171,8 @@ def login_failure_of(scope: Scope) -> LoginFailed | None:
 
 
 class Authentication:
-    """ASGI middleware: a request under `/v1` needs a valid key before an endpoint is called or a body is read.
+    """ASGI middleware: looks up the key of a request under `/v1` or `/temporal`. Without one, no endpoint is called, and
+    no body is read.
 
     Keys are looked up in the threads of `threads.authentication` and with `engine`, which have no other use, so that
     slow requests do not block logins. An address with too many failed logins gets 429 for each further failure.
@@ -171,15 +190,19 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
-        if scope["type"] != "http" or not (scope["path"] == "/v1" or scope["path"].startswith("/v1/")):
+        if scope["type"] != "http" or not _is_below(scope["path"], "/v1", UI_PATH):
             await self._app(scope, receive, send)
             return
         address = address_of(scope)
         pool = self._threads.suspects if self._failed.is_over(address) else self._threads.authentication
         try:
             given = Headers(scope=scope).get("authorization")
+            if _is_below(scope["path"], UI_PATH):
+                given = _of_browser(given)
             scope[_CALLER] = await pool.run(partial(authenticate, self._engine, given))
         except LoginFailed as problem:
+            if _is_below(scope["path"], UI_PATH):
+                problem.headers = {"WWW-Authenticate": _BROWSER_CHALLENGE}
             scope[_FAILURE] = problem
             wait_s = self._failed.count(address)
             answer = self._too_many(address, problem, wait_s) if wait_s > 0 else problem

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Annotated
 
+import httpx
 from fastapi import Depends, Request
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -28,6 +29,7 @@ from mizzen.objects import ObjectStore, open_store
 _POOL = 25
 """Number of connections that are kept open. Up to twice as many can be opened, one per thread (`api.threads`)."""
 _AUTHENTICATION_POOL = 4
+_UI_ANSWERS_S = 120.0
 
 
 class ApiState:
@@ -53,6 +55,17 @@ class ApiState:
         """Returns the object store for the URL of a bucket; results are cached."""
         self.queue = published_queue.Newest()
         """The queue that the last scan published."""
+        ui = settings.temporal.ui_socket
+        self.temporal_ui = (
+            None
+            if ui is None
+            else httpx.AsyncClient(
+                transport=httpx.AsyncHTTPTransport(uds=str(ui)),
+                timeout=_UI_ANSWERS_S,
+                headers={"accept-encoding": "identity"},
+            )
+        )
+        """A client of the embedded Temporal's UI; None: there is none."""
         self._temporal: Client | None = None
         self._temporal_lock = asyncio.Lock()
 
@@ -75,6 +88,8 @@ class ApiState:
     async def aclose(self) -> None:
         """Ends all streams and closes the connections to Postgres."""
         await self.hub.aclose()
+        if self.temporal_ui is not None:
+            await self.temporal_ui.aclose()
         await self.refusals.aclose()
         self.threads.close()
         self.dispose()

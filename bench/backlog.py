@@ -38,7 +38,7 @@ from temporalio.client import Client as Temporal
 
 from bench import bare
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite
-from infra.config import TemporalSettings
+from infra.config import TemporalSettings, load_settings
 from infra.db.logs import Outbox
 from infra.db.models import Machine, Workload
 from infra.db.session import open_engine, transaction
@@ -120,21 +120,18 @@ class BacklogStack:
 
     def __init__(self, folder: Path, exit_: ExitStack, fleet: str = FLEET, machines: int = 1) -> None:
         """Starts the stack, and waits until its machines are ready. `fleet`: the text of a file with `machines`."""
-        names = ("port", "database-port", "temporal-port", "temporal-ui-port")
-        ports = {name: free_port() for name in names}
+        port = free_port()
         self.data = folder / "data"
         (folder / "fleet.yaml").write_text(fleet)
         command = [*dies_with_parent(), sys.executable, "-m", "server", "up", "--data-dir", str(self.data)]
-        command += ["--fleet", str(folder / "fleet.yaml")]
-        for name, port in ports.items():
-            command += [f"--{name}", str(port)]
+        command += ["--fleet", str(folder / "fleet.yaml"), "--port", str(port)]
         self._log = (folder / "up.log").open("w+")
         self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log, start_new_session=True)
         exit_.callback(self._stop)
-        self.url = f"http://127.0.0.1:{ports['port']}"
-        self.address = f"127.0.0.1:{ports['temporal-port']}"
+        self.url = f"http://127.0.0.1:{port}"
         self.until(lambda: "mizzen is up" in (folder / "up.log").read_text(), 120.0)
-        self.engine = open_engine(EmbeddedPostgres(self.data / "postgres", ports["database-port"]).url)
+        self.address = load_settings(self.data / "run" / "settings.yaml").temporal.address or ""
+        self.engine = open_engine(EmbeddedPostgres(self.data / "postgres").url)
         exit_.callback(self.engine.dispose)
         self.key = (self.data / "operator.key").read_text().strip()
         self.until(lambda: self.count(select(Machine.id).where(Machine.state == "ready")) == machines)

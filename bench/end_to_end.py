@@ -61,21 +61,15 @@ class EndToEndStack:
     """An embedded stack on a data folder, with the worker of the bare workflows."""
 
     def __init__(self, folder: Path) -> None:
-        ports = [free_port() for _ in range(4)]
-        self.settings = Settings(
-            data_dir=folder,
-            database_port=ports[0],
-            temporal=TemporalSettings(port=ports[1], ui_port=ports[2]),
-            api=ApiSettings(port=ports[3]),
-        )
-        self.embedded = EmbeddedStack(self.settings, FLEET, folder, lambda _: None)
+        settings = Settings(data_dir=folder, api=ApiSettings(port=free_port()))
+        self.embedded = EmbeddedStack(settings, FLEET, folder, lambda _: None)
         self.temporal: Temporal
         self.engine: Engine
 
     async def start(self) -> None:
         """Starts the stack, and waits for its machines."""
         await self.embedded.start()
-        address = f"127.0.0.1:{self.settings.temporal.port}"
+        address = self.embedded.settings.temporal.address or ""
         command = [*dies_with_parent(), sys.executable, "-m", "bench.bare", address]
         log = self.embedded.data_dir / "run" / "log" / "bare.log"
         await self.embedded.supervisor.start(Child("bare", command, log, signal.SIGTERM))

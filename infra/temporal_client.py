@@ -3,13 +3,17 @@
 import re
 
 from temporalio.client import Client
-from temporalio.runtime import Runtime, TelemetryConfig
-from temporalio.service import RPCError, RPCStatusCode, TLSConfig
+from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
+from temporalio.service import DnsLoadBalancingConfig, HttpConnectProxyConfig, RPCError, RPCStatusCode, TLSConfig
 
 from infra.config import TemporalSettings
 from infra.errors import ConfigurationError
 from infra.payloads import DATA_CONVERTER
 
+UI_PATH = "/temporal"
+"""Path of the embedded Temporal's UI below the URL of the API."""
+UNIX = "unix:"
+"""Start of the address of a Unix socket."""
 _REFUSED = re.compile(r'Status \{ code: (?:Unauthenticated|PermissionDenied), message: "((?:[^"\\]|\\.)*)"')
 """How the SDK words a refusal of the first call, for which it has no exception type of its own."""
 
@@ -49,8 +53,13 @@ def use_quiet_runtime() -> None:
     With thousands of agents these reports cost the service more than the agents' work. Must be called before the
     process connects; otherwise it has no effect.
     """
-    quiet = Runtime(telemetry=TelemetryConfig(), worker_heartbeat_interval=None)
-    Runtime.set_default(quiet, error_if_already_set=False)
+    Runtime.set_default(Runtime(telemetry=_telemetry(), worker_heartbeat_interval=None), error_if_already_set=False)
+
+
+def _telemetry() -> TelemetryConfig:
+    """Returns the SDK's default, without its warning at each connection that a Unix socket has no name in the DNS."""
+    default = TelemetryFilter(core_level="WARN", other_level="ERROR").formatted()
+    return TelemetryConfig(logging=LoggingConfig(f"{default},temporal_sdk_bridge::client=ERROR"))
 
 
 async def connect(settings: TemporalSettings) -> Client:
@@ -61,11 +70,16 @@ async def connect(settings: TemporalSettings) -> Client:
         RuntimeError: the service cannot be reached.
     """
     if settings.address is None:
-        raise ConfigurationError("temporal.address: is not set; must be host:port of a Temporal service")
+        raise ConfigurationError("temporal.address: is not set; must be host:port of a Temporal service, or unix:PATH")
+    is_socket = settings.address.startswith(UNIX)
+    Runtime.set_default(Runtime(telemetry=_telemetry()), error_if_already_set=False)
     return await Client.connect(
-        settings.address,
+        "127.0.0.1:7233" if is_socket else settings.address,
         namespace=settings.namespace,
         data_converter=DATA_CONVERTER,
         tls=tls_config(settings),
         api_key=settings.api_key,
+        # The SDK connects to a Unix socket only as the address of a proxy, for which it sends an HTTP request first.
+        http_connect_proxy_config=HttpConnectProxyConfig(target_host=settings.address) if is_socket else None,
+        dns_load_balancing_config=None if is_socket else DnsLoadBalancingConfig.default,
     )

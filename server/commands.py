@@ -94,9 +94,6 @@ def serve_command(work: Callable[[], Any]) -> None:
 @click.option("--fleet", type=FILE, help="YAML file with regions, clusters and machines.")
 @click.option("--host", help="Address on which the API listens (default: 127.0.0.1).")
 @click.option("--port", type=int, help="Port of the API (default: 8080).")
-@click.option("--database-port", type=int, help="Port of the embedded Postgres (default: 5433).")
-@click.option("--temporal-port", type=int, help="Port of the embedded Temporal server (default: 7233).")
-@click.option("--temporal-ui-port", type=int, help="Port of its UI (default: 8233).")
 @_forget_option
 def up(**options: Any) -> None:
     """Run the whole stack on this machine in the foreground; Ctrl-C saves workloads and stops the stack."""
@@ -108,8 +105,6 @@ def up(**options: Any) -> None:
         "data_dir": options["data_dir"],
         "fleet": options["fleet"],
         "api": {"host": options["host"], "port": options["port"]},
-        "database_port": options["database_port"],
-        "temporal": {"port": options["temporal_port"], "ui_port": options["temporal_ui_port"]},
     }
     forget = options["forget_unreadable_secrets"]
     serve_command(lambda: asyncio.run(run_up(_settings(options, **more), forget_unreadable_secrets=forget)))

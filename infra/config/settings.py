@@ -35,7 +35,6 @@ class Settings(Section):
     data_dir: Path = Path("mizzen-data")
     database: str | None = None
     """URL of an existing Postgres. None uses the embedded Postgres."""
-    database_port: int = 5433
     temporal: TemporalSettings = TemporalSettings()
     api: ApiSettings = ApiSettings()
     limits: LimitSettings = LimitSettings()

@@ -17,29 +17,31 @@ from temporalio.service import RPCError
 from infra import children
 from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap
 from infra.config import Settings
-from infra.config.section import Section
 from infra.db import events
 from infra.db.migrate import refuse_unknown
 from infra.db.session import open_engine, transaction
 from infra.errors import ConfigurationError, StackError
 from infra.files import write_private
 from infra.liveness_pipe import LivenessListener
-from infra.stack import leftovers, log_files, probes, temporal
+from infra.stack import closed_network, leftovers, log_files, probes, temporal
 from infra.stack.compilation import compile_loops
 from infra.stack.fleet import Fleet
 from infra.stack.liveness import Probe
 from infra.stack.lock import make_closed
 from infra.stack.machine_drain import launched_here, withdraw
-from infra.stack.ports import StackPorts
+from infra.stack.ports import StackPorts, free_port
 from infra.stack.postgres import EmbeddedPostgres
+from infra.stack.sockets import short_path
 from infra.stack.supervisor import Child, Supervisor, dies_with_parent
 from infra.stack.temporal_state import discard_unfinished
+from infra.temporal_client import UI_PATH, UNIX
 from infra.users import complete_environment
 
 _log = logging.getLogger(__name__)
 _STOP_MARGIN_S = 15.0
 _EVENT_TRIES = 30
 _SETTLES_S = 60.0
+_SOCKET, _UI_SOCKET = "temporal.sock", "temporal-ui.sock"
 Say = Callable[[str], None]
 T = TypeVar("T")
 
@@ -55,12 +57,14 @@ class EmbeddedStack:
         self._say = say
         self._forget_unreadable_secrets = forget_unreadable_secrets
         self.supervisor = Supervisor(settings.liveness, self._show_restart, self._parts_file)
-        self.postgres = EmbeddedPostgres(data_dir / "postgres", settings.database_port)
+        self.postgres = EmbeddedPostgres(data_dir / "postgres")
         self._own_postgres = settings.database is None
         self._own_temporal = settings.temporal.address is None
         self.settings = settings.model_copy(update={"data_dir": data_dir})
         self._ports = StackPorts(data_dir / "run" / "ports.json")
         self.operator_key = ""
+        self.why_open: str | None = None
+        """Why every process of this machine can connect to the embedded Temporal; None: only mizzen's user can."""
         self._rotating: asyncio.Task[None] | None = None
 
     # ----------------------------------------------------------------------------------------------------------- facts
@@ -73,7 +77,7 @@ class EmbeddedStack:
     @property
     def ui_url(self) -> str | None:
         """The URL of the embedded Temporal's UI; None if an existing Temporal service is used."""
-        return f"http://127.0.0.1:{self.settings.temporal.ui_port}" if self._own_temporal else None
+        return f"{self.api_url}{UI_PATH}" if self._own_temporal else None
 
     @property
     def database_url(self) -> str:
@@ -104,7 +108,7 @@ class EmbeddedStack:
             self._refuse_lost_database()
             self.postgres.clear_leftover()
         leftovers.end_recorded(self._parts_file)
-        self._take_ports()
+        self._take_port()
         binary = temporal.find_binary(self.settings.temporal) if self._own_temporal else None
         await compile_loops(self._say)
         if self._own_postgres:
@@ -119,6 +123,7 @@ class EmbeddedStack:
             await _until_done("postgres", partial(asyncio.to_thread, self._refuse_other_version))
         self._write_config()
         if binary is not None:
+            self.why_open = await asyncio.to_thread(closed_network.why_not)
             self._say("starting Temporal")
             await self.supervisor.start(self._temporal_child(binary))
             await _until_done("temporal", partial(temporal.set_retention, self.settings.temporal))
@@ -169,24 +174,17 @@ class EmbeddedStack:
         finally:
             engine.dispose()
 
-    def _take_ports(self) -> None:
-        """Replaces ports that are in use and that the user has not set by free ones, and says so."""
-        ports, settings = self._ports, self.settings
-
-        def take(setting: str, section: Section, field: str, host: str = "127.0.0.1") -> int:
-            return ports.take(setting, host, getattr(section, field), is_set=field in section.model_fields_set)
-
-        api_port = take("api.port (--port)", settings.api, "port", settings.api.host)
-        updates: dict[str, object] = {"api": settings.api.model_copy(update={"port": api_port})}
-        if self._own_postgres:
-            self.postgres.port = take("database_port (--database-port)", settings, "database_port")
+    def _take_port(self) -> None:
+        """Replaces the API's port, if it is in use and the user has not set it, by a free one, and says so."""
+        api = self.settings.api
+        port = self._ports.take("api.port (--port)", api.host, api.port, is_set="port" in api.model_fields_set)
+        updates: dict[str, object] = {"api": api.model_copy(update={"port": port})}
         if self._own_temporal:
-            port = take("temporal.port (--temporal-port)", settings.temporal, "port")
-            ui_port = take("temporal.ui_port (--temporal-ui-port)", settings.temporal, "ui_port")
-            own = {"address": f"127.0.0.1:{port}", "port": port, "ui_port": ui_port}
-            updates["temporal"] = settings.temporal.model_copy(update=own)
-        self.settings = settings.model_copy(update=updates)
-        for message in ports.replaced:
+            folder = short_path(self.config_file.parent)
+            own = {"address": f"{UNIX}{folder / _SOCKET}", "ui_socket": folder / _UI_SOCKET}
+            updates["temporal"] = self.settings.temporal.model_copy(update=own)
+        self.settings = self.settings.model_copy(update=updates)
+        for message in self._ports.replaced:
             self._say(message)
 
     def _write_config(self) -> None:
@@ -229,7 +227,12 @@ class EmbeddedStack:
 
     def _temporal_child(self, binary: Path) -> Child:
         state = self.data_dir / "temporal.db"
-        command = [*dies_with_parent(), *temporal.command(binary, state, self.settings.temporal)]
+        # In its own network all ports are free.
+        port, ui_port = (7233, 8233) if self.why_open is None else (free_port(), free_port())
+        server = temporal.command(binary, state, self.settings.temporal, port, ui_port)
+        sockets = {_SOCKET: port, _UI_SOCKET: ui_port}
+        closed = closed_network.command(self.config_file.parent, sockets, server, is_closed=self.why_open is None)
+        command = [*dies_with_parent(), *closed]
         health = probes.Health(self.settings.temporal)
         return Child(
             "temporal", command, self._log_file("temporal"), ready=health.ask, probes=[health.probe()], umask=0o077,

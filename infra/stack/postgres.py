@@ -24,11 +24,10 @@ import psycopg
 from infra.errors import StackError
 from infra.files import write_private
 from infra.stack import postgres_roles, postgres_user
+from infra.stack.sockets import short_path
 from infra.users import is_bare, user_name
 
 _SETTINGS = {
-    "listen_addresses": "127.0.0.1",
-    "unix_socket_directories": "",
     "max_connections": "200",
     "shared_buffers": "128MB",
     "password_encryption": "scram-sha-256",
@@ -45,17 +44,23 @@ _log = logging.getLogger(__name__)
 
 
 class EmbeddedPostgres:
-    """One database cluster in `folder`, which listens on 127.0.0.1 at `port` and has its own passwords."""
+    """One database cluster in `folder`, with its own passwords.
+
+    It listens on a Unix socket in its data folder, which only its user and root can enter, or on 127.0.0.1 at a port.
+    """
 
     def __init__(
         self,
         folder: Path,
-        port: int,
+        port: int | None = None,
         *,
         installed: Path | None = None,
         programs_cache: Path = postgres_user.PROGRAMS_CACHE,
     ) -> None:
-        """`installed` is the wheel's package folder. `programs_cache` is the `cache` of `postgres_user.programs`."""
+        """Starts nothing. `port`: None stands for the Unix socket.
+
+        `installed` is the wheel's package folder. `programs_cache` is the `cache` of `postgres_user.programs`.
+        """
         self.folder = folder.resolve()
         self.port = port
         self.data = self.folder / "data"
@@ -86,7 +91,10 @@ class EmbeddedPostgres:
 
     def _url(self, role: str, password_file: Path) -> str:
         """Returns the URL of the role's database, which has the same name as the role."""
-        return f"postgresql://{role}:{quote(self._password(password_file), safe='')}@127.0.0.1:{self.port}/{role}"
+        login = f"{role}:{quote(self._password(password_file), safe='')}"
+        if self.port is not None:
+            return f"postgresql://{login}@127.0.0.1:{self.port}/{role}"
+        return f"postgresql://{login}@/{role}?host={quote(str(short_path(self.data)), safe='')}"
 
     @staticmethod
     def _password(file: Path) -> str:
@@ -207,7 +215,9 @@ class EmbeddedPostgres:
         Raises:
             StackError: the programs cannot be made readable for the server's user.
         """
-        server = [str(self._program("postgres")), "-D", postgres_user.as_data_folder(self.data), "-p", str(self.port)]
+        # A relative path of a socket starts at the data folder.
+        where = ("-h", "", "-k", ".") if self.port is None else ("-h", "127.0.0.1", "-k", "", "-p", str(self.port))
+        server = [str(self._program("postgres")), "-D", postgres_user.as_data_folder(self.data), *where]
         return postgres_user.in_folder(self.data, [*postgres_user.as_server_user(), *server])
 
     def clear_leftover(self, timeout_s: float = 30.0) -> None:
@@ -295,9 +305,7 @@ class EmbeddedPostgres:
                 if process is not None and (process.poll() or 0) >= 0 and process.returncode is not None:
                     raise StackError(f"postgres: exited with code {process.returncode} at its start") from None
                 if time.monotonic() > deadline:
-                    raise StackError(
-                        f"postgres: no response on port {self.port} within {timeout_s:.0f} s: {error}"
-                    ) from None
+                    raise StackError(f"postgres: no response within {timeout_s:.0f} s: {error}") from None
                 time.sleep(0.05)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from temporalio.api.namespace.v1 import NamespaceConfig
 from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
-from temporalio.client import Client
 
 from domain.search_attributes import INTEGERS, KEYWORDS
 from infra.config import TemporalSettings
 from infra.errors import ConfigurationError, StackError
+from infra.temporal_client import UI_PATH, connect
 
 OLDEST_CLI = (1, 3)
 """The oldest version of the Temporal CLI whose dev server supports all options used here."""
@@ -88,25 +88,26 @@ def _checked(binary: Path, claimed: str | None) -> Path:
 
 async def set_retention(settings: TemporalSettings) -> None:
     """Sets the retention of closed workflows in the running dev server to `keep_closed_s`."""
-    client = await Client.connect(f"127.0.0.1:{settings.port}", namespace=settings.namespace)
+    client = await connect(settings)
     config = NamespaceConfig()
     config.workflow_execution_retention_ttl.FromTimedelta(timedelta(seconds=settings.keep_closed_s))
     request = UpdateNamespaceRequest(namespace=settings.namespace, config=config)
     await client.workflow_service.update_namespace(request, retry=True)
 
 
-def command(binary: Path, state: Path, settings: TemporalSettings) -> list[str]:
+def command(binary: Path, state: Path, settings: TemporalSettings, port: int, ui_port: int | None = None) -> list[str]:
     """Returns the command line of a dev server that listens only on 127.0.0.1 and stores its data in the file `state`.
 
-    SQLite's write-ahead log makes it several times as fast as the default journal mode.
+    `ui_port`: None stands for no UI. The UI's URLs start with `UI_PATH`. SQLite's write-ahead log makes it several
+    times as fast as the default journal mode.
     """
     out = [
-        str(binary), "server", "start-dev", "--ip", "127.0.0.1", "--port", str(settings.port), "--ui-port",
-        str(settings.ui_port), "--db-filename", str(state), "--sqlite-pragma", "journal_mode=WAL", "--sqlite-pragma",
-        f"synchronous={2 if settings.sync_commits else 1}", "--log-level", "error", "--ui-disable-news-fetch",
-        "--namespace", settings.namespace,
+        str(binary), "server", "start-dev", "--ip", "127.0.0.1", "--port", str(port), "--db-filename", str(state),
+        "--sqlite-pragma", "journal_mode=WAL", "--sqlite-pragma", f"synchronous={2 if settings.sync_commits else 1}",
+        "--log-level", "error", "--ui-disable-news-fetch", "--namespace", settings.namespace,
     ]  # fmt: skip
     out += DYNAMIC_CONFIG
+    out += ["--headless"] if ui_port is None else ["--ui-port", str(ui_port), "--ui-public-path", UI_PATH]
     for name in KEYWORDS:
         out += ["--search-attribute", f"{name}=Keyword"]
     for name in INTEGERS:

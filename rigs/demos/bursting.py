@@ -17,6 +17,7 @@ import yaml
 
 from capacity.providers.trace.cloud import Cloud
 from capacity.providers.trace.settings import TraceProviderSettings
+from infra.stack.sockets import short_path
 from tests.capacity.ec2 import Ec2, ec2
 from tests.capacity.moto_host import MotoHost
 from tests.stack.harness import Up, processes_of, wait_until
@@ -42,7 +43,7 @@ SPOT: dict[str, Any] = {
 }
 
 
-def settings(region: Ec2, temporal_port: int, agents: Path) -> str:
+def settings(region: Ec2, temporal: str, agents: Path) -> str:
     """Returns the installation's settings as YAML; `agents` is the settings file of agents on EC2."""
     aws = {
         "kind": "ec2",
@@ -53,7 +54,7 @@ def settings(region: Ec2, temporal_port: int, agents: Path) -> str:
         "machine_types": {"p4d.24xlarge": {**SHAPE, "usd_per_h": 4}},
         "kinds": ["on_demand"],
         "image": "ami-03cf127a",
-        "agent": f'mizzen agent --config {agents} --temporal 127.0.0.1:{temporal_port} --ports "$PORTS"',
+        "agent": f'mizzen agent --config {agents} --temporal {temporal} --ports "$PORTS"',
         "start_s": 5,
     }
     body = {
@@ -69,9 +70,10 @@ def installation(folder: Path) -> Iterator[tuple[Up, Ec2]]:
     with ec2() as region:
         up = Up(folder, FLEET)
         config = folder / "config.yaml"
+        temporal = f"unix:{short_path(up.data / 'run') / 'temporal.sock'}"
         # As in the stack's own settings: tasks must be able to read the gate file in the folder of the test.
         (folder / "agents.yaml").write_text("tasks: {separate_tenants: false, private_tmp: false}\n")
-        config.write_text(config.read_text() + settings(region, up.ports["temporal-port"], folder / "agents.yaml"))
+        config.write_text(config.read_text() + settings(region, temporal, folder / "agents.yaml"))
         host = MotoHost(region, folder / "ec2")
         host.start()
         try:

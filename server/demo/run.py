@@ -14,7 +14,7 @@ from sqlalchemy import Engine, select
 
 from agent.fleet import power_off
 from infra import children
-from infra.config import ApiSettings, Settings, TemporalSettings
+from infra.config import ApiSettings, Settings
 from infra.db.models import Allocation, Attempt, Workload
 from infra.db.session import open_engine, transaction
 from infra.errors import MizzenError
@@ -39,12 +39,9 @@ class DemoFailed(MizzenError):
 
 
 def _settings(data_dir: Path) -> Settings:
-    ports = [free_port() for _ in range(4)]
     return Settings(
         data_dir=data_dir,
-        database_port=ports[0],
-        temporal=TemporalSettings(port=ports[1], ui_port=ports[2]),
-        api=ApiSettings(port=ports[3]),
+        api=ApiSettings(port=free_port()),
         scheduler=scenario.SCHEDULER,
         lifecycle=scenario.LIFECYCLE,
     )

@@ -37,14 +37,14 @@ class Temporal:
     """A dev server with its state in a file that is killed and restarted."""
 
     def __init__(self, folder: Path) -> None:
-        self.settings = TemporalSettings(port=free_port(), ui_port=free_port())
-        self.address = f"127.0.0.1:{self.settings.port}"
+        self.settings, self._port = TemporalSettings(), free_port()
+        self.address = f"127.0.0.1:{self._port}"
         self._state = folder / "temporal.db"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Starts the server, which responds about a second later."""
-        what = command(find_binary(self.settings), self._state, self.settings)
+        what = command(find_binary(self.settings), self._state, self.settings, self._port)
         self._process = subprocess.Popen(what, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def kill(self, *, forgets: bool = False) -> None:

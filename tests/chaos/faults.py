@@ -218,7 +218,7 @@ class Faults:
 
     def _award_error(self, fault: Fault) -> End:
         """Lets award transactions fail with an SQLSTATE of one class."""
-        url = EmbeddedPostgres(self._up.data / "postgres", self._up.ports["database-port"]).url
+        url = EmbeddedPostgres(self._up.data / "postgres").url
         states = sorted(CLASSES)
         with contextlib.suppress(psycopg.Error):  # Postgres is killed, stopped or starting.
             begin_failing(url, "attempt", states[int(fault.draw * len(states))], when="tg_op = 'INSERT'")

@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx
 
-from infra.config import TemporalSettings
 from server.agents import machine_state_dir
 from tests.chaos.faults import BLACKOUT_S, now_s
 from tests.chaos.observed import Observed, Order, Owned, QueueSample
@@ -52,7 +51,7 @@ class Users:
         """Held while an owner has a machine or some of its GPUs, because `mizzen lend` lends all of it."""
         key = (up.data / "operator.key").read_text().strip()
         limits = httpx.Limits(max_connections=64)
-        api = f"http://127.0.0.1:{up.ports['port']}"
+        api = f"http://127.0.0.1:{up.port}"
         self._metrics = f"{api}/metrics"
         self._http = httpx.Client(base_url=f"{api}/v1", headers={"authorization": f"Bearer {key}"}, limits=limits)
         self.asked: list[str] = []
@@ -258,8 +257,7 @@ class Users:
 
     def _idle_machine(self, what: Request) -> None:
         """Runs a lent machine that accepts every request and starts nothing."""
-        temporal = TemporalSettings(address=f"127.0.0.1:{self._up.ports['temporal-port']}")
-        with idler(temporal, IDLE, FLEET_GPUS, "a100"):
+        with idler(self._up.temporal, IDLE, FLEET_GPUS, "a100"):
             time.sleep(2 * what.lasts_s)
         self.asked.append(what.kind)
 

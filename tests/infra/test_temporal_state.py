@@ -21,12 +21,13 @@ from infra.stack.temporal_state import discard_unfinished
 
 
 def _settings() -> TemporalSettings:
-    port = free_port()
-    return TemporalSettings(port=port, ui_port=free_port(), address=f"127.0.0.1:{port}")
+    return TemporalSettings(address=f"127.0.0.1:{free_port()}")
 
 
 def _command(state: Path, settings: TemporalSettings) -> list[str]:
-    return temporal.command(temporal.find_binary(settings), state, settings)
+    assert settings.address is not None
+    port = int(settings.address.partition(":")[2])
+    return temporal.command(temporal.find_binary(settings), state, settings, port)
 
 
 def _namespaces(state: Path) -> list[str]:

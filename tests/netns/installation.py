@@ -109,9 +109,10 @@ class Installation:
         self._spawn("core", "postgres", postgres.command())
         # The services of the Temporal dev server connect to each other on loopback only. The server therefore listens
         # on loopback, and a gate forwards its port to the network.
-        settings = TemporalSettings(port=TEMPORAL_PORT, ui_port=UI_PORT)
+        settings = TemporalSettings()
         state = self._folder / "temporal.db"
-        self._spawn("core", "temporal", temporal.command(temporal.find_binary(settings), state, settings))
+        server = temporal.command(temporal.find_binary(settings), state, settings, TEMPORAL_PORT)
+        self._spawn("core", "temporal", server)
         address = self.network.address("core")
         inside = [sys.executable, "-m", "tests.netns.inside"]
         self._spawn("core", "gate", [*inside, "gate", address, str(TEMPORAL_PORT)])

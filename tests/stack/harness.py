@@ -16,6 +16,7 @@ import yaml
 
 from agent.fleet import power_off
 from domain.machine_code import folder_of
+from infra.config import TemporalSettings, load_settings
 from infra.stack.fleet import DEFAULT_FLEET
 from infra.stack.ports import free_port
 from mizzen.client import Client
@@ -121,7 +122,7 @@ class Up:
         self.machines = sum(m.get("count", 1) for r in regions for c in r["clusters"] for m in c["machines"])
         self.existing = existing
         self.data = folder / "data"
-        self.ports = {name: free_port() for name in ("port", "database-port", "temporal-port", "temporal-ui-port")}
+        self.port, self.sets_port = free_port(), True
         (folder / "fleet.yaml").write_text(fleet)
         (folder / "config.yaml").write_text(CONFIG.format(lost_s=lost_s) + settings)
         self.bin, self.cwd, self.environment = Path(sys.executable).parent, ROOT, dict[str, str]()
@@ -132,8 +133,7 @@ class Up:
         """Returns the command line of `mizzen up`."""
         out = [str(self.bin / "mizzen"), "up", "--data-dir", str(self.data)]
         out += ["--fleet", str(self.folder / "fleet.yaml"), "--config", str(self.folder / "config.yaml")]
-        for name, port in self.ports.items():
-            out += [f"--{name}", str(port)]
+        out += ["--port", str(self.port)] if self.sets_port else []
         for name, value in self.existing.items():
             out += [f"--{name}", value]
         return out
@@ -176,8 +176,13 @@ class Up:
         """Returns a client with the operator's key."""
         if self._client is None:
             key = (self.data / "operator.key").read_text().strip()
-            self._client = Client(f"http://127.0.0.1:{self.ports['port']}", key)
+            self._client = Client(f"http://127.0.0.1:{self.port}", key)
         return self._client
+
+    @property
+    def temporal(self) -> TemporalSettings:
+        """How to connect to the stack's Temporal."""
+        return load_settings(self.data / "run" / "settings.yaml").temporal
 
     def takes_work(self, machine: str) -> bool:
         """Returns whether a machine is ready and not cordoned."""
@@ -307,7 +312,7 @@ class BareUp(Up):
     def __init__(self, folder: Path, fleet: str | None = FLEET, lost_s: int = 15, settings: str = "") -> None:
         super().__init__(folder, fleet, lost_s, settings)
         self.cwd = folder
-        self.ports.clear()
+        self.sets_port = False
 
     def command(self) -> list[str]:
         """Returns the command line that becomes the user and then `mizzen up`."""
@@ -328,11 +333,6 @@ class BareUp(Up):
         for path in (self.folder, *self.folder.rglob("*")):
             os.chown(path, BARE_UID, BARE_UID, follow_symlinks=False)
         super().start(machines=False, timeout_s=timeout_s)
-        self.ports["port"] = self.taken_ports()["api.port (--port)"]
+        self.port = json.loads((self.data / "run" / "ports.json").read_text())["api.port (--port)"]
         if machines:
             self.await_machines()
-
-    def taken_ports(self) -> dict[str, int]:
-        """Returns the ports that the stack has taken, by setting."""
-        taken: dict[str, int] = json.loads((self.data / "run" / "ports.json").read_text())
-        return taken

@@ -22,7 +22,7 @@ def removes_silent(up: Up, waiting: str, silent: str, other: str) -> None:
     wait_until(lambda: codes() == {silent: "region_silent", other: "insufficient_capacity"}, "`why` names the region")
     states = {region["name"]: region["state"] for region in client.regions()}
     assert (states[other], states[silent]) == ("answering", "silent")
-    with urllib.request.urlopen(f"http://127.0.0.1:{up.ports['port']}/metrics") as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{up.port}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     (line,) = [one for one in lines if f'region="{silent}",state="silent"' in one]
     assert line.startswith("mizzen_region_silent_seconds{") and float(line.split()[-1]) > 0

@@ -31,7 +31,7 @@ def test_a_region_of_an_earlier_fleet_file_is_named_and_can_be_removed(tmp_path:
     finally:
         old.close()
     up = Up(tmp_path, _FLEET.format(name="new"))
-    up.ports = old.ports
+    up.port = old.port
     try:
         up.start()
         client, gate = up.client(), tmp_path / "gate"

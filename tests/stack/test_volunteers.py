@@ -141,7 +141,7 @@ def test_a_volunteers_machine_runs_what_names_its_kind(shared: Up, tmp_path: Pat
         willing = str(operator.submit({**document, "name": "willing", "capacity": ["voluntary"]})["id"])
         wait_until(lambda: shared.phase(willing) == "running", "the willing workload runs")
         assert shared.machines_of(willing) == [MACHINE]
-        with Client(f"http://127.0.0.1:{shared.ports['port']}", made["key"]) as owner:
+        with Client(f"http://127.0.0.1:{shared.port}", made["key"]) as owner:
             seen = owner.machine_lending(MACHINE)
             assert [(one["workload"], one["tenant"]) for one in seen["running"]] == [(willing, "t")]
             with pytest.raises(ClientError, match="the key has the role machine"):
