@@ -104,6 +104,8 @@ class AgentConfig(BaseModel):
     instance: str = ""
     """Id of the machine's instance, if mizzen launched the machine."""
     join_token: str = ""
+    machine_key: str = ""
+    """The API key with which an agent of `agent.fleet` connects; empty: that of the settings."""
     """Token that the instance was launched with, if mizzen launched the machine."""
     max_archive_bytes: int = Field(1 << 30, gt=0)
     """Maximum size of an uploaded working directory's archive, compressed."""

@@ -193,7 +193,8 @@ def _start(child: _Child, temporal: TemporalSettings) -> None:
         os.setpgid(0, 0)  # Ctrl-C then reaches only the parent, which forwards it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         if os.getppid() == parent:
-            run_agent(child.config, temporal, LivenessReporter(child.listener.writing))
+            own = {"api_key": child.config.machine_key} if child.config.machine_key else {}
+            run_agent(child.config, temporal.model_copy(update=own), LivenessReporter(child.listener.writing))
         code = 0
     except BaseException:
         _log.exception("agent of %s", child.config.machine)

@@ -225,7 +225,9 @@ def _save_config(state: StateFolder, config: AgentConfig) -> None:
     """Stores the configuration for `agent.lending.emergency_reclaim`. The agent also runs if the disk is full."""
     shown = config.model_copy(update={"state_dir": state.path})
     try:
-        records.write_durably(str(state.path / CONFIG), shown.model_dump_json(exclude={"join_token"}).encode())
+        records.write_durably(
+            str(state.path / CONFIG), shown.model_dump_json(exclude={"join_token", "machine_key"}).encode()
+        )
     except OSError as error:
         _log.warning("%s: cannot be written: %s", state.path / CONFIG, error)
 

@@ -1,7 +1,8 @@
 """Authentication by API key and authorisation by role and tenant.
 
 The key of a request under `/v1` or `/temporal` is looked up by its hash before the rest of the request is read.
-Endpoints then require a role with `Balancer`, `Viewer`, `Submitter` or `Operator`. An endpoint that requires no role still needs a valid key.
+Endpoints then require a role with `Balancer`, `Viewer`, `Submitter` or `Operator`. An endpoint that requires no role
+still needs a valid key.
 """
 
 import base64
@@ -171,8 +172,8 @@ def login_failure_of(scope: Scope) -> LoginFailed | None:
 
 
 class Authentication:
-    """ASGI middleware: looks up the key of a request under `/v1` or `/temporal`. Without one, no endpoint is called, and
-    no body is read.
+    """ASGI middleware: a request under `/v1` or `/temporal` needs a valid key before an endpoint is called or a body is
+    read.
 
     Keys are looked up in the threads of `threads.authentication` and with `engine`, which have no other use, so that
     slow requests do not block logins. An address with too many failed logins gets 429 for each further failure.

@@ -46,6 +46,8 @@ class LaunchRequest:
     """The URL of the region's bucket."""
     join_token: str
     """The token that the agent must present in its first hello. A secret."""
+    machine_key: str
+    """The API key with which the agent may use the gateway to Temporal. A secret."""
 
 
 @dataclass(frozen=True)

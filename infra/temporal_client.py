@@ -1,6 +1,7 @@
 """Connects to Temporal with the configured TLS files and API key, and with mizzen's data converter."""
 
 import re
+from ipaddress import ip_address
 
 from temporalio.client import Client
 from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
@@ -27,8 +28,19 @@ def refusal(error: BaseException) -> str | None:
     return None if found is None else re.sub(r"\\(.)", r"\1", found[1])
 
 
+def is_loopback(address: str) -> bool:
+    """Returns whether an address `host:port` is one of this machine's loopback interface."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def tls_config(settings: TemporalSettings) -> TLSConfig | bool:
     """Returns the TLS argument of the client: False, True (the system's root certificates), or certificates.
+
+    An API key implies TLS, except on the loopback interface.
 
     Raises:
         ConfigurationError: a certificate file cannot be read, or only one of certificate and key is configured.
@@ -36,7 +48,7 @@ def tls_config(settings: TemporalSettings) -> TLSConfig | bool:
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise ConfigurationError("temporal.tls_cert and temporal.tls_key go together: set both or neither")
     if settings.tls_ca is None and settings.tls_cert is None:
-        return settings.tls or settings.api_key is not None
+        return settings.tls or (settings.api_key is not None and not is_loopback(settings.address or ""))
     try:
         return TLSConfig(
             server_root_ca_cert=settings.tls_ca.read_bytes() if settings.tls_ca else None,

@@ -1,5 +1,6 @@
 """Starts agents: one for this machine, or one for each machine in a fleet file."""
 
+import json
 import logging
 import os
 import socket
@@ -20,7 +21,8 @@ from domain.units import parse_size_bytes
 from infra.config import Settings
 from infra.errors import ConfigurationError
 from infra.machine_shape import MachineShape
-from infra.stack.fleet import load_fleet
+from infra.stack.embedded import MACHINE_KEYS
+from infra.stack.fleet import Fleet, load_fleet
 from infra.users import user_name
 
 _log = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
     make_folder(settings.data_dir / "machines")
     separate = _tenant_uids(settings, settings.data_dir / "machines")
     buckets = {r.name: fleet.bucket_url(r, settings.data_dir) for r in fleet.regions}
+    keys: dict[str, str] = json.loads((settings.data_dir / MACHINE_KEYS).read_text())
     configs = []
     for number, machine in enumerate(fleet.machines()):
         entry = machine["entry"]
@@ -58,6 +61,7 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
                 bucket_url=buckets[machine["region"]],
                 run_as=entry.run_as,
                 owner=entry.owner,
+                machine_key=keys[machine["id"]],
                 **_task_options(settings, None if entry.run_as else separate),
             )
         )
@@ -81,6 +85,7 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
                         notice_file=cloud.notice_file(one.instance.native_id),
                         instance=one.instance.token,
                         join_token=one.join_token,
+                        machine_key=one.machine_key,
                         **_task_options(settings, separate),
                     )
                 )
@@ -197,6 +202,12 @@ def _tenant_uids(settings: Settings, folder: Path) -> tuple[int, int] | None:
         return settings.tasks.first_uid, settings.tasks.uids
     _log.warning("%s", shared)
     return None
+
+
+def why_users_are_shared(settings: Settings, fleet: Fleet, data_dir: Path) -> str | None:
+    """Returns `why_shared` for the machines of a fleet without a user for tasks (`run_as`); None: users are separate."""
+    own = [machine for machine in fleet.machines() if machine["entry"].run_as is None]
+    return why_shared(settings, data_dir / "machines") if own else None
 
 
 def why_shared(settings: Settings, folder: Path) -> str | None:

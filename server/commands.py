@@ -37,7 +37,7 @@ def _connection_options(command: F) -> F:
     options = (
         click.option("--config", type=FILE, help="YAML file with settings."),
         click.option("--database", metavar="URL", help="An existing Postgres, instead of the embedded one."),
-        click.option("--temporal", metavar="ADDRESS", help="host:port of an existing Temporal service."),
+        click.option("--temporal", metavar="ADDRESS", help="host:port of an existing Temporal service, or unix:PATH."),
         click.option("--temporal-namespace", metavar="NAME", help="Temporal namespace (default: default)."),
         click.option("--temporal-tls/--no-temporal-tls", default=None, help="TLS to Temporal."),
         click.option("--temporal-ca", type=click.Path(path_type=Path), help="CA certificate of Temporal's server."),
@@ -94,6 +94,7 @@ def serve_command(work: Callable[[], Any]) -> None:
 @click.option("--fleet", type=FILE, help="YAML file with regions, clusters and machines.")
 @click.option("--host", help="Address on which the API listens (default: 127.0.0.1).")
 @click.option("--port", type=int, help="Port of the API (default: 8080).")
+@click.option("--trust-tenants", is_flag=True, help="Allow several tenants where their tasks cannot be separated.")
 @_forget_option
 def up(**options: Any) -> None:
     """Run the whole stack on this machine in the foreground; Ctrl-C saves workloads and stops the stack."""
@@ -105,6 +106,7 @@ def up(**options: Any) -> None:
         "data_dir": options["data_dir"],
         "fleet": options["fleet"],
         "api": {"host": options["host"], "port": options["port"]},
+        "trust_tenants": options["trust_tenants"] or None,
     }
     forget = options["forget_unreadable_secrets"]
     serve_command(lambda: asyncio.run(run_up(_settings(options, **more), forget_unreadable_secrets=forget)))
@@ -186,32 +188,35 @@ def agent(**options: Any) -> None:
 @click.command()
 @_connection_options
 @click.option("--listen", required=True, metavar="HOST:PORT", help="Address for agents, such as 0.0.0.0:7443.")
-@click.option("--tls-cert", type=FILE, required=True, help="PEM file with the certificate chain of this address.")
-@click.option("--tls-key", type=FILE, required=True, help="PEM file with the certificate's private key.")
+@click.option("--tls-cert", type=FILE, help="PEM file with the certificate chain; not needed on a loopback address.")
+@click.option("--tls-key", type=FILE, help="PEM file with the certificate's private key.")
 @click.option(
     "--connections-per-address", type=click.IntRange(min=1), default=1000, show_default=True,
     help="Most connections of one client address (IPv6: one /64 network).",
 )  # fmt: skip
 @click.option("--metrics", metavar="[HOST]:PORT", help="Serve metrics for Prometheus; without HOST, on 127.0.0.1.")
 def gateway(
-    listen: str, tls_cert: Path, tls_key: Path, connections_per_address: int, metrics: str | None, **options: Any
+    listen: str,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    connections_per_address: int,
+    metrics: str | None,
+    **options: Any,
 ) -> None:
     """Run the gateway to Temporal for agents with keys of the role `machine`."""
-    try:
-        from proxies.gateway.gateway_server import Certificate, run_gateway
-    except ModuleNotFoundError as error:
-        if error.name != "grpc":
-            raise
-        raise click.ClickException("the gateway needs grpcio: pip install 'mizzen-server[gateway]'") from None
-
+    if (tls_cert is None) != (tls_key is None):
+        raise click.UsageError("--tls-cert and --tls-key go together: give both or neither")
     from infra.addresses import parse_address
+
+    with loading():
+        from proxies.gateway.gateway_server import Certificate, run_gateway
 
     log_to_stderr()
     run_command(
         lambda: run_gateway(
             _settings(options),
             listen,
-            Certificate(tls_cert, tls_key),
+            Certificate(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None,
             connections_per_address=connections_per_address,
             metrics=None if metrics is None else parse_address(metrics, default_host="127.0.0.1"),
         )

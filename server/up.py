@@ -4,14 +4,10 @@ import asyncio
 import contextlib
 
 import click
-from sqlalchemy import func, select
-from sqlalchemy.exc import SQLAlchemyError
 
 from capacity.providers.registry import check_providers
 from infra.bootstrap import OPERATOR_KEY_FILE
 from infra.config import Settings
-from infra.db.session import open_engine, transaction
-from infra.db.tenants import Tenant
 from infra.errors import ConfigurationError
 from infra.process_exit import stop_signals
 from infra.stack.embedded import EmbeddedStack
@@ -19,9 +15,7 @@ from infra.stack.fleet import Fleet, load_fleet
 from infra.stack.lock import data_folder
 from mizzen.cli.formats import plural
 from mizzen.objects.store import check_url
-from server.agents import why_shared
-
-_ANSWERS_S = 5.0
+from server.agents import why_users_are_shared
 
 
 def _say(line: str) -> None:
@@ -49,7 +43,14 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
     for number in stop_signals():
         loop.add_signal_handler(number, asked)
     with data_folder(settings.data_dir) as folder:
-        stack = EmbeddedStack(settings, fleet, folder, _say, forget_unreadable_secrets=forget_unreadable_secrets)
+        stack = EmbeddedStack(
+            settings,
+            fleet,
+            folder,
+            _say,
+            forget_unreadable_secrets=forget_unreadable_secrets,
+            why_shared=why_users_are_shared(settings, fleet, folder),
+        )
         starting = asyncio.create_task(stack.start())
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(stack.supervisor.until_failed())
@@ -57,7 +58,7 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
             await asyncio.wait({starting, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
-                _show(stack, await _warning_of_sharing(stack))
+                _show(stack)
                 await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
                 _say("stopping: workloads save checkpoints")
             if failed.done():
@@ -81,7 +82,7 @@ def _check_stores(fleet: Fleet) -> None:
                     raise ConfigurationError(f"cluster {region.name}/{cluster.name}: store_url: {error}") from None
 
 
-def _show(stack: EmbeddedStack, warning: str | None) -> None:
+def _show(stack: EmbeddedStack) -> None:
     key_file = stack.data_dir / OPERATOR_KEY_FILE
     machines = stack.fleet.machines()
     _say(f"mizzen is up: {plural(len(stack.fleet.regions), 'region')}, {plural(len(machines), 'machine')}")
@@ -89,31 +90,5 @@ def _show(stack: EmbeddedStack, warning: str | None) -> None:
     if stack.ui_url:
         _say(f"  Temporal   {stack.ui_url}")
     _say(f"  logs       {stack.data_dir / 'run' / 'log'}")
-    if warning is not None:
-        _say(f"WARNING: {warning}")
     _say(f"  first use  mizzen login {stack.api_url} --key - < {key_file}")
     _say("Ctrl-C saves workloads and stops mizzen; they continue at the next `mizzen up` with the same folder.")
-
-
-async def _warning_of_sharing(stack: EmbeddedStack) -> str | None:
-    """Returns a warning if there are several tenants and their tasks run as the same user; None otherwise."""
-    own = [machine["entry"] for machine in stack.fleet.machines() if machine["entry"].run_as is None]
-    shared = why_shared(stack.settings, stack.data_dir / "machines") if own else None
-    if shared is None:
-        return None
-    try:
-        # A failure of this query must not stop the stack: the database may be killed or hang at any time.
-        async with asyncio.timeout(_ANSWERS_S):
-            tenants = await asyncio.to_thread(_tenants, stack.database_url)
-    except (SQLAlchemyError, TimeoutError):
-        return f"the number of tenants is unknown, the database does not respond; if there are several, {shared}"
-    return f"{tenants} tenants: {shared}" if tenants > 1 else None
-
-
-def _tenants(database_url: str) -> int:
-    engine = open_engine(database_url, pool_size=1)
-    try:
-        with transaction(engine) as session:
-            return session.scalar(select(func.count()).select_from(Tenant)) or 0
-    finally:
-        engine.dispose()

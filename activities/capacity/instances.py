@@ -29,6 +29,7 @@ from infra.db.capacity import InstanceRow, LaunchRefusal
 from infra.db.drains import drain
 from infra.db.models import Allocation, Machine, Region
 from infra.db.session import transaction
+from infra.machine_keys import drop_machine_key, put_machine_key
 
 _BY = "mizzen"
 _AT_ONCE = 8
@@ -103,6 +104,8 @@ class InstanceActivities:
                 row.ending = row.ending or reason
             if phase is InstancePhase.GONE:
                 row.gone_at = func.now()
+                launched = machine_id(row.region, row.cluster, row.id)
+                drop_machine_key(session, self._settings.master_key_path, launched, row.id)
                 machine = row.machine and session.get(Machine, row.machine, with_for_update=True)
                 if machine and machine.state != "lost":
                     lose(session, machine)
@@ -162,7 +165,9 @@ class InstanceActivities:
         offer = Offer(row.provider, row.region, row.zone, CapacityKind(row.kind), shape, row.usd_per_h, 0.0)
         machine = machine_id(row.region, row.cluster, row.id)
         bucket_url = session.get_one(Region, row.region).bucket_url
-        return LaunchRequest(row.id, machine, offer, bucket_url, join_token(self._settings.master_key_path, row.id))
+        master_key = self._settings.master_key_path
+        key = put_machine_key(session, master_key, machine, row.id)
+        return LaunchRequest(row.id, machine, offer, bucket_url, join_token(master_key, row.id), key)
 
     def _reason(self, session: Session, row: InstanceRow, phase: InstancePhase, because: str) -> dict[str, Any]:
         if row.ending is not None and phase in (InstancePhase.DRAINING, InstancePhase.GONE):

@@ -87,6 +87,7 @@ def put_tenant(name: Name, body: TenantBody, state: StateOf, caller: Operator) -
         row = session.get(Tenant, name, with_for_update=True)
         action = "tenant.change"
         if row is None:
+            _refuse_second(session, state.settings.api.one_tenant)
             row = Tenant(name=name)
             session.add(row)
             action = "tenant.create"
@@ -120,6 +121,17 @@ def delete_tenant(name: str, state: StateOf, caller: Operator) -> Response:
         write_audit(session, caller, "tenant.delete", name, tenant=name)
         outbox.wake_scheduler(session)
     return Response(status_code=204)
+
+
+def _refuse_second(session: Session, why: str | None) -> None:
+    """Raises 409 if tenants cannot be separated and there is one already. `why` is `ApiSettings.one_tenant`."""
+    if why is None:
+        return
+    session.execute(text("lock table tenant in share row exclusive mode"))  # Two requests must not both find none.
+    other = session.scalar(select(Tenant.name).limit(1))
+    if other is not None:
+        detail = f"a second tenant beside {other} is refused: {why}"
+        raise HttpProblem(ProblemType.CONFLICT, f"{detail}; if tenants trust each other: mizzen up --trust-tenants")
 
 
 def _find(session: Session, name: str) -> Tenant:

@@ -35,6 +35,8 @@ class ApiSettings(Section):
 
     host: str = "127.0.0.1"
     port: int = 8080
+    one_tenant: str | None = None
+    """Why the API refuses a second tenant; None: it does not. `mizzen up` sets it where it cannot separate tasks."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` headers are trusted. Without
     trusted proxies, a client's address is that of its connection."""

@@ -50,6 +50,8 @@ class Settings(Section):
     """Providers of machines, by a name that the operator chooses. Each has a `kind` and the settings of that kind
     (docs/providers.md)."""
     tasks: TaskSettings = TaskSettings()
+    trust_tenants: bool = False
+    """Whether `mizzen up` may have several tenants where it cannot separate their tasks from each other."""
     tetris: TetrisSettings = TetrisSettings()
     liveness: LivenessSettings = LivenessSettings()
     logs: LogSettings = LogSettings()

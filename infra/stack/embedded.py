@@ -10,19 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, func, select
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from temporalio.service import RPCError
 
 from infra import children
 from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap
-from infra.config import Settings
+from infra.config import Settings, TemporalSettings
 from infra.db import events
 from infra.db.migrate import refuse_unknown
 from infra.db.session import open_engine, transaction
+from infra.db.tenants import Tenant
 from infra.errors import ConfigurationError, StackError
 from infra.files import write_private
 from infra.liveness_pipe import LivenessListener
+from infra.machine_keys import put_machine_key
 from infra.stack import closed_network, leftovers, log_files, probes, temporal
 from infra.stack.compilation import compile_loops
 from infra.stack.fleet import Fleet
@@ -41,6 +43,8 @@ _log = logging.getLogger(__name__)
 _STOP_MARGIN_S = 15.0
 _EVENT_TRIES = 30
 _SETTLES_S = 60.0
+MACHINE_KEYS = "run/machine-keys.json"
+"""File in the data folder with the API key of each machine of the fleet."""
 _SOCKET, _UI_SOCKET = "temporal.sock", "temporal-ui.sock"
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -50,8 +54,16 @@ class EmbeddedStack:
     """Starts and stops the stack. `data_dir` must be locked by the caller (`infra.stack.lock`)."""
 
     def __init__(
-        self, settings: Settings, fleet: Fleet, data_dir: Path, say: Say, *, forget_unreadable_secrets: bool = False
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        data_dir: Path,
+        say: Say,
+        *,
+        forget_unreadable_secrets: bool = False,
+        why_shared: str | None = None,
     ) -> None:
+        """`why_shared`: why tasks of all tenants run as the same user; None: they do not."""
         self.fleet = fleet
         self.data_dir = data_dir
         self._say = say
@@ -63,8 +75,10 @@ class EmbeddedStack:
         self.settings = settings.model_copy(update={"data_dir": data_dir})
         self._ports = StackPorts(data_dir / "run" / "ports.json")
         self.operator_key = ""
-        self.why_open: str | None = None
+        self._why_shared = why_shared
+        self._why_open: str | None = None
         """Why every process of this machine can connect to the embedded Temporal; None: only mizzen's user can."""
+        self._gateway_address = f"127.0.0.1:{free_port()}"
         self._rotating: asyncio.Task[None] | None = None
 
     # ----------------------------------------------------------------------------------------------------------- facts
@@ -83,6 +97,13 @@ class EmbeddedStack:
     def database_url(self) -> str:
         """The URL of the database."""
         return self.settings.database or self.postgres.url
+
+    @property
+    def why_not_separate(self) -> str | None:
+        """Why tasks can reach those of other tenants or mizzen itself; None: they cannot."""
+        if self._why_shared is not None or self._why_open is None:
+            return self._why_shared
+        return f"every process of this machine can connect to Temporal: {self._why_open}"
 
     @property
     def config_file(self) -> Path:
@@ -121,37 +142,58 @@ class EmbeddedStack:
             except StackError as error:
                 raise StackError(f"{error}\n{child.tail()}") from None
             await _until_done("postgres", partial(asyncio.to_thread, self._refuse_other_version))
+        if binary is not None:
+            self._why_open = await asyncio.to_thread(closed_network.why_not)
         self._write_config()
         if binary is not None:
-            self.why_open = await asyncio.to_thread(closed_network.why_not)
             self._say("starting Temporal")
             await self.supervisor.start(self._temporal_child(binary))
             await _until_done("temporal", partial(temporal.set_retention, self.settings.temporal))
         engine = open_engine(self.database_url, pool_size=2)
-        buckets = {r.name: self.fleet.bucket_url(r, self.data_dir) for r in self.fleet.regions}
-        settle = partial(
-            bootstrap,
-            engine,
-            self.data_dir,
-            self.settings.master_key_path,
-            buckets,
-            self.fleet.clusters(),
-            forget_unreadable_secrets=self._forget_unreadable_secrets,
-        )
         try:
-            once = partial(asyncio.to_thread, settle)
-            self.operator_key = await (_until_done("postgres", once) if self._own_postgres else once())
+            work = partial(self._bootstrap, engine)
+            if self._own_postgres:
+                self.operator_key = await _until_done("postgres", lambda: asyncio.to_thread(work))
+            else:
+                self.operator_key = await asyncio.to_thread(work)
         finally:
             engine.dispose()
+        if self.settings.trust_tenants and self.why_not_separate is not None:
+            self._say(f"WARNING: tenants are trusted: {self.why_not_separate}")
         self._say("starting workers, the API and node agents")
         regions = [argument for r in self.fleet.regions for argument in ("--region", r.name)]
         roles = ["--role", "control", "--role", "region"]
         await self.supervisor.start(self._beating_child("worker", ["worker", *roles, *regions], dispatches=True))
-        await self.supervisor.start(self._beating_child("agents", ["agents", "--fleet", str(self._fleet_file())]))
+        await self.supervisor.start(self._beating_child("gateway", self._gateway()))
+        agents = ["agents", "--fleet", str(self._fleet_file())]
+        await self.supervisor.start(self._beating_child("agents", agents, config=self._agents_file()))
         api = self._server_child("api", ["api"])
         api.ready = probes.http(f"{self.api_url}/readyz", 2.0).ask
         api.probes = [probes.http(f"{self.api_url}/healthz")]
         await self.supervisor.start(api)
+
+    def _bootstrap(self, engine: Engine) -> str:
+        """Initialises the installation, writes the keys of the fleet's machines, and returns the operator's key."""
+        master_key = self.settings.master_key_path
+        key = bootstrap(
+            engine,
+            self.data_dir,
+            master_key,
+            {r.name: self.fleet.bucket_url(r, self.data_dir) for r in self.fleet.regions},
+            self.fleet.clusters(),
+            forget_unreadable_secrets=self._forget_unreadable_secrets,
+        )
+        why = self.why_not_separate
+        with transaction(engine) as session:
+            tenants = session.scalar(select(func.count()).select_from(Tenant)) or 0
+            if why is not None and tenants > 1 and not self.settings.trust_tenants:
+                raise ConfigurationError(
+                    f"{tenants} tenants exist, but their tasks cannot be separated: {why}; if the tenants trust each"
+                    " other, add --trust-tenants"
+                )
+            keys = {m["id"]: put_machine_key(session, master_key, m["id"]) for m in self.fleet.machines()}
+        write_private(self.data_dir / MACHINE_KEYS, json.dumps(keys))
+        return key
 
     def _refuse_lost_database(self) -> None:
         key = self.data_dir / OPERATOR_KEY_FILE
@@ -189,8 +231,24 @@ class EmbeddedStack:
 
     def _write_config(self) -> None:
         self._ports.store()
-        body = self.settings.model_copy(update={"database": self.database_url}).model_dump(mode="json")
+        own = self.settings.api.model_copy(
+            update={"one_tenant": None if self.settings.trust_tenants else self.why_not_separate}
+        )
+        body = self.settings.model_copy(update={"database": self.database_url, "api": own}).model_dump(mode="json")
         write_private(self.config_file, json.dumps(body))  # JSON is valid YAML.
+
+    def _gateway(self) -> list[str]:
+        """Returns the arguments of the gateway, through which the agents use Temporal: each for its machine only."""
+        connections = str(max(1000, 4 * len(self.fleet.machines())))
+        return ["gateway", "--listen", self._gateway_address, "--connections-per-address", connections]
+
+    def _agents_file(self) -> Path:
+        """Writes the settings of the agents, which need neither Postgres nor Temporal itself."""
+        temporal = TemporalSettings(address=self._gateway_address, namespace=self.settings.temporal.namespace)
+        settings = self.settings.model_copy(update={"database": None, "temporal": temporal})
+        path = self.data_dir / "run" / "agents.yaml"
+        write_private(path, json.dumps(settings.model_dump(mode="json")))
+        return path
 
     def _fleet_file(self) -> Path:
         path = self.data_dir / "run" / "fleet.yaml"
@@ -228,10 +286,10 @@ class EmbeddedStack:
     def _temporal_child(self, binary: Path) -> Child:
         state = self.data_dir / "temporal.db"
         # In its own network all ports are free.
-        port, ui_port = (7233, 8233) if self.why_open is None else (free_port(), free_port())
+        port, ui_port = (7233, 8233) if self._why_open is None else (free_port(), free_port())
         server = temporal.command(binary, state, self.settings.temporal, port, ui_port)
         sockets = {_SOCKET: port, _UI_SOCKET: ui_port}
-        closed = closed_network.command(self.config_file.parent, sockets, server, is_closed=self.why_open is None)
+        closed = closed_network.command(self.config_file.parent, sockets, server, is_closed=self._why_open is None)
         command = [*dies_with_parent(), *closed]
         health = probes.Health(self.settings.temporal)
         return Child(
@@ -239,12 +297,15 @@ class EmbeddedStack:
             prepare=partial(discard_unfinished, state),
         )  # fmt: skip
 
-    def _server_child(self, name: str, arguments: list[str]) -> Child:
-        command = [*dies_with_parent(), *children.python("-m", "server", *arguments, "--config", str(self.config_file))]
+    def _server_child(self, name: str, arguments: list[str], config: Path | None = None) -> Child:
+        file = str(config or self.config_file)
+        command = [*dies_with_parent(), *children.python("-m", "server", *arguments, "--config", file)]
         return Child(name, command, self._log_file(name))
 
-    def _beating_child(self, name: str, arguments: list[str], *, dispatches: bool = False) -> Child:
-        child = self._server_child(name, arguments)
+    def _beating_child(
+        self, name: str, arguments: list[str], *, dispatches: bool = False, config: Path | None = None
+    ) -> Child:
+        child = self._server_child(name, arguments, config)
         child.listener = LivenessListener()
         child.probes = probes.liveness(child.listener, dispatches=dispatches)
         return child

@@ -19,8 +19,9 @@ from infra.config import Settings, TemporalSettings
 from infra.db.migrate import refuse_unknown
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError
+from infra.liveness_pipe import LivenessReporter
 from infra.metrics import serve_metrics
-from infra.temporal_client import tls_config
+from infra.temporal_client import is_loopback, tls_config
 from proxies.gateway import limits
 from proxies.gateway.connections import Connections
 from proxies.gateway.keys import Sessions
@@ -108,7 +109,7 @@ class Certificate:
 async def serve(
     settings: Settings,
     listen: str,
-    certificate: Certificate,
+    certificate: Certificate | None,
     stop: asyncio.Event,
     port: asyncio.Future[int] | None = None,
     *,
@@ -117,6 +118,7 @@ async def serve(
 ) -> None:
     """Serves agents on the address `listen` (host:port) until `stop` is set. `port` gets the number of the port.
 
+    `certificate`: None stands for no TLS, which is possible on the loopback interface only.
     `metrics` is the host and port of the metrics; None: none are served.
 
     Raises:
@@ -127,7 +129,9 @@ async def serve(
     if settings.database is None:
         raise ConfigurationError("--database: not set; give the URL of the installation's Postgres")
     tokens = TaskTokens.of_installation(settings.master_key_path)
-    credentials = certificate.credentials()
+    if certificate is None and not is_loopback(listen):
+        raise ConfigurationError(f"--listen: {listen!r} is not a loopback address: give --tls-cert and --tls-key")
+    credentials = None if certificate is None else certificate.credentials()
     engine = open_engine(settings.database, pool_size=_CONNECTIONS, application="mizzen gateway")
     sessions = Sessions(engine)
     channel = _channel(settings.temporal)
@@ -143,7 +147,10 @@ async def serve(
         server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=limits.MAX_CALLS)
         server.add_generic_rpc_handlers((gateway,))
         try:
-            bound = server.add_secure_port(listen, credentials)
+            if credentials is None:
+                bound = server.add_insecure_port(listen)
+            else:
+                bound = server.add_secure_port(listen, credentials)
         except RuntimeError as error:
             raise ConfigurationError(f"--listen: {listen!r}: {error}; must be host:port of this computer") from None
         if metrics is not None:
@@ -179,7 +186,7 @@ async def serve(
 def run_gateway(
     settings: Settings,
     listen: str,
-    certificate: Certificate,
+    certificate: Certificate | None,
     *,
     connections_per_address: int,
     metrics: tuple[str, int] | None,
@@ -199,9 +206,11 @@ def run_gateway(
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        reporting = asyncio.create_task(LivenessReporter.inherited().go_on())
         await serve(
             settings, listen, certificate, stop, connections_per_address=connections_per_address, metrics=metrics
         )
+        reporting.cancel()
 
     asyncio.run(until_signalled())
 

@@ -25,7 +25,7 @@ from infra.stack.ports import free_port
 from infra.stack.supervisor import Child
 from mizzen.cli.formats import plural
 from mizzen.client import Client
-from server.agents import machine_state_dir
+from server.agents import machine_state_dir, why_users_are_shared
 from server.demo import checks, facts, report, scenario
 from server.demo.watch import EventPrinter
 
@@ -42,6 +42,7 @@ def _settings(data_dir: Path) -> Settings:
     return Settings(
         data_dir=data_dir,
         api=ApiSettings(port=free_port()),
+        trust_tenants=True,  # The demo has three, which are all its own, and runs where they cannot be separated, too.
         scheduler=scenario.SCHEDULER,
         lifecycle=scenario.LIFECYCLE,
     )
@@ -56,7 +57,11 @@ async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
     console = Console(highlight=False)
     with data_folder(data_dir) as folder:
         _clear(folder)
-        stack = EmbeddedStack(_settings(folder), scenario.FLEET, folder, lambda line: console.print(line, style="dim"))
+        settings = _settings(folder)
+        why = why_users_are_shared(settings, scenario.FLEET, folder)
+        stack = EmbeddedStack(
+            settings, scenario.FLEET, folder, lambda line: console.print(line, style="dim"), why_shared=why
+        )
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in stop_signals():

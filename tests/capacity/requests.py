@@ -9,4 +9,6 @@ from domain.ids import new_instance_id
 def request_for(offer: Offer, instance: str | None = None) -> LaunchRequest:
     """Returns a launch request for an offer."""
     instance = instance or new_instance_id()
-    return LaunchRequest(instance, f"{offer.region}/{cluster_of('p', offer)}/{instance}", offer, "file:///b", "secret")
+    return LaunchRequest(
+        instance, f"{offer.region}/{cluster_of('p', offer)}/{instance}", offer, "file:///b", "secret", "key"
+    )

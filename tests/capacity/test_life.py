@@ -97,7 +97,7 @@ async def test_a_second_machine_is_ended_and_counted(site: Site) -> None:
 async def test_what_nobody_owns_is_ended_when_it_is_found_again(site: Site) -> None:
     """A machine without an owner is terminated only when it is found twice, because a provider's list may lag."""
     offer: Offer = site.provider.behind.offers()[0]
-    site.provider.behind.launch(LaunchRequest("in-stranger", "west/c/m", offer, "file:///b", "t"))
+    site.provider.behind.launch(LaunchRequest("in-stranger", "west/c/m", offer, "file:///b", "t", "key"))
     keeper = site.keeper()
     await keeper.round()
     assert len(site.natives()) == 1

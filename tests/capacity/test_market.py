@@ -78,7 +78,7 @@ def test_launches_take_their_time_by_token() -> None:
 
 
 def _machine(instance: MarketInstance, number: int) -> CloudMachine:
-    return CloudMachine(instance, number, f"west/c/{instance.token}", "west", "small", {}, "file:///b", "secret")
+    return CloudMachine(instance, number, f"west/c/{instance.token}", "west", "small", {}, "file:///b", "secret", "key")
 
 
 def test_one_token_is_one_machine_however_often_and_by_whomever(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
-"""Permissions of data folders, and the warning for operators if tenants share a user."""
+"""Permissions of data folders, and the refusal of several tenants that share a user."""
 
 import os
-import socket
 import stat
 from pathlib import Path
 
@@ -12,12 +11,11 @@ from sqlalchemy.exc import OperationalError
 from infra.config import Settings, TaskSettings
 from infra.db.session import transaction
 from infra.db.tenants import Tenant
-from infra.errors import StackError
+from infra.errors import ConfigurationError, StackError
 from infra.stack.embedded import EmbeddedStack, _until_done
 from infra.stack.fleet import DEFAULT_FLEET, Fleet
 from infra.stack.lock import data_folder
-from infra.stack.ports import free_port
-from server.up import _warning_of_sharing
+from server.agents import why_users_are_shared
 
 
 def test_a_new_data_folder_is_closed_and_one_that_exists_is_left(
@@ -35,39 +33,28 @@ def test_a_new_data_folder_is_closed_and_one_that_exists_is_left(
     assert len(caplog.messages) == 2 and f"{old}: mode 1777 lets other users list or change it" in caplog.text
 
 
-async def test_several_tenants_that_share_a_user_are_warned_of(tmp_path: Path, database: Engine) -> None:
-    """Each start with more than one tenant warns that their tasks run as the same user."""
+def test_several_tenants_that_share_a_user_are_refused(tmp_path: Path, database: Engine) -> None:
+    """A start with more than one tenant whose tasks run as the same user fails, unless the tenants trust each other."""
     url = database.url.render_as_string(hide_password=False)
     settings = Settings(database=url, data_dir=tmp_path, tasks=TaskSettings(separate_tenants=False))
 
-    async def said(fleet: Fleet = DEFAULT_FLEET) -> str | None:
-        return await _warning_of_sharing(EmbeddedStack(settings, fleet, tmp_path, print))
+    def stack(fleet: Fleet = DEFAULT_FLEET, **more: bool) -> EmbeddedStack:
+        why = why_users_are_shared(settings, fleet, tmp_path)
+        return EmbeddedStack(settings.model_copy(update=more), fleet, tmp_path, print, why_shared=why)
 
-    with transaction(database) as session:
-        session.add(Tenant(name="one", level=3))
-    assert await said() is None
-    with transaction(database) as session:
-        session.add(Tenant(name="other", level=3))
-    for _ in range(2):
-        assert str(await said()).startswith("2 tenants: tasks of all tenants run as ")
+    (tmp_path / "run").mkdir()
+    for name in ("one", "other"):
+        stack()._bootstrap(database)
+        with transaction(database) as session:
+            session.add(Tenant(name=name, level=3))
+    with pytest.raises(ConfigurationError, match=r"2 tenants exist.* run as user .* --trust-tenants"):
+        stack()._bootstrap(database)
+    stack(trust_tenants=True)._bootstrap(database)
     (region,) = DEFAULT_FLEET.regions
     (cluster,) = region.clusters
     (entry,) = cluster.machines
     own = cluster.model_copy(update={"machines": (entry.model_copy(update={"run_as": "nobody"}),)})
-    assert await said(Fleet(regions=(region.model_copy(update={"clusters": (own,)}),))) is None
-
-
-@pytest.mark.parametrize("silent", [False, True], ids=["refuses", "does not answer"])
-async def test_a_database_that_is_away_does_not_end_the_stack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool
-) -> None:
-    """If the database refuses connections or hangs, the warning says that the number of tenants is unknown."""
-    monkeypatch.setattr("server.up._ANSWERS_S", 0.2 if silent else 60.0)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"postgresql://mizzen@127.0.0.1:{listener.getsockname()[1] if silent else free_port()}/mizzen"
-        settings = Settings(database=url, data_dir=tmp_path, tasks=TaskSettings(separate_tenants=False))
-        said = await _warning_of_sharing(EmbeddedStack(settings, DEFAULT_FLEET, tmp_path, print))
-    assert str(said).startswith("the number of tenants is unknown, the database does not respond; if there are several")
+    stack(Fleet(regions=(region.model_copy(update={"clusters": (own,)}),)))._bootstrap(database)
 
 
 async def test_a_start_goes_on_where_a_part_was_restarted(monkeypatch: pytest.MonkeyPatch) -> None:

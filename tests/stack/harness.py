@@ -49,6 +49,7 @@ scheduler: {{scan_interval_s: 5, min_runtime_s: 1, bid_timeout_s: 15}}
 lifecycle: {{heartbeat_timeout_s: 5, node_lost_after_s: {lost_s}, collect_interval_s: 1, lent_launch_s: 15}}
 # Tasks use files in the folder of the test, which no other user can access, and which may be below /tmp.
 tasks: {{separate_tenants: false, private_tmp: false}}
+trust_tenants: true
 temporal: {{keep_closed_s: 100000}}
 """
 

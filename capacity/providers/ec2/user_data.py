@@ -31,6 +31,7 @@ def user_data(settings: Ec2Settings, request: LaunchRequest) -> str:
         "set -eu",
         f"export MIZZEN_INSTANCE={shlex.quote(request.instance)}",
         f"export MIZZEN_JOIN_TOKEN={shlex.quote(request.join_token)}",
+        f"export MIZZEN_MACHINE_KEY={shlex.quote(request.machine_key)}",
         *([settings.prepare.strip()] if settings.prepare.strip() else []),
         f"exec {settings.agent} {words}",
     ]

@@ -34,6 +34,7 @@ class CloudMachine:
     """The fields of `infra.machine_shape.MachineShape` of the machine type at the launch."""
     bucket_url: str
     join_token: str
+    machine_key: str
 
     def to_json(self) -> str:
         """Returns the content of the machine's file. A machine without an end has no `ends_at_s`."""

@@ -39,7 +39,7 @@ class TraceProvider:
             return CloudMachine(
                 instance, number, request.machine, offer.region, offer.shape.machine_type, shape,
                 request.bucket_url,
-                request.join_token,
+                request.join_token, request.machine_key,
             )  # fmt: skip
 
         try:
