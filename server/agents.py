@@ -205,13 +205,13 @@ def _tenant_uids(settings: Settings, folder: Path) -> tuple[int, int] | None:
 
 
 def why_users_are_shared(settings: Settings, fleet: Fleet, data_dir: Path) -> str | None:
-    """Returns `why_shared` for the machines of a fleet without a user for tasks (`run_as`); None: users are separate."""
+    """Returns `why_shared` for machines of a fleet without a user for tasks (`run_as`); None: they are separate."""
     own = [machine for machine in fleet.machines() if machine["entry"].run_as is None]
     return why_shared(settings, data_dir / "machines") if own else None
 
 
 def why_shared(settings: Settings, folder: Path) -> str | None:
-    """Returns one line: why tasks of all tenants run as the agent's user, and a remedy. None: users are separate."""
+    """Returns one line: why tasks of all tenants run as the agent's user, and a remedy. None: they are separate."""
     user = f"tasks of all tenants run as user {user_name(os.geteuid())} and can read all files of this user"
     if not settings.tasks.separate_tenants:
         return f"{user}: tasks.separate_tenants is false in the settings"
