@@ -18,12 +18,12 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from infra import children
 
-_OWN = "own"
+_OWN, _FORWARD = "own", "forward"
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _PR_SET_PDEATHSIG = 1
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
@@ -125,7 +125,15 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write_eof()
 
 
+def _pairs(forwards: Iterable[str]) -> Iterator[tuple[str, int]]:
+    for one in forwards:
+        name, _, port = one.partition("=")
+        yield name, int(port)
+
+
 def _main(network: str, *arguments: str) -> None:
+    if network == _FORWARD:
+        forward(Path(arguments[0]), dict(_pairs(arguments[1:])))
     if network == _OWN:
         try:
             enter()
@@ -134,12 +142,12 @@ def _main(network: str, *arguments: str) -> None:
     if not arguments:
         return
     end = arguments.index("--")
-    ports = {name: int(port) for name, _, port in (one.partition("=") for one in arguments[1:end])}
     parent = os.getpid()
     if os.fork() == 0:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
-            forward(Path(arguments[0]), ports)
+            forwarder = children.python("-m", "infra.stack.closed_network", _FORWARD, *arguments[:end])
+            os.execv(forwarder[0], forwarder)
         os._exit(1)
     os.execvp(arguments[end + 1], arguments[end + 1 :])
 

@@ -93,6 +93,7 @@ class Faults:
             return [pid for pid in agents if _parent(pid) in agents]
         words = {
             "worker": "server worker",
+            "gateway": "server gateway",
             "api": "server api",
             "temporal": "start-dev",
             "postgres": "/postgres -D",

@@ -9,9 +9,9 @@ FLEET_GPUS = 16
 REGIONS = {"east": 8, "west": 8}
 """The GPUs of each region."""
 
-KILLED = ("agents", "agent", "worker", "api", "temporal", "postgres", "backend", "shim", "task")
+KILLED = ("agents", "agent", "worker", "api", "gateway", "temporal", "postgres", "backend", "shim", "task")
 """Parts that get a SIGKILL."""
-STOPPED = ("agent", "worker", "api", "temporal", "postgres", "backend", "shim")
+STOPPED = ("agent", "worker", "api", "gateway", "temporal", "postgres", "backend", "shim")
 """Parts that get a SIGSTOP, and later a SIGCONT if they were not replaced meanwhile."""
 STOPPED_S = (2.0, 25.0)
 FULL_S = (3.0, 9.0)

@@ -1,6 +1,7 @@
 """Attacks that a tenant's task runs: `attack.py TARGETS` prints a line of JSON for each, with what it got or why not.
 
-TARGETS is a JSON object: `data_dir` of the installation, its `api` (a URL), and `victim`, the pid of another tenant's
+TARGETS is a JSON object: `data_dir` of the installation, its `api` (a URL), all TCP `ports` on which it listens, and
+`victim`, the pid of another tenant's
 task, with the folder `victim_folder` and the checkpoint `victim_checkpoint`.
 """
 
@@ -18,7 +19,6 @@ from typing import Any
 
 Targets = dict[str, Any]
 _ANSWERS_S = 3.0
-_LISTENS = "0A"
 _PTRACE_ATTACH = 16
 
 
@@ -26,13 +26,13 @@ class Blocked(Exception):
     """The attack did not succeed."""
 
 
-def temporal_by_port(_: Targets) -> str:
-    """Connects to each TCP port that listens on this machine as a client of Temporal, without credentials."""
+def temporal_by_port(targets: Targets) -> str:
+    """Connects to each TCP port of the installation as a client of Temporal, without credentials."""
     from temporalio.client import Client
 
     async def answering() -> list[int]:
         found = []
-        for port in _listening():
+        for port in targets["ports"]:
             try:
                 async with asyncio.timeout(_ANSWERS_S):
                     await Client.connect(f"127.0.0.1:{port}")
@@ -41,7 +41,7 @@ def temporal_by_port(_: Targets) -> str:
                 continue
         return found
 
-    return _some(asyncio.run(answering()), f"none of {len(_listening())} ports answers")
+    return _some(asyncio.run(answering()), f"none of {len(targets['ports'])} ports answers")
 
 
 def temporal_by_socket(targets: Targets) -> str:
@@ -73,10 +73,10 @@ def any_socket(targets: Targets) -> str:
     return _some(found, f"{len(paths)} sockets")
 
 
-def postgres_by_port(_: Targets) -> str:
-    """Asks each TCP port that listens on this machine for an encrypted connection of Postgres's protocol."""
+def postgres_by_port(targets: Targets) -> str:
+    """Asks each TCP port of the installation for an encrypted connection of Postgres's protocol."""
     found = []
-    for port in _listening():
+    for port in targets["ports"]:
         try:
             with socket.create_connection(("127.0.0.1", port), _ANSWERS_S) as client:
                 client.settimeout(_ANSWERS_S)
@@ -153,16 +153,6 @@ def checkpoints_of_another_tenant(targets: Targets) -> str:
     except OSError as error:
         raise Blocked(str(error)) from None
     return f"{found}, and a file was written"
-
-
-def _listening() -> list[int]:
-    out = set()
-    for file in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(file).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == _LISTENS:
-                out.add(int(fields[1].rpartition(":")[2], 16))
-    return sorted(out)
 
 
 def _readable(paths: list[Path]) -> str:

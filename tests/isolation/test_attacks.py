@@ -1,5 +1,6 @@
 """A tenant's task attacks the installation and another tenant's task; each attack fails."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ regions:
 """
 # Like the defaults: users are separate.
 SETTINGS = "tasks: {separate_tenants: true, private_tmp: true}\n"
+_LISTENS = "0A"
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run tasks as other users")
 
 
@@ -56,6 +58,20 @@ def _environ(pid: int) -> list[bytes]:
     return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
+def _ports(up: Up) -> list[int]:
+    """Returns the TCP ports on which the processes of a stack listen, in the network of the machine."""
+    inodes = set()
+    for pid in processes_of(up.data):
+        with contextlib.suppress(OSError):
+            inodes |= {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    out = set()
+    for file in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for fields in (line.split() for line in Path(file).read_text().splitlines()[1:]):
+            if fields[3] == _LISTENS and f"socket:[{fields[9]}]" in inodes:
+                out.add(int(fields[1].rpartition(":")[2], 16))
+    return sorted(out)
+
+
 def test_every_attack_fails(stack: Up) -> None:
     """The attacks run as a task of one tenant, beside a running task of another tenant on the same machine."""
     save = 'mkdir -p "$(echo "$MIZZEN_CHECKPOINT_URI" | sed s,^file://,,)"; echo mine > private.txt; exec sleep 600'
@@ -65,6 +81,7 @@ def test_every_attack_fails(stack: Up) -> None:
     targets = {
         "data_dir": str(stack.data),
         "api": stack.client().url,
+        "ports": _ports(stack),
         "victim": pid,
         "victim_folder": str(Path(f"/proc/{pid}/cwd").readlink().parent),
         "victim_checkpoint": told["MIZZEN_CHECKPOINT_URI"].removeprefix("file://"),
@@ -78,3 +95,4 @@ def test_every_attack_fails(stack: Up) -> None:
     assert [line["attack"] for line in lines] == [one.__name__ for one in attack.ATTACKS], said
     assert [line for line in lines if "got" in line] == []
     assert stack.phase(victim) == "running"
+    assert len(targets["ports"]) >= 2, "the API and the gateway"

@@ -56,7 +56,13 @@ def _backend(up: Up) -> int:
 @pytest.mark.parametrize(
     "stopped",
     [
-        {"worker": "server worker", "api": "server api", "a backend of Postgres": None, "a machine's agent": None},
+        {
+            "worker": "server worker",
+            "api": "server api",
+            "gateway": "server gateway",
+            "a backend of Postgres": None,
+            "a machine's agent": None,
+        },
         pytest.param(
             {"agents": "server agents", "temporal": "start-dev", "postgres": "/postgres -D"}, marks=pytest.mark.long
         ),
@@ -95,8 +101,8 @@ def test_stopped_parts_are_started_again(shared: Up, stopped: dict[str, str | No
 def test_a_supervisor_that_was_stopped_restarts_nobody(shared: Up) -> None:
     """After the supervisor and all parts were suspended together, as on a laptop that sleeps, no part is restarted."""
     assert shared.process is not None
-    parts = ("server worker", "server api", "server agents", "start-dev", "/postgres -D")
-    before = {part: _pids(shared, part) for part in parts[:4]}
+    parts = ("server worker", "server api", "server agents", "server gateway", "start-dev", "/postgres -D")
+    before = {part: _pids(shared, part) for part in parts[:5]}
     pids = sorted(pid for part in before.values() for pid in part)
     for pid in (shared.process.pid, *pids):
         os.kill(pid, signal.SIGSTOP)
@@ -105,4 +111,4 @@ def test_a_supervisor_that_was_stopped_restarts_nobody(shared: Up) -> None:
         os.kill(pid, signal.SIGCONT)
     workload = shared.submit("woken", steps=3, step_s=0.05)
     wait_until(lambda: shared.ended(workload), "a new workload succeeds")
-    assert {part: _pids(shared, part) for part in parts[:4]} == before
+    assert {part: _pids(shared, part) for part in parts[:5]} == before
