@@ -34,6 +34,21 @@ async def test_tenant_is_made_and_replaced(world: ApiWorld) -> None:
     assert [m[0] for m in mail(world)] == ["wake", "wake"]
 
 
+async def test_a_second_tenant_needs_separation(database_url: str, tmp_path: Path) -> None:
+    """Where tasks cannot be separated, a further tenant is refused with the reason and a remedy; others are changed."""
+    with make_world(database_url, tmp_path, api={"one_tenant": "tasks share a user"}) as own:
+        refused = await act(own, "/v1/tenants/robots", body={"level": 3}, method="PUT")
+        assert refused.status_code == 409
+        detail = refused.json()["detail"]
+        assert "robots" not in await _tenants(own) and "tasks share a user" in detail and "--trust-tenants" in detail
+        changed = await act(own, "/v1/tenants/vision", body={"level": 3}, method="PUT")
+        assert changed.status_code == 200
+
+
+async def _tenants(world: ApiWorld) -> set[str]:
+    return {tenant["name"] for tenant in (await get(world, "/v1/tenants"))["items"]}
+
+
 BAD_TENANTS: list[tuple[str, object, str]] = [
     ("no level", {"quota": {}}, "level"),
     ("level 0", {"level": 0}, "level"),

@@ -6,6 +6,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 
@@ -108,3 +109,18 @@ def test_taken_port_is_named(up: Up) -> None:
     assert str(up.port) in done.stderr and "--port" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert processes_of(up.data) == {}
+
+
+def test_operators_see_the_ui_of_temporal(shared: Up) -> None:
+    """The API shows the UI of the embedded Temporal to a browser that sends an operator's key as password."""
+    page, workflows = "/temporal/", "/temporal/api/v1/namespaces/default/workflows"
+    viewer = shared.client().create_key("viewer", label="looks")["key"]
+    operator = (shared.data / "operator.key").read_text().strip()
+    with httpx.Client(base_url=f"http://127.0.0.1:{shared.port}") as browser:
+        asked = browser.get(page)
+        assert asked.status_code == 401 and asked.headers["www-authenticate"].startswith("Basic ")
+        assert browser.get(page, auth=("", viewer)).status_code == 403
+        assert "<!doctype html>" in browser.get(page, auth=("", operator)).text.lower()
+        listed = browser.get(workflows, auth=("", operator)).json()
+        assert "MachineWorkflow" in {one["type"]["name"] for one in listed["executions"]}
+        assert browser.get("/v1/workloads", auth=("", operator)).status_code == 401, "only for the UI"
