@@ -80,7 +80,7 @@ def get_tenant(name: str, state: StateOf, caller: Viewer) -> TenantView:
         return _view(_find(session, name), _used(session))
 
 
-@router.put("/{name}", summary="Create or replace a tenant")
+@router.put("/{name}", summary="Create or replace a tenant", responses=refusals(409))
 def put_tenant(name: Name, body: TenantBody, state: StateOf, caller: Operator) -> TenantView:
     """Creates a tenant, or replaces its level and quota. Running workloads continue; the next scan applies it."""
     with state.transaction() as session:
