@@ -6,29 +6,25 @@ file at `MIZZEN_DEADLINE_FILE`, in seconds of the clock `CLOCK_BOOTTIME`: `{"dea
 
 import math
 import os
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mizzen.notices import sigterm
 from mizzen.notices.notice import Kind, Notice, Watcher, Window
+from mizzen.notices.signals import SigtermWatcher
 
 
 class AgentWatcher(Watcher):
     """Watcher of a mizzen task. The agent receives the platform's notices, so the task does not poll the platform."""
 
     platform = "mizzen"
+    kind_of_signal = Kind.PREEMPT
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         """Read the window from the environment. Raises ValueError if `MIZZEN_GRACE_S` is invalid."""
         environ = os.environ if environ is None else environ
         self._deadline_file = environ.get("MIZZEN_DEADLINE_FILE")
-        super().__init__(Window.of_variable(environ, "MIZZEN_GRACE_S") or sigterm.window(environ))
-
-    def poll(self) -> Notice | None:
-        """Return None: the notice is a signal."""
-        return None
+        super().__init__(Window.of_variable(environ, "MIZZEN_GRACE_S") or SigtermWatcher.usual.or_told(environ))
 
     def exact(self, notice: Notice) -> Notice | None:
         """Return the notice with the agent's deadline; None: the agent has written none."""
@@ -43,7 +39,3 @@ class AgentWatcher(Watcher):
             return None
         left_s = deadline_s - time.clock_gettime(time.CLOCK_BOOTTIME)
         return replace(notice, ends_at_s=self._clock() + left_s) if math.isfinite(left_s) else None
-
-    def on_signal(self, received: int) -> Notice:
-        """Return the notice of a signal: the workload is preempted, or the task is stopped."""
-        return self._notice(Kind.PREEMPT, signal.Signals(received).name)

@@ -3,7 +3,6 @@
 import math
 import signal
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -67,14 +66,13 @@ class Window:
     seconds: float
     source: str
 
-    @classmethod
-    def told(cls, environ: Mapping[str, str], seconds: float, source: str) -> "Window":
-        """Return the window from `MIZZEN_NOTICE_WINDOW_S` if it is set, else the platform's own figure.
+    def or_told(self, environ: Mapping[str, str]) -> "Window":
+        """Return the window from `MIZZEN_NOTICE_WINDOW_S` if it is set, else this one.
 
         Raises:
             ValueError: the variable is not a number of 0 or more.
         """
-        return cls.of_variable(environ, "MIZZEN_NOTICE_WINDOW_S") or cls(seconds, source)
+        return self.of_variable(environ, "MIZZEN_NOTICE_WINDOW_S") or self
 
     @classmethod
     def of_variable(cls, environ: Mapping[str, str], name: str) -> "Window | None":
@@ -101,11 +99,13 @@ def number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class Watcher(ABC):
+class Watcher:
     """Receives the notices of one platform. Not thread-safe."""
 
     platform: ClassVar[str]
     """Short name of the platform, as in `MIZZEN_PLATFORM`."""
+    kind_of_signal: ClassVar[Kind] = Kind.STOP
+    """What a signal means."""
 
     def __init__(
         self,
@@ -135,17 +135,17 @@ class Watcher(ABC):
         """The certain end of the machine or job, in seconds since the epoch; None if unknown. A `poll` may set it."""
         self._clock = clock
 
-    @abstractmethod
     def poll(self) -> Notice | None:
         """Return the platform's current notice; None if there is none. Takes some seconds (Azure's first: up to 130 s).
 
         Raises:
             MetadataError: a metadata server does not respond, or its response is invalid. Poll again later.
         """
+        return None
 
     def on_signal(self, received: int) -> Notice:
         """Return the notice of a received signal. Runs in a signal handler, so it must not take locks or do I/O."""
-        return self._notice(Kind.STOP, signal.Signals(received).name)
+        return self._notice(self.kind_of_signal, signal.Signals(received).name)
 
     def exact(self, notice: Notice) -> Notice | None:
         """Return a notice with the end that the platform has announced for it; None: its end is only assumed.
@@ -154,8 +154,10 @@ class Watcher(ABC):
         """
         return None if notice.kind is Kind.STOP else notice
 
-    def acknowledge(self) -> None:  # noqa: B027  # Most platforms accept no acknowledgement.
+    def acknowledge(self) -> None:
         """Tell the platform that it need not wait any longer, if it supports that and the user enabled it.
+
+        Most platforms accept no acknowledgement.
 
         Raises:
             MetadataError: the request failed.
