@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from mizzen.cli.output import Column, emit_list, emit_one
+from mizzen.cli.plain.printer import Column, emit_list, emit_one
 from mizzen.cli.session import (
     Commands,
     OutputCommand,

@@ -4,7 +4,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from mizzen import __version__
-from mizzen.cli.output import emit_one
+from mizzen.cli.plain.printer import emit_one
 from mizzen.cli.session import OutputCommand, Session
 
 _SHELLS = ("bash", "zsh", "fish")

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from mizzen.cli.output import emit_list
-from mizzen.cli.session import WORKLOAD, WORKLOADS, OutputCommand, Session, complete_workload, finish, labels, say
+from mizzen.cli.plain.printer import emit_list
+from mizzen.cli.session import WORKLOAD, WORKLOADS, OutputCommand, Session, complete_workload, finish, label_option, say
 from mizzen.cli.workload_lists import WORKLOAD_COLUMNS
 from mizzen.client.views import TERMINAL_PHASES
 
@@ -25,14 +25,7 @@ def _act(session: Session, references: tuple[str, ...], act: Callable[[str], Any
 
 @click.command(cls=OutputCommand)
 @click.argument("workloads", nargs=-1, shell_complete=complete_workload)
-@click.option(
-    "--label",
-    "labels_",
-    multiple=True,
-    callback=labels,
-    metavar="KEY=VALUE",
-    help="Cancel all workloads with this label (repeatable).",
-)
+@label_option("Cancel all workloads with this label")
 @click.option("--tenant", help="With --label: cancel only the workloads of this tenant.")
 @click.pass_obj
 def cancel(session: Session, workloads: tuple[str, ...], labels_: dict[str, str], tenant: str | None) -> None:

@@ -7,9 +7,18 @@ from typing import Any
 import click
 
 from mizzen.cli import formats
-from mizzen.cli.output import Column, emit_list, emit_one
 from mizzen.cli.pages import show_page, why_page
-from mizzen.cli.session import WORKLOAD, OutputCommand, Session, complete_phase, complete_tenant, labels, say
+from mizzen.cli.plain.printer import Column, emit_list, emit_one
+from mizzen.cli.session import (
+    WORKLOAD,
+    OutputCommand,
+    Session,
+    complete_phase,
+    complete_tenant,
+    label_option,
+    limit_option,
+    say,
+)
 
 
 def _step(workload: Mapping[str, Any]) -> object:
@@ -51,23 +60,9 @@ _QUEUE_COLUMNS = (
     help="List only the workloads in this phase; also `held` or `live` (repeatable).",
 )
 @click.option("--live", is_flag=True, help="List only the workloads that have not ended.")
-@click.option(
-    "--label",
-    "labels_",
-    multiple=True,
-    callback=labels,
-    metavar="KEY=VALUE",
-    help="List only the workloads with this label (repeatable).",
-)
+@label_option("List only the workloads with this label")
 @click.option("--name", help="List only the workloads with this name.")
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(min=0),
-    default=100,
-    show_default=True,
-    help="Maximum number of workloads to list; 0: all.",
-)
+@limit_option("workloads to list; 0: all", least=0)
 @click.pass_obj
 def ls(
     session: Session,
@@ -111,14 +106,7 @@ def why(session: Session, workload: str) -> None:
 
 
 @click.command(cls=OutputCommand)
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=100,
-    show_default=True,
-    help="Maximum number of workloads to show.",
-)
+@limit_option("workloads to show", most=10_000)
 @click.pass_obj
 def queue(session: Session, limit: int) -> None:
     """Show the waiting workloads in queue order.

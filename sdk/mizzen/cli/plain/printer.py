@@ -1,4 +1,4 @@
-"""Prints data to stdout as tables, JSON, YAML or names. Messages go to stderr.
+"""Prints data to stdout in the output format of a command: tables, JSON, YAML or names. Messages go to stderr.
 
 In JSON, a list is printed as an array, a single item as an object, and a stream as one object per line.
 """
@@ -9,9 +9,9 @@ import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from mizzen.cli import formats
 
@@ -48,13 +48,22 @@ class Column:
     right: bool = False
 
 
+class Formatted(Protocol):
+    """What has an output format: a session, or the parsed arguments of a command."""
+
+    @property
+    def output(self) -> str:
+        """`table`, `wide`, `json`, `yaml` or `name`."""
+
+
 def emit_list(
-    output: str,
+    command: Formatted,
     items: Sequence[Any],
     columns: Sequence[Column],
     name: Callable[[Any], str] = lambda item: str(item["id"]),
 ) -> None:
-    """Print a list of items in the format `output`. `name` returns the text that the format `name` prints."""
+    """Print a list of items in the format of `command`. `name` returns the text that the format `name` prints."""
+    output = command.output
     if output == "name":
         for item in items:
             _out(cell(name(item)))
@@ -70,14 +79,33 @@ def emit_list(
         say("no items found")
 
 
-def emit_one(output: str, item: Mapping[str, Any], page: Callable[[], str], name: str | None = None) -> None:
+def emit_one(command: Formatted, item: Mapping[str, Any], page: Callable[[], str], name: str | None = None) -> None:
     """Print one item: `page` for the formats table and wide, `name` (default: the item's id) for the format name."""
+    output = command.output
     if output == "name":
         _out(formats.visible(str(item["id"] if name is None else name)))
     elif output in ("json", "yaml"):
         _out(dump(item, output))
     else:
         _out(formats.visible(page()))
+
+
+def emit_stream(
+    command: Formatted, items: Iterable[Any], line: Callable[[Any], str], name: Callable[[Any], str]
+) -> None:
+    """Print items as they arrive."""
+    for item in items:
+        if command.output == "json":
+            _out(dump_line(item))
+        elif command.output == "yaml":
+            _out("---\n" + dump(item, "yaml"))
+        else:
+            _out(cell(name(item) if command.output == "name" else line(item)))
+
+
+def name_of(item: Mapping[str, Any]) -> str:
+    """Return the name of an item: what `-o name` prints for items without an id."""
+    return str(item["name"])
 
 
 def _out(text: str) -> None:
