@@ -20,10 +20,9 @@ from mizzen.checkpoint.manifest import CheckpointId, Claim, Manifest, Part, Shar
 from mizzen.checkpoint.part_reader import verify_part
 from mizzen.checkpoint.parts import Chunk, file_name
 from mizzen.checkpoint.place import Gang, Retention
-from mizzen.checkpoint.presync import Unsent
+from mizzen.checkpoint.presync import Unsent, sample
 from mizzen.checkpoint.removal import make_room, prune, remove, sweep, tolerated
 from mizzen.checkpoint.root_copy import copy_parts
-from mizzen.checkpoint.samples import sample
 from mizzen.checkpoint.save_failures import repeated
 from mizzen.objects import checksums
 from mizzen.objects.store import MissingObject, ObjectStore
@@ -321,7 +320,7 @@ class Writer:
         Parts that no record names are removed by the sweep of the next attempt.
         """
         with tolerated(f"{self.log.where}: the record of a fenced save could not be removed"):
-            there = {info.key for info in self._store.list("parts/")}
+            there = self.log.part_sizes()
             theirs = [known.id for _, known in self.log.checkpoints if known.writer not in ("", self.name)]
             unseen = any(known.attempt == self.attempt and known.save <= manifest.id.save for known in theirs)
             if not unseen and all(part.key in there for part in manifest.parts):
