@@ -82,10 +82,10 @@ class _Application(LazyGroup):
             "checkpoint": Lazy("mizzen.cli.plain_commands:checkpoint", "List, check and export checkpoints."),
         },
         "Setup": {
-            "login": Lazy("mizzen.cli.login:login", "Check the URL and key of an API, and save them."),
-            "contexts": Lazy("mizzen.cli.login:contexts", "List, select and remove saved contexts."),
-            "completion": Lazy("mizzen.cli.version_command:completion", "Print the completion script of a shell."),
-            "version": Lazy("mizzen.cli.version_command:version", "Print the version of the command."),
+            "login": Lazy("mizzen.cli.setup_commands:login", "Check the URL and key of an API, and save them."),
+            "contexts": Lazy("mizzen.cli.setup_commands:contexts", "List, select and remove saved contexts."),
+            "completion": Lazy("mizzen.cli.setup_commands:completion", "Print the completion script of a shell."),
+            "version": Lazy("mizzen.cli.setup_commands:version", "Print the version of the command."),
         },
     }
 

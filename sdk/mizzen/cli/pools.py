@@ -7,9 +7,8 @@ from typing import Any
 import click
 
 from mizzen.cli import formats
-from mizzen.cli.durations import duration
 from mizzen.cli.plain.printer import Column, emit_list, emit_one
-from mizzen.cli.session import Commands, Session, complete_pool, complete_region, finish, split_place
+from mizzen.cli.session import Commands, Session, complete_pool, complete_region, duration, finish, split_place
 
 _KINDS = click.Choice(["reserved", "on_demand", "spot", "voluntary"])
 

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 from mizzen.cli import formats
 from mizzen.cli.exits import Exit, exit_of
 from mizzen.cli.plain.printer import say as say
-from mizzen.cli.plain.values import FORMATS
+from mizzen.cli.plain.values import FORMATS, BadValue, seconds
 from mizzen.client.errors import ApiError, ClientError
 
 if TYPE_CHECKING:
@@ -212,6 +212,20 @@ def labels(context: click.Context, parameter: click.Parameter, values: tuple[str
             raise click.BadParameter(f"{value!r} is not of the form key=value", context, parameter)
         out[key] = text
     return out
+
+
+def duration(above_zero: bool) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
+    """Return an option callback that converts a duration such as `90s`, `1h30m`, `2d` or `90` to seconds."""
+
+    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+        if text is None:
+            return None
+        try:
+            return seconds(text, above_zero)
+        except BadValue as error:
+            raise click.BadParameter(str(error), context, parameter) from None
+
+    return read
 
 
 def label_option(does: str) -> Callable[[F], F]:

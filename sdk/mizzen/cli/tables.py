@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from mizzen.cli import formats
-from mizzen.cli.durations import duration
 from mizzen.cli.plain.printer import Column, emit_list, emit_one, name_of
-from mizzen.cli.session import REGION, TABLE, Commands, Session, complete_region, complete_table, confirm
+from mizzen.cli.session import REGION, TABLE, Commands, Session, complete_region, complete_table, confirm, duration
 
 _LOOK_S = 0.5
 _OVERDUE = timedelta(minutes=30)

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from mizzen.cli import formats
-from mizzen.cli.durations import duration
 from mizzen.cli.plain.printer import Column, emit_list, emit_one, name_of
 from mizzen.cli.session import (
     Commands,
@@ -15,6 +14,7 @@ from mizzen.cli.session import (
     Session,
     complete_machine,
     complete_tenant,
+    duration,
     limit_option,
     say,
     stdin_text,

@@ -18,7 +18,7 @@ save once for a recommendation and continue the training.
 
 | platform | module | notice | window |
 | --- | --- | --- | --- |
-| mizzen's agent | `agent` | SIGTERM | `MIZZEN_GRACE_S` |
+| mizzen's agent | `signals` | SIGTERM | `MIZZEN_GRACE_S` |
 | Slurm | `slurm` | SIGTERM, the signal of `--signal`, the job's end time | 30 s, or the lead time |
 | RunPod | `signals` | SIGTERM | 5 s |
 | vast.ai | `signals` | none | 0 s |
@@ -48,18 +48,16 @@ from mizzen.notices.current_notice import (
     watcher,
     watching,
 )
-from mizzen.notices.decision import DEFAULT_MARGIN, Decision, decide
-from mizzen.notices.notice import Kind, Notice, Watcher, Window
+from mizzen.notices.notice import DEFAULT_MARGIN, Decision, Kind, Notice, Watcher, Window, decide
 
 if TYPE_CHECKING:
-    from mizzen.notices.agent import AgentWatcher
     from mizzen.notices.aws import AwsWatcher
     from mizzen.notices.azure import AzureWatcher
     from mizzen.notices.detection import detect
     from mizzen.notices.file import FileWatcher
     from mizzen.notices.gcp import GcpWatcher
     from mizzen.notices.metadata import MetadataError
-    from mizzen.notices.signals import KubernetesWatcher, RunPodWatcher, SigtermWatcher, VastWatcher
+    from mizzen.notices.signals import AgentWatcher, KubernetesWatcher, RunPodWatcher, SigtermWatcher, VastWatcher
     from mizzen.notices.slurm import SlurmWatcher
 
 __all__ = [
@@ -95,7 +93,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AgentWatcher": "agent",
+    "AgentWatcher": "signals",
     "AwsWatcher": "aws",
     "AzureWatcher": "azure",
     "FileWatcher": "file",

@@ -16,7 +16,7 @@ DETECT_S = 1.0
 """Timeout for the responses of all metadata servers together, in seconds."""
 
 _WATCHERS = {
-    "mizzen": ("MIZZEN_GRACE_S", "agent", "AgentWatcher"),
+    "mizzen": ("MIZZEN_GRACE_S", "signals", "AgentWatcher"),
     "slurm": ("SLURM_JOB_ID", "slurm", "SlurmWatcher"),
     "runpod": ("RUNPOD_POD_ID", "signals", "RunPodWatcher"),
     "vast": ("VAST_CONTAINERLABEL", "signals", "VastWatcher"),

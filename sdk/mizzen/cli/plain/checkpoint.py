@@ -21,8 +21,7 @@ from mizzen.cli import formats
 from mizzen.cli.exits import Exit
 from mizzen.cli.plain.export import export
 from mizzen.cli.plain.parser import Parser
-from mizzen.cli.plain.printer import Column, cell, emit_list, emit_one, say, table
-from mizzen.cli.plain.progress import ProgressLine
+from mizzen.cli.plain.printer import Column, ProgressLine, cell, emit_list, emit_one, say, table
 from mizzen.cli.plain.values import Failure, UsageError, whole
 
 _LS = (

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from mizzen.cli import formats
 
 _GAP = "  "
+_PROGRESS_EVERY_S = 0.2
 _LEAST = 10
 _BREAKS = re.compile(r"[\t\n\r]+")
 _BEYOND_ASCII = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -116,6 +118,36 @@ def _out(text: str) -> None:
 def say(text: str) -> None:
     """Print a message to stderr."""
     print(f"mizzen: {formats.visible(text)}", file=sys.stderr)
+
+
+class ProgressLine:
+    """A progress line on stderr, updated in place, if that is a terminal. Use it as a context manager."""
+
+    def __init__(self, total_bytes: int) -> None:
+        """Create a progress line for reading `total_bytes` bytes."""
+        self._total_bytes = total_bytes
+        self._done_bytes = 0
+        self._shown_s = 0.0
+        self._shows = sys.stderr.isatty()
+
+    def __call__(self, size_bytes: int) -> None:
+        """Add `size_bytes` to the bytes that were read."""
+        self._done_bytes += size_bytes
+        now_s = time.monotonic()
+        if self._shows and now_s >= self._shown_s + _PROGRESS_EVERY_S:
+            self._shown_s = now_s
+            print(f"\r\x1b[K{self._line()}", end="", file=sys.stderr, flush=True)
+
+    def _line(self) -> str:
+        part = min(1.0, self._done_bytes / self._total_bytes) if self._total_bytes else 1.0
+        return f"{formats.size(self._done_bytes)} of {formats.size(self._total_bytes)} read, {part:.0%}"
+
+    def __enter__(self) -> "ProgressLine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown_s:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def no_colour() -> bool:
