@@ -30,24 +30,24 @@ class _Application(LazyGroup):
         "Workloads": {
             "submit": Lazy("submit:submit", "Submit workload documents."),
             "wait": Lazy("submit:wait", "Wait until workloads have ended."),
-            "ls": Lazy("workload_lists:ls", "List workloads."),
-            "show": Lazy("workload_lists:show", "Show one workload with its attempts."),
-            "why": Lazy("workload_lists:why", "Explain why a workload is in its current phase or still waits."),
+            "ls": Lazy("workload_commands:ls", "List workloads."),
+            "show": Lazy("workload_commands:show", "Show one workload with its attempts."),
+            "why": Lazy("workload_commands:why", "Explain why a workload is in its current phase or still waits."),
             "logs": Lazy("log_commands:logs", "Print the output of a workload's tasks."),
             "events": Lazy("log_commands:events", "Print the events of a workload, or all events."),
-            "cancel": Lazy("workload_changes:cancel", "Cancel workloads."),
-            "hold": Lazy("workload_changes:hold", "Keep workloads in the queue until they are released."),
-            "release": Lazy("workload_changes:release", "Release held workloads, so that they can be placed again."),
-            "lower": Lazy("workload_changes:lower", "Lower a workload's priority."),
+            "cancel": Lazy("workload_commands:cancel", "Cancel workloads."),
+            "hold": Lazy("workload_commands:hold", "Keep workloads in the queue until they are released."),
+            "release": Lazy("workload_commands:release", "Release held workloads, so that they can be placed again."),
+            "lower": Lazy("workload_commands:lower", "Lower a workload's priority."),
             "preempt": Lazy(
-                "workload_changes:preempt", "Return workloads to the queue after they have saved a checkpoint."
+                "workload_commands:preempt", "Return workloads to the queue after they have saved a checkpoint."
             ),
         },
         "Services": {
             "serve": Lazy("service_commands:serve", "Create, update, show and end services."),
         },
         "Fleet": {
-            "queue": Lazy("workload_lists:queue", "Show the waiting workloads in queue order."),
+            "queue": Lazy("workload_commands:queue", "Show the waiting workloads in queue order."),
             "regions": Lazy("fleet:regions", "List regions; set their storage limits and CPU quotas."),
             "clusters": Lazy("clusters:clusters", "List clusters; set their zones, capacity kinds, prices and stores."),
             "machines": Lazy("fleet:machines", "List machines; cordon or drain them."),

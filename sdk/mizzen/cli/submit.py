@@ -13,7 +13,7 @@ from mizzen.cli.log_commands import print_logs
 from mizzen.cli.pages import left_lines
 from mizzen.cli.plain.printer import dump, emit_list
 from mizzen.cli.session import WORKLOADS, OutputCommand, Session, complain, finish, interrupted, label_option, say
-from mizzen.cli.workload_lists import WORKLOAD_COLUMNS
+from mizzen.cli.workload_commands import WORKLOAD_COLUMNS
 from mizzen.client.errors import ApiError, ClientError, Unavailable, Unreachable
 from mizzen.client.views import Workload
 
