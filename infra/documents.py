@@ -14,6 +14,7 @@ from infra.errors import ConfigurationError
 from infra.files import read_mapping, shown
 
 M = TypeVar("M", bound=BaseModel)
+_TIME = "a time with its zone, such as 2026-11-22T03:00:00Z"
 _MESSAGES = {
     "missing": "is missing",
     "model_type": "must be a mapping of keys to values",
@@ -40,6 +41,11 @@ _MESSAGES = {
     "enum": "must be {expected}",
     "literal_error": "must be {expected}",
     "finite_number": "must be a finite number",
+    "string_too_long": "must have at most {max_length} characters",
+    "timezone_aware": f"must be {_TIME}",
+    "datetime_type": f"must be {_TIME}",
+    "datetime_parsing": f"must be {_TIME}",
+    "datetime_from_date_parsing": f"must be {_TIME}",
 }
 
 

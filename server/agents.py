@@ -19,6 +19,7 @@ from capacity.providers.trace import open_clouds
 from domain.ids import INSTANCE_PREFIX, NAME_RULE, is_name, machine_id
 from domain.units import parse_size_bytes
 from infra.config import Settings
+from infra.documents import problem_lines
 from infra.errors import ConfigurationError
 from infra.machine_shape import MachineShape
 from infra.stack.embedded import MACHINE_KEYS
@@ -29,6 +30,16 @@ _log = logging.getLogger(__name__)
 _FIRST_PORT = 20000
 _PORTS_EACH = 40
 """Number of ports per machine for rendezvous and services, if several machines share this computer's address."""
+_OPTIONS = (
+    "region", "cluster", "rack", "gpu_type", "gpus", "address", "state_dir", "run_as", "platform", "owner",
+    "owner_socket", "interface", "instance",
+)  # fmt: skip
+"""Options of `mizzen agent` that are fields of `AgentConfig`."""
+_TASK_SETTINGS = (
+    "private_tmp", "keep_runs_s", "keep_at_most_s", "keep_free", "output_bytes", "keep_stopped_s", "processes_per_task",
+    "processes_per_cpu",
+)  # fmt: skip
+"""Settings of `tasks:` that are fields of `AgentConfig`."""
 
 
 def machine_state_dir(data_dir: Path, machine: str) -> Path:
@@ -50,45 +61,28 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
     configs = []
     for number, machine in enumerate(fleet.machines()):
         entry = machine["entry"]
-        configs.append(
-            _config(
-                machine=machine["id"],
-                region=machine["region"],
-                cluster=machine["cluster"],
-                rack=entry.rack,
-                **_shape(entry),
-                **_here(settings, machine["id"], number),
-                bucket_url=buckets[machine["region"]],
-                run_as=entry.run_as,
-                owner=entry.owner,
-                machine_key=keys[machine["id"]],
-                **_task_options(settings, None if entry.run_as else separate),
-            )
-        )
+        own = {"rack": entry.rack, "bucket_url": buckets[machine["region"]], "owner": entry.owner}
+        own |= {"machine_key": keys[machine["id"]]}
+        uids = None if entry.run_as else separate
+        configs.append(_config_here(settings, machine["id"], entry, number, uids, run_as=entry.run_as, **own))
     clouds = open_clouds(settings)
 
     def launched() -> list[AgentConfig]:
         found = []
         for place, cloud in enumerate(clouds):
             for one in cloud.started():
-                region, cluster, _ = one.machine.split("/")
-                found.append(
-                    _config(
-                        machine=one.machine,
-                        region=region,
-                        cluster=cluster,
-                        rack=one.instance.zone,
-                        **_shape(MachineShape.model_validate(one.shape)),
-                        **_here(settings, one.machine, len(configs) + one.number * len(clouds) + place),
-                        bucket_url=one.bucket_url,
-                        platform="file",
-                        notice_file=cloud.notice_file(one.instance.native_id),
-                        instance=one.instance.token,
-                        join_token=one.join_token,
-                        machine_key=one.machine_key,
-                        **_task_options(settings, separate),
-                    )
-                )
+                number = len(configs) + one.number * len(clouds) + place
+                own = {
+                    "rack": one.instance.zone,
+                    "bucket_url": one.bucket_url,
+                    "platform": "file",
+                    "notice_file": cloud.notice_file(one.instance.native_id),
+                    "instance": one.instance.token,
+                    "join_token": one.join_token,
+                    "machine_key": one.machine_key,
+                }
+                shape = MachineShape.model_validate(one.shape)
+                found.append(_config_here(settings, one.machine, shape, number, separate, **own))
         return found
 
     try:
@@ -110,23 +104,31 @@ def _end_gone(settings: Settings, there: Collection[Path]) -> None:
             end_machine(folder)
 
 
-def _shape(shape: MachineShape) -> dict[str, Any]:
-    return {
-        "gpu_type": shape.gpu_type,
-        "gpus": shape.gpus,
-        "cpus_milli": round(shape.cpus * 1000),
-        "memory_bytes": shape.memory,
-    }
-
-
-def _here(settings: Settings, machine: str, number: int) -> dict[str, Any]:
-    """Returns a machine's address, port range and state folder on this computer. `number` is unique to the machine."""
+def _config_here(
+    settings: Settings,
+    machine: str,
+    shape: MachineShape,
+    number: int,
+    tenant_uids: tuple[int, int] | None,
+    **more: Any,
+) -> AgentConfig:
+    """Returns the configuration of a machine on this computer. `number`, unique to it, determines its ports."""
+    region, cluster, _ = machine.split("/")
     first = _FIRST_PORT + number * _PORTS_EACH
-    return {
-        "address": "127.0.0.1",
-        "ports": (first, first + _PORTS_EACH - 1),
-        "state_dir": machine_state_dir(settings.data_dir, machine),
-    }
+    return _config(
+        machine=machine,
+        region=region,
+        cluster=cluster,
+        gpu_type=shape.gpu_type,
+        gpus=shape.gpus,
+        cpus_milli=round(shape.cpus * 1000),
+        memory_bytes=shape.memory,
+        address="127.0.0.1",
+        ports=(first, first + _PORTS_EACH - 1),
+        state_dir=machine_state_dir(settings.data_dir, machine),
+        **_task_options(settings, tenant_uids),
+        **more,
+    )
 
 
 def run_agent(settings: Settings, options: dict[str, Any]) -> None:
@@ -148,25 +150,13 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
     except ValueError as error:
         raise ConfigurationError(f"--memory: {options['memory']!r} {error}") from None
     config = _config(
+        **{option: options[option] for option in _OPTIONS},
         machine=machine_id(options["region"], options["cluster"], name),
-        region=options["region"],
-        cluster=options["cluster"],
-        rack=options["rack"],
-        gpu_type=options["gpu_type"],
-        gpus=options["gpus"],
         cpus_milli=round(options["cpus"] * 1000),
         memory_bytes=memory,
-        address=options["address"],
         ports=(int(first), int(last)),
         bucket_url=options["bucket"],
-        state_dir=options["state_dir"],
-        run_as=options["run_as"],
-        platform=options["platform"],
-        owner=options["owner"],
-        owner_socket=options["owner_socket"],
-        interface=options["interface"],
         link_bytes_s=options["link_mbit"] * 125_000,
-        instance=options["instance"],
         # A secret, so it is not passed as a flag, which other users can read, and not inherited by child processes.
         join_token=os.environ.pop("MIZZEN_JOIN_TOKEN", ""),
         **_task_options(settings, None if options["run_as"] else _tenant_uids(settings, Path(options["state_dir"]))),
@@ -177,19 +167,8 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
 
 
 def _task_options(settings: Settings, tenant_uids: tuple[int, int] | None) -> dict[str, Any]:
-    tasks = settings.tasks
-    return {
-        "cgroup": tasks.limits,
-        "private_tmp": tasks.private_tmp,
-        "keep_runs_s": tasks.keep_runs_s,
-        "keep_at_most_s": tasks.keep_at_most_s,
-        "keep_free": tasks.keep_free,
-        "output_bytes": tasks.output_bytes,
-        "keep_stopped_s": tasks.keep_stopped_s,
-        "processes_per_task": tasks.processes_per_task,
-        "processes_per_cpu": tasks.processes_per_cpu,
-        "tenant_uids": tenant_uids,
-    }
+    same = {name: getattr(settings.tasks, name) for name in _TASK_SETTINGS}
+    return {**same, "cgroup": settings.tasks.limits, "tenant_uids": tenant_uids}
 
 
 def _tenant_uids(settings: Settings, folder: Path) -> tuple[int, int] | None:
@@ -226,8 +205,7 @@ def _config(**values: Any) -> AgentConfig:
     try:
         return AgentConfig(**values)
     except ValidationError as error:
-        lines = [f"{'.'.join(str(p) for p in e['loc']) or 'agent'}: {e['msg']}" for e in error.errors()]
-        raise ConfigurationError("; ".join(lines)) from None
+        raise ConfigurationError("; ".join(problem_lines(AgentConfig, error))) from None
 
 
 def _memory_bytes() -> int:

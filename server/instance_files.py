@@ -1,7 +1,8 @@
 """Reads instances and plans from files, and runs `mizzen tetris score`."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -57,11 +58,17 @@ def read_document(path: Path, reader: Callable[[bytes], T]) -> T:
     Raises:
         ConfigurationError: the file cannot be read, or the document is invalid.
     """
-    try:
+    with _named("standard input" if path == STANDARD else path):
         return reader(sys.stdin.buffer.read() if path == STANDARD else documents.read_file(path))
+
+
+@contextmanager
+def _named(source: Path | str) -> Iterator[None]:
+    """Context manager that names the source of a document in each line of its errors."""
+    try:
+        yield
     except documents.InstanceDocumentError as error:
-        shown_path = "standard input" if path == STANDARD else path
-        raise ConfigurationError(f"{shown_path}: " + str(error).replace("\n", f"\nmizzen: {shown_path}: ")) from None
+        raise ConfigurationError(f"{source}: " + str(error).replace("\n", f"\nmizzen: {source}: ")) from None
 
 
 def read_any(path: Path) -> "Columns":
@@ -72,7 +79,12 @@ def read_any(path: Path) -> "Columns":
     """
     from tetris.columns import Columns
 
-    return read_columns(path) if path.is_dir() else Columns.of(read_document(path, documents.read_instance))
+    if not path.is_dir():
+        return Columns.of(read_document(path, documents.read_instance))
+    from tetris.folders import read_folder
+
+    with _named(path):
+        return read_folder(path)
 
 
 def read_needed(columns: "Columns", path: Path | None) -> "RequiredPieces":
@@ -90,17 +102,3 @@ def read_needed(columns: "Columns", path: Path | None) -> "RequiredPieces":
         return RequiredPieces.of(columns, reads)
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from None
-
-
-def read_columns(path: Path) -> "Columns":
-    """Reads an instance from a folder of Parquet files.
-
-    Raises:
-        ConfigurationError: a file cannot be read, or its content is invalid.
-    """
-    from tetris.folders import read_folder
-
-    try:
-        return read_folder(path)
-    except documents.InstanceDocumentError as error:
-        raise ConfigurationError(f"{path}: " + str(error).replace("\n", f"\nmizzen: {path}: ")) from None

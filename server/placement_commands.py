@@ -9,7 +9,7 @@ import click
 
 from mizzen.cli import formats
 from mizzen.cli.exits import Exit
-from mizzen.cli.output import Column, emit_list, emit_one
+from mizzen.cli.plain.printer import Column, emit_list, emit_one
 from mizzen.cli.session import Session, finish, say
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import IO, Any
 import click
 
 from infra.errors import ConfigurationError
-from mizzen.cli.output import dump, emit_one
+from mizzen.cli.plain.printer import dump, emit_one
 from mizzen.cli.session import Commands, Session, finish, say
 from server.commands import EXIT_USAGE, run_command
 from server.options import argument, option, takes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from infra.errors import MizzenError
-from mizzen.cli.output import emit_one
+from mizzen.cli.plain.printer import emit_one
 from mizzen.cli.session import Commands, Session, finish, say
 from mizzen.client.errors import ApiError
 

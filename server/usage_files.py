@@ -2,37 +2,28 @@
 
 import csv
 import io
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+from pydantic import ValidationError
 
-from domain.ids import NAME_RULE, READ_RULE, is_name, is_read
-from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
+from api.data.usage import RunBody
+from domain.ids import is_name
+from infra.documents import problem_lines
 from infra.errors import MizzenError
 
 NEEDED = ("run", "job", "kind", "tables", "ended_at")
 OPTIONAL = ("source", "app", "gpu_type", "gpu_hours", "cpu_hours", "priority")
-KINDS = ("ml", "spark", "presto")
-OWN_SOURCE = "mizzen"
-_LONGEST = 256
-_SHOWN = 60
+_NUMBERS = {"gpu_hours", "cpu_hours", "priority"}
 
 
 class UsageFileError(MizzenError):
     """The usage file cannot be read at all."""
-
-
-class _Wrong(ValueError):
-    """An invalid cell. The message contains the column, the value, and what would be valid."""
-
-    def __init__(self, column: str, value: object, message: str) -> None:
-        super().__init__(f"{column}: {repr(value)[:_SHOWN]}: {message}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,101 +62,38 @@ def _rows(cells: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[UsageRow]:
             run = _run(row)
             first = seen.setdefault((run["source"], run["run"]), number)
             if first != number:
-                raise _Wrong("run", run["run"], f"is also in row {first}: run ids must be unique")
+                raise ValueError(f"run: {run['run']!r}: is also in row {first}: run ids must be unique")
             yield UsageRow(number, run)
-        except _Wrong as error:
+        except ValueError as error:
             yield UsageRow(number, None, str(error))
 
 
 def _run(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the run of a row. Numbers may be text, tables may be separated by |, and empty cells are left out."""
     if None in row:  # The `csv` module stores cells beyond the header under None.
-        raise _Wrong("the end", row[None], "the row has more cells than the header")  # type: ignore[index]
-    kind = _text(row, "kind")
-    if kind not in KINDS:
-        raise _Wrong("kind", kind, f"must be {', '.join(KINDS[:-1])} or {KINDS[-1]}")
-    source = _optional(row, "source", _name) or kind
-    if source == OWN_SOURCE:
-        raise _Wrong("source", source, "must be another name; mizzen records its own workloads itself")
-    run = {
-        "source": source,
-        "run": _text(row, "run"),
-        "job": _text(row, "job"),
-        "kind": kind,
-        "app": _optional(row, "app", _name),
-        "tables": _tables(row),
-        "gpu_type": _optional(row, "gpu_type", _name),
-        "gpu_hours": _optional(row, "gpu_hours", _hours) or 0.0,
-        "cpu_hours": _optional(row, "cpu_hours", _hours) or 0.0,
-        "priority": _optional(row, "priority", _priority) or LOWEST_LEVEL,
-        "ended_at": _time(row),
-    }
-    if run["gpu_hours"] and run["gpu_type"] is None:
-        raise _Wrong("gpu_hours", row["gpu_hours"], "must be 0 or empty if gpu_type is empty")
-    return run
-
-
-def _optional(row: Mapping[str, Any], column: str, read: Callable[[Mapping[str, Any], str], Any]) -> Any:
-    return None if row.get(column) in (None, "") else read(row, column)
-
-
-def _text(row: Mapping[str, Any], column: str) -> str:
-    value = row.get(column)
-    text = value.strip() if isinstance(value, str) else value
-    if not isinstance(text, str) or not 0 < len(text) <= _LONGEST or not text.isprintable():
-        raise _Wrong(column, value, f"must be a string of 1 to {_LONGEST} characters on one line")
-    return text
-
-
-def _name(row: Mapping[str, Any], column: str) -> str:
-    text = _text(row, column)
-    if not is_name(text):
-        raise _Wrong(column, text, f"must be {NAME_RULE}")
-    return text
-
-
-def _tables(row: Mapping[str, Any]) -> list[str]:
-    value = row.get("tables")
-    names = value.split("|") if isinstance(value, str) and value else value or []
-    if not isinstance(names, list):
-        raise _Wrong("tables", value, "must be names separated by |, or a list")
-    for name in names:
-        if not isinstance(name, str) or not is_read(name):
-            raise _Wrong("tables", name, f"must be {READ_RULE}")
-    if len(set(names)) < len(names):
-        raise _Wrong("tables", value, "must name each table and partition once")
-    return names
-
-
-def _number(row: Mapping[str, Any], column: str) -> float:
+        raise ValueError(f"the end: {row[None]!r}: the row has more cells than the header")  # type: ignore[index]
+    cells = {name: value.strip() if isinstance(value, str) else value for name, value in row.items()}
+    given = {name: value for name, value in cells.items() if value not in (None, "")}
+    tables = given.get("tables", [])
+    given["tables"] = tables.split("|") if isinstance(tables, str) else tables
+    for name in _NUMBERS & given.keys():
+        given[name] = _number(given[name])
+    kind = given.get("kind")
+    # If the kind is invalid, this is the only error.
+    given.setdefault("source", kind if isinstance(kind, str) and is_name(kind) else "unknown")
     try:
-        return float(row[column])
+        run = RunBody.model_validate(given)
+    except ValidationError as error:
+        raise ValueError("; ".join(problem_lines(RunBody, error))) from None
+    return {**run.model_dump(), "ended_at": run.ended_at.astimezone(UTC).isoformat()}
+
+
+def _number(value: Any) -> Any:
+    try:
+        number = float(value)
     except (TypeError, ValueError):
-        return math.nan
-
-
-def _hours(row: Mapping[str, Any], column: str) -> float:
-    hours = _number(row, column)
-    if not 0 <= hours < math.inf:
-        raise _Wrong(column, row[column], "must be a number of hours from 0")
-    return hours
-
-
-def _priority(row: Mapping[str, Any], column: str) -> int:
-    level = _number(row, column)
-    if level not in range(HIGHEST_LEVEL, LOWEST_LEVEL + 1):
-        raise _Wrong(column, row[column], f"must be a level from {HIGHEST_LEVEL} (the highest) to {LOWEST_LEVEL}")
-    return int(level)
-
-
-def _time(row: Mapping[str, Any]) -> str:
-    value = row.get("ended_at")
-    try:
-        at = datetime.fromisoformat(value.strip()) if isinstance(value, str) else value
-    except ValueError:
-        at = None
-    if not isinstance(at, datetime) or at.tzinfo is None:
-        raise _Wrong("ended_at", value, "must be a time with its zone, such as 2026-11-22T03:00:00Z")
-    return at.astimezone(UTC).isoformat()
+        return value
+    return int(number) if number.is_integer() else number
 
 
 def _csv(path: Path) -> tuple[list[str], Iterator[tuple[int, Mapping[str, Any]]]]:

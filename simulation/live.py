@@ -14,10 +14,10 @@ from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import MachineState, RunningWorkload, TenantState
 from infra.documents import problem_lines
 from infra.errors import ConfigurationError
-from simulation.initial_state import InitialHolder
 from simulation.ledger import NOTHING, Amounts, plus
 from simulation.random_draws import chance
-from simulation.run import EVERYTHING, Scenario, Span
+from simulation.run import EVERYTHING, Span
+from simulation.scenario import InitialHolder, Scenario
 from simulation.settings import SimulationSettings, fit_lognormal
 from simulation.workloads import SimulatedWorkload
 

@@ -1,25 +1,23 @@
 """Runs a policy on a scenario, and returns the outcome as JSON."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
-from domain.scheduling import CreditWeights, TenantState
+from domain.scheduling import CreditWeights
 from gms.auction.auction import Options
 from infra.errors import ConfigurationError
 from simulation import result
 from simulation.engine import Engine, Production
 from simulation.hardware import Hardware
-from simulation.initial_state import InitialHolder, InitialState
 from simulation.meter import Meter, ratio
 from simulation.policies import POLICIES, SchedulingPolicy, split_by_cluster
+from simulation.scenario import Scenario as Scenario
 from simulation.settings import SimulationSettings
 from simulation.simulator import RunProgress, Simulator
-from simulation.supply import Machines, Supply
 from simulation.transitions import Happened
-from simulation.workloads import SimulatedWorkload
 
 ROUNDED_S = 3
 
@@ -39,27 +37,6 @@ class Span:
 
 
 EVERYTHING = Span()
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """The input of a run that is the same for all policies."""
-
-    machines: Machines
-    tenants: dict[str, TenantState]
-    workloads: Sequence[SimulatedWorkload]
-    settings: SimulationSettings
-    seed: int = 0
-    until_s: float = inf
-    measure_from_s: float = 0.0
-    measure_to_s: float = inf
-    starts_s: float = 0.0
-    """The start of the simulation's clock in reported times: seconds of the trace, or since the snapshot."""
-    holding: dict[str, InitialHolder] = field(default_factory=dict)
-    sources: Supply = field(default_factory=Supply)
-    """What supplies more machines during the run."""
-    says: dict[str, Any] = field(default_factory=dict)
-    """Facts about the scenario's origin, which are copied to the JSON object."""
 
 
 def check_policy(scenario: Scenario, policy: SchedulingPolicy) -> None:
@@ -107,15 +84,11 @@ class Run:
     def __post_init__(self) -> None:
         scenario = self.scenario
         check_policy(scenario, self.policy)
-        self._hardware = Hardware(scenario.sources.possible(scenario.machines))
+        self._hardware = Hardware(scenario.possible)
         supply = dict.fromkeys(self._hardware.supply, 0) | Hardware(scenario.machines).supply
         self.meter = Meter(supply, scenario.measure_from_s, scenario.measure_to_s)
-        initial = InitialState(
-            scenario.machines, scenario.tenants, scenario.workloads, scenario.settings, self.policy, scenario.seed,
-            scenario.until_s, scenario.holding, scenario.sources,
-        )  # fmt: skip
         self.engine = engine_for(scenario, self.policy)
-        self.simulator = Simulator(initial, self.engine, self.meter, self.follow)
+        self.simulator = Simulator(scenario, self.policy, self.engine, self.meter, self.follow)
 
     def go(self, stop: Callable[[RunProgress], bool] | None = None) -> "Run":
         """Runs to the end, or until `stop` returns True: then `interrupted` is set."""

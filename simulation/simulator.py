@@ -7,9 +7,10 @@ from heapq import heappop, heappush
 from math import inf
 
 from simulation.engine import Engine
-from simulation.initial_state import InitialState
 from simulation.meter import Meter
 from simulation.passes import Passes
+from simulation.policies import SchedulingPolicy
+from simulation.scenario import Scenario
 from simulation.transitions import Happened, Transitions
 from simulation.workload_state import WorkloadState
 
@@ -38,26 +39,31 @@ class RunProgress:
 
 
 class Simulator:
-    """One run of a policy from an initial state."""
+    """One run of a policy on a scenario."""
 
     def __init__(
-        self, initial: InitialState, engine: Engine, meter: Meter, follow: Callable[[Happened], None] | None = None
+        self,
+        scenario: Scenario,
+        policy: SchedulingPolicy,
+        engine: Engine,
+        meter: Meter,
+        follow: Callable[[Happened], None] | None = None,
     ) -> None:
-        self.initial = initial
+        self.scenario = scenario
         self._heap: list[tuple[float, int, int, int]] = []
-        self.transitions = Transitions(initial, engine, meter, self._later, follow)
+        self.transitions = Transitions(scenario, policy, engine, meter, self._later, follow)
         self._passes = Passes(self.transitions)
-        self.keeper = initial.sources.keeper(self.transitions, meter, self._passes.shortages, initial.seed)
+        self.keeper = scenario.sources.keeper(self.transitions, meter, self._passes.shortages, scenario.seed)
         states = self.transitions.states
         self._arrivals = sorted(
-            (state for state in states if state.workload.id not in initial.holding),
+            (state for state in states if state.workload.id not in scenario.holding),
             key=lambda state: (state.workload.arrives_s, state.number),
         )
         self._arrived = 0
         self.now_s = 0.0
         self.events = 0
         for state in states:
-            held = initial.holding.get(state.workload.id)
+            held = scenario.holding.get(state.workload.id)
             if held is not None:
                 self.transitions.begin_holding(state, held)
 
@@ -69,8 +75,8 @@ class Simulator:
     def progress(self) -> RunProgress:
         """The progress of the run."""
         transitions = self.transitions
-        arrived = self._arrived + len(self.initial.holding)
-        done = max(transitions.finished / max(1, len(transitions.states)), self.now_s / self.initial.until_s)
+        arrived = self._arrived + len(self.scenario.holding)
+        done = max(transitions.finished / max(1, len(transitions.states)), self.now_s / self.scenario.until_s)
         workloads, queued = len(transitions.states), len(transitions.queue)
         return RunProgress(self.now_s, workloads, arrived, transitions.finished, queued, self.events, done)
 
@@ -90,9 +96,9 @@ class Simulator:
                     return False
                 next_stop = self.events + every
             at_s = self._next_s()
-            if at_s > self.initial.until_s or at_s == inf:
-                if self.initial.until_s != inf:
-                    self.now_s = self.initial.until_s
+            if at_s > self.scenario.until_s or at_s == inf:
+                if self.scenario.until_s != inf:
+                    self.now_s = self.scenario.until_s
                 self.transitions.meter.advance(self.now_s)
                 return True
             self.now_s = at_s

@@ -17,11 +17,11 @@ from domain.scheduling import (
 from gms.columns import QueueChange
 from simulation.engine import Engine
 from simulation.hardware import Hardware
-from simulation.initial_state import InitialHolder, InitialState
 from simulation.ledger import Ledger
 from simulation.meter import Meter
-from simulation.policies import Binding, place_of, split_by_cluster
+from simulation.policies import Binding, SchedulingPolicy, place_of, split_by_cluster
 from simulation.random_draws import chance
+from simulation.scenario import InitialHolder, Scenario
 from simulation.shares import Shares
 from simulation.supply import usd_per_h
 from simulation.workload_columns import WorkloadColumns
@@ -44,18 +44,19 @@ class Transitions:
 
     def __init__(
         self,
-        initial: InitialState,
+        scenario: Scenario,
+        policy: SchedulingPolicy,
         engine: Engine,
         meter: Meter,
         later: Callable[[float, str, WorkloadState], None],
         follow: Callable[[Happened], None] | None,
     ) -> None:
-        self.initial, self.settings, self.policy = initial, initial.settings, initial.policy
+        self.scenario, self.settings, self.policy = scenario, scenario.settings, policy
         self.engine, self.meter = engine, meter
         self._later, self._follow = later, follow
-        machines = split_by_cluster(initial.machines) if initial.policy.by_cluster else initial.machines
+        machines = split_by_cluster(scenario.machines) if policy.by_cluster else scenario.machines
         self.ledgers = {place: Ledger(found) for place, found in sorted(machines.items())}
-        self.states = numbered(initial.workloads)
+        self.states = numbered(scenario.workloads)
         self.columns = WorkloadColumns(len(self.states))
         self.evictors: dict[str, set[str]] = {}
         """Workloads that evicted a workload since the last submission or end, by victim (`gms.auction.immunity`)."""
@@ -69,9 +70,9 @@ class Transitions:
         for machine in machines_of_all:
             meter.usd_per_h[machine.capacity] += usd_per_h(machine)
         fleet = sum(m.gpus for m in machines_of_all), sum(m.cpus_milli for m in machines_of_all)
-        self.shares = Shares(initial.tenants, *fleet, initial.settings.fair_window_s)
-        self._binding = Binding(initial.machines, initial.policy.by_cluster) if initial.policy.binds_early else None
-        self._hardware = Hardware(initial.possible)
+        self.shares = Shares(scenario.tenants, *fleet, scenario.settings.fair_window_s)
+        self._binding = Binding(scenario.machines, policy.by_cluster) if policy.binds_early else None
+        self._hardware = Hardware(scenario.possible)
         self._cluster_of = {m.id: m.cluster for m in machines_of_all}
         self._count_held()
 
@@ -304,7 +305,7 @@ class Transitions:
             victim.idle_since_s, victim.start_judged = at_s, False
             worked_s = at_s - victim.started_at_s
             saved_s = worked_s // s.checkpoint_interval_s * s.checkpoint_interval_s
-            if chance(self.initial.seed, "flush", f"{w.id}\0{victim.attempt}") < s.flush_succeeds:
+            if chance(self.scenario.seed, "flush", f"{w.id}\0{victim.attempt}") < s.flush_succeeds:
                 saved_s = worked_s
             victim.done_s += saved_s
             lost_s = worked_s - saved_s
@@ -345,7 +346,7 @@ class Transitions:
                 self.meter.queued[self._types[gpu_type]] += sign * slots
 
     def _provisioning_s(self, state: WorkloadState) -> float:
-        at = chance(self.initial.seed, "provisioning", f"{state.workload.id}\0{state.attempt}")
+        at = chance(self.scenario.seed, "provisioning", f"{state.workload.id}\0{state.attempt}")
         return self.settings.provisioning_s(at)
 
     def _say(

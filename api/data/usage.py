@@ -50,7 +50,7 @@ class RunBody(Body):
         if self.source == OWN_SOURCE:
             raise ValueError(f"source: {self.source!r}: must be another name; mizzen records its own workloads itself")
         if self.gpu_hours > 0 and self.gpu_type is None:
-            raise ValueError(f"gpu_hours: {self.gpu_hours:g}: must be 0 if gpu_type is null")
+            raise ValueError(f"gpu_hours: {self.gpu_hours:g}: must be 0 without a gpu_type")
         if len(set(self.tables)) < len(self.tables):
             twice = sorted({table for table in self.tables if self.tables.count(table) > 1})
             raise ValueError(f"tables: {', '.join(twice)}: must occur once")

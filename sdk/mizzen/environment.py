@@ -20,7 +20,7 @@
 | `MIZZEN_GANG_MTBF_S` | mean seconds between interruptions of the whole gang, if it is known |
 | `MIZZEN_PLATFORM` | platform of the machine (`mizzen.cadence`), if its agent has that setting |
 | `MIZZEN_GRACE_S` | seconds from the notice (SIGTERM) to SIGKILL |
-| `MIZZEN_DEADLINE_FILE` | file that says after the notice when SIGKILL comes (`mizzen.notices.agent`) |
+| `MIZZEN_DEADLINE_FILE` | file that says after the notice when SIGKILL comes (`mizzen.notices.AgentWatcher`) |
 | `MIZZEN_REPORT` | file to which the task reports progress and checkpoints (`mizzen.report`) |
 | `MIZZEN_PYTHON` | a Python interpreter that has mizzen installed: the agent's own |
 | `MIZZEN_TABLE_<NAME>` | URI of an input table's folder in the region's bucket |
@@ -36,11 +36,14 @@
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from mizzen.cadence.interruptions import number
 
 _JOB_ADDRESS = re.compile(r"MIZZEN_JOB_(.+)_ADDR")
 _TABLE = "MIZZEN_TABLE_"
@@ -72,39 +75,57 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
     return Path(unquote(parts.path))
 
 
+def _variable(read: Callable[[Mapping[str, str]], object], default: object = None) -> Any:
+    """Return a field that `from_environ` sets to the result of `read`, unless this is None."""
+    return field(default=default, metadata={"read": read})
+
+
+def _text(name: str) -> Any:
+    return _variable(lambda given: given.get(name))
+
+
+def _whole(name: str, least: int, default: int | None = None) -> Any:
+    right = f"a whole number, at least {least}"
+    return _variable(lambda given: number(given, name, int, lambda n: n >= least, right), default)
+
+
+def _number(name: str, unit: str) -> Any:
+    return _variable(lambda given: number(given, name, float, lambda n: n >= 0, f"0 or more {unit}"))
+
+
 @dataclass(frozen=True)
 class TaskEnvironment:
     """The environment of a task. A variable that is not set is None, or the value for a single process."""
 
-    workload: str | None = None
-    workload_name: str | None = None
-    tenant: str | None = None
-    attempt: int | None = None
-    job: str | None = None
-    task: int = 0
-    tasks: int = 1
-    region: str | None = None
-    machine: str | None = None
-    run_id: str | None = None
-    checkpoint_uri: str | None = None
-    checkpoint_interval_s: float | None = None
-    checkpoint_keep: int | None = None
-    checkpoint_max_failing_s: float | None = None
-    checkpoint_max_failures: int | None = None
-    gang_mtbf_s: float | None = None
-    machine_hazard_per_h: float | None = None
-    gang_machines: int | None = None
-    platform: str | None = None
-    grace_s: float | None = None
-    report: str | None = None
+    workload: str | None = _text("MIZZEN_WORKLOAD")
+    workload_name: str | None = _text("MIZZEN_WORKLOAD_NAME")
+    tenant: str | None = _text("MIZZEN_TENANT")
+    attempt: int | None = _whole("MIZZEN_ATTEMPT", 1)
+    job: str | None = _text("MIZZEN_JOB")
+    task: int = _whole("MIZZEN_TASK", 0, default=0)
+    tasks: int = _whole("MIZZEN_TASKS", 1, default=1)
+    region: str | None = _text("MIZZEN_REGION")
+    machine: str | None = _text("MIZZEN_MACHINE")
+    run_id: str | None = _text("MIZZEN_RUN_ID")
+    checkpoint_uri: str | None = _text("MIZZEN_CHECKPOINT_URI")
+    checkpoint_interval_s: float | None = _number("MIZZEN_CHECKPOINT_INTERVAL_S", "seconds")
+    checkpoint_keep: int | None = _whole("MIZZEN_CHECKPOINT_KEEP", 1)
+    checkpoint_max_failing_s: float | None = _number("MIZZEN_CHECKPOINT_MAX_FAILING_S", "seconds")
+    checkpoint_max_failures: int | None = _whole("MIZZEN_CHECKPOINT_MAX_FAILURES", 0)
+    gang_mtbf_s: float | None = _number("MIZZEN_GANG_MTBF_S", "seconds")
+    machine_hazard_per_h: float | None = _number("MIZZEN_MACHINE_HAZARD_PER_H", "interruptions per hour")
+    gang_machines: int | None = _whole("MIZZEN_GANG_MACHINES", 1)
+    platform: str | None = _text("MIZZEN_PLATFORM")
+    grace_s: float | None = _number("MIZZEN_GRACE_S", "seconds")
+    report: str | None = _text("MIZZEN_REPORT")
     gpus: tuple[str, ...] = ()
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    node_rank: int = 0
-    master_addr: str | None = None
-    master_port: int | None = None
+    rank: int = _whole("RANK", 0, default=0)
+    world_size: int = _whole("WORLD_SIZE", 1, default=1)
+    local_rank: int = _whole("LOCAL_RANK", 0, default=0)
+    local_world_size: int = _whole("LOCAL_WORLD_SIZE", 1, default=1)
+    node_rank: int = _whole("NODE_RANK", 0, default=0)
+    master_addr: str | None = _text("MASTER_ADDR")
+    master_port: int | None = _whole("MASTER_PORT", 1)
     tables: Mapping[str, str] = field(default_factory=dict)
     """URI of each table's folder, by the name in its variable (`variable_name`)."""
     tables_complete_until: Mapping[str, datetime] = field(default_factory=dict)
@@ -121,36 +142,10 @@ class TaskEnvironment:
         """
         given = {name: text for name, text in (os.environ if environ is None else environ).items() if text}
         until = {name + _UNTIL for name in given if name.startswith(_TABLE)} & given.keys()
+        read = {field.name: field.metadata.get("read", lambda _: None)(given) for field in fields(cls)}
         return cls(
-            workload=given.get("MIZZEN_WORKLOAD"),
-            workload_name=given.get("MIZZEN_WORKLOAD_NAME"),
-            tenant=given.get("MIZZEN_TENANT"),
-            attempt=_whole(given, "MIZZEN_ATTEMPT", least=1),
-            job=given.get("MIZZEN_JOB"),
-            task=_whole(given, "MIZZEN_TASK") or 0,
-            tasks=_whole(given, "MIZZEN_TASKS", least=1) or 1,
-            region=given.get("MIZZEN_REGION"),
-            machine=given.get("MIZZEN_MACHINE"),
-            run_id=given.get("MIZZEN_RUN_ID"),
-            checkpoint_uri=given.get("MIZZEN_CHECKPOINT_URI"),
-            checkpoint_interval_s=_seconds(given, "MIZZEN_CHECKPOINT_INTERVAL_S"),
-            checkpoint_keep=_whole(given, "MIZZEN_CHECKPOINT_KEEP", least=1),
-            checkpoint_max_failing_s=_seconds(given, "MIZZEN_CHECKPOINT_MAX_FAILING_S"),
-            checkpoint_max_failures=_whole(given, "MIZZEN_CHECKPOINT_MAX_FAILURES"),
-            gang_mtbf_s=_seconds(given, "MIZZEN_GANG_MTBF_S"),
-            machine_hazard_per_h=_number(given, "MIZZEN_MACHINE_HAZARD_PER_H", "interruptions per hour"),
-            gang_machines=_whole(given, "MIZZEN_GANG_MACHINES", least=1),
-            platform=given.get("MIZZEN_PLATFORM"),
-            grace_s=_seconds(given, "MIZZEN_GRACE_S"),
-            report=given.get("MIZZEN_REPORT"),
+            **{name: value for name, value in read.items() if value is not None},
             gpus=tuple(gpu.strip() for gpu in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()),
-            rank=_whole(given, "RANK") or 0,
-            world_size=_whole(given, "WORLD_SIZE", least=1) or 1,
-            local_rank=_whole(given, "LOCAL_RANK") or 0,
-            local_world_size=_whole(given, "LOCAL_WORLD_SIZE", least=1) or 1,
-            node_rank=_whole(given, "NODE_RANK") or 0,
-            master_addr=given.get("MASTER_ADDR"),
-            master_port=_whole(given, "MASTER_PORT", least=1),
             tables={n.removeprefix(_TABLE): u for n, u in given.items() if n.startswith(_TABLE) and n not in until},
             tables_complete_until={
                 name.removeprefix(_TABLE).removesuffix(_UNTIL): _instant(given, name) for name in until
@@ -171,18 +166,6 @@ class TaskEnvironment:
         return local_path(self.tables[variable_name(name)])
 
 
-def _whole(given: Mapping[str, str], name: str, least: int = 0) -> int | None:
-    if name not in given:
-        return None
-    try:
-        number = int(given[name])
-    except ValueError:
-        raise ValueError(f"{name}={given[name]!r}: must be a whole number") from None
-    if number < least:
-        raise ValueError(f"{name}={given[name]!r}: must be at least {least}")
-    return number
-
-
 def _instant(given: Mapping[str, str], name: str) -> datetime:
     try:
         at = datetime.fromisoformat(given[name])
@@ -191,19 +174,3 @@ def _instant(given: Mapping[str, str], name: str) -> datetime:
     if at is None or at.tzinfo is None:
         raise ValueError(f"{name}={given[name]!r}: must be a time with a time zone, such as 2026-11-22T03:00:00Z")
     return at
-
-
-def _seconds(given: Mapping[str, str], name: str) -> float | None:
-    return _number(given, name, "seconds")
-
-
-def _number(given: Mapping[str, str], name: str, unit: str) -> float | None:
-    if name not in given:
-        return None
-    try:
-        number = float(given[name])
-    except ValueError:
-        raise ValueError(f"{name}={given[name]!r}: must be a number of {unit}") from None
-    if not number >= 0:
-        raise ValueError(f"{name}={given[name]!r}: must be 0 or more {unit}")
-    return number

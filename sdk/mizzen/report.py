@@ -56,12 +56,16 @@ _log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Writes the report to `path`. `clock` returns monotonic seconds and is used only to limit the rate of writes."""
+    """Writes the report to `path`; None: to the file at `MIZZEN_REPORT`, or nowhere if that is not set.
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    The environment is read at the first report. `clock` returns monotonic seconds and is used only to limit the rate of
+    writes.
+    """
+
+    def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
-        self._pid = os.getpid()
+        self._pid: int | None = None
         # Reentrant: a signal handler may report while the interrupted frame is reporting.
         self._lock = threading.RLock()
         self._writes = itertools.count()
@@ -74,12 +78,8 @@ class Reporter:
         self._failed = False
 
     def progress(self, step: int) -> None:
-        """Report that the training is at `step`."""
+        """Report that the training is at `step`. The call is cheap: use it at every step."""
         self._tell(hurry=False, step=step)
-
-    def resumed(self, step: int | None) -> None:
-        """Report that the training starts from the checkpoint of `step`, or from the beginning if `step` is None."""
-        self._tell(resumed_step=step)
 
     def saved(
         self,
@@ -137,7 +137,7 @@ class Reporter:
         self._tell(cadence={**told, "source": source[:MAX_WORDS]})
 
     def loading(self) -> None:
-        """Report that the newest checkpoint is being searched for and loaded."""
+        """Report that the newest checkpoint is being loaded. If the task fails before `loaded`, the load has failed."""
         self._tell(load={"state": "started", "error": None, "skipped": 0})
 
     def loaded(self, step: int | None, skipped: int = 0) -> None:
@@ -151,7 +151,10 @@ class Reporter:
         self._tell(load={"state": "failed", "error": words[:MAX_WORDS], "skipped": skipped})
 
     def noticed(self, notice: notices.Notice, decision: str | None = None) -> None:
-        """Report a platform's notice that this task will be stopped. `decision` describes the task's reaction."""
+        """Report a platform's notice that this task will be stopped.
+
+        `decision` describes the task's reaction (`notices.Decision.why`).
+        """
         told = {
             "platform": notice.platform,
             "kind": str(notice.kind),
@@ -163,9 +166,18 @@ class Reporter:
         }
         self._tell(notice=told)
 
-    def _tell(self, hurry: bool = True, **news: object) -> None:
+    def _file(self) -> Path | None:
+        """Return the report's file; None if this process writes none."""
+        if self._pid is None:
+            if self._path is None and (named := os.environ.get("MIZZEN_REPORT")):
+                self._path = Path(named)
+            self._pid = os.getpid()
+            atexit.register(self.flush)
         # A forked child, such as a data loader's worker, has a copy of this object. It must not write the report.
-        if os.getpid() != self._pid:
+        return self._path if os.getpid() == self._pid else None
+
+    def _tell(self, hurry: bool = True, **news: object) -> None:
+        if self._file() is None:
             return
         with self._lock:
             self._body.update(news, at_s=time.time())
@@ -176,18 +188,19 @@ class Reporter:
 
     def flush(self) -> None:
         """Write the report if it has changed since the last write."""
-        if os.getpid() != self._pid:
+        path = self._file()
+        if path is None:
             return
         with self._lock:
             if not self._pending:
                 return
-            temporary = self._path.with_name(f"{self._path.name}.{self._pid}.{next(self._writes)}.tmp")
+            temporary = path.with_name(f"{path.name}.{self._pid}.{next(self._writes)}.tmp")
             try:
                 temporary.write_text(json.dumps(self._body))
-                temporary.replace(self._path)
+                temporary.replace(path)
             except OSError as error:
                 if not self._failed:
-                    _log.warning("cannot write the report %s: %s", self._path, error)
+                    _log.warning("cannot write the report %s: %s", path, error)
                 self._failed = True
                 with contextlib.suppress(OSError):
                     temporary.unlink(missing_ok=True)
@@ -196,92 +209,14 @@ class Reporter:
             self._written_at_s = self._clock()
 
 
-_reporter: Reporter | None = None
-_asked = False
-
-
-def _current() -> Reporter | None:
-    global _reporter, _asked
-    if not _asked:
-        _asked = True
-        if path := os.environ.get("MIZZEN_REPORT"):
-            _reporter = Reporter(Path(path))
-            atexit.register(_reporter.flush)
-    return _reporter
-
-
-def progress(step: int) -> None:
-    """Report that the training is at `step`. The call is cheap: use it at every step."""
-    if reporter := _current():
-        reporter.progress(step)
-
-
-def resumed(step: int | None) -> None:
-    """Report the step from which the training resumes; None: it starts from the beginning."""
-    if reporter := _current():
-        reporter.resumed(step)
-
-
-def saved(
-    step: int,
-    at_s: float,
-    size_bytes: int,
-    duration_s: float,
-    write_s: float | None = None,
-    sent_bytes: int | None = None,
-) -> None:
-    """Report a committed checkpoint: its time (epoch seconds), its size, and how long the save stalled the training.
-
-    `write_s` is the time until the checkpoint was durable; None: `duration_s`. `sent_bytes` is the size of the parts
-    that this save wrote; None: all.
-    """
-    if reporter := _current():
-        reporter.saved(step, at_s, size_bytes, duration_s, write_s, sent_bytes)
-
-
-def save_failed(failures: int, since_s: float, error: str, limit: str | None) -> None:
-    """Report that the last `failures` saves have failed; `limit` says which limit ends the task, if any."""
-    if reporter := _current():
-        reporter.save_failed(failures, since_s, error, limit)
-
-
-def pre_sync(active: bool) -> None:
-    """Report whether this task sends parts of a checkpoint ahead of its last one, within a notice."""
-    if reporter := _current():
-        reporter.pre_sync(active)
-
-
-def cadence(interval_s: float, cost_s: float, mtbf_s: float, step_s: float | None, source: str) -> None:
-    """Report how often this task saves: W, C, mu and the time of a step, in seconds, and the source of mu."""
-    if reporter := _current():
-        reporter.cadence(interval_s, cost_s, mtbf_s, step_s, source)
-
-
-def loading() -> None:
-    """Report that the newest checkpoint is being loaded. If the task fails before `loaded`, the load has failed."""
-    if reporter := _current():
-        reporter.loading()
-
-
-def loaded(step: int | None, skipped: int = 0) -> None:
-    """Report the step that was loaded (None: no valid checkpoint) and the number of skipped checkpoints."""
-    if reporter := _current():
-        reporter.loaded(step, skipped)
-
-
-def load_failed(error: object, skipped: int = 0) -> None:
-    """Report that loading failed with an error, and the number of checkpoints that were skipped before."""
-    if reporter := _current():
-        reporter.load_failed(error, skipped)
-
-
-def noticed(notice: notices.Notice, decision: str | None = None) -> None:
-    """Report a platform's notice and a description of the task's reaction (`notices.Decision.why`)."""
-    if reporter := _current():
-        reporter.noticed(notice, decision)
-
-
-def flush() -> None:
-    """Write a step that the rate limit has delayed."""
-    if reporter := _current():
-        reporter.flush()
+_process = Reporter()
+progress = _process.progress
+saved = _process.saved
+save_failed = _process.save_failed
+pre_sync = _process.pre_sync
+cadence = _process.cadence
+loading = _process.loading
+loaded = _process.loaded
+load_failed = _process.load_failed
+noticed = _process.noticed
+flush = _process.flush

@@ -1,20 +1,10 @@
-"""Reads the history of a demo run from Postgres: allocations, attempts and events."""
+"""Reads the history of a demo run from the API: allocations, attempts and events."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Engine, select
-from sqlalchemy.orm import Session
-
-from domain.slots import TaskSlots
-from domain.spec import WorkloadSpec
-from infra.db.logs import Event
-from infra.db.models import Allocation, Attempt, Machine, Workload
-from infra.db.session import transaction
-from infra.db.tasks import tasks_of
+from mizzen.client import Client
 
 
 @dataclass(frozen=True)
@@ -53,7 +43,7 @@ class Facts:
     """The history of a whole run."""
 
     workloads: dict[str, dict[str, Any]]
-    """Id to name, tenant, phase, submitted_s, finished_s and checkpoint_region."""
+    """Id to the workload as the API shows it, with submitted_s and finished_s."""
     holds: tuple[Hold, ...]
     attempts: tuple[AttemptFact, ...]
     events: tuple[dict[str, Any], ...]
@@ -65,83 +55,58 @@ class Facts:
         return [a for a in self.attempts if a.workload == workload]
 
 
-def _seconds(at: datetime | None, default: float) -> float:
-    return at.timestamp() if at is not None else default
+def _seconds(at: str | None, default: float) -> float:
+    return default if at is None else datetime.fromisoformat(at).timestamp()
 
 
-def _tasks(session: Session, rows: Mapping[str, Workload]) -> Iterator[tuple[Attempt, TaskSlots, Allocation]]:
-    """Yields every task of every attempt, with its allocation."""
-    found = session.scalars(select(Allocation).order_by(Allocation.workload, Allocation.attempt, Allocation.machine))
-    for (workload, number), allocations in groupby(found.all(), lambda a: (a.workload, a.attempt)):
-        own = {a.machine: a for a in allocations}
-        attempt = session.get_one(Attempt, (workload, number))
-        for task in tasks_of(WorkloadSpec.model_validate(rows[workload].spec), attempt, own.values()):
-            yield attempt, task, own[task.machine]
-
-
-def read_facts(engine: Engine, now_s: float) -> Facts:
+def read_facts(client: Client, now_s: float) -> Facts:
     """Reads the history up to now. Holds and attempts that have not ended get the end time `now_s`."""
-    with transaction(engine, isolation="REPEATABLE READ") as session:
-        rows = {row.id: row for row in session.scalars(select(Workload).order_by(Workload.id))}
-        machines = {m.id: m for m in session.scalars(select(Machine).order_by(Machine.id))}
-        holds = [
-            Hold(
-                machine=task.machine,
-                slot=slot,
-                workload=attempt.workload,
-                name=rows[attempt.workload].name,
-                tenant=rows[attempt.workload].tenant,
-                attempt=attempt.attempt,
-                task=f"{task.job}/{task.task}",
-                start_s=_seconds(held.held_at, now_s),
-                end_s=_seconds(held.released_at, now_s),
-            )
-            for attempt, task, held in _tasks(session, rows)
-            if held.held_at is not None
-            for slot in task.slots
-        ]
-        attempts = tuple(
-            AttemptFact(
-                workload=a.workload,
-                name=rows[a.workload].name,
-                attempt=a.attempt,
-                region=a.region,
-                resumed_step=a.resumed_step,
-                last_step=a.last_step,
-                checkpoint_step=a.checkpoint_step,
-                start_s=_seconds(a.started_at or a.awarded_at, now_s),
-                end_s=_seconds(a.released_at, now_s),
-                outcome=str((a.outcome or {}).get("code", "")),
-            )
-            for a in session.scalars(select(Attempt).order_by(Attempt.workload, Attempt.attempt))
+    workloads = {row["id"]: row for row in sorted(client.workloads(), key=lambda row: row["id"])}
+    attempts = [
+        AttemptFact(
+            workload=id_,
+            name=row["name"],
+            attempt=a["attempt"],
+            region=a["region"],
+            resumed_step=a["resumed_step"],
+            last_step=a["last_step"],
+            checkpoint_step=a["checkpoint_step"],
+            start_s=_seconds(a["started_at"] or a["awarded_at"], now_s),
+            end_s=_seconds(a["released_at"], now_s),
+            outcome=a["outcome"]["code"] if a["outcome"] else "",
         )
-        events = tuple(
-            {
-                "at_s": e.at.timestamp(),
-                "kind": e.kind,
-                "workload": e.workload,
-                "attempt": e.attempt,
-                "region": e.region,
-                "machine": e.machine,
-                "reason": e.reason,
-                "detail": e.detail,
-            }
-            for e in session.scalars(select(Event).order_by(Event.txid, Event.id))
+        for id_, row in workloads.items()
+        for a in sorted(client.attempts(id_), key=lambda a: a["attempt"])
+    ]
+    holds = [
+        Hold(
+            machine=held["machine"],
+            slot=slot,
+            workload=id_,
+            name=row["name"],
+            tenant=row["tenant"],
+            attempt=held["attempt"],
+            task=f"{task['job']}/{task['task']}",
+            start_s=_seconds(held["held_at"], now_s),
+            end_s=_seconds(held["released_at"], now_s),
         )
+        for id_, row in workloads.items()
+        for held in client.allocations(id_)
+        if held["held_at"] is not None
+        for task in held["tasks"]
+        for slot in task["slots"]
+    ]
     return Facts(
         workloads={
-            row.id: {
-                "name": row.name,
-                "tenant": row.tenant,
-                "phase": row.phase,
-                "submitted_s": row.submitted_at.timestamp(),
-                "finished_s": _seconds(row.finished_at, now_s),
-                "checkpoint_region": row.checkpoint_region,
+            id_: {
+                **row,
+                "submitted_s": _seconds(row["submitted_at"], now_s),
+                "finished_s": _seconds(row["finished_at"], now_s),
             }
-            for row in rows.values()
+            for id_, row in workloads.items()
         },
         holds=tuple(holds),
-        attempts=attempts,
-        events=events,
-        machines=tuple((m.id, m.region, m.gpu_type, m.gpus) for m in machines.values()),
+        attempts=tuple(attempts),
+        events=tuple({**event, "at_s": _seconds(event["at"], now_s)} for event in client.events()),
+        machines=tuple((m["id"], m["region"], m["gpu_type"], m["gpus"]) for m in client.machines()),
     )

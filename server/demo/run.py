@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
-from sqlalchemy import Engine, select
 
 from agent.fleet import power_off
 from infra import children
 from infra.config import ApiSettings, Settings
-from infra.db.models import Allocation, Attempt, Workload
-from infra.db.session import open_engine, transaction
 from infra.errors import MizzenError
 from infra.process_exit import stop_signals
 from infra.stack.embedded import EmbeddedStack
@@ -137,9 +134,8 @@ class _Demo:
         started = time.monotonic()
         await self._stack.start()
         self._console.print(f"API docs: {self._stack.api_url}/docs   Temporal UI: {self._stack.ui_url}", style="bold")
-        self._engine: Engine = open_engine(self._stack.database_url, pool_size=3)
         self._client = Client(self._stack.api_url, self._stack.operator_key)
-        self._watch = EventPrinter(self._engine, self._client, self._console, live=self._live)
+        self._watch = EventPrinter(self._client, self._console, live=self._live)
         watching = asyncio.create_task(self._watch.run())
         try:
             await self._prepare()
@@ -147,7 +143,7 @@ class _Demo:
             await self._until(self._all_done, "all workloads end")
             await self._watch.catch_up()
             self._watch.say("repeating all trainings without interruption, to compare the weights", "dim")
-            found = await asyncio.to_thread(facts.read_facts, self._engine, time.time())
+            found = await asyncio.to_thread(facts.read_facts, self._client, time.time())
             held = [checks.all_succeeded(found), await self._weights(found), checks.slots_held_once(found)]
             held += [checks.redone_work(found)]
             held += checks.happened(found, self._ids["frontier"], self._ids["radiology"], "scans")
@@ -157,7 +153,6 @@ class _Demo:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             self._client.close()
-            self._engine.dispose()
 
     # -------------------------------------------------------------------------------------------------------- the story
 
@@ -247,20 +242,15 @@ class _Demo:
         return str(self._client.workload(self._ids[name])["phase"]) == phase
 
     def _first_run(self) -> bool:
-        with transaction(self._engine) as session:
-            ids = [self._ids[g.name] for g in scenario.FIRST]
-            saved = session.scalars(
-                select(Attempt.workload).where(Attempt.workload.in_(ids), Attempt.checkpoint_step.is_not(None))
-            )
-            return set(saved) == set(ids)
+        ids = [self._ids[g.name] for g in scenario.FIRST]
+        return all(any(a["checkpoint_step"] is not None for a in self._client.attempts(id_)) for id_ in ids)
 
     def _moved(self) -> bool:
         """Returns whether a stopped workload runs again in another region."""
-        found = facts.read_facts(self._engine, time.time())
         return any(
-            later.region != before.region and later.last_step is not None
-            for workload in found.workloads
-            for before, later in pairwise(found.attempts_of(workload))
+            later["region"] != before["region"] and later["last_step"] is not None
+            for workload in self._ids.values()
+            for before, later in pairwise(sorted(self._client.attempts(workload), key=lambda a: a["attempt"]))
         )
 
     @property
@@ -273,24 +263,13 @@ class _Demo:
 
     def _doomed_machine(self) -> str | None:
         """Returns a machine that runs `dictation`, after `dictation` has saved a checkpoint; None: not yet."""
-        with transaction(self._engine) as session:
-            return session.scalars(
-                select(Allocation.machine)
-                .join(Attempt, (Attempt.workload == Allocation.workload) & (Attempt.attempt == Allocation.attempt))
-                .join(Workload, Workload.id == Allocation.workload)
-                .where(
-                    Allocation.workload == self._ids["dictation"],
-                    Allocation.released_at.is_(None),
-                    Attempt.checkpoint_step.is_not(None),
-                    Workload.phase == "running",
-                )
-                .order_by(Allocation.machine)
-            ).first()
+        id_ = self._ids["dictation"]
+        saved = {a["attempt"] for a in self._client.attempts(id_) if a["checkpoint_step"] is not None}
+        held = (a for a in self._client.allocations(id_) if a["released_at"] is None and a["attempt"] in saved)
+        return min((a["machine"] for a in held), default=None) if self._phase_is("dictation", "running") else None
 
     def _all_done(self) -> bool:
-        with transaction(self._engine) as session:
-            left = session.scalars(select(Workload.id).where(Workload.finished_at.is_(None))).all()
-        return not left
+        return not list(self._client.workloads(phases=("live",)))
 
     @property
     def _worker_killed(self) -> checks.Check:

@@ -9,13 +9,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from sqlalchemy import Engine, select
 
-from domain.reasons import Reason
-from infra.db.events import Cursor, read_after
-from infra.db.models import Workload
-from infra.db.session import transaction
 from mizzen.client import Client
+from mizzen.client.views import Event
 
 _SHOWN = {
     "workload.pending": "queued",
@@ -44,12 +40,13 @@ _COLOURS = {
 class EventPrinter:
     """Reads the event log continuously and prints it."""
 
-    def __init__(self, engine: Engine, client: Client, console: Console, *, live: bool) -> None:
-        self._engine = engine
+    def __init__(self, client: Client, console: Console, *, live: bool) -> None:
         self._client = client
         self._console = console
         self._live = Live(console=console, refresh_per_second=4, transient=True) if live else None
-        self._cursor = Cursor()
+        self._last: str | None = None
+        """Id of the last event that was read."""
+        self._reading = asyncio.Lock()
         self._names: dict[str, str] = {}
         self._started = time.monotonic()
 
@@ -74,33 +71,34 @@ class EventPrinter:
 
     async def catch_up(self) -> None:
         """Prints the events that were not printed yet."""
-        for event in await asyncio.to_thread(self._read):
-            what = _SHOWN.get(event["kind"])
-            if what is not None:
-                self.say(self._line(what, event), "red" if event["kind"] == "machine.lost" else "")
+        async with self._reading:
+            for event in await asyncio.to_thread(self._read):
+                what = _SHOWN.get(event["kind"])
+                if what is not None:
+                    self.say(self._line(what, event), "red" if event["kind"] == "machine.lost" else "")
 
-    def _read(self) -> list[dict[str, Any]]:
+    def _read(self) -> list[Event]:
         try:
-            with transaction(self._engine) as session:
-                rows = read_after(session, self._cursor)
-                if rows:
-                    self._cursor = Cursor(rows[-1].txid, rows[-1].id)
-                    self._names.update(session.execute(select(Workload.id, Workload.name)).all())
-                columns = ("kind", "workload", "attempt", "region", "machine", "reason", "detail")
-                return [{c: getattr(r, c) for c in columns} for r in rows]
+            found = list(self._client.events(after=self._last))
+            if found:
+                self._names.update({row["id"]: row["name"] for row in self._client.workloads()})
+                self._last = found[-1]["id"]
+            return found
         except Exception:
-            return []  # Postgres is restarting; the cursor does not move.
+            return []  # The API is restarting; the same events are read again.
 
-    def _line(self, what: str, event: dict[str, Any]) -> str:
+    def _line(self, what: str, event: Event) -> str:
         who = self._names.get(event["workload"] or "", event["machine"] or event["detail"].get("table", ""))
         again = f" (attempt {event['attempt']})" if (event["attempt"] or 0) > 1 else ""
         where = f" in {event['region']}" if event["region"] and not event["machine"] else ""
         why = ""
-        code = (event["reason"] or {}).get("code")
-        if code not in (None, "starting_tasks", "running", "completed", "scan_pending") and not (
-            code == "awarded" and not event["reason"]["detail"].get("victims")
+        reason = event["reason"]
+        if (
+            reason
+            and reason["code"] not in ("starting_tasks", "running", "completed", "scan_pending")
+            and not (reason["code"] == "awarded" and not reason["detail"].get("victims"))
         ):
-            why = ": " + Reason.from_json(event["reason"]).sentence
+            why = ": " + reason["sentence"]
             for workload_id, name in self._names.items():
                 why = why.replace(workload_id, name)
         if event["kind"] == "workload.preempted" and event["detail"].get("checkpoint_step") is not None:

@@ -22,7 +22,7 @@ def test_the_sdks_report_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run = run_folder(tmp_path)
     (run.path / "pid.json").write_text('{"started_at_s": 5.0}')
     reporter = Reporter(run.report)
-    reporter.resumed(100)
+    reporter.loaded(100)
     reporter.saved(150, 1234.5, 4096, 0.25)
     reporter.progress(160)
     reporter.flush()
@@ -30,8 +30,9 @@ def test_the_sdks_report_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert progress.active_at_s == pytest.approx(run.report.stat().st_mtime)
     progress.active_at_s = None
     assert progress == TaskProgress(
-        "main", 0, 160, 100, 150, 1234.5, 4096, 0.25, None, checkpoint_write_s=0.25, checkpoint_sent_bytes=4096
-    )
+        "main", 0, 160, 100, 150, 1234.5, 4096, 0.25, None, checkpoint_write_s=0.25, checkpoint_sent_bytes=4096,
+        load=LoadReport("loaded"),
+    )  # fmt: skip
 
 
 def test_the_sdks_report_of_cadence_loading_and_notices_is_read(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from mizzen.cli import formats
 from mizzen.cli.formats import visible
-from mizzen.cli.output import Column, cell, dump, measure, table
 from mizzen.cli.pages import left_lines
+from mizzen.cli.plain.printer import Column, cell, dump, measure, table
 from mizzen.cli.submit import plan_page
 
 COLUMNS = (

@@ -12,7 +12,7 @@ import yaml
 from domain.phases import Phase
 from infra.db.models import Workload
 from infra.db.session import transaction
-from mizzen.cli import workload_changes
+from mizzen.cli import workload_commands
 from mizzen.cli.app import run
 from mizzen.client.contexts import config_path, load_contexts
 from tests.cli.service import DONE, FAILED, Capture, Service, Submit, table_rows
@@ -212,7 +212,7 @@ def test_cancel_prints_what_the_workload_is_then(
     assert run(["cancel", id_]) == 0
     ends.join()
     assert table_rows(capsys.readouterr().out)[0]["PHASE"] == "cancelled"
-    monkeypatch.setattr(workload_changes, "_CANCEL_S", 0.0)
+    monkeypatch.setattr(workload_commands, "_CANCEL_S", 0.0)
     id_ = submit()
     as_vision.place(id_)
     assert run(["cancel", id_]) == 0

@@ -42,7 +42,7 @@ _OF_ANY_ROOM = {
 }  # fmt: skip
 """What many rooms have: the room's name completes the file's."""
 _IN_EACH_LAYER = {
-    "archives", "buckets", "capacity", "clusters", "fleet", "instance", "instances", "keys", "logs", "lost_work",
+    "archives", "buckets", "clusters", "fleet", "instance", "instances", "keys", "logs", "lost_work",
     "machines", "moves", "placement_runs", "pools", "provider", "refusals", "removal", "replicas", "requests", "rounds",
     "scheduling", "service", "services", "tenants", "traffic", "usage", "workloads",
 }  # fmt: skip

@@ -42,8 +42,7 @@ def under_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     watching = sys.modules["mizzen.notices.current_notice"]
     for name, unset in {"_signalled": None, "_noticed": False, "_watcher": None, "_fallback": None}.items():
         monkeypatch.setattr(watching, name, unset)
-    monkeypatch.setattr(report, "_asked", False)
-    monkeypatch.setattr(report, "_reporter", None)
+    monkeypatch.setattr(report._process, "__dict__", vars(report.Reporter()))
     file = tmp_path / "deadline.json"
     for name, value in {
         "MIZZEN_PLATFORM": "mizzen", "MIZZEN_GRACE_S": "600", "MIZZEN_DEADLINE_FILE": str(file),

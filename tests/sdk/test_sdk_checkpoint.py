@@ -302,10 +302,11 @@ def test_checksums_are_of_the_kind_that_is_asked_for(tmp_path: Path) -> None:
 def test_a_load_survives_the_removal_of_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a checkpoint is replaced while it is read, the newer one is loaded or listed, without a warning."""
     import mizzen.checkpoint.reader as reading
+    from mizzen.checkpoint import root_view
 
     writer = Checkpointer(tmp_path, attempt=1, keep=1)
     writer.save(1, {"a": 1})
-    real, real_verify, real_whole = reading.fetch_part, reading.verify_part, reading._whole
+    real, real_verify, real_stream = reading.fetch_part, reading.verify_part, root_view.stream
     last = 3
 
     def behind(step: int) -> None:
@@ -316,9 +317,9 @@ def test_a_load_survives_the_removal_of_what_it_reads(tmp_path: Path, monkeypatc
         behind(int(part.key.split("step-")[1][:10]))
         return real(store, part)
 
-    def whole(store: Any, manifest: Any, *rest: Any) -> bool:
-        behind(manifest[0].key and int(manifest[0].key.split("step-")[1][:10]))
-        return real_whole(store, manifest, *rest)
+    def stream(store: Any, part: Any) -> Any:
+        behind(int(part.key.split("step-")[1][:10]))
+        return real_stream(store, part)
 
     def verify(store: Any, part: Any) -> None:
         behind(int(part.key.split("step-")[1][:10]))
@@ -326,10 +327,13 @@ def test_a_load_survives_the_removal_of_what_it_reads(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(reading, "fetch_part", fetch)
     monkeypatch.setattr(reading, "verify_part", verify)
+    monkeypatch.setattr(root_view, "stream", stream)
     reader = Checkpointer(tmp_path, attempt=1, rank=1, world_size=2)
     found = reader.load_latest()
     assert found is not None and found.state == {"a": 3}
     assert reader.skipped == ()
+    writer.save(1, {"a": 1})
+    assert [m.step for m in list_committed(tmp_path, verify=True)] == [3]
     last = 100
     with pytest.raises(CheckpointError, match="removed faster than they could be read"):
         reader.load_latest()

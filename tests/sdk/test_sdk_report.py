@@ -261,12 +261,12 @@ def test_nothing_told_is_a_process_on_its_own() -> None:
     ("variable", "text", "rule"),
     [
         ("MIZZEN_ATTEMPT", "two", "must be a whole number"),
-        ("MIZZEN_ATTEMPT", "0", "must be at least 1"),
-        ("RANK", "-1", "must be at least 0"),
-        ("MIZZEN_CHECKPOINT_INTERVAL_S", "soon", "must be a number of seconds"),
+        ("MIZZEN_ATTEMPT", "0", "must be a whole number, at least 1"),
+        ("RANK", "-1", "must be a whole number, at least 0"),
+        ("MIZZEN_CHECKPOINT_INTERVAL_S", "soon", "must be 0 or more seconds"),
         ("MIZZEN_CHECKPOINT_INTERVAL_S", "nan", "must be 0 or more seconds"),
         ("MIZZEN_MACHINE_HAZARD_PER_H", "-1", "must be 0 or more interruptions per hour"),
-        ("MIZZEN_GANG_MACHINES", "0", "must be at least 1"),
+        ("MIZZEN_GANG_MACHINES", "0", "must be a whole number, at least 1"),
     ],
 )
 def test_a_bad_variable_is_named(variable: str, text: str, rule: str) -> None:

@@ -7,6 +7,8 @@ from typing import Literal, TypeAlias
 from mizzen.cadence.formula import (
     best_interval_s,
     best_until_end,
+    check_above_zero,
+    check_not_negative,
     expected_time,
     expected_time_until_end,
     whole_steps,
@@ -128,16 +130,8 @@ def choose(
     Raises:
         ValueError: a number is out of its range. The message names it.
     """
-    if step_s is not None and not (step_s > 0 and isfinite(step_s)):
-        raise ValueError(f"step_s={step_s}: must be more than 0 seconds")
-    if not (write_s >= 0 and isfinite(write_s)):
-        raise ValueError(f"write_s={write_s}: must be 0 or more seconds")
-    if interval_s is not None and not (interval_s >= 0 and isfinite(interval_s)):
-        raise ValueError(f"interval_s={interval_s}: must be 0 or more seconds")
-    if site_interval_s is not None and not (site_interval_s >= 0 and isfinite(site_interval_s)):
-        raise ValueError(f"site_interval_s={site_interval_s}: must be 0 or more seconds")
-    if ends_in_s is not None and not (ends_in_s > 0 and isfinite(ends_in_s)):
-        raise ValueError(f"ends_in_s={ends_in_s}: must be more than 0 seconds")
+    check_above_zero(step_s=step_s, ends_in_s=ends_in_s)
+    check_not_negative(write_s=write_s, interval_s=interval_s, site_interval_s=site_interval_s)
     rule: Rule
     saves = None
     best_s, rule = best_interval_s(mtbf.mtbf_s, save_s)

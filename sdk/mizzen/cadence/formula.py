@@ -8,7 +8,7 @@ If the end of the machines is known, the interval divides the time until then (`
 """
 
 from collections.abc import Callable
-from math import ceil, expm1, floor, inf, isfinite, sqrt
+from math import ceil, expm1, floor, inf, sqrt
 from typing import Literal, TypeAlias
 
 Rule: TypeAlias = Literal["young", "daly", "mtbf"]
@@ -37,7 +37,8 @@ def best_interval_s(mtbf_s: float, save_s: float) -> tuple[float, Rule]:
     Raises:
         ValueError: a number is out of its range.
     """
-    _check(mtbf_s, save_s)
+    check_above_zero(mtbf_s=mtbf_s)
+    check_not_negative(save_s=save_s)
     if save_s <= SMALL * mtbf_s:
         return sqrt(2 * mtbf_s) * sqrt(save_s), "young"
     if save_s >= 2 * mtbf_s:
@@ -56,9 +57,8 @@ def expected_time(mtbf_s: float, save_s: float, interval_s: float) -> float:
     Raises:
         ValueError: a number is out of its range.
     """
-    _check(mtbf_s, save_s)
-    if not interval_s > 0:
-        raise ValueError(f"interval_s={interval_s}: must be more than 0 seconds")
+    check_above_zero(mtbf_s=mtbf_s, interval_s=interval_s)
+    check_not_negative(save_s=save_s)
     try:
         return mtbf_s / interval_s * expm1((interval_s + save_s) / mtbf_s)
     except OverflowError:
@@ -88,10 +88,8 @@ def best_until_end(mtbf_s: float, save_s: float, ends_in_s: float) -> tuple[floa
     Raises:
         ValueError: a number is out of its range.
     """
+    check_above_zero(save_s=save_s, ends_in_s=ends_in_s)
     best_s, _ = best_interval_s(mtbf_s, save_s)
-    _check_end(ends_in_s)
-    if not save_s > 0:
-        raise ValueError(f"save_s={save_s}: must be more than 0 seconds if the end is known")
     near = ends_in_s / (best_s + save_s)
     # Try one more on either side: Young's and Daly's intervals are only close to the best one.
     found = []
@@ -116,10 +114,8 @@ def expected_time_until_end(mtbf_s: float, save_s: float, interval_s: float, end
     Raises:
         ValueError: a number is out of its range.
     """
-    _check(mtbf_s, save_s)
-    _check_end(ends_in_s)
-    if not interval_s > 0:
-        raise ValueError(f"interval_s={interval_s}: must be more than 0 seconds")
+    check_above_zero(mtbf_s=mtbf_s, interval_s=interval_s, ends_in_s=ends_in_s)
+    check_not_negative(save_s=save_s)
     part_s = interval_s + save_s
     saves = floor(ends_in_s / part_s * (1 + 1e-12))
     if not saves:
@@ -154,13 +150,15 @@ def _peak(value: Callable[[float], float], most: float) -> float:
     return most if value(most) >= value((low + high) / 2) else (low + high) / 2
 
 
-def _check_end(ends_in_s: float) -> None:
-    if not (ends_in_s > 0 and isfinite(ends_in_s)):
-        raise ValueError(f"ends_in_s={ends_in_s}: must be more than 0 seconds")
+def check_above_zero(**given_s: float | None) -> None:
+    """Raise ValueError, with the argument's name, if seconds are not finite or not above 0. None is valid."""
+    for name, value in given_s.items():
+        if value is not None and not 0 < value < inf:
+            raise ValueError(f"{name}={value}: must be more than 0 seconds")
 
 
-def _check(mtbf_s: float, save_s: float) -> None:
-    if not (mtbf_s > 0 and isfinite(mtbf_s)):
-        raise ValueError(f"mtbf_s={mtbf_s}: must be a number of seconds, more than 0")
-    if not (save_s >= 0 and isfinite(save_s)):
-        raise ValueError(f"save_s={save_s}: must be 0 or more seconds")
+def check_not_negative(**given_s: float | None) -> None:
+    """Raise ValueError, with the argument's name, if seconds are not finite or below 0. None is valid."""
+    for name, value in given_s.items():
+        if value is not None and not 0 <= value < inf:
+            raise ValueError(f"{name}={value}: must be 0 or more seconds")

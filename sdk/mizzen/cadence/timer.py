@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
 from mizzen.cadence.choice import Choice, choose
-from mizzen.cadence.formula import whole_steps
+from mizzen.cadence.formula import check_above_zero, check_not_negative, whole_steps
 from mizzen.cadence.interruptions import Mtbf, ends_in_s_of_environ, mtbf_of_environ, number
 from mizzen.cadence.interval_file import IntervalFile, SiteInterval
 
@@ -109,8 +109,7 @@ class Cadence:
         """Return the known end as a time of the clock."""
         if ends_in_s is None:
             return None
-        if not 0 < ends_in_s < inf:
-            raise ValueError(f"ends_in_s={ends_in_s}: must be more than 0 seconds")
+        check_above_zero(ends_in_s=ends_in_s)
         return self._clock() + ends_in_s
 
     @classmethod
@@ -174,8 +173,7 @@ class Cadence:
         Raises:
             ValueError: `held_s` is out of its range.
         """
-        if not 0 <= held_s < inf:
-            raise ValueError(f"held_s={held_s}: must be 0 or more seconds")
+        check_not_negative(held_s=held_s)
         with self._lock:
             self._saves += 1
             if self._saves == 2 and not self._known:
@@ -191,8 +189,7 @@ class Cadence:
         Raises:
             ValueError: `write_s` is out of its range.
         """
-        if not 0 <= write_s < inf:
-            raise ValueError(f"write_s={write_s}: must be 0 or more seconds")
+        check_not_negative(write_s=write_s)
         with self._lock:
             self._in_flight -= 1
             self._writes.append(write_s)

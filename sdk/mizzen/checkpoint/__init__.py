@@ -35,9 +35,9 @@ from mizzen.checkpoint.errors import (
 )
 from mizzen.checkpoint.manifest import CheckpointId, Manifest, Part
 from mizzen.checkpoint.parts import Pickled
-from mizzen.checkpoint.reader import Checkpoint, Skipped, list_committed
+from mizzen.checkpoint.reader import Checkpoint, Skipped
 from mizzen.checkpoint.resume_check import ResumeError, verify_resume
-from mizzen.checkpoint.root_view import Checkpoints, Problem, open_checkpoints
+from mizzen.checkpoint.root_view import Checkpoints, Problem, list_committed, open_checkpoints
 from mizzen.checkpoint.tracked_objects import Tracked
 from mizzen.notices import exit_preempted
 

@@ -10,7 +10,7 @@ from mizzen import notices, report
 from mizzen.cadence import Cadence
 from mizzen.checkpoint import parts
 from mizzen.checkpoint.background import BackgroundSave, Saving
-from mizzen.checkpoint.departure import Departure, Sender
+from mizzen.checkpoint.departure import Departure, Sender, StepAction
 from mizzen.checkpoint.errors import (
     CheckpointError,
     NotYetError,
@@ -20,7 +20,6 @@ from mizzen.checkpoint.errors import (
 from mizzen.checkpoint.layout import Encoder
 from mizzen.checkpoint.manifest import Manifest, check_part_name
 from mizzen.checkpoint.place import Gang, place_of
-from mizzen.checkpoint.pressure import StepAction
 from mizzen.checkpoint.presync import Unsent
 from mizzen.checkpoint.reader import Checkpoint, GetLive, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root

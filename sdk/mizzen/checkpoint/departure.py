@@ -1,24 +1,41 @@
-"""The course of a training from a notice to its exit: parts sent ahead, the last save, the exit.
+"""The course of a training from a notice to its exit: the decision, parts sent ahead, the last save, the exit.
 
 In a gang only some ranks get the notice, and each rank knows only its own saves and parts. So after each step within a
 notice the ranks agree on the numbers from which they decide, and every rank computes the same from them. The number of
 agreements depends on agreed numbers alone.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NoReturn
 
 from mizzen import notices, report
 from mizzen.cadence import Cadence
 from mizzen.checkpoint.background import BackgroundSave
-from mizzen.checkpoint.pressure import Pressure, StepAction
 from mizzen.checkpoint.presync import PreSync, Turn, Unsent
+from mizzen.notices import Notice
 
+_log = logging.getLogger(__name__)
+
+LEAD_SAVES = 3.0
+"""A known end causes a notice when this many saves still fit before it."""
 _MOST = (1 << 31) - 2
 """Numbers that the ranks agree on are at most this: milliseconds or KiB. One more: not known."""
+
+
+class StepAction(IntEnum):
+    """What to do after a step. All ranks of a gang take the maximum over the ranks."""
+
+    NOTHING = 0
+    SAVE = 1
+    FLUSH = 2
+    """Save, then exit."""
+    LEAVE = 3
+    """Exit without a save: there is no time for one."""
 
 
 @dataclass(frozen=True)
@@ -66,25 +83,53 @@ class Departure:
     """What one process does because of notices. Before the first notice, it only records how long saves take."""
 
     def __init__(self, cadence: Cadence, background: BackgroundSave) -> None:
-        """`cadence` times the steps; `background` is the background save of the same process."""
+        """`cadence` times the steps, and is told of an end that the platform announces long before.
+
+        `background` is the background save of the same process.
+        """
         self._cadence = cadence
         self._background = background
-        self._pressure = Pressure(cadence)
+        self.save_s: float | None = None
+        """Duration of the last save until it was durable, in seconds."""
+        self._notice: Notice | None = None
+        """The notice for which `_action` was decided."""
+        self._action = StepAction.NOTHING
         self._pre_sync = PreSync()
         self._not_started = False
 
     def measured(self, save_s: float) -> None:
         """Record the duration of a save until it was durable, in seconds."""
-        self._pressure.measured(save_s)
-
-    @property
-    def save_s(self) -> float | None:
-        """Duration of the last save until it was durable, in seconds."""
-        return self._pressure.save_s
+        self.save_s = save_s
+        watcher = notices.watcher()
+        if watcher is None:
+            return
+        watcher.lead_s = max(watcher.lead_s, LEAD_SAVES * save_s)
+        # An end that the user configured has precedence. The platform's end gets the last save from its own notice.
+        if watcher.ends_at_s is not None and self._cadence.explain().ends_in_s is None:
+            left_s = watcher.ends_at_s - watcher.lead_s - time.time()
+            if left_s > 0:
+                self._cadence.tell(ends_in_s=left_s)
 
     def action(self, saved: bool) -> StepAction:
         """Return what to do now because of the current notice. `saved`: this step is already saved or being saved."""
-        return self._pressure.action(saved)
+        notice = notices.current()
+        if notice is None:
+            return StepAction.NOTHING
+        if notice is not self._notice:
+            self._notice = notice
+            watcher = notices.watcher()
+            exact = watcher.exact(notice) if watcher is not None else None
+            decision = notices.decide(exact or notice, self.save_s, now_s=time.time())
+            certain = StepAction.FLUSH if decision.flush else StepAction.LEAVE
+            self._action = certain if notice.certain else StepAction.SAVE
+            _log.warning("%s", decision.why)
+            report.noticed(notice, decision.why)
+        action = self._action
+        if action is StepAction.SAVE:
+            # A recommendation causes one save; the training continues.
+            self._action = StepAction.NOTHING
+            return StepAction.NOTHING if saved else action
+        return action
 
     def is_sending_ahead(self, sender: Sender, agree: Callable[[int], int] | None) -> bool:
         """Return whether the training continues within the notice, because parts of the state are sent ahead.
@@ -119,15 +164,21 @@ class Departure:
     def _numbers(self, sender: Sender) -> _Numbers:
         """Return what this process knows. What does not concern it is the least, so that other ranks decide."""
         notice = notices.current()
-        left_s = self._pressure.exactly_left_s() if notice is not None and notice.certain else math.inf
+        left_s = self._exactly_left_s() if notice is not None and notice.certain else math.inf
         background = self._background
         return _Numbers(
             left_s if sender.can else None,
             self._cadence.longest_step_s if sender.is_writer else 0.0,
-            self._pressure.save_s if sender.is_writer else 0.0,
+            self.save_s if sender.is_writer else 0.0,
             background.is_running,
             background.has_failed or self._not_started,
         )
+
+    def _exactly_left_s(self) -> float | None:
+        """Return the seconds until the end that the platform has announced; None: the end is only assumed."""
+        notice, watcher = notices.current(), notices.watcher()
+        exact = watcher.exact(notice) if watcher is not None and notice is not None else None
+        return None if exact is None else exact.left_s(time.time())
 
     def exit(self, action: StepAction, agree: Callable[[int], int] | None) -> NoReturn:
         """Wait for the background save as long as the notice permits, and exit the process.

@@ -131,6 +131,15 @@ class Log:
         self._entries = kept
         self._last = max(numbers, default=self._last)
 
+    def part_sizes(self) -> dict[str, int]:
+        """Return the sizes of all stored parts by key.
+
+        Raises:
+            CheckpointError: the parts cannot be listed.
+        """
+        with readable(f"{self.where}/parts"):
+            return {info.key: info.size_bytes for info in self.store.list("parts/")}
+
     def _read(self, number: int) -> LogEntry | None:
         name = f"{self.where}/{_key(number)}"
         try:

@@ -12,9 +12,14 @@ In a gang all ranks must do the same after the same step. So each rank has its o
 numbers: the ranks agree on them (`mizzen.checkpoint.departure`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+
+from mizzen.checkpoint.parts import Chunk
+
+_SAMPLES = 16
+_SAMPLE_BYTES = 4096
 
 LEAST_SHARE = 0.1
 """Parts are sent ahead if they are at least this share of what the last save would have to write."""
@@ -44,6 +49,20 @@ class Unsent:
 
     size_bytes: int
     sample: bytes
+
+
+def sample(chunks: Sequence[Chunk], size_bytes: int) -> bytes:
+    """Return bytes at evenly spaced offsets of a part. If the samples of two contents differ, so do the contents."""
+    wanted = [size_bytes * n // _SAMPLES for n in range(_SAMPLES)]
+    found = []
+    start = 0
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B")
+        while wanted and wanted[0] < start + view.nbytes:
+            offset = wanted.pop(0) - start
+            found.append(bytes(view[offset : offset + _SAMPLE_BYTES]))
+        start += view.nbytes
+    return b"".join(found)
 
 
 @dataclass

@@ -1,8 +1,7 @@
-"""Loads and lists the committed checkpoints of a root. Read-only."""
+"""Loads the committed checkpoints of a root. Read-only."""
 
-import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar, cast
@@ -10,10 +9,9 @@ from typing import Any, TypeAlias, TypeVar, cast
 from mizzen.checkpoint import parts
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError
 from mizzen.checkpoint.live_tensors import Live
-from mizzen.checkpoint.log import Log, readable
+from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.manifest import Manifest, Part
 from mizzen.checkpoint.part_reader import fetch_part, fetch_tensors, verify_part
-from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.tensorfile import TensorEntry
 from mizzen.objects.store import ObjectStore
 
@@ -211,50 +209,6 @@ def _load(
         except CorruptCheckpointError as error:
             raise CorruptCheckpointError(f"{part.key}: {error}") from error
     return state
-
-
-def list_committed(root: str | os.PathLike[str] | ObjectStore, *, verify: bool = False) -> list[Manifest]:
-    """Return the valid checkpoints of `root` (a path, a URI, or a store), newest first; empty if there are none.
-
-    A checkpoint is valid if its record matches its checksum and every part of every rank exists with the right size.
-    With `verify`, every part is also read and its checksum compared. Read-only and needs no claim, so an observer such
-    as the scheduler can call it.
-
-    Raises:
-        ValueError: `root` is not a valid path or URI.
-        CheckpointError: the log or a part cannot be read for a reason other than damage.
-    """
-    store = open_root(root) if isinstance(root, str | os.PathLike) else root
-    log = Log(store)
-    for _ in range(_RELISTS):
-        log.refresh()
-        with readable(f"{log.where}/parts"):
-            sizes = {info.key: info.size_bytes for info in store.list("parts/")} if log.checkpoints else {}
-        found = [manifest for _, manifest in log.checkpoints if _whole(store, manifest.parts, sizes, verify)]
-        before = [number for number, _ in log.checkpoints]
-        if len(found) == len(before):
-            return found
-        log.refresh()
-        if {number for number, _ in log.checkpoints} >= set(before):
-            return found
-        # A writer removed a checkpoint after the log was read: read the log again.
-    raise _outrun(log)
-
-
-def _outrun(log: Log) -> CheckpointError:
-    return CheckpointError(f"{log.where}: checkpoints were removed faster than they could be read; increase keep")
-
-
-def _whole(store: ObjectStore, wanted: Iterable[Part], sizes: dict[str, int], verify: bool) -> bool:
-    for part in wanted:
-        if sizes.get(part.key) != part.size_bytes:
-            return False
-        if verify:
-            try:
-                verify_part(store, part)
-            except CorruptCheckpointError:
-                return False
-    return True
 
 
 def load_one(store: ObjectStore, manifest: Manifest, reader: Reader) -> Checkpoint:

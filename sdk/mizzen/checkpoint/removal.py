@@ -28,7 +28,7 @@ def make_room(log: Log, retention: Retention) -> None:
 def prune(log: Log, retention: Retention) -> None:
     """Remove checkpoints that retention does not keep. Damaged ones do not count towards `keep`."""
     checkpoints = log.checkpoints
-    sizes = {info.key: info.size_bytes for info in log.store.list("parts/")}
+    sizes = log.part_sizes()
     kept: list[Manifest] = []
     old: list[tuple[int, Manifest]] = []
     for number, manifest in checkpoints:

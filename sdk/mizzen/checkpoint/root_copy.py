@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mizzen.checkpoint.log import Log, claim, readable
+from mizzen.checkpoint.log import Log, claim
 from mizzen.checkpoint.manifest import Manifest, Part
 from mizzen.objects.bandwidth import BandwidthShare
 from mizzen.objects.copy import Progress, Wanted, copy_objects
@@ -36,8 +36,7 @@ def copy_committed(
     """
     there, here = Log(source), Log(target)
     there.refresh()
-    with readable(f"{there.where}/parts"):
-        sizes = {info.key: info.size_bytes for info in source.list("parts/")}
+    sizes = there.part_sizes()
     whole = [m for _, m in reversed(there.checkpoints) if all(sizes.get(p.key) == p.size_bytes for p in m.parts)]
     wanted = {part.key: part for manifest in whole for part in manifest.parts}
     total_bytes = sum(part.size_bytes for part in wanted.values())

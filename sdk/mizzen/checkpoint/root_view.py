@@ -13,10 +13,11 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from struct import error as StructError
 from typing import TypeAlias
 
+from mizzen.checkpoint import tensorfile
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError, MissingCheckpointError
-from mizzen.checkpoint.headers import TensorInfo, tensors_of
 from mizzen.checkpoint.log import Log, readable
 from mizzen.checkpoint.manifest import Manifest, Part
 from mizzen.checkpoint.part_stream import Damage, DamagedPart, stream
@@ -49,6 +50,7 @@ class Problem:
 Problems: TypeAlias = list[Problem]
 Judged: TypeAlias = list[tuple[Manifest, Problems]]
 _Manifests: TypeAlias = list[Manifest]
+_Entries: TypeAlias = list[tensorfile.TensorEntry]
 
 
 class Checkpoints:
@@ -116,19 +118,23 @@ class Checkpoints:
         steps = ", ".join(str(one) for one in sorted({manifest.step for manifest in found}))
         raise MissingCheckpointError(f"{self.root}: there is no checkpoint of step {step}; available steps: {steps}")
 
-    def survey(self) -> Judged:
+    def survey(self, *, verify: bool = False) -> Judged:
         """Return all checkpoints, newest first, each with its parts that are missing or have the wrong size.
 
-        Lists the parts but does not read them.
+        Lists the parts. With `verify`, parts of the right size are also read and their checksums compared.
 
         Raises:
-            CheckpointError: the log or the listing of the parts cannot be read.
+            CheckpointError: the log, the listing of the parts, or a part cannot be read.
         """
+        known: dict[_Content, Problem | None] = {}
+
+        def problems_of(manifest: Manifest) -> Problems:
+            return _by_size(manifest, sizes) or (self._problems(manifest, known, None) if verify else [])
+
         for _ in range(_TRIES):
             found = self.list()
-            with readable(f"{self.root}/parts"):
-                sizes = {info.key: info.size_bytes for info in self._store.list("parts/")} if found else {}
-            judged = [(manifest, _by_size(manifest, sizes)) for manifest in found]
+            sizes = self._log.part_sizes() if found else {}
+            judged = [(manifest, problems_of(manifest)) for manifest in found]
             # A checkpoint that was removed during the survey must not be reported as damaged.
             if not any(problems for _, problems in judged) or {m.id for m in found} <= {m.id for m in self.list()}:
                 return judged
@@ -209,14 +215,26 @@ class Checkpoints:
                 raise CorruptCheckpointError(f"{self.root}: no checkpoint can be loaded: {reasons}")
         raise self._outrun()
 
-    def tensors(self, part: Part) -> tuple[TensorInfo, ...]:
-        """Return names, types and shapes of the tensors in a part; empty if the part is not of kind `tensors`.
+    def tensors(self, part: Part) -> _Entries:
+        """Return the tensors of a part, in file order; empty if the part is not of kind `tensors`.
+
+        Reads only the header of the file, so the part's checksum is not verified.
 
         Raises:
             CorruptCheckpointError: the part is missing, or its header is malformed.
             CheckpointError: the part cannot be read for another reason.
         """
-        return tensors_of(self._store, part) if part.kind == "tensors" else ()
+        if part.kind != "tensors":
+            return []
+        with readable(part.key):
+            head = self._store.get_range(part.key, 0, tensorfile.LENGTH.size)
+        try:
+            end = tensorfile.header_end(head, part.size_bytes)
+            with readable(part.key):
+                text = self._store.get_range(part.key, tensorfile.LENGTH.size, end)
+            return tensorfile.header(text, part.size_bytes - end)[1]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, StructError) as error:
+            raise CorruptCheckpointError(f"{part.key}: the safetensors header cannot be read: {error!r}") from error
 
     def _load(self, manifest: Manifest, rank: int, trusted: bool) -> Checkpoint:
         check_rank(manifest, rank)
@@ -276,6 +294,24 @@ def open_checkpoints(uri: str | os.PathLike[str] | ObjectStore) -> Checkpoints:
     except Exception as error:  # Every client library has its own exception types.
         raise CheckpointError(f"{os.fspath(uri)}: {error}") from error
     return Checkpoints(store)
+
+
+def list_committed(root: str | os.PathLike[str] | ObjectStore, *, verify: bool = False) -> list[Manifest]:
+    """Return the valid checkpoints of `root` (a path, a URI, or a store), newest first; empty if there are none.
+
+    A checkpoint is valid if its record matches its checksum and every part of every rank exists with the right size.
+    With `verify`, every part is also read and its checksum compared. Read-only and needs no claim, so an observer such
+    as the scheduler can call it.
+
+    Raises:
+        ValueError: `root` is not a valid path or URI.
+        CheckpointError: the log or a part cannot be read for a reason other than damage.
+    """
+    try:
+        found = open_checkpoints(root)
+    except MissingCheckpointError:
+        return []
+    return [manifest for manifest, problems in found.survey(verify=verify) if not problems]
 
 
 def check_rank(manifest: Manifest, rank: int) -> None:

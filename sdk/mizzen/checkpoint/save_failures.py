@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mizzen import report
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, StaleAttemptError, StateError
@@ -18,6 +19,10 @@ _RETRIES = 10
 """Saves are tried again at least this many times within the limit, whatever the interval is."""
 _SHORTEST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
+_FIRST_REPEAT_S = 0.1
+_LONGEST_REPEAT_S = 5.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,32 @@ def may_pass(error: Exception) -> bool:
         return error.__cause__ is not None  # The log could not be read.
     # Every client library of a store has its own exception types.
     return type(error).__module__ != "builtins"
+
+
+def repeated(
+    work: Callable[[], T],
+    limit_s: float,
+    goes_on: Callable[[Exception], bool],
+    before_each: Callable[[], None] = lambda: None,
+) -> T:
+    """Call `work`; after an error repeat it, with backoff, for `limit_s` seconds while `goes_on` returns True.
+
+    `before_each` is called before each repetition; its errors are raised.
+
+    Raises:
+        Exception: the error of the last call.
+    """
+    deadline_s = time.monotonic() + limit_s
+    pause_s = _FIRST_REPEAT_S
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            if time.monotonic() + pause_s > deadline_s or not goes_on(error):
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_REPEAT_S)
+        before_each()
 
 
 class Failures:

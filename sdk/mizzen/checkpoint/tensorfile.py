@@ -76,6 +76,7 @@ class TensorEntry:
 
     name: str
     dtype: str
+    """The safetensors name of the type, such as `F32` or `BF16`."""
     shape: list[int]
     size_bytes: int
 
@@ -113,7 +114,7 @@ def header(text: bytes | bytearray, body_bytes: int) -> tuple[dict[str, str], li
         low, high = entry["data_offsets"]
         if low != end or high < low or high > body_bytes:
             raise ValueError(f"the tensor {name!r} has bytes {low} to {high} of {body_bytes}; it should begin at {end}")
-        entries.append(TensorEntry(name, entry["dtype"], entry["shape"], high - low))
+        entries.append(TensorEntry(name, str(entry["dtype"]), [int(size) for size in entry["shape"]], high - low))
         end = high
     if end != body_bytes:
         raise ValueError(f"the tensors end at byte {end}, but should end at {body_bytes}")

@@ -1,6 +1,5 @@
 """Two-tier saving: each checkpoint is written to a local root and a remote root; the remote root is authoritative."""
 
-import time
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -9,12 +8,9 @@ from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, StaleAt
 from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.manifest import Manifest
 from mizzen.checkpoint.place import Gang, Retention
-from mizzen.checkpoint.save_failures import may_pass
+from mizzen.checkpoint.save_failures import may_pass, repeated
 from mizzen.checkpoint.writer import Encoded, Writer, open_writer
 from mizzen.objects.store import ObjectStore
-
-_SHORTEST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 5.0
 
 
 class Roots:
@@ -155,17 +151,8 @@ class Roots:
             StaleAttemptError: a newer attempt has claimed a root.
             Exception: the error of the last try.
         """
-        deadline_s = time.monotonic() + (self._shard_timeout_s if self.is_shared else 0.0)
-        pause_s = _SHORTEST_PAUSE_S
-        while True:
-            try:
-                self.claim()
-                return
-            except Exception as error:
-                if time.monotonic() + pause_s > deadline_s or not self._insists or not may_pass(error):
-                    raise
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        limit_s = self._shard_timeout_s if self.is_shared else 0.0
+        repeated(self.claim, limit_s, lambda error: self._insists and may_pass(error))
 
     def write(self, step: int, encoded: Encoded, own: Collection[str]) -> Manifest:
         """Write the checkpoint of the save that has begun to each root, local roots first.

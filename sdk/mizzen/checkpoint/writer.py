@@ -20,10 +20,10 @@ from mizzen.checkpoint.manifest import CheckpointId, Claim, Manifest, Part, Shar
 from mizzen.checkpoint.part_reader import verify_part
 from mizzen.checkpoint.parts import Chunk, file_name
 from mizzen.checkpoint.place import Gang, Retention
-from mizzen.checkpoint.presync import Unsent
+from mizzen.checkpoint.presync import Unsent, sample
 from mizzen.checkpoint.removal import make_room, prune, remove, sweep, tolerated
 from mizzen.checkpoint.root_copy import copy_parts
-from mizzen.checkpoint.samples import sample
+from mizzen.checkpoint.save_failures import repeated
 from mizzen.objects import checksums
 from mizzen.objects.store import MissingObject, ObjectStore
 from mizzen.objects.workers import Workers
@@ -33,8 +33,6 @@ SHARD_TIMEOUT_S = 600.0
 
 _SHORTEST_POLL_S = 0.002
 _LONGEST_POLL_S = 0.25
-_SHORTEST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 5.0
 _PUTS = 4
 """Parts that are written concurrently."""
 _CHECKED_EVERY = 4
@@ -174,19 +172,14 @@ class Writer:
             StaleAttemptError: a newer attempt has claimed the root.
             Exception: the error of the last try.
         """
-        deadline_s = time.monotonic() + (self.shard_timeout_s if self.gang.world_size > 1 else 0.0)
-        pause_s = _SHORTEST_PAUSE_S
-        while True:
-            try:
-                return write()
-            except Exception:
-                if time.monotonic() + pause_s > deadline_s or not self.insists or self._abandoned == step:
-                    raise
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+        def check() -> None:
             with contextlib.suppress(Exception):
                 self.log.refresh()
             self._check()
+
+        limit_s = self.shard_timeout_s if self.gang.world_size > 1 else 0.0
+        return repeated(write, limit_s, lambda _: self.insists and self._abandoned != step, check)
 
     def _put_parts(self, step: int, folder: str, encoded: Encoded, mine: Sequence[str]) -> tuple[Part, ...]:
         newest = self.log.checkpoints[:1]
@@ -327,7 +320,7 @@ class Writer:
         Parts that no record names are removed by the sweep of the next attempt.
         """
         with tolerated(f"{self.log.where}: the record of a fenced save could not be removed"):
-            there = {info.key for info in self._store.list("parts/")}
+            there = self.log.part_sizes()
             theirs = [known.id for _, known in self.log.checkpoints if known.writer not in ("", self.name)]
             unseen = any(known.attempt == self.attempt and known.save <= manifest.id.save for known in theirs)
             if not unseen and all(part.key in there for part in manifest.parts):

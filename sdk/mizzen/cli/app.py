@@ -1,7 +1,6 @@
 """The click application: its commands by section, and `run`, which returns an exit code."""
 
 import os
-import sys
 from collections.abc import Sequence
 
 import click
@@ -9,6 +8,7 @@ import click
 from mizzen import __version__
 from mizzen.cli.exits import Exit, exit_of, table
 from mizzen.cli.lazy import Lazy, LazyGroup
+from mizzen.cli.plain.runner import guarded
 from mizzen.cli.session import Session, complain
 from mizzen.client.errors import ClientError
 
@@ -28,64 +28,53 @@ the newest, and commands that change it ask."""
 class _Application(LazyGroup):
     sections = {
         "Workloads": {
-            "submit": Lazy("mizzen.cli.submit:submit", "Submit workload documents."),
-            "wait": Lazy("mizzen.cli.submit:wait", "Wait until workloads have ended."),
-            "ls": Lazy("mizzen.cli.workload_lists:ls", "List workloads."),
-            "show": Lazy("mizzen.cli.workload_lists:show", "Show one workload with its attempts."),
-            "why": Lazy(
-                "mizzen.cli.workload_lists:why", "Explain why a workload is in its current phase or still waits."
-            ),
-            "logs": Lazy("mizzen.cli.log_commands:logs", "Print the output of a workload's tasks."),
-            "events": Lazy("mizzen.cli.log_commands:events", "Print the events of a workload, or all events."),
-            "cancel": Lazy("mizzen.cli.workload_changes:cancel", "Cancel workloads."),
-            "hold": Lazy("mizzen.cli.workload_changes:hold", "Keep workloads in the queue until they are released."),
-            "release": Lazy(
-                "mizzen.cli.workload_changes:release", "Release held workloads, so that they can be placed again."
-            ),
-            "lower": Lazy("mizzen.cli.workload_changes:lower", "Lower a workload's priority."),
+            "submit": Lazy("submit:submit", "Submit workload documents."),
+            "wait": Lazy("submit:wait", "Wait until workloads have ended."),
+            "ls": Lazy("workload_commands:ls", "List workloads."),
+            "show": Lazy("workload_commands:show", "Show one workload with its attempts."),
+            "why": Lazy("workload_commands:why", "Explain why a workload is in its current phase or still waits."),
+            "logs": Lazy("log_commands:logs", "Print the output of a workload's tasks."),
+            "events": Lazy("log_commands:events", "Print the events of a workload, or all events."),
+            "cancel": Lazy("workload_commands:cancel", "Cancel workloads."),
+            "hold": Lazy("workload_commands:hold", "Keep workloads in the queue until they are released."),
+            "release": Lazy("workload_commands:release", "Release held workloads, so that they can be placed again."),
+            "lower": Lazy("workload_commands:lower", "Lower a workload's priority."),
             "preempt": Lazy(
-                "mizzen.cli.workload_changes:preempt",
-                "Return workloads to the queue after they have saved a checkpoint.",
+                "workload_commands:preempt", "Return workloads to the queue after they have saved a checkpoint."
             ),
         },
         "Services": {
-            "serve": Lazy("mizzen.cli.service_commands:serve", "Create, update, show and end services."),
+            "serve": Lazy("service_commands:serve", "Create, update, show and end services."),
         },
         "Fleet": {
-            "queue": Lazy("mizzen.cli.workload_lists:queue", "Show the waiting workloads in queue order."),
-            "regions": Lazy("mizzen.cli.fleet:regions", "List regions; set their storage limits and CPU quotas."),
-            "clusters": Lazy(
-                "mizzen.cli.clusters:clusters", "List clusters; set their zones, capacity kinds, prices and stores."
-            ),
-            "machines": Lazy("mizzen.cli.fleet:machines", "List machines; cordon or drain them."),
-            "pools": Lazy("mizzen.cli.pools:pools", "List pools; create, resize and remove them."),
-            "instances": Lazy("mizzen.cli.pools:instances", "List the machines requested from providers; end them."),
-            "costs": Lazy("mizzen.cli.fleet:costs", "Show the costs of workloads."),
-            "loops": Lazy("mizzen.cli.fleet:loops", "Show whether housekeeping and other periodic loops succeed."),
-            "export": Lazy("mizzen.cli.fleet:export", "Write a snapshot of the fleet for the simulator."),
-            "tables": Lazy("mizzen.cli.tables:tables", "List input tables; add, extend, copy and verify them."),
-            "tenants": Lazy("mizzen.cli.tenants:tenants", "List tenants; set their quotas and secrets."),
-            "keys": Lazy("mizzen.cli.tenants:keys", "List, create and revoke API keys."),
-            "audit": Lazy("mizzen.cli.tenants:audit", "Show the audit log: who changed what."),
+            "queue": Lazy("workload_commands:queue", "Show the waiting workloads in queue order."),
+            "regions": Lazy("fleet:regions", "List regions; set their storage limits and CPU quotas."),
+            "clusters": Lazy("clusters:clusters", "List clusters; set their zones, capacity kinds, prices and stores."),
+            "machines": Lazy("fleet:machines", "List machines; cordon or drain them."),
+            "pools": Lazy("pools:pools", "List pools; create, resize and remove them."),
+            "instances": Lazy("pools:instances", "List the machines requested from providers; end them."),
+            "costs": Lazy("fleet:costs", "Show the costs of workloads."),
+            "loops": Lazy("fleet:loops", "Show whether housekeeping and other periodic loops succeed."),
+            "export": Lazy("fleet:export", "Write a snapshot of the fleet for the simulator."),
+            "tables": Lazy("tables:tables", "List input tables; add, extend, copy and verify them."),
+            "tenants": Lazy("tenants:tenants", "List tenants; set their quotas and secrets."),
+            "keys": Lazy("tenants:keys", "List, create and revoke API keys."),
+            "audit": Lazy("tenants:audit", "Show the audit log: who changed what."),
         },
         "This machine": {
-            "reclaim": Lazy(
-                "mizzen.cli.plain_commands:reclaim", "Take this machine back from mizzen, at once or with a notice."
-            ),
-            "lend": Lazy(
-                "mizzen.cli.plain_commands:lend", "Lend this machine to mizzen again, always or at certain hours."
-            ),
-            "lending": Lazy("mizzen.cli.plain_commands:lending", "Show what this machine lends, and what runs on it."),
+            "reclaim": Lazy("plain_commands:reclaim", "Take this machine back from mizzen, at once or with a notice."),
+            "lend": Lazy("plain_commands:lend", "Lend this machine to mizzen again, always or at certain hours."),
+            "lending": Lazy("plain_commands:lending", "Show what this machine lends, and what runs on it."),
         },
         "Training code": {
-            "cadence": Lazy("mizzen.cli.plain_commands:cadence", "Explain how often to save a checkpoint."),
-            "checkpoint": Lazy("mizzen.cli.plain_commands:checkpoint", "List, check and export checkpoints."),
+            "cadence": Lazy("plain_commands:cadence", "Explain how often to save a checkpoint."),
+            "checkpoint": Lazy("plain_commands:checkpoint", "List, check and export checkpoints."),
         },
         "Setup": {
-            "login": Lazy("mizzen.cli.login:login", "Check the URL and key of an API, and save them."),
-            "contexts": Lazy("mizzen.cli.login:contexts", "List, select and remove saved contexts."),
-            "completion": Lazy("mizzen.cli.version_command:completion", "Print the completion script of a shell."),
-            "version": Lazy("mizzen.cli.version_command:version", "Print the version of the command."),
+            "login": Lazy("setup_commands:login", "Check the URL and key of an API, and save them."),
+            "contexts": Lazy("setup_commands:contexts", "List, select and remove saved contexts."),
+            "completion": Lazy("setup_commands:completion", "Print the completion script of a shell."),
+            "version": Lazy("setup_commands:version", "Print the version of the command."),
         },
     }
 
@@ -102,27 +91,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code. Errors are printed to stderr."""
     if COMPLETE_VARIABLE in os.environ:
         cli.main(list(arguments), prog_name="mizzen", complete_var=COMPLETE_VARIABLE)
-    try:
-        code = _invoke(arguments)
-        sys.stdout.flush()
-        return code
-    except (click.Abort, KeyboardInterrupt):
-        return Exit.INTERRUPTED
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code if error.exit_code != 1 else Exit.USAGE
-    except ClientError as error:
-        complain(error)
-        return exit_of(error)
-    except BrokenPipeError:
-        # The flush at exit must not write to the broken pipe either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.PIPE
-    except Exception:
-        import traceback
-
-        traceback.print_exc()
-        return Exit.FAULT
+    return guarded(lambda: _invoke(arguments))
 
 
 def _invoke(arguments: Sequence[str]) -> int:
@@ -132,4 +101,12 @@ def _invoke(arguments: Sequence[str]) -> int:
             cli.invoke(context)
     except click.exceptions.Exit as end:
         return end.exit_code
+    except click.Abort:
+        return Exit.INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code if error.exit_code != 1 else Exit.USAGE
+    except ClientError as error:
+        complain(error)
+        return exit_of(error)
     return Exit.OK

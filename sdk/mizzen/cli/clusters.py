@@ -7,8 +7,8 @@ import click
 
 from mizzen.cli import formats
 from mizzen.cli.fleet import PLACE_COLUMNS, amounts_option
-from mizzen.cli.output import Column, emit_list
-from mizzen.cli.session import Commands, Session, complete_cluster, complete_region
+from mizzen.cli.plain.printer import Column, emit_list
+from mizzen.cli.session import Commands, Session, complete_cluster, complete_region, split_place
 
 _CLUSTER_COLUMNS = (
     Column("REGION", lambda c: c["region"]),
@@ -81,9 +81,7 @@ def set_cluster(
     If prices are given, they replace all earlier prices of the cluster. They apply from now on. A new store applies to
     attempts that start from now on; checkpoints are copied there when a workload starts there again.
     """
-    region, slash, name = cluster.partition("/")
-    if not slash or not name or "/" in name:
-        raise click.BadParameter(f"{cluster!r} is not of the form REGION/CLUSTER", param_hint="REGION/CLUSTER")
+    region, name = split_place(cluster, "REGION/CLUSTER")
     settings: dict[str, Any] = {key: value for key, value in (("zone", zone), ("capacity", capacity)) if value}
     if prices or no_prices:
         settings["prices"] = prices

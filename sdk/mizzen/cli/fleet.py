@@ -2,19 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import partial
 from typing import IO, Any
 
 import click
 
 from mizzen.cli import formats
-from mizzen.cli.exits import exit_of
-from mizzen.cli.output import Column, cell, dump, emit_list, emit_one, table
+from mizzen.cli.plain.printer import Column, cell, dump, emit_list, emit_one, name_of, table
 from mizzen.cli.session import (
     Commands,
     OutputCommand,
     Session,
-    complain,
     complete_machine,
     complete_region,
     complete_tenant,
@@ -22,11 +19,6 @@ from mizzen.cli.session import (
     labels,
     say,
 )
-from mizzen.client.errors import ClientError
-
-
-def _name(item: Mapping[str, Any]) -> str:
-    return str(item["name"])
 
 
 def _counts(place: Mapping[str, Any]) -> str:
@@ -40,7 +32,7 @@ def _gpus(place: Mapping[str, Any]) -> str:
 
 
 PLACE_COLUMNS = (
-    Column("NAME", _name),
+    Column("NAME", name_of),
     Column("MACHINES", _counts, drop=1),
     Column("GPUS HELD/ALL", _gpus, flexible=True),
 )
@@ -53,7 +45,7 @@ def _answers(region: Mapping[str, Any]) -> str:
 
 
 _REGION_COLUMNS = (
-    Column("NAME", _name),
+    Column("NAME", name_of),
     Column("STATE", _answers),
     *PLACE_COLUMNS[1:],
     Column("CLUSTERS", lambda r: ", ".join(r["clusters"]), drop=2, flexible=True),
@@ -63,7 +55,7 @@ _REGION_COLUMNS = (
     Column("BUCKET ERROR", lambda r: r.get("bucket_error"), wide=True),
 )
 _LOOP_COLUMNS = (
-    Column("NAME", _name),
+    Column("NAME", name_of),
     Column("STATE", lambda loop: loop["state"]),
     Column("LAST SUCCESS", lambda loop: formats.ago(loop["succeeded_at"]) if loop["succeeded_at"] else "never"),
     Column("FAILURES", lambda loop: loop["failures"], right=True),
@@ -125,7 +117,7 @@ def regions() -> None:
 @click.pass_obj
 def list_regions(session: Session) -> None:
     """List regions."""
-    emit_list(session, session.client.regions(), _REGION_COLUMNS, name=_name)
+    emit_list(session, session.client.regions(), _REGION_COLUMNS, name=name_of)
 
 
 def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -183,19 +175,15 @@ def set_region(
         settings["cpu_hours"] = cpu_hours
     if not settings:
         raise click.UsageError("nothing to set: give --storage, --cpu-hours or --no-cpu-hours")
-    emit_list(session, [session.client.set_region(name, **settings)], _REGION_COLUMNS, name=_name)
+    emit_list(session, [session.client.set_region(name, **settings)], _REGION_COLUMNS, name=name_of)
 
 
 def _remove(session: Session, names: tuple[str, ...], remove: Callable[[str], None]) -> None:
-    code = 0
-    for name in names:
-        try:
-            remove(name)
-        except ClientError as error:
-            complain(error, f"{name}: ")
-            code = code or exit_of(error)
-        else:
-            emit_one(session, {"removed": name}, partial("removed {}".format, name), name=name)
+    def remove_one(name: str) -> None:
+        remove(name)
+        emit_one(session, {"removed": name}, lambda: f"removed {name}", name=name)
+
+    _, code = session.each_name(names, remove_one)
     finish(code)
 
 
@@ -247,7 +235,7 @@ def loops(session: Session) -> None:
 
     A failed round is tried again. The state `failing` means that several rounds in a row have failed.
     """
-    emit_list(session, session.client.loops(), _LOOP_COLUMNS, name=_name)
+    emit_list(session, session.client.loops(), _LOOP_COLUMNS, name=name_of)
 
 
 @click.group(cls=Commands)
@@ -302,13 +290,7 @@ def _lending_page(lending: Mapping[str, Any]) -> str:
 
 
 def _set(session: Session, machine_ids: tuple[str, ...], action: str, reason: str | None = None) -> None:
-    done, code = [], 0
-    for machine in machine_ids:
-        try:
-            done.append(session.client.set_machine(machine, action, reason))
-        except ClientError as error:
-            complain(error, f"{machine}: ")
-            code = code or exit_of(error)
+    done, code = session.each_name(machine_ids, lambda id_: session.client.set_machine(id_, action, reason))
     if done:
         emit_list(session, done, _MACHINE_COLUMNS)
     finish(code)

@@ -21,7 +21,7 @@ GROUP = "mizzen.commands"
 
 
 class Lazy(NamedTuple):
-    """A command of this package: its location (`module:name`) and its help line in the list."""
+    """A command of this package: its location below `mizzen.cli` (`module:name`), and its help line in the list."""
 
     target: str
     help: str
@@ -45,7 +45,7 @@ class LazyGroup(click.Group):
         """
         if own := _own(self.sections).get(cmd_name):
             module, _, name = own.target.partition(":")
-            command = getattr(import_module(module), name)
+            command = getattr(import_module(f"mizzen.cli.{module}"), name)
             assert isinstance(command, click.Command)
             return command
         plugin = _plugins().get(cmd_name)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from mizzen.cli import formats
-from mizzen.cli.output import cell, dump_line, emit_stream
+from mizzen.cli.plain.printer import cell, dump_line, emit_stream
 from mizzen.cli.session import WORKLOAD, OutputCommand, Session, complete_workload, interrupted, say
 from mizzen.client.views import Event
 

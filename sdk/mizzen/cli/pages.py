@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen.cli import formats
-from mizzen.cli.output import Column, cell, table
+from mizzen.cli.plain.printer import Column, cell, table
 
 _ATTEMPTS = (
     Column("#", lambda a: a["attempt"], right=True),

@@ -7,9 +7,8 @@ from typing import Any
 import click
 
 from mizzen.cli import formats
-from mizzen.cli.durations import duration
-from mizzen.cli.output import Column, emit_list, emit_one
-from mizzen.cli.session import Commands, Session, complete_pool, complete_region, finish
+from mizzen.cli.plain.printer import Column, emit_list, emit_one
+from mizzen.cli.session import Commands, Session, complete_pool, complete_region, duration, finish, split_place
 
 _KINDS = click.Choice(["reserved", "on_demand", "spot", "voluntary"])
 
@@ -75,13 +74,6 @@ def list_pools(session: Session, region: str | None) -> None:
 _POOL = click.argument("pool", metavar="REGION/POOL", shell_complete=complete_pool)
 
 
-def _split(pool: str) -> tuple[str, str]:
-    region, slash, name = pool.partition("/")
-    if not slash or not name or "/" in name:
-        raise click.BadParameter(f"{pool!r} is not of the form REGION/POOL", param_hint="REGION/POOL")
-    return region, name
-
-
 @pools.command("set")
 @_POOL
 @click.option("--size", type=click.IntRange(min=0), help="Number of machines; with --max-size, the minimum.")
@@ -113,7 +105,7 @@ def set_pool(session: Session, /, pool: str, any_: bool, fixed: bool, idle: floa
     Missing machines are launched; surplus machines are drained and ended. With --max-size, the pool launches machines
     for workloads that fit in no region.
     """
-    region, name = _split(pool)
+    region, name = split_place(pool, "REGION/POOL")
     lists = ("providers", "zones", "kinds", "machine_types")
     settings: dict[str, Any] = {field: list(options[field]) for field in lists if options[field] or any_}
     if any_:
@@ -134,7 +126,7 @@ def set_pool(session: Session, /, pool: str, any_: bool, fixed: bool, idle: floa
 @click.pass_obj
 def remove_pool(session: Session, pool: str) -> None:
     """Remove a pool; its machines are drained and ended (operators)."""
-    session.client.remove_pool(*_split(pool))
+    session.client.remove_pool(*split_place(pool, "REGION/POOL"))
     emit_one(session, {"removed": pool}, partial("removed {}".format, pool), name=pool)
 
 

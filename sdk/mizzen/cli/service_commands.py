@@ -11,7 +11,7 @@ import click
 from mizzen.cli import formats
 from mizzen.cli.exits import Exit, exit_of
 from mizzen.cli.log_commands import print_logs
-from mizzen.cli.output import Column, emit_list, emit_one, table
+from mizzen.cli.plain.printer import Column, emit_list, emit_one, table
 from mizzen.cli.session import Commands, Session, complete_service, complete_tenant, finish, interrupted, say
 from mizzen.client.errors import ClientError, NotFound, UnknownReference
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,12 +15,14 @@ from click.shell_completion import CompletionItem
 from mizzen.cli import formats
 from mizzen.cli.exits import Exit, exit_of
 from mizzen.cli.plain.printer import say as say
-from mizzen.cli.plain.values import FORMATS
+from mizzen.cli.plain.values import FORMATS, BadValue, seconds
 from mizzen.client.errors import ApiError, ClientError
 
 if TYPE_CHECKING:
     from mizzen.client.client import Client
     from mizzen.client.views import Workload
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _NOTICE_EVERY_S = 10.0
 _LONG_S = 120.0
@@ -212,6 +214,45 @@ def labels(context: click.Context, parameter: click.Parameter, values: tuple[str
     return out
 
 
+def duration(above_zero: bool) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
+    """Return an option callback that converts a duration such as `90s`, `1h30m`, `2d` or `90` to seconds."""
+
+    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+        if text is None:
+            return None
+        try:
+            return seconds(text, above_zero)
+        except BadValue as error:
+            raise click.BadParameter(str(error), context, parameter) from None
+
+    return read
+
+
+def label_option(does: str) -> Callable[[F], F]:
+    """Return the option --label, the argument `labels_`. `does` is what a label does, for the help."""
+    return click.option(
+        "--label", "labels_", multiple=True, callback=labels, metavar="KEY=VALUE", help=f"{does} (repeatable)."
+    )
+
+
+def limit_option(what: str, least: int = 1, most: int | None = None) -> Callable[[F], F]:
+    """Return the option --limit, by default 100. `what` is what it limits, for the help."""
+    kind = click.IntRange(least, most)
+    return click.option("-n", "--limit", type=kind, default=100, show_default=True, help=f"Maximum number of {what}.")
+
+
+def split_place(place: str, form: str) -> tuple[str, str]:
+    """Return region and name of a place that is given in the form `REGION/NAME`.
+
+    Raises:
+        click.BadParameter: it is not of this form.
+    """
+    region, slash, name = place.partition("/")
+    if not slash or not name or "/" in name:
+        raise click.BadParameter(f"{place!r} is not of the form {form}", param_hint=form)
+    return region, name
+
+
 def complete_context(_: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of the saved contexts that start with `incomplete`."""
     from mizzen.client.contexts import load_contexts
@@ -222,33 +263,31 @@ def complete_context(_: click.Context, _parameter: click.Parameter, incomplete: 
         return []
 
 
-def complete_workload(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return ids and names of workloads that start with `incomplete`; none if the API does not respond in time."""
-    session = context.find_object(Session) or Session()
-    try:
-        with client_class().from_environment(session.context, patience_s=0, answer_s=_COMPLETION_S) as client:
-            found = list(client.workloads(limit=_COMPLETED))
-    except Exception:  # A failed completion must not print to the user's prompt.
-        return []
-    ids = [CompletionItem(w["id"], help=f"{w['name']} {w['phase']}") for w in found]
-    names = [CompletionItem(name) for name in sorted({w["name"] for w in found})]
-    return [item for item in [*ids, *names] if item.value.startswith(incomplete)]
-
-
-def _completing(found: "Callable[[Client], list[str]]") -> Callable[[click.Context, click.Parameter, str], list[str]]:
+def _completing(
+    found: "Callable[[Client], list[str | CompletionItem]]",
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
     """Return a completion function for names that the API lists. It gives up after `_COMPLETION_S` seconds."""
 
-    def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
         session = context.find_object(Session) or Session()
         try:
             with client_class().from_environment(session.context, patience_s=0, answer_s=_COMPLETION_S) as client:
-                return [name for name in found(client) if name.startswith(incomplete)]
+                items = [CompletionItem(item) if isinstance(item, str) else item for item in found(client)]
         except Exception:  # A failed completion must not print to the user's prompt.
             return []
+        return [item for item in items if item.value.startswith(incomplete)]
 
     return complete
 
 
+def _workloads(client: "Client") -> list[str | CompletionItem]:
+    """Return ids, with what they are, and names of workloads."""
+    found = list(client.workloads(limit=_COMPLETED))
+    ids = (CompletionItem(w["id"], help=f"{w['name']} {w['phase']}") for w in found)
+    return [*ids, *sorted({w["name"] for w in found})]
+
+
+complete_workload = _completing(_workloads)
 complete_machine = _completing(lambda client: [machine["id"] for machine in client.machines()])
 complete_tenant = _completing(lambda client: [tenant["name"] for tenant in client.tenants()])
 complete_table = _completing(lambda client: [table["name"] for table in client.tables()])

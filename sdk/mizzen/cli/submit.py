@@ -10,10 +10,10 @@ import click
 from mizzen.cli import formats
 from mizzen.cli.exits import Exit, exit_of
 from mizzen.cli.log_commands import print_logs
-from mizzen.cli.output import dump, emit_list
 from mizzen.cli.pages import left_lines
-from mizzen.cli.session import WORKLOADS, OutputCommand, Session, complain, finish, interrupted, labels, say
-from mizzen.cli.workload_lists import WORKLOAD_COLUMNS
+from mizzen.cli.plain.printer import dump, emit_list
+from mizzen.cli.session import WORKLOADS, OutputCommand, Session, complain, finish, interrupted, label_option, say
+from mizzen.cli.workload_commands import WORKLOAD_COLUMNS
 from mizzen.client.errors import ApiError, ClientError, Unavailable, Unreachable
 from mizzen.client.views import Workload
 
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 )
 @click.option("--tenant", help="Use this tenant instead of the document's.")
 @click.option("--name", help="Use this name instead of the document's.")
-@click.option(
-    "--label", "labels_", multiple=True, callback=labels, metavar="KEY=VALUE", help="Add a label (repeatable)."
-)
+@label_option("Add a label")
 @click.option("-f", "--follow", is_flag=True, help="Print the logs until the workload has ended.")
 @click.option("--wait", "wait_", is_flag=True, help="Wait until all workloads have ended.")
 @click.option(

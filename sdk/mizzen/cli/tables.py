@@ -8,17 +8,12 @@ from typing import Any
 import click
 
 from mizzen.cli import formats
-from mizzen.cli.durations import duration
-from mizzen.cli.output import Column, emit_list, emit_one
-from mizzen.cli.session import REGION, TABLE, Commands, Session, complete_region, complete_table, confirm
+from mizzen.cli.plain.printer import Column, emit_list, emit_one, name_of
+from mizzen.cli.session import REGION, TABLE, Commands, Session, complete_region, complete_table, confirm, duration
 
 _LOOK_S = 0.5
 _OVERDUE = timedelta(minutes=30)
 """A replica whose deletion has been due for longer is marked. A round of deletions starts every few minutes."""
-
-
-def _name(item: Mapping[str, Any]) -> str:
-    return str(item["name"])
 
 
 def _replicas(table: Mapping[str, Any]) -> str:
@@ -55,13 +50,13 @@ def _stands(replica: Mapping[str, Any]) -> str:
 
 
 _TABLE_COLUMNS = (
-    Column("NAME", _name),
+    Column("NAME", name_of),
     Column("SIZE", lambda t: formats.size(t["size_bytes"]), right=True),
     Column("HOME", lambda t: t["home_region"], drop=1),
     Column("REPLICAS", _replicas, flexible=True),
 )
 _PARTITION_COLUMNS = (
-    Column("NAME", _name),
+    Column("NAME", name_of),
     Column("SIZE", lambda p: formats.size(p["size_bytes"]), right=True),
     Column("CREATED", lambda p: formats.ago(p["created_at"]), drop=1),
     Column("CHECKSUM", lambda p: p["checksum"], drop=2, flexible=True),
@@ -79,7 +74,7 @@ def tables() -> None:
 @click.pass_obj
 def list_tables(session: Session, namespace: str | None) -> None:
     """List tables and the regions of their replicas."""
-    emit_list(session, session.client.tables(namespace), _TABLE_COLUMNS, name=_name)
+    emit_list(session, session.client.tables(namespace), _TABLE_COLUMNS, name=name_of)
 
 
 @tables.command()
@@ -96,7 +91,7 @@ def add(session: Session, name: str, home_region: str) -> None:
 
     If all objects are in subfolders, each subfolder is a partition.
     """
-    emit_list(session, [session.client.add_table(name, home_region)], _TABLE_COLUMNS, name=_name)
+    emit_list(session, [session.client.add_table(name, home_region)], _TABLE_COLUMNS, name=name_of)
 
 
 @tables.command()
@@ -104,7 +99,7 @@ def add(session: Session, name: str, home_region: str) -> None:
 @click.pass_obj
 def partitions(session: Session, name: str) -> None:
     """List a table's partitions."""
-    emit_list(session, list(session.client.partitions(name)), _PARTITION_COLUMNS, name=_name)
+    emit_list(session, list(session.client.partitions(name)), _PARTITION_COLUMNS, name=name_of)
 
 
 @tables.command()
@@ -121,7 +116,7 @@ def append(session: Session, name: str, partition: str, size_bytes: int, checksu
     A partition cannot be changed later. Appending an identical partition again has no effect.
     """
     given = {"name": partition, "size_bytes": size_bytes, "checksum": checksum}
-    emit_list(session, session.client.append_partitions(name, [given]), _PARTITION_COLUMNS, name=_name)
+    emit_list(session, session.client.append_partitions(name, [given]), _PARTITION_COLUMNS, name=name_of)
 
 
 @tables.command()
@@ -131,7 +126,7 @@ def append(session: Session, name: str, partition: str, size_bytes: int, checksu
 def replicate(session: Session, name: str, region: str) -> None:
     """Start copying a table to a region, or the partitions that a stale replica there lacks (operators)."""
     session.client.replicate_table(name, region)
-    emit_list(session, [session.client.table(name)], _TABLE_COLUMNS, name=_name)
+    emit_list(session, [session.client.table(name)], _TABLE_COLUMNS, name=name_of)
 
 
 @tables.command()
@@ -152,7 +147,7 @@ def verify(session: Session, name: str | None, region: str | None, wait: bool) -
         time.sleep(_LOOK_S)
         again = {t["name"] for t in todo}
         tables_ = [session.client.table(t["name"]) if t["name"] in again else t for t in tables_]
-    emit_list(session, tables_, _TABLE_COLUMNS, name=_name)
+    emit_list(session, tables_, _TABLE_COLUMNS, name=name_of)
     if wrong:
         click.echo(f"wrong replicas: {', '.join(sorted(wrong))}", err=True)
         raise click.exceptions.Exit(1)
@@ -188,7 +183,7 @@ def drop_replica(session: Session, name: str, region: str, grace_s: float | None
     A request for the table in that region restores the replica during the grace period.
     """
     session.client.drop_replica(name, region, grace_s)
-    emit_list(session, [session.client.table(name)], _TABLE_COLUMNS, name=_name)
+    emit_list(session, [session.client.table(name)], _TABLE_COLUMNS, name=name_of)
 
 
 @tables.command()

@@ -7,9 +7,18 @@ from typing import Any
 import click
 
 from mizzen.cli import formats
-from mizzen.cli.durations import duration
-from mizzen.cli.output import Column, emit_list, emit_one
-from mizzen.cli.session import Commands, OutputCommand, Session, complete_machine, complete_tenant, say, stdin_text
+from mizzen.cli.plain.printer import Column, emit_list, emit_one, name_of
+from mizzen.cli.session import (
+    Commands,
+    OutputCommand,
+    Session,
+    complete_machine,
+    complete_tenant,
+    duration,
+    limit_option,
+    say,
+    stdin_text,
+)
 from mizzen.client.errors import NotFound
 
 
@@ -56,10 +65,6 @@ _AUDIT_COLUMNS = (
 )
 
 
-def _name(item: Mapping[str, Any]) -> str:
-    return str(item["name"])
-
-
 @click.group(cls=Commands)
 def tenants() -> None:
     """List tenants; set their quotas and secrets."""
@@ -69,7 +74,7 @@ def tenants() -> None:
 @click.pass_obj
 def list_tenants(session: Session) -> None:
     """List tenants with their quotas and current use."""
-    emit_list(session, session.client.tenants(), _COLUMNS, name=_name)
+    emit_list(session, session.client.tenants(), _COLUMNS, name=name_of)
 
 
 def _quota(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
@@ -113,7 +118,7 @@ def set_tenant(session: Session, name: str, level: int | None, gpus: dict[str, i
         limit = known["quota"]["cpus"] if cpus is None else None if isinstance(cpus, str) else cpus
         quota = {**known["quota"]["gpus"], **gpus}
         tenant = session.client.set_tenant(name, known["level"] if level is None else level, quota, limit)
-    emit_list(session, [tenant], _COLUMNS, name=_name)
+    emit_list(session, [tenant], _COLUMNS, name=name_of)
     _warn_of_unknown(session, gpus)
 
 
@@ -144,7 +149,7 @@ def secrets() -> None:
 def list_secrets(session: Session, tenant: str) -> None:
     """List the names of a tenant's secrets."""
     items = [{"name": name} for name in session.client.secrets(tenant)]
-    emit_list(session, items, (Column("NAME", _name),), name=_name)
+    emit_list(session, items, (Column("NAME", name_of),), name=name_of)
 
 
 @secrets.command("set")
@@ -212,14 +217,7 @@ def revoke_key(session: Session, key_id: str) -> None:
 
 
 @click.command(cls=OutputCommand)
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    help="Maximum number of entries to show.",
-)
+@limit_option("entries to show")
 @click.pass_obj
 def audit(session: Session, limit: int) -> None:
     """Show the audit log: who changed what."""

@@ -10,7 +10,6 @@ from typing import Any, Self, cast
 
 from mizzen.client import followers, views
 from mizzen.client.calls import path_of
-from mizzen.client.capacity import Capacity
 from mizzen.client.contexts import active_context
 from mizzen.client.data import Data
 from mizzen.client.fleet import FleetMethods
@@ -26,7 +25,7 @@ ROOM_PATIENCE_S = 86400.0
 """The default time for which a submission is retried while its tenant's queue is full: one day."""
 
 
-class Client(Capacity, Data, FleetMethods, Services):
+class Client(Data, FleetMethods, Services):
     """A client of one API. Methods return the API's JSON (see `views`) and raise `mizzen.client.errors.ClientError`.
 
     Use it as a context manager, or call `close`.

@@ -1,6 +1,6 @@
-"""The client's part about the fleet: regions, clusters and their costs, and machines."""
+"""The client's part about the fleet: regions, clusters and their costs, machines, pools and their instances."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from mizzen.client import views
@@ -9,7 +9,7 @@ from mizzen.client.errors import UnknownReference
 
 
 class FleetMethods(Calls):
-    """The methods about regions, clusters and machines."""
+    """The methods about regions, clusters, machines, pools and instances."""
 
     def regions(self) -> list[views.Region]:
         """Return the regions."""
@@ -67,6 +67,32 @@ class FleetMethods(Calls):
         body = {"key": key} if key else {}
         answer = self._call("POST", "machines", *machine_id.split("/"), "trust", body=body, idempotent=True)
         return cast(views.MachineDetail, answer)
+
+    def pools(self, region: str | None = None) -> list[views.Pool]:
+        """Return the pools of all regions, or of `region`."""
+        return cast(list[views.Pool], self._call("GET", "pools", params={"region": region})["items"])
+
+    def set_pool(self, region: str, name: str, **settings: Any) -> views.Pool:
+        """Create a pool, or change the given settings of a pool (operators).
+
+        The settings are `size`, `max_size`, `idle_s`, `buffer`, `providers`, `zones`, `kinds`, `machine_types` and
+        `max_usd_per_h`.
+        """
+        return cast(views.Pool, self._call("PUT", "pools", region, name, body=settings))
+
+    def remove_pool(self, region: str, name: str) -> None:
+        """Remove a pool; its machines are drained and ended (operators)."""
+        self._call("DELETE", "pools", region, name)
+
+    def instances(
+        self, region: str | None = None, pool: str | None = None, *, gone: bool = False
+    ) -> Iterator[views.Instance]:
+        """Return the machines requested from providers, newest first. `gone` includes machines that are gone."""
+        return self._pages("instances", {"region": region, "pool": pool, "gone": gone or None}, None)
+
+    def end_instance(self, instance_id: str) -> views.Instance:
+        """Drain a machine, then end it at its provider (operators)."""
+        return cast(views.Instance, self._call("POST", "instances", instance_id, "end", body={}, idempotent=True))
 
 
 def _machine(machine_id: str) -> list[str]:

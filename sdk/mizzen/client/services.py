@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from mizzen.client import views
+from mizzen.client.calls import Calls
 from mizzen.client.transport import Params
-from mizzen.client.uploads import Uploads
 
 
-class Services(Uploads):
+class Services(Calls):
     """The methods about services. A service is named by its id, or by its name."""
 
     def create_service(

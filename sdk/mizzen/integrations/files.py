@@ -14,7 +14,7 @@ from typing import Any
 
 from mizzen import notices, report
 from mizzen.checkpoint import Checkpoint, Checkpointer, CheckpointError
-from mizzen.checkpoint.pressure import StepAction
+from mizzen.checkpoint.departure import StepAction
 
 INDEX = "files"
 """The name of the part that maps parts to file names."""

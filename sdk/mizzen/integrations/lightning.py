@@ -27,7 +27,7 @@ except ImportError:
     from pytorch_lightning.callbacks import StochasticWeightAveraging
 
 from mizzen.checkpoint import Checkpointer, rng
-from mizzen.checkpoint.pressure import StepAction
+from mizzen.checkpoint.departure import StepAction
 from mizzen.integrations import ddp
 from mizzen.integrations.files import FileCheckpoints, Loaded
 

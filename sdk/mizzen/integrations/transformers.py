@@ -19,7 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import SaveStrategy, rotate_checkpoints
 
 from mizzen.checkpoint import Checkpointer
-from mizzen.checkpoint.pressure import StepAction
+from mizzen.checkpoint.departure import StepAction
 from mizzen.integrations import ddp
 from mizzen.integrations.files import FileCheckpoints, Loaded
 

@@ -18,16 +18,16 @@ save once for a recommendation and continue the training.
 
 | platform | module | notice | window |
 | --- | --- | --- | --- |
-| mizzen's agent | `agent` | SIGTERM | `MIZZEN_GRACE_S` |
+| mizzen's agent | `signals` | SIGTERM | `MIZZEN_GRACE_S` |
 | Slurm | `slurm` | SIGTERM, the signal of `--signal`, the job's end time | 30 s, or the lead time |
-| RunPod | `runpod` | SIGTERM | 5 s |
-| vast.ai | `vast` | none | 0 s |
-| Kubernetes | `kubernetes` | SIGTERM | 30 s |
+| RunPod | `signals` | SIGTERM | 5 s |
+| vast.ai | `signals` | none | 0 s |
+| Kubernetes | `signals` | SIGTERM | 30 s |
 | AWS | `aws` | instance metadata | 120 s |
 | GCP | `gcp` | instance metadata, SIGTERM, the age of a preemptible machine | 30 s |
 | Azure | `azure` | scheduled events | 30 s |
 | a custom platform | `file` | a file at `MIZZEN_NOTICE_FILE` | the time in the file, or 30 s |
-| any other | `sigterm` | SIGTERM | 10 s |
+| any other | `signals` | SIGTERM | 10 s |
 
 `MIZZEN_NOTICE_WINDOW_S` overrides the window, except the agent's. `MIZZEN_PLATFORM` names the platform; without it the
 platform is detected. The package uses only the standard library, and imports the HTTP client when it is first needed.
@@ -48,22 +48,17 @@ from mizzen.notices.current_notice import (
     watcher,
     watching,
 )
-from mizzen.notices.decision import DEFAULT_MARGIN, Decision, decide
-from mizzen.notices.notice import Kind, Notice, Watcher, Window
+from mizzen.notices.notice import DEFAULT_MARGIN, Decision, Kind, Notice, Watcher, Window, decide
 
 if TYPE_CHECKING:
-    from mizzen.notices.agent import AgentWatcher
     from mizzen.notices.aws import AwsWatcher
     from mizzen.notices.azure import AzureWatcher
     from mizzen.notices.detection import detect
     from mizzen.notices.file import FileWatcher
     from mizzen.notices.gcp import GcpWatcher
-    from mizzen.notices.kubernetes import KubernetesWatcher
     from mizzen.notices.metadata import MetadataError
-    from mizzen.notices.runpod import RunPodWatcher
-    from mizzen.notices.sigterm import SigtermWatcher
+    from mizzen.notices.signals import AgentWatcher, KubernetesWatcher, RunPodWatcher, SigtermWatcher, VastWatcher
     from mizzen.notices.slurm import SlurmWatcher
-    from mizzen.notices.vast import VastWatcher
 
 __all__ = [
     "DEFAULT_MARGIN",
@@ -98,17 +93,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AgentWatcher": "agent",
+    "AgentWatcher": "signals",
     "AwsWatcher": "aws",
     "AzureWatcher": "azure",
     "FileWatcher": "file",
     "GcpWatcher": "gcp",
-    "KubernetesWatcher": "kubernetes",
+    "KubernetesWatcher": "signals",
     "MetadataError": "metadata",
-    "RunPodWatcher": "runpod",
-    "SigtermWatcher": "sigterm",
+    "RunPodWatcher": "signals",
+    "SigtermWatcher": "signals",
     "SlurmWatcher": "slurm",
-    "VastWatcher": "vast",
+    "VastWatcher": "signals",
     "detect": "detection",
 }
 

@@ -1,14 +1,11 @@
 """AWS EC2 Spot: the instance metadata service, version 2 (IMDSv2)."""
 
-import os
 import re
-import signal
 import time
 from collections.abc import Callable, Mapping
 
-from mizzen.notices import sigterm
-from mizzen.notices.metadata import LINK_LOCAL, TIMEOUT_S, Answer, Metadata, MetadataError, epoch_s, json_object
-from mizzen.notices.notice import MAX_WORDS, Kind, Notice, Watcher, Window
+from mizzen.notices.metadata import TIMEOUT_S, Answer, CloudWatcher, MetadataError, epoch_s, json_object
+from mizzen.notices.notice import MAX_WORDS, Kind, Notice, Window
 
 WINDOW_S = 120.0
 PERIOD_S = 5.0
@@ -22,15 +19,11 @@ _INSTANCE = "/latest/meta-data/instance-id"
 _ACTIONS = frozenset({"terminate", "stop", "hibernate"})
 
 
-def base_of(environ: Mapping[str, str]) -> str:
-    """Return `MIZZEN_AWS_METADATA`, the AWS SDKs' `AWS_EC2_METADATA_SERVICE_ENDPOINT`, or the link-local address."""
-    return environ.get("MIZZEN_AWS_METADATA") or environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or LINK_LOCAL
-
-
-class AwsWatcher(Watcher):
+class AwsWatcher(CloudWatcher):
     """Watcher of an EC2 spot instance: interruption (terminate, stop, hibernate) and rebalance recommendation."""
 
     platform = "aws"
+    address_variables = ("MIZZEN_AWS_METADATA", "AWS_EC2_METADATA_SERVICE_ENDPOINT")
 
     def __init__(
         self,
@@ -42,33 +35,19 @@ class AwsWatcher(Watcher):
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the watcher without sending a request.
+        """Create the watcher without sending a request. Other arguments and errors: see `CloudWatcher`.
 
-        Args:
-            base: address of the metadata server; from the environment by default.
-            environ: variables to read; `os.environ` by default.
-            timeout_s: timeout of each request, in seconds.
-            token_ttl_s: requested lifetime of a session token, 1 to 21600 s.
-            clock: returns seconds since the epoch.
-            monotonic: returns seconds of a monotonic clock, for the token's age.
-
-        Raises:
-            ValueError: the address or an environment variable is invalid.
+        `token_ttl_s` is the requested lifetime of a session token, 1 to 21600 s. `monotonic` returns seconds of a
+        monotonic clock, for the token's age.
         """
-        environ = os.environ if environ is None else environ
-        super().__init__(Window(WINDOW_S, "AWS's two-minute interruption notice"), period_s=PERIOD_S, clock=clock)
-        self._metadata = Metadata(base or base_of(environ), timeout_s)
-        self._sigterm = sigterm.window(environ)
+        window = Window(WINDOW_S, "AWS's two-minute interruption notice")
+        super().__init__(window, base, environ, timeout_s=timeout_s, period_s=PERIOD_S, clock=clock)
         self._ttl_s = token_ttl_s
         self._monotonic = monotonic
         self._token: tuple[str, float] | None = None
 
     def answers(self) -> bool:
-        """Return whether the server is AWS's: it grants a token, and returns an instance id for it.
-
-        Raises:
-            MetadataError: the server does not respond, or belongs to another platform.
-        """
+        """Return whether the server is AWS's: it grants a token, and returns an instance id for it."""
         answer = self._get(_INSTANCE)
         return answer.status == 200 and re.fullmatch(r"i-[0-9a-f]{8,32}", answer.text) is not None
 
@@ -90,10 +69,6 @@ class AwsWatcher(Watcher):
         if answer.status != 404:
             raise self._metadata.unexpected(_REBALANCE, answer)
         return None
-
-    def on_signal(self, received: int) -> Notice:
-        """Return the notice of a SIGTERM. AWS does not send it: a user stops the process, or the machine shuts down."""
-        return self._notice(Kind.STOP, signal.Signals(received).name, window=self._sigterm)
 
     def _get(self, path: str) -> Answer:
         """Send a request with a valid token. Renew the token if it has expired or is rejected (status 401)."""

@@ -1,15 +1,12 @@
 """Azure: scheduled events of the instance metadata service, of type `Preempt`."""
 
 import json
-import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mizzen.notices import sigterm
-from mizzen.notices.metadata import LINK_LOCAL, TIMEOUT_S, Metadata, epoch_s, json_object
-from mizzen.notices.notice import Kind, Notice, Watcher, Window
+from mizzen.notices.metadata import TIMEOUT_S, CloudWatcher, epoch_s, json_object
+from mizzen.notices.notice import Kind, Notice, Window
 
 WINDOW_S = 30.0
 PERIOD_S = 1.0
@@ -21,15 +18,11 @@ _COMPUTE = "/metadata/instance/compute?api-version=2021-02-01"
 _HEADERS = {"Metadata": "true"}
 
 
-def base_of(environ: Mapping[str, str]) -> str:
-    """Return the metadata address: `MIZZEN_AZURE_METADATA`, or the link-local address."""
-    return environ.get("MIZZEN_AZURE_METADATA") or LINK_LOCAL
-
-
-class AzureWatcher(Watcher):
+class AzureWatcher(CloudWatcher):
     """Watcher of an Azure Spot machine. Events of other machines in its group are ignored."""
 
     platform = "azure"
+    address_variables = ("MIZZEN_AZURE_METADATA",)
 
     def __init__(
         self,
@@ -42,36 +35,22 @@ class AzureWatcher(Watcher):
         first_timeout_s: float = FIRST_TIMEOUT_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the watcher without sending a request.
+        """Create the watcher without sending a request. Other arguments and errors: see `CloudWatcher`.
 
-        Args:
-            base: address of the metadata server; from the environment by default.
-            environ: variables to read; `os.environ` by default.
-            resource: this machine's name in events; by default the name that the metadata server returns.
-            acknowledges: whether `acknowledge` lets Azure stop the machine at once. Azure then does not wait for other
-                processes on the machine, so leave it off if there are any.
-            timeout_s: timeout of each request, in seconds.
-            first_timeout_s: timeout of requests for events until the first response.
-            clock: returns seconds since the epoch.
-
-        Raises:
-            ValueError: the address or an environment variable is invalid.
+        `resource` is this machine's name in events; by default the name that the metadata server returns.
+        `acknowledges` says whether `acknowledge` lets Azure stop the machine at once. Azure then does not wait for
+        other processes on the machine, so leave it off if there are any. `first_timeout_s` is the timeout of requests
+        for events until the first response.
         """
-        environ = os.environ if environ is None else environ
-        super().__init__(Window(WINDOW_S, "Azure's minimum time before Preempt"), period_s=PERIOD_S, clock=clock)
-        self._metadata = Metadata(base or base_of(environ), timeout_s)
-        self._sigterm = sigterm.window(environ)
+        window = Window(WINDOW_S, "Azure's minimum time before Preempt")
+        super().__init__(window, base, environ, timeout_s=timeout_s, period_s=PERIOD_S, clock=clock)
         self._resource = resource
         self._acknowledges = acknowledges
         self._timeout_s = max(timeout_s, first_timeout_s)
         self._event: str | None = None
 
     def answers(self) -> bool:
-        """Return whether the server is Azure's: it describes the machine in Azure's format.
-
-        Raises:
-            MetadataError: the server does not respond, or belongs to another platform.
-        """
+        """Return whether the server is Azure's: it describes the machine in Azure's format."""
         return self._describe() is not None
 
     def poll(self) -> Notice | None:
@@ -94,10 +73,6 @@ class AzureWatcher(Watcher):
             if notice.supersedes(found):
                 found, self._event = notice, str(event.get("EventId", ""))
         return found
-
-    def on_signal(self, received: int) -> Notice:
-        """Return the notice of a SIGTERM. Azure does not send it: a user stops the process, or the guest shuts down."""
-        return self._notice(Kind.STOP, signal.Signals(received).name, window=self._sigterm)
 
     def acknowledge(self) -> None:
         """Approve the eviction, if the watcher was created with `acknowledges`: Azure may stop the machine now."""

@@ -184,7 +184,7 @@ def _notice_of(number: int) -> Notice:
 def _plain() -> Watcher:
     """Return the watcher that interprets signals if none was started: from the environment. Never raises."""
     from mizzen.notices.detection import from_environment
-    from mizzen.notices.sigterm import SigtermWatcher
+    from mizzen.notices.signals import SigtermWatcher
 
     try:
         return from_environment(os.environ) or SigtermWatcher()

@@ -4,25 +4,32 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from mizzen.notices.agent import AgentWatcher
-from mizzen.notices.kubernetes import KubernetesWatcher
 from mizzen.notices.notice import Watcher
-from mizzen.notices.runpod import RunPodWatcher
-from mizzen.notices.sigterm import SigtermWatcher
-from mizzen.notices.slurm import SlurmWatcher
-from mizzen.notices.vast import VastWatcher
 
 if TYPE_CHECKING:
-    from mizzen.notices.aws import AwsWatcher
-    from mizzen.notices.azure import AzureWatcher
-    from mizzen.notices.gcp import GcpWatcher
+    from mizzen.notices.metadata import CloudWatcher
 
 DETECT_S = 1.0
 """Timeout for the responses of all metadata servers together, in seconds."""
 
-PLATFORMS = ("mizzen", "slurm", "runpod", "vast", "kubernetes", "aws", "gcp", "azure", "file", "sigterm")
+_WATCHERS = {
+    "mizzen": ("MIZZEN_GRACE_S", "signals", "AgentWatcher"),
+    "slurm": ("SLURM_JOB_ID", "slurm", "SlurmWatcher"),
+    "runpod": ("RUNPOD_POD_ID", "signals", "RunPodWatcher"),
+    "vast": ("VAST_CONTAINERLABEL", "signals", "VastWatcher"),
+    "kubernetes": ("KUBERNETES_SERVICE_HOST", "signals", "KubernetesWatcher"),
+    "aws": ("", "aws", "AwsWatcher"),
+    "gcp": ("", "gcp", "GcpWatcher"),
+    "azure": ("", "azure", "AzureWatcher"),
+    "file": ("MIZZEN_NOTICE_FILE", "file", "FileWatcher"),
+    "sigterm": ("", "signals", "SigtermWatcher"),
+}
+"""Platform to the variable that shows it (empty: none does), and the module and class of its watcher."""
+
+PLATFORMS = tuple(_WATCHERS)
 """Platforms in the order of detection: launchers of the process before the clouds it runs on."""
 
 PLATFORM_OF_PRIOR: Mapping[str, str | None] = {
@@ -52,57 +59,15 @@ def from_environment(environ: Mapping[str, str]) -> Watcher | None:
         named = None if environ.get("MIZZEN_GRACE_S") else PLATFORM_OF_PRIOR[named]
     if named and named not in PLATFORMS:
         raise ValueError(f"MIZZEN_PLATFORM={named!r}: must be one of {', '.join(PLATFORMS)}")
-    platform = named or _guess(environ)
-    if platform == "mizzen":
-        return AgentWatcher(environ)
-    if platform == "slurm":
-        return SlurmWatcher(environ)
-    if platform == "runpod":
-        return RunPodWatcher(environ)
-    if platform == "vast":
-        return VastWatcher()
-    if platform == "kubernetes":
-        return KubernetesWatcher(environ)
-    if platform == "file":
-        from mizzen.notices.file import FileWatcher
-
-        return FileWatcher(environ)
-    if platform == "sigterm":
-        return SigtermWatcher(environ)
-    if platform is None:
-        return None
-    return _clouds(environ, named=True)[platform]
+    shown = (platform for platform, (variable, _, _) in _WATCHERS.items() if environ.get(variable))
+    platform = named or next(shown, None)
+    return None if platform is None else _watcher(platform, environ)
 
 
-def _clouds(environ: Mapping[str, str], named: bool = False) -> "dict[str, AwsWatcher | GcpWatcher | AzureWatcher]":
-    """Return the watchers that use metadata servers, in order. Omits AWS if its SDKs' variable disables the server."""
-    from mizzen.notices.aws import AwsWatcher
-    from mizzen.notices.azure import AzureWatcher
-    from mizzen.notices.gcp import GcpWatcher
-
-    found: dict[str, AwsWatcher | GcpWatcher | AzureWatcher] = {}
-    if named or environ.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true":
-        found["aws"] = AwsWatcher(environ=environ)
-    found["gcp"] = GcpWatcher(environ=environ)
-    found["azure"] = AzureWatcher(environ=environ)
-    return found
-
-
-def _guess(environ: Mapping[str, str]) -> str | None:
-    given = {name for name, text in environ.items() if text}
-    if "MIZZEN_GRACE_S" in given:
-        return "mizzen"
-    if "SLURM_JOB_ID" in given:
-        return "slurm"
-    if "RUNPOD_POD_ID" in given:
-        return "runpod"
-    if "VAST_CONTAINERLABEL" in given:
-        return "vast"
-    if "KUBERNETES_SERVICE_HOST" in given:
-        return "kubernetes"
-    if "MIZZEN_NOTICE_FILE" in given:
-        return "file"
-    return None
+def _watcher(platform: str, environ: Mapping[str, str]) -> Any:
+    """Return a new watcher of a platform. Only its module is imported: those of clouds import the HTTP client."""
+    _, module, name = _WATCHERS[platform]
+    return getattr(import_module(f"mizzen.notices.{module}"), name)(environ=environ)
 
 
 def detect(environ: Mapping[str, str] | None = None, timeout_s: float = DETECT_S) -> Watcher:
@@ -124,7 +89,10 @@ def detect(environ: Mapping[str, str] | None = None, timeout_s: float = DETECT_S
     if found is not None:
         return found
     deadline_s = time.monotonic() + timeout_s
-    probes = [_Probe(cloud) for cloud in _clouds(environ).values()]
+    clouds = ["aws", "gcp", "azure"]
+    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        clouds.remove("aws")
+    probes = [_Probe(_watcher(cloud, environ)) for cloud in clouds]
     for probe in probes:
         probe.start()
     for probe in probes:
@@ -132,13 +100,13 @@ def detect(environ: Mapping[str, str] | None = None, timeout_s: float = DETECT_S
         probe.join(max(0.0, deadline_s - time.monotonic()))
         if probe.positive:
             return probe.watcher
-    return SigtermWatcher(environ)
+    return _watcher("sigterm", environ)  # type: ignore[no-any-return]
 
 
 class _Probe(threading.Thread):
     """A thread that checks whether a metadata server belongs to its platform."""
 
-    def __init__(self, watcher: "AwsWatcher | GcpWatcher | AzureWatcher") -> None:
+    def __init__(self, watcher: "CloudWatcher") -> None:
         super().__init__(name=f"mizzen-probe-{watcher.platform}", daemon=True)
         self.watcher = watcher
         self.positive = False

@@ -38,7 +38,7 @@ class FileWatcher(Watcher):
         path = environ.get(VARIABLE)
         if not path:
             raise ValueError(f"{VARIABLE}: must be the path of the notice file if MIZZEN_PLATFORM is file")
-        window = Window.told(environ, WINDOW_S, "the default for a notice file without ends_at")
+        window = Window(WINDOW_S, "the default for a notice file without ends_at").or_told(environ)
         super().__init__(window, period_s=PERIOD_S, clock=clock)
         self._path = Path(path)
 

@@ -3,12 +3,11 @@
 import contextlib
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 
-from mizzen.notices.metadata import LINK_LOCAL, TIMEOUT_S, Answer, Metadata, MetadataError
-from mizzen.notices.notice import DEFAULT_LEAD_S, Kind, Notice, Watcher, Window
+from mizzen.notices.metadata import TIMEOUT_S, Answer, CloudWatcher, MetadataError
+from mizzen.notices.notice import DEFAULT_LEAD_S, Kind, Notice, Window
 
 WINDOW_S = 30.0
 PERIOD_S = 1.0
@@ -20,22 +19,16 @@ _INSTANCE = "/computeMetadata/v1/instance/"
 _FLAVOR = {"Metadata-Flavor": "Google"}
 
 
-def base_of(environ: Mapping[str, str]) -> str:
-    """Return the metadata address: `MIZZEN_GCP_METADATA`, Google's `GCE_METADATA_HOST`, or the link-local address."""
-    if host := environ.get("GCE_METADATA_HOST"):
-        host = f"http://{host}"
-    return environ.get("MIZZEN_GCP_METADATA") or host or LINK_LOCAL
-
-
 def boot_s() -> float:
     """Return the kernel's boot time, in seconds since the epoch. A reboot does not reset the platform's own limit."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class GcpWatcher(Watcher):
+class GcpWatcher(CloudWatcher):
     """Watcher of a Spot or preemptible machine. At preemption the guest shuts down, which also sends SIGTERM."""
 
     platform = "gcp"
+    address_variables = ("MIZZEN_GCP_METADATA", "GCE_METADATA_HOST")
 
     def __init__(
         self,
@@ -48,39 +41,22 @@ class GcpWatcher(Watcher):
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the watcher without sending a request.
+        """Create the watcher without sending a request. Other arguments and errors: see `CloudWatcher`.
 
-        Args:
-            base: address of the metadata server; from the environment by default.
-            environ: variables to read; `os.environ` by default.
-            timeout_s: timeout of each request, in seconds.
-            lead_s: how long before the 24 hour limit the notice is given, in seconds.
-            started_at_s: returns the start time of the machine, in seconds since the epoch.
-            clock: returns seconds since the epoch.
-            monotonic: returns seconds of a monotonic clock.
-
-        Raises:
-            ValueError: the address or `MIZZEN_NOTICE_WINDOW_S` is invalid.
+        The notice is given `lead_s` seconds before the 24 hour limit. `started_at_s` returns the start time of the
+        machine, in seconds since the epoch, and `monotonic` the seconds of a monotonic clock.
         """
         environ = os.environ if environ is None else environ
-        super().__init__(
-            Window.told(environ, WINDOW_S, "GCP's default time from preemption to the machine's end"),
-            period_s=PERIOD_S,
-            lead_s=lead_s,
-            clock=clock,
-        )
-        self._metadata = Metadata(base or base_of(environ), timeout_s)
+        window = Window(WINDOW_S, "GCP's default time from preemption to the machine's end").or_told(environ)
+        super().__init__(window, base, environ, timeout_s=timeout_s, period_s=PERIOD_S, clock=clock, lead_s=lead_s)
+        self._of_signal = window  # The guest shuts down, presumably for preemption.
         self._started_at_s = started_at_s
         self._monotonic = monotonic
         self._ask_at_s = -math.inf
         self._limited: bool | None = None
 
     def answers(self) -> bool:
-        """Return whether the server is Google's: it sends Google's header and a numeric instance id.
-
-        Raises:
-            MetadataError: the server does not respond, or belongs to another platform.
-        """
+        """Return whether the server is Google's: it sends Google's header and a numeric instance id."""
         answer = self._get("id")
         return answer.status == 200 and answer.text.isdecimal()
 
@@ -101,10 +77,6 @@ class GcpWatcher(Watcher):
         if self.ends_at_s is not None and self.ends_at_s - self.lead_s <= self._clock() < self.ends_at_s:
             return self._notice(Kind.AGE_LIMIT, "scheduling/preemptible is TRUE: 24 hours at most", self.ends_at_s)
         return None
-
-    def on_signal(self, received: int) -> Notice:
-        """Return the notice of a signal: the guest shuts down, presumably for preemption, within GCP's window."""
-        return self._notice(Kind.STOP, signal.Signals(received).name)
 
     def _is_limited(self) -> bool:
         """Return whether the 24 hour limit applies. Spot machines also report `preemptible`, but have no limit."""

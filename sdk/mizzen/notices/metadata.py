@@ -2,12 +2,18 @@
 
 import http.client
 import io
+import os
+import signal
 import socket
 import time
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
+
+from mizzen.notices.notice import DEFAULT_LEAD_S, Notice, Watcher, Window
+from mizzen.notices.signals import SigtermWatcher
 
 LINK_LOCAL = "http://169.254.169.254"
 """Metadata address of AWS, GCP and Azure."""
@@ -97,6 +103,65 @@ class Metadata:
     def unexpected(self, path: str, answer: Answer) -> MetadataError:
         """Return the error for a response that the platform does not document."""
         return MetadataError(f"{self.base}{path}: status {answer.status}, {answer.text[:100]!r}")
+
+
+class CloudWatcher(Watcher, ABC):
+    """Base class of watchers that poll a metadata server."""
+
+    address_variables: ClassVar[tuple[str, ...]]
+    """Variables with the address of the metadata server; the first that is set applies, else the link-local one.
+
+    A variable whose name ends in `_HOST` has the address without `http://`.
+    """
+
+    def __init__(
+        self,
+        window: Window,
+        base: str | None,
+        environ: Mapping[str, str] | None,
+        *,
+        timeout_s: float,
+        period_s: float,
+        clock: Callable[[], float],
+        lead_s: float = DEFAULT_LEAD_S,
+    ) -> None:
+        """Create the watcher without sending a request.
+
+        Args:
+            window: time from the platform's notice to the end.
+            base: address of the metadata server; from the environment by default.
+            environ: variables to read; `os.environ` by default.
+            timeout_s: timeout of each request, in seconds.
+            period_s: seconds between calls of `poll`.
+            clock: returns seconds since the epoch.
+            lead_s: how long before a known end the notice is given, in seconds.
+
+        Raises:
+            ValueError: the address or an environment variable is invalid.
+        """
+        super().__init__(window, period_s=period_s, lead_s=lead_s, clock=clock)
+        environ = os.environ if environ is None else environ
+        self._metadata = Metadata(base or self._address(environ), timeout_s)
+        self._of_signal = SigtermWatcher.usual.or_told(environ)
+        """Window of a SIGTERM."""
+
+    @abstractmethod
+    def answers(self) -> bool:
+        """Return whether the server is this platform's.
+
+        Raises:
+            MetadataError: the server does not respond, or belongs to another platform.
+        """
+
+    def on_signal(self, received: int) -> Notice:
+        """Return the notice of a SIGTERM. Clouds do not send it: a user stops the process, or the guest shuts down."""
+        return self._notice(self.kind_of_signal, signal.Signals(received).name, window=self._of_signal)
+
+    def _address(self, environ: Mapping[str, str]) -> str:
+        for name in self.address_variables:
+            if text := environ.get(name):
+                return f"http://{text}" if name.endswith("_HOST") else text
+        return LINK_LOCAL
 
 
 def _left_s(deadline_s: float) -> float:

@@ -1,9 +1,8 @@
-"""`Notice`, and `Watcher`, the common base class of all platforms' watchers."""
+"""`Notice`, the decision whether to start a last save, and `Watcher`, the base class of all platforms' watchers."""
 
 import math
 import signal
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +12,9 @@ MAX_WORDS = 500
 """The platform's message is truncated to this many characters."""
 
 DEFAULT_LEAD_S = 120.0
+
+DEFAULT_MARGIN = 1.5
+"""A save is started only if at least one and a half times its measured duration is left."""
 
 
 class Kind(StrEnum):
@@ -67,14 +69,13 @@ class Window:
     seconds: float
     source: str
 
-    @classmethod
-    def told(cls, environ: Mapping[str, str], seconds: float, source: str) -> "Window":
-        """Return the window from `MIZZEN_NOTICE_WINDOW_S` if it is set, else the platform's own figure.
+    def or_told(self, environ: Mapping[str, str]) -> "Window":
+        """Return the window from `MIZZEN_NOTICE_WINDOW_S` if it is set, else this one.
 
         Raises:
             ValueError: the variable is not a number of 0 or more.
         """
-        return cls.of_variable(environ, "MIZZEN_NOTICE_WINDOW_S") or cls(seconds, source)
+        return self.of_variable(environ, "MIZZEN_NOTICE_WINDOW_S") or self
 
     @classmethod
     def of_variable(cls, environ: Mapping[str, str], name: str) -> "Window | None":
@@ -92,6 +93,48 @@ class Window:
         return cls(seconds, name)
 
 
+@dataclass(frozen=True)
+class Decision:
+    """Whether to save now (`flush`), and the reason as one sentence."""
+
+    flush: bool
+    why: str
+
+
+def decide(
+    notice: Notice, save_s: float | None, margin: float = DEFAULT_MARGIN, *, now_s: float | None = None
+) -> Decision:
+    """Decide whether a save fits in the remaining time; if not, rely on the last checkpoint.
+
+    Args:
+        notice: the notice.
+        save_s: measured duration of a save, in seconds (C of the cadence); None if none was measured yet.
+        margin: safety factor for the duration, 1 or more.
+        now_s: current time, in seconds since the epoch; by default read from the clock.
+
+    Raises:
+        ValueError: `save_s` is negative, `margin` is less than 1, or one of them is not finite.
+    """
+    if not (math.isfinite(margin) and margin >= 1):
+        raise ValueError(f"margin={margin}: must be a factor of 1 or more")
+    if save_s is not None and not (math.isfinite(save_s) and save_s >= 0):
+        raise ValueError(f"save_s={save_s}: must be 0 or more seconds, or None")
+    said = f"{notice.platform} reports {notice.kind}"
+    if not notice.certain:
+        return Decision(True, f"Save now: {said}, which is a recommendation; the training continues after the save.")
+    left_s = notice.left_s(time.time() if now_s is None else now_s)
+    if left_s is None:
+        return Decision(True, f"Save now: {said}, and the end is unknown.")
+    if left_s == 0:
+        return Decision(False, f"Rely on the last checkpoint: {said}, and no time is left.")
+    if save_s is None:
+        return Decision(True, f"Save now: {said} in {left_s:.1f} s, and no save has been measured yet.")
+    needs = f"a save takes {save_s:.1f} s, times {margin:g} for the margin"
+    if save_s * margin <= left_s:
+        return Decision(True, f"Save now: {said} in {left_s:.1f} s, and {needs}.")
+    return Decision(False, f"Rely on the last checkpoint: {said} in {left_s:.1f} s, and {needs}.")
+
+
 def number(text: str | None) -> float | None:
     """Parse a finite number; None if it is invalid. Used for variables of other programs, whose errors are ignored."""
     try:
@@ -101,11 +144,13 @@ def number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class Watcher(ABC):
+class Watcher:
     """Receives the notices of one platform. Not thread-safe."""
 
     platform: ClassVar[str]
     """Short name of the platform, as in `MIZZEN_PLATFORM`."""
+    kind_of_signal: ClassVar[Kind] = Kind.STOP
+    """What a signal means."""
 
     def __init__(
         self,
@@ -135,17 +180,17 @@ class Watcher(ABC):
         """The certain end of the machine or job, in seconds since the epoch; None if unknown. A `poll` may set it."""
         self._clock = clock
 
-    @abstractmethod
     def poll(self) -> Notice | None:
         """Return the platform's current notice; None if there is none. Takes some seconds (Azure's first: up to 130 s).
 
         Raises:
             MetadataError: a metadata server does not respond, or its response is invalid. Poll again later.
         """
+        return None
 
     def on_signal(self, received: int) -> Notice:
         """Return the notice of a received signal. Runs in a signal handler, so it must not take locks or do I/O."""
-        return self._notice(Kind.STOP, signal.Signals(received).name)
+        return self._notice(self.kind_of_signal, signal.Signals(received).name)
 
     def exact(self, notice: Notice) -> Notice | None:
         """Return a notice with the end that the platform has announced for it; None: its end is only assumed.
@@ -154,8 +199,10 @@ class Watcher(ABC):
         """
         return None if notice.kind is Kind.STOP else notice
 
-    def acknowledge(self) -> None:  # noqa: B027  # Most platforms accept no acknowledgement.
+    def acknowledge(self) -> None:
         """Tell the platform that it need not wait any longer, if it supports that and the user enabled it.
+
+        Most platforms accept no acknowledgement.
 
         Raises:
             MetadataError: the request failed.

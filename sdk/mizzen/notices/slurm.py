@@ -52,7 +52,7 @@ class SlurmWatcher(Watcher):
         """Number of times the job was requeued."""
         self._asked = asked
         super().__init__(
-            Window.told(environ, WINDOW_S, "Slurm's default of KillWait"),
+            Window(WINDOW_S, "Slurm's default of KillWait").or_told(environ),
             period_s=PERIOD_S if ends_at_s is not None else None,
             signals=tuple(signals),
             lead_s=lead_s,

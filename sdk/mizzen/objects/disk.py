@@ -106,6 +106,14 @@ def write(descriptor: int, body: Body) -> None:
     os.fsync(descriptor)
 
 
+def read(descriptor: int, into: bytearray | memoryview, at: int) -> int:
+    """Fill a buffer from the offset `at` of a file, and return the number of bytes read."""
+    filled = 0
+    while filled < len(into) and (count := os.preadv(descriptor, [memoryview(into)[filled:]], at + filled)):
+        filled += count
+    return filled
+
+
 @cache
 def _sync_file_range() -> Any:
     """Return Linux's `sync_file_range`, which Python does not expose; None on other systems."""

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from mizzen.objects import checksums
-from mizzen.objects.disk import advise, lock
-from mizzen.objects.uploads import CopyFailed, CopyInUse, CopyPlan, Read
+from mizzen.objects.disk import advise, lock, read
+from mizzen.objects.uploads import CopyFailed, CopyInUse, CopyPlan, Read, Upload
 
 SUFFIX = ".upload"
 _MARK = "user.mizzen.copy"
@@ -49,28 +49,38 @@ def mark_of(descriptor: int) -> str:
     return mark if written_ns == str(os.fstat(descriptor).st_mtime_ns) else ""
 
 
-class FileUpload:
-    """An `Upload` of an object of several parts to a folder."""
+class _StagedFile(Upload):
+    """Base class of uploads to a folder."""
 
-    def __init__(
-        self, plan: CopyPlan, staged: Path, descriptor: int, source: int | None, publish: Callable[[], None]
-    ) -> None:
+    def __init__(self, plan: CopyPlan, staged: Path, descriptor: int, publish: Callable[[], None]) -> None:
         """Create the upload.
 
         Args:
             plan: the copy.
             staged: path of the staged file.
             descriptor: file descriptor of the staged file.
-            source: file descriptor of the source if it is a file, else None.
             publish: renames the staged file to its object.
         """
         self.plan = plan
-        self.copies_itself = source is not None
-        self.proof = ""
         self._staged = staged
         self._descriptor = descriptor
-        self._source = source
         self._publish = publish
+
+    def drop(self) -> None:
+        """Remove all uploaded parts; see `Upload.drop`."""
+        self._staged.unlink(missing_ok=True)
+
+
+class FileUpload(_StagedFile):
+    """An `Upload` of an object of several parts to a folder."""
+
+    def __init__(
+        self, plan: CopyPlan, staged: Path, descriptor: int, source: int | None, publish: Callable[[], None]
+    ) -> None:
+        """Create the upload. `source` is the file descriptor of the source if it is a file, else None."""
+        super().__init__(plan, staged, descriptor, publish)
+        self.copies_itself = source is not None
+        self._source = source
 
     def missing(self) -> list[int]:
         """Return the parts that are not uploaded yet; see `Upload.missing`."""
@@ -96,7 +106,7 @@ class FileUpload:
         """Return the content of an uploaded part; see `Upload.stored`."""
         start, end = self.plan.span(number)
         body = bytearray(end - start)
-        return body if _read(self._descriptor, body, start) == len(body) else None
+        return body if read(self._descriptor, body, start) == len(body) else None
 
     def finish(self) -> bool:
         """Assemble the object; see `Upload.finish`.
@@ -117,10 +127,6 @@ class FileUpload:
         os.fsync(self._descriptor)
         self._publish()
         return True
-
-    def drop(self) -> None:
-        """Remove all uploaded parts; see `Upload.drop`."""
-        self._staged.unlink(missing_ok=True)
 
     def _lines(self) -> list[str | None]:
         raw = b""
@@ -154,17 +160,11 @@ class FileUpload:
         return _checksum(source, start, end, checksums.fastest())
 
 
-class WholeFile:
+class WholeFile(_StagedFile):
     """An `Upload` of an object of one part to a folder. `finish` writes it; an interrupted upload starts again."""
 
     def __init__(self, plan: CopyPlan, staged: Path, descriptor: int, publish: Callable[[], None]) -> None:
-        """Create the upload. The arguments are those of `FileUpload`."""
-        self.plan = plan
-        self.copies_itself = False
-        self.proof = ""
-        self._staged = staged
-        self._descriptor = descriptor
-        self._publish = publish
+        super().__init__(plan, staged, descriptor, publish)
         self._body = bytearray()
 
     def missing(self) -> list[int]:
@@ -174,10 +174,6 @@ class WholeFile:
     def take(self, number: int, read: Read) -> None:
         """Upload a part; see `Upload.take`. `finish` writes the part."""
         self._body = read()
-
-    def stored(self, number: int) -> bytearray | None:
-        """Return None: the part is written only by `finish`. See `Upload.stored`."""
-        return None
 
     def finish(self) -> bool:
         """Assemble the object; see `Upload.finish`.
@@ -195,29 +191,17 @@ class WholeFile:
         os.fsync(self._descriptor)
         advise(self._descriptor, "POSIX_FADV_DONTNEED")
         found = bytearray(len(body) + 1)
-        if _read(self._descriptor, found, 0) != len(body) or found[:-1] != body:
+        if read(self._descriptor, found, 0) != len(body) or found[:-1] != body:
             self.drop()
             sums = (checksums.checksum(checksums.fastest(), [content]) for content in (found[:-1], body))
             raise self.plan.damaged(0, *sums)
         self._publish()
         return True
 
-    def drop(self) -> None:
-        """Remove all uploaded parts; see `Upload.drop`."""
-        self._staged.unlink(missing_ok=True)
-
 
 def _set_mark(descriptor: int, mark: str) -> None:
     with suppress(OSError, AttributeError):
         os.setxattr(descriptor, _MARK, f"{mark} {os.fstat(descriptor).st_mtime_ns}".encode())
-
-
-def _read(descriptor: int, into: bytearray, at: int) -> int:
-    """Fill a buffer from the offset `at` of a file, and return the number of bytes read."""
-    filled = 0
-    while filled < len(into) and (count := os.preadv(descriptor, [memoryview(into)[filled:]], at + filled)):
-        filled += count
-    return filled
 
 
 def _write(descriptor: int, body: bytes | bytearray, at: int) -> None:

@@ -10,7 +10,18 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from mizzen.objects.disk import FairLock, abandoned, advise, idle, in_memory, lock, make_folders, sync_folder, write
+from mizzen.objects.disk import (
+    FairLock,
+    abandoned,
+    advise,
+    idle,
+    in_memory,
+    lock,
+    make_folders,
+    read,
+    sync_folder,
+    write,
+)
 from mizzen.objects.file_upload import SUFFIX, FileUpload, WholeFile, mark_of, open_staged
 from mizzen.objects.store import (
     STAGING,
@@ -21,6 +32,7 @@ from mizzen.objects.store import (
     MissingObject,
     ObjectInfo,
     ObjectStat,
+    ObjectStore,
     check_key,
     check_prefix,
     holds,
@@ -37,7 +49,7 @@ _RACES = 100
 """Tries of a put if concurrent deletes remove its folder."""
 
 
-class FileStore:
+class FileStore(ObjectStore):
     """Stores objects as files below `root`. A put writes and syncs a temporary file, then renames it.
 
     Tasks may write below `root` directly, so symbolic links there are never followed.
@@ -138,10 +150,7 @@ class FileStore:
                 if not cold.is_set() and not in_memory(probe, start):
                     cold.set()
                 with turns.turn() if cold.is_set() else nullcontext():
-                    filled = 0
-                    while filled < len(into) and (got := os.preadv(descriptor, [into[filled:]], start + filled)):
-                        filled += got
-                    return filled
+                    return read(descriptor, into, start)
 
             yield fetch
 
@@ -153,10 +162,7 @@ class FileStore:
         except MissingObject:
             raise ChangedObject(self.uri(info.key)) from None
         try:
-            filled = 0
-            while filled < len(body) and (got := os.preadv(descriptor, [memoryview(body)[filled:]], filled)):
-                filled += got
-            if filled < len(body) or _tag(os.fstat(descriptor)) != info.tag:
+            if read(descriptor, body, 0) < len(body) or _tag(os.fstat(descriptor)) != info.tag:
                 raise ChangedObject(self.uri(info.key))
         finally:
             os.close(descriptor)
@@ -177,11 +183,6 @@ class FileStore:
         folder, _, _ = check_prefix(prefix).rpartition("/")
         if self._within(self._root / folder):
             yield from self._walk(f"{folder}/" if folder else "", prefix, after)
-
-    def size(self, key: str) -> int | None:
-        """Return an object's size; see `ObjectStore.size`."""
-        found = self.stat(key)
-        return None if found is None else found.size_bytes
 
     def stat(self, key: str) -> ObjectStat | None:
         """Return size, tag and mark of an object; see `ObjectStore.stat`.

@@ -3,7 +3,7 @@
 import os
 import warnings
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,16 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
 from mizzen.objects.buffers import Buffers
+from mizzen.objects.cloud_store import CloudStore, detach
 from mizzen.objects.gcs_upload import MARK, Parts, Rewrite, tidy_uploads
-from mizzen.objects.lookup import listed
-from mizzen.objects.randomness import detach
 from mizzen.objects.store import (
     STAGING,
     Body,
     ChangedObject,
     Content,
     Fetch,
-    MissingObject,
     ObjectInfo,
     ObjectStat,
-    check_key,
     check_prefix,
     chunks_of,
     holds,
@@ -40,14 +37,14 @@ from mizzen.objects.uploads import CopyPlan, Upload
 _EMULATOR = "STORAGE_EMULATOR_HOST"
 
 
-class GCSStore:
+class GCSStore(CloudStore):
     """Stores objects in `bucket` below `prefix`. Thread-safe.
 
     `create` relies on `ifGenerationMatch=0`, which the service enforces but emulators may not.
     """
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
-        self._prefix = f"{check_key(prefix)}/" if prefix else ""
+        super().__init__(prefix)
         if os.environ.get(_EMULATOR):
             client: Any = storage.Client(project="emulated", credentials=AnonymousCredentials())  # type: ignore[no-untyped-call]
         else:
@@ -82,12 +79,7 @@ class GCSStore:
             raise self._missing(key) from None
         return body
 
-    def get_range(self, key: str, start: int, end: int) -> bytes:
-        """Return a range of an object; see `ObjectStore.get_range`."""
-        if end <= start:
-            if self.size(key) is None:
-                raise self._missing(key)
-            return b""
+    def _range(self, key: str, start: int, end: int) -> bytes:
         try:
             body: bytes = self._blob(key).download_as_bytes(start=start, end=end - 1)
         except NotFound:
@@ -129,14 +121,10 @@ class GCSStore:
             return None
 
     def _version(self, info: ObjectInfo) -> Any:
-        blob = self._bucket.get_blob(self._prefix + check_key(info.key))
+        blob = self._bucket.get_blob(self._name(info.key))
         if blob is None or str(blob.generation) != info.tag:
             raise ChangedObject(self.uri(info.key))
         return blob
-
-    def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
-        """Look up several keys; see `ObjectStore.look`."""
-        return listed(self, keys)
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """List objects by prefix; see `ObjectStore.list`."""
@@ -148,17 +136,12 @@ class GCSStore:
             if key > after and not key.startswith(f"{STAGING}/"):
                 yield ObjectInfo(key, int(blob.size), str(blob.generation))
 
-    def size(self, key: str) -> int | None:
-        """Return an object's size; see `ObjectStore.size`."""
-        found = self.stat(key)
-        return None if found is None else found.size_bytes
-
     def stat(self, key: str) -> ObjectStat | None:
         """Return size, tag and mark of an object; see `ObjectStore.stat`.
 
         The mark is stored as metadata of the object.
         """
-        blob = self._bucket.get_blob(self._prefix + check_key(key))
+        blob = self._bucket.get_blob(self._name(key))
         if blob is None:
             return None
         return ObjectStat(int(blob.size), str(blob.generation), (blob.metadata or {}).get(MARK, ""))
@@ -175,9 +158,6 @@ class GCSStore:
         else:
             yield Parts(self._blob(plan.key), staged, plan)
 
-    def settle(self, keys: Iterable[str]) -> None:
-        """Do nothing: an object is durable when the service has acknowledged it. See `ObjectStore.settle`."""
-
     def tidy_uploads(self, idle_s: float) -> None:
         """Remove abandoned uploads; see `ObjectStore.tidy_uploads`.
 
@@ -192,21 +172,12 @@ class GCSStore:
         except NotFound:
             return
 
-    def forget(self, key: str) -> None:
-        """Do nothing: there is no page cache. See `ObjectStore.forget`."""
-
-    def tidy(self) -> None:
-        """Do nothing: the service removes unfinished uploads after a week. See `ObjectStore.tidy`."""
-
     def uri(self, key: str) -> str:
         """Return an object's URI; see `ObjectStore.uri`."""
         return f"gs://{self._bucket.name}/{self._prefix}{check_prefix(key)}"
 
     def _blob(self, key: str) -> Any:
-        return self._bucket.blob(self._prefix + check_key(key))
-
-    def _missing(self, key: str) -> MissingObject:
-        return MissingObject(f"no object {key!r} in gs://{self._bucket.name}/{self._prefix}")
+        return self._bucket.blob(self._name(key))
 
 
 def _vouched(blob: Any) -> StoreDigest | None:

@@ -14,7 +14,7 @@ from typing import Any
 from google.api_core.exceptions import NotFound, PreconditionFailed
 
 from mizzen.objects.buffers import Buffers
-from mizzen.objects.uploads import CopyFailed, CopyPlan, Read
+from mizzen.objects.uploads import CopyFailed, CopyPlan, Read, Upload
 
 MARK = "mizzen-copy"
 """Metadata key of the mark."""
@@ -23,14 +23,12 @@ _COMPOSED_AT_ONCE = 32
 _PIECE_BYTES = 8 << 20
 
 
-class _Staged:
+class _Staged(Upload):
     """Base class of uploads: keeps temporary objects below a reserved prefix, and publishes the finished object."""
 
     def __init__(self, blob: Any, folder: str, plan: CopyPlan) -> None:
         """Create the upload of the object `blob`. `folder` is the name prefix of its temporary objects."""
         self.plan = plan
-        self.copies_itself = False
-        self.proof = ""
         self._blob = blob
         self._bucket = blob.bucket
         self._folder = folder
@@ -130,10 +128,11 @@ class Parts(_Staged):
 class Rewrite(_Staged):
     """An `Upload` by a server-side copy within Google Cloud Storage. The whole object is one part."""
 
+    copies_itself = True
+
     def __init__(self, blob: Any, folder: str, plan: CopyPlan, source: Any) -> None:
         """Create the upload. `source` is the object to copy."""
         super().__init__(blob, folder, replace(plan, part_bytes=plan.size_bytes))
-        self.copies_itself = True
         self._source = source
         self._whole = self._bucket.blob(f"{folder}whole")
         self._token = self._bucket.blob(f"{folder}token")
@@ -153,10 +152,6 @@ class Rewrite(_Staged):
         except PreconditionFailed as error:
             uri = self.plan.source.uri(self.plan.source_key)
             raise CopyFailed(f"{uri} was changed during the copy; copy it again: {error}") from error
-
-    def stored(self, number: int) -> bytearray | None:
-        """Return None: parts are copied server-side. See `Upload.stored`."""
-        return None
 
     def finish(self) -> bool:
         """Assemble the object; see `Upload.finish`. Compares the CRC-32C, which the service keeps for every object."""

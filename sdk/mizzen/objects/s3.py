@@ -1,7 +1,7 @@
 """An object store in a bucket of S3, or of a service that is compatible with S3."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -15,19 +15,16 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, NoCredentialsError
 
 from mizzen.objects.buffers import Buffers
-from mizzen.objects.lookup import listed
-from mizzen.objects.randomness import detach
-from mizzen.objects.s3_reading import ABSENT, Fetching, Object, content, store_digest
-from mizzen.objects.s3_upload import MARK, ObjectRef, S3Upload, tidy_uploads
+from mizzen.objects.cloud_store import CloudStore, detach
+from mizzen.objects.s3_reading import ABSENT, Fetching, ObjectRef, content, store_digest
+from mizzen.objects.s3_upload import MARK, S3Upload, tidy_uploads
 from mizzen.objects.store import (
     STAGING,
     Body,
     Content,
     Fetch,
-    MissingObject,
     ObjectInfo,
     ObjectStat,
-    check_key,
     check_prefix,
     chunks_of,
     holds,
@@ -59,12 +56,12 @@ class MissingCredentials(NoCredentialsError):  # type: ignore[misc]
         super().__init__(message=message)
 
 
-class S3Store:
+class S3Store(CloudStore):
     """Stores objects in `bucket` below `prefix`. Thread-safe."""
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
+        super().__init__(prefix)
         self._bucket = bucket
-        self._prefix = f"{check_key(prefix)}/" if prefix else ""
         # A separate session: boto3's default session is not thread-safe to create.
         core = botocore.session.get_session()
         core.register_component("data_loader", _service_data())
@@ -117,12 +114,7 @@ class S3Store:
         """Return an object's content; see `ObjectStore.get`."""
         return self._read(key)
 
-    def get_range(self, key: str, start: int, end: int) -> bytes:
-        """Return a range of an object; see `ObjectStore.get_range`."""
-        if end <= start:
-            if self.size(key) is None:
-                raise self._missing(key)
-            return b""
+    def _range(self, key: str, start: int, end: int) -> bytes:
         try:
             return self._read(key, Range=f"bytes={start}-{end - 1}")
         except ClientError as error:
@@ -151,10 +143,6 @@ class S3Store:
         said = self._client.head_object(**of.asked, ChecksumMode="ENABLED")
         return store_digest(of, info.size_bytes, said) if said["ETag"].strip('"') == info.tag else None
 
-    def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
-        """Look up several keys; see `ObjectStore.look`."""
-        return listed(self, keys)
-
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """List objects by prefix; see `ObjectStore.list`."""
         asked = {"Bucket": self._bucket, "Prefix": self._prefix + check_prefix(prefix)}
@@ -165,11 +153,6 @@ class S3Store:
                 key = found["Key"].removeprefix(self._prefix)
                 if not key.startswith(f"{STAGING}/"):
                     yield ObjectInfo(key, found["Size"], found["ETag"].strip('"'))
-
-    def size(self, key: str) -> int | None:
-        """Return an object's size; see `ObjectStore.size`."""
-        found = self.stat(key)
-        return None if found is None else found.size_bytes
 
     def stat(self, key: str) -> ObjectStat | None:
         """Return size, tag and mark of an object; see `ObjectStore.stat`.
@@ -193,12 +176,9 @@ class S3Store:
         """
         origin = None
         if isinstance(plan.source, S3Store) and plan.source._cloud() == self._cloud():
-            origin = ObjectRef(plan.source._client, plan.source._bucket, plan.source._name(plan.source_key))
+            origin = plan.source._object(plan.source_key)
         staged = f"{self._prefix}{STAGING}/{plan.mark}"
-        yield S3Upload(ObjectRef(self._client, self._bucket, self._name(plan.key)), staged, plan, origin)
-
-    def settle(self, keys: Iterable[str]) -> None:
-        """Do nothing: an object is durable when S3 has acknowledged it. See `ObjectStore.settle`."""
+        yield S3Upload(self._object(plan.key), staged, plan, origin)
 
     def tidy_uploads(self, idle_s: float) -> None:
         """Remove abandoned uploads; see `ObjectStore.tidy_uploads`.
@@ -211,12 +191,6 @@ class S3Store:
         """Remove an object; see `ObjectStore.delete`."""
         self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
 
-    def forget(self, key: str) -> None:
-        """Do nothing: there is no page cache. See `ObjectStore.forget`."""
-
-    def tidy(self) -> None:
-        """Do nothing: S3 cannot tell whether a writer has died. See `tidy_uploads`. See `ObjectStore.tidy`."""
-
     def uri(self, key: str) -> str:
         """Return an object's URI; see `ObjectStore.uri`."""
         return f"s3://{self._bucket}/{self._prefix}{check_prefix(key)}"
@@ -225,14 +199,8 @@ class S3Store:
         endpoint = str(self._client.meta.endpoint_url)
         return "aws" if urlsplit(endpoint).netloc.endswith(".amazonaws.com") else endpoint
 
-    def _name(self, key: str) -> str:
-        return self._prefix + check_key(key)
-
-    def _object(self, key: str) -> Object:
-        return Object(self._client, self._bucket, self._name(key), self.uri(key))
-
-    def _missing(self, key: str) -> MissingObject:
-        return MissingObject(f"no object {key!r} in s3://{self._bucket}/{self._prefix}")
+    def _object(self, key: str) -> ObjectRef:
+        return ObjectRef(self._client, self._bucket, self._name(key), self.uri(key))
 
     def _read(self, key: str, **asked: str) -> bytes:
         try:

@@ -29,7 +29,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}(-[0-9]+)?")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
-class Object(NamedTuple):
+class ObjectRef(NamedTuple):
     """Location of an object: client, bucket and name."""
 
     client: Any
@@ -47,7 +47,7 @@ class Object(NamedTuple):
 class Fetching:
     """Reads ranges of an object, all from the same version."""
 
-    def __init__(self, of: Object, tag: str = "") -> None:
+    def __init__(self, of: ObjectRef, tag: str = "") -> None:
         """Read the version with the ETag `tag`; if it is empty, the version that the first request returns."""
         self._of = of
         self._tag = tag
@@ -107,7 +107,7 @@ class _Exactly:
         return count
 
 
-def content(of: Object, size_bytes: int, tag: str) -> Content:
+def content(of: ObjectRef, size_bytes: int, tag: str) -> Content:
     """Read one version of a small object; see `ObjectStore.content`.
 
     Raises:
@@ -139,7 +139,7 @@ def content(of: Object, size_bytes: int, tag: str) -> Content:
     return Content(body, store_digest(of, size_bytes, headers))
 
 
-def store_digest(of: Object, size_bytes: int, said: dict[str, Any]) -> StoreDigest | None:
+def store_digest(of: ObjectRef, size_bytes: int, said: dict[str, Any]) -> StoreDigest | None:
     """Return the strongest digest in the response `said` of S3 that this process can compute; None if there is none."""
     found: dict[str, StoreDigest] = {}
     kind = said.get("ChecksumType", "COMPOSITE" if "-" in said["ETag"] else "FULL_OBJECT")
@@ -157,7 +157,7 @@ def store_digest(of: Object, size_bytes: int, said: dict[str, Any]) -> StoreDige
     return next((found[name] for name in algorithms() if name in found), None)
 
 
-def _part_bytes(of: Object, size_bytes: int, parts: int) -> int:
+def _part_bytes(of: ObjectRef, size_bytes: int, parts: int) -> int:
     """Return the part size of a multipart object; 0 if the parts differ in size (except the last) or it is unknown."""
     if parts == 1:
         return size_bytes

@@ -8,13 +8,13 @@ of the whole source and target are compared; if the source has none, the caller 
 import hashlib
 import time
 from base64 import b64encode
-from typing import Any, NamedTuple
+from typing import Any
 
 from botocore.exceptions import ClientError
 
-from mizzen.objects.s3_reading import ABSENT, has_md5
+from mizzen.objects.s3_reading import ABSENT, ObjectRef, has_md5
 from mizzen.objects.store import STAGING
-from mizzen.objects.uploads import CopyFailed, CopyPlan, Read
+from mizzen.objects.uploads import CopyFailed, CopyPlan, Read, Upload
 
 MARK = "mizzen-copy"
 """Metadata key of the mark."""
@@ -22,39 +22,7 @@ _WHOLE = ("CRC64NVME", "CRC32C", "CRC32")
 """Algorithms for which S3 computes the checksum of the whole object from those of its parts."""
 
 
-class ObjectRef(NamedTuple):
-    """Location of an object: client, bucket and name."""
-
-    client: Any
-    bucket: str
-    name: str
-
-    @property
-    def asked(self) -> dict[str, str]:
-        """Parameters that name the object in requests."""
-        return {"Bucket": self.bucket, "Key": self.name}
-
-    def mark(self) -> str | None:
-        """Return the mark of the object; None if there is no such object or it has no mark."""
-        try:
-            mark: str | None = self.client.head_object(**self.asked).get("Metadata", {}).get(MARK)
-        except ClientError as error:
-            if error.response["Error"]["Code"] in ABSENT:
-                return None
-            raise
-        return mark
-
-    def checksum(self) -> tuple[str, str] | None:
-        """Return algorithm and checksum of the whole content that the store keeps; None if it keeps none."""
-        found = self.client.head_object(**self.asked, ChecksumMode="ENABLED")
-        if found.get("ChecksumType", "COMPOSITE" if "-" in found["ETag"] else "FULL_OBJECT") == "FULL_OBJECT":
-            for algorithm in _WHOLE:
-                if value := found.get(f"Checksum{algorithm}"):
-                    return algorithm, value
-        return None
-
-
-class S3Upload:
+class S3Upload(Upload):
     """An `Upload` to S3. An object of one part is uploaded in one request, by `finish`."""
 
     def __init__(self, target: ObjectRef, staged: str, plan: CopyPlan, origin: ObjectRef | None) -> None:
@@ -79,9 +47,8 @@ class S3Upload:
         # An object of one part is copied server-side only if its ETag is the content's MD5, which verifies the copy.
         simple = plan.parts == 1 and has_md5({"ETag": plan.source_tag}) and "-" not in plan.source_tag
         self._origin = origin if plan.parts > 1 or simple else None
-        self._expected = self._origin.checksum() if self._origin and plan.parts > 1 else None
+        self._expected = _whole_checksum(self._origin) if self._origin and plan.parts > 1 else None
         self.copies_itself = self._origin is not None
-        self.proof = ""
 
     def missing(self) -> list[int]:
         """Return the parts that are not uploaded yet; see `Upload.missing`."""
@@ -101,10 +68,6 @@ class S3Upload:
         except ClientError as error:
             raise self._told(error, number) from error
         self._parts[number] = _vouched(said)
-
-    def stored(self, number: int) -> bytearray | None:
-        """Return None: S3 cannot read parts of an unfinished upload. See `Upload.stored`."""
-        return None
 
     def finish(self) -> bool:
         """Assemble the object; see `Upload.finish`."""
@@ -233,7 +196,7 @@ class S3Upload:
             return
         else:
             expected = "{}:{}".format(*self._expected)
-            found = "{}:{}".format(*(self._target.checksum() or ("none", "")))
+            found = "{}:{}".format(*(_whole_checksum(self._target) or ("none", "")))
             if found == expected:
                 return
         self._client.delete_object(**self._object)
@@ -241,7 +204,15 @@ class S3Upload:
         raise CopyFailed(f"{self.plan.key} is {found} at the target, in {where} it is {expected}")
 
     def _finished_by_another(self, error: ClientError) -> bool:
-        return error.response["Error"]["Code"] == "NoSuchUpload" and self._target.mark() == self.plan.mark
+        if error.response["Error"]["Code"] != "NoSuchUpload":
+            return False
+        try:
+            found = self._client.head_object(**self._object)
+        except ClientError as absent:
+            if absent.response["Error"]["Code"] in ABSENT:
+                return False
+            raise
+        return bool(found.get("Metadata", {}).get(MARK) == self.plan.mark)
 
     def _told(self, error: Any, number: int | None = None) -> Exception:
         """Translate an error of S3 into a `CopyFailed`; return other errors unchanged."""
@@ -299,6 +270,16 @@ def tidy_uploads(client: Any, bucket: str, prefix: str, idle_s: float) -> None:
                 continue
             if not used:
                 client.delete_object(**note)
+
+
+def _whole_checksum(of: ObjectRef) -> tuple[str, str] | None:
+    """Return algorithm and checksum of the whole content that the store keeps; None if it keeps none."""
+    found = of.client.head_object(**of.asked, ChecksumMode="ENABLED")
+    if found.get("ChecksumType", "COMPOSITE" if "-" in found["ETag"] else "FULL_OBJECT") == "FULL_OBJECT":
+        for algorithm in _WHOLE:
+            if value := found.get(f"Checksum{algorithm}"):
+                return algorithm, value
+    return None
 
 
 def _abort(client: Any, upload: dict[str, Any]) -> None:

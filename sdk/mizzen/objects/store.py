@@ -107,6 +107,8 @@ class ObjectStore(Protocol):
 
     def size(self, key: str) -> int | None:
         """Return the size in bytes; None if there is no such object."""
+        found = self.stat(key)
+        return None if found is None else found.size_bytes
 
     def stat(self, key: str) -> ObjectStat | None:
         """Return size, tag and mark; None if there is no such object."""

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from mizzen.objects import checksums
 from mizzen.objects.bandwidth import BandwidthShare
+from mizzen.objects.manifest import object_checksum
 from mizzen.objects.store import ChangedObject, Fetch, ObjectInfo, ObjectStore
 from mizzen.objects.store_digest import InOrder, StoreDigest, check, digest_of
 from mizzen.objects.uploads import CopyFailed, CopyPlan, DamagedSource, Upload
@@ -19,7 +20,6 @@ _MOST_PARTS = 10_000
 """The limit of S3."""
 _HELD_BYTES = 256 << 20
 """Maximum total size of the parts in memory, unless a single part is larger."""
-_PIECE_BYTES = 16 << 20
 _ENGINE = "2"
 """Version of the copy algorithm. It is part of the mark, so copies of a version that verified less are not trusted."""
 
@@ -63,7 +63,7 @@ class Moving:
         if found is None or found.size_bytes != plan.size_bytes:
             return False
         if checksum is not None:
-            return self._checksum(plan, checksum) == checksum
+            return object_checksum(self.target, plan.key, checksum.partition(":")[0]) == checksum
         return found.mark == plan.mark or self._difference(plan) is None
 
     def algorithm(self, plan: CopyPlan, checksum: str | None) -> str:
@@ -99,7 +99,7 @@ class Moving:
                 raise
         difference = None if store_digest else self._difference(plan)
         if difference is None and checksum is not None and not proof.has_checksum:
-            found = self._checksum(plan, checksum)
+            found = object_checksum(self.target, plan.key, checksum.partition(":")[0])
             difference = None if found == checksum else f"{found} at the target, expected {checksum}"
         if difference is not None:
             self.target.delete(plan.key)
@@ -231,18 +231,6 @@ class Moving:
         if store_digest and digest is not None:
             check(store_digest, digest, self.source.uri(plan.source_key))
         return None
-
-    def _checksum(self, plan: CopyPlan, like: str) -> str:
-        """Return the checksum of the target's content, with the algorithm of the checksum `like`."""
-        algorithm, _, _ = like.partition(":")
-        digest = checksums.digest(algorithm)
-        body = memoryview(bytearray(min(_PIECE_BYTES, plan.size_bytes)))
-        with self.target.opened(plan.key) as fetch:
-            at = 0
-            while at < plan.size_bytes and (count := fetch(body[: plan.size_bytes - at], at)):
-                digest.update(body[:count])
-                at += count
-        return f"{algorithm}:{digest.hexdigest()}"
 
 
 class _Proof:

@@ -68,9 +68,9 @@ class Upload(Protocol):
 
     plan: CopyPlan
     """The plan, which may have other parts than the caller's: a server-side copy may treat the object as one part."""
-    copies_itself: bool
+    copies_itself: bool = False
     """Whether the store copies the parts server-side, so that they need not be read here."""
-    proof: str
+    proof: str = ""
     """After `finish`: the algorithm by which the store compared a server-side copy with the digest of the source store.
     Empty if it did not, or if the parts were read here."""
 
@@ -86,6 +86,7 @@ class Upload(Protocol):
 
     def stored(self, number: int) -> bytearray | None:
         """Return the content of an uploaded part; None if the store cannot read it before the object is finished."""
+        return None
 
     def finish(self) -> bool:
         """Assemble the object from its parts. Return whether it is verified to equal the source.

@@ -39,7 +39,7 @@ def _run(given: Namespace) -> int:
     )
     overhead = chosen.overhead if isfinite(chosen.overhead) else None
     body = {**asdict(chosen), "overhead": overhead, "sentences": list(chosen.sentences())}
-    emit_one(given.output, body, lambda: "\n".join(chosen.sentences()), name=str(chosen.steps))
+    emit_one(given, body, lambda: "\n".join(chosen.sentences()), name=str(chosen.steps))
     return Exit.OK
 
 

@@ -21,8 +21,7 @@ from mizzen.cli import formats
 from mizzen.cli.exits import Exit
 from mizzen.cli.plain.export import export
 from mizzen.cli.plain.parser import Parser
-from mizzen.cli.plain.printer import Column, cell, emit_list, emit_one, say, table
-from mizzen.cli.plain.progress import ProgressLine
+from mizzen.cli.plain.printer import Column, ProgressLine, cell, emit_list, emit_one, say, table
 from mizzen.cli.plain.values import Failure, UsageError, whole
 
 _LS = (
@@ -86,7 +85,7 @@ def _ls(given: Namespace) -> int:
         judged = found.survey()
     _say_records(found)
     items = [{**_summary(manifest), **_judgement(problems)} for manifest, problems in judged]
-    emit_list(given.output, items, _LS, name=lambda item: str(item["name"]))
+    emit_list(given, items, _LS, name=lambda item: str(item["name"]))
     return Exit.OK
 
 
@@ -100,7 +99,7 @@ def _show(given: Namespace) -> int:
         others = [known for known, _ in judged if known != manifest]
         parts = [_part(found, part, others, wrong.get((part.name, part.rank))) for part in manifest.parts]
     body = {**_summary(manifest), **_judgement(problems), "root": found.root, "parts": parts}
-    emit_one(given.output, body, lambda: _page(body), name=manifest.name)
+    emit_one(given, body, lambda: _page(body), name=manifest.name)
     return Exit.OK
 
 
@@ -127,12 +126,12 @@ def _verify(given: Namespace) -> int:
             if not item["whole"]:
                 print(cell(item["name"]))
     elif given.all and given.output in ("json", "yaml"):
-        emit_list(given.output, items, ())
+        emit_list(given, items, ())
     elif not items:
         say("there are no checkpoints")
     else:
         page = "\n".join(line for item in items for line in _verdict(item))
-        emit_one(given.output, items[0], lambda: page)
+        emit_one(given, items[0], lambda: page)
     return Exit.DAMAGED if records or not all(item["whole"] for item in items) else Exit.OK
 
 
@@ -168,9 +167,9 @@ def _export(given: Namespace) -> int:
     ]
     if given.output in ("json", "yaml"):
         body = {**_summary(manifest), "folder": str(folder), "files": items}
-        emit_one(given.output, body, lambda: "")
+        emit_one(given, body, lambda: "")
     else:
-        emit_list(given.output, items, _FILES, name=lambda item: str(item["file"]))
+        emit_list(given, items, _FILES, name=lambda item: str(item["file"]))
     return Exit.OK
 
 

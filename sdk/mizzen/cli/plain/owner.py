@@ -186,7 +186,7 @@ def _reclaim(given: Namespace) -> int:
     except KeyboardInterrupt:
         say("the reclaim goes on; `mizzen lending` shows it, `mizzen lend` ends it")
         raise
-    emit_one(given.output, status, lambda: _page(status), name=status["machine"])
+    emit_one(given, status, lambda: _page(status), name=status["machine"])
     return Exit.OK if status["free"] else Exit.CONFLICT
 
 
@@ -200,7 +200,7 @@ def _lending(given: Namespace) -> int:
 
 def _show(given: Namespace, request: Mapping[str, Any]) -> int:
     *_, status = _ask(_path(given), request)
-    emit_one(given.output, status, lambda: _page(status), name=status["machine"])
+    emit_one(given, status, lambda: _page(status), name=status["machine"])
     return Exit.OK
 
 

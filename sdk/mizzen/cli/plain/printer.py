@@ -1,4 +1,4 @@
-"""Prints data to stdout as tables, JSON, YAML or names. Messages go to stderr.
+"""Prints data to stdout in the output format of a command: tables, JSON, YAML or names. Messages go to stderr.
 
 In JSON, a list is printed as an array, a single item as an object, and a stream as one object per line.
 """
@@ -8,14 +8,16 @@ import os
 import re
 import shutil
 import sys
+import time
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from mizzen.cli import formats
 
 _GAP = "  "
+_PROGRESS_EVERY_S = 0.2
 _LEAST = 10
 _BREAKS = re.compile(r"[\t\n\r]+")
 _BEYOND_ASCII = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -48,13 +50,22 @@ class Column:
     right: bool = False
 
 
+class Formatted(Protocol):
+    """What has an output format: a session, or the parsed arguments of a command."""
+
+    @property
+    def output(self) -> str:
+        """`table`, `wide`, `json`, `yaml` or `name`."""
+
+
 def emit_list(
-    output: str,
+    command: Formatted,
     items: Sequence[Any],
     columns: Sequence[Column],
     name: Callable[[Any], str] = lambda item: str(item["id"]),
 ) -> None:
-    """Print a list of items in the format `output`. `name` returns the text that the format `name` prints."""
+    """Print a list of items in the format of `command`. `name` returns the text that the format `name` prints."""
+    output = command.output
     if output == "name":
         for item in items:
             _out(cell(name(item)))
@@ -70,14 +81,33 @@ def emit_list(
         say("no items found")
 
 
-def emit_one(output: str, item: Mapping[str, Any], page: Callable[[], str], name: str | None = None) -> None:
+def emit_one(command: Formatted, item: Mapping[str, Any], page: Callable[[], str], name: str | None = None) -> None:
     """Print one item: `page` for the formats table and wide, `name` (default: the item's id) for the format name."""
+    output = command.output
     if output == "name":
         _out(formats.visible(str(item["id"] if name is None else name)))
     elif output in ("json", "yaml"):
         _out(dump(item, output))
     else:
         _out(formats.visible(page()))
+
+
+def emit_stream(
+    command: Formatted, items: Iterable[Any], line: Callable[[Any], str], name: Callable[[Any], str]
+) -> None:
+    """Print items as they arrive."""
+    for item in items:
+        if command.output == "json":
+            _out(dump_line(item))
+        elif command.output == "yaml":
+            _out("---\n" + dump(item, "yaml"))
+        else:
+            _out(cell(name(item) if command.output == "name" else line(item)))
+
+
+def name_of(item: Mapping[str, Any]) -> str:
+    """Return the name of an item: what `-o name` prints for items without an id."""
+    return str(item["name"])
 
 
 def _out(text: str) -> None:
@@ -88,6 +118,36 @@ def _out(text: str) -> None:
 def say(text: str) -> None:
     """Print a message to stderr."""
     print(f"mizzen: {formats.visible(text)}", file=sys.stderr)
+
+
+class ProgressLine:
+    """A progress line on stderr, updated in place, if that is a terminal. Use it as a context manager."""
+
+    def __init__(self, total_bytes: int) -> None:
+        """Create a progress line for reading `total_bytes` bytes."""
+        self._total_bytes = total_bytes
+        self._done_bytes = 0
+        self._shown_s = 0.0
+        self._shows = sys.stderr.isatty()
+
+    def __call__(self, size_bytes: int) -> None:
+        """Add `size_bytes` to the bytes that were read."""
+        self._done_bytes += size_bytes
+        now_s = time.monotonic()
+        if self._shows and now_s >= self._shown_s + _PROGRESS_EVERY_S:
+            self._shown_s = now_s
+            print(f"\r\x1b[K{self._line()}", end="", file=sys.stderr, flush=True)
+
+    def _line(self) -> str:
+        part = min(1.0, self._done_bytes / self._total_bytes) if self._total_bytes else 1.0
+        return f"{formats.size(self._done_bytes)} of {formats.size(self._total_bytes)} read, {part:.0%}"
+
+    def __enter__(self) -> "ProgressLine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown_s:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def no_colour() -> bool:

@@ -3,7 +3,7 @@
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -32,17 +32,17 @@ def load(name: str) -> Parser:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line that starts with a name of `COMMANDS`, and return its exit code. Errors go to stderr."""
+    return guarded(lambda: _run(arguments))
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Call `work`, flush stdout, and return the exit code. An unexpected exception is printed to stderr."""
     try:
-        code = _run(arguments)
+        code = work()
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else Exit.OK
-    except Failure as failure:
-        say(str(failure))
-        return failure.code
     except BrokenPipeError:
         # The flush at exit must not write to the broken pipe either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -53,11 +53,17 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    given = load(arguments[0]).parse_args(arguments[1:])
     try:
-        if given.output == "yaml" and find_spec("yaml") is None:
-            raise UsageError("'-o yaml' needs pyyaml: pip install 'mizzen[client]'; '-o json' works without it")
-        code: int = given.run(given)
-        return code
-    except UsageError as error:
-        return int(given.parser.error(str(error)))
+        given = load(arguments[0]).parse_args(arguments[1:])
+        try:
+            if given.output == "yaml" and find_spec("yaml") is None:
+                raise UsageError("'-o yaml' needs pyyaml: pip install 'mizzen[client]'; '-o json' works without it")
+            code: int = given.run(given)
+            return code
+        except UsageError as error:
+            return int(given.parser.error(str(error)))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else Exit.OK
+    except Failure as failure:
+        say(str(failure))
+        return failure.code

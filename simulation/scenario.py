@@ -1,11 +1,11 @@
-"""The initial state of a run."""
+"""The input of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from domain.scheduling import RunningWorkload, TenantState
-from simulation.policies import SchedulingPolicy
 from simulation.settings import SimulationSettings
 from simulation.supply import Machines, Supply
 from simulation.workloads import SimulatedWorkload
@@ -23,21 +23,26 @@ class InitialHolder:
 
 
 @dataclass(frozen=True)
-class InitialState:
-    """The initial state of a run: machines, tenants, workloads, settings and policy."""
+class Scenario:
+    """The input of a run that is the same for all policies."""
 
     machines: Machines
     """Machines by region."""
-    tenants: Mapping[str, TenantState]
+    tenants: dict[str, TenantState]
     workloads: Sequence[SimulatedWorkload]
     settings: SimulationSettings
-    policy: SchedulingPolicy
-    seed: int
+    seed: int = 0
     until_s: float = inf
-    holding: Mapping[str, InitialHolder] = field(default_factory=dict)
+    measure_from_s: float = 0.0
+    measure_to_s: float = inf
+    starts_s: float = 0.0
+    """The start of the simulation's clock in reported times: seconds of the trace, or since the snapshot."""
+    holding: dict[str, InitialHolder] = field(default_factory=dict)
     """Slots that workloads hold at the start, by workload id."""
     sources: Supply = field(default_factory=Supply)
     """What supplies more machines during the run."""
+    says: dict[str, Any] = field(default_factory=dict)
+    """Facts about the scenario's origin, which are copied to the JSON object."""
 
     @property
     def possible(self) -> Machines:

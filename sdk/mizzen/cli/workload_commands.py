@@ -1,15 +1,29 @@
-"""Commands that show workloads and the queue."""
+"""Commands that show the queue and workloads, and that change workloads."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
 import click
 
 from mizzen.cli import formats
-from mizzen.cli.output import Column, emit_list, emit_one
 from mizzen.cli.pages import show_page, why_page
-from mizzen.cli.session import WORKLOAD, OutputCommand, Session, complete_phase, complete_tenant, labels, say
+from mizzen.cli.plain.printer import Column, emit_list, emit_one
+from mizzen.cli.session import (
+    WORKLOAD,
+    WORKLOADS,
+    OutputCommand,
+    Session,
+    complete_phase,
+    complete_tenant,
+    complete_workload,
+    finish,
+    label_option,
+    limit_option,
+    say,
+)
+from mizzen.client.views import TERMINAL_PHASES
 
 
 def _step(workload: Mapping[str, Any]) -> object:
@@ -39,6 +53,9 @@ _QUEUE_COLUMNS = (
     Column("WAITING", lambda q: formats.duration(q["waited_s"]), drop=4, right=True),
     Column("REASONS", lambda q: "; ".join(map(str, map(formats.reason, q["reasons"]))), drop=5, flexible=True),
 )
+_CANCEL_S = 2.0
+"""The time that `cancel` waits for its workloads to end before it prints them. Workloads without slots end at once."""
+_POLL_S = 0.2
 
 
 @click.command(cls=OutputCommand)
@@ -51,23 +68,9 @@ _QUEUE_COLUMNS = (
     help="List only the workloads in this phase; also `held` or `live` (repeatable).",
 )
 @click.option("--live", is_flag=True, help="List only the workloads that have not ended.")
-@click.option(
-    "--label",
-    "labels_",
-    multiple=True,
-    callback=labels,
-    metavar="KEY=VALUE",
-    help="List only the workloads with this label (repeatable).",
-)
+@label_option("List only the workloads with this label")
 @click.option("--name", help="List only the workloads with this name.")
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(min=0),
-    default=100,
-    show_default=True,
-    help="Maximum number of workloads to list; 0: all.",
-)
+@limit_option("workloads to list; 0: all", least=0)
 @click.pass_obj
 def ls(
     session: Session,
@@ -111,14 +114,7 @@ def why(session: Session, workload: str) -> None:
 
 
 @click.command(cls=OutputCommand)
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=100,
-    show_default=True,
-    help="Maximum number of workloads to show.",
-)
+@limit_option("workloads to show", most=10_000)
 @click.pass_obj
 def queue(session: Session, limit: int) -> None:
     """Show the waiting workloads in queue order.
@@ -131,3 +127,82 @@ def queue(session: Session, limit: int) -> None:
         say(f"showing the first {len(body['items'])} of {body['total']} workloads")
     if body["scanned_at"] and session.output in ("table", "wide"):
         say(f"last scan: {formats.ago(body['scanned_at'])}")
+
+
+def _act(session: Session, references: tuple[str, ...], act: Callable[[str], Any]) -> None:
+    done, code = session.each(references, act)
+    if done:
+        emit_list(session, done, WORKLOAD_COLUMNS)
+    finish(code)
+
+
+@click.command(cls=OutputCommand)
+@click.argument("workloads", nargs=-1, shell_complete=complete_workload)
+@label_option("Cancel all workloads with this label")
+@click.option("--tenant", help="With --label: cancel only the workloads of this tenant.")
+@click.pass_obj
+def cancel(session: Session, workloads: tuple[str, ...], labels_: dict[str, str], tenant: str | None) -> None:
+    """Cancel workloads in any phase."""
+    if bool(workloads) == bool(labels_):
+        raise click.UsageError("give either workloads or --label")
+    if tenant and not labels_:
+        raise click.UsageError("--tenant can only be used with --label")
+    code = 0
+    if workloads:
+        asked, code = session.each(workloads, session.client.cancel)
+        ids = [workload["id"] for workload in asked]
+    else:
+        ids = session.client.cancel_labelled(labels_, tenant)
+    done = _cancelled(session, ids)
+    if done or not workloads:
+        emit_list(session, done, WORKLOAD_COLUMNS)
+    for workload in done:
+        if workload["phase"] not in TERMINAL_PHASES:
+            say(f"{workload['id']} is {workload['phase']}: it ends when its tasks have saved and stopped")
+    finish(code)
+
+
+def _cancelled(session: Session, ids: list[str]) -> list[Any]:
+    """Return the workloads when all have ended, or after `_CANCEL_S` seconds."""
+    until_s = time.monotonic() + _CANCEL_S
+    done = {id_: session.client.workload(id_) for id_ in ids}
+    while time.monotonic() < until_s:
+        live = [id_ for id_, workload in done.items() if workload["phase"] not in TERMINAL_PHASES]
+        if not live:
+            break
+        time.sleep(_POLL_S)
+        done |= {id_: session.client.workload(id_) for id_ in live}
+    return list(done.values())
+
+
+@click.command(cls=OutputCommand)
+@WORKLOADS
+@click.pass_obj
+def hold(session: Session, workloads: tuple[str, ...]) -> None:
+    """Keep workloads in the queue until they are released."""
+    _act(session, workloads, session.client.hold)
+
+
+@click.command(cls=OutputCommand)
+@WORKLOADS
+@click.pass_obj
+def release(session: Session, workloads: tuple[str, ...]) -> None:
+    """Release held workloads, so that they can be placed again."""
+    _act(session, workloads, session.client.release)
+
+
+@click.command(cls=OutputCommand)
+@WORKLOAD
+@click.argument("level", type=click.IntRange(1, 7))
+@click.pass_obj
+def lower(session: Session, workload: str, level: int) -> None:
+    """Lower a workload's priority to LEVEL (7 is the lowest)."""
+    _act(session, (workload,), lambda id_: session.client.lower(id_, level))
+
+
+@click.command(cls=OutputCommand)
+@WORKLOADS
+@click.pass_obj
+def preempt(session: Session, workloads: tuple[str, ...]) -> None:
+    """Return workloads to the queue after they have saved a checkpoint (operators)."""
+    _act(session, workloads, session.client.preempt)
