@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
@@ -31,7 +31,7 @@ from agent.sealed import CannotUnseal, prove
 from agent.staging import StagedAttempt, Stager
 from agent.state import AttemptFolder, StateFolder
 from agent.task_readiness import Readiness
-from agent.task_watch import BandwidthMeter, TaskWatch, next_look, notify, still_running
+from agent.task_watch import TaskWatch, next_look, notify, still_running
 from agent.tasks import RunFolder, TaskState
 from domain.blame import LaunchError
 from domain.protocol import (
@@ -46,6 +46,9 @@ from domain.protocol import (
     RunNode,
     StopNode,
 )
+
+if TYPE_CHECKING:
+    from agent.network.uplink import Uplink
 
 _log = logging.getLogger(__name__)
 _LATE_S = 7.5
@@ -66,7 +69,7 @@ class NodeActivities:
         notices: MachineNotices,
         lender: Lender,
         locks: StartLocks,
-        uplink: BandwidthMeter | None = None,
+        uplink: "Uplink | None" = None,
     ) -> None:
         self._config = config
         self._uplink = uplink
