@@ -20,12 +20,11 @@ from agent import tasks
 from agent.config import AgentConfig
 from agent.failures import is_disk_full, launch_failure, refusal
 from agent.intervals import set_pace
-from agent.leftovers import left_by
 from agent.lending.lender import Lender
 from agent.locks import StartLocks
 from agent.logs import Shipping
 from agent.notices import MachineNotices
-from agent.outcomes import kept_outcome, outcome
+from agent.outcomes import kept_outcome, left_by, outcome
 from agent.ports import SERVING, reserve
 from agent.sealed import CannotUnseal, prove
 from agent.staging import StagedAttempt, Stager

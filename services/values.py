@@ -10,8 +10,7 @@ from typing import Any
 
 from domain.capacity import CapacityKind
 from services.spot.autoscaler import Autoscaler, ScalingState
-from services.spot.state import PolicyState
-from services.spot.values import SpotPolicy
+from services.spot.values import PolicyState, SpotPolicy
 
 
 class Stage(StrEnum):

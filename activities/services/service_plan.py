@@ -9,10 +9,9 @@ from domain.service import ServiceSpec, UpdateMode
 from infra.config import ServiceSettings
 from infra.db.services import ServiceRow
 from services.spot.autoscaler import Autoscaler, FixedTarget, LoadAutoscaler
-from services.spot.changes import on_demand, split
 from services.spot.policies import PolicySettings, make_policy
-from services.spot.state import PolicyState
-from services.spot.values import Action, Observation, SpotPolicy
+from services.spot.spothedge import on_demand, split
+from services.spot.values import Action, Observation, PolicyState, SpotPolicy
 from services.values import ServicePlan
 from services.zones import ZoneOffer, option_of
 

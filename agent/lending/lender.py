@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from agent.config import AgentConfig
 from agent.gpus import GpuUse, gpu_use
 from agent.lending.hours import LendingHours
-from agent.lending.leaving_tasks import PERIOD_S, LeavingTask
+from agent.lending.leaving_tasks import PERIOD_S, LeavingTask, leaving_task, view
 from agent.lending.owner_request import OwnersWord
 from agent.lending.polls import Polls
 from agent.lending.record import LendingFile, OwnerRecord, in_time
 from agent.lending.task_stop import Stopping
-from agent.lending.views import leaving_task, view
 from agent.locks import StartLocks
 from agent.notices import MachineNotices
 from agent.state import AttemptFolder, StateFolder

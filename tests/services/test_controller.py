@@ -13,12 +13,10 @@ from domain.phases import Phase
 from infra.db.services import ServiceReplica
 from research.spot.replay import ReplaySettings, replay_window
 from research.spot.traces import SpotTrace
-from services.controller import decide
+from services.controller import FAILURES_IN_A_ROW, decide
 from services.spot.autoscaler import FixedTarget, LoadAutoscaler
 from services.spot.policies import POLICIES, PolicySettings, make_policy
-from services.spot.state import PolicyState
-from services.spot.values import Action, Launch, Observation, SpotPolicy, Zone
-from services.updates import FAILURES_IN_A_ROW
+from services.spot.values import Action, Launch, Observation, PolicyState, SpotPolicy, Zone
 from services.values import (
     DrainReplica,
     EndCause,

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.spot.placement import DynamicPlacement
-from services.spot.state import PolicyState
-from services.spot.values import Zone
+from services.spot.values import PolicyState, Zone
 from tests.services.spot.strategies import zones_of
 
 _STEPS = st.lists(st.tuples(st.sampled_from(["preempted", "launched", "select"]), st.integers(0, 5)), max_size=60)

@@ -10,11 +10,18 @@ import services.spot.policies
 from domain.capacity import CapacityKind
 from research.spot.baselines import EvenSpread, MarkLike, RoundRobin
 from research.spot.policies import POLICIES, ReplayPolicySettings, make_policy
-from services.spot.fallback import on_demand_wanted, spot_wanted
 from services.spot.placement import DynamicPlacement
-from services.spot.spothedge import SpotHedge
-from services.spot.state import PolicyState
-from services.spot.values import Launch, Observation, ReplicaState, SpotReplica, Terminate, ZoneEvent, ZoneEventKind
+from services.spot.spothedge import SpotHedge, on_demand_wanted, spot_wanted
+from services.spot.values import (
+    Launch,
+    Observation,
+    PolicyState,
+    ReplicaState,
+    SpotReplica,
+    Terminate,
+    ZoneEvent,
+    ZoneEventKind,
+)
 from tests.services.spot.strategies import zones_of
 
 SPOT, ON_DEMAND = CapacityKind.SPOT, CapacityKind.ON_DEMAND
