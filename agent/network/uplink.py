@@ -7,7 +7,7 @@ stayed below the rate of its class, by the eBPF counters: otherwise the class, a
 sent.
 
 Samples are averaged over blocks of `BLOCK_S` of sending, however long the pauses between the transfers are. From the
-newest blocks follow the mean and the lower bound (`reclaim.bandwidth`). They are given only from `ENOUGH_BLOCKS` on:
+newest blocks follow the mean and the lower bound (`bound_of`). They are given only from `ENOUGH_BLOCKS` on:
 with fewer, the bound at the usual confidence would be below all blocks, and say little about the link. The blocks are
 kept in a file of the state folder while the agent restarts. They are valid for one boot, because their times are of a
 clock that starts with it, and for one interface.
@@ -19,19 +19,17 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from agent import records, shim
 from agent.network.counters import InterfaceCounter, WaitingConnections
 from agent.network.edge import MigrationFlow
 from agent.network.machine import MachineNetwork, default_interface
 from domain.task_reports import BandwidthReport
-from reclaim.bandwidth import CONFIDENCE, SAMPLE_S, achieved_bytes_s, block_means, lower_bound_bytes_s, rates_bytes_s
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +102,13 @@ class BlockFile:
         return KeptBlocks(index, tuple(found))
 
 
+SAMPLE_S = 0.1
+"""The time between two samples."""
+CONFIDENCE = 0.95
+"""The nominal probability with which the next block is at least as fast as the bound. Where neighbouring blocks are
+alike, fewer are: about 90% (docs/reclaim.md)."""
+SLACK = 1.25
+"""A rate above this multiple of the capacity is an error of a counter. A short burst may be faster than the link."""
 BLOCK_S = 2.0
 """The length of a block, in seconds of sending. Many checkpoints are sent in a few seconds."""
 BLOCKS = 60
@@ -133,6 +138,20 @@ _KEEP_EACH_S = 60.0
 """The least time between two writes of the file with the blocks. A restart loses at most the blocks since."""
 _REOPEN_S = 60.0
 """The interval at which the interface is looked up again by its name."""
+
+
+def bound_of(rates_bytes_s: Sequence[float], confidence: float = CONFIDENCE) -> float:
+    """Returns the lower confidence bound of the link's bandwidth, in bytes per second, from one block or more.
+
+    It is the value below which the mean of the next block lies with probability 1 - `confidence`, by the order of the
+    n blocks: that at the position (n + 1) (1 - confidence), interpolated between neighbours, with 0 at position 0. So
+    few blocks give a bound below all of them. It assumes no distribution, but that the next block is like the others.
+    """
+    ordered = [0.0, *sorted(rates_bytes_s)]
+    position = min((len(rates_bytes_s) + 1) * (1 - confidence), len(rates_bytes_s))
+    low = int(position)
+    part = position - low
+    return ordered[low] * (1 - part) + ordered[min(low + 1, len(rates_bytes_s))] * part
 
 
 class Uplink:
@@ -229,9 +248,8 @@ class Uplink:
         if len(blocks) < ENOUGH_BLOCKS:
             return None
         rates = [found for _, found in blocks]
-        lower = float(lower_bound_bytes_s([rates], 0.0)[0])
         # By the present time of day, whatever it was when the block was measured.
-        return BandwidthReport(time.time() - (now_s - blocks[-1][0]), sum(rates) / len(rates), lower)
+        return BandwidthReport(time.time() - (now_s - blocks[-1][0]), sum(rates) / len(rates), bound_of(rates))
 
     def look(self) -> float:
         """Takes one reading, and returns the time until the next one in seconds."""
@@ -347,12 +365,15 @@ class Uplink:
     def _take(self) -> None:
         """Turns the readings into samples, and those into blocks. The next batch begins with the last reading."""
         if len(self._counters) > 1 and not self._is_limited_by_class():
-            rates = rates_bytes_s([self._counters], [self._times_s], self._most_bytes_s)
-            found = achieved_bytes_s(rates, [self._pending[1:]])[0]
-            self._samples += found[np.isfinite(found)].tolist()
+            pairs = zip(pairwise(self._counters), pairwise(self._times_s), self._pending[1:], strict=True)
+            for (before, after), (from_s, to_s), is_pending in pairs:
+                # A missing reading is NaN; a restart sets the counter back.
+                most_bytes = SLACK * self._most_bytes_s * (to_s - from_s)
+                if is_pending and to_s > from_s and 0 <= after - before <= most_bytes:
+                    self._samples.append((after - before) / (to_s - from_s))
         size = round(BLOCK_S / SAMPLE_S)
         while len(self._samples) >= size:
-            self._blocks.append((self._times_s[-1], float(block_means([self._samples[:size]], size)[0, 0])))
+            self._blocks.append((self._times_s[-1], sum(self._samples[:size]) / size))
             del self._samples[:size]
         for readings in (self._counters, self._times_s, self._pending):
             del readings[:-1]
