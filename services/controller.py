@@ -100,8 +100,8 @@ def decide(
     else:
         state = replace(state, scaling=scaler.decide(state.scaling, now_s, requests))
     step = _Step(plan, state, {one.number: one for one in replicas}, now_s)
-    step.end_unready()
-    step.end_drained()
+    step.end_overdue(Stage.UNREADY, plan.unready_s, EndCause.NOT_ANSWERING)
+    step.end_overdue(Stage.DRAINING, plan.drain_s, EndCause.SUPERSEDED)
     step.end_given_up()
     step.succeed()
     step.follow_policy(_events(replicas, losses))
@@ -169,23 +169,13 @@ class _Step:
     """The replicas of older versions that the policy would end, but that are still needed."""
     notes: list[str] = field(default_factory=list)
 
-    def end_unready(self) -> None:
-        """Ends replicas whose probe has failed for too long."""
+    def end_overdue(self, stage: Stage, limit_s: float, cause: EndCause) -> None:
+        """Ends replicas that have been in a stage for `limit_s` seconds."""
         for one in list(self.replicas.values()):
-            if one.stage is Stage.UNREADY:
-                due_s = one.since_s + self.plan.unready_s
+            if one.stage is stage:
+                due_s = one.since_s + limit_s
                 if due_s <= self.now_s:
-                    self._end(one, EndCause.NOT_ANSWERING)
-                else:
-                    self.wakes_s.append(due_s)
-
-    def end_drained(self) -> None:
-        """Ends replicas that have had the time of the drain."""
-        for one in list(self.replicas.values()):
-            if one.stage is Stage.DRAINING:
-                due_s = one.since_s + self.plan.drain_s
-                if due_s <= self.now_s:
-                    self._end(one, EndCause.SUPERSEDED)
+                    self._end(one, cause)
                 else:
                     self.wakes_s.append(due_s)
 

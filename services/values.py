@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from domain.capacity import CapacityKind
-from services.spot.autoscaler import Autoscaler, ScalingState
+from services.spot.autoscaler import LoadAutoscaler, ScalingState
 from services.spot.values import PolicyState, SpotPolicy
 
 
@@ -82,7 +82,7 @@ class ServicePlan:
     """What a service should be now."""
 
     policy: SpotPolicy
-    autoscaler: Autoscaler
+    autoscaler: LoadAutoscaler
     version: int
     """The newest version."""
     zones: frozenset[str] | None = None

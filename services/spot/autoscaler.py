@@ -1,9 +1,9 @@
-"""The autoscaler: N_tar from the rate of requests (SkyServe, section 4), and a fixed one."""
+"""The autoscaler: N_tar from the rate of requests (SkyServe, section 4)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -44,41 +44,6 @@ class ScalingState:
         return cls(int(body["target"]), requests, body["above_since_s"], body["below_since_s"])
 
 
-class Autoscaler(Protocol):
-    """Decides the target. Its methods are pure."""
-
-    def start(self) -> ScalingState:
-        """Returns the state before the first decision."""
-        ...
-
-    def decide(self, state: ScalingState, now_s: float, requests: int) -> ScalingState:
-        """Returns the next state, which contains the target. `requests` arrived since the decision before."""
-        ...
-
-    def limited(self, state: ScalingState) -> ScalingState:
-        """Returns the state with its target within the current limits, for a decision that knows no requests."""
-        ...
-
-
-@dataclass(frozen=True)
-class FixedTarget:
-    """The target is always the same."""
-
-    target: int
-
-    def start(self) -> ScalingState:
-        """See `Autoscaler.start`."""
-        return ScalingState(self.target)
-
-    def decide(self, state: ScalingState, now_s: float, requests: int) -> ScalingState:
-        """See `Autoscaler.decide`."""
-        return self.limited(state)
-
-    def limited(self, state: ScalingState) -> ScalingState:
-        """See `Autoscaler.limited`."""
-        return replace(state, target=self.target)
-
-
 @dataclass(frozen=True)
 class LoadAutoscaler:
     """The load-based autoscaler of section 4.
@@ -86,6 +51,7 @@ class LoadAutoscaler:
     R_t is the number of requests of the last `window_s` seconds, for each second; requests before the start count as
     none. N_can = ceil(R_t / Q_tar), between the limits. The target becomes N_can once N_can has been above the target
     in every decision of the last `upscale_delay_s` seconds, or below it for `downscale_delay_s` seconds.
+    If both limits are equal, the target is fixed. All methods are pure.
     """
 
     requests_per_s: float
@@ -105,11 +71,11 @@ class LoadAutoscaler:
             raise ValueError(f"window_s: {self.window_s}: must be above 0")
 
     def start(self) -> ScalingState:
-        """See `Autoscaler.start`. The first target is the least one."""
+        """Returns the state before the first decision. The first target is the least one."""
         return ScalingState(self.least)
 
     def decide(self, state: ScalingState, now_s: float, requests: int) -> ScalingState:
-        """See `Autoscaler.decide`."""
+        """Returns the next state, which contains the target. `requests` arrived since the decision before."""
         state = self.limited(state)
         kept = [one for one in state.requests if one[0] > now_s - self.window_s]
         counted = (*kept, (now_s, requests)) if requests else tuple(kept)
@@ -124,7 +90,7 @@ class LoadAutoscaler:
         return state
 
     def limited(self, state: ScalingState) -> ScalingState:
-        """See `Autoscaler.limited`. The limits may have changed since the decision before."""
+        """Returns the state with its target within the limits, which may have changed since the decision before."""
         return replace(state, target=min(self.most, max(self.least, state.target)))
 
     def candidate(self, requests: int) -> int:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.spot.autoscaler import FixedTarget, LoadAutoscaler, ScalingState
+from services.spot.autoscaler import LoadAutoscaler, ScalingState
 
 _STEPS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 500)), max_size=60)
 
@@ -57,7 +57,8 @@ def test_a_short_burst_changes_nothing() -> None:
 
 def test_fixed_target_and_limits() -> None:
     """A fixed target ignores the load; settings that make no sense are refused by name."""
-    assert FixedTarget(3).decide(FixedTarget(3).start(), 1.0, 10**6).target == 3
+    fixed = LoadAutoscaler(1.0, least=3, most=3, upscale_delay_s=0.0)
+    assert fixed.decide(fixed.start(), 1.0, 10**6).target == 3
     for wrong in (
         {"requests_per_s": 0},
         {"requests_per_s": 1, "least": 3, "most": 2},
