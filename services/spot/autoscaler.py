@@ -1,9 +1,7 @@
 """The autoscaler: N_tar from the rate of requests (SkyServe, section 4)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -27,21 +25,6 @@ class ScalingState:
             above_since_s=None if self.above_since_s is None else self.above_since_s + by_s,
             below_since_s=None if self.below_since_s is None else self.below_since_s + by_s,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the state as values of JSON."""
-        return {
-            "target": self.target,
-            "requests": [list(one) for one in self.requests],
-            "above_since_s": self.above_since_s,
-            "below_since_s": self.below_since_s,
-        }
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> "ScalingState":
-        """Returns the state from the result of `to_json`."""
-        requests = tuple((float(at_s), int(count)) for at_s, count in body["requests"])
-        return cls(int(body["target"]), requests, body["above_since_s"], body["below_since_s"])
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """The values that policies exchange with their caller: zones, replicas, events, observations and actions."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from domain.capacity import CapacityKind
 
@@ -33,20 +33,6 @@ class PolicyState:
         """Returns the state with all times moved by `by_s` seconds, after the clock was set."""
         waits = tuple((zone, at_s + by_s) for zone, at_s in self.retry_at_s)
         return replace(self, retry_at_s=waits)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the state as values of JSON."""
-        return {
-            "available": list(self.available),
-            "preempting": list(self.preempting),
-            "retry_at_s": dict(self.retry_at_s),
-        }
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> "PolicyState":
-        """Returns the state from the result of `to_json`."""
-        waits = sorted((zone, float(at_s)) for zone, at_s in body["retry_at_s"].items())
-        return cls(tuple(body["available"]), tuple(body["preempting"]), tuple(waits))
 
 
 @dataclass(frozen=True)

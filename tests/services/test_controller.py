@@ -18,6 +18,7 @@ from services.spot.autoscaler import LoadAutoscaler
 from services.spot.policies import POLICIES, PolicySettings, make_policy
 from services.spot.values import Action, Launch, Observation, PolicyState, SpotPolicy, Zone
 from services.values import (
+    SERVICE_STATE,
     DrainReplica,
     EndCause,
     EndReplica,
@@ -407,4 +408,4 @@ def test_a_decision_is_consistent(world: tuple[ServicePlan, list[ReplicaFacts], 
     assert {one.replaces for one in successors} <= there
     if not plan.blue_green:
         assert len(successors) <= plan.max_surge
-    assert ServiceState.from_json(found.state.to_json()) == found.state
+    assert SERVICE_STATE.validate_json(SERVICE_STATE.dump_json(found.state)) == found.state
