@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
@@ -20,18 +20,17 @@ from agent import tasks
 from agent.config import AgentConfig
 from agent.failures import is_disk_full, launch_failure, refusal
 from agent.intervals import set_pace
-from agent.leftovers import left_by
 from agent.lending.lender import Lender
 from agent.locks import StartLocks
 from agent.logs import Shipping
 from agent.notices import MachineNotices
-from agent.outcomes import kept_outcome, outcome
+from agent.outcomes import kept_outcome, left_by, outcome
 from agent.ports import SERVING, reserve
 from agent.sealed import CannotUnseal, prove
 from agent.staging import StagedAttempt, Stager
 from agent.state import AttemptFolder, StateFolder
 from agent.task_readiness import Readiness
-from agent.task_watch import BandwidthMeter, TaskWatch, next_look, notify, still_running
+from agent.task_watch import TaskWatch, next_look, notify, still_running
 from agent.tasks import RunFolder, TaskState
 from domain.blame import LaunchError
 from domain.protocol import (
@@ -46,6 +45,9 @@ from domain.protocol import (
     RunNode,
     StopNode,
 )
+
+if TYPE_CHECKING:
+    from agent.network.uplink import Uplink
 
 _log = logging.getLogger(__name__)
 _LATE_S = 7.5
@@ -66,7 +68,7 @@ class NodeActivities:
         notices: MachineNotices,
         lender: Lender,
         locks: StartLocks,
-        uplink: BandwidthMeter | None = None,
+        uplink: "Uplink | None" = None,
     ) -> None:
         self._config = config
         self._uplink = uplink

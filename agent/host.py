@@ -23,8 +23,8 @@ from agent.lending.polls import tuner
 from agent.locks import StartLocks
 from agent.logs import Shipping, shipped
 from agent.notices import MachineNotices
-from agent.orphans import end_tasks
 from agent.outcomes import forget_outcomes, keep_outcome
+from agent.processes import end_tasks
 from agent.staging import Stager
 from agent.state import CONFIG, AttemptFolder, StateFolder
 from agent.tasks import TaskState

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from temporalio import activity
 
@@ -15,8 +15,11 @@ from agent.staging import StagedAttempt
 from agent.task_readiness import Readiness
 from agent.tasks import RunFolder, TaskState
 from domain.protocol import NodeHeartbeat
-from domain.task_reports import BandwidthReport, TaskProgress
+from domain.task_reports import TaskProgress
 from infra.pidfds import first_end
+
+if TYPE_CHECKING:
+    from agent.network.uplink import Uplink
 
 
 async def next_look(running: Sequence[RunFolder], poll_interval_s: float) -> None:
@@ -48,14 +51,6 @@ async def notify(runs: Sequence[RunFolder], grace_s: float, *, told: bool) -> No
     await asyncio.gather(*(asyncio.to_thread(one, run) for run in runs))
 
 
-class BandwidthMeter(Protocol):
-    """What measures the bandwidth of the machine (`agent.network.uplink.Uplink`)."""
-
-    def report(self) -> BandwidthReport | None:
-        """Returns what was measured; None: nothing yet."""
-        ...
-
-
 class TaskWatch:
     """Watches the tasks of an attempt on this machine, inside the activity that runs them."""
 
@@ -67,7 +62,7 @@ class TaskWatch:
         *,
         heartbeat_interval_s: float,
         poll_interval_s: float,
-        uplink: BandwidthMeter | None = None,
+        uplink: "Uplink | None" = None,
     ) -> None:
         """`serving` is the readiness of the task that serves requests; None: no task on this machine serves."""
         self._staged = staged

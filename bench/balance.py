@@ -22,7 +22,7 @@ import httpx
 from bench.balance_api import NAME, BalanceApi
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians
 from infra.stack.ports import free_port
-from proxies.balance.binary import find_haproxy
+from proxies.balance.process import find_haproxy
 
 CONNECTIONS = (16, 64)
 _LOAD_S = 4.0

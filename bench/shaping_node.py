@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Any
 
-from agent.network.flows import MigrationFlow
+from agent.network.edge import MigrationFlow
 from agent.network.machine import MachineNetwork
 from agent.network.shaping import LinkShare
 from bench.harness import InvalidBenchmark

@@ -1,7 +1,7 @@
 """The ordered criteria by which plans for one workload are compared (MAST 4.3). A smaller value is better.
 
 The criteria are the fields of `PlanQuality`. The auction, the joint choice, the dry run and `docs/scheduling.md` use
-them. A region compares its options for one job by the same criteria, stored as columns (`rms/criteria.py`), and the
+them. A region compares its options for one job by the same criteria, stored as columns (`rms/plans.py`), and the
 reference implementation (`reference/criteria.py`) repeats them. To add a criterion, add a field here and a line in
 each of these two modules.
 """

@@ -5,9 +5,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from domain.scheduling import Bid, JobPlacement, PlacementRequest, Plan, RegionSnapshot
-from rms.criteria import quality
 from rms.gang import Planner, undoing
-from rms.plans import SEVERAL, GangPlan, JobPlan, PlanFailure
+from rms.plans import SEVERAL, GangPlan, JobPlan, PlanFailure, quality
 from rms.refusal import refusal
 from rms.region import RegionColumns
 from rms.surplus import without_surplus

@@ -7,12 +7,11 @@ import numpy as np
 from domain.compiled import compiled
 from rms.arrays import B1, F8, I4, I8
 from rms.choices import Choices
-from rms.compiled_sort import order_of
-from rms.criteria import WIDTH, compare, rate
 from rms.holders import RANKS, Holders, id_before
 from rms.job_planner import NO_PLAN, group_rows, pack_group, roomy_tasks
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES, Machines, shift
-from rms.packing import Need, Spread, capacity, keep
+from rms.packing import Need, Spread, capacity, keep, order_of
+from rms.plans import WIDTH, compare, rate
 
 _REMEMBERED = 32
 """Maximum number of victims of a cached choice."""

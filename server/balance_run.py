@@ -11,8 +11,8 @@ from infra.errors import ConfigurationError
 from mizzen.client.contexts import active_context
 from mizzen.client.errors import NotConfigured
 from proxies.balance.api_client import Api
-from proxies.balance.binary import find_haproxy
 from proxies.balance.configuration import ProxyLimits
+from proxies.balance.process import find_haproxy
 from proxies.balance.service import BalancerSettings
 from proxies.balance.sockets import listen, passed_sockets
 from proxies.balance.supervisor import supervise

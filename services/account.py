@@ -1,8 +1,6 @@
 """The record of a service over time: its availability, and what it would have cost on on-demand machines."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -44,12 +42,3 @@ class Account:
     def availability(self) -> float | None:
         """The fraction of the time with at least N_tar ready replicas; None: no time has passed."""
         return self.met_s / self.total_s if self.total_s > 0 else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the record as values of JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> "Account":
-        """Returns the record from the result of `to_json`."""
-        return cls(**body)

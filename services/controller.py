@@ -3,14 +3,14 @@
 The policies of replays (`services.spot.policies`) also decide where the replicas of a live service run. A policy does
 not see replicas that are leaving or draining. During an update, it sees a predecessor and its successor as one replica:
 as the predecessor until the successor is ready, and then as the successor.
+An update is given up if its replicas only fail.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from domain.capacity import CapacityKind
 from services.spot.values import Launch, Observation, ReplicaState, SpotReplica, ZoneEvent, ZoneEventKind
-from services.updates import is_halted, successions
 from services.values import (
     DrainReplica,
     EndCause,
@@ -25,6 +25,42 @@ from services.values import (
     ServiceState,
     Stage,
 )
+
+FAILURES_IN_A_ROW = 3
+"""An update is given up after this many failed replicas of the new version, if none of them has been ready."""
+
+
+def is_halted(newest: int, version: int, failures: int, good_version: int) -> bool:
+    """Returns whether a failure gives up the update: an older version works, and the newest one never did.
+
+    Args:
+        newest: the version of the update.
+        version: the version of the replica that failed.
+        failures: the number of failed replicas in a row, with this one.
+        good_version: the newest version of which a replica has been ready; 0: none.
+    """
+    return version == newest and 0 < good_version < newest and failures >= FAILURES_IN_A_ROW
+
+
+def successions(
+    newest: int, replicas: Sequence[ReplicaFacts], pairs: Mapping[int, ReplicaFacts], surge: int
+) -> list[ReplicaFacts]:
+    """Returns the replicas of older versions whose successors are launched now.
+
+    Args:
+        newest: the version of the update.
+        replicas: the replicas of the service, without those that are leaving or draining.
+        pairs: the existing successors, by their predecessor's number.
+        surge: the largest number of successors that may exist beside their predecessors.
+
+    Returns:
+        First the replicas that have never been ready, then those whose probe fails, then the others. Within each group,
+        the oldest comes first.
+    """
+    old = [one for one in replicas if one.version != newest and one.number not in pairs]
+    old.sort(key=lambda one: (one.was_ready, one.stage is Stage.READY, one.number))
+    return old[: max(0, surge - len(pairs))]
+
 
 _LONGEST_PAUSE_S = 300.0
 """The longest backoff after failed replicas. It doubles with each failure in a row."""
@@ -64,8 +100,8 @@ def decide(
     else:
         state = replace(state, scaling=scaler.decide(state.scaling, now_s, requests))
     step = _Step(plan, state, {one.number: one for one in replicas}, now_s)
-    step.end_unready()
-    step.end_drained()
+    step.end_overdue(Stage.UNREADY, plan.unready_s, EndCause.NOT_ANSWERING)
+    step.end_overdue(Stage.DRAINING, plan.drain_s, EndCause.SUPERSEDED)
     step.end_given_up()
     step.succeed()
     step.follow_policy(_events(replicas, losses))
@@ -133,23 +169,13 @@ class _Step:
     """The replicas of older versions that the policy would end, but that are still needed."""
     notes: list[str] = field(default_factory=list)
 
-    def end_unready(self) -> None:
-        """Ends replicas whose probe has failed for too long."""
+    def end_overdue(self, stage: Stage, limit_s: float, cause: EndCause) -> None:
+        """Ends replicas that have been in a stage for `limit_s` seconds."""
         for one in list(self.replicas.values()):
-            if one.stage is Stage.UNREADY:
-                due_s = one.since_s + self.plan.unready_s
+            if one.stage is stage:
+                due_s = one.since_s + limit_s
                 if due_s <= self.now_s:
-                    self._end(one, EndCause.NOT_ANSWERING)
-                else:
-                    self.wakes_s.append(due_s)
-
-    def end_drained(self) -> None:
-        """Ends replicas that have had the time of the drain."""
-        for one in list(self.replicas.values()):
-            if one.stage is Stage.DRAINING:
-                due_s = one.since_s + self.plan.drain_s
-                if due_s <= self.now_s:
-                    self._end(one, EndCause.SUPERSEDED)
+                    self._end(one, cause)
                 else:
                     self.wakes_s.append(due_s)
 

@@ -3,15 +3,14 @@
 Times are seconds since the epoch.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from domain.capacity import CapacityKind
-from services.spot.autoscaler import Autoscaler, ScalingState
-from services.spot.state import PolicyState
-from services.spot.values import SpotPolicy
+from services.spot.autoscaler import LoadAutoscaler, ScalingState
+from services.spot.values import PolicyState, SpotPolicy
 
 
 class Stage(StrEnum):
@@ -83,7 +82,7 @@ class ServicePlan:
     """What a service should be now."""
 
     policy: SpotPolicy
-    autoscaler: Autoscaler
+    autoscaler: LoadAutoscaler
     version: int
     """The newest version."""
     zones: frozenset[str] | None = None
@@ -129,39 +128,6 @@ class ServiceState:
     refused_for: tuple[int, ...] = ()
     """Replicas whose successor was refused in their zone: the next successor is an on-demand replica."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the state as values of JSON."""
-        return {
-            "policy": self.policy.to_json(),
-            "scaling": self.scaling.to_json(),
-            "decided_at_s": self.decided_at_s,
-            "launching": self.launching,
-            "failures": self.failures,
-            "retry_at_s": self.retry_at_s,
-            "unstarted": self.unstarted,
-            "on_demand_at_s": self.on_demand_at_s,
-            "good_version": self.good_version,
-            "failed_version": self.failed_version,
-            "refused_for": list(self.refused_for),
-        }
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> "ServiceState":
-        """Returns the state from the result of `to_json`. A body may lack fields that were added later."""
-        return cls(
-            policy=PolicyState.from_json(body["policy"]),
-            scaling=ScalingState.from_json(body["scaling"]),
-            decided_at_s=body.get("decided_at_s"),
-            launching=int(body.get("launching", 0)),
-            failures=int(body["failures"]),
-            retry_at_s=float(body["retry_at_s"]),
-            unstarted=int(body.get("unstarted", 0)),
-            on_demand_at_s=float(body["on_demand_at_s"]),
-            good_version=int(body["good_version"]),
-            failed_version=int(body["failed_version"]),
-            refused_for=tuple(int(number) for number in body["refused_for"]),
-        )
-
     @property
     def has_given_up(self) -> bool:
         """Whether the update to the newest version was given up, so that the last good version is launched."""
@@ -196,6 +162,10 @@ class ServiceState:
         """Returns the state after a replica of `version` became ready."""
         state = replace(self, good_version=max(self.good_version, version))
         return replace(state, failures=0, unstarted=0, retry_at_s=0.0) if version == self.launching else state
+
+
+SERVICE_STATE = TypeAdapter(ServiceState)
+"""Writes the state as values of JSON, and reads them. A body may lack fields with a default."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from capacity.offers import Offer, Shape
 from domain.capacity import CapacityKind
@@ -17,25 +18,9 @@ class ZoneOffer:
     zone: Zone
     offer: Offer
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the zone as values of JSON."""
-        offer, shape = self.offer, self.offer.shape
-        return {
-            "name": self.zone.name, "provider": offer.provider, "region": offer.region, "zone": offer.zone,
-            "kind": offer.kind.value, "usd_per_h": offer.usd_per_h, "start_s": offer.start_s,
-            "machine_type": shape.machine_type, "gpus": shape.gpus, "gpu_type": shape.gpu_type,
-            "cpus_milli": shape.cpus_milli, "memory_bytes": shape.memory_bytes,
-        }  # fmt: skip
 
-    @classmethod
-    def from_json(cls, body: dict[str, Any]) -> "ZoneOffer":
-        """Returns the zone from the result of `to_json`."""
-        shape = Shape(
-            body["machine_type"], body["gpus"], body["gpu_type"], body["cpus_milli"], body["memory_bytes"]
-        )  # fmt: skip
-        kind = CapacityKind(body["kind"])
-        offer = Offer(body["provider"], body["region"], body["zone"], kind, shape, body["usd_per_h"], body["start_s"])
-        return cls(Zone(body["name"], offer.region, offer.usd_per_h), offer)
+ZONE_OFFERS = TypeAdapter(list[ZoneOffer])
+"""Writes zones as values of JSON, and reads them."""
 
 
 def option_of(spec: ServiceSpec, offer: Offer) -> ResourceOption | None:

@@ -5,7 +5,7 @@ table if the move still improves the objective at its turn, within the quota of 
 pass gains nothing, or too little for its cost. The plan is then close to a local optimum for moves of single tables.
 
 Next comes a long simulated annealing walk from the plan of the start. Its steps move a single table, all tables of an
-ML job, or a cluster of tables that share jobs, or they swap two tables (`tetris.cooling` has the temperatures). The
+ML job, or a cluster of tables that share jobs, or they swap two tables (`tetris.budget` has the temperatures). The
 rest of the budget is used for:
 
 - shorter walks from the best plan,
@@ -26,11 +26,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from domain.instance import InstanceRegion, PlacedTable, RecurringJob, TetrisInstance
-from tetris.budget import Budget
+from tetris.budget import Budget, Cooling
 from tetris.columns import Columns, Floats, Ints
-from tetris.cooling import Cooling
-from tetris.exact.answer import TooLarge
-from tetris.exact.branch import Branching
+from tetris.exact.branch import Branching, TooLarge
 from tetris.kernels import search
 from tetris.kernels.layout import StepScratch
 from tetris.problem import PlacementProblem

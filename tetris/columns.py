@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from domain.instance import Homes, InstanceRegion, JobKind, PlacedTable, RecurringJob, TetrisInstance, Weights
+from domain.instance import Homes, JobKind, TetrisInstance, Weights
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Longs: TypeAlias = npt.NDArray[np.int64]
@@ -120,41 +120,6 @@ class Columns:
         """Returns a copy that has only the entries of `replica` for which `stay` is true."""
         before = np.concatenate(([0], np.cumsum(stay)))
         return replace(self, replica=self.replica[stay], replica_start=before[self.replica_start].astype(np.int64))
-
-    def to_instance(self) -> TetrisInstance:
-        """Converts the columns back to an instance."""
-        quotas = [
-            {app: float(q) for app, q in zip(self.apps, column, strict=True) if np.isfinite(q)}
-            for column in self.quota_h.T
-        ]
-        supplies = [
-            {g: float(s) for g, s in zip(self.gpu_types, column, strict=True) if s > 0} for column in self.supply_h.T
-        ]
-        capacities = self.capacity_bytes.tolist()
-        apps, types = (*self.apps, None), (*self.gpu_types, None)
-        tables = [
-            PlacedTable(name, float(size), self.regions[home], tuple(self.regions[r] for r in self.replica[begin:end]))
-            for name, size, home, begin, end in zip(
-                self.table_names, self.size_bytes, self.home, self.replica_start, self.replica_start[1:], strict=False
-            )
-        ]
-        jobs = [
-            RecurringJob(
-                name=name,
-                kind=KINDS[self.kind[j]],
-                tables=tuple(self.table_names[t] for t in self.job_table[self.job_start[j] : self.job_start[j + 1]]),
-                priority=int(self.priority[j]),
-                app=apps[self.app[j]],
-                gpu_type=types[self.gpu_type[j]],
-                gpu_hours=float(self.gpu_h[j]),
-                cpu_hours=float(self.cpu_h[j]),
-                weight=float(self.weight[j]),
-            )
-            for j, name in enumerate(self.job_names)
-        ]
-        regions = [InstanceRegion(*given) for given in zip(self.regions, capacities, supplies, quotas, strict=True)]
-        quota = None if np.isinf(self.move_quota_bytes) else self.move_quota_bytes
-        return TetrisInstance(tuple(regions), tuple(tables), tuple(jobs), self.weights, self.home_threshold, quota)
 
     def homes_of(self, homes: Homes) -> Ints:
         """Returns the home region number of each table [T] under a plan. The plan must use names of the instance."""

@@ -39,7 +39,6 @@ from infra.config.scheduling import ReclaimSettings
 from infra.db import events
 from infra.db.reclaim import SiteHazard
 from infra.db.session import in_thread, transaction
-from reclaim.bandwidth import effective_bytes_s
 from reclaim.hazard import HazardModel
 from reclaim.hazard_state import HazardState
 from reclaim.intervals import IntervalReason, P1Settings, SiteJobs, tick
@@ -212,7 +211,7 @@ def _effective_bytes_s(job: RunningJob, now_s: float) -> float:
     if measured is None or now_s - measured.at_s > _MEASURED_S:
         return write_bytes_s
     payload_bytes_s = measured.bytes_s / (1 + OVERHEAD_SHARE)
-    return float(effective_bytes_s(write_bytes_s, max(payload_bytes_s, _LEAST_SHARE * write_bytes_s)))
+    return min(write_bytes_s, max(payload_bytes_s, _LEAST_SHARE * write_bytes_s))
 
 
 def _number(workload: str) -> int:

@@ -8,11 +8,10 @@ from domain.capacity import CapacityKind
 from domain.service import ServiceSpec, UpdateMode
 from infra.config import ServiceSettings
 from infra.db.services import ServiceRow
-from services.spot.autoscaler import Autoscaler, FixedTarget, LoadAutoscaler
-from services.spot.changes import on_demand, split
+from services.spot.autoscaler import LoadAutoscaler
 from services.spot.policies import PolicySettings, make_policy
-from services.spot.state import PolicyState
-from services.spot.values import Action, Observation, SpotPolicy
+from services.spot.spothedge import on_demand, split
+from services.spot.values import Action, Observation, PolicyState, SpotPolicy
 from services.values import ServicePlan
 from services.zones import ZoneOffer, option_of
 
@@ -93,15 +92,12 @@ def on_demand_price(spec: ServiceSpec, offers: Sequence[Offer]) -> float | None:
     return min(fitting, default=None)
 
 
-def _autoscaler(spec: ServiceSpec) -> Autoscaler:
+def _autoscaler(spec: ServiceSpec) -> LoadAutoscaler:
     policy = spec.policy
-    if not is_scaled(spec):
-        return FixedTarget(policy.min_replicas)
-    assert policy.target_qps_per_replica is not None
     return LoadAutoscaler(
-        requests_per_s=policy.target_qps_per_replica,
+        requests_per_s=policy.target_qps_per_replica or 1.0,  # Without a target, the number is fixed.
         least=policy.min_replicas,
-        most=policy.max_replicas,
+        most=policy.max_replicas if is_scaled(spec) else policy.min_replicas,
         upscale_delay_s=policy.upscale_delay_s,
         downscale_delay_s=policy.downscale_delay_s,
     )

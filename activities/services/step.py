@@ -1,6 +1,7 @@
 """The activity of a service's workflow: one decision about the replicas, in one transaction with its effects."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import Engine, func, select, text
@@ -35,6 +36,7 @@ from infra.db.session import transaction
 from services.account import Account
 from services.controller import decide
 from services.values import (
+    SERVICE_STATE,
     DrainReplica,
     EndCause,
     LaunchReplica,
@@ -44,7 +46,7 @@ from services.values import (
     ServiceState,
     Stage,
 )
-from services.zones import ZoneOffer, spot_zones
+from services.zones import ZONE_OFFERS, ZoneOffer, spot_zones
 
 _ENDED = ServiceStep(ended=True)
 _COLD_STARTS = text(
@@ -87,7 +89,7 @@ class _Step:
         self._session, self._row, self._settings = session, row, settings
         self._offers, self._now_s = offers, now_s
         self._specs: dict[int, ServiceSpec] = {}
-        before = None if row.state is None else ServiceState.from_json(row.state)
+        before = None if row.state is None else SERVICE_STATE.validate_python(row.state)
         self._spec = self._version(row.version if before is None else before.version_to_launch(row.version))
         """The specification of the version that is launched: the last good one, if an update was given up."""
         self._zones = self._read_zones()
@@ -138,11 +140,11 @@ class _Step:
         """Returns the zones of the policy. They change only if all providers have answered."""
         if not self._spec.uses_spot:
             return []
-        known = [ZoneOffer.from_json(one) for one in self._row.zones]
+        known = ZONE_OFFERS.validate_python(self._row.zones)
         if self._offers is not None:
             names = held_zones(self._session, self._row.id)
             known = spot_zones(self._spec, self._offers, [one for one in known if one.zone.name in names])
-            self._row.zones = [one.to_json() for one in known]
+            self._row.zones = ZONE_OFFERS.dump_python(known, mode="json")
         return known
 
     def _replicas(self) -> tuple[dict[int, LiveReplica], list[Loss]]:
@@ -182,9 +184,8 @@ class _Step:
         before = self._row.state
         if before is None:
             return ServiceState(plan.policy.start(), plan.autoscaler.start())
-        if before["placer"] != placer_of(self._spec):
-            before = {**before, "policy": plan.policy.start().to_json()}
-        return ServiceState.from_json(before)
+        state = SERVICE_STATE.validate_python(before)
+        return state if before["placer"] == placer_of(self._spec) else replace(state, policy=plan.policy.start())
 
     def _instances(self) -> int:
         """Returns the number of the service's instances that are not gone."""
@@ -222,10 +223,10 @@ class _Step:
         listing = [f"{e.replica} {e.state} {e.address}:{e.port}" for e in endpoints]
         ready = sum(e.state == READY for e in endpoints)
         row.state = {
-            **decision.state.to_json(),
+            **SERVICE_STATE.dump_python(decision.state, mode="json"),
             "placer": placer_of(self._spec),
             "listed": listing,
-            "account": self._account(ready, decision.target).to_json(),
+            "account": asdict(self._account(ready, decision.target)),
         }
         if listing != listed:
             self._record("service.endpoints", ready=ready)
@@ -237,7 +238,7 @@ class _Step:
 
     def _account(self, ready: int, target: int) -> Account:
         before = (self._row.state or {}).get("account")
-        account = Account(self._row.created_at.timestamp()) if before is None else Account.from_json(before)
+        account = Account(self._row.created_at.timestamp()) if before is None else Account(**before)
         price = account.on_demand_usd_per_h
         if self._offers is not None:
             one = on_demand_price(self._spec, self._offers)

@@ -1,10 +1,15 @@
-"""The tasks that leave a machine within a notice, as the control of their traffic sees them."""
+"""Attempts on a machine as its owner sees them, and tasks that leave as the control of their traffic sees them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any
+
+from agent.lending.task_stop import Held
+from agent.progress import read_progress
+from agent.shim import boot_time_s
+from agent.tasks import RunFolder
 
 PERIOD_S = 1.0
 """Interval of decisions about the traffic while tasks leave."""
@@ -25,27 +30,37 @@ class LeavingTask:
     """Whether it sends parts ahead of its last checkpoint now."""
 
 
-class Switch(Protocol):
-    """The kill-switch of the machine's network (`agent.network.edge.KillSwitch`)."""
+def view(one: Held, outcomes: Mapping[str, IntEnum | None]) -> dict[str, Any]:
+    """Returns an attempt as values of JSON. `outcomes` are those of `Traffic.update`."""
+    try:
+        launch = one.folder.launch()
+    except (OSError, ValueError):
+        launch = None
+    runs = one.folder.runs()
+    started = [at_s for run in runs if (at_s := run.started_at_s()) is not None]
+    grace_s = 0.0 if launch is None else launch.checkpoint.grace_s
+    leaving = [found for run in runs if (found := outcomes.get(run.run_id)) is not None]
+    ends = [ends_s for run in runs if (ends_s := _ends_in_s(run)) is not None]
+    return {
+        "workload": one.folder.workload_id,
+        "name": None if launch is None else launch.name,
+        "tenant": None if launch is None else launch.tenant,
+        "gpus": sorted(one.slots),
+        "tasks": len(runs),
+        "since_s": min(started, default=None),
+        "ends_in_s": max(ends, default=grace_s),
+        "checkpoint": max(leaving).name.lower() if leaving else None,
+    }
 
-    def on(self) -> None:
-        """Refuses new connections from now on."""
 
-    def off(self) -> None:
-        """Permits new connections again."""
+def leaving_task(run: RunFolder, cgroup: Path, due_s: float) -> LeavingTask:
+    """Returns a task that must leave, with what its last save has sent."""
+    told = read_progress(run, None)
+    size_bytes = told.checkpoint_bytes if told.checkpoint_sent_bytes is None else told.checkpoint_sent_bytes
+    return LeavingTask(run.run_id, cgroup, size_bytes, due_s, told.pre_sync)
 
 
-class RateEnforcer(Protocol):
-    """What enforces rates on the machine's interface (`agent.lending.traffic`). Its methods block for milliseconds."""
-
-    @property
-    def kill_switch(self) -> Switch:
-        """The flag by which the machine refuses new connections to its tasks."""
-        ...
-
-    def update(self, leaving: Sequence[LeavingTask], now_s: float) -> Mapping[str, IntEnum | None]:
-        """Sets the rates of the tasks that leave, and ends those of others.
-
-        Returns what became of each task (`reclaim.admission.FlowOutcome`), by run id; None: its size is not known.
-        """
-        ...
+def _ends_in_s(run: RunFolder) -> float | None:
+    """Returns the time until a task that was told to stop is killed, in seconds; None: it was not told."""
+    stop = run.stop()
+    return None if stop is None else max(0.0, stop.deadline_boot_s - boot_time_s())

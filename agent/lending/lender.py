@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent.config import AgentConfig
 from agent.gpus import GpuUse, gpu_use
 from agent.lending.hours import LendingHours
-from agent.lending.leaving_tasks import PERIOD_S, LeavingTask, RateEnforcer
+from agent.lending.leaving_tasks import PERIOD_S, LeavingTask, leaving_task, view
 from agent.lending.owner_request import OwnersWord
 from agent.lending.polls import Polls
 from agent.lending.record import LendingFile, OwnerRecord, in_time
 from agent.lending.task_stop import Stopping
-from agent.lending.views import leaving_task, view
 from agent.locks import StartLocks
 from agent.notices import MachineNotices
 from agent.state import AttemptFolder, StateFolder
@@ -26,6 +25,9 @@ from agent.task_watch import next_look
 from domain.task_reports import OWNER, NoticeReport
 from infra.errors import MizzenError
 from mizzen.notices import Kind
+
+if TYPE_CHECKING:
+    from agent.lending.traffic import MigrationTraffic
 
 HOURS_NOTICE_S = 300.0
 """The notice that tasks get before the lending hours end."""
@@ -56,7 +58,7 @@ class Lender:
         state: StateFolder,
         notices: MachineNotices,
         locks: StartLocks,
-        traffic: RateEnforcer | None = None,
+        traffic: "MigrationTraffic | None" = None,
         clock: Callable[[], float] = time.time,
         file: LendingFile | None = None,
         *,

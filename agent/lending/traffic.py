@@ -16,15 +16,12 @@ import numpy as np
 
 from agent.config import DEFAULT_INTERFACE, AgentConfig
 from agent.lending.leaving_tasks import LeavingTask
-from agent.network.blocks import BlockFile
-from agent.network.edge import KillSwitch
-from agent.network.flows import MigrationFlow
+from agent.network.edge import KillSwitch, MigrationFlow
 from agent.network.machine import MachineNetwork
 from agent.network.shaping import LinkShare
-from agent.network.uplink import BLOCKS, Uplink
+from agent.network.uplink import BLOCKS, SLACK, BlockFile, Uplink
 from domain.traffic import TrafficClass
 from reclaim.admission import AdmissionDecision, FlowOutcome, Flows, SpareSharing, decide
-from reclaim.bandwidth import SLACK
 from reclaim.traffic import migration_share, wire_bytes
 
 COMMIT_S = 2.0

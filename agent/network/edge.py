@@ -1,7 +1,8 @@
 """The eBPF programs of a machine's network interface: attaches them, and reads and writes what they share.
 
 The programs are attached by TCX links (Linux 6.6 or newer). The kernel detaches the programs when this process ends for
-any reason, so nothing remains on the interface.
+any reason, so nothing remains on the interface. A flow is the traffic of one migration; its key says which packets
+belong to it, its mark the class of its traffic (P3, section VII of ReclaimNet).
 """
 
 import fcntl
@@ -11,12 +12,53 @@ import struct
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 from agent.bpf import HashMap, Hook, ProgramType, SharedMemory, link, load
 from agent.network import programs
-from agent.network.flows import MigrationFlow
-from agent.network.programs import FLOW, FLOW_KEY, FLOWS
+from agent.network.programs import FLOW, FLOW_KEY, FLOWS, MARKED
 from domain.traffic import TrafficClass
+
+
+@dataclass(frozen=True)
+class MigrationFlow:
+    """The traffic of one migration that leaves this machine."""
+
+    name: str
+    """Name in messages, for example the id of the run."""
+    traffic: TrafficClass
+    key: bytes
+    """The key of the flow in the table of the egress program."""
+
+    @classmethod
+    def of_cgroup(cls, name: str, traffic: TrafficClass, path: Path | str) -> Self:
+        """Returns the flow of all sockets that processes of the cgroup v2 at `path` create; not of child cgroups.
+
+        A task cannot leave its cgroup, so a task cannot change its class.
+
+        Raises:
+            OSError: the cgroup does not exist.
+        """
+        return cls(name, _migration(traffic), FLOW_KEY.pack(Path(path).stat().st_ino))
+
+    @classmethod
+    def of_mark(cls, name: str, traffic: TrafficClass, mark: int) -> Self:
+        """Returns the flow of the sockets with this mark (`SO_MARK`), which only root can set: for tests and benches.
+
+        Raises:
+            ValueError: `mark` is not a positive number of 32 bits.
+        """
+        if not 0 < mark < 1 << 32:
+            raise ValueError(f"mark {mark}: must be within 1 to {(1 << 32) - 1}")
+        return cls(name, _migration(traffic), FLOW_KEY.pack(mark | MARKED))
+
+
+def _migration(traffic: TrafficClass) -> TrafficClass:
+    if traffic is TrafficClass.RESEARCH:
+        raise ValueError(f"traffic {traffic.value!r}: research traffic has no flow; use another class")
+    return traffic
+
 
 _SIOCGIFHWADDR = 0x8927
 _LINK_BYTES = {1: 14, 65534: 0}

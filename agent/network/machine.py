@@ -10,8 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agent.network.edge import Edge, KillSwitch, Sent
-from agent.network.flows import MigrationFlow
+from agent.network.edge import Edge, KillSwitch, MigrationFlow, Sent
 from agent.network.programs import MEMORY_BYTES
 from agent.network.shaping import LinkShare, Shaper
 from domain.traffic import OVERHEAD_SHARE, TrafficClass

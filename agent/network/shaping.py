@@ -15,11 +15,13 @@ starts from the sizes of checkpoints must add them.
 """
 
 import contextlib
+import fcntl
 import math
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +31,48 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from agent.network import guardian
-from agent.network.edge import Edge, Sent
-from agent.network.flows import MigrationFlow
+from agent.network.edge import Edge, MigrationFlow, Sent
 from agent.network.guardian import HANDLE, READY, remove_shaping
-from agent.network.locks import lock_interface, unlock_interface
 from agent.network.programs import FLOWS
 from domain.traffic import OVERHEAD_SHARE
+
+_FOLDER = Path("/run")
+PATIENCE_S = 5.0
+_RETRY_S = 0.02
+
+
+def lock_interface(interface: str, index: int) -> tuple[int, Path]:
+    """Locks an interface of this network namespace; returns the descriptor that holds the lock, and the lock's file.
+
+    The lock is held until every copy of the descriptor is closed. Waits, because after the end of an agent its guardian
+    still restores the interface.
+
+    Raises:
+        OSError: another process holds the lock, or this process is not root.
+    """
+    namespace = Path("/proc/thread-self/ns/net").stat().st_ino
+    path = _FOLDER / f"mizzen-shaping-{namespace}-{index}"
+    give_up_s = time.monotonic() + PATIENCE_S
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == os.fstat(descriptor).st_ino:
+                    return descriptor, path
+            os.close(descriptor)  # The last holder removed the file in between.
+        except OSError:
+            os.close(descriptor)
+            if time.monotonic() > give_up_s:
+                raise OSError(f"interface {interface}: another process of mizzen shapes its traffic") from None
+            time.sleep(_RETRY_S)
+
+
+def unlock_interface(descriptor: int, path: Path) -> None:
+    """Removes the file and closes this process's copy of the descriptor."""
+    path.unlink(missing_ok=True)
+    os.close(descriptor)
+
 
 _MARGIN = 0.01
 _ENOUGH_BYTES = 1 << 23

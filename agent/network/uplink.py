@@ -7,27 +7,108 @@ stayed below the rate of its class, by the eBPF counters: otherwise the class, a
 sent.
 
 Samples are averaged over blocks of `BLOCK_S` of sending, however long the pauses between the transfers are. From the
-newest blocks follow the mean and the lower bound (`reclaim.bandwidth`). They are given only from `ENOUGH_BLOCKS` on:
+newest blocks follow the mean and the lower bound (`bound_of`). They are given only from `ENOUGH_BLOCKS` on:
 with fewer, the bound at the usual confidence would be below all blocks, and say little about the link. The blocks are
-kept in a file while the agent restarts (`agent.network.blocks`).
+kept in a file of the state folder while the agent restarts. They are valid for one boot, because their times are of a
+clock that starts with it, and for one interface.
 """
 
 import asyncio
+import json
 import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from agent.network.blocks import BlockFile, KeptBlocks
+from agent import records, shim
 from agent.network.counters import InterfaceCounter, WaitingConnections
-from agent.network.flows import MigrationFlow
+from agent.network.edge import MigrationFlow
 from agent.network.machine import MachineNetwork, default_interface
 from domain.task_reports import BandwidthReport
-from reclaim.bandwidth import CONFIDENCE, SAMPLE_S, achieved_bytes_s, block_means, lower_bound_bytes_s, rates_bytes_s
 
+_log = logging.getLogger(__name__)
+
+
+_MOST_FILE_BYTES = 16_384
+
+Block = tuple[float, float]
+"""When a block ended, in seconds since the boot, and its rate in bytes per second."""
+
+
+@dataclass(frozen=True)
+class KeptBlocks:
+    """Blocks of one interface, the oldest first."""
+
+    index: int
+    """The interface's number."""
+    blocks: tuple[Block, ...] = ()
+
+
+class BlockFile:
+    """The file with the blocks. Its methods block, and never raise because of what the disk does or contains."""
+
+    def __init__(self, path: Path, most_blocks: int, most_bytes_s: float) -> None:
+        """Prepares the file; it need not exist. More blocks than `most_blocks`, or faster ones, are not valid."""
+        self._path, self._most_blocks, self._most_bytes_s = path, most_blocks, most_bytes_s
+
+    def read(self) -> KeptBlocks | None:
+        """Returns what was written last in this boot; None: nothing, or it is not valid."""
+        try:
+            with open(self._path, "rb") as file:
+                content = file.read(_MOST_FILE_BYTES + 1)
+            if len(content) > _MOST_FILE_BYTES:
+                raise ValueError(f"more than {_MOST_FILE_BYTES} bytes")
+            body = json.loads(content)
+            if not isinstance(body, dict):
+                raise ValueError("not a JSON object")
+            return self._checked(body) if body.get("boot_id") == shim.boot_id() else None
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, OverflowError, RecursionError) as error:
+            _log.warning("%s: ignored, the bandwidth is measured again: %s", self._path, error)
+            return None
+
+    def write(self, kept: KeptBlocks) -> None:
+        """Replaces the file. If that fails, the file stays as it was, and the next call tries it again."""
+        blocks = [[round(at_s, 3), round(bytes_s)] for at_s, bytes_s in kept.blocks]
+        try:
+            records.write_durably(str(self._path), {"boot_id": shim.boot_id(), "index": kept.index, "blocks": blocks})
+        except OSError as error:
+            _log.warning("%s: the measured bandwidth is not kept: %s", self._path, error)
+
+    def _checked(self, body: dict[str, Any]) -> KeptBlocks:
+        index, blocks = body.get("index"), body.get("blocks")
+        if not isinstance(index, int) or isinstance(index, bool) or index < 1:
+            raise ValueError(f"index={index!r}: must be the number of an interface, 1 or more")
+        if not isinstance(blocks, list) or len(blocks) > self._most_blocks:
+            raise ValueError(f"blocks: must be a list of at most {self._most_blocks}")
+        found: list[Block] = []
+        for block in blocks:
+            if not isinstance(block, list) or len(block) != 2 or not all(type(part) in (int, float) for part in block):
+                raise ValueError(f"block {str(block)[:100]}: must be two numbers")
+            at_s, bytes_s = float(block[0]), float(block[1])
+            if not (math.isfinite(at_s) and at_s >= (found[-1][0] if found else 0.0)):
+                raise ValueError(f"block {block}: its time must be finite and not before that of the previous block")
+            if not 0 <= bytes_s <= self._most_bytes_s:
+                raise ValueError(
+                    f"block {block}: its rate must be 0 or more and at most {self._most_bytes_s:g} bytes/s"
+                )
+            found.append((at_s, bytes_s))
+        return KeptBlocks(index, tuple(found))
+
+
+SAMPLE_S = 0.1
+"""The time between two samples."""
+CONFIDENCE = 0.95
+"""The nominal probability with which the next block is at least as fast as the bound. Where neighbouring blocks are
+alike, fewer are: about 90% (docs/reclaim.md)."""
+SLACK = 1.25
+"""A rate above this multiple of the capacity is an error of a counter. A short burst may be faster than the link."""
 BLOCK_S = 2.0
 """The length of a block, in seconds of sending. Many checkpoints are sent in a few seconds."""
 BLOCKS = 60
@@ -57,7 +138,20 @@ _KEEP_EACH_S = 60.0
 """The least time between two writes of the file with the blocks. A restart loses at most the blocks since."""
 _REOPEN_S = 60.0
 """The interval at which the interface is looked up again by its name."""
-_log = logging.getLogger(__name__)
+
+
+def bound_of(rates_bytes_s: Sequence[float], confidence: float = CONFIDENCE) -> float:
+    """Returns the lower confidence bound of the link's bandwidth, in bytes per second, from one block or more.
+
+    It is the value below which the mean of the next block lies with probability 1 - `confidence`, by the order of the
+    n blocks: that at the position (n + 1) (1 - confidence), interpolated between neighbours, with 0 at position 0. So
+    few blocks give a bound below all of them. It assumes no distribution, but that the next block is like the others.
+    """
+    ordered = [0.0, *sorted(rates_bytes_s)]
+    position = min((len(rates_bytes_s) + 1) * (1 - confidence), len(rates_bytes_s))
+    low = int(position)
+    part = position - low
+    return ordered[low] * (1 - part) + ordered[min(low + 1, len(rates_bytes_s))] * part
 
 
 class Uplink:
@@ -154,9 +248,8 @@ class Uplink:
         if len(blocks) < ENOUGH_BLOCKS:
             return None
         rates = [found for _, found in blocks]
-        lower = float(lower_bound_bytes_s([rates], 0.0)[0])
         # By the present time of day, whatever it was when the block was measured.
-        return BandwidthReport(time.time() - (now_s - blocks[-1][0]), sum(rates) / len(rates), lower)
+        return BandwidthReport(time.time() - (now_s - blocks[-1][0]), sum(rates) / len(rates), bound_of(rates))
 
     def look(self) -> float:
         """Takes one reading, and returns the time until the next one in seconds."""
@@ -272,12 +365,15 @@ class Uplink:
     def _take(self) -> None:
         """Turns the readings into samples, and those into blocks. The next batch begins with the last reading."""
         if len(self._counters) > 1 and not self._is_limited_by_class():
-            rates = rates_bytes_s([self._counters], [self._times_s], self._most_bytes_s)
-            found = achieved_bytes_s(rates, [self._pending[1:]])[0]
-            self._samples += found[np.isfinite(found)].tolist()
+            pairs = zip(pairwise(self._counters), pairwise(self._times_s), self._pending[1:], strict=True)
+            for (before, after), (from_s, to_s), is_pending in pairs:
+                # A missing reading is NaN; a restart sets the counter back.
+                most_bytes = SLACK * self._most_bytes_s * (to_s - from_s)
+                if is_pending and to_s > from_s and 0 <= after - before <= most_bytes:
+                    self._samples.append((after - before) / (to_s - from_s))
         size = round(BLOCK_S / SAMPLE_S)
         while len(self._samples) >= size:
-            self._blocks.append((self._times_s[-1], float(block_means([self._samples[:size]], size)[0, 0])))
+            self._blocks.append((self._times_s[-1], sum(self._samples[:size]) / size))
             del self._samples[:size]
         for readings in (self._counters, self._times_s, self._pending):
             del readings[:-1]

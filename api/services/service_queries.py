@@ -112,7 +112,7 @@ def detail_fields(session: Session, row: ServiceRow) -> dict[str, Any]:
         **fields,
         "policy": (row.state or {}).get("placer", spec.policy.placer or "on-demand"),
         "update_mode": UpdateMode(row.mode),
-        "zones": [zone["name"] for zone in row.zones],
+        "zones": [offer["zone"]["name"] for offer in row.zones],
         "replicas": replica_views(session, session.scalars(own.order_by(ServiceReplica.number)).all()),
         "spec": spec.model_dump(mode="json"),
         "notes": _notes_with_failure(session, row),
@@ -140,7 +140,7 @@ def _fields_of(
 ) -> dict[str, Any]:
     ready = [one for one in endpoints if one.state == READY]
     stored = (row.state or {}).get("account")
-    account = None if stored is None else Account.from_json(stored)
+    account = None if stored is None else Account(**stored)
     live, preemptions = replicas
     return {
         "id": row.id,

@@ -17,16 +17,22 @@ import httpx
 from infra.errors import ConfigurationError, StackError
 from infra.files import write_private
 from proxies.balance.api_client import Api
-from proxies.balance.certificate import CertificateFile
-from proxies.balance.configuration import KEYS, SOCKET, Access, Descriptors, ProxyLimits, render
+from proxies.balance.configuration import (
+    KEYS,
+    SOCKET,
+    Access,
+    Descriptors,
+    ProxyLimits,
+    Seat,
+    effective_policy,
+    render,
+    seats,
+)
 from proxies.balance.counts import READ_S, Counters, RequestCounter
-from proxies.balance.keys import KeyFile, replace_keys
-from proxies.balance.members import Members
+from proxies.balance.files import CertificateFile, KeyFile, replace_keys
 from proxies.balance.process import CONFIGURATION, HaproxyProcess
-from proxies.balance.report_seconds import Seconds
-from proxies.balance.reports import Reports
-from proxies.balance.runtime import RuntimeSocket, RuntimeSocketError
-from proxies.balance.seats import Seat, effective_policy, seats
+from proxies.balance.reports import Reports, Seconds
+from proxies.balance.runtime import Members, RuntimeSocket, RuntimeSocketError
 from proxies.balance.values import InvalidList, RegionZone, Service, is_ip, parse_service
 
 REFETCH_S = 10.0
@@ -51,7 +57,7 @@ class BalancerSettings:
     certificate: Path | None
     """PEM file with certificate and private key; None: clients do not use TLS."""
     keys: Path | None
-    """File with the SHA-256 of the keys of clients (`proxies.balance.keys`); None: clients need no key."""
+    """File with the SHA-256 of the keys of clients (`proxies.balance.files`); None: clients need no key."""
     clients: RegionZone | None
     """The zone of the clients, for `least_load`."""
     trusted_proxies: tuple[str, ...] = ()

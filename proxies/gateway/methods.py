@@ -115,41 +115,29 @@ def _polled(scope: Scope, response: service.PollActivityTaskQueueResponse) -> Me
 
 def _heartbeat(scope: Scope, request: service.RecordActivityTaskHeartbeatRequest) -> Message:
     activity, token = _own_task(scope, request)
-    return service.RecordActivityTaskHeartbeatRequest(
-        namespace=scope.namespace,
-        task_token=token,
-        details=reports.heartbeat("details", activity, request.details),
-        identity=scope.identity,
-    )
+    details = reports.heartbeat("details", activity, request.details)
+    return _report(scope, type(request), token, details=details)
 
 
 def _completed(scope: Scope, request: service.RespondActivityTaskCompletedRequest) -> Message:
     activity, token = _own_task(scope, request)
-    return service.RespondActivityTaskCompletedRequest(
-        namespace=scope.namespace,
-        task_token=token,
-        result=reports.result(scope.machine, activity, request.result),
-        identity=scope.identity,
-    )
+    return _report(scope, type(request), token, result=reports.result(scope.machine, activity, request.result))
 
 
 def _failed(scope: Scope, request: service.RespondActivityTaskFailedRequest) -> Message:
     activity, token = _own_task(scope, request)
-    return service.RespondActivityTaskFailedRequest(
-        namespace=scope.namespace,
-        task_token=token,
-        failure=reports.failure(request.failure),
-        last_heartbeat_details=reports.heartbeat("last_heartbeat_details", activity, request.last_heartbeat_details),
-        identity=scope.identity,
-    )
+    failure = reports.failure(request.failure)
+    last = reports.heartbeat("last_heartbeat_details", activity, request.last_heartbeat_details)
+    return _report(scope, type(request), token, failure=failure, last_heartbeat_details=last)
 
 
 def _canceled(scope: Scope, request: service.RespondActivityTaskCanceledRequest) -> Message:
     """Without details: agents send none."""
-    _, token = _own_task(scope, request)
-    return service.RespondActivityTaskCanceledRequest(
-        namespace=scope.namespace, task_token=token, identity=scope.identity
-    )
+    return _report(scope, type(request), _own_task(scope, request)[1])
+
+
+def _report(scope: Scope, kind: Callable[..., Message], token: bytes, **checked: Any) -> Message:
+    return kind(namespace=scope.namespace, task_token=token, identity=scope.identity, **checked)
 
 
 def _shutdown(scope: Scope, request: service.ShutdownWorkerRequest) -> Message:

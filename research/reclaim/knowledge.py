@@ -10,9 +10,9 @@ from math import log
 import numpy as np
 
 from reclaim.arrays import Floats
-from reclaim.bandwidth import lower_bound_bytes_s
 from reclaim.hazard import HazardModel, HazardSettings
 from reclaim.hazard_state import HazardState
+from research.reclaim.bandwidth import lower_bound_bytes_s
 from research.reclaim.scenario import DAY_S, EPOCH_S, STEP_S, LendingScenario
 
 _STEP_S = 1800.0

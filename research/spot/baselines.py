@@ -7,9 +7,8 @@ from math import ceil
 
 from domain.capacity import CapacityKind
 from research.spot.state import ReplayState
-from services.spot.changes import on_demand, split, surplus
-from services.spot.state import PolicyState
-from services.spot.values import Action, Launch, Observation, SpotReplica, Zone, ZoneEventKind
+from services.spot.spothedge import on_demand, split, surplus
+from services.spot.values import Action, Launch, Observation, PolicyState, SpotReplica, Zone, ZoneEventKind
 
 
 @dataclass(frozen=True)

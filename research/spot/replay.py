@@ -14,11 +14,11 @@ from typing import Any
 
 from domain.capacity import CapacityKind
 from research.spot.traces import SpotTrace
-from services.spot.state import PolicyState
 from services.spot.values import (
     Action,
     Launch,
     Observation,
+    PolicyState,
     ReplicaState,
     SpotPolicy,
     SpotReplica,

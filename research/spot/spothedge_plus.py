@@ -10,9 +10,8 @@ from research.spot.knowledge import Knowledge
 from research.spot.plans import cheapest_plan
 from research.spot.risk import Option, RiskModel
 from research.spot.state import ReplayState
-from services.spot.changes import split
-from services.spot.state import PolicyState
-from services.spot.values import Action, Launch, Observation, SpotReplica, Terminate, ZoneEventKind
+from services.spot.spothedge import split
+from services.spot.values import Action, Launch, Observation, PolicyState, SpotReplica, Terminate, ZoneEventKind
 
 OUTAGE_PRICE_S = 3840.0
 """The default price of an outage, in seconds of N_tar on-demand replicas."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from research.spot.knowledge import Knowledge
-from services.spot.state import PolicyState
+from services.spot.values import PolicyState
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,13 @@ def run_generate(tables: int, regions: int, seed: int, out: Path) -> int:
         elif not out.resolve().parent.is_dir():
             raise ConfigurationError(f"--out: {out}: folder {out.resolve().parent} does not exist")
         from research.tetris.generate import generate
+        from research.tetris.instances import to_instance
         from tetris.documents import instance_document
         from tetris.folders import write_folder
 
         columns = generate(tables, regions, seed)
     if is_document:
-        write_json(out, instance_document(columns.to_instance()))
+        write_json(out, instance_document(to_instance(columns)))
         return 0
     try:
         write_folder(columns, out)

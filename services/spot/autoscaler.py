@@ -1,9 +1,7 @@
-"""The autoscaler: N_tar from the rate of requests (SkyServe, section 4), and a fixed one."""
+"""The autoscaler: N_tar from the rate of requests (SkyServe, section 4)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -28,56 +26,6 @@ class ScalingState:
             below_since_s=None if self.below_since_s is None else self.below_since_s + by_s,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the state as values of JSON."""
-        return {
-            "target": self.target,
-            "requests": [list(one) for one in self.requests],
-            "above_since_s": self.above_since_s,
-            "below_since_s": self.below_since_s,
-        }
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> "ScalingState":
-        """Returns the state from the result of `to_json`."""
-        requests = tuple((float(at_s), int(count)) for at_s, count in body["requests"])
-        return cls(int(body["target"]), requests, body["above_since_s"], body["below_since_s"])
-
-
-class Autoscaler(Protocol):
-    """Decides the target. Its methods are pure."""
-
-    def start(self) -> ScalingState:
-        """Returns the state before the first decision."""
-        ...
-
-    def decide(self, state: ScalingState, now_s: float, requests: int) -> ScalingState:
-        """Returns the next state, which contains the target. `requests` arrived since the decision before."""
-        ...
-
-    def limited(self, state: ScalingState) -> ScalingState:
-        """Returns the state with its target within the current limits, for a decision that knows no requests."""
-        ...
-
-
-@dataclass(frozen=True)
-class FixedTarget:
-    """The target is always the same."""
-
-    target: int
-
-    def start(self) -> ScalingState:
-        """See `Autoscaler.start`."""
-        return ScalingState(self.target)
-
-    def decide(self, state: ScalingState, now_s: float, requests: int) -> ScalingState:
-        """See `Autoscaler.decide`."""
-        return self.limited(state)
-
-    def limited(self, state: ScalingState) -> ScalingState:
-        """See `Autoscaler.limited`."""
-        return replace(state, target=self.target)
-
 
 @dataclass(frozen=True)
 class LoadAutoscaler:
@@ -86,6 +34,7 @@ class LoadAutoscaler:
     R_t is the number of requests of the last `window_s` seconds, for each second; requests before the start count as
     none. N_can = ceil(R_t / Q_tar), between the limits. The target becomes N_can once N_can has been above the target
     in every decision of the last `upscale_delay_s` seconds, or below it for `downscale_delay_s` seconds.
+    If both limits are equal, the target is fixed. All methods are pure.
     """
 
     requests_per_s: float
@@ -105,11 +54,11 @@ class LoadAutoscaler:
             raise ValueError(f"window_s: {self.window_s}: must be above 0")
 
     def start(self) -> ScalingState:
-        """See `Autoscaler.start`. The first target is the least one."""
+        """Returns the state before the first decision. The first target is the least one."""
         return ScalingState(self.least)
 
     def decide(self, state: ScalingState, now_s: float, requests: int) -> ScalingState:
-        """See `Autoscaler.decide`."""
+        """Returns the next state, which contains the target. `requests` arrived since the decision before."""
         state = self.limited(state)
         kept = [one for one in state.requests if one[0] > now_s - self.window_s]
         counted = (*kept, (now_s, requests)) if requests else tuple(kept)
@@ -124,7 +73,7 @@ class LoadAutoscaler:
         return state
 
     def limited(self, state: ScalingState) -> ScalingState:
-        """See `Autoscaler.limited`. The limits may have changed since the decision before."""
+        """Returns the state with its target within the limits, which may have changed since the decision before."""
         return replace(state, target=min(self.most, max(self.least, state.target)))
 
     def candidate(self, requests: int) -> int:

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from services.spot.state import PolicyState
-from services.spot.values import Zone
+from services.spot.values import PolicyState, Zone
 
 FEWEST_ACTIVE = 2
 """With fewer active zones than this, all zones become active again (line 7 of Algorithm 1)."""

@@ -3,11 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from services.spot.changes import on_demand, split, surplus
 from services.spot.placement import DynamicPlacement
-from services.spot.spothedge import SpotHedge
-from services.spot.state import PolicyState
-from services.spot.values import Action, Observation, SpotPolicy, Zone
+from services.spot.spothedge import SpotHedge, on_demand, split, surplus
+from services.spot.values import Action, Observation, PolicyState, SpotPolicy, Zone
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,61 @@
 """SpotHedge: Dynamic Placement of spot replicas with Dynamic Fallback to on-demand replicas (SkyServe, section 3)."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from domain.capacity import CapacityKind
-from services.spot.changes import on_demand, split, surplus
-from services.spot.fallback import on_demand_wanted, spot_wanted
 from services.spot.placement import DynamicPlacement
-from services.spot.state import PolicyState
-from services.spot.values import Action, Launch, Observation, ZoneEventKind
+from services.spot.values import Action, Launch, Observation, PolicyState, SpotReplica, Terminate, ZoneEventKind
+
+
+def surplus(replicas: Iterable[SpotReplica], keep: int) -> tuple[Action, ...]:
+    """Returns the terminations that leave `keep` replicas: first those that are not ready, then the newest ones."""
+    kept_first = sorted(replicas, key=lambda one: (not one.is_ready, one.number))
+    return tuple(Terminate(one.number) for one in kept_first[keep:])
+
+
+def on_demand(replicas: Sequence[SpotReplica], wanted: int) -> tuple[Action, ...]:
+    """Returns the actions after which `wanted` on-demand replicas are launched; `replicas` are those there now."""
+    missing = wanted - len(replicas)
+    return (Launch(CapacityKind.ON_DEMAND),) * missing if missing > 0 else surplus(replicas, wanted)
+
+
+def split(replicas: Iterable[SpotReplica]) -> tuple[list[SpotReplica], list[SpotReplica]]:
+    """Returns the spot replicas and the on-demand replicas."""
+    spot: list[SpotReplica] = []
+    others: list[SpotReplica] = []
+    for one in replicas:
+        (spot if one.is_spot else others).append(one)
+    return spot, others
+
+
+def spot_wanted(target: int, extra: int, base: int = 0) -> int:
+    """Returns how many spot replicas to keep launched: N_tar + N_extra, less the base of on-demand replicas.
+
+    Args:
+        target: N_tar, the number of replicas that should be ready.
+        extra: N_extra, the number of spot replicas beyond the target.
+        base: the number of on-demand replicas that are always kept. If the base covers the target, the result is 0.
+    """
+    rest = max(0, target - base)
+    return rest + extra if rest else 0
+
+
+def on_demand_wanted(target: int, extra: int, ready_spot: int, base: int = 0) -> int:
+    """Returns O(t) = min(N_tar, N_tar + N_extra - S_r(t)), the number of on-demand replicas to keep launched.
+
+    With a base, the formula applies to the target without the base, and the base is added. The result is from
+    min(base, target) to the target, also if more spot replicas are ready than wanted.
+
+    Args:
+        target: N_tar, the number of replicas that should be ready.
+        extra: N_extra, the number of spot replicas beyond the target.
+        ready_spot: S_r(t), the number of spot replicas that are ready.
+        base: the number of on-demand replicas that are always kept.
+    """
+    kept = min(base, target)
+    rest = target - kept
+    return kept + max(0, min(rest, rest + extra - ready_spot))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from domain.placement_runs import PlacementRunRef
 from infra.db.models import Datacenter, Region
 from infra.db.placement_runs import PlacementMove, PlacementRun, begin_placement_run
 from infra.db.tables import Replica, ReplicaPartition
+from research.tetris.instances import to_instance
 from tests.activities.placement_runs import PLACEMENT_RUN, PlacementWorld, body
 from tests.activities.world import World
 from tetris.documents import read_plan
@@ -73,7 +74,7 @@ def test_a_plan_is_published_with_all_that_it_rests_on(placement_runs: Placement
         (tmp_path / name).write_bytes(bucket.get(key))
     plan = read_plan((tmp_path / "plan.json").read_bytes(), ["a", "b"], ["east", "west"])
     assert plan == {"a": "east", "b": "east"}
-    instance = read_folder(tmp_path / "instance").to_instance()
+    instance = to_instance(read_folder(tmp_path / "instance"))
     assert [table.home for table in instance.tables] == ["west", "west"] and instance.move_quota_bytes == 10**6
     assert instance.weights.by_priority == {1: 4.0, 2: 2.0}
     _plan(placement_runs)

@@ -16,7 +16,6 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 import agent
 from agent import tasks
-from agent.__main__ import main
 from agent.config import AgentConfig
 from agent.fleet import power_off
 from agent.processes import ProcessIdentity
@@ -28,6 +27,7 @@ from infra.config import TemporalSettings
 from infra.errors import ConfigurationError
 from infra.stack.ports import free_port
 from infra.temporal_client import connect
+from tests.agent.fleet_process import main
 from tests.agent.harness import (
     STUBBORN,
     HelloWorkflow,
@@ -48,13 +48,13 @@ WAIT = "while [ ! -e go ]; do sleep 0.05; done"
 
 @contextlib.contextmanager
 def fleet(folder: Path, temporal: TemporalSettings, *configs: AgentConfig) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs `python -m agent` with these machines and sends it SIGTERM at the end."""
+    """Runs `tests.agent.fleet_process` with these machines and sends it SIGTERM at the end."""
     file = folder / "fleet.json"
     machines = [config.model_dump(mode="json") for config in configs]
     file.write_text(json.dumps({"temporal": temporal.model_dump(mode="json"), "machines": machines}))
     root = Path(agent.__file__).parent.parent
     with (folder / "fleet.log").open("ab") as log:
-        process = subprocess.Popen([sys.executable, "-m", "agent", str(file)], cwd=root, stderr=log)
+        process = subprocess.Popen([sys.executable, "-m", "tests.agent.fleet_process", str(file)], cwd=root, stderr=log)
     try:
         yield process
     finally:

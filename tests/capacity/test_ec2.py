@@ -17,9 +17,8 @@ from temporalio.client import Client
 from capacity.offers import Offer
 from capacity.provider import LaunchRefused, ProviderUnavailable, Refusal
 from capacity.providers.ec2 import Ec2Provider
-from capacity.providers.ec2.prices import SpotPrices
+from capacity.providers.ec2.provider import SpotPrices, user_data
 from capacity.providers.ec2.settings import Ec2Settings
-from capacity.providers.ec2.user_data import user_data
 from domain.capacity import CapacityKind
 from domain.protocol import TaskExit
 from infra.keys import installation_id, load_master_key

@@ -18,7 +18,6 @@ _GERUNDS = {
     "annealing": "simulated annealing, the algorithm",
     "auditing": "audits of providers, as the field says it",
     "bursting": "cloud bursting, the field's term",
-    "cooling": "the cooling schedule of simulated annealing",
     "disk_recording": "a recording of a disk",
     "housekeeping": "a noun",
     "kill_training": "the training that is killed",
@@ -38,11 +37,11 @@ _GERUNDS = {
 }
 _OF_ANY_ROOM = {
     "errors", "values", "settings", "state", "views", "documents", "report", "charts", "tables", "metrics", "commands",
-    "layout", "files", "progress", "outcome", "scenario", "engine", "launch", "criteria", "policies", "traces", "data",
+    "layout", "files", "progress", "outcome", "scenario", "engine", "launch", "policies", "traces", "data",
 }  # fmt: skip
 """What many rooms have: the room's name completes the file's."""
 _IN_EACH_LAYER = {
-    "archives", "buckets", "clusters", "fleet", "instance", "instances", "keys", "logs", "lost_work",
+    "archives", "buckets", "clusters", "fleet", "instance", "instances", "keys", "logs",
     "machines", "moves", "placement_runs", "pools", "provider", "refusals", "removal", "replicas", "requests", "rounds",
     "scheduling", "service", "services", "tenants", "traffic", "usage", "workloads",
 }  # fmt: skip

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from agent.network.flows import MigrationFlow
+from agent.network.edge import MigrationFlow
 from agent.network.machine import MachineNetwork, default_interface
 from agent.network.shaping import LinkShare
 from domain.traffic import OVERHEAD_SHARE, TrafficClass
@@ -55,7 +55,7 @@ def test_without_root_nothing_is_enforced() -> None:
     """The flag of the kill-switch still works for the agent's own checks."""
     code = """
 import logging, os, sys
-from agent.network.flows import Flow
+from agent.network.edge import MigrationFlow
 from domain.traffic import TrafficClass
 from agent.network.machine import MachineNetwork
 from agent.network.shaping import LinkShare
@@ -66,7 +66,7 @@ with MachineNetwork("lo", range(7000, 7010), LinkShare(2e6, 1e6)) as machine:
     assert not machine.kill_switch.in_kernel and not machine.kill_switch.is_on
     machine.kill_switch.on()
     assert machine.kill_switch.is_on
-    machine.apply({Flow.of_mark("run-1", TrafficClass.PLANNED, 5): 5e5})
+    machine.apply({MigrationFlow.of_mark("run-1", TrafficClass.PLANNED, 5): 5e5})
     machine.apply({})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

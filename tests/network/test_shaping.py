@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from agent.cgroups import make_cgroup, remove_cgroup
-from agent.network import locks
-from agent.network.edge import Edge
-from agent.network.flows import MigrationFlow
+from agent.network import shaping as locks
+from agent.network.edge import Edge, MigrationFlow
 from agent.network.shaping import BURST_S, LinkShare, Shaper
 from domain.traffic import OVERHEAD_SHARE, TrafficClass
 from tests.netns.namespaces import Network
@@ -31,13 +30,13 @@ MARK = 77
 FLOW = MigrationFlow.of_mark("run-1", TrafficClass.PLANNED, MARK)
 HOLDER = """
 import sys, time
-from agent.network import locks
+from agent.network import shaping as locks
 from agent.network.edge import Edge
-from agent.network.flows import Flow
+from agent.network.edge import MigrationFlow
 from domain.traffic import TrafficClass
 from agent.network.shaping import LinkShare, Shaper
 shaper = Shaper(Edge("eth0", range(7000, 7010)), LinkShare(12_500_000, 8_750_000))
-shaper.apply({Flow.of_mark("run-1", TrafficClass.PRE_SYNC, 5): 1e6})
+shaper.apply({MigrationFlow.of_mark("run-1", TrafficClass.PRE_SYNC, 5): 1e6})
 print("shaped", flush=True)
 time.sleep(600)
 """

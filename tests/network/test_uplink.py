@@ -13,7 +13,7 @@ import pytest
 
 from agent.lending.traffic import MigrationTraffic
 from agent.network.counters import InterfaceCounter, WaitingConnections
-from agent.network.flows import MigrationFlow
+from agent.network.edge import MigrationFlow
 from agent.network.machine import MachineNetwork
 from agent.network.shaping import LinkShare
 from agent.network.uplink import ENOUGH_BLOCKS, Uplink

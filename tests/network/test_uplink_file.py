@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from agent import shim
-from agent.network.blocks import BlockFile, KeptBlocks
-from agent.network.uplink import BLOCKS, ENOUGH_BLOCKS, Uplink
+from agent.network.uplink import BLOCKS, ENOUGH_BLOCKS, BlockFile, KeptBlocks, Uplink
 from domain.task_reports import BandwidthReport
 
 MOST_BYTES_S = 1e8

@@ -7,6 +7,7 @@ from domain.capacity import CapacityKind
 from research.spot.traces import SpotTrace
 from services.controller import decide
 from services.values import (
+    SERVICE_STATE,
     DrainReplica,
     EndReplica,
     LaunchReplica,
@@ -69,7 +70,7 @@ class Market:
                 del self.ready_at_s[number]
                 self.replicas[number] = replace(self.replicas[number], stage=Stage.READY, since_s=self.now_s)
             assert self.state is not None
-            restarted = ServiceState.from_json(self.state.to_json())
+            restarted = SERVICE_STATE.validate_json(SERVICE_STATE.dump_json(self.state))
             losses, self.losses = self.losses, []
             decision = decide(self.plan, restarted, list(self.replicas.values()), losses, 0, self.now_s)
             self.state = decision.state

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from services.spot.policies import PolicySettings, make_policy
-from services.spot.state import PolicyState
-from services.spot.values import Action, Observation, SpotPolicy
+from services.spot.values import Action, Observation, PolicyState, SpotPolicy
 
 
 @dataclass

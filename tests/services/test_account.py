@@ -1,5 +1,8 @@
 """The record of a service over time."""
 
+import json
+from dataclasses import asdict
+
 from services.account import Account
 
 
@@ -16,7 +19,7 @@ def test_availability_and_cost() -> None:
     account = account.advanced(160.0, 1, 1, 7.2)
     assert account.availability == 50 / 60
     assert account.on_demand_usd is not None and abs(account.on_demand_usd - (40 * 2 * 0.001 + 10 * 0.002)) < 1e-12
-    assert Account.from_json(account.to_json()) == account
+    assert Account(**json.loads(json.dumps(asdict(account)))) == account
 
 
 def test_a_clock_that_goes_back_adds_nothing() -> None:

@@ -13,13 +13,12 @@ from domain.phases import Phase
 from infra.db.services import ServiceReplica
 from research.spot.replay import ReplaySettings, replay_window
 from research.spot.traces import SpotTrace
-from services.controller import decide
-from services.spot.autoscaler import FixedTarget, LoadAutoscaler
+from services.controller import FAILURES_IN_A_ROW, decide
+from services.spot.autoscaler import LoadAutoscaler
 from services.spot.policies import POLICIES, PolicySettings, make_policy
-from services.spot.state import PolicyState
-from services.spot.values import Action, Launch, Observation, SpotPolicy, Zone
-from services.updates import FAILURES_IN_A_ROW
+from services.spot.values import Action, Launch, Observation, PolicyState, SpotPolicy, Zone
 from services.values import (
+    SERVICE_STATE,
     DrainReplica,
     EndCause,
     EndReplica,
@@ -66,7 +65,7 @@ def test_a_live_service_decides_as_a_replay(name: str, trace: SpotTrace, cold_s:
     made = PolicySettings(trace.zones, extra, retry_s=trace.gap_s)
     replayed, live = _Recording(make_policy(name, made)), _Recording(make_policy(name, made))
     result = replay_window(trace, replayed, ReplaySettings(target, float(cold_s), 3.0), 0, trace.ticks)
-    launched = Market(trace, ServicePlan(live, FixedTarget(target), version=1), float(cold_s)).run(0, trace.ticks)
+    launched = Market(trace, ServicePlan(live, _fixed(target), version=1), float(cold_s)).run(0, trace.ticks)
     assert live.asked == replayed.asked
     assert len(launched) == result.launches
 
@@ -74,9 +73,13 @@ def test_a_live_service_decides_as_a_replay(name: str, trace: SpotTrace, cold_s:
 # ------------------------------------------------------------------------------------------------------------- examples
 
 
+def _fixed(target: int) -> LoadAutoscaler:
+    return LoadAutoscaler(1.0, least=target, most=target)
+
+
 def _plan(version: int = 1, target: int = 2, policy: str = "on-demand", **other: object) -> ServicePlan:
     made = make_policy(policy, PolicySettings(_ZONES, 0))
-    plan = ServicePlan(made, FixedTarget(target), version, min_replicas=target, drain_s=_DRAIN_S)
+    plan = ServicePlan(made, _fixed(target), version, min_replicas=target, drain_s=_DRAIN_S)
     return replace(plan, **other)  # type: ignore[arg-type]
 
 
@@ -405,4 +408,4 @@ def test_a_decision_is_consistent(world: tuple[ServicePlan, list[ReplicaFacts], 
     assert {one.replaces for one in successors} <= there
     if not plan.blue_green:
         assert len(successors) <= plan.max_surge
-    assert ServiceState.from_json(found.state.to_json()) == found.state
+    assert SERVICE_STATE.validate_json(SERVICE_STATE.dump_json(found.state)) == found.state

@@ -8,7 +8,7 @@ from domain.service import ResourceOption, ServiceSpec
 from domain.serving_spec import ServingSpec
 from domain.spec import ResourceSpec, WorkloadSpec
 from services.workloads import replica_name, replica_workload
-from services.zones import ZoneOffer, cheapest_on_demand, spot_zones
+from services.zones import ZONE_OFFERS, cheapest_on_demand, spot_zones
 
 _A100 = ResourceOption(resources=ResourceSpec(gpus=1, gpu_types=("a100",)), spot=True)
 _V100 = ResourceOption(resources=ResourceSpec(gpus=1, gpu_types=("v100",)), spot=True, zone="z-2")
@@ -32,7 +32,7 @@ def test_each_zone_has_the_cheapest_offer_of_the_preferred_option() -> None:
     ]
     zones = spot_zones(_SPEC, offers)
     assert [(one.zone.name, one.offer) for one in zones] == [("r/z-1", offers[1]), ("r/z-2", offers[3])]
-    assert [ZoneOffer.from_json(one.to_json()) for one in zones] == zones
+    assert ZONE_OFFERS.validate_json(ZONE_OFFERS.dump_json(zones)) == zones
 
 
 def test_types_of_gpus_match_in_any_case() -> None:

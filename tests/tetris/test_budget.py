@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from tests.tetris.small import small_instance
-from tetris.budget import EVALUATIONS_PER_S, OVERRUN, Budget
+from tetris.budget import EVALUATIONS_PER_S, OVERRUN, Budget, Cooling
 from tetris.climb import SearchStep, climb
 from tetris.columns import Columns
-from tetris.cooling import Cooling
 
 
 def never() -> float:

@@ -5,7 +5,7 @@ import pytest
 
 from tests.tetris.small import small_instance
 from tetris.columns import Columns
-from tetris.kernels.clusters import cluster, home_nearby
+from tetris.kernels.search import cluster, home_nearby
 from tetris.problem import PlacementProblem
 
 

@@ -18,7 +18,6 @@ preferences for a table's home become visible only when its jobs are decided. Ma
 zero or sizes do not matter.
 """
 
-from tetris.exact.answer import ExactAnswer, ExactProgress, TooLarge
-from tetris.exact.solve import solve
+from tetris.exact.branch import ExactAnswer, ExactProgress, TooLarge, solve
 
 __all__ = ["ExactAnswer", "ExactProgress", "TooLarge", "solve"]

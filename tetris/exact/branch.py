@@ -1,18 +1,59 @@
-"""The branch and bound search: the incumbent, the lower bound, and running the search in slices."""
+"""The branch and bound search: the incumbent, the lower bound, and running the search in slices up to a time limit."""
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from tetris.columns import NONE, Columns, Ints, Longs
-from tetris.exact.answer import TooLarge
 from tetris.exact.kernels.decide_home import decide_home, weigh
 from tetris.exact.kernels.layout import BOUND, DEPTH, DONE, LACK, MOST_REGIONS, NODES, ROUNDING, ExactConstants
 from tetris.exact.kernels.search import search
 from tetris.exact.prepare import cells_of, fixed_of, groups_of, levels_of, tree_of
 from tetris.problem import PlacementProblem
 
+
+class TooLarge(ValueError):
+    """The instance is too large for the exact method. The message names the exceeded limit and an alternative."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactProgress:
+    """Progress of the search."""
+
+    elapsed_s: float
+    excess: float
+    """Relative excess of the best plan so far, which is minimised first."""
+    total: float
+    """Objective of the best plan so far."""
+    bound: float
+    """Lower bound of the objective of all allowed plans with at most this excess."""
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExactAnswer:
+    """The best plan found, and a lower bound for all other plans."""
+
+    home: Ints
+    """[T] home regions."""
+    total: float
+    excess: float
+    """Relative excess of the plan over the limits; 0 if it violates none."""
+    bound: float
+    """Lower bound of the total of all allowed plans with at most this excess."""
+    proved: bool
+    """Whether it is proved that no allowed plan has less excess, or equal excess and a smaller total (within 1e-9)."""
+    limit: str
+    """What ended the search before a proof: `time`, `stopped`, or an empty string."""
+    nodes: int
+    """Number of branching decisions."""
+
+
+_PROVED = 1e-9
+"""Relative gap between total and bound at which the total counts as proved."""
 MOST_CELLS = 40_000_000
 """Maximum number of values in all levels (320 MB)."""
 _SLICE = 20_000_000
@@ -149,3 +190,49 @@ def _by_influence(fixed: ExactConstants) -> Longs:
                 if channel < keys:
                     influence[table] += fixed.weight[channel] * amount * part[channel]
     return np.argsort(-influence, kind="stable")
+
+
+def solve(
+    columns: Columns,
+    *,
+    time_s: float,
+    upper: Ints | None = None,
+    progress: Callable[[ExactProgress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    clock: Callable[[], float] = time.process_time,
+) -> ExactAnswer:
+    """Returns the best allowed plan: no constraint is violated by more than at the start.
+
+    The relative excess over the limits (`Problem.excess`) is minimised first, then the total. `upper` is an initial
+    plan [T]; a good one saves time. `progress` and `stop` are called several times per second. A search that ends
+    before `time_s` (on `clock`, in seconds of CPU time) is reproducible.
+
+    Raises:
+        TooLarge: the instance is too large for the exact method.
+    """
+    begin = clock()
+    branching = Branching(columns)
+    if upper is not None:
+        branching.offer(upper)
+    limit = ""
+    while not branching.done and not limit:
+        best = branching.best
+        if progress is not None:
+            progress(ExactProgress(clock() - begin, best.excess, best.total, branching.bound, branching.nodes))
+        if stop is not None and stop():
+            limit = "stopped"
+        elif clock() - begin >= time_s:
+            limit = "time"
+        else:
+            branching.go_on()
+    best, bound = branching.best, branching.bound
+    proved = branching.is_least_excess and best.total - bound <= _PROVED * best.total
+    return ExactAnswer(
+        home=branching.home,
+        total=best.total,
+        excess=best.excess,
+        bound=bound,
+        proved=proved,
+        limit="" if proved else limit,
+        nodes=branching.nodes,
+    )

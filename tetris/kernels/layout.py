@@ -164,4 +164,4 @@ class StepScratch(NamedTuple):
     members: I4
     """int32: the tables of a cluster."""
     marks: I4
-    """int32[T + 1]: see `tetris.kernels.clusters.cluster`."""
+    """int32[T + 1]: see `tetris.kernels.search.cluster`."""

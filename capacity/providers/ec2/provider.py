@@ -1,6 +1,11 @@
-"""The provider for Amazon EC2."""
+"""The provider for Amazon EC2, with the user data of its machines and the spot prices."""
 
-from collections.abc import Sequence
+import logging
+import shlex
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import boto3
@@ -8,14 +13,100 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from capacity.offers import Offer, Shape
-from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, Refusal
+from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
 from capacity.providers.ec2.errors import NOT_THERE, asking, code_of, launching
-from capacity.providers.ec2.prices import SpotPrices
 from capacity.providers.ec2.settings import Ec2Settings
-from capacity.providers.ec2.user_data import user_data
 from domain.capacity import CapacityKind
 from infra.config import Settings
 from infra.keys import installation_id
+
+
+def user_data(settings: Ec2Settings, request: LaunchRequest) -> str:
+    """Returns the shell script that starts the agent of a launched machine.
+
+    Secrets are passed in environment variables: every process of the machine could read command-line flags. The same
+    request always gives the same script, because EC2 refuses a client token that is reused with different parameters.
+    """
+    region, cluster, name = request.machine.split("/")
+    shape = request.offer.shape
+    flags = {
+        "--region": region,
+        "--cluster": cluster,
+        "--name": name,
+        "--rack": request.offer.zone,
+        "--bucket": request.bucket_url,
+        "--gpus": str(shape.gpus),
+        "--cpus": f"{shape.cpus_milli / 1000:g}",
+        "--memory": str(shape.memory_bytes),
+        **({} if shape.gpu_type is None else {"--gpu-type": shape.gpu_type}),
+    }
+    words = " ".join(f"{flag} {shlex.quote(value)}" for flag, value in flags.items())
+    lines = [
+        "#!/bin/sh",
+        "set -eu",
+        f"export MIZZEN_INSTANCE={shlex.quote(request.instance)}",
+        f"export MIZZEN_JOIN_TOKEN={shlex.quote(request.join_token)}",
+        f"export MIZZEN_MACHINE_KEY={shlex.quote(request.machine_key)}",
+        *([settings.prepare.strip()] if settings.prepare.strip() else []),
+        f"exec {settings.agent} {words}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_log = logging.getLogger(__name__)
+_KEPT = timedelta(days=90)
+"""The length of EC2's price history. Older entries are ignored."""
+
+
+class SpotPrices:
+    """The spot prices of one region. Thread-safe."""
+
+    def __init__(
+        self, name: str, settings: Ec2Settings, client: Any, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name, self._settings, self._client = name, settings, client
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asked_s: float | None = None
+        self._found: dict[tuple[str, str], float] = {}
+
+    def of(self, machine_type: str, zone: str) -> float:
+        """Returns the spot price in US dollars an hour, or the price of the settings if EC2 has none.
+
+        Raises:
+            ProviderUnavailable: EC2 does not answer, and prices were never fetched before.
+        """
+        with self._lock:
+            if self._asked_s is None or self._clock() - self._asked_s >= self._settings.prices_s:
+                try:
+                    self._found = self._newest()
+                except ProviderUnavailable as error:
+                    if self._asked_s is None:
+                        raise
+                    _log.warning("%s; keeping the previous prices", error)
+                self._asked_s = self._clock()
+            found = self._found.get((machine_type, zone))
+        said = self._settings.machine_types[machine_type]
+        default = said.usd_per_h if said.spot_usd_per_h is None else said.spot_usd_per_h
+        return default if found is None else found
+
+    def _newest(self) -> dict[tuple[str, str], float]:
+        now = datetime.now(UTC)
+        newest: dict[tuple[str, str], tuple[datetime, float]] = {}
+        with asking(self._name, "reading spot prices"):
+            pages = self._client.get_paginator("describe_spot_price_history").paginate(
+                InstanceTypes=sorted(self._settings.machine_types),
+                ProductDescriptions=["Linux/UNIX"],
+                Filters=[{"Name": "availability-zone", "Values": sorted(self._settings.zones)}],
+                StartTime=now,
+            )
+            for page in pages:
+                for one in page["SpotPriceHistory"]:
+                    key, at = (one["InstanceType"], one["AvailabilityZone"]), one["Timestamp"]
+                    if now - at < _KEPT and (key not in newest or at > newest[key][0]):
+                        newest[key] = (at, float(one["SpotPrice"]))
+        return {key: price for key, (_, price) in newest.items()}
+
 
 INSTANCE_TAG = "mizzen:instance"
 INSTALLATION_TAG = "mizzen:installation"

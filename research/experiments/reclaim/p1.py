@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from agent.network.uplink import CONFIDENCE
 from infra.config import ReclaimSettings
 from infra.reports.tables import ReportTable
 from reclaim.arrays import Floats
-from reclaim.bandwidth import CONFIDENCE, block_means, lower_bound_bytes_s
 from reclaim.drift import DriftSettings
 from reclaim.hazard import HazardModel, HazardSettings
 from reclaim.intervals import IntervalReason, P1Settings, SiteJobs, tick
@@ -27,6 +27,7 @@ from research.experiments.reclaim.campus import (
     payloads,
 )
 from research.reclaim.adaptivity import adaptivity, lognormal_ratio, second_order_ratio
+from research.reclaim.bandwidth import block_means, lower_bound_bytes_s
 from research.reclaim.drift_delay import delay, within
 from research.reclaim.scenario import Traffic
 from research.reclaim.starts import final_feasible

@@ -8,10 +8,9 @@ import httpx
 
 from bench.balance_api import BalanceApi
 from infra.stack.ports import free_port
-from proxies.balance.api_client import BalanceApi as BalancerApi
+from proxies.balance.api_client import Api as BalancerApi
 from proxies.balance.counts import Counters, RequestCounter, Second
-from proxies.balance.report_seconds import Seconds
-from proxies.balance.reports import Reports
+from proxies.balance.reports import Reports, Seconds
 from tests.proxies.balance.world import Balancer, Replica, wait_for
 
 Start = Callable[..., Balancer]

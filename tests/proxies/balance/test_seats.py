@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxies.balance.configuration import ProxyLimits, server_line
-from proxies.balance.seats import effective_policy, seats
+from proxies.balance.configuration import ProxyLimits, effective_policy, seats, server_line
 from proxies.balance.values import InvalidList, RegionZone, parse_service
 
 HERE = RegionZone("east", "a")

@@ -1,12 +1,13 @@
 """The autoscaler: hysteresis in both directions, limits, and its state as JSON."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
-from services.spot.autoscaler import FixedTarget, LoadAutoscaler, ScalingState
+from services.spot.autoscaler import LoadAutoscaler, ScalingState
+
+_STATE = TypeAdapter(ScalingState)
 
 _STEPS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 500)), max_size=60)
 
@@ -24,7 +25,7 @@ def test_the_target_changes_only_after_its_delay(steps: list[tuple[int, int]], u
         arrived = sum(count for at_s, count in history if at_s > now_s - 60)
         candidates.append((now_s, min(5, max(1, -(-arrived // 60)))))
         before = state.target
-        state = scaler.decide(ScalingState.from_json(json.loads(json.dumps(state.to_json()))), now_s, requests)
+        state = scaler.decide(_STATE.validate_json(_STATE.dump_json(state)), now_s, requests)
         side = [(at_s, one) for at_s, one in reversed(candidates)]
         sign = (candidates[-1][1] > before) - (candidates[-1][1] < before)
         run = []
@@ -57,7 +58,8 @@ def test_a_short_burst_changes_nothing() -> None:
 
 def test_fixed_target_and_limits() -> None:
     """A fixed target ignores the load; settings that make no sense are refused by name."""
-    assert FixedTarget(3).decide(FixedTarget(3).start(), 1.0, 10**6).target == 3
+    fixed = LoadAutoscaler(1.0, least=3, most=3, upscale_delay_s=0.0)
+    assert fixed.decide(fixed.start(), 1.0, 10**6).target == 3
     for wrong in (
         {"requests_per_s": 0},
         {"requests_per_s": 1, "least": 3, "most": 2},

@@ -1,14 +1,14 @@
 """Dynamic Placement: the invariants of Algorithm 1, and its choices in examples."""
 
-import json
-
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from services.spot.placement import DynamicPlacement
-from services.spot.state import PolicyState
-from services.spot.values import Zone
+from services.spot.values import PolicyState, Zone
 from tests.services.spot.strategies import zones_of
+
+_STATE = TypeAdapter(PolicyState)
 
 _STEPS = st.lists(st.tuples(st.sampled_from(["preempted", "launched", "select"]), st.integers(0, 5)), max_size=60)
 
@@ -74,4 +74,4 @@ _WAITS = st.dictionaries(st.text(max_size=3), st.floats(allow_nan=False, allow_i
 def test_state_survives_json(available: list[str], preempting: list[str], waits: dict[str, float]) -> None:
     """A state that was stored as JSON is equal to the original."""
     state = PolicyState(tuple(available), tuple(preempting), tuple(sorted(waits.items())))
-    assert PolicyState.from_json(json.loads(json.dumps(state.to_json()))) == state
+    assert _STATE.validate_json(_STATE.dump_json(state)) == state

@@ -1,21 +1,29 @@
 """The policies: their bounds under arbitrary events, their examples, and their independence of the process."""
 
-import json
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 import services.spot.policies
 from domain.capacity import CapacityKind
 from research.spot.baselines import EvenSpread, MarkLike, RoundRobin
 from research.spot.policies import POLICIES, ReplayPolicySettings, make_policy
-from services.spot.fallback import on_demand_wanted, spot_wanted
 from services.spot.placement import DynamicPlacement
-from services.spot.spothedge import SpotHedge
-from services.spot.state import PolicyState
-from services.spot.values import Launch, Observation, ReplicaState, SpotReplica, Terminate, ZoneEvent, ZoneEventKind
+from services.spot.spothedge import SpotHedge, on_demand_wanted, spot_wanted
+from services.spot.values import (
+    Launch,
+    Observation,
+    PolicyState,
+    ReplicaState,
+    SpotReplica,
+    Terminate,
+    ZoneEvent,
+    ZoneEventKind,
+)
 from tests.services.spot.strategies import zones_of
+
+_STATE = TypeAdapter(PolicyState)
 
 SPOT, ON_DEMAND = CapacityKind.SPOT, CapacityKind.ON_DEMAND
 READY, STARTING = ReplicaState.READY, ReplicaState.PROVISIONING
@@ -64,7 +72,7 @@ def test_actions_are_within_bounds(name: str, given_: tuple[int, list[Observatio
     for observation in observations:
         stored = state
         if name in services.spot.policies.POLICIES:
-            stored = PolicyState.from_json(json.loads(json.dumps(state.to_json())))
+            stored = _STATE.validate_json(_STATE.dump_json(state))
         state, actions = policy.decide(state, observation)
         assert policy.decide(stored, observation) == (state, actions)
         ended = [action.number for action in actions if isinstance(action, Terminate)]

@@ -1,4 +1,6 @@
-"""The bandwidth of a link that a checkpoint can count on, from samples of counters (ReclaimNet V-E, F3).
+"""The bandwidth of many links that checkpoints can count on, from samples of counters (ReclaimNet V-E, F3).
+
+`agent.network.uplink` does the same for the one link of a machine.
 
 An agent reads its counters every 100 ms. There are two kinds of samples:
 
@@ -18,15 +20,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from agent.network.uplink import CONFIDENCE, SLACK
 from reclaim.arrays import Floats, column
-
-SAMPLE_S = 0.1
-"""The time between two samples."""
-CONFIDENCE = 0.95
-"""The nominal probability with which the next block is at least as fast as the bound. Where neighbouring blocks are
-alike, fewer are: about 90% (docs/reclaim.md)."""
-SLACK = 1.25
-"""A rate above this multiple of the capacity is an error of a counter. A short burst may be faster than the link."""
 
 _Table: TypeAlias = NDArray[np.float64]
 """A row for each link, a column for each sample."""
@@ -112,8 +107,3 @@ def lower_bound_bytes_s(
     part = position - low
     found = table[row, low] * (1 - part) + table[row, high] * part
     return np.where(counts > 0, found, fallback)
-
-
-def effective_bytes_s(write_bytes_s: ArrayLike, bandwidth_bytes_s: ArrayLike) -> Floats:
-    """Returns B_eff = min(W, B): the slower of the local write and the network."""
-    return np.minimum(np.asarray(write_bytes_s, np.float64), np.asarray(bandwidth_bytes_s, np.float64))

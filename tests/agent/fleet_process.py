@@ -1,4 +1,4 @@
-"""`python -m agent FILE`: runs the agents of the machines in a JSON file.
+"""`python -m tests.agent.fleet_process FILE`: runs the agents of the machines in a JSON file.
 
 The file contains `{"temporal": {...}, "machines": [{...}]}`.
 """
@@ -28,7 +28,7 @@ def main() -> int:
     """Runs the agents until they are stopped. Returns the exit code, 2 if the arguments or the file are invalid."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if len(sys.argv) != 2:
-        print("usage: python -m agent FILE", file=sys.stderr)
+        print("usage: python -m tests.agent.fleet_process FILE", file=sys.stderr)
         return 2
     try:
         file = FleetFile.model_validate_json(Path(sys.argv[1]).read_bytes())

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reclaim.bandwidth import (
+from agent.network.uplink import bound_of
+from research.reclaim.bandwidth import (
     achieved_bytes_s,
     block_means,
-    effective_bytes_s,
     lower_bound_bytes_s,
     rates_bytes_s,
 )
@@ -51,6 +51,8 @@ def test_the_bound_equals_its_definition(links: list[list[float]], confidence: f
     there = [[one for one in link if one == one] for link in links]
     wanted = [plain(link, confidence) if link else 7.0 for link in there]
     assert lower_bound_bytes_s(links, 7.0, confidence) == pytest.approx(wanted, rel=1e-9, abs=1e-6)
+    # The agent computes the same for its one link.
+    assert [bound_of(link, confidence) if link else 7.0 for link in there] == pytest.approx(wanted, rel=1e-9, abs=1e-6)
 
 
 @pytest.mark.parametrize(("blocks", "confidence"), [(60, 0.9), (19, 0.9), (60, 0.75)])
@@ -80,10 +82,6 @@ def test_absurd_samples_do_not_move_the_bound() -> None:
         lower_bound_bytes_s(block_means(rates_bytes_s(one, at_s, 1e8), 100), 0.0)[0] for one in (counters, broken)
     ]
     assert bounds[1] == pytest.approx(bounds[0], rel=0.01) and 3.8e7 < bounds[0] < 4e7
-
-
-def test_the_slower_of_write_and_network() -> None:
-    assert list(effective_bytes_s([1.1e9, 1e6], 1e8)) == [1e8, 1e6]
 
 
 def test_bad_arguments_are_named() -> None:
