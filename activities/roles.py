@@ -43,7 +43,7 @@ from capacity.provider import Provider
 from capacity.providers.registry import check_providers, open_providers
 from domain import ids
 from domain.version import BUILD_ID
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError

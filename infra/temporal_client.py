@@ -6,7 +6,7 @@ from temporalio.client import Client
 from temporalio.runtime import Runtime, TelemetryConfig
 from temporalio.service import RPCError, RPCStatusCode, TLSConfig
 
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.errors import ConfigurationError
 from infra.payloads import DATA_CONVERTER
 

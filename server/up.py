@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from capacity.providers.registry import check_providers
 from infra.bootstrap import OPERATOR_KEY_FILE
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db.session import open_engine, transaction
 from infra.db.tenants import Tenant
 from infra.errors import ConfigurationError

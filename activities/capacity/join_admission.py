@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 
 from activities.capacity.tokens import join_token
 from domain.ids import machine_id
-from domain.protocol import Hello
-from infra.config import Settings
+from domain.protocol.machines import Hello
+from infra.config.settings import Settings
 from infra.db import outbox
 from infra.db.capacity import InstanceRow
 from infra.db.models import Machine

@@ -25,7 +25,7 @@ from capacity.provider import FoundMachine, Provider, ProviderUnavailable
 from capacity.providers.registry import STATIC
 from domain import ids
 from domain.reasons import Reason, ReasonCode
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import events, outbox
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.models import Allocation, Cluster, Machine

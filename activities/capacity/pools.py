@@ -16,7 +16,7 @@ from capacity.scaling import Claims
 from domain.capacity import CapacityKind
 from domain.lifecycle.instances import InstancePhase
 from domain.reasons import Reason, ReasonCode
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import published_queue
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.models import Allocation, Machine

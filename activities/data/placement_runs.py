@@ -20,9 +20,9 @@ from activities.data.search_process import searched
 from activities.heartbeat import heartbeating
 from domain import ids
 from domain.placement_runs import PlacementRunRef, PlacementRunTicket
-from domain.protocol import Activity
+from domain.protocol.activities import Activity
 from domain.reads import Reads
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import events
 from infra.db.datacenters import assign_partitions, gather_datacenters
 from infra.db.models import Datacenter, Region

@@ -17,7 +17,7 @@ from temporalio.client import (
 )
 
 from domain import ids
-from infra.config import NightlySettings
+from infra.config.data import NightlySettings
 
 
 def placement_schedule(nightly: NightlySettings) -> Schedule:

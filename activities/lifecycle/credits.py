@@ -9,7 +9,7 @@ from sqlalchemy import Engine, text
 from activities.leader import Leader, lead
 from domain import ids
 from domain.lifecycle.credit import Earned
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db.models import Attempt
 from infra.db.session import in_thread, transaction
 from mizzen.checkpoint import list_committed

@@ -22,8 +22,11 @@ from activities.lifecycle.workload_start import Start, read_start, start_workflo
 from activities.scheduling.pace import LoopPace
 from activities.workflow_start import ensure_workflow
 from domain import ids
-from domain.protocol import ON_DEMAND, InstanceInput, Mail, MailKind, ReplicateTable, Scrub, ServiceRef
-from infra.config import CapacitySettings, SchedulerSettings
+from domain.protocol.data import ON_DEMAND, ReplicateTable, Scrub
+from domain.protocol.instances import InstanceInput
+from domain.protocol.mail import Mail, MailKind
+from domain.protocol.services import ServiceRef
+from infra.config.scheduling import CapacitySettings, SchedulerSettings
 from infra.db.logs import Outbox
 from infra.db.notifications import notified
 from infra.db.outbox import CHANNEL

@@ -17,8 +17,8 @@ from activities.heartbeat import heartbeating
 from activities.lifecycle.store_work import Stores, Work
 from activities.rounds import HOUSEKEEPING_LATE_S, RoundLog
 from domain import ids
-from domain.protocol import Activity
-from infra.config import Settings
+from domain.protocol.activities import Activity
+from infra.config.settings import Settings
 from infra.db import changes
 from infra.db.capacity import InstanceRow
 from infra.db.logs import Audit, Event, Outbox, UsageRun

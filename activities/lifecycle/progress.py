@@ -18,10 +18,10 @@ from activities.lifecycle.expiry import expire_pending
 from activities.lifecycle.workloads import record_checkpoint, set_bandwidth, set_progress
 from activities.services.readiness import record_readiness
 from domain.phases import Phase
-from domain.protocol import MailKind
+from domain.protocol.mail import MailKind
 from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import events, outbox
 from infra.db.models import Attempt, Workload
 from infra.db.session import in_thread, transaction

@@ -35,9 +35,9 @@ from activities.lifecycle.machines import MachineActivities
 from activities.lifecycle.suspects import Suspects
 from domain import ids
 from domain.phases import PLACED_PHASES, TERMINAL_PHASES
-from domain.protocol import Attend
+from domain.protocol.machines import Attend
 from domain.search_attributes import ATTEMPT, PHASE
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db.session import in_thread, transaction
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from domain import ids
 from domain.phases import PLACED_PHASES
-from domain.protocol import MailKind
+from domain.protocol.mail import MailKind
 from infra.db import outbox
 from infra.db.models import Attempt, Machine, Workload
 from infra.db.placement_runs import open_placement_run

@@ -16,7 +16,7 @@ from activities.data.placement_schedule import placement_schedule
 from activities.rounds import RoundLog
 from activities.workflow_start import ensure_workflow
 from domain import ids
-from infra.config import NightlySettings
+from infra.config.data import NightlySettings
 from infra.search_attributes import register
 
 _log = logging.getLogger(__name__)

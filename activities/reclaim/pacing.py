@@ -32,10 +32,10 @@ from activities.reclaim.lent_rows import (
 )
 from activities.reclaim.rates import Rates, write_rates
 from domain import ids
-from domain.protocol import Pace, RunPace
+from domain.protocol.machines import Pace, RunPace
 from domain.traffic import OVERHEAD_SHARE
-from infra.config import Settings
 from infra.config.scheduling import ReclaimSettings
+from infra.config.settings import Settings
 from infra.db import events
 from infra.db.reclaim import SiteHazard
 from infra.db.session import in_thread, transaction

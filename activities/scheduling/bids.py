@@ -19,7 +19,8 @@ from activities.scheduling.scheduler_state import SchedulerState
 from activities.scheduling.unproven_machines import NO_DOUBTS, Doubted, doubted
 from domain.demand import WorkloadDemand, demand_of
 from domain.phases import QUEUED_PHASES
-from domain.protocol import Activity, BidRequest
+from domain.protocol.activities import Activity
+from domain.protocol.scheduling import BidRequest
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid, JobRequest, PlacementRequest
 from gms.auction.candidate import Candidate

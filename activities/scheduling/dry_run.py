@@ -14,7 +14,7 @@ from activities.scheduling.scheduler_state import SchedulerState
 from activities.scheduling.unproven_machines import doubted
 from domain.demand import demand_of
 from domain.priority import HIGHEST_LEVEL
-from domain.protocol import DryRunRequest, DryRunResult
+from domain.protocol.scheduling import DryRunRequest, DryRunResult
 from domain.reasons import Reason
 from domain.scheduling import Ranked
 from domain.spec import WorkloadSpec

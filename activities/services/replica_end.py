@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from activities.capacity.ledger import tell_to_end
 from activities.services.replica_rows import LiveReplica
 from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
-from domain.protocol import MailKind
+from domain.protocol.mail import MailKind
 from domain.reasons import Reason, ReasonCode
 from infra.db import events, outbox
 from infra.db.capacity import InstanceRow

@@ -24,9 +24,10 @@ from activities.services.service_plan import NO_ZONES, is_scaled, on_demand_pric
 from capacity.offers import Offer
 from capacity.provider import Provider
 from domain.phases import QUEUED_PHASES
-from domain.protocol import Activity, ServiceRef, ServiceStep
+from domain.protocol.activities import Activity
+from domain.protocol.services import ServiceRef, ServiceStep
 from domain.service import ServiceSpec
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import events
 from infra.db.capacity import InstanceRow
 from infra.db.endpoints import READY, read_endpoints

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.auth import Caller
 from api.problems import HttpProblem, ProblemType, over_limit
-from infra.config import LimitSettings
+from infra.config.services import LimitSettings
 from infra.db import events
 from infra.db.events import Cursor
 from infra.db.notifications import notified

@@ -16,8 +16,8 @@ from temporalio.service import RPCError
 
 from infra import children
 from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap
-from infra.config import Settings
 from infra.config.section import Section
+from infra.config.settings import Settings
 from infra.db import events
 from infra.db.migrate import refuse_unknown
 from infra.db.session import open_engine, transaction

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Engine, select, update
 
-from domain.protocol import MailKind
+from domain.protocol.mail import MailKind
 from domain.reasons import ReasonCode
 from infra.db import outbox
 from infra.db.capacity import InstanceRow

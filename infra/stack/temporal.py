@@ -12,7 +12,7 @@ from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
 from temporalio.client import Client
 
 from domain.search_attributes import INTEGERS, KEYWORDS
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.errors import ConfigurationError, StackError
 
 OLDEST_CLI = (1, 3)

@@ -14,7 +14,8 @@ from sqlalchemy import Engine, select
 
 from agent.fleet import power_off
 from infra import children
-from infra.config import ApiSettings, Settings, TemporalSettings
+from infra.config.services import ApiSettings, TemporalSettings
+from infra.config.settings import Settings
 from infra.db.models import Allocation, Attempt, Workload
 from infra.db.session import open_engine, transaction
 from infra.errors import MizzenError

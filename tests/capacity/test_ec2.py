@@ -21,7 +21,7 @@ from capacity.providers.ec2.prices import SpotPrices
 from capacity.providers.ec2.settings import Ec2Settings
 from capacity.providers.ec2.user_data import user_data
 from domain.capacity import CapacityKind
-from domain.protocol import TaskExit
+from domain.protocol.machines import TaskExit
 from infra.keys import installation_id, load_master_key
 from tests.activities.temporal import until
 from tests.capacity.ec2 import ZONES, Ec2, ec2

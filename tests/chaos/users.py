@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from server.agents import machine_state_dir
 from tests.chaos.faults import BLACKOUT_S, now_s
 from tests.chaos.observed import Observed, Order, Owned, QueueSample

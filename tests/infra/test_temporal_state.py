@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.errors import StackError
 from infra.stack import probes, temporal
 from infra.stack.ports import free_port

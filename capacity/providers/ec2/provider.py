@@ -14,7 +14,7 @@ from capacity.providers.ec2.prices import SpotPrices
 from capacity.providers.ec2.settings import Ec2Settings
 from capacity.providers.ec2.user_data import user_data
 from domain.capacity import CapacityKind
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.keys import installation_id
 
 INSTANCE_TAG = "mizzen:instance"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from infra.config import ReclaimSettings
+from infra.config.scheduling import ReclaimSettings
 from infra.reports.tables import ReportTable
 from reclaim.arrays import Floats
 from reclaim.bandwidth import CONFIDENCE, block_means, lower_bound_bytes_s
