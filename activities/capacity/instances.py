@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from activities.capacity.refusals import record_refusal, refusal_reason
-from activities.capacity.tokens import join_token
+from activities.capacity.join_admission import join_token
+from activities.capacity.ledger import record_refusal, refusal_reason
 from activities.heartbeat import heartbeating
 from activities.lifecycle import handover
 from activities.lifecycle.machines import lose

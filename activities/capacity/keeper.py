@@ -17,8 +17,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.capacity.pools import Pools
 from activities.leader import Leader, lead
-from activities.lifecycle.suspects import Suspects
-from activities.lifecycle.unattended import Unattended
+from activities.lifecycle.unattended import Suspects, Unattended
 from capacity.auditing import LedgerDifferences, LedgerEntry, compare
 from capacity.offers import Offer
 from capacity.provider import FoundMachine, Provider, ProviderUnavailable

@@ -32,7 +32,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.leader import Leader, lead
 from activities.lifecycle import reconcile_rows as rows
 from activities.lifecycle.machines import MachineActivities
-from activities.lifecycle.suspects import Suspects
+from activities.lifecycle.unattended import Suspects
 from domain import ids
 from domain.phases import PLACED_PHASES, TERMINAL_PHASES
 from domain.protocol.machines import Attend

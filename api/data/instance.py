@@ -16,8 +16,7 @@ from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import View, write_audit
 from domain.ids import DATACENTER_PATTERN, PARTITION_READ_PATTERN
-from domain.instance import instance_document
-from domain.reads import reads_document
+from domain.instance import instance_document, reads_document
 from infra.db.datacenters import AssignmentError, assign_partitions, gather_datacenters
 from infra.db.models import Region
 from infra.db.placement_instance import gather, transaction_time

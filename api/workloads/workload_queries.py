@@ -14,7 +14,7 @@ from api.auth import Caller
 from api.paging import page
 from api.problems import not_found
 from api.views import reason_view
-from api.workloads.reasons import Why, why_all, why_new
+from api.workloads.reasons import Why, waits_of, why_all, why_new
 from api.workloads.views import (
     AllocationList,
     AllocationView,
@@ -29,7 +29,6 @@ from api.workloads.views import (
     WorkloadDetail,
     WorkloadView,
 )
-from api.workloads.waits import waits_of
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import ReasonCode
 from domain.slots import TaskSlots, bits

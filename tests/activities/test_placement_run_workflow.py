@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from temporalio.client import Client
 
-from activities.data.placement_schedule import placement_schedule, set_schedule
+from activities.lifecycle.singletons import placement_schedule, set_schedule
 from domain import ids
 from infra.config.data import CopySettings, NightlySettings
 from infra.db import outbox

@@ -5,8 +5,7 @@ from typing import Any
 
 from sqlalchemy import select, text
 
-from domain.instance import TetrisInstance
-from domain.reads import Reads
+from domain.instance import Reads, TetrisInstance
 from infra.config.data import CopySettings
 from infra.db.logs import Audit, UsageRun
 from infra.db.models import Region

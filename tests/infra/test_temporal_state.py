@@ -17,7 +17,7 @@ from infra.errors import StackError
 from infra.stack import probes, temporal
 from infra.stack.ports import free_port
 from infra.stack.supervisor import Child, Supervisor
-from infra.stack.temporal_state import discard_unfinished
+from infra.stack.temporal import discard_unfinished
 
 
 def _settings() -> TemporalSettings:
