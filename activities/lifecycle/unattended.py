@@ -5,12 +5,13 @@ listing, so only one that lasts counts (`Suspects`).
 """
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
+from sqlalchemy import Engine, Select
 from temporalio.client import Client
 
-from infra.db.session import in_thread
+from infra.db.session import in_db
 
 
 @dataclass
@@ -59,13 +60,15 @@ class Unattended:
 
     def __init__(
         self,
+        engine: Engine,
         client: Client,
         workflow_type: str,
         workflow_id: Callable[[str], str],
-        live_ids: Callable[[], Sequence[str]],
+        live_ids: Select[str],
         patience_s: float,
     ) -> None:
-        """`live_ids` reads the ids of the live rows. A row counts once it has had no workflow for `patience_s`."""
+        """`live_ids` selects the ids of the live rows. A row counts once it has had no workflow for `patience_s`."""
+        self._engine = engine
         self._client = client
         self._running = f"WorkflowType = '{workflow_type}' AND ExecutionStatus = 'Running'"
         self._workflow_id = workflow_id
@@ -74,7 +77,7 @@ class Unattended:
 
     async def find(self) -> list[str]:
         """Returns the ids of the live rows that have had no workflow since an earlier call. It usually only counts."""
-        live = await in_thread(self._live_ids)
+        live = await in_db(self._engine, lambda session: session.scalars(self._live_ids).all())
         if not live or (await self._client.count_workflows(self._running)).count >= len(live):
             self._suspects.due({})
             return []
