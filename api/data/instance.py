@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from api.auth import Operator
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
-from api.problems import FieldError, HttpProblem, ProblemType, not_found
+from api.problems import FieldError, HttpProblem, ProblemType, existing
 from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import View, write_audit
@@ -94,8 +94,7 @@ def get_instance(
         if region is None:
             quota = quota_left_bytes(session, tetris.nightly)
             return instance_document(gather(session, tetris, window_days=window_days, move_quota_bytes=quota))
-        if session.get(Region, region) is None:
-            raise not_found("region", region)
+        existing(session, Region, region, "region")
         return instance_document(gather_datacenters(session, region, tetris, window_days=window_days))
 
     tetris = state.settings.tetris

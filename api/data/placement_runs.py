@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from api.auth import Operator
 from api.bodies import Body, JsonOnly, Line
 from api.openapi import refusals
-from api.problems import HttpProblem, ProblemType, not_found
+from api.problems import HttpProblem, ProblemType, existing
 from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
@@ -150,7 +150,7 @@ def create_placement_run(
 def get_placement_run(placement_run: str, state: StateOf, _: Operator) -> PlacementRunReport:
     """Returns a placement run with its report."""
     with state.transaction() as session:
-        row = _find(session, placement_run)
+        row = existing(session, PlacementRun, placement_run, "placement run")
         return PlacementRunReport(**_view(session, row).model_dump(), report=row.report)
 
 
@@ -168,7 +168,7 @@ def list_moves(
     if state_ is not None:
         statement = statement.where(PlacementMove.state == state_)
     with state.transaction() as session:
-        _find(session, placement_run)
+        existing(session, PlacementRun, placement_run, "placement run")
         rows = session.scalars(statement.order_by(PlacementMove.number).limit(limit + 1)).all()
         return MoveList(
             items=[
@@ -216,13 +216,6 @@ def _tell(session: Session, kind: str, **detail: object) -> None:
     )
     if placement_run is not None:
         outbox.placement_run(session, placement_run.id)
-
-
-def _find(session: Session, placement_run: str) -> PlacementRun:
-    row = session.get(PlacementRun, placement_run)
-    if row is None:
-        raise not_found("placement run", placement_run)
-    return row
 
 
 def _view(session: Session, row: PlacementRun) -> PlacementRunView:

@@ -13,7 +13,7 @@ from api.fleet.regions import MachineCountsView, SlotsView, counts, grouped, slo
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
 from api.people.tenants import GpuType
-from api.problems import invalid, not_found
+from api.problems import existing, invalid
 from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
@@ -108,9 +108,7 @@ def list_clusters(
 def set_cluster(region: str, name: str, body: ClusterBody, state: StateOf, caller: Operator) -> ClusterView:
     """Sets the zone, capacity kind, prices, store and link of a cluster. New prices do not change past costs."""
     with state.transaction() as session:
-        row = session.get(Cluster, (region, name), with_for_update=True)
-        if row is None:
-            raise not_found("cluster", f"{region}/{name}")
+        row = existing(session, Cluster, (region, name), "cluster", lock=True)
         changed = body.model_dump(mode="json", include=body.model_fields_set)
         for field in ("capacity", "prices"):
             if field in changed and changed[field] is None:

@@ -12,7 +12,7 @@ from api.bodies import JsonOnly, Line
 from api.masking import mask
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
-from api.problems import HttpProblem, ProblemType, not_found
+from api.problems import HttpProblem, ProblemType, existing
 from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, View, reason_view, write_audit
@@ -92,9 +92,7 @@ def list_instances(
 def get_instance(instance: str, state: StateOf, caller: Viewer) -> InstanceView:
     """Returns one instance."""
     with state.transaction() as session:
-        row = session.get(InstanceRow, instance)
-        if row is None:
-            raise not_found("instance", instance)
+        row = existing(session, InstanceRow, instance, "instance")
         return mask(session, caller, _view(row))
 
 
@@ -102,9 +100,7 @@ def get_instance(instance: str, state: StateOf, caller: Viewer) -> InstanceView:
 def end_instance(instance: str, state: StateOf, caller: Operator) -> InstanceView:
     """Drains the instance's machine, then ends the instance. The pool launches a replacement unless it is too large."""
     with state.transaction() as session:
-        row = session.get(InstanceRow, instance, with_for_update=True)
-        if row is None:
-            raise not_found("instance", instance)
+        row = existing(session, InstanceRow, instance, "instance", lock=True)
         if row.gone_at is not None:
             raise HttpProblem(
                 ProblemType.CONFLICT, f"instance {instance} ended at {row.gone_at.isoformat(timespec='seconds')}"

@@ -10,9 +10,8 @@ from sqlalchemy.orm import Session
 
 from api.auth import Operator, Viewer
 from api.bodies import MAX_TEXT, Body, JsonOnly, Line
-from api.fleet.regions import find_region
 from api.openapi import refusals
-from api.problems import invalid, not_found
+from api.problems import existing, invalid, not_found
 from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, View, reason_view, write_audit
@@ -21,6 +20,7 @@ from domain.capacity import CapacityKind
 from domain.ids import NAME_PATTERN
 from infra.db import events
 from infra.db.capacity import IDLE_S, InstanceRow, PoolRow
+from infra.db.models import Region
 
 router = Router(prefix="/v1/pools", tags=["fleet"])
 PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=20)]
@@ -108,7 +108,7 @@ def set_pool(region: str, name: PoolName, body: PoolBody, state: StateOf, caller
         if value is None and field not in ("max_usd_per_h", "max_size"):
             raise invalid(field, "must not be null; omit it to keep the current value")
     with state.transaction() as session:
-        find_region(session, region)
+        existing(session, Region, region, "region")
         row = session.get(PoolRow, (region, name), with_for_update=True)
         if row is None:
             row = PoolRow(

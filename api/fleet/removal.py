@@ -9,16 +9,15 @@ from sqlalchemy.orm import Session
 
 from api.auth import Operator
 from api.fleet.machines import find_machine
-from api.fleet.regions import find_region
 from api.openapi import refusals
-from api.problems import HttpProblem, ProblemType
+from api.problems import HttpProblem, ProblemType, existing
 from api.routing import Router
 from api.state import StateOf
 from api.views import write_audit
 from infra.db import events, outbox
 from infra.db.buckets import forget_bucket
 from infra.db.capacity import InstanceRow, PoolRow
-from infra.db.models import Allocation, Attempt, Cluster, Datacenter, Machine, Workload
+from infra.db.models import Allocation, Attempt, Cluster, Datacenter, Machine, Region, Workload
 from infra.db.rounds import forget_loop, verification_of
 from infra.db.tables import Replica, Table
 
@@ -62,7 +61,7 @@ def remove_region(name: str, state: StateOf, caller: Operator) -> Response:
     Its clusters and datacenters are removed too. Its bucket and the objects in it are not changed.
     """
     with state.transaction() as session:
-        row = find_region(session, name, lock=True)
+        row = existing(session, Region, name, "region", lock=True)
         live = Workload.finished_at.is_(None)
         blockers = list(
             chain(

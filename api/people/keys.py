@@ -13,7 +13,7 @@ from api.auth import AnyKey, Operator, Role
 from api.bodies import Body, JsonOnly, Line, MachineId, Name
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
-from api.problems import HttpProblem, ProblemType, invalid, not_found
+from api.problems import HttpProblem, ProblemType, existing, invalid
 from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
@@ -111,9 +111,7 @@ def list_keys(state: StateOf, _: Operator, limit: Limit = MAX_ITEMS, cursor: Cur
 def get_key(id: str, state: StateOf, _: Operator) -> KeyView:
     """Returns one key."""
     with state.transaction() as session:
-        row = session.get(ApiKey, id)
-        if row is None:
-            raise not_found("API key", id)
+        row = existing(session, ApiKey, id, "API key")
         return KeyView(**_fields(row))
 
 
@@ -167,9 +165,7 @@ def revoke_key(id: str, state: StateOf, caller: Operator) -> Response:
             .order_by(ApiKey.id)
             .with_for_update()
         ).all()
-        row = session.get(ApiKey, id)
-        if row is None:
-            raise not_found("API key", id)
+        row = existing(session, ApiKey, id, "API key")
         if operators == [id]:
             raise HttpProblem(
                 ProblemType.CONFLICT, "this is the last operator's key; create another one before you revoke it"

@@ -12,7 +12,7 @@ from api.auth import Submitter, Viewer
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
-from api.problems import HttpProblem, ProblemType, not_found, over_limit
+from api.problems import HttpProblem, ProblemType, existing, not_found, over_limit
 from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import View, write_audit
@@ -56,8 +56,7 @@ def list_secrets(
     if cursor is not None:
         wanted = wanted.where(Secret.name > cursor)
     with state.transaction() as session:
-        if session.get(Tenant, name) is None:
-            raise not_found("tenant", name)
+        existing(session, Tenant, name, "tenant")
         rows, following = page(session.execute(wanted).all(), limit, lambda row: str(row.name))
         items = [SecretView(name=secret, updated_at=updated_at) for secret, updated_at in rows]
         return SecretList(items=items, next_cursor=following)
@@ -69,8 +68,7 @@ def put_secret(name: str, secret: Name, body: SecretBody, state: StateOf, caller
     caller.require_tenant(name)
     box = encrypt_secret(_master_key(state), body.value)
     with state.transaction() as session:
-        if session.get(Tenant, name) is None:
-            raise not_found("tenant", name)
+        existing(session, Tenant, name, "tenant")
         if session.get(Secret, (name, secret)) is None:
             _require_room(session, name, state.settings.limits.secrets_per_tenant)
         row = insert(Secret).values(tenant=name, name=secret, box=box)

@@ -11,7 +11,7 @@ from api.auth import Operator, Viewer
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
-from api.problems import HttpProblem, ProblemType, not_found
+from api.problems import HttpProblem, ProblemType, existing
 from api.routing import Router
 from api.state import StateOf
 from api.views import ResourcesView, View, write_audit
@@ -77,7 +77,7 @@ def get_tenant(name: str, state: StateOf, caller: Viewer) -> TenantView:
     """Returns one tenant."""
     caller.require_tenant(name)
     with state.transaction() as session:
-        return _view(_find(session, name), _used(session))
+        return _view(existing(session, Tenant, name, "tenant"), _used(session))
 
 
 @router.put("/{name}", summary="Create or replace a tenant")
@@ -106,7 +106,7 @@ def put_tenant(name: Name, body: TenantBody, state: StateOf, caller: Operator) -
 def delete_tenant(name: str, state: StateOf, caller: Operator) -> Response:
     """Deletes a tenant with its secrets and archives. Refused while it has workloads or valid keys."""
     with state.transaction() as session:
-        row = _find(session, name)
+        row = existing(session, Tenant, name, "tenant")
         workloads = session.scalar(select(func.count()).where(Workload.tenant == name))
         keys = session.scalar(select(func.count()).where(ApiKey.tenant == name, ApiKey.is_good()))
         if workloads or keys:
@@ -120,13 +120,6 @@ def delete_tenant(name: str, state: StateOf, caller: Operator) -> Response:
         write_audit(session, caller, "tenant.delete", name, tenant=name)
         outbox.wake_scheduler(session)
     return Response(status_code=204)
-
-
-def _find(session: Session, name: str) -> Tenant:
-    row = session.get(Tenant, name)
-    if row is None:
-        raise not_found("tenant", name)
-    return row
 
 
 def _used(session: Session) -> dict[str, ResourcesView]:
