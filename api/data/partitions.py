@@ -14,6 +14,7 @@ from api.bodies import Body, Bytes, JsonOnly
 from api.data.objects import FoundPartition, keep_manifests, partition_at, with_checksums
 from api.data.tables import find_table
 from api.openapi import refusals
+from api.paging import Page
 from api.problems import FieldError, HttpProblem, ProblemType
 from api.routing import Router
 from api.state import ApiState, StateOf
@@ -57,11 +58,8 @@ class PartitionView(View):
     created_at: datetime
 
 
-class PartitionList(View):
+class PartitionList(Page[PartitionView]):
     """Partitions, sorted by name."""
-
-    items: list[PartitionView]
-    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
 @router.get("", summary="List a table's partitions", responses=refusals(404))

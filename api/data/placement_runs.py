@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from api.auth import Operator
 from api.bodies import Body, JsonOnly, Line
 from api.openapi import refusals
+from api.paging import Page
 from api.problems import HttpProblem, ProblemType, existing
 from api.routing import Router
 from api.state import StateOf
@@ -104,11 +105,8 @@ class MoveView(View):
     why: dict[str, Any] = Field(description="For a home, the changed terms and the affected jobs; else the reason")
 
 
-class MoveList(View):
+class MoveList(Page[MoveView]):
     """Moves in the order in which they start."""
-
-    items: list[MoveView]
-    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
 @router.get("/placement-runs", summary="List placement runs")

@@ -15,6 +15,7 @@ from api.auth import Operator, Viewer
 from api.bodies import Body, JsonOnly, Name, TableName
 from api.data.objects import keep_manifests, partitions_of, with_checksums
 from api.openapi import refusals
+from api.paging import Page
 from api.problems import HttpProblem, ProblemType, invalid, not_found
 from api.routing import Router
 from api.state import StateOf
@@ -96,11 +97,8 @@ class TableView(View):
     replicas: list[ReplicaView]
 
 
-class TableList(View):
+class TableList(Page[TableView]):
     """Tables, sorted by name."""
-
-    items: list[TableView]
-    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
 class ReplicaList(View):

@@ -11,7 +11,7 @@ from api.auth import Operator, Viewer
 from api.bodies import MAX_TEXT, Body, JsonOnly
 from api.fleet.regions import MachineCountsView, SlotsView, counts, grouped, slots
 from api.openapi import refusals
-from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
+from api.paging import MAX_ITEMS, Cursor, Limit, Page, page
 from api.people.tenants import GpuType
 from api.problems import existing, invalid
 from api.routing import Router
@@ -69,11 +69,8 @@ class ClusterBody(Body):
     )
 
 
-class ClusterList(View):
+class ClusterList(Page[ClusterView]):
     """A page of clusters, sorted by region and name."""
-
-    items: list[ClusterView]
-    next_cursor: NextCursor
 
 
 @router.get("/clusters", summary="List clusters")

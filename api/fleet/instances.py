@@ -11,7 +11,7 @@ from api.auth import Operator, Viewer
 from api.bodies import JsonOnly, Line
 from api.masking import mask
 from api.openapi import refusals
-from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
+from api.paging import MAX_ITEMS, Cursor, Limit, Page, page
 from api.problems import HttpProblem, ProblemType, existing
 from api.routing import Router
 from api.state import StateOf
@@ -56,11 +56,8 @@ class InstanceView(View):
     gone_at: datetime | None
 
 
-class InstanceList(View):
+class InstanceList(Page[InstanceView]):
     """A page of instances, the newest first."""
-
-    items: list[InstanceView]
-    next_cursor: NextCursor
 
 
 @router.get("", summary="List instances")

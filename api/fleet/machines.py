@@ -12,6 +12,7 @@ from api.auth import AnyKey, Caller, Operator, Viewer
 from api.bodies import Body, JsonOnly, Line
 from api.masking import mask
 from api.openapi import refusals
+from api.paging import Page
 from api.problems import HttpProblem, ProblemType, not_found
 from api.routing import Router
 from api.state import StateOf
@@ -78,11 +79,8 @@ class MachineDetail(MachineView):
     workloads: list[str]
 
 
-class MachinePage(View):
+class MachinePage(Page[MachineView]):
     """A page of machines, sorted by id."""
-
-    items: list[MachineView]
-    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
 @router.get("", summary="List machines")

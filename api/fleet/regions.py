@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from api.auth import Operator, Viewer
 from api.bodies import Body, Bytes, JsonOnly, Name
 from api.openapi import refusals
-from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
+from api.paging import MAX_ITEMS, Cursor, Limit, Page, page
 from api.problems import existing, invalid
 from api.routing import Router
 from api.state import StateOf
@@ -87,11 +87,8 @@ class DatacenterBody(Body):
     clusters: list[Name] = []
 
 
-class RegionList(View):
+class RegionList(Page[RegionView]):
     """A page of regions, sorted by name."""
-
-    items: list[RegionView]
-    next_cursor: NextCursor
 
 
 @router.get("/regions", summary="List regions")

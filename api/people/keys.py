@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from api.auth import AnyKey, Operator, Role
 from api.bodies import Body, JsonOnly, Line, MachineId, Name
 from api.openapi import refusals
-from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
+from api.paging import MAX_ITEMS, Cursor, Limit, Page, page
 from api.problems import HttpProblem, ProblemType, existing, invalid
 from api.routing import Router
 from api.state import StateOf
@@ -65,11 +65,8 @@ class NewKeyView(KeyView):
     key: Annotated[str, Field(json_schema_extra={"readOnly": True})]
 
 
-class KeyList(View):
+class KeyList(Page[KeyView]):
     """A page of keys, sorted by id."""
-
-    items: list[KeyView]
-    next_cursor: NextCursor
 
 
 class IdentityView(View):

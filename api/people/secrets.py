@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from api.auth import Submitter, Viewer
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
-from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
+from api.paging import MAX_ITEMS, Cursor, Limit, Page, page
 from api.problems import HttpProblem, ProblemType, existing, not_found, over_limit
 from api.routing import Router
 from api.state import ApiState, StateOf
@@ -39,11 +39,8 @@ class SecretView(View):
     updated_at: datetime
 
 
-class SecretList(View):
+class SecretList(Page[SecretView]):
     """A page of secrets, sorted by name."""
-
-    items: list[SecretView]
-    next_cursor: NextCursor
 
 
 @router.get("", summary="List a tenant's secrets", responses=refusals(404))

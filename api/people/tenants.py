@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from api.auth import Operator, Viewer
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
-from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
+from api.paging import MAX_ITEMS, Cursor, Limit, Page, page
 from api.problems import HttpProblem, ProblemType, existing
 from api.routing import Router
 from api.state import StateOf
@@ -51,11 +51,8 @@ class TenantView(View):
     used: ResourcesView
 
 
-class TenantList(View):
+class TenantList(Page[TenantView]):
     """A page of tenants, sorted by name."""
-
-    items: list[TenantView]
-    next_cursor: NextCursor
 
 
 @router.get("", summary="List tenants")
