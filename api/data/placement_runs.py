@@ -169,16 +169,9 @@ def list_moves(
         existing(session, PlacementRun, placement_run, "placement run")
         rows = session.scalars(statement.order_by(PlacementMove.number).limit(limit + 1)).all()
         return MoveList(
-            items=[
-                MoveView(
-                    number=row.number, kind=row.kind, table=row.data_table, source_region=row.source_region,
-                    target_region=row.target_region, size_bytes=row.size_bytes, state=row.state,
-                    left_because=row.left_because, begun_at=row.begun_at, ended_at=row.ended_at, why=row.why,
-                )
-                for row in rows[:limit]
-            ],
+            items=[MoveView.from_row(row, table=row.data_table) for row in rows[:limit]],
             next_cursor=str(rows[limit - 1].number) if len(rows) > limit else None,
-        )  # fmt: skip
+        )
 
 
 @router.put("/pause", summary="Pause nightly moves")

@@ -303,13 +303,7 @@ def _views(session: Session, rows: Sequence[Table]) -> list[TableView]:
     for replica in session.scalars(select(Replica).where(Replica.data_table.in_(names)).order_by(Replica.region)):
         replicas[replica.data_table].append(replica)
     held = _held(session, names)
-    return [
-        TableView(
-            name=row.name, namespace=row.namespace, size_bytes=row.size_bytes, home_region=row.home_region,
-            created_at=row.created_at, replicas=[_replica(row, r, held) for r in replicas[row.name]],
-        )
-        for row in rows
-    ]  # fmt: skip
+    return [TableView.from_row(row, replicas=[_replica(row, r, held) for r in replicas[row.name]]) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -334,10 +328,10 @@ def _held(session: Session, tables: Iterable[str]) -> dict[tuple[str, str], _Cou
 
 def _replica(table: Table, row: Replica, held: Mapping[tuple[str, str], _Counts]) -> ReplicaView:
     counts = held.get((row.data_table, row.region), _Counts())
-    return ReplicaView(
-        region=row.region, state=row.state, whole=row.whole, partitions=counts.there,
-        stale_since=row.stale_since, topping_up=row.topping_up, delete_at=row.delete_at,
-        verified_at=counts.verified_at, wrong_since=row.wrong_since, wrong=counts.wrong, kept_because=row.kept_because,
-        source_region=row.source_region, done_bytes=row.done_bytes, total_bytes=table.size_bytes,
-        requested_by=row.requested_by, created_at=row.created_at, ready_at=row.ready_at,
-    )  # fmt: skip
+    return ReplicaView.from_row(
+        row,
+        partitions=counts.there,
+        verified_at=counts.verified_at,
+        wrong=counts.wrong,
+        total_bytes=table.size_bytes,
+    )

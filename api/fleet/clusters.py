@@ -125,8 +125,4 @@ def set_cluster(region: str, name: str, body: ClusterBody, state: StateOf, calle
 
 
 def _view(row: Cluster, machines: Sequence[Machine]) -> ClusterView:
-    return ClusterView(
-        region=row.region, name=row.name, manager=row.manager, zone=row.zone, capacity=CapacityKind(row.capacity),
-        prices=row.prices, store_url=row.store_url, link_mbit=row.link_mbit,
-        machines=counts(machines), gpus=slots(machines),
-    )  # fmt: skip
+    return ClusterView.from_row(row, machines=counts(machines), gpus=slots(machines))

@@ -113,30 +113,11 @@ def end_instance(instance: str, state: StateOf, caller: Operator) -> InstanceVie
 def _view(row: InstanceRow) -> InstanceView:
     ended_at = row.gone_at or datetime.now(UTC)
     hours = 0.0 if row.launched_at is None else (ended_at - row.launched_at).total_seconds() / _HOUR_S
-    return InstanceView(
-        id=row.id,
-        region=row.region,
-        pool=row.pool,
-        cluster=row.cluster,
-        provider=row.provider,
-        zone=row.zone,
-        kind=CapacityKind(row.kind),
-        machine_type=row.machine_type,
-        gpus=row.gpus,
-        gpu_type=row.gpu_type,
+    return InstanceView.from_row(
+        row,
         cpus=row.cpus_milli / 1000,
-        memory_bytes=row.memory_bytes,
-        usd_per_h=row.usd_per_h,
         usd=max(0.0, hours) * row.usd_per_h,
-        phase=InstancePhase(row.phase),
         reason=reason_view(row.reason),
         ending=reason_view(row.ending),
-        native_id=row.native_id,
         wanted_by=sorted(row.wanted_by),
-        machine=row.machine,
-        requested_at=row.requested_at,
-        expected_at=row.expected_at,
-        launched_at=row.launched_at,
-        ready_at=row.ready_at,
-        gone_at=row.gone_at,
     )

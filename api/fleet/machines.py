@@ -103,7 +103,7 @@ def list_machines(
     with state.transaction() as session:
         rows = session.scalars(wanted).all()
         more = rows[limit - 1].id if len(rows) > limit else None
-        found = MachinePage(items=[MachineView(**_fields(row)) for row in rows[:limit]], next_cursor=more)
+        found = MachinePage(items=[MachineView.from_row(row, **_fields(row)) for row in rows[:limit]], next_cursor=more)
         return mask(session, caller, found)
 
 
@@ -227,33 +227,19 @@ def _detail(session: Session, caller: Caller, row: Machine) -> MachineDetail:
     if caller.tenant is not None:
         live = live.where(Workload.tenant == caller.tenant)
     workloads = session.scalars(live.order_by(Workload.id)).all()
-    return mask(session, caller, MachineDetail(**_fields(row), workloads=list(workloads)))
+    return mask(session, caller, MachineDetail.from_row(row, **_fields(row), workloads=list(workloads)))
 
 
 def _fields(row: Machine) -> dict[str, object]:
+    """Returns the fields of a view that differ from the row's columns."""
     return {
-        "id": row.id,
-        "region": row.region,
-        "cluster": row.cluster,
         "machine": row.id.rpartition("/")[2],
-        "rack": row.rack,
-        "gpu_type": row.gpu_type,
-        "gpus": row.gpus,
         "slots_held": bits(row.held),
         "slots_promised": bits(row.promised),
         "slots_withheld": bits(row.withheld),
         "cpus": row.cpus_milli / 1000,
         "free_cpus": row.free_cpus_milli / 1000,
-        "memory_bytes": row.memory_bytes,
-        "free_memory_bytes": row.free_memory_bytes,
-        "state": row.state,
         "cordon": reason_view(row.cordon),
-        "draining": row.draining,
-        "failed_gangs": row.failed_gangs,
-        "shared_tmp": row.shared_tmp,
-        "address": row.address,
         "key": key_fingerprint(row.public_key),
         "offered_key": None if row.offered_key is None else key_fingerprint(row.offered_key),
-        "registered_at": row.registered_at,
-        "lost_at": row.lost_at,
     }

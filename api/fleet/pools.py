@@ -156,18 +156,8 @@ def _views(session: Session, rows: Sequence[PoolRow]) -> list[PoolView]:
         counts.setdefault((region, pool), {})[phase] = count
         usd_per_h[region, pool] = usd_per_h.get((region, pool), 0.0) + usd
     return [
-        PoolView(
-            region=row.region,
-            name=row.name,
-            size=row.size,
-            max_size=row.max_size,
-            idle_s=row.idle_s,
-            buffer=row.buffer,
-            providers=row.providers,
-            zones=row.zones,
-            kinds=[CapacityKind(kind) for kind in row.kinds],
-            machine_types=row.machine_types,
-            max_usd_per_h=row.max_usd_per_h,
+        PoolView.from_row(
+            row,
             instances=counts.get((row.region, row.name), {}),
             usd_per_h=usd_per_h.get((row.region, row.name), 0.0),
             reason=reason_view(row.reason),

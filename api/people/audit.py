@@ -35,12 +35,6 @@ def list_audit(
         if cursor is not None:
             wanted = wanted.where(Audit.id < int(cursor))
         rows = session.scalars(wanted).all()
-        items = [
-            AuditEntryView(
-                id=row.id, at=row.at, actor=row.actor, tenant=row.tenant, action=row.action, target=row.target,
-                detail=row.detail,
-            )
-            for row in rows[:limit]
-        ]  # fmt: skip
+        items = [AuditEntryView.from_row(row) for row in rows[:limit]]
         found = AuditPage(items=items, next_cursor=str(items[-1].id) if len(rows) > limit else None)
         return mask(session, caller, found)

@@ -83,14 +83,7 @@ class IdentityView(View):
 @router.get("/whoami", summary="Get the caller's identity")
 async def whoami(caller: AnyKey) -> IdentityView:
     """Returns the id, role, tenant, machine, label and expiry of the key that is used."""
-    return IdentityView(
-        id=caller.id,
-        role=caller.role,
-        tenant=caller.tenant,
-        machine=caller.machine,
-        label=caller.label,
-        expires_at=caller.expires_at,
-    )
+    return IdentityView.from_row(caller)
 
 
 @router.get("/keys", summary="List API keys")
@@ -101,7 +94,7 @@ def list_keys(state: StateOf, _: Operator, limit: Limit = MAX_ITEMS, cursor: Cur
         wanted = wanted.where(ApiKey.id > cursor)
     with state.transaction() as session:
         rows, following = page(session.scalars(wanted).all(), limit, lambda row: row.id)
-        return KeyList(items=[KeyView(**_fields(row)) for row in rows], next_cursor=following)
+        return KeyList(items=[KeyView.from_row(row) for row in rows], next_cursor=following)
 
 
 @router.get("/keys/{id}", summary="Get an API key", responses=refusals(404))
@@ -109,7 +102,7 @@ def get_key(id: str, state: StateOf, _: Operator) -> KeyView:
     """Returns one key."""
     with state.transaction() as session:
         row = existing(session, ApiKey, id, "API key")
-        return KeyView(**_fields(row))
+        return KeyView.from_row(row)
 
 
 @router.post("/keys", status_code=201, summary="Create an API key")
@@ -148,7 +141,7 @@ def create_key(body: KeyBody, state: StateOf, caller: Operator) -> NewKeyView:
         said = {"role": body.role.value, "label": body.label, "expires_in_s": body.expires_in_s}
         said |= {} if body.machine is None else {"machine": body.machine}
         write_audit(session, caller, "key.create", key_id, tenant=body.tenant, **said)
-        return NewKeyView(**_fields(row), key=key)
+        return NewKeyView.from_row(row, key=key)
 
 
 @router.delete("/keys/{id}", status_code=204, summary="Revoke an API key", responses=refusals(404, 409))
@@ -184,16 +177,3 @@ def _ensure_cluster(session: Session, machine: str) -> None:
         raise invalid("machine", f"region {region} does not exist", machine)
     new = insert(Cluster).values(region=region, name=cluster, capacity=CapacityKind.VOLUNTARY.value)
     session.execute(new.on_conflict_do_nothing())
-
-
-def _fields(row: ApiKey) -> dict[str, object]:
-    return {
-        "id": row.id,
-        "role": row.role,
-        "tenant": row.tenant,
-        "machine": row.machine,
-        "label": row.label,
-        "created_at": row.created_at,
-        "revoked_at": row.revoked_at,
-        "expires_at": row.expires_at,
-    }
