@@ -189,7 +189,7 @@ def pause(body: PauseBody, state: StateOf, caller: Operator) -> PauseView:
 
 
 @router.delete("/pause", status_code=204, summary="Resume nightly moves")
-def resume(state: StateOf, caller: Operator) -> Response:
+def resume(state: StateOf, caller: Operator) -> None:
     """Resumes nightly moves where they stopped, unless the placement run's deadline has passed."""
     with state.transaction() as session:
         row = session.get(PlacementPause, True)
@@ -197,7 +197,6 @@ def resume(state: StateOf, caller: Operator) -> Response:
             session.delete(row)
             _tell(session, "placement_run.resumed")
             write_audit(session, caller, "placement_run.resume", "tetris")
-    return Response(status_code=204)
 
 
 def _tell(session: Session, kind: str, **detail: object) -> None:

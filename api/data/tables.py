@@ -173,7 +173,7 @@ def create_table(body: TableBody, response: Response, state: StateOf, caller: Op
 
 
 @router.delete("/{name}", status_code=204, summary="Unregister a table", responses=refusals(404, 409))
-def delete_table(name: str, state: StateOf, caller: Operator) -> Response:
+def delete_table(name: str, state: StateOf, caller: Operator) -> None:
     """Unregisters a table; its objects stay in the buckets. Refused while an unfinished workload reads the table."""
     with state.transaction() as session:
         row = find_table(session, name, lock=True)
@@ -188,7 +188,6 @@ def delete_table(name: str, state: StateOf, caller: Operator) -> Response:
         session.delete(row)
         events.record(session, "table.deleted", region=row.home_region, detail={"table": name})
         write_audit(session, caller, "table.delete", name)
-    return Response(status_code=204)
 
 
 @router.get("/{name}/replicas", summary="List a table's replicas", responses=refusals(404))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import Query, Response
+from fastapi import Query
 from pydantic import Field, StringConstraints
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
@@ -127,7 +127,7 @@ def set_pool(region: str, name: PoolName, body: PoolBody, state: StateOf, caller
 
 
 @router.delete("/{region}/{name}", status_code=204, summary="Remove a pool", responses=refusals(404))
-def remove_pool(region: str, name: str, state: StateOf, caller: Operator) -> Response:
+def remove_pool(region: str, name: str, state: StateOf, caller: Operator) -> None:
     """Removes a pool. Its machines are drained and ended."""
     with state.transaction() as session:
         gone = delete(PoolRow).where(PoolRow.region == region, PoolRow.name == name).returning(PoolRow.name)
@@ -135,7 +135,6 @@ def remove_pool(region: str, name: str, state: StateOf, caller: Operator) -> Res
             raise not_found("pool", f"{region}/{name}")
         write_audit(session, caller, "pool.remove", f"{region}/{name}")
         events.record(session, "pool.removed", region=region, detail={"pool": name, "by": caller.id})
-    return Response(status_code=204)
 
 
 def _views(session: Session, rows: Sequence[PoolRow]) -> list[PoolView]:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from fastapi import Response
 from sqlalchemy import Select, delete, select
 from sqlalchemy.orm import Session
 
@@ -31,7 +30,7 @@ _NAMED = 5
     summary="Remove a machine",
     responses=refusals(404, 409),
 )
-def remove_machine(region: str, cluster: str, machine: str, state: StateOf, caller: Operator) -> Response:
+def remove_machine(region: str, cluster: str, machine: str, state: StateOf, caller: Operator) -> None:
     """Removes a machine that is drained or lost and on which no workload holds resources. Past allocations are kept.
 
     If an agent registers under the same name later, the machine is created again: not cordoned, not drained, and with
@@ -51,11 +50,10 @@ def remove_machine(region: str, cluster: str, machine: str, state: StateOf, call
         events.record(session, "machine.removed", region=row.region, machine=row.id, detail={"by": caller.id})
         write_audit(session, caller, "machine.remove", row.id)
         outbox.wake_scheduler(session)
-    return Response(status_code=204)
 
 
 @router.delete("/regions/{name}", status_code=204, summary="Remove a region", responses=refusals(404, 409))
-def remove_region(name: str, state: StateOf, caller: Operator) -> Response:
+def remove_region(name: str, state: StateOf, caller: Operator) -> None:
     """Removes a region that has no machines, pools, data, placed workloads or checkpoints of live workloads.
 
     Its clusters and datacenters are removed too. Its bucket and the objects in it are not changed.
@@ -95,7 +93,6 @@ def remove_region(name: str, state: StateOf, caller: Operator) -> Response:
         events.record(session, "region.removed", region=name, detail={"by": caller.id})
         write_audit(session, caller, "region.remove", name, bucket_url=row.bucket_url)
         outbox.wake_scheduler(session)
-    return Response(status_code=204)
 
 
 def _named(session: Session, what: str, wanted: Select[str]) -> Sequence[str]:

@@ -3,7 +3,6 @@
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from fastapi import Response
 from pydantic import Field
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
@@ -145,7 +144,7 @@ def create_key(body: KeyBody, state: StateOf, caller: Operator) -> NewKeyView:
 
 
 @router.delete("/keys/{id}", status_code=204, summary="Revoke an API key", responses=refusals(404, 409))
-def revoke_key(id: str, state: StateOf, caller: Operator) -> Response:
+def revoke_key(id: str, state: StateOf, caller: Operator) -> None:
     """Revokes a key immediately. The last operator's key cannot be revoked."""
     with state.transaction() as session:
         # Lock all operators' keys, so that two concurrent requests cannot revoke the last two.
@@ -163,7 +162,6 @@ def revoke_key(id: str, state: StateOf, caller: Operator) -> Response:
         if row.revoked_at is None:
             row.revoked_at = func.now()
             write_audit(session, caller, "key.revoke", id, tenant=row.tenant)
-    return Response(status_code=204)
 
 
 def _ensure_cluster(session: Session, machine: str) -> None:

@@ -2,7 +2,6 @@
 
 from datetime import datetime
 
-from fastapi import Response
 from pydantic import Field
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
@@ -79,7 +78,7 @@ def put_secret(name: str, secret: Name, body: SecretBody, state: StateOf, caller
 
 
 @router.delete("/{secret}", status_code=204, summary="Delete a secret", responses=refusals(404))
-def delete_secret(name: str, secret: str, state: StateOf, caller: Submitter) -> Response:
+def delete_secret(name: str, secret: str, state: StateOf, caller: Submitter) -> None:
     """Deletes a secret. Later attempts of workloads that name it cannot start until it exists again."""
     caller.require_tenant(name)
     with state.transaction() as session:
@@ -87,7 +86,6 @@ def delete_secret(name: str, secret: str, state: StateOf, caller: Submitter) -> 
         if session.execute(gone).first() is None:
             raise not_found(f"secret of tenant {name}", secret)
         write_audit(session, caller, "secret.delete", f"{name}/{secret}", tenant=name)
-    return Response(status_code=204)
 
 
 def _require_room(session: Session, tenant: str, most: int) -> None:

@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-from fastapi import Response
 from pydantic import Field
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
@@ -100,7 +99,7 @@ def put_tenant(name: Name, body: TenantBody, state: StateOf, caller: Operator) -
 
 
 @router.delete("/{name}", status_code=204, summary="Delete a tenant", responses=refusals(404, 409))
-def delete_tenant(name: str, state: StateOf, caller: Operator) -> Response:
+def delete_tenant(name: str, state: StateOf, caller: Operator) -> None:
     """Deletes a tenant with its secrets and archives. Refused while it has workloads or valid keys."""
     with state.transaction() as session:
         row = existing(session, Tenant, name, "tenant")
@@ -116,7 +115,6 @@ def delete_tenant(name: str, state: StateOf, caller: Operator) -> Response:
         session.delete(row)
         write_audit(session, caller, "tenant.delete", name, tenant=name)
         outbox.wake_scheduler(session)
-    return Response(status_code=204)
 
 
 def _used(session: Session) -> dict[str, ResourcesView]:
