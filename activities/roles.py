@@ -20,7 +20,6 @@ from activities.data.buckets import BucketCheck
 from activities.data.copies import CopyActivities
 from activities.data.moves import MoveActivities
 from activities.data.placement_runs import PlacementRunActivities
-from activities.data.placement_schedule import set_schedule
 from activities.data.removal import RemovalActivities
 from activities.data.scrub import ScrubActivities
 from activities.lifecycle.credits import Credits
@@ -30,7 +29,7 @@ from activities.lifecycle.launch import LaunchActivities
 from activities.lifecycle.machines import MachineActivities
 from activities.lifecycle.progress import ProgressReader
 from activities.lifecycle.reconcile import Reconciler
-from activities.lifecycle.singletons import keep_singletons
+from activities.lifecycle.singletons import keep_singletons, set_schedule
 from activities.lifecycle.workloads import WorkloadActivities
 from activities.reclaim.pacing import Pacer
 from activities.scheduling.auction import AuctionActivities
@@ -43,7 +42,7 @@ from capacity.provider import Provider
 from capacity.providers.registry import check_providers, open_providers
 from domain import ids
 from domain.version import BUILD_ID
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError

@@ -33,9 +33,9 @@ from agent.task_readiness import Readiness
 from agent.task_watch import TaskWatch, next_look, notify, still_running
 from agent.tasks import RunFolder, TaskState
 from domain.blame import LaunchError
-from domain.protocol import (
+from domain.protocol.activities import Activity
+from domain.protocol.machines import (
     DETACHED,
-    Activity,
     Attend,
     NodeOutcome,
     NodePrepared,

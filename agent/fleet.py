@@ -20,7 +20,7 @@ from agent.config import AgentConfig
 from agent.host import run_agent
 from agent.processes import kill_until_gone, with_run_ids
 from agent.state import POWERED_OFF, StateFolder
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.liveness_pipe import LOOP, REPORT_INTERVAL_S, LivenessListener, LivenessReporter
 from infra.process_exit import end_process, stop_signals
 

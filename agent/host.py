@@ -29,9 +29,9 @@ from agent.staging import Stager
 from agent.state import CONFIG, AttemptFolder, StateFolder
 from agent.tasks import TaskState
 from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id
-from domain.protocol import Hello
+from domain.protocol.machines import Hello
 from domain.version import BUILD_ID
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.errors import ConfigurationError
 from infra.liveness_pipe import LivenessReporter
 from infra.process_exit import stop_signals

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from agent.records import publish
 from agent.state import StateFolder
 from agent.tasks import RunFolder
-from domain.protocol import Pace
+from domain.protocol.machines import Pace
 from mizzen.cadence.interval_file import MAX_INTERVAL_S, MIN_INTERVAL_S, SiteInterval, parse
 
 _log = logging.getLogger(__name__)

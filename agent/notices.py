@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 
 from agent.config import DETECT
-from domain.protocol import MachineNotice
+from domain.protocol.machines import MachineNotice
 from domain.task_reports import NoticeReport
 from mizzen.cadence import PLATFORMS as PRIORS
 from mizzen.cadence.interruptions import OF_NOTICES

@@ -20,7 +20,7 @@ from agent.state import AttemptFolder, StateFolder
 from agent.task_readiness import never_ready
 from agent.tasks import ReportedExit, RunFolder
 from domain.launch import LaunchDescription
-from domain.protocol import NodeOutcome, TaskExit
+from domain.protocol.machines import NodeOutcome, TaskExit
 from domain.task_reports import OWNER, LeftFiles, NoticeReport
 from mizzen.notices import Kind
 

@@ -14,7 +14,7 @@ from agent.progress import NoticeReader, read_progress
 from agent.staging import StagedAttempt
 from agent.task_readiness import Readiness
 from agent.tasks import RunFolder, TaskState
-from domain.protocol import NodeHeartbeat
+from domain.protocol.machines import NodeHeartbeat
 from domain.task_reports import TaskProgress
 from infra.pidfds import first_end
 

@@ -15,7 +15,7 @@ from api.state import ApiState
 from api.streams import events, logs
 from api.workloads import actions, queue, routes
 from domain.version import VERSION
-from infra.config import Settings
+from infra.config.settings import Settings
 
 _ROUTERS = (
     routes.router, actions.router, queue.router, events.router, logs.router, tenants.router, secrets.router,

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.logins import FailedLogins, address_of
 from api.problems import HttpProblem, ProblemType, not_found, of_database, over_limit
 from api.threads import Threads
-from infra.config import LimitSettings
+from infra.config.services import LimitSettings
 from infra.db.tenants import ApiKey
 from infra.keys import hash_api_key
 from infra.temporal_client import UI_PATH

@@ -22,7 +22,7 @@ from domain.ids import (
     is_read,
     is_table_name,
 )  # fmt: skip
-from infra.config import ApiSettings, LimitSettings
+from infra.config.services import ApiSettings, LimitSettings
 
 MAX_TEXT = 256
 _LINGER_BYTES = 32 << 20

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.logins import network_of_text
 from api.problems import HttpProblem, LimitView, ProblemType, over_limit
-from infra.config import LimitSettings
+from infra.config.services import LimitSettings
 
 _MESSAGE = b"no whole request came in time"
 _SPARE = 64

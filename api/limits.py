@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.auth import Caller, caller_of
 from api.problems import HttpProblem, over_limit
 from domain.token_bucket import TokenBucket
-from infra.config import LimitSettings
+from infra.config.services import LimitSettings
 
 _ADMITTED = "mizzen.admitted"
 

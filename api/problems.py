@@ -6,13 +6,14 @@ import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
@@ -27,6 +28,7 @@ MAX_ERRORS = 100
 _MAX_SHOWN = 200
 _REFUSED = "mizzen.refused"
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class ProblemType(StrEnum):
@@ -181,6 +183,18 @@ def not_found(what: str, name: str, *, is_hidden: bool = False) -> HttpProblem:
     problem = HttpProblem(ProblemType.NOT_FOUND, f"there is no {what} {shown(name)!r}")
     problem.is_hidden = is_hidden
     return problem
+
+
+def existing(session: Session, model: type[T], key: str | tuple[str, ...], what: str, *, lock: bool = False) -> T:
+    """Returns the row with this primary key, with its row lock if `lock`.
+
+    Raises:
+        HttpProblem: 404, there is no `what` with this name.
+    """
+    row = session.get(model, key, with_for_update=lock)
+    if row is None:
+        raise not_found(what, key if isinstance(key, str) else "/".join(key))
+    return row
 
 
 def is_refusal(scope: Scope) -> bool:

@@ -7,6 +7,7 @@ validated when it was constructed.
 import inspect
 from collections.abc import Callable
 from functools import partial, wraps
+from types import NoneType
 from typing import Any, get_type_hints
 
 from fastapi import APIRouter, Response
@@ -23,19 +24,21 @@ class ViewRoute(APIRoute):
 
 
 def _answering(endpoint: Callable[..., Any], status_code: int) -> Callable[..., Any]:
-    """Wraps `endpoint` so that it returns a complete response.
+    """Wraps `endpoint` so that it returns a complete response: its view, or for the status 204 one without a body.
 
-    Asynchronous endpoints, endpoints that add headers and endpoints that return no view are returned unchanged.
+    Asynchronous endpoints, endpoints that add headers and endpoints that return something else are returned unchanged.
     """
     hints = get_type_hints(endpoint)
     made = hints.pop("return", None)
-    is_view = isinstance(made, type) and issubclass(made, View)
-    if inspect.iscoroutinefunction(endpoint) or not is_view or Response in hints.values():
+    is_complete = isinstance(made, type) and issubclass(made, View | NoneType)
+    if inspect.iscoroutinefunction(endpoint) or not is_complete or Response in hints.values():
         return endpoint
 
     @wraps(endpoint)
     def answer(*args: Any, **kwargs: Any) -> Any:
         view = endpoint(*args, **kwargs)
+        if view is None:
+            return Response(status_code=status_code)
         if type(view) is not made:
             return view
         return Response(view.model_dump_json(by_alias=True), status_code, media_type="application/json")

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.app import create_app
 from api.connections import protocol
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db.migrate import refuse_unknown
 from infra.errors import StackError
 from infra.master_key import check_master_key

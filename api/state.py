@@ -19,7 +19,7 @@ from api.refusals import Recorder
 from api.streams.hub import Hub
 from api.threads import Threads
 from api.workloads.queue_limit import QueueLimit
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import published_queue
 from infra.db.session import open_engine, transaction
 from infra.errors import ConfigurationError

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import text
@@ -25,6 +25,11 @@ class View(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True)
+
+    @classmethod
+    def from_row(cls, row: object, **others: Any) -> Self:
+        """Returns the view of a row: the fields in `others`, and for each other field the row's attribute."""
+        return cls(**{name: getattr(row, name) for name in cls.model_fields if name not in others}, **others)
 
 
 class ReasonView(View):

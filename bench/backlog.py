@@ -38,7 +38,8 @@ from temporalio.client import Client as Temporal
 
 from bench import bare
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite
-from infra.config import TemporalSettings, load_settings
+from infra.config.services import TemporalSettings
+from infra.config.settings import load_settings
 from infra.db.logs import Outbox
 from infra.db.models import Machine, Workload
 from infra.db.session import open_engine, transaction

@@ -7,7 +7,7 @@ from datetime import timedelta
 from temporalio import activity, workflow
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.temporal_client import connect
 
 QUEUE = "bench-bare"

@@ -27,7 +27,8 @@ from temporalio.client import Client as Temporal
 
 from bench import bare
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians
-from infra.config import ApiSettings, Settings, TemporalSettings
+from infra.config.services import ApiSettings, TemporalSettings
+from infra.config.settings import Settings
 from infra.db.models import Attempt, Machine, Workload
 from infra.db.session import open_engine, transaction
 from infra.stack.embedded import EmbeddedStack

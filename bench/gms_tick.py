@@ -28,9 +28,10 @@ from activities.scheduling.scheduler_state import SchedulerState
 from bench import queues
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians, seconds
 from bench.postgres import postgres
-from domain.protocol import AwardRequest, BidRequest
+from domain.protocol.scheduling import AwardRequest, BidRequest
 from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
-from infra.config import SchedulerSettings, Settings
+from infra.config.scheduling import SchedulerSettings
+from infra.config.settings import Settings
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine, transaction
 

@@ -36,7 +36,7 @@ from agent.host import serve
 from bench import backlog
 from bench.harness import InvalidBenchmark
 from domain.ids import machine_id
-from domain.protocol import Activity
+from domain.protocol.activities import Activity
 from infra.db.models import Machine, Workload
 from infra.payloads import DATA_CONVERTER
 

@@ -21,7 +21,7 @@ from sqlalchemy import select
 from agent.fleet import power_off
 from bench import backlog
 from bench.harness import Bench, Figure, Line, Suite
-from infra.config import LifecycleSettings
+from infra.config.scheduling import LifecycleSettings
 from infra.db.models import Machine
 from server.agents import machine_state_dir
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from domain.ids import partition_read, split_read
-from domain.instance import Homes, InstanceRegion, PlacedTable, RecurringJob, TetrisInstance, job_region
-from domain.reads import Reads
+from domain.instance import Homes, InstanceRegion, PlacedTable, Reads, RecurringJob, TetrisInstance, job_region
 
 
 @dataclass(frozen=True, slots=True)

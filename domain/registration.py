@@ -5,7 +5,7 @@ import math
 
 from domain.addresses import HOST_RULE, is_host
 from domain.ids import RUN_RULE, is_run
-from domain.protocol import MAX_RUNS, Hello
+from domain.protocol.machines import MAX_RUNS, Hello
 from domain.slots import MAX_SLOTS
 
 MAX_CPUS_MILLI = 10_000_000

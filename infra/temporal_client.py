@@ -7,7 +7,7 @@ from temporalio.client import Client
 from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import DnsLoadBalancingConfig, HttpConnectProxyConfig, RPCError, RPCStatusCode, TLSConfig
 
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.errors import ConfigurationError
 from infra.payloads import DATA_CONVERTER
 

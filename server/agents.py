@@ -18,7 +18,7 @@ from agent.state import StateFolder, make_folder
 from capacity.providers.trace import open_clouds
 from domain.ids import INSTANCE_PREFIX, NAME_RULE, is_name, machine_id
 from domain.units import parse_size_bytes
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.documents import problem_lines
 from infra.errors import ConfigurationError
 from infra.machine_shape import MachineShape

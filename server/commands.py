@@ -17,7 +17,7 @@ from infra.process_exit import end_process
 from server.options import FILE, RunOptions, argument, included, option, takes
 
 if TYPE_CHECKING:
-    from infra.config import Settings
+    from infra.config.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The exit codes that the SDK's command documents.
@@ -67,7 +67,7 @@ def _settings(options: dict[str, Any], **more: Any) -> "Settings":
         "api_key": options.get("temporal_api_key"),
         **more.pop("temporal", {}),
     }
-    from infra.config import load_settings
+    from infra.config.settings import load_settings
 
     return load_settings(options.get("config"), {"database": options.get("database"), "temporal": temporal, **more})
 
@@ -232,7 +232,7 @@ def agents(config: Path, fleet: Path) -> None:
         from server.agents import run_fleet
 
     log_to_stderr()
-    from infra.config import load_settings
+    from infra.config.settings import load_settings
 
     run_command(lambda: run_fleet(load_settings(config), fleet))
 

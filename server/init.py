@@ -6,7 +6,7 @@ import click
 
 from domain.ids import NAME_RULE, is_name
 from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError
 from mizzen.objects.store import open_store

@@ -7,7 +7,7 @@ import click
 
 from capacity.providers.registry import check_providers
 from infra.bootstrap import OPERATOR_KEY_FILE
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.errors import ConfigurationError
 from infra.process_exit import stop_signals
 from infra.stack.embedded import EmbeddedStack

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pydantic import Field, ValidationError
 
 from domain.documents import DocumentPart, LevelKey
-from infra.config import SchedulerSettings
+from infra.config.scheduling import SchedulerSettings
 from infra.documents import problem_lines
 from infra.errors import ConfigurationError
 

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine
 from temporalio.worker._workflow import _WorkflowWorker
 
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine
 from infra.stack.ports import free_port

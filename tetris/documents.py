@@ -22,6 +22,7 @@ from domain.instance import (
     JobKind,
     PlacedTable,
     PlanScore,
+    Reads,
     RecurringJob,
     TetrisInstance,
     Weights,
@@ -29,7 +30,6 @@ from domain.instance import (
 from domain.instance import instance_document as instance_document  # the writer beside the readers
 from domain.patterns import matching
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
-from domain.reads import Reads
 
 T = TypeVar("T", bound=BaseModel)
 _SHOWN = 8

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from domain.ids import split_read
-from domain.reads import Reads
+from domain.instance import Reads
 from tetris.columns import Columns, Floats, Ints, Longs
 
 

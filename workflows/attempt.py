@@ -24,13 +24,12 @@ with workflow.unsafe.imports_passed_through():
     from domain.lifecycle.gangs import GangEnd, LaunchFailure
     from domain.lifecycle.launch_limits import is_only_launch
     from domain.phases import Phase
-    from domain.protocol import (
-        Activity,
+    from domain.protocol.activities import Activity
+    from domain.protocol.mail import Mail, MailKind
+    from domain.protocol.workloads import (
         CheckpointCopy,
         FlushedRequest,
         LaunchPlan,
-        Mail,
-        MailKind,
         StageRequest,
         TransitionRequest,
         WorkloadInput,

@@ -11,7 +11,8 @@ from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
-    from domain.protocol import Activity, NodeOutcome, StopNode
+    from domain.protocol.activities import Activity
+    from domain.protocol.machines import NodeOutcome, StopNode
     from domain.search_attributes import ATTEMPT, PHASE, PRIORITY, REASON, REGION
 
 T = TypeVar("T")

@@ -15,17 +15,9 @@ with workflow.unsafe.imports_passed_through():
     from domain.blame import Blame, LaunchError, verdict
     from domain.lifecycle.gangs import GangEnd, LaunchFailure, TaskFailure
     from domain.lifecycle.launch_limits import LONGEST_S
-    from domain.protocol import (
-        Activity,
-        LaunchPlan,
-        NodeLaunch,
-        NodeOutcome,
-        NodePrepared,
-        PrepareNode,
-        RunNode,
-        StopNode,
-        TaskExit,
-    )
+    from domain.protocol.activities import Activity
+    from domain.protocol.machines import NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode, TaskExit
+    from domain.protocol.workloads import LaunchPlan, NodeLaunch
     from domain.reasons import Reason, ReasonCode
     from domain.task_reports import OWNER, TaskProgress
     from workflows.effects import give_up, stop_node

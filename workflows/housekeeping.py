@@ -7,7 +7,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from domain.protocol import Activity
+    from domain.protocol.activities import Activity
 
 ROUNDS = 500
 """The workflow continues as new after this many rounds."""

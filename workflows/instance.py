@@ -15,7 +15,8 @@ with workflow.unsafe.imports_passed_through():
         InstancePhase,
         InstanceStep,
     )
-    from domain.protocol import Activity, InstanceFacts, InstanceInput, InstanceMove, InstanceRef
+    from domain.protocol.activities import Activity
+    from domain.protocol.instances import InstanceFacts, InstanceInput, InstanceMove, InstanceRef
     from workflows.effects import give_up, record
 
 _ASKS_S = 120.0

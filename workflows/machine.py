@@ -13,7 +13,8 @@ from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
-    from domain.protocol import DETACHED, Activity, Attend, Hello, MachineNotice, Pace, ProveKey, StopNode, Welcome
+    from domain.protocol.activities import Activity
+    from domain.protocol.machines import DETACHED, Attend, Hello, MachineNotice, Pace, ProveKey, StopNode, Welcome
     from domain.task_reports import OWNER
     from workflows.effects import give_up, record, stop_node, type_of
 

@@ -10,7 +10,8 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from domain.lifecycle.endings import STOPS_EARLY
-    from domain.protocol import Mail, MailKind, WorkloadInput
+    from domain.protocol.mail import Mail, MailKind
+    from domain.protocol.workloads import WorkloadInput
     from domain.reasons import ReasonCode
     from workflows.effects import give_up
 

@@ -9,7 +9,8 @@ from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from domain.placement_runs import MoveOrder, MoveRef, NextMove, PlacementRunRef, PlacementRunTicket
-    from domain.protocol import NIGHTLY, Activity, ReplicateTable
+    from domain.protocol.activities import Activity
+    from domain.protocol.data import NIGHTLY, ReplicateTable
     from workflows.effects import give_up, on_region, record
 
 LONG_HISTORY_EVENTS = 10_000

@@ -10,8 +10,8 @@ from temporalio.exceptions import ActivityError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
-    from domain.protocol import (
-        Activity,
+    from domain.protocol.activities import Activity
+    from domain.protocol.scheduling import (
         AwardRequest,
         AwardResult,
         BidRequest,

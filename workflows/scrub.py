@@ -7,7 +7,8 @@ from datetime import timedelta
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from domain.protocol import Activity, Scrub
+    from domain.protocol.activities import Activity
+    from domain.protocol.data import Scrub
     from workflows.effects import on_region
 
 ROUNDS = 500

@@ -5,7 +5,8 @@ from datetime import timedelta
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from domain.protocol import Activity, ServiceRef, ServiceStep
+    from domain.protocol.activities import Activity
+    from domain.protocol.services import ServiceRef, ServiceStep
     from workflows.effects import record
 
 LONG_HISTORY_EVENTS = 2000

@@ -18,7 +18,8 @@ with workflow.unsafe.imports_passed_through():
     )
     from domain.lifecycle.gangs import GangEnd, LaunchFailure
     from domain.lifecycle.suspicion import NONE, Suspicion, doubt
-    from domain.protocol import LaunchPlan, Mail, WorkloadInput
+    from domain.protocol.mail import Mail
+    from domain.protocol.workloads import LaunchPlan, WorkloadInput
 
 
 class Verdicts:

@@ -9,7 +9,9 @@ with workflow.unsafe.imports_passed_through():
     from domain.lifecycle.attempts import FIRST, Step
     from domain.lifecycle.endings import Ending, code_of, final, stopped_early, unless_completed
     from domain.phases import TERMINAL_PHASES, Phase
-    from domain.protocol import TASKS_MAY_RUN, Activity, Mail, MailKind, ReleaseRequest, WorkloadInput
+    from domain.protocol.activities import Activity
+    from domain.protocol.mail import Mail, MailKind
+    from domain.protocol.workloads import TASKS_MAY_RUN, ReleaseRequest, WorkloadInput
     from domain.reasons import ReasonCode
     from workflows.attempt import AttemptRun, transition
     from workflows.effects import record, show_in_temporal, type_of

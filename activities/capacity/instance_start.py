@@ -6,8 +6,8 @@ from temporalio.client import Client
 from activities.workflow_start import ensure_workflow
 from domain import ids
 from domain.lifecycle.instances import LATEST_INSTANCES
-from domain.protocol import InstanceInput
-from infra.config import CapacitySettings
+from domain.protocol.instances import InstanceInput
+from infra.config.scheduling import CapacitySettings
 from infra.db.capacity import InstanceRow
 
 

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from activities.capacity.refusals import record_refusal, refusal_reason
-from activities.capacity.tokens import join_token
+from activities.capacity.join_admission import join_token
+from activities.capacity.ledger import record_refusal, refusal_reason
 from activities.heartbeat import heartbeating
 from activities.lifecycle import handover
 from activities.lifecycle.machines import lose
@@ -21,9 +21,10 @@ from capacity.provider import LaunchRefused, LaunchRequest, Provider, ProviderUn
 from domain.capacity import CapacityKind
 from domain.ids import machine_id
 from domain.lifecycle.instances import NEXT_INSTANCE_PHASES, InstanceEvent, InstancePhase
-from domain.protocol import Activity, InstanceFacts, InstanceMove, InstanceRef
+from domain.protocol.activities import Activity
+from domain.protocol.instances import InstanceFacts, InstanceMove, InstanceRef
 from domain.reasons import Reason, ReasonCode
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import events, outbox
 from infra.db.capacity import InstanceRow, LaunchRefusal
 from infra.db.drains import drain

@@ -1,19 +1,33 @@
 """Admission of launched machines: the first hello of such a machine must contain the join token of its instance."""
 
+import hashlib
 import hmac
 import logging
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from activities.capacity.tokens import join_token
 from domain.ids import machine_id
-from domain.protocol import Hello
-from infra.config import Settings
+from domain.protocol.machines import Hello
+from infra.config.settings import Settings
 from infra.db import outbox
 from infra.db.capacity import InstanceRow
 from infra.db.models import Machine
+from infra.keys import load_master_key
+
+
+def join_token(master_key: Path, instance: str) -> str:
+    """Returns the join token of an instance. It is derived from the installation's master key and is not stored.
+
+    So a launch that is repeated after a crash gives the machine the same token.
+
+    Raises:
+        ConfigurationError: this machine has no master key.
+    """
+    return hmac.new(load_master_key(master_key), f"join token {instance}".encode(), hashlib.sha256).hexdigest()
+
 
 _log = logging.getLogger(__name__)
 

@@ -17,20 +17,19 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.capacity.pools import Pools
 from activities.leader import Leader, lead
-from activities.lifecycle.suspects import Suspects
-from activities.lifecycle.unattended import Unattended
+from activities.lifecycle.unattended import Suspects, Unattended
 from capacity.auditing import LedgerDifferences, LedgerEntry, compare
 from capacity.offers import Offer
 from capacity.provider import FoundMachine, Provider, ProviderUnavailable
 from capacity.providers.registry import STATIC
 from domain import ids
 from domain.reasons import Reason, ReasonCode
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import events, outbox
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.models import Allocation, Cluster, Machine
 from infra.db.services import ServiceRow
-from infra.db.session import in_thread, transaction
+from infra.db.session import in_db, in_thread, transaction
 
 _log = logging.getLogger(__name__)
 
@@ -55,8 +54,10 @@ class PoolKeeper:
         self._without_owner = {name: Suspects(patience_s) for name in providers}
         self._missing = {name: Suspects(patience_s) for name in providers}
         own_s = settings.reconcile.disagree_s
-        self._instances = Unattended(client, "InstanceWorkflow", ids.instance_workflow_id, self._live_instances, own_s)
-        self._services = Unattended(client, "ServiceWorkflow", ids.service_workflow_id, self._live_services, own_s)
+        instances = select(InstanceRow.id).where(InstanceRow.gone_at.is_(None))
+        self._instances = Unattended(engine, client, "InstanceWorkflow", ids.instance_workflow_id, instances, own_s)
+        services = select(ServiceRow.id).where(ServiceRow.ended_at.is_(None))
+        self._services = Unattended(engine, client, "ServiceWorkflow", ids.service_workflow_id, services, own_s)
         self._pools = Pools(engine, settings)
 
     async def run(self) -> None:
@@ -158,22 +159,10 @@ class PoolKeeper:
     async def _start_missing_workflows(self) -> None:
         for instance in await self._instances.find():
             _log.warning("instance %s has no workflow; starting a new one", instance)
-            await in_thread(self._tell, outbox.instance, instance)
+            await in_db(self._engine, outbox.instance, instance)
         for service in await self._services.find():
             _log.warning("service %s has no workflow; starting a new one", service)
-            await in_thread(self._tell, outbox.service, service)
-
-    def _live_instances(self) -> Sequence[str]:
-        with transaction(self._engine) as session:
-            return session.scalars(select(InstanceRow.id).where(InstanceRow.gone_at.is_(None))).all()
-
-    def _live_services(self) -> Sequence[str]:
-        with transaction(self._engine) as session:
-            return session.scalars(select(ServiceRow.id).where(ServiceRow.ended_at.is_(None))).all()
-
-    def _tell(self, send: Callable[[Session, str], None], id_: str) -> None:
-        with transaction(self._engine) as session:
-            send(session, id_)
+            await in_db(self._engine, outbox.service, service)
 
     # ------------------------------------------------------------------------------------------------------- machines
 

@@ -1,15 +1,16 @@
-"""Entries of the ledger of instances, for pools and for services: requests, ends, and recent refusals."""
+"""Entries of the ledger of instances, for pools and for services: requests, ends, and refused launches."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from sqlalchemy import func, select, text
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from activities.capacity.refusals import refusal_reason
 from capacity.offers import Offer, OfferKey
+from capacity.provider import LaunchRefused, Refusal
 from domain import ids
-from domain.reasons import Reason
+from domain.reasons import Reason, ReasonCode, in_words
 from infra.db import outbox
 from infra.db.capacity import InstanceRow, LaunchRefusal
 
@@ -67,3 +68,39 @@ def recently_refused(session: Session, pause_s: float) -> dict[OfferKey, Reason]
         (row.provider, row.zone, row.kind, row.machine_type): refusal_reason(row, row.at.timestamp() + pause_s)
         for row in rows
     }
+
+
+_CODES = {
+    Refusal.CAPACITY.value: ReasonCode.CAPACITY_REFUSED,
+    Refusal.QUOTA.value: ReasonCode.PROVIDER_QUOTA,
+    Refusal.REQUEST.value: ReasonCode.LAUNCH_REQUEST_REFUSED,
+}
+
+
+def record_refusal(session: Session, instance: str, offer: Offer, refused: LaunchRefused) -> None:
+    """Writes that a provider refused to launch an instance. Idempotent."""
+    session.execute(
+        insert(LaunchRefusal)
+        .values(
+            instance=instance,
+            provider=offer.provider,
+            region=offer.region,
+            zone=offer.zone,
+            kind=offer.kind.value,
+            machine_type=offer.shape.machine_type,
+            refusal=refused.refusal.value,
+            words=refused.words,
+        )
+        .on_conflict_do_nothing()
+    )
+
+
+def refusal_reason(row: LaunchRefusal, retry_at_s: float | None = None) -> Reason:
+    """Returns the reason for a refused launch, with the provider's error message, and when the offer is tried again."""
+    detail = {
+        "provider": row.provider, "zone": row.zone, "kind": row.kind, "machine_type": row.machine_type,
+        "words": row.words,
+    }  # fmt: skip
+    if retry_at_s is not None:
+        detail["retry_at"] = in_words(retry_at_s)
+    return Reason(_CODES[row.refusal], detail)

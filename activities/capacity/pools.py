@@ -1,4 +1,6 @@
-"""Sizing of pools: requests the instances that a pool lacks, and ends surplus instances."""
+"""Sizing of pools: finds the workloads that wait only for machines, requests the instances that a pool lacks,
+and ends surplus instances.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,18 +10,20 @@ from sqlalchemy.orm import Session
 
 from activities.capacity.clusters import make_cluster, set_prices
 from activities.capacity.ledger import add_instance, recently_refused, tell_to_end
-from activities.capacity.shortages import read_shortages
 from capacity.offers import Offer, OfferKey, Shape
 from capacity.pools import Changes, Instance, Pool, PoolKey, cluster_of
 from capacity.rounds import plan_round
-from capacity.scaling import Claims
+from capacity.scaling import MOST_SHORTAGES, Claims, Shortage
 from domain.capacity import CapacityKind
+from domain.demand import demand_of
 from domain.lifecycle.instances import InstancePhase
+from domain.phases import QUEUED_PHASES
 from domain.reasons import Reason, ReasonCode
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import published_queue
 from infra.db.capacity import InstanceRow, PoolRow
-from infra.db.models import Allocation, Machine
+from infra.db.logs import Waiting
+from infra.db.models import Allocation, Machine, Workload
 from infra.db.session import transaction
 
 
@@ -151,3 +155,43 @@ def _keep_prices(session: Session, offers: Sequence[Offer]) -> None:
             found.setdefault((region, cluster), []).append(offer)
     for (region, cluster), own in sorted(found.items()):
         set_prices(session, region, cluster, own)
+
+
+_FOR_WANT_OF_MACHINES = {
+    ReasonCode.INSUFFICIENT_CAPACITY.value,
+    ReasonCode.NO_HARDWARE.value,
+    ReasonCode.REFUSED_LIKE.value,
+}
+
+
+def read_shortages(session: Session, queue: published_queue.Newest) -> list[Shortage]:
+    """Returns the workloads for which no region has room, in queue order.
+
+    Workloads that are held or over-quota are left out. A region is listed only if it lacks nothing but machines: a
+    region that does not answer, or that lacks the workload's data, is left out.
+    """
+    newest = queue.load(session)
+    rows = session.execute(
+        select(Workload.id, Workload.ask, Waiting.reasons)
+        .join(Waiting, Waiting.workload == Workload.id)
+        .where(Workload.phase.in_(sorted(QUEUED_PHASES)), Workload.finished_at.is_(None), Workload.held_by.is_(None))
+    ).all()
+    entries = newest.find_all([row.id for row in rows])
+    ranked = sorted(
+        (entries[row.id].position, row) for row in rows if row.id in entries and not entries[row.id].over_quota
+    )
+    out = []
+    for _, row in ranked[:MOST_SHORTAGES]:
+        regions = _regions(row.reasons)
+        if regions and row.ask is not None:
+            out.append(Shortage(row.id, demand_of(row.ask).jobs, regions))
+    return out
+
+
+def _regions(body: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the regions that lack only machines."""
+    codes: dict[str, set[str]] = {}
+    for reason in body.get("reasons", ()):
+        if (region := (reason.get("detail") or {}).get("region")) is not None:
+            codes.setdefault(region, set()).add(reason["code"])
+    return frozenset(region for region, found in codes.items() if found <= _FOR_WANT_OF_MACHINES)

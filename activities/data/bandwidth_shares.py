@@ -2,8 +2,8 @@
 
 import threading
 
-from domain.protocol import NIGHTLY, ON_DEMAND
-from infra.config import CopySettings
+from domain.protocol.data import NIGHTLY, ON_DEMAND
+from infra.config.data import CopySettings
 from mizzen.objects.bandwidth import Bandwidth, BandwidthShare
 
 _links: dict[tuple[str, str, CopySettings], dict[str, BandwidthShare]] = {}

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from domain import ids
 from gms.auction.silence import ProbeBackoff
-from infra.config import BucketSettings
+from infra.config.scheduling import BucketSettings
 from infra.db.buckets import BucketState, bucket_states, publish_bucket
 from infra.db.models import Region
 from infra.db.session import transaction

@@ -10,8 +10,10 @@ from activities.data.replicas import ReplicaCompletion
 from activities.heartbeat import heartbeating
 from activities.lifecycle.staging import failures_shown
 from domain import ids
-from domain.protocol import ON_DEMAND, Activity, CheckpointCopy, ReplicateTable
-from infra.config import Settings
+from domain.protocol.activities import Activity
+from domain.protocol.data import ON_DEMAND, ReplicateTable
+from domain.protocol.workloads import CheckpointCopy
+from infra.config.settings import Settings
 from infra.db.models import Region
 from infra.db.session import transaction
 from mizzen.checkpoint.root_copy import copy_committed, fence

@@ -8,8 +8,8 @@ from temporalio import activity
 
 from activities.data.placement_moves import give_up
 from domain.placement_runs import MoveOrder, MoveRef, NextMove
-from domain.protocol import Activity
-from infra.config import Settings
+from domain.protocol.activities import Activity
+from infra.config.settings import Settings
 from infra.db import events, integrity, outbox
 from infra.db.catalogue import StorageFull, drop_replica, lacking, no_room, want_partitions, want_replica
 from infra.db.models import Region

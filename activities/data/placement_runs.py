@@ -2,9 +2,14 @@
 moves.
 """
 
+import contextlib
 import json
 import logging
-from collections.abc import Callable
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -16,13 +21,13 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.data.placement_moves import droppable_replicas, moves_of, tidy
-from activities.data.search_process import searched
 from activities.heartbeat import heartbeating
 from domain import ids
+from domain.instance import Reads, TetrisInstance, reads_document
 from domain.placement_runs import PlacementRunRef, PlacementRunTicket
-from domain.protocol import Activity
-from domain.reads import Reads
-from infra.config import Settings
+from domain.protocol.activities import Activity
+from infra import children
+from infra.config.settings import Settings
 from infra.db import events
 from infra.db.datacenters import assign_partitions, gather_datacenters
 from infra.db.models import Datacenter, Region
@@ -39,7 +44,10 @@ from infra.db.placement_runs import (
 from infra.db.reads import partial_reads
 from infra.db.session import transaction
 from infra.errors import CatalogueError
+from infra.stack.supervisor import dies_with_parent
 from mizzen.objects.store import ObjectStore, open_store
+from tetris.columns import Columns
+from tetris.folders import write_folder
 
 _log = logging.getLogger(__name__)
 _ROWS = 5000
@@ -211,3 +219,68 @@ def forget_placement_run(store: ObjectStore, engine: Engine, placement_run: str)
         store.delete(info.key)
     with transaction(engine) as session:
         session.execute(delete(PlacementRun).where(PlacementRun.id == placement_run))
+
+
+_LOOK_S = 1.0
+_LAST_LINES = 20
+_SAID_CHARACTERS = 2000
+
+
+@contextlib.contextmanager
+def searched(
+    instance: TetrisInstance,
+    reads: Reads,
+    request: Mapping[str, Any],
+    store: ObjectStore,
+    prefix: str,
+    tell: Callable[[str], None],
+) -> Iterator[Path]:
+    """Runs the search and yields the folder with its result. All files are also stored under `prefix` in the store.
+
+    `tell` is called with the progress of the search.
+
+    Raises:
+        ApplicationError: the search failed; the message contains the end of its error output.
+    """
+    with tempfile.TemporaryDirectory(prefix="mizzen-search-") as name:
+        folder = Path(name)
+        write_folder(Columns.of(instance), folder / "instance")
+        (folder / "reads.json").write_text(json.dumps(reads_document(reads)))
+        (folder / "request.json").write_text(json.dumps(request))
+        _solve(folder, tell)
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            store.put(prefix + str(path.relative_to(folder)), path.read_bytes())
+        yield folder
+
+
+def _solve(folder: Path, tell: Callable[[str], None]) -> None:
+    """Runs `python -m tetris` and reports its progress. Kills it if the activity is cancelled."""
+    command = [*dies_with_parent("KILL"), *children.python("-m", "tetris", str(folder))]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=children.environment()
+    ) as process:
+        far = ["starting"]
+        told: deque[str] = deque(maxlen=_LAST_LINES)
+        readers = [
+            threading.Thread(target=take, args=(stream,), daemon=True)
+            for take, stream in ((lambda lines: _newest(lines, far), process.stdout), (told.extend, process.stderr))
+        ]
+        for reader in readers:
+            reader.start()
+        try:
+            while process.poll() is None:
+                tell(far[0])
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_S)
+        finally:
+            process.kill()
+            for reader in readers:
+                reader.join()
+    if process.returncode != 0:
+        said = "".join(told).strip()[-_SAID_CHARACTERS:]
+        raise ApplicationError(f"the search failed with exit code {process.returncode}: {said}", type="SearchFailed")
+
+
+def _newest(lines: Iterable[str], far: list[str]) -> None:
+    for line in lines:
+        far[0] = line.strip()

@@ -24,7 +24,7 @@ from activities.heartbeat import heartbeating
 from activities.lifecycle.dispatch import start_scrub
 from activities.rounds import HOUSEKEEPING_LATE_S, RoundLog
 from domain import ids
-from domain.protocol import Activity
+from domain.protocol.activities import Activity
 from infra.db import events, integrity, outbox
 from infra.db.models import Attempt, Region, Workload
 from infra.db.placement_runs import PlacementMove, PlacementRun

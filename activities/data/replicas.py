@@ -18,8 +18,8 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from activities.data.bandwidth_shares import share
 from activities.data.partitions import WrongPartition, bring
 from activities.data.verification import Reading, Verifier, bucket_of
-from domain.protocol import NIGHTLY, ReplicateTable
-from infra.config import Settings
+from domain.protocol.data import NIGHTLY, ReplicateTable
+from infra.config.settings import Settings
 from infra.db import events, integrity, outbox
 from infra.db.catalogue import held_bytes, lacking
 from infra.db.placement_runs import home_move_began

@@ -10,8 +10,9 @@ from temporalio.exceptions import CancelledError
 from activities.data.verification import OutOfTime, Reading, Verifier
 from activities.heartbeat import heartbeating
 from activities.rounds import RoundLog
-from domain.protocol import Activity, Scrub
-from infra.config import Settings
+from domain.protocol.activities import Activity
+from domain.protocol.data import Scrub
+from infra.config.settings import Settings
 from infra.db import integrity, outbox
 from infra.db.rounds import verification_of
 from infra.db.session import transaction

@@ -14,7 +14,8 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from domain import ids
-from domain.protocol import Activity, NodeHeartbeat
+from domain.protocol.activities import Activity
+from domain.protocol.machines import NodeHeartbeat
 from domain.slots import machines_of_tasks
 from domain.task_reports import TaskProgress
 

@@ -2,16 +2,15 @@
 
 import time
 from dataclasses import dataclass
-from functools import partial
 
 from sqlalchemy import Engine, text
 
 from activities.leader import Leader, lead
 from domain import ids
 from domain.lifecycle.credit import Earned
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db.models import Attempt
-from infra.db.session import in_thread, transaction
+from infra.db.session import in_db, in_thread, transaction
 from mizzen.checkpoint import list_committed
 
 _ROUNDS = 6
@@ -46,17 +45,13 @@ class Credits:
     async def round(self) -> None:
         """Looks once for each checkpoint that was not found yet. A store that fails does not keep the others."""
         failed: Exception | None = None
-        for due in await in_thread(self._due):
+        for row in await in_db(self._engine, lambda session: session.execute(_DUE).all()):
             try:
-                await in_thread(partial(self._look, due))
+                await in_thread(self._look, _Due(*row))
             except Exception as error:
                 failed = error
         if failed is not None:
             raise failed
-
-    def _due(self) -> list[_Due]:
-        with transaction(self._engine) as session:
-            return [_Due(*row) for row in session.execute(_DUE)]
 
     def _look(self, due: _Due) -> None:
         found = list_committed(f"{due.url.rstrip('/')}/{ids.checkpoint_prefix(due.workload)}")

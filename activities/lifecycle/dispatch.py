@@ -18,16 +18,18 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.capacity.instance_start import read_instance, start_instance
-from activities.lifecycle.workload_start import Start, read_start, start_workflow
+from activities.lifecycle.workload_start import read_start, start_workflow
 from activities.scheduling.pace import LoopPace
 from activities.workflow_start import ensure_workflow
 from domain import ids
-from domain.protocol import ON_DEMAND, InstanceInput, Mail, MailKind, ReplicateTable, Scrub, ServiceRef
-from infra.config import CapacitySettings, SchedulerSettings
+from domain.protocol.data import ON_DEMAND, ReplicateTable, Scrub
+from domain.protocol.mail import Mail, MailKind
+from domain.protocol.services import ServiceRef
+from infra.config.scheduling import CapacitySettings, SchedulerSettings
 from infra.db.logs import Outbox
 from infra.db.notifications import notified
 from infra.db.outbox import CHANNEL
-from infra.db.session import in_thread, transaction
+from infra.db.session import in_db, in_thread, transaction
 
 _log = logging.getLogger(__name__)
 _BATCH = 200
@@ -236,12 +238,8 @@ class Dispatcher:
 
         The workflow starts from the current state in Postgres, which may be newer than the mail.
         """
-        start = await in_thread(self._read_start, workload)
+        start = await in_db(self._engine, read_start, workload)
         return None if start is None else await start_workflow(self._client, start)
-
-    def _read_start(self, workload: str) -> Start | None:
-        with transaction(self._engine) as session:
-            return read_start(session, workload)
 
     async def _mail(self, workload: str, mail: Mail) -> None:
         # A workload that was never placed has no workflow. The first award starts it, with its attempt placed.
@@ -271,13 +269,9 @@ class Dispatcher:
         await ensure_workflow(self._client, "PlacementRunWorkflow", placement_run, signal="look", summary=summary)
 
     async def _instance(self, instance: str) -> None:
-        start = await in_thread(self._read_instance, instance)
+        start = await in_db(self._engine, read_instance, instance, self._capacity)
         if start is not None:
             await start_instance(self._client, start)
-
-    def _read_instance(self, instance: str) -> InstanceInput | None:
-        with transaction(self._engine) as session:
-            return read_instance(session, instance, self._capacity)
 
     async def _service(self, service: str) -> None:
         """Starts a service's workflow, or signals the running one to decide again.

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from sqlalchemy import Select, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from domain.protocol import MailKind
+from domain.protocol.mail import MailKind
 from infra.db import outbox
 from infra.db.models import Allocation, Attempt, Eviction, Machine
 

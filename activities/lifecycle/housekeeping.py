@@ -1,31 +1,32 @@
-"""Housekeeping: deletes data whose retention time has passed."""
+"""Housekeeping: deletes data whose retention time has passed, and uploads that no workload needs."""
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Engine, delete, exists, func, select, text, update
+from sqlalchemy import Engine, delete, exists, func, select, text, tuple_, update
 from temporalio import activity
 
-from activities.data.archives import delete_archives, forget_archives
 from activities.data.buckets import check_marker, marked_regions
 from activities.data.placement_runs import forget_placement_run, forget_placement_runs
 from activities.heartbeat import heartbeating
 from activities.lifecycle.store_work import Stores, Work
 from activities.rounds import HOUSEKEEPING_LATE_S, RoundLog
 from domain import ids
-from domain.protocol import Activity
-from infra.config import Settings
+from domain.ids import archive_key
+from domain.protocol.activities import Activity
+from infra.config.settings import Settings
 from infra.db import changes
 from infra.db.capacity import InstanceRow
 from infra.db.logs import Audit, Event, Outbox, UsageRun
 from infra.db.models import Attempt, Cluster, Region, Workload
 from infra.db.services import ServiceRequests, ServiceRow
 from infra.db.session import transaction
-from mizzen.objects.store import ObjectStore
+from infra.db.tenants import Archive
+from mizzen.objects import ObjectStore
 
 _EXPIRED_AT_ONCE = 1000
 _KEEP_MAIL_S = 3600.0
@@ -172,3 +173,35 @@ def _delete_objects(store: ObjectStore, workload: str, but: str | None = None) -
 
 def _ago(seconds: float) -> Any:
     return text("now() - make_interval(secs => :s)").bindparams(s=seconds)
+
+
+_AT_ONCE = 100
+
+
+def forget_archives(engine: Engine, keep_s: float) -> set[str]:
+    """Deletes archives that were uploaded more than `keep_s` seconds ago and that no unfinished workload uses.
+
+    Returns the digests of archives that no tenant has any more. Their copies in buckets can be deleted
+    (`delete_archives`); they are written again when needed.
+    """
+    workdir = Workload.spec["workdir"].astext
+    live = (Workload.finished_at.is_(None), Workload.tenant == Archive.tenant, workdir.is_not(None))
+    unused = Archive.sha256.not_in(select(workdir).where(*live))
+    old = text("archive.created_at < now() - make_interval(secs => :s)").bindparams(s=keep_s)
+    with transaction(engine) as session:
+        # The condition is checked again under the row locks: a submission locks the archives that it uses.
+        due = select(Archive.tenant, Archive.sha256).where(old, unused).limit(_AT_ONCE)
+        rows = session.execute(due.with_for_update(skip_locked=True)).all()
+        found = tuple_(Archive.tenant, Archive.sha256).in_([tuple(row) for row in rows])
+        gone = set(session.scalars(delete(Archive).where(found, unused).returning(Archive.sha256)))
+        gone -= set(session.scalars(select(Archive.sha256).where(Archive.sha256.in_(gone))))
+    return gone
+
+
+def delete_archives(store: ObjectStore, engine: Engine, gone: Collection[str]) -> None:
+    """Deletes archives from a bucket. An archive that has been uploaded again since is kept."""
+    with transaction(engine) as session:
+        again = set(session.scalars(select(Archive.sha256).where(Archive.sha256.in_(gone))))
+    for sha256 in sorted(set(gone) - again):
+        if store.size(archive_key(sha256)) is not None:
+            store.delete(archive_key(sha256))

@@ -21,11 +21,12 @@ from activities.lifecycle.staging import bucket_named, failures_shown, is_shown,
 from domain import ids
 from domain.hazard import hazard_per_h
 from domain.launch import CheckpointLaunch, JobLaunch, LaunchDescription, TaskPlace
-from domain.protocol import Activity, LaunchPlan, NodeLaunch, StageRequest
+from domain.protocol.activities import Activity
+from domain.protocol.workloads import LaunchPlan, NodeLaunch, StageRequest
 from domain.reasons import ReasonCode
 from domain.slots import TaskSlots
 from domain.spec import WorkloadSpec
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db.catalogue import ready_replicas
 from infra.db.lent_machines import lent_of
 from infra.db.models import Allocation, Attempt, Machine, Region, Workload

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from domain.lifecycle.credit import Earned
 from domain.lifecycle.launch_limits import launch_limit_s
-from domain.protocol import MailKind
+from domain.protocol.mail import MailKind
 from domain.reasons import Reason, ReasonCode
 from domain.slots import machines_of_tasks
 from domain.spec import LimitsSpec

@@ -15,9 +15,9 @@ from datetime import timedelta
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from domain.protocol import Hello
+from domain.protocol.machines import Hello
 from domain.reasons import Reason, ReasonCode
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import events
 from infra.db.models import Machine
 from infra.errors import ConfigurationError

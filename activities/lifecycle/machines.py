@@ -14,11 +14,13 @@ from temporalio.exceptions import ApplicationError
 from activities.capacity import join_admission
 from activities.lifecycle import handover
 from activities.lifecycle.machine_keys import accept_proven, is_pinned, offer
-from domain.protocol import Activity, Attend, Hello, MachineNotice, MailKind, Welcome
+from domain.protocol.activities import Activity
+from domain.protocol.machines import Attend, Hello, MachineNotice, Welcome
+from domain.protocol.mail import MailKind
 from domain.reasons import Reason, ReasonCode
 from domain.registration import wrong_hello
 from domain.task_reports import OWNER, NoticeReport
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import events, outbox
 from infra.db.lent_machines import lent_of
 from infra.db.logs import Event

@@ -1,6 +1,7 @@
 """Reads the progress of running workloads from their nodes' heartbeats, and finds hung gangs and expired waits.
 
-Temporal stores the newest heartbeat of each node but does not send notifications of it, so it is polled.
+Temporal stores the newest heartbeat of each node but does not send notifications of it, so it is polled. A
+workload that has been queued for longer than `limits.max_pending` is ended, too.
 """
 
 from collections.abc import Sequence
@@ -8,22 +9,22 @@ from datetime import datetime
 from functools import partial
 from math import inf
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, text
 from temporalio.client import Client
 
 from activities.leader import Leader, lead
 from activities.lifecycle import lent_work
 from activities.lifecycle.beats import Beat, for_each, own_progress, read_beats
-from activities.lifecycle.expiry import expire_pending
 from activities.lifecycle.workloads import record_checkpoint, set_bandwidth, set_progress
 from activities.services.readiness import record_readiness
-from domain.phases import Phase
-from domain.protocol import MailKind
+from domain.phases import QUEUED_PHASES, Phase
+from domain.protocol.mail import MailKind
 from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import events, outbox
 from infra.db.models import Attempt, Workload
+from infra.db.queued_end import end_queued
 from infra.db.session import in_thread, transaction
 
 
@@ -117,3 +118,33 @@ class ProgressReader:
             )
             if told:  # Sent only once, although later rounds find the hang until the workflow has handled it.
                 outbox.mail(session, workload, MailKind.HUNG, attempt, **detail)
+
+
+_EXPIRED = text(
+    "select w.id, round(extract(epoch from now() - eligible.since))::bigint,"
+    " (w.spec -> 'limits' ->> 'max_pending_s')::float8"
+    " from workload as w left join attempt as a on a.workload = w.id and a.attempt = w.attempt"
+    " cross join lateral (select greatest(coalesce(a.released_at, w.submitted_at), w.unheld_at) as since) as eligible"
+    # The condition of the index `workload_expiring`.
+    " where w.finished_at is null and w.spec -> 'limits' ->> 'max_pending_s' is not null"
+    " and w.phase = any(:phases) and w.held_by is null"
+    " and extract(epoch from now() - eligible.since)"
+    " > (w.spec -> 'limits' ->> 'max_pending_s')::float8"
+    " order by w.id for update of w skip locked"
+)
+
+
+def expire_pending(engine: Engine) -> list[str]:
+    """Fails the workloads that have been eligible for too long; returns their ids.
+
+    Held workloads do not expire, and the end of a hold starts the time again.
+    """
+    code = ReasonCode.PENDING_EXPIRED
+    with transaction(engine) as session:
+        found = session.execute(_EXPIRED, {"phases": sorted(QUEUED_PHASES)}).all()
+        ending = {}
+        for workload, waited_s, limit_s in found:
+            detail = {"waited_s": waited_s, "limit_s": limit_s, "code": code.value}
+            ending[workload] = Reason(code, detail), detail
+        end_queued(session, Phase.FAILED, ending)
+        return list(ending)

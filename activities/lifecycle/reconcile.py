@@ -32,13 +32,13 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.leader import Leader, lead
 from activities.lifecycle import reconcile_rows as rows
 from activities.lifecycle.machines import MachineActivities
-from activities.lifecycle.suspects import Suspects
+from activities.lifecycle.unattended import Suspects
 from domain import ids
 from domain.phases import PLACED_PHASES, TERMINAL_PHASES
-from domain.protocol import Attend
+from domain.protocol.machines import Attend
 from domain.search_attributes import ATTEMPT, PHASE
-from infra.config import Settings
-from infra.db.session import in_thread, transaction
+from infra.config.settings import Settings
+from infra.db.session import in_db, in_thread, transaction
 
 _log = logging.getLogger(__name__)
 _PHASE = SearchAttributeKey.for_keyword(PHASE)
@@ -114,16 +114,12 @@ class Reconciler:
 
     async def round(self) -> None:
         """Runs one round: compares everything once."""
-        await in_thread(self._tell_again)
+        await in_db(self._engine, rows.tell_again, self._settings.disagree_s)
         await self._compare_placed()
         await self._end_stuck()
         await self._count()
         await self._compare_copies()
         await self._compare_machines()
-
-    def _tell_again(self) -> None:
-        with transaction(self._engine) as session:
-            rows.tell_again(session, self._settings.disagree_s)
 
     # ------------------------------------------------------------------------------------------------ placed workloads
 
@@ -155,32 +151,20 @@ class Reconciler:
         if found is not None and _agree(fact, _shown_state(found)):
             self._workloads.clear(workload)
             return
-        if not await in_thread(self._is_still, workload, fact):
+        # Otherwise the row has changed, mail to the workflow is pending, or a recent event exists.
+        age_s = self._settings.disagree_s
+        if not await in_db(self._engine, rows.is_quiet, workload, fact.phase, fact.attempt, age_s):
             self._workloads.clear(workload)
             return
         if found is not None and not self._workloads.was_told_again(workload):
-            await in_thread(self._all_mail_again, workload)
+            await in_db(self._engine, rows.tell_all_again, workload)
             self._workloads.told_again(workload)
             return
         if found is not None:
             _log.warning("workload %s is %s, its workflow shows %s: replacing it", workload, fact, _shown_state(found))
             await self._terminate(found, "its state differs from Postgres")
-        await in_thread(self._start_again, [workload])
+        await in_db(self._engine, rows.start_again, [workload])
         self._workloads.clear(workload)
-
-    def _is_still(self, workload: str, fact: ShownState) -> bool:
-        """Returns whether the row is unchanged, no mail to the workflow is pending, and no recent event exists."""
-        with transaction(self._engine) as session:
-            return rows.is_quiet(session, workload, fact.phase, fact.attempt, self._settings.disagree_s)
-
-    def _all_mail_again(self, workload: str) -> None:
-        with transaction(self._engine) as session:
-            rows.tell_all_again(session, workload)
-
-    def _start_again(self, workloads: list[str]) -> None:
-        with transaction(self._engine) as session:
-            for workload in workloads:
-                rows.start_again(session, workload)
 
     async def _end_outlived(self, workload: str) -> None:
         """Terminates the workflow of an ended workload, unless it still waits for agents."""
@@ -213,7 +197,7 @@ class Reconciler:
             _log.warning("workflow %s is stuck, its workflow tasks fail repeatedly: terminating it", id_)
             await self._terminate(found, "no worker can complete its workflow tasks")
             if found.workflow_type == "WorkloadWorkflow":
-                await in_thread(self._start_again, [_workload_of(found)])
+                await in_db(self._engine, rows.start_again, [_workload_of(found)])
 
     # ------------------------------------------------------------------------------------------ workflows that are gone
 
@@ -222,17 +206,15 @@ class Reconciler:
 
         If two consecutive counts are too low, and also at longer intervals, compares a list of all running workflows.
         """
-        placed, running = await asyncio.gather(in_thread(self._placed), self._client.count_workflows(_PLACED))
+        placed, running = await asyncio.gather(
+            in_db(self._engine, rows.placed, self._settings.disagree_s), self._client.count_workflows(_PLACED)
+        )
         short = running.count < placed
         now_s = time.monotonic()
         if (short and self._short) or now_s >= self._next_sweep_s:
             self._next_sweep_s = now_s + self._settings.sweep_s
             await self._sweep()
         self._short = short
-
-    def _placed(self) -> int:
-        with transaction(self._engine) as session:
-            return rows.placed(session, self._settings.disagree_s)
 
     async def _sweep(self) -> None:
         """Starts missing workflows of placed workloads, and terminates workflows of ended workloads.
@@ -242,44 +224,29 @@ class Reconciler:
         began_s = time.monotonic()
         running = {_workload_of(e) async for e in self._list(_WORKLOADS)}
         took_s = time.monotonic() - began_s
-        missing = await in_thread(self._missing, running, took_s)
+        missing = await in_db(self._engine, rows.missing, running, self._settings.disagree_s + took_s)
         if missing:
             _log.warning("%d workloads have no workflow: starting new ones", len(missing))
         for first in range(0, len(missing), _AT_ONCE):
-            await in_thread(self._start_again, missing[first : first + _AT_ONCE])
-        for workload in (await in_thread(self._ended, sorted(running)))[:_AT_ONCE]:
+            await in_db(self._engine, rows.start_again, missing[first : first + _AT_ONCE])
+        ended = await in_db(self._engine, rows.ended, sorted(running), self._settings.disagree_s)
+        for workload in ended[:_AT_ONCE]:
             await self._end_outlived(workload)
-
-    def _ended(self, workloads: list[str]) -> list[str]:
-        with transaction(self._engine) as session:
-            return rows.ended(session, workloads, self._settings.disagree_s)
-
-    def _missing(self, running: set[str], took_s: float) -> list[str]:
-        with transaction(self._engine) as session:
-            return rows.missing(session, running, self._settings.disagree_s + took_s)
 
     # --------------------------------------------------------------------------------------------- copies and machines
 
     async def _compare_copies(self) -> None:
         """Starts the missing workflows of table copies and of an open placement run."""
-        wanted = await in_thread(self._wanted_copies)
+        wanted = await in_db(self._engine, rows.wanted_copies)
         running = {e.id async for e in self._list(_COPIES)} if wanted else set()
         due = self._copies.due({id_: None for id_ in wanted if id_ not in running})
         for id_ in due:
-            await in_thread(self._put_copy, wanted[id_])
+            await in_db(self._engine, rows.put, wanted[id_])
             self._copies.clear(id_)
-
-    def _wanted_copies(self) -> dict[str, rows.WantedWorkflow]:
-        with transaction(self._engine) as session:
-            return rows.wanted_copies(session)
-
-    def _put_copy(self, wanted: rows.WantedWorkflow) -> None:
-        with transaction(self._engine) as session:
-            rows.put(session, wanted)
 
     async def _compare_machines(self) -> None:
         """Marks machines without a workflow as lost: a live agent would have started the workflow by its hello."""
-        machines = await in_thread(self._present_machines)
+        machines = await in_db(self._engine, rows.present_machines)
         if not machines or (await self._client.count_workflows(_MACHINES)).count >= len(machines):
             self._machines.due({})
             return
@@ -293,10 +260,6 @@ class Reconciler:
             _log.warning("machine %s has no workflow, and its agent sends no hello: marking it as lost", machine)
             await in_thread(self._registry.lost, Attend(machine, machines[machine], []))
             self._machines.clear(machine)
-
-    def _present_machines(self) -> dict[str, str]:
-        with transaction(self._engine) as session:
-            return rows.present_machines(session)
 
     # -------------------------------------------------------------------------------------------------------- Temporal
 

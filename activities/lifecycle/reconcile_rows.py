@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from domain import ids
 from domain.phases import PLACED_PHASES
-from domain.protocol import MailKind
+from domain.protocol.mail import MailKind
 from infra.db import outbox
 from infra.db.models import Attempt, Machine, Workload
 from infra.db.placement_runs import open_placement_run
@@ -69,12 +69,13 @@ def tell_all_again(session: Session, workload: str) -> None:
     )
 
 
-def start_again(session: Session, workload: str) -> None:
-    """Requests a new workflow for a live workload, and redelivers its mail."""
-    row = session.get(Workload, workload, with_for_update=True)
-    if row is not None and row.finished_at is None:
-        tell_all_again(session, workload)
-        outbox.start_workload(session, workload, attempt=row.attempt, placed=row.phase in PLACED_PHASES)
+def start_again(session: Session, workloads: Sequence[str]) -> None:
+    """Requests new workflows for live workloads, and redelivers their mail."""
+    for workload in workloads:
+        row = session.get(Workload, workload, with_for_update=True)
+        if row is not None and row.finished_at is None:
+            tell_all_again(session, workload)
+            outbox.start_workload(session, workload, attempt=row.attempt, placed=row.phase in PLACED_PHASES)
 
 
 def placed_or_named(session: Session, names: Sequence[str]) -> dict[str, tuple[str, int]]:

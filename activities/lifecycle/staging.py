@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from domain.phases import Phase
-from domain.protocol import CheckpointCopy, StageRequest
+from domain.protocol.workloads import CheckpointCopy, StageRequest
 from domain.reasons import Reason, ReasonCode
 from infra.db import events
 from infra.db.models import Workload

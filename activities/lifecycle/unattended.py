@@ -1,14 +1,58 @@
 """Finds rows that should have a running workflow and have none.
 
-Either Temporal has lost its state, or their mail was set aside.
+Either Temporal has lost its state, or their mail was set aside. A disagreement that passes was caused by a lagging
+listing, so only one that lasts counts (`Suspects`).
 """
 
-from collections.abc import Callable, Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
+from sqlalchemy import Engine, Select
 from temporalio.client import Client
 
-from activities.lifecycle.suspects import Suspects
-from infra.db.session import in_thread
+from infra.db.session import in_db
+
+
+@dataclass
+class _Suspicion:
+    """A disagreement, the time since when it is unchanged, and whether mail was redelivered because of it."""
+
+    what: Hashable
+    since_s: float
+    """On the monotonic clock."""
+    told_again: bool = False
+
+
+class Suspects:
+    """The current disagreements. A changed disagreement starts its time again; one that a round misses is removed."""
+
+    def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience_s = patience_s
+        self._clock = clock
+        self._found: dict[str, _Suspicion] = {}
+
+    def due(self, disagree: dict[str, Hashable]) -> list[str]:
+        """Replaces the disagreements by the current ones, by name; returns those unchanged for `patience_s` seconds."""
+        now_s = self._clock()
+        kept = {}
+        for name, what in disagree.items():
+            before = self._found.get(name)
+            kept[name] = before if before is not None and before.what == what else _Suspicion(what, now_s)
+        self._found = kept
+        return sorted(name for name, s in kept.items() if now_s - s.since_s >= self._patience_s)
+
+    def was_told_again(self, name: str) -> bool:
+        """Returns whether mail was redelivered because of a disagreement."""
+        return self._found[name].told_again
+
+    def told_again(self, name: str) -> None:
+        """Records that mail was redelivered because of a disagreement, and restarts its time."""
+        self._found[name].told_again, self._found[name].since_s = True, self._clock()
+
+    def clear(self, name: str) -> None:
+        """Removes a disagreement that was handled."""
+        self._found.pop(name, None)
 
 
 class Unattended:
@@ -16,13 +60,15 @@ class Unattended:
 
     def __init__(
         self,
+        engine: Engine,
         client: Client,
         workflow_type: str,
         workflow_id: Callable[[str], str],
-        live_ids: Callable[[], Sequence[str]],
+        live_ids: Select[str],
         patience_s: float,
     ) -> None:
-        """`live_ids` reads the ids of the live rows. A row counts once it has had no workflow for `patience_s`."""
+        """`live_ids` selects the ids of the live rows. A row counts once it has had no workflow for `patience_s`."""
+        self._engine = engine
         self._client = client
         self._running = f"WorkflowType = '{workflow_type}' AND ExecutionStatus = 'Running'"
         self._workflow_id = workflow_id
@@ -31,7 +77,7 @@ class Unattended:
 
     async def find(self) -> list[str]:
         """Returns the ids of the live rows that have had no workflow since an earlier call. It usually only counts."""
-        live = await in_thread(self._live_ids)
+        live = await in_db(self._engine, lambda session: session.scalars(self._live_ids).all())
         if not live or (await self._client.count_workflows(self._running)).count >= len(live):
             self._suspects.due({})
             return []

@@ -17,7 +17,7 @@ from domain.lifecycle.endings import FAILURES
 from domain.lifecycle.launch_limits import is_only_launch
 from domain.lifecycle.suspicion import NONE, Suspicion
 from domain.phases import PLACED_PHASES, Phase
-from domain.protocol import WorkloadInput
+from domain.protocol.workloads import WorkloadInput
 from domain.reasons import ReasonCode
 from domain.search_attributes import ATTEMPT, NAME, PHASE, PRIORITY, REASON, REGION, TENANT
 from infra.db.models import Attempt

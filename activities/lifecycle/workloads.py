@@ -14,10 +14,11 @@ from temporalio.exceptions import ApplicationError
 
 from activities.lifecycle import handover, lent_work
 from domain.phases import TERMINAL_PHASES, Phase
-from domain.protocol import TASKS_MAY_RUN, Activity, FlushedRequest, ReleaseRequest, TransitionRequest
+from domain.protocol.activities import Activity
+from domain.protocol.workloads import TASKS_MAY_RUN, FlushedRequest, ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode, running_since
 from domain.task_reports import FEW_BYTES, SAVES_KEPT, BandwidthReport, LeftFiles, LoadState, TaskProgress
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import events, outbox
 from infra.db.lost_work import lost_by
 from infra.db.models import Attempt, Machine, Workload

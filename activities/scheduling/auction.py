@@ -17,9 +17,10 @@ from activities.scheduling.scan_result import ScannedQueue, batch, put_batch
 from activities.scheduling.scheduler_state import SchedulerState
 from activities.scheduling.silence import SilenceTracker
 from activities.scheduling.wait_reasons import explain_batch
-from domain.protocol import Activity, AwardRequest, AwardResult, DryRunRequest, DryRunResult, ScanTicket
+from domain.protocol.activities import Activity
+from domain.protocol.scheduling import AwardRequest, AwardResult, DryRunRequest, DryRunResult, ScanTicket
 from gms.auction.candidate import Stats
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import outbox, published_queue
 from infra.db.buckets import failing_buckets
 from infra.db.logs import ScanBatch

@@ -2,6 +2,9 @@
 
 `domain.lifecycle.suspicion` decides that a failure on machines that owners lend is not confirmed, and which ones to
 avoid. A lent machine that did not start the workload in time is avoided, too.
+
+Doubted machines are used only if no other has room (`PlanQuality.doubts`). Only a machine itself says what it has. One
+that accepts work and never starts it would otherwise get all work, because it is always free.
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,7 @@ from typing import NamedTuple
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from domain.capacity import CapacityKind
 from domain.reasons import ReasonCode
 
 AVOIDED = timedelta(hours=1)
@@ -24,6 +28,11 @@ _FAILED = text(
     " where workload = any(:ids) and outcome ->> 'code' = any(:codes)"
     " and released_at > now() - cast(:avoided as interval)"
     " group by workload"
+)
+_DOUBTED = text(
+    "select m.id, m.failed_gangs > 0 as has_failed from machine as m"
+    " join cluster as c on c.region = m.region and c.name = m.cluster"
+    " where c.capacity = :kind and (m.failed_gangs > 0 or m.answered_at is null)"
 )
 
 
@@ -43,3 +52,20 @@ def avoided_by(session: Session, workloads: Sequence[str]) -> dict[str, Avoided]
     values = {"ids": workloads, "codes": _CODES, "avoided": AVOIDED}
     rows = session.execute(_FAILED, values).all()
     return {workload: Avoided(frozenset(machines), until_s) for workload, machines, until_s in rows}
+
+
+class Doubted(NamedTuple):
+    """The doubted machines, as in `PlacementRequest`."""
+
+    failed: frozenset[str] = frozenset()
+    untried: frozenset[str] = frozenset()
+
+
+NO_DOUBTS = Doubted()
+
+
+def doubted(session: Session) -> Doubted:
+    """Returns the lent machines that failed since their last success, and lent machines that have run nothing yet."""
+    rows = session.execute(_DOUBTED, {"kind": CapacityKind.VOLUNTARY.value}).all()
+    failed = frozenset(row.id for row in rows if row.has_failed)
+    return Doubted(failed, frozenset(row.id for row in rows) - failed)

@@ -5,19 +5,18 @@ a batch may take several rounds. A round covers, in queue order, the workloads w
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Engine
 
 from activities.scheduling import awards
-from activities.scheduling.bids import BidSubject
-from activities.scheduling.candidates import candidates, closed_to, with_bids
+from activities.scheduling.bids import BidSubject, closed
 from activities.scheduling.scheduler_state import SchedulerState
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
-from gms.auction.candidate import AuctionOutcome, Stats
+from gms.auction.candidate import AuctionOutcome, Candidate, Stats
 from infra.db import outbox
 from infra.db.session import transaction
 
@@ -169,3 +168,46 @@ def _lets_others_evict(a: BidSubject, outcome: AuctionOutcome) -> bool:
     In that case the next scan must lower their rank, so that other workloads may evict them.
     """
     return outcome.plan is not None and not a.request.displaces.issubset(outcome.plan.victims)
+
+
+Answers = dict[str, Bid]
+"""The bids of the regions, by region."""
+
+
+def candidates(batch: Iterable[BidSubject], regions: Set[str], now_s: float) -> list[Candidate]:
+    """Returns the auction candidates of a batch, each with those of `regions` that may run it."""
+    return [
+        Candidate(
+            a.request,
+            regions=frozenset(region for region in regions if a.may_run_in(region)),
+            waited_s=max(0.0, now_s - a.waits_from_s),
+            max_runtime_s=a.demand.max_runtime_s,
+        )
+        for a in batch
+    ]
+
+
+def closed_to(state: SchedulerState, batch: Sequence[BidSubject], left_out: Mapping[str, Reason]) -> dict[str, Answers]:
+    """Returns, for each workload, the answers of regions that cannot run it, independent of their free resources.
+
+    These are the regions in which it may not run, and the regions in `left_out`, which take no part in the auction.
+    """
+    answers: dict[str, Answers] = {}
+    for a in batch:
+        own = answers[a.queued.workload] = {}
+        for region in state.regions:
+            if not a.may_run_in(region):
+                own[region] = closed(state.planner(region), a)
+            elif region in left_out:
+                own[region] = Bid(a.queued.workload, region, None, (left_out[region],))
+    return answers
+
+
+def with_bids(answers: Mapping[str, Answers], bids: Mapping[str, Sequence[Bid]]) -> dict[str, Answers]:
+    """Returns the answers, extended by the bids that regions made in other processes."""
+    out = {workload: dict(own) for workload, own in answers.items()}
+    for region, found in bids.items():
+        for bid in found:
+            if bid.workload in out:
+                out[bid.workload].setdefault(region, bid)
+    return out

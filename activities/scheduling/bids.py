@@ -12,14 +12,14 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 import rms.bid
-from activities.scheduling.avoided_machines import NOTHING_AVOIDED, Avoided, avoided_by
+from activities.scheduling.avoided_machines import NO_DOUBTS, NOTHING_AVOIDED, Avoided, Doubted, avoided_by, doubted
 from activities.scheduling.moves import LeftWorkload, moves_of
 from activities.scheduling.scan_result import ScannedWorkload, batch
 from activities.scheduling.scheduler_state import SchedulerState
-from activities.scheduling.unproven_machines import NO_DOUBTS, Doubted, doubted
 from domain.demand import WorkloadDemand, demand_of
 from domain.phases import QUEUED_PHASES
-from domain.protocol import Activity, BidRequest
+from domain.protocol.activities import Activity
+from domain.protocol.scheduling import BidRequest
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid, JobRequest, PlacementRequest
 from gms.auction.candidate import Candidate

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 import numpy as np
 from sqlalchemy import Engine, text
 
+from activities.scheduling.avoided_machines import doubted
+from activities.scheduling.award_batch import candidates, closed_to
 from activities.scheduling.bids import BidSubject, placement_request
-from activities.scheduling.candidates import candidates, closed_to
 from activities.scheduling.decision_rows import QueuedRow
 from activities.scheduling.queue_state import microseconds
 from activities.scheduling.scan_result import ScannedWorkload
 from activities.scheduling.scheduler_state import SchedulerState
-from activities.scheduling.unproven_machines import doubted
 from domain.demand import demand_of
 from domain.priority import HIGHEST_LEVEL
-from domain.protocol import DryRunRequest, DryRunResult
+from domain.protocol.scheduling import DryRunRequest, DryRunResult
 from domain.reasons import Reason
 from domain.scheduling import Ranked
 from domain.spec import WorkloadSpec

@@ -11,7 +11,7 @@ from domain.demand import demand_of
 from domain.scheduling import CreditWeights, PlacedWorkload, QueuedWorkload, TenantState
 from gms.columns import QueueChange, QueueColumns
 from gms.scan import Scan, scan_queue
-from infra.config import SchedulerSettings
+from infra.config.scheduling import SchedulerSettings
 
 US = 1_000_000
 """Microseconds per second."""

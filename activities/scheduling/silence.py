@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from domain.reasons import Reason
 from gms.auction.silence import Asking, ProbeBackoff, Silence
-from infra.config import SchedulerSettings
+from infra.config.scheduling import SchedulerSettings
 from infra.db.logs import RegionBid
 from infra.db.session import transaction
 from infra.db.silent_regions import SilentRegion, publish_silent, silence_reason

@@ -13,7 +13,7 @@ from activities.lifecycle.beats import Beat, for_each, own_progress, read_beats
 from domain.addresses import is_host, is_port
 from domain.phases import Phase
 from domain.task_reports import ServingReport
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import outbox
 from infra.db.models import Attempt, Workload
 from infra.db.services import ServiceReplica

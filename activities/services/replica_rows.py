@@ -13,7 +13,7 @@ from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.reasons import ReasonCode
 from infra.db.capacity import InstanceRow
 from infra.db.models import Allocation, Machine, Workload
-from infra.db.services import ServiceReplica
+from infra.db.services import REQUESTS_LATE_S, REQUESTS_WINDOW_S, ServiceReplica, ServiceRequests, ServiceRow
 from services.values import LossKind, ReplicaFacts, Stage
 
 _REFUSED = {
@@ -183,3 +183,22 @@ def _add_instances(session: Session, found: Mapping[str, LiveReplica], placement
         reason = row.ending or notice or row.reason or {}
         if row.workload is not None:
             found[row.workload].instances.append(_Instance(row.id, reason, leaves, gone, bool(unused)))
+
+
+def take_requests(session: Session, row: ServiceRow, silent_s: float, now_s: float) -> int | None:
+    """Returns the number of requests since the decision before, of the last minute at most, and marks them as taken.
+
+    Returns None if it is unknown: no balancer has reported for `silent_s` seconds, or the clock was set back. A
+    balancer also reports seconds without requests, so its silence does not mean that there are none. `now_s` is the
+    time of the database, in seconds since the epoch.
+    """
+    until = int(now_s) - REQUESTS_LATE_S
+    before, row.counted_until = row.counted_until, until
+    own = ServiceRequests.service == row.id
+    newest = session.scalar(select(func.max(ServiceRequests.second)).where(own, ServiceRequests.second <= until))
+    if newest is None or newest < until - silent_s or before > until:
+        return None
+    counted = select(func.coalesce(func.sum(ServiceRequests.requests), 0)).where(
+        own, ServiceRequests.second > max(before, until - REQUESTS_WINDOW_S), ServiceRequests.second <= until
+    )
+    return int(session.scalar(counted) or 0)

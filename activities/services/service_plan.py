@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from capacity.offers import Offer
 from domain.capacity import CapacityKind
 from domain.service import ServiceSpec, UpdateMode
-from infra.config import ServiceSettings
+from infra.config.scheduling import ServiceSettings
 from infra.db.services import ServiceRow
 from services.spot.autoscaler import LoadAutoscaler
 from services.spot.policies import PolicySettings, make_policy

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from api.auth import Caller, Submitter, Viewer
 from api.openapi import refusals
-from api.problems import HttpProblem, ProblemType, invalid, not_found, over_limit, shown
+from api.problems import HttpProblem, ProblemType, existing, invalid, not_found, over_limit, shown
 from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import View, write_audit
@@ -98,8 +98,7 @@ def _is_new(state: ApiState, tenant: str, sha256: str, body: bytes) -> bool:
     if found != sha256:
         raise invalid("path.sha256", f"the body's SHA-256 is {found}", sha256)
     with state.transaction() as session:
-        if session.get(Tenant, tenant) is None:
-            raise not_found("tenant", tenant)
+        existing(session, Tenant, tenant, "tenant")
         if _is_there(session, tenant, sha256):
             return False
         _require_space(state, session, tenant, len(body))
@@ -112,8 +111,7 @@ def _insert(state: ApiState, caller: Caller, tenant: str, sha256: str, body: byt
         session.execute(
             text("select pg_advisory_xact_lock(hashtext('archive'), hashtext(:tenant))"), {"tenant": tenant}
         )
-        if session.get(Tenant, tenant) is None:
-            raise not_found("tenant", tenant)
+        existing(session, Tenant, tenant, "tenant")
         row = insert(Archive).values(tenant=tenant, sha256=sha256, body=body, paths=paths).on_conflict_do_nothing()
         if session.execute(row.returning(Archive.sha256)).first() is not None:
             _require_space(state, session, tenant, 0)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from api.auth import Caller
 from api.problems import busy, invalid, over_limit
 from infra import children
-from infra.config import Settings
+from infra.config.settings import Settings
 
 _RETRY_S = 5
 

@@ -11,13 +11,12 @@ from sqlalchemy.orm import Session
 from api.auth import Operator
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
-from api.problems import FieldError, HttpProblem, ProblemType, not_found
+from api.problems import FieldError, HttpProblem, ProblemType, existing
 from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import View, write_audit
 from domain.ids import DATACENTER_PATTERN, PARTITION_READ_PATTERN
-from domain.instance import instance_document
-from domain.reads import reads_document
+from domain.instance import instance_document, reads_document
 from infra.db.datacenters import AssignmentError, assign_partitions, gather_datacenters
 from infra.db.models import Region
 from infra.db.placement_instance import gather, transaction_time
@@ -95,8 +94,7 @@ def get_instance(
         if region is None:
             quota = quota_left_bytes(session, tetris.nightly)
             return instance_document(gather(session, tetris, window_days=window_days, move_quota_bytes=quota))
-        if session.get(Region, region) is None:
-            raise not_found("region", region)
+        existing(session, Region, region, "region")
         return instance_document(gather_datacenters(session, region, tetris, window_days=window_days))
 
     tetris = state.settings.tetris

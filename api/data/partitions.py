@@ -14,6 +14,7 @@ from api.bodies import Body, Bytes, JsonOnly
 from api.data.objects import FoundPartition, keep_manifests, partition_at, with_checksums
 from api.data.tables import find_table
 from api.openapi import refusals
+from api.paging import Page
 from api.problems import FieldError, HttpProblem, ProblemType
 from api.routing import Router
 from api.state import ApiState, StateOf
@@ -57,11 +58,8 @@ class PartitionView(View):
     created_at: datetime
 
 
-class PartitionList(View):
+class PartitionList(Page[PartitionView]):
     """Partitions, sorted by name."""
-
-    items: list[PartitionView]
-    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
 @router.get("", summary="List a table's partitions", responses=refusals(404))
@@ -80,7 +78,9 @@ def list_partitions(
             statement = statement.where(Partition.name > cursor)
         rows = session.scalars(statement).all()
         shown, more = rows[:limit], len(rows) > limit
-        return PartitionList(items=[_view(row) for row in shown], next_cursor=shown[-1].name if more else None)
+        return PartitionList(
+            items=[PartitionView.from_row(row) for row in shown], next_cursor=shown[-1].name if more else None
+        )
 
 
 @router.post("", summary="Append partitions", responses=refusals(404, 409))
@@ -114,7 +114,7 @@ def append_partitions(name: str, body: AppendBody, state: StateOf, caller: Opera
             events.record(session, "table.appended", region=region.name, detail={"table": name, **added})
             write_audit(session, caller, "table.append", name, **added)
         rows = _rows(session, name, body.partitions)
-        return PartitionList(items=[_view(rows[p.name]) for p in body.partitions], next_cursor=None)
+        return PartitionList(items=[PartitionView.from_row(rows[p.name]) for p in body.partitions], next_cursor=None)
 
 
 def _check_distinct(asked: Sequence[PartitionBody]) -> None:
@@ -192,10 +192,3 @@ def _refuse(kind: ProblemType, wrong: Sequence[FieldError]) -> None:
 def _rows(session: Session, table: str, asked: Sequence[PartitionBody]) -> dict[str, Partition]:
     named = Partition.data_table == table, Partition.name.in_([p.name for p in asked])
     return {row.name: row for row in session.scalars(select(Partition).where(*named))}
-
-
-def _view(row: Partition) -> PartitionView:
-    return PartitionView(
-        name=row.name, location=row.location, size_bytes=row.size_bytes, checksum=row.checksum,
-        created_at=row.created_at,
-    )  # fmt: skip

@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session
 from api.auth import Operator
 from api.bodies import Body, JsonOnly, Line
 from api.openapi import refusals
-from api.problems import HttpProblem, ProblemType, not_found
+from api.paging import Page
+from api.problems import HttpProblem, ProblemType, existing
 from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
@@ -104,11 +105,8 @@ class MoveView(View):
     why: dict[str, Any] = Field(description="For a home, the changed terms and the affected jobs; else the reason")
 
 
-class MoveList(View):
+class MoveList(Page[MoveView]):
     """Moves in the order in which they start."""
-
-    items: list[MoveView]
-    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
 @router.get("/placement-runs", summary="List placement runs")
@@ -150,7 +148,7 @@ def create_placement_run(
 def get_placement_run(placement_run: str, state: StateOf, _: Operator) -> PlacementRunReport:
     """Returns a placement run with its report."""
     with state.transaction() as session:
-        row = _find(session, placement_run)
+        row = existing(session, PlacementRun, placement_run, "placement run")
         return PlacementRunReport(**_view(session, row).model_dump(), report=row.report)
 
 
@@ -168,19 +166,12 @@ def list_moves(
     if state_ is not None:
         statement = statement.where(PlacementMove.state == state_)
     with state.transaction() as session:
-        _find(session, placement_run)
+        existing(session, PlacementRun, placement_run, "placement run")
         rows = session.scalars(statement.order_by(PlacementMove.number).limit(limit + 1)).all()
         return MoveList(
-            items=[
-                MoveView(
-                    number=row.number, kind=row.kind, table=row.data_table, source_region=row.source_region,
-                    target_region=row.target_region, size_bytes=row.size_bytes, state=row.state,
-                    left_because=row.left_because, begun_at=row.begun_at, ended_at=row.ended_at, why=row.why,
-                )
-                for row in rows[:limit]
-            ],
+            items=[MoveView.from_row(row, table=row.data_table) for row in rows[:limit]],
             next_cursor=str(rows[limit - 1].number) if len(rows) > limit else None,
-        )  # fmt: skip
+        )
 
 
 @router.put("/pause", summary="Pause nightly moves")
@@ -198,7 +189,7 @@ def pause(body: PauseBody, state: StateOf, caller: Operator) -> PauseView:
 
 
 @router.delete("/pause", status_code=204, summary="Resume nightly moves")
-def resume(state: StateOf, caller: Operator) -> Response:
+def resume(state: StateOf, caller: Operator) -> None:
     """Resumes nightly moves where they stopped, unless the placement run's deadline has passed."""
     with state.transaction() as session:
         row = session.get(PlacementPause, True)
@@ -206,7 +197,6 @@ def resume(state: StateOf, caller: Operator) -> Response:
             session.delete(row)
             _tell(session, "placement_run.resumed")
             write_audit(session, caller, "placement_run.resume", "tetris")
-    return Response(status_code=204)
 
 
 def _tell(session: Session, kind: str, **detail: object) -> None:
@@ -216,13 +206,6 @@ def _tell(session: Session, kind: str, **detail: object) -> None:
     )
     if placement_run is not None:
         outbox.placement_run(session, placement_run.id)
-
-
-def _find(session: Session, placement_run: str) -> PlacementRun:
-    row = session.get(PlacementRun, placement_run)
-    if row is None:
-        raise not_found("placement run", placement_run)
-    return row
 
 
 def _view(session: Session, row: PlacementRun) -> PlacementRunView:

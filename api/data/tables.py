@@ -15,6 +15,7 @@ from api.auth import Operator, Viewer
 from api.bodies import Body, JsonOnly, Name, TableName
 from api.data.objects import keep_manifests, partitions_of, with_checksums
 from api.openapi import refusals
+from api.paging import Page
 from api.problems import HttpProblem, ProblemType, invalid, not_found
 from api.routing import Router
 from api.state import StateOf
@@ -96,11 +97,8 @@ class TableView(View):
     replicas: list[ReplicaView]
 
 
-class TableList(View):
+class TableList(Page[TableView]):
     """Tables, sorted by name."""
-
-    items: list[TableView]
-    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
 class ReplicaList(View):
@@ -175,7 +173,7 @@ def create_table(body: TableBody, response: Response, state: StateOf, caller: Op
 
 
 @router.delete("/{name}", status_code=204, summary="Unregister a table", responses=refusals(404, 409))
-def delete_table(name: str, state: StateOf, caller: Operator) -> Response:
+def delete_table(name: str, state: StateOf, caller: Operator) -> None:
     """Unregisters a table; its objects stay in the buckets. Refused while an unfinished workload reads the table."""
     with state.transaction() as session:
         row = find_table(session, name, lock=True)
@@ -190,7 +188,6 @@ def delete_table(name: str, state: StateOf, caller: Operator) -> Response:
         session.delete(row)
         events.record(session, "table.deleted", region=row.home_region, detail={"table": name})
         write_audit(session, caller, "table.delete", name)
-    return Response(status_code=204)
 
 
 @router.get("/{name}/replicas", summary="List a table's replicas", responses=refusals(404))
@@ -305,13 +302,7 @@ def _views(session: Session, rows: Sequence[Table]) -> list[TableView]:
     for replica in session.scalars(select(Replica).where(Replica.data_table.in_(names)).order_by(Replica.region)):
         replicas[replica.data_table].append(replica)
     held = _held(session, names)
-    return [
-        TableView(
-            name=row.name, namespace=row.namespace, size_bytes=row.size_bytes, home_region=row.home_region,
-            created_at=row.created_at, replicas=[_replica(row, r, held) for r in replicas[row.name]],
-        )
-        for row in rows
-    ]  # fmt: skip
+    return [TableView.from_row(row, replicas=[_replica(row, r, held) for r in replicas[row.name]]) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -336,10 +327,10 @@ def _held(session: Session, tables: Iterable[str]) -> dict[tuple[str, str], _Cou
 
 def _replica(table: Table, row: Replica, held: Mapping[tuple[str, str], _Counts]) -> ReplicaView:
     counts = held.get((row.data_table, row.region), _Counts())
-    return ReplicaView(
-        region=row.region, state=row.state, whole=row.whole, partitions=counts.there,
-        stale_since=row.stale_since, topping_up=row.topping_up, delete_at=row.delete_at,
-        verified_at=counts.verified_at, wrong_since=row.wrong_since, wrong=counts.wrong, kept_because=row.kept_because,
-        source_region=row.source_region, done_bytes=row.done_bytes, total_bytes=table.size_bytes,
-        requested_by=row.requested_by, created_at=row.created_at, ready_at=row.ready_at,
-    )  # fmt: skip
+    return ReplicaView.from_row(
+        row,
+        partitions=counts.there,
+        verified_at=counts.verified_at,
+        wrong=counts.wrong,
+        total_bytes=table.size_bytes,
+    )

@@ -11,9 +11,9 @@ from api.auth import Operator, Viewer
 from api.bodies import MAX_TEXT, Body, JsonOnly
 from api.fleet.regions import MachineCountsView, SlotsView, counts, grouped, slots
 from api.openapi import refusals
-from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
+from api.paging import MAX_ITEMS, Cursor, Limit, Page, page
 from api.people.tenants import GpuType
-from api.problems import invalid, not_found
+from api.problems import existing, invalid
 from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
@@ -69,11 +69,8 @@ class ClusterBody(Body):
     )
 
 
-class ClusterList(View):
+class ClusterList(Page[ClusterView]):
     """A page of clusters, sorted by region and name."""
-
-    items: list[ClusterView]
-    next_cursor: NextCursor
 
 
 @router.get("/clusters", summary="List clusters")
@@ -108,9 +105,7 @@ def list_clusters(
 def set_cluster(region: str, name: str, body: ClusterBody, state: StateOf, caller: Operator) -> ClusterView:
     """Sets the zone, capacity kind, prices, store and link of a cluster. New prices do not change past costs."""
     with state.transaction() as session:
-        row = session.get(Cluster, (region, name), with_for_update=True)
-        if row is None:
-            raise not_found("cluster", f"{region}/{name}")
+        row = existing(session, Cluster, (region, name), "cluster", lock=True)
         changed = body.model_dump(mode="json", include=body.model_fields_set)
         for field in ("capacity", "prices"):
             if field in changed and changed[field] is None:
@@ -130,8 +125,4 @@ def set_cluster(region: str, name: str, body: ClusterBody, state: StateOf, calle
 
 
 def _view(row: Cluster, machines: Sequence[Machine]) -> ClusterView:
-    return ClusterView(
-        region=row.region, name=row.name, manager=row.manager, zone=row.zone, capacity=CapacityKind(row.capacity),
-        prices=row.prices, store_url=row.store_url, link_mbit=row.link_mbit,
-        machines=counts(machines), gpus=slots(machines),
-    )  # fmt: skip
+    return ClusterView.from_row(row, machines=counts(machines), gpus=slots(machines))

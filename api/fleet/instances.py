@@ -11,8 +11,8 @@ from api.auth import Operator, Viewer
 from api.bodies import JsonOnly, Line
 from api.masking import mask
 from api.openapi import refusals
-from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
-from api.problems import HttpProblem, ProblemType, not_found
+from api.paging import MAX_ITEMS, Cursor, Limit, Page, page
+from api.problems import HttpProblem, ProblemType, existing
 from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, View, reason_view, write_audit
@@ -56,11 +56,8 @@ class InstanceView(View):
     gone_at: datetime | None
 
 
-class InstanceList(View):
+class InstanceList(Page[InstanceView]):
     """A page of instances, the newest first."""
-
-    items: list[InstanceView]
-    next_cursor: NextCursor
 
 
 @router.get("", summary="List instances")
@@ -92,9 +89,7 @@ def list_instances(
 def get_instance(instance: str, state: StateOf, caller: Viewer) -> InstanceView:
     """Returns one instance."""
     with state.transaction() as session:
-        row = session.get(InstanceRow, instance)
-        if row is None:
-            raise not_found("instance", instance)
+        row = existing(session, InstanceRow, instance, "instance")
         return mask(session, caller, _view(row))
 
 
@@ -102,9 +97,7 @@ def get_instance(instance: str, state: StateOf, caller: Viewer) -> InstanceView:
 def end_instance(instance: str, state: StateOf, caller: Operator) -> InstanceView:
     """Drains the instance's machine, then ends the instance. The pool launches a replacement unless it is too large."""
     with state.transaction() as session:
-        row = session.get(InstanceRow, instance, with_for_update=True)
-        if row is None:
-            raise not_found("instance", instance)
+        row = existing(session, InstanceRow, instance, "instance", lock=True)
         if row.gone_at is not None:
             raise HttpProblem(
                 ProblemType.CONFLICT, f"instance {instance} ended at {row.gone_at.isoformat(timespec='seconds')}"
@@ -120,30 +113,11 @@ def end_instance(instance: str, state: StateOf, caller: Operator) -> InstanceVie
 def _view(row: InstanceRow) -> InstanceView:
     ended_at = row.gone_at or datetime.now(UTC)
     hours = 0.0 if row.launched_at is None else (ended_at - row.launched_at).total_seconds() / _HOUR_S
-    return InstanceView(
-        id=row.id,
-        region=row.region,
-        pool=row.pool,
-        cluster=row.cluster,
-        provider=row.provider,
-        zone=row.zone,
-        kind=CapacityKind(row.kind),
-        machine_type=row.machine_type,
-        gpus=row.gpus,
-        gpu_type=row.gpu_type,
+    return InstanceView.from_row(
+        row,
         cpus=row.cpus_milli / 1000,
-        memory_bytes=row.memory_bytes,
-        usd_per_h=row.usd_per_h,
         usd=max(0.0, hours) * row.usd_per_h,
-        phase=InstancePhase(row.phase),
         reason=reason_view(row.reason),
         ending=reason_view(row.ending),
-        native_id=row.native_id,
         wanted_by=sorted(row.wanted_by),
-        machine=row.machine,
-        requested_at=row.requested_at,
-        expected_at=row.expected_at,
-        launched_at=row.launched_at,
-        ready_at=row.ready_at,
-        gone_at=row.gone_at,
     )

@@ -12,6 +12,7 @@ from api.auth import AnyKey, Caller, Operator, Viewer
 from api.bodies import Body, JsonOnly, Line
 from api.masking import mask
 from api.openapi import refusals
+from api.paging import Page
 from api.problems import HttpProblem, ProblemType, not_found
 from api.routing import Router
 from api.state import StateOf
@@ -78,11 +79,8 @@ class MachineDetail(MachineView):
     workloads: list[str]
 
 
-class MachinePage(View):
+class MachinePage(Page[MachineView]):
     """A page of machines, sorted by id."""
-
-    items: list[MachineView]
-    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
 @router.get("", summary="List machines")
@@ -105,7 +103,7 @@ def list_machines(
     with state.transaction() as session:
         rows = session.scalars(wanted).all()
         more = rows[limit - 1].id if len(rows) > limit else None
-        found = MachinePage(items=[MachineView(**_fields(row)) for row in rows[:limit]], next_cursor=more)
+        found = MachinePage(items=[MachineView.from_row(row, **_fields(row)) for row in rows[:limit]], next_cursor=more)
         return mask(session, caller, found)
 
 
@@ -229,33 +227,19 @@ def _detail(session: Session, caller: Caller, row: Machine) -> MachineDetail:
     if caller.tenant is not None:
         live = live.where(Workload.tenant == caller.tenant)
     workloads = session.scalars(live.order_by(Workload.id)).all()
-    return mask(session, caller, MachineDetail(**_fields(row), workloads=list(workloads)))
+    return mask(session, caller, MachineDetail.from_row(row, **_fields(row), workloads=list(workloads)))
 
 
 def _fields(row: Machine) -> dict[str, object]:
+    """Returns the fields of a view that differ from the row's columns."""
     return {
-        "id": row.id,
-        "region": row.region,
-        "cluster": row.cluster,
         "machine": row.id.rpartition("/")[2],
-        "rack": row.rack,
-        "gpu_type": row.gpu_type,
-        "gpus": row.gpus,
         "slots_held": bits(row.held),
         "slots_promised": bits(row.promised),
         "slots_withheld": bits(row.withheld),
         "cpus": row.cpus_milli / 1000,
         "free_cpus": row.free_cpus_milli / 1000,
-        "memory_bytes": row.memory_bytes,
-        "free_memory_bytes": row.free_memory_bytes,
-        "state": row.state,
         "cordon": reason_view(row.cordon),
-        "draining": row.draining,
-        "failed_gangs": row.failed_gangs,
-        "shared_tmp": row.shared_tmp,
-        "address": row.address,
         "key": key_fingerprint(row.public_key),
         "offered_key": None if row.offered_key is None else key_fingerprint(row.offered_key),
-        "registered_at": row.registered_at,
-        "lost_at": row.lost_at,
     }

@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import Query, Response
+from fastapi import Query
 from pydantic import Field, StringConstraints
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from api.auth import Operator, Viewer
 from api.bodies import MAX_TEXT, Body, JsonOnly, Line
-from api.fleet.regions import find_region
 from api.openapi import refusals
-from api.problems import invalid, not_found
+from api.problems import existing, invalid, not_found
 from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, View, reason_view, write_audit
@@ -21,6 +20,7 @@ from domain.capacity import CapacityKind
 from domain.ids import NAME_PATTERN
 from infra.db import events
 from infra.db.capacity import IDLE_S, InstanceRow, PoolRow
+from infra.db.models import Region
 
 router = Router(prefix="/v1/pools", tags=["fleet"])
 PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=20)]
@@ -108,7 +108,7 @@ def set_pool(region: str, name: PoolName, body: PoolBody, state: StateOf, caller
         if value is None and field not in ("max_usd_per_h", "max_size"):
             raise invalid(field, "must not be null; omit it to keep the current value")
     with state.transaction() as session:
-        find_region(session, region)
+        existing(session, Region, region, "region")
         row = session.get(PoolRow, (region, name), with_for_update=True)
         if row is None:
             row = PoolRow(
@@ -127,7 +127,7 @@ def set_pool(region: str, name: PoolName, body: PoolBody, state: StateOf, caller
 
 
 @router.delete("/{region}/{name}", status_code=204, summary="Remove a pool", responses=refusals(404))
-def remove_pool(region: str, name: str, state: StateOf, caller: Operator) -> Response:
+def remove_pool(region: str, name: str, state: StateOf, caller: Operator) -> None:
     """Removes a pool. Its machines are drained and ended."""
     with state.transaction() as session:
         gone = delete(PoolRow).where(PoolRow.region == region, PoolRow.name == name).returning(PoolRow.name)
@@ -135,7 +135,6 @@ def remove_pool(region: str, name: str, state: StateOf, caller: Operator) -> Res
             raise not_found("pool", f"{region}/{name}")
         write_audit(session, caller, "pool.remove", f"{region}/{name}")
         events.record(session, "pool.removed", region=region, detail={"pool": name, "by": caller.id})
-    return Response(status_code=204)
 
 
 def _views(session: Session, rows: Sequence[PoolRow]) -> list[PoolView]:
@@ -156,18 +155,8 @@ def _views(session: Session, rows: Sequence[PoolRow]) -> list[PoolView]:
         counts.setdefault((region, pool), {})[phase] = count
         usd_per_h[region, pool] = usd_per_h.get((region, pool), 0.0) + usd
     return [
-        PoolView(
-            region=row.region,
-            name=row.name,
-            size=row.size,
-            max_size=row.max_size,
-            idle_s=row.idle_s,
-            buffer=row.buffer,
-            providers=row.providers,
-            zones=row.zones,
-            kinds=[CapacityKind(kind) for kind in row.kinds],
-            machine_types=row.machine_types,
-            max_usd_per_h=row.max_usd_per_h,
+        PoolView.from_row(
+            row,
             instances=counts.get((row.region, row.name), {}),
             usd_per_h=usd_per_h.get((row.region, row.name), 0.0),
             reason=reason_view(row.reason),

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from api.auth import Operator, Viewer
 from api.bodies import Body, Bytes, JsonOnly, Name
 from api.openapi import refusals
-from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
-from api.problems import invalid, not_found
+from api.paging import MAX_ITEMS, Cursor, Limit, Page, page
+from api.problems import existing, invalid
 from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
@@ -87,11 +87,8 @@ class DatacenterBody(Body):
     clusters: list[Name] = []
 
 
-class RegionList(View):
+class RegionList(Page[RegionView]):
     """A page of regions, sorted by name."""
-
-    items: list[RegionView]
-    next_cursor: NextCursor
 
 
 @router.get("/regions", summary="List regions")
@@ -117,7 +114,7 @@ def list_regions(state: StateOf, _: Viewer, limit: Limit = MAX_ITEMS, cursor: Cu
 def get_region(name: str, state: StateOf, _: Viewer) -> RegionView:
     """Returns one region."""
     with state.transaction() as session:
-        return _one(session, find_region(session, name))
+        return _one(session, existing(session, Region, name, "region"))
 
 
 @router.patch(
@@ -129,7 +126,7 @@ def get_region(name: str, state: StateOf, _: Viewer) -> RegionView:
 def set_region(name: str, body: RegionBody, state: StateOf, caller: Operator) -> RegionView:
     """Sets the inputs of Tetris for a region: its storage, and the CPU hours a day for the jobs of each app."""
     with state.transaction() as session:
-        row = find_region(session, name, lock=True)
+        row = existing(session, Region, name, "region", lock=True)
         changed = body.model_dump(include=body.model_fields_set)
         if changed.get("cpu_hours", {}) is None:
             raise invalid("cpu_hours", "must be a mapping of apps to CPU hours; use {} for no quotas")
@@ -148,7 +145,7 @@ def set_region(name: str, body: RegionBody, state: StateOf, caller: Operator) ->
 def set_datacenter(name: str, datacenter: Name, body: DatacenterBody, state: StateOf, caller: Operator) -> RegionView:
     """Creates or changes a datacenter. Clusters of the datacenter that are not listed are removed from it."""
     with state.transaction() as session:
-        region = find_region(session, name, lock=True)
+        region = existing(session, Region, name, "region", lock=True)
         clusters = {c.name: c for c in session.scalars(select(Cluster).where(Cluster.region == name))}
         for index, cluster in enumerate(body.clusters):
             if cluster not in clusters:
@@ -165,18 +162,6 @@ def set_datacenter(name: str, datacenter: Name, body: DatacenterBody, state: Sta
                 own.datacenter = None
         write_audit(session, caller, "datacenter.set", f"{name}/{datacenter}", **body.model_dump())
         return _one(session, region)
-
-
-def find_region(session: Session, name: str, *, lock: bool = False) -> Region:
-    """Returns the row of a region. `lock`: lock the row for update.
-
-    Raises:
-        Problem: 404, the region does not exist.
-    """
-    row = session.get(Region, name, with_for_update=lock)
-    if row is None:
-        raise not_found("region", name)
-    return row
 
 
 def _one(session: Session, row: Region) -> RegionView:

@@ -3,22 +3,20 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from fastapi import Response
 from sqlalchemy import Select, delete, select
 from sqlalchemy.orm import Session
 
 from api.auth import Operator
 from api.fleet.machines import find_machine
-from api.fleet.regions import find_region
 from api.openapi import refusals
-from api.problems import HttpProblem, ProblemType
+from api.problems import HttpProblem, ProblemType, existing
 from api.routing import Router
 from api.state import StateOf
 from api.views import write_audit
 from infra.db import events, outbox
 from infra.db.buckets import forget_bucket
 from infra.db.capacity import InstanceRow, PoolRow
-from infra.db.models import Allocation, Attempt, Cluster, Datacenter, Machine, Workload
+from infra.db.models import Allocation, Attempt, Cluster, Datacenter, Machine, Region, Workload
 from infra.db.rounds import forget_loop, verification_of
 from infra.db.tables import Replica, Table
 
@@ -32,7 +30,7 @@ _NAMED = 5
     summary="Remove a machine",
     responses=refusals(404, 409),
 )
-def remove_machine(region: str, cluster: str, machine: str, state: StateOf, caller: Operator) -> Response:
+def remove_machine(region: str, cluster: str, machine: str, state: StateOf, caller: Operator) -> None:
     """Removes a machine that is drained or lost and on which no workload holds resources. Past allocations are kept.
 
     If an agent registers under the same name later, the machine is created again: not cordoned, not drained, and with
@@ -52,17 +50,16 @@ def remove_machine(region: str, cluster: str, machine: str, state: StateOf, call
         events.record(session, "machine.removed", region=row.region, machine=row.id, detail={"by": caller.id})
         write_audit(session, caller, "machine.remove", row.id)
         outbox.wake_scheduler(session)
-    return Response(status_code=204)
 
 
 @router.delete("/regions/{name}", status_code=204, summary="Remove a region", responses=refusals(404, 409))
-def remove_region(name: str, state: StateOf, caller: Operator) -> Response:
+def remove_region(name: str, state: StateOf, caller: Operator) -> None:
     """Removes a region that has no machines, pools, data, placed workloads or checkpoints of live workloads.
 
     Its clusters and datacenters are removed too. Its bucket and the objects in it are not changed.
     """
     with state.transaction() as session:
-        row = find_region(session, name, lock=True)
+        row = existing(session, Region, name, "region", lock=True)
         live = Workload.finished_at.is_(None)
         blockers = list(
             chain(
@@ -96,7 +93,6 @@ def remove_region(name: str, state: StateOf, caller: Operator) -> Response:
         events.record(session, "region.removed", region=name, detail={"by": caller.id})
         write_audit(session, caller, "region.remove", name, bucket_url=row.bucket_url)
         outbox.wake_scheduler(session)
-    return Response(status_code=204)
 
 
 def _named(session: Session, what: str, wanted: Select[str]) -> Sequence[str]:

@@ -3,24 +3,21 @@
 from typing import Annotated
 
 from fastapi import Query
-from pydantic import Field
 from sqlalchemy import select
 
 from api.auth import Viewer
 from api.masking import mask
+from api.paging import Page
 from api.routing import Router
 from api.state import StateOf
-from api.views import AuditEntryView, View
+from api.views import AuditEntryView
 from infra.db.logs import Audit
 
 router = Router(prefix="/v1", tags=["tenants"])
 
 
-class AuditPage(View):
+class AuditPage(Page[AuditEntryView]):
     """A page of audit entries, newest first."""
-
-    items: list[AuditEntryView]
-    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
 @router.get("/audit", summary="List audit entries")
@@ -38,12 +35,6 @@ def list_audit(
         if cursor is not None:
             wanted = wanted.where(Audit.id < int(cursor))
         rows = session.scalars(wanted).all()
-        items = [
-            AuditEntryView(
-                id=row.id, at=row.at, actor=row.actor, tenant=row.tenant, action=row.action, target=row.target,
-                detail=row.detail,
-            )
-            for row in rows[:limit]
-        ]  # fmt: skip
+        items = [AuditEntryView.from_row(row) for row in rows[:limit]]
         found = AuditPage(items=items, next_cursor=str(items[-1].id) if len(rows) > limit else None)
         return mask(session, caller, found)

@@ -3,7 +3,6 @@
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from fastapi import Response
 from pydantic import Field
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
@@ -12,8 +11,8 @@ from sqlalchemy.orm import Session
 from api.auth import AnyKey, Operator, Role
 from api.bodies import Body, JsonOnly, Line, MachineId, Name
 from api.openapi import refusals
-from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
-from api.problems import HttpProblem, ProblemType, invalid, not_found
+from api.paging import MAX_ITEMS, Cursor, Limit, Page, page
+from api.problems import HttpProblem, ProblemType, existing, invalid
 from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
@@ -65,11 +64,8 @@ class NewKeyView(KeyView):
     key: Annotated[str, Field(json_schema_extra={"readOnly": True})]
 
 
-class KeyList(View):
+class KeyList(Page[KeyView]):
     """A page of keys, sorted by id."""
-
-    items: list[KeyView]
-    next_cursor: NextCursor
 
 
 class IdentityView(View):
@@ -86,14 +82,7 @@ class IdentityView(View):
 @router.get("/whoami", summary="Get the caller's identity")
 async def whoami(caller: AnyKey) -> IdentityView:
     """Returns the id, role, tenant, machine, label and expiry of the key that is used."""
-    return IdentityView(
-        id=caller.id,
-        role=caller.role,
-        tenant=caller.tenant,
-        machine=caller.machine,
-        label=caller.label,
-        expires_at=caller.expires_at,
-    )
+    return IdentityView.from_row(caller)
 
 
 @router.get("/keys", summary="List API keys")
@@ -104,17 +93,15 @@ def list_keys(state: StateOf, _: Operator, limit: Limit = MAX_ITEMS, cursor: Cur
         wanted = wanted.where(ApiKey.id > cursor)
     with state.transaction() as session:
         rows, following = page(session.scalars(wanted).all(), limit, lambda row: row.id)
-        return KeyList(items=[KeyView(**_fields(row)) for row in rows], next_cursor=following)
+        return KeyList(items=[KeyView.from_row(row) for row in rows], next_cursor=following)
 
 
 @router.get("/keys/{id}", summary="Get an API key", responses=refusals(404))
 def get_key(id: str, state: StateOf, _: Operator) -> KeyView:
     """Returns one key."""
     with state.transaction() as session:
-        row = session.get(ApiKey, id)
-        if row is None:
-            raise not_found("API key", id)
-        return KeyView(**_fields(row))
+        row = existing(session, ApiKey, id, "API key")
+        return KeyView.from_row(row)
 
 
 @router.post("/keys", status_code=201, summary="Create an API key")
@@ -153,11 +140,11 @@ def create_key(body: KeyBody, state: StateOf, caller: Operator) -> NewKeyView:
         said = {"role": body.role.value, "label": body.label, "expires_in_s": body.expires_in_s}
         said |= {} if body.machine is None else {"machine": body.machine}
         write_audit(session, caller, "key.create", key_id, tenant=body.tenant, **said)
-        return NewKeyView(**_fields(row), key=key)
+        return NewKeyView.from_row(row, key=key)
 
 
 @router.delete("/keys/{id}", status_code=204, summary="Revoke an API key", responses=refusals(404, 409))
-def revoke_key(id: str, state: StateOf, caller: Operator) -> Response:
+def revoke_key(id: str, state: StateOf, caller: Operator) -> None:
     """Revokes a key immediately. The last operator's key cannot be revoked."""
     with state.transaction() as session:
         # Lock all operators' keys, so that two concurrent requests cannot revoke the last two.
@@ -167,9 +154,7 @@ def revoke_key(id: str, state: StateOf, caller: Operator) -> Response:
             .order_by(ApiKey.id)
             .with_for_update()
         ).all()
-        row = session.get(ApiKey, id)
-        if row is None:
-            raise not_found("API key", id)
+        row = existing(session, ApiKey, id, "API key")
         if operators == [id]:
             raise HttpProblem(
                 ProblemType.CONFLICT, "this is the last operator's key; create another one before you revoke it"
@@ -177,7 +162,6 @@ def revoke_key(id: str, state: StateOf, caller: Operator) -> Response:
         if row.revoked_at is None:
             row.revoked_at = func.now()
             write_audit(session, caller, "key.revoke", id, tenant=row.tenant)
-    return Response(status_code=204)
 
 
 def _ensure_cluster(session: Session, machine: str) -> None:
@@ -191,16 +175,3 @@ def _ensure_cluster(session: Session, machine: str) -> None:
         raise invalid("machine", f"region {region} does not exist", machine)
     new = insert(Cluster).values(region=region, name=cluster, capacity=CapacityKind.VOLUNTARY.value)
     session.execute(new.on_conflict_do_nothing())
-
-
-def _fields(row: ApiKey) -> dict[str, object]:
-    return {
-        "id": row.id,
-        "role": row.role,
-        "tenant": row.tenant,
-        "machine": row.machine,
-        "label": row.label,
-        "created_at": row.created_at,
-        "revoked_at": row.revoked_at,
-        "expires_at": row.expires_at,
-    }

@@ -2,7 +2,6 @@
 
 from datetime import datetime
 
-from fastapi import Response
 from pydantic import Field
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
@@ -11,8 +10,8 @@ from sqlalchemy.orm import Session
 from api.auth import Submitter, Viewer
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
-from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
-from api.problems import HttpProblem, ProblemType, not_found, over_limit
+from api.paging import MAX_ITEMS, Cursor, Limit, Page, page
+from api.problems import HttpProblem, ProblemType, existing, not_found, over_limit
 from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import View, write_audit
@@ -39,11 +38,8 @@ class SecretView(View):
     updated_at: datetime
 
 
-class SecretList(View):
+class SecretList(Page[SecretView]):
     """A page of secrets, sorted by name."""
-
-    items: list[SecretView]
-    next_cursor: NextCursor
 
 
 @router.get("", summary="List a tenant's secrets", responses=refusals(404))
@@ -56,8 +52,7 @@ def list_secrets(
     if cursor is not None:
         wanted = wanted.where(Secret.name > cursor)
     with state.transaction() as session:
-        if session.get(Tenant, name) is None:
-            raise not_found("tenant", name)
+        existing(session, Tenant, name, "tenant")
         rows, following = page(session.execute(wanted).all(), limit, lambda row: str(row.name))
         items = [SecretView(name=secret, updated_at=updated_at) for secret, updated_at in rows]
         return SecretList(items=items, next_cursor=following)
@@ -69,8 +64,7 @@ def put_secret(name: str, secret: Name, body: SecretBody, state: StateOf, caller
     caller.require_tenant(name)
     box = encrypt_secret(_master_key(state), body.value)
     with state.transaction() as session:
-        if session.get(Tenant, name) is None:
-            raise not_found("tenant", name)
+        existing(session, Tenant, name, "tenant")
         if session.get(Secret, (name, secret)) is None:
             _require_room(session, name, state.settings.limits.secrets_per_tenant)
         row = insert(Secret).values(tenant=name, name=secret, box=box)
@@ -84,7 +78,7 @@ def put_secret(name: str, secret: Name, body: SecretBody, state: StateOf, caller
 
 
 @router.delete("/{secret}", status_code=204, summary="Delete a secret", responses=refusals(404))
-def delete_secret(name: str, secret: str, state: StateOf, caller: Submitter) -> Response:
+def delete_secret(name: str, secret: str, state: StateOf, caller: Submitter) -> None:
     """Deletes a secret. Later attempts of workloads that name it cannot start until it exists again."""
     caller.require_tenant(name)
     with state.transaction() as session:
@@ -92,7 +86,6 @@ def delete_secret(name: str, secret: str, state: StateOf, caller: Submitter) -> 
         if session.execute(gone).first() is None:
             raise not_found(f"secret of tenant {name}", secret)
         write_audit(session, caller, "secret.delete", f"{name}/{secret}", tenant=name)
-    return Response(status_code=204)
 
 
 def _require_room(session: Session, tenant: str, most: int) -> None:

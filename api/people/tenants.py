@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-from fastapi import Response
 from pydantic import Field
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
@@ -10,8 +9,8 @@ from sqlalchemy.orm import Session
 from api.auth import Operator, Viewer
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
-from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
-from api.problems import HttpProblem, ProblemType, not_found
+from api.paging import MAX_ITEMS, Cursor, Limit, Page, page
+from api.problems import HttpProblem, ProblemType, existing
 from api.routing import Router
 from api.state import StateOf
 from api.views import ResourcesView, View, write_audit
@@ -51,11 +50,8 @@ class TenantView(View):
     used: ResourcesView
 
 
-class TenantList(View):
+class TenantList(Page[TenantView]):
     """A page of tenants, sorted by name."""
-
-    items: list[TenantView]
-    next_cursor: NextCursor
 
 
 @router.get("", summary="List tenants")
@@ -77,7 +73,7 @@ def get_tenant(name: str, state: StateOf, caller: Viewer) -> TenantView:
     """Returns one tenant."""
     caller.require_tenant(name)
     with state.transaction() as session:
-        return _view(_find(session, name), _used(session))
+        return _view(existing(session, Tenant, name, "tenant"), _used(session))
 
 
 @router.put("/{name}", summary="Create or replace a tenant", responses=refusals(409))
@@ -104,10 +100,10 @@ def put_tenant(name: Name, body: TenantBody, state: StateOf, caller: Operator) -
 
 
 @router.delete("/{name}", status_code=204, summary="Delete a tenant", responses=refusals(404, 409))
-def delete_tenant(name: str, state: StateOf, caller: Operator) -> Response:
+def delete_tenant(name: str, state: StateOf, caller: Operator) -> None:
     """Deletes a tenant with its secrets and archives. Refused while it has workloads or valid keys."""
     with state.transaction() as session:
-        row = _find(session, name)
+        row = existing(session, Tenant, name, "tenant")
         workloads = session.scalar(select(func.count()).where(Workload.tenant == name))
         keys = session.scalar(select(func.count()).where(ApiKey.tenant == name, ApiKey.is_good()))
         if workloads or keys:
@@ -120,7 +116,6 @@ def delete_tenant(name: str, state: StateOf, caller: Operator) -> Response:
         session.delete(row)
         write_audit(session, caller, "tenant.delete", name, tenant=name)
         outbox.wake_scheduler(session)
-    return Response(status_code=204)
 
 
 def _refuse_second(session: Session, why: str | None) -> None:
@@ -132,13 +127,6 @@ def _refuse_second(session: Session, why: str | None) -> None:
     if other is not None:
         detail = f"a second tenant beside {other} is refused: {why}"
         raise HttpProblem(ProblemType.CONFLICT, f"{detail}; if tenants trust each other: mizzen up --trust-tenants")
-
-
-def _find(session: Session, name: str) -> Tenant:
-    row = session.get(Tenant, name)
-    if row is None:
-        raise not_found("tenant", name)
-    return row
 
 
 def _used(session: Session) -> dict[str, ResourcesView]:

@@ -3,7 +3,6 @@
 import time
 from typing import Annotated
 
-from fastapi import Response
 from pydantic import Field, StringConstraints
 from sqlalchemy.dialects.postgresql import insert
 
@@ -47,7 +46,7 @@ class RequestsBody(Body):
     "/{id}/requests", status_code=204, summary="Report counted requests", dependencies=[JsonOnly],
     responses=refusals(404, 409),
 )  # fmt: skip
-def report_requests(id: str, body: RequestsBody, state: StateOf, caller: Balancer) -> Response:
+def report_requests(id: str, body: RequestsBody, state: StateOf, caller: Balancer) -> None:
     """Stores the counts of a balancer. A second that was reported before is not changed, so reports can be repeated.
 
     A balancer also reports seconds without requests, at least one in ten seconds: its silence means that the number of
@@ -62,4 +61,3 @@ def report_requests(id: str, body: RequestsBody, state: StateOf, caller: Balance
         row = find_service(session, caller, id)
         rows = [{"service": row.id, "balancer": body.balancer, **one.model_dump()} for one in body.seconds]
         session.execute(insert(ServiceRequests).values(rows).on_conflict_do_nothing())
-    return Response(status_code=204)

@@ -256,22 +256,11 @@ def replica_views(session: Session, rows: Sequence[ServiceReplica]) -> list[Serv
 def _replica_view(
     row: ServiceReplica, workload: Workload | None, states: Mapping[tuple[str, int], str], zone: str | None
 ) -> ServiceReplicaView:
-    return ServiceReplicaView(
-        number=row.number,
-        version=row.version,
-        workload=row.workload,
+    return ServiceReplicaView.from_row(
+        row,
         stage=_stage(row, workload, states.get((row.service, row.number))),
-        kind=row.kind,
         zone=row.zone or zone,
-        address=row.address,
-        port=row.port,
-        usd_per_h=row.usd_per_h,
-        is_base=row.is_base,
-        replaces=row.replaces,
-        launched_at=row.launched_at,
         ready_at=row.first_ready_at,
-        ended_at=row.ended_at,
-        cause=row.cause,
         probe_error=None if row.ready else row.probe_error,
         phase=None if workload is None else workload.phase,
         reason=None if workload is None else reason_view(workload.reason),

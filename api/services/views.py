@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from api.paging import NextCursor
+from api.paging import Page
 from api.views import ReasonView, View
 from domain.service import LoadBalancing, UpdateMode
 
@@ -97,18 +97,12 @@ class ServiceChanged(ServiceDetail):
     document_notes: list[str] = Field(description="Fields of the document that have no effect or another one")
 
 
-class ServicePage(View):
+class ServicePage(Page[ServiceView]):
     """A page of services, sorted by tenant and name."""
 
-    items: list[ServiceView]
-    next_cursor: NextCursor
 
-
-class ServiceReplicaPage(View):
+class ServiceReplicaPage(Page[ServiceReplicaView]):
     """A page of a service's replicas, newest first."""
-
-    items: list[ServiceReplicaView]
-    next_cursor: NextCursor
 
 
 class EndpointView(View):

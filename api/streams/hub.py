@@ -19,11 +19,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.auth import Caller
 from api.problems import HttpProblem, ProblemType, over_limit
-from infra.config import LimitSettings
+from infra.config.services import LimitSettings
 from infra.db import events
 from infra.db.events import Cursor
 from infra.db.notifications import notified
-from infra.db.session import in_thread, transaction
+from infra.db.session import in_db
 from infra.db.tenants import ApiKey
 
 KEYS_S = 10.0
@@ -169,7 +169,7 @@ class Hub:
                 )
                 async with connection:
                     await connection.execute(f"listen {events.CHANNEL}")
-                    cursor = await in_thread(self._position)
+                    cursor = await in_db(self._engine, events.position)
                     self._wake_all()  # Events may have been written while no connection was listening.
                     checked_s = time.monotonic()
                     while True:
@@ -185,33 +185,20 @@ class Hub:
 
     async def _wake_concerned(self, cursor: Cursor) -> Cursor:
         while True:
-            found = await in_thread(self._after, cursor)
-            for _, workload, tenant in found:
+            found = await in_db(self._engine, events.read_after, cursor, limit=_PAGE)
+            for event in found:
                 for follower in self._followers:
-                    if follower.concerned(workload, tenant):
+                    if follower.concerned(event.workload, event.tenant):
                         follower.due.set()
             if not found:
                 return cursor
-            cursor = found[-1][0]
+            cursor = Cursor(found[-1].txid, found[-1].id)
 
     async def _end_revoked(self) -> None:
         keys = {follower.key for follower in self._followers}
-        good = await in_thread(self._good, keys)
+        valid = select(ApiKey.id).where(ApiKey.id.in_(keys), ApiKey.is_good())
+        good = await in_db(self._engine, lambda session: set(session.scalars(valid)))
         for follower in self._followers:
             if follower.key in keys - good:
                 follower.is_revoked = True
                 follower.due.set()
-
-    def _good(self, keys: set[str]) -> set[str]:
-        with transaction(self._engine) as session:
-            wanted = select(ApiKey.id).where(ApiKey.id.in_(keys), ApiKey.is_good())
-            return set(session.scalars(wanted))
-
-    def _position(self) -> Cursor:
-        with transaction(self._engine) as session:
-            return events.position(session)
-
-    def _after(self, cursor: Cursor) -> list[tuple[Cursor, str | None, str | None]]:
-        with transaction(self._engine) as session:
-            found = events.read_after(session, cursor, limit=_PAGE)
-            return [(Cursor(event.txid, event.id), event.workload, event.tenant) for event in found]

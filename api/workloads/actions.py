@@ -19,7 +19,7 @@ from api.workloads.views import CancelledView, WorkloadView
 from api.workloads.workload_queries import effective_level, find, view
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
-from domain.protocol import MailKind
+from domain.protocol.mail import MailKind
 from domain.reasons import Reason, ReasonCode
 from infra.db import events, outbox
 from infra.db.models import Workload

@@ -14,9 +14,8 @@ from api.openapi import refusals
 from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, reason_view
-from api.workloads.reasons import QueueRow, Why, why_all
+from api.workloads.reasons import QueueRow, Waits, Why, waits_of, why_all
 from api.workloads.views import QueueEntry, QueueView, WhyView
-from api.workloads.waits import Waits, waits_of
 from api.workloads.workload_queries import effective_level, find
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import ReasonCode

@@ -1,18 +1,21 @@
 """Determines the reasons for the state of workloads. Lists, `show`, `why` and the queue all use this module."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import ARRAY, Text, any_, bindparam, func, select
+from sqlalchemy.dialects.postgresql import array
 from sqlalchemy.orm import Session
 
 from api.views import ReasonView, reason_view
-from api.workloads.pending_launches import machines_on_their_way
+from domain.lifecycle.instances import InstancePhase
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import Reason, ReasonCode, running_since
 from infra.db import published_queue
+from infra.db.capacity import InstanceRow
 from infra.db.logs import Event, Waiting
 from infra.db.models import Attempt, Workload
 
@@ -144,3 +147,77 @@ def _started(session: Session, rows: Sequence[Row]) -> dict[str, datetime | None
 
 def _view(reason: Reason) -> ReasonView:
     return ReasonView(**reason.to_json())
+
+
+_RELEASED = select(Attempt.workload, Attempt.attempt, Attempt.released_at).where(
+    Attempt.workload == any_(bindparam("ids", type_=ARRAY(Text)))
+)
+
+
+class Waits(NamedTuple):
+    """How long a workload has waited, in seconds."""
+
+    waited_s: float
+    """Since its submission, without the time on hold, until its end. It counts for credit and reservations."""
+    eligible_s: float | None
+    """Since it could last be placed: since its submission, its last attempt or its last hold, whichever ended last.
+    None: it is not queued, or is on hold."""
+
+
+def waits_of(session: Session, rows: Sequence[Row]) -> dict[str, Waits]:
+    """Returns how long each workload has waited, by id."""
+    again = [row.id for row in rows if row.attempt and Phase(row.phase) in QUEUED_PHASES and row.held_by is None]
+    found = session.execute(_RELEASED, {"ids": again}).all() if again else []
+    released = {(workload, attempt): at for workload, attempt, at in found}
+    now = datetime.now(UTC)
+    out = {}
+    for row in rows:
+        ends = [at for at in (row.finished_at, row.held_at) if at is not None]
+        waited_s = (min(ends, default=now) - row.submitted_at).total_seconds() - row.paused_s
+        eligible_s = None
+        if Phase(row.phase) in QUEUED_PHASES and row.held_by is None:
+            since = (row.submitted_at, row.unheld_at, released.get((row.id, row.attempt)))
+            eligible_s = max(0.0, (now - max(at for at in since if at is not None)).total_seconds())
+        out[row.id] = Waits(max(0.0, waited_s), eligible_s)
+    return out
+
+
+_COMING = [phase.value for phase in (InstancePhase.REQUESTED, InstancePhase.LAUNCHING, InstancePhase.JOINING)]
+
+
+def machines_on_their_way(session: Session, workloads: Sequence[str]) -> dict[str, list[ReasonView]]:
+    """Returns, by workload, the machines that are being launched for it: type, zone and seconds until expected."""
+    if not workloads:
+        return {}
+    found = session.execute(
+        select(InstanceRow.wanted_by, InstanceRow.machine_type, InstanceRow.zone, InstanceRow.expected_at)
+        .where(
+            InstanceRow.wanted_by.has_any(array(workloads)),
+            InstanceRow.phase.in_(_COMING),
+            InstanceRow.gone_at.is_(None),
+        )
+        .order_by(InstanceRow.id)
+    ).all()
+    asked = set(workloads)
+    rows = [
+        (workload, machine_type, zone, at)
+        for wanted_by, machine_type, zone, at in found
+        for workload in wanted_by
+        if workload in asked
+    ]
+    counts: Counter[tuple[str, str, str]] = Counter()
+    expected: dict[tuple[str, str, str], float] = {}
+    now = datetime.now(UTC)
+    for workload, machine_type, zone, at in rows:
+        key = workload, machine_type, zone
+        counts[key] += 1
+        expected[key] = max(expected.get(key, 0.0), 0.0 if at is None else (at - now).total_seconds())
+    out: dict[str, list[ReasonView]] = {}
+    for key, machines in counts.items():
+        workload, machine_type, zone = key
+        detail = {
+            "machines": machines, "machine_type": machine_type, "zone": zone, "expected_s": round(expected[key]),
+        }  # fmt: skip
+        view = ReasonView(**Reason(ReasonCode.WAITING_FOR_CAPACITY, detail).to_json())
+        out.setdefault(workload, []).append(view)
+    return out

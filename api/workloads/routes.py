@@ -28,7 +28,7 @@ from api.workloads.submission import admit, parse, submit
 from api.workloads.views import AllocationList, AttemptList, DryRunView, SubmittedView, WorkloadDetail, WorkloadPage
 from domain.ids import CONTROL_QUEUE
 from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
-from domain.protocol import DryRunRequest, DryRunResult
+from domain.protocol.scheduling import DryRunRequest, DryRunResult
 from domain.spec import WorkloadSpec
 from infra.db.models import Workload
 from infra.errors import ConfigurationError

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from api.paging import NextCursor
+from api.paging import Page
 from api.views import ReasonView, View
 from domain.phases import Phase
 
@@ -155,11 +155,8 @@ class SubmittedView(WorkloadDetail):
     )
 
 
-class WorkloadPage(View):
+class WorkloadPage(Page[WorkloadView]):
     """A page of workloads, newest first."""
-
-    items: list[WorkloadView]
-    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
 class LeftView(View):
@@ -208,11 +205,8 @@ class AttemptView(View):
     cpus: float
 
 
-class AttemptList(View):
+class AttemptList(Page[AttemptView]):
     """A page of attempts, oldest first."""
-
-    items: list[AttemptView]
-    next_cursor: NextCursor
 
 
 class AllocationView(View):
@@ -230,11 +224,8 @@ class AllocationView(View):
     released_at: datetime | None
 
 
-class AllocationList(View):
+class AllocationList(Page[AllocationView]):
     """A page of allocations, oldest first."""
-
-    items: list[AllocationView]
-    next_cursor: NextCursor
 
 
 class CancelledView(View):

@@ -14,7 +14,7 @@ from api.auth import Caller
 from api.paging import page
 from api.problems import not_found
 from api.views import reason_view
-from api.workloads.reasons import Why, why_all, why_new
+from api.workloads.reasons import Why, waits_of, why_all, why_new
 from api.workloads.views import (
     AllocationList,
     AllocationView,
@@ -29,7 +29,6 @@ from api.workloads.views import (
     WorkloadDetail,
     WorkloadView,
 )
-from api.workloads.waits import waits_of
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import ReasonCode
 from domain.slots import TaskSlots, bits
@@ -106,18 +105,17 @@ def attempts(session: Session, row: Workload, limit: int, after: int) -> Attempt
     wanted = select(Attempt).where(*own).order_by(Attempt.attempt).limit(limit + 1)
     found, following = page(session.scalars(wanted).all(), limit, lambda a: str(a.attempt))
     items = [
-        AttemptView(
-            attempt=a.attempt, region=a.region, awarded_at=a.awarded_at, ready_at=a.ready_at, started_at=a.started_at,
-            evicting_since=a.evicting_since, evictor=a.evictor, released_at=a.released_at,
-            outcome=reason_view(a.outcome), resumed_step=a.resumed_step, last_step=a.last_step,
-            checkpoint_step=a.checkpoint_step, checkpoint_at=a.checkpoint_at, checkpoint_bytes=a.checkpoint_bytes,
-            checkpoint_s=a.checkpoint_s, checkpoint_write_s=a.checkpoint_write_s, cadence=a.cadence,
-            bandwidth=_bandwidth(a), load=a.load, failing=a.failing, notice=a.notice, lost_s=a.lost_s,
+        AttemptView.from_row(
+            a,
+            outcome=reason_view(a.outcome),
+            bandwidth=_bandwidth(a),
             stale_tables=a.stale_tables or {},
-            gpus=a.gpu_types, cpus=a.cpus_milli / 1000, left=[_left(one) for one in a.left_files or []],
+            gpus=a.gpu_types,
+            cpus=a.cpus_milli / 1000,
+            left=[_left(one) for one in a.left_files or []],
         )
         for a in found
-    ]  # fmt: skip
+    ]
     return AttemptList(items=items, next_cursor=following)
 
 
@@ -157,13 +155,11 @@ def allocations(session: Session, row: Workload, limit: int, after: tuple[int, s
         for t in tasks_of(spec, attempts[number], own):
             tasks[number, t.machine].append({"job": t.job, "task": t.task, "slots": list(t.slots)})
     items = [
-        AllocationView(
-            attempt=a.attempt, machine=a.machine, slots=bits(a.slots), awaited=bits(a.awaited),
-            cpus=a.cpus_milli / 1000, memory_bytes=a.memory_bytes, tasks=tasks[a.attempt, a.machine],
-            awarded_at=a.awarded_at, held_at=a.held_at, released_at=a.released_at,
+        AllocationView.from_row(
+            a, slots=bits(a.slots), awaited=bits(a.awaited), cpus=a.cpus_milli / 1000, tasks=tasks[a.attempt, a.machine]
         )
         for a in found
-    ]  # fmt: skip
+    ]
     return AllocationList(items=items, next_cursor=following)
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from capacity.provider import Provider
 from domain.ids import NAME_RULE, is_name
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.documents import problems
 from infra.errors import ConfigurationError
 

@@ -10,7 +10,8 @@ from domain.lifecycle.checkpoint_load import FailedLoad, failed_load, loaded
 from domain.lifecycle.gangs import GangEnd
 from domain.lifecycle.suspicion import MOST_ATTEMPTS, NONE, Doubt, Suspicion, doubt
 from domain.phases import TERMINAL_PHASES, Phase
-from domain.protocol import LaunchPlan, Mail, MailKind
+from domain.protocol.mail import Mail, MailKind
+from domain.protocol.workloads import LaunchPlan
 from domain.reasons import Reason, ReasonCode
 from domain.task_reports import TaskProgress
 

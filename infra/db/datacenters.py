@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from domain.datacenters import Placed, StoredPartition, datacenter_name, region_instance
 from domain.ids import partition_read, split_read
 from domain.instance import Homes, InstanceRegion, TetrisInstance
-from infra.config import TetrisSettings
+from infra.config.data import TetrisSettings
 from infra.db import models, tables
 from infra.db.placement_instance import HOURS_A_DAY, gather_tables, supply_by_region, transaction_time, weights_of
 from infra.db.reads import partial_reads

@@ -3,7 +3,7 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from domain.protocol import MailKind
+from domain.protocol.mail import MailKind
 from domain.reasons import Reason, ReasonCode
 from infra.db import outbox
 from infra.db.models import Allocation, Machine

@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from domain.protocol import ON_DEMAND, MailKind
+from domain.protocol.data import ON_DEMAND
+from domain.protocol.mail import MailKind
 from infra.db import events
 
 CHANNEL = "mizzen_outbox"

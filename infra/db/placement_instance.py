@@ -7,7 +7,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from domain.instance import InstanceRegion, PlacedTable, TetrisInstance, Weights
-from infra.config import TetrisSettings
+from infra.config.data import TetrisSettings
 from infra.db import models, tables
 from infra.db.usage import recurring_jobs
 from infra.errors import CatalogueError

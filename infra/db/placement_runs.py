@@ -8,7 +8,7 @@ from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, fun
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from infra.config import NightlySettings
+from infra.config.data import NightlySettings
 from infra.db.base import NOW, Base, Json
 
 

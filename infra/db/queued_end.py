@@ -10,7 +10,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.orm.util import identity_key
 
 from domain.phases import QUEUED_PHASES, Phase
-from domain.protocol import MailKind
+from domain.protocol.mail import MailKind
 from domain.reasons import Reason
 from infra.db import events, outbox
 from infra.db.models import Workload

@@ -7,7 +7,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from domain.ids import partition_read, split_read
-from domain.reads import Reads
+from domain.instance import Reads
 
 _FETCHED = 5000
 

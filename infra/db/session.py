@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import make_url
@@ -98,6 +98,16 @@ def transaction(engine: Engine, *, isolation: str | None = None) -> Iterator[Ses
         with connection.begin(), Session(connection, expire_on_commit=False) as session:
             yield session
             session.flush()
+
+
+async def in_db(engine: Engine, work: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs `work(session, ...)` in a thread and in a transaction of its own, and returns its result (`in_thread`)."""
+
+    def run() -> T:
+        with transaction(engine) as session:
+            return work(session, *args, **kwargs)
+
+    return await in_thread(run)
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -5,20 +5,25 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, update
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from temporalio.service import RPCError
 
+from domain.protocol.mail import MailKind
+from domain.reasons import ReasonCode
 from infra import children
 from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap
-from infra.config import Settings, TemporalSettings
-from infra.db import events
+from infra.config.services import TemporalSettings
+from infra.config.settings import Settings
+from infra.db import events, outbox
+from infra.db.capacity import InstanceRow
 from infra.db.migrate import refuse_unknown
+from infra.db.models import Allocation, Machine, Workload
 from infra.db.session import open_engine, transaction
 from infra.db.tenants import Tenant
 from infra.errors import ConfigurationError, StackError
@@ -30,12 +35,11 @@ from infra.stack.compilation import compile_loops
 from infra.stack.fleet import Fleet
 from infra.stack.liveness import Probe
 from infra.stack.lock import make_closed
-from infra.stack.machine_drain import launched_here, withdraw
 from infra.stack.ports import StackPorts, free_port
 from infra.stack.postgres import EmbeddedPostgres
 from infra.stack.sockets import short_path
 from infra.stack.supervisor import Child, Supervisor, dies_with_parent
-from infra.stack.temporal_state import discard_unfinished
+from infra.stack.temporal import discard_unfinished
 from infra.temporal_client import UI_PATH, UNIX
 from infra.users import complete_environment
 
@@ -378,3 +382,38 @@ async def _until_done(part: str, work: Callable[[], Awaitable[T]]) -> T:
                 raise StackError(f"{part}: {error}") from None
             _log.warning("%s: retrying: %s", part, str(error).partition("\n")[0])
             await asyncio.sleep(0.5)
+
+
+def launched_here(engine: Engine, providers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns the ids of launched machines that run on this computer. `providers` are those of the settings."""
+    names = [name for name, settings in providers.items() if settings.get("kind") == "trace"]
+    here = select(InstanceRow.machine).where(InstanceRow.provider.in_(names), InstanceRow.gone_at.is_(None))
+    with transaction(engine) as session:
+        return [machine for machine in session.scalars(here) if machine is not None]
+
+
+def withdraw(
+    engine: Engine, machines: Iterable[str], told: Collection[tuple[str, int]] = ()
+) -> tuple[set[tuple[str, int]], float]:
+    """Stops placing work on `machines`, and sends a preemption to every attempt with tasks there.
+
+    Attempts in `told` are not preempted again. Returns the attempts that still have tasks there (workload id and
+    number), and the longest grace among them in seconds. A machine takes work again when its agent next registers, or
+    when a released run on it is confirmed to have ended.
+    """
+    ids = sorted(machines)
+    with transaction(engine) as session:
+        # An award also locks its machines: either it is visible below, or it finds the machines not ready.
+        session.scalars(select(Machine.id).where(Machine.id.in_(ids)).order_by(Machine.id).with_for_update()).all()
+        session.execute(update(Machine).where(Machine.id.in_(ids), Machine.state == "ready").values(state="joining"))
+        rows = session.execute(
+            select(Workload.id, Allocation.attempt, Workload.spec["checkpoint"])
+            .join(Allocation, Allocation.workload == Workload.id)
+            .where(Allocation.machine.in_(ids), Allocation.released_at.is_(None))
+            .distinct()
+        ).all()
+        present = {(workload, attempt) for workload, attempt, _ in rows}
+        for workload, attempt in sorted(present - set(told)):
+            outbox.mail(session, workload, MailKind.PREEMPT, attempt, code=ReasonCode.STACK_STOPPED.value)
+        grace_s = max((float(checkpoint["grace_s"]) for _, _, checkpoint in rows), default=0.0)
+    return present, grace_s

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from infra.config import LivenessSettings
+from infra.config.services import LivenessSettings
 
 _log = logging.getLogger(__name__)
 

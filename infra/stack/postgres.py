@@ -20,10 +20,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 import psycopg
+from psycopg import sql
 
 from infra.errors import StackError
 from infra.files import write_private
-from infra.stack import postgres_roles, postgres_user
+from infra.stack import postgres_user
 from infra.stack.sockets import short_path
 from infra.users import is_bare, user_name
 
@@ -293,10 +294,10 @@ class EmbeddedPostgres:
                 write_private(file, secrets.token_urlsafe(24) + "\n")
         while True:
             try:
-                postgres_roles.settle(self.superuser_url, self._password(self._password_file))
+                settle(self.superuser_url, self._password(self._password_file))
                 return
             except psycopg.OperationalError as error:
-                if postgres_roles.is_wrong_password(error):
+                if is_wrong_password(error):
                     raise StackError(
                         f"postgres: the passwords in {self.folder} are not those of the cluster in {self.data};"
                         " restore them from a backup"
@@ -328,3 +329,26 @@ def _send(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+_ROLE, _DATABASE = "mizzen", "mizzen"
+
+
+def is_wrong_password(error: psycopg.OperationalError) -> bool:
+    """Whether the server rejected the role's password, or the role does not exist."""
+    return "password authentication failed" in str(error)
+
+
+def settle(superuser_url: str, password: str) -> None:
+    """Creates the role `mizzen` with `password`, and its database. Idempotent, also after an interruption.
+
+    Raises:
+        psycopg.OperationalError: the server does not respond, or rejects the superuser's password.
+    """
+    with psycopg.connect(superuser_url, autocommit=True, connect_timeout=5) as connection:
+        if connection.execute("select 1 from pg_roles where rolname = %s", (_ROLE,)).fetchone() is None:
+            connection.execute(f"create role {_ROLE}")
+        may = "login nosuperuser nocreatedb nocreaterole noreplication nobypassrls"
+        connection.execute(sql.SQL(f"alter role {_ROLE} {may} password {{}}").format(password))
+        if connection.execute("select 1 from pg_database where datname = %s", (_DATABASE,)).fetchone() is None:
+            connection.execute(f"create database {_DATABASE} owner {_ROLE}")

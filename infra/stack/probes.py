@@ -12,7 +12,7 @@ import httpx
 import psycopg
 from temporalio.client import Client
 
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.liveness_pipe import DISPATCHER, LOOP, LivenessListener
 from infra.stack.liveness import Probe
 from infra.temporal_client import connect

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra import children
-from infra.config import LivenessSettings
+from infra.config.services import LivenessSettings
 from infra.errors import StackError
 from infra.liveness_pipe import VARIABLE, LivenessListener
 from infra.pidfds import first_end

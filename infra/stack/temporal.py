@@ -1,7 +1,9 @@
-"""Finds the binary of Temporal's dev server and builds its command line."""
+"""Finds the binary of Temporal's dev server, builds its command line, and checks its database file before the start."""
 
+import contextlib
 import importlib.metadata
 import shutil
+import sqlite3
 import subprocess
 import sys
 from datetime import timedelta
@@ -11,9 +13,38 @@ from temporalio.api.namespace.v1 import NamespaceConfig
 from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
 
 from domain.search_attributes import INTEGERS, KEYWORDS
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.errors import ConfigurationError, StackError
 from infra.temporal_client import UI_PATH, connect
+
+
+def discard_unfinished(state: Path) -> None:
+    """Removes the database file `state` if the server was killed while it created the database.
+
+    The server creates its tables only if there is no file, so it cannot start with an incomplete database. Registering
+    namespaces is the last step of the creation, so a database without namespaces contains no data. A file that cannot
+    be opened at the moment is left unchanged.
+
+    Raises:
+        StackError: the file is damaged or not a database. The message says what to do.
+    """
+    if not state.exists():
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(state.absolute().as_uri() + "?mode=ro", uri=True)) as connection:
+            tables = connection.execute("select count(*) from sqlite_master where name = 'namespaces'").fetchone()
+            if tables[0] and connection.execute("select 1 from namespaces limit 1").fetchone() is not None:
+                return
+    except sqlite3.OperationalError:
+        return
+    except sqlite3.DatabaseError as error:
+        raise StackError(
+            f"temporal: {state} is damaged: {error}; restore it from a backup, or move {state.name}* away: "
+            "workflows are then recreated from Postgres, and running tasks continue"
+        ) from None
+    for path in state.parent.glob(f"{state.name}*"):
+        path.unlink(missing_ok=True)
+
 
 OLDEST_CLI = (1, 3)
 """The oldest version of the Temporal CLI whose dev server supports all options used here."""

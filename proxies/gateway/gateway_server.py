@@ -15,7 +15,8 @@ import grpc
 from sqlalchemy.exc import SQLAlchemyError
 from temporalio.service import TLSConfig
 
-from infra.config import Settings, TemporalSettings
+from infra.config.services import TemporalSettings
+from infra.config.settings import Settings
 from infra.db.migrate import refuse_unknown
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError

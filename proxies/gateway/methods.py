@@ -17,7 +17,7 @@ from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice import v1 as service
 
 from domain.ids import CONTROL_QUEUE, RUN_RULE, agent_queue, is_run, machine_workflow_id
-from domain.protocol import Hello, MachineNotice
+from domain.protocol.machines import Hello, MachineNotice
 from domain.registration import wrong_hello
 from proxies.gateway import reports
 from proxies.gateway.refusals import denied, malformed

@@ -7,7 +7,8 @@ from temporalio.api.common.v1 import Payloads
 from temporalio.api.enums.v1 import ApplicationErrorCategory
 from temporalio.api.failure.v1 import Failure
 
-from domain.protocol import Activity, NodeHeartbeat, NodeOutcome, NodePrepared
+from domain.protocol.activities import Activity
+from domain.protocol.machines import NodeHeartbeat, NodeOutcome, NodePrepared
 from proxies.gateway.refusals import denied, malformed
 from proxies.gateway.values import encoded, named, value
 

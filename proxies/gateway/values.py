@@ -13,7 +13,7 @@ from typing import Any
 from temporalio.api.common.v1 import Payload, Payloads
 
 from domain.ids import NAME_RULE, is_name
-from domain.protocol import TaskExit
+from domain.protocol.machines import TaskExit
 from domain.task_reports import LoadReport, LoadState, TaskProgress
 from infra.payloads import DATA_CONVERTER
 from proxies.gateway.refusals import malformed

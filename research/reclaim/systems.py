@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from infra.config import ReclaimSettings
+from infra.config.scheduling import ReclaimSettings
 from reclaim.buildings import DEFAULT_RULES, Rules
 from reclaim.hazard import HazardSettings
 from reclaim.intervals import P1Settings

@@ -15,7 +15,7 @@ from domain.capacity import CPU, CapacityKind
 from domain.documents import DocumentPart, Name, RuleError
 from domain.ids import machine_id
 from domain.scheduling import MachineState
-from infra.config import CapacitySettings
+from infra.config.scheduling import CapacitySettings
 from simulation.meter import Meter
 from simulation.supply import Keeper, Machines, Supply
 from simulation.transitions import Transitions

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from agent.fleet import power_off
 from infra import children
-from infra.config import ApiSettings, Settings
+from infra.config.services import ApiSettings
+from infra.config.settings import Settings
 from infra.errors import MizzenError
 from infra.process_exit import stop_signals
 from infra.stack.embedded import EmbeddedStack

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from infra.config import LifecycleSettings, SchedulerSettings
+from infra.config.scheduling import LifecycleSettings, SchedulerSettings
 from infra.stack.fleet import ClusterEntry, Fleet, MachineEntry, RegionEntry
 
 SCHEDULER = SchedulerSettings(scan_interval_s=5.0, min_runtime_s=2.0, bid_timeout_s=15.0)

@@ -9,7 +9,8 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from domain.ids import agent_queue
-from domain.protocol import Activity, NodeHeartbeat, NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode, TaskExit
+from domain.protocol.activities import Activity
+from domain.protocol.machines import NodeHeartbeat, NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode, TaskExit
 from domain.task_reports import BandwidthReport, TaskProgress
 
 

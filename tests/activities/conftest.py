@@ -15,7 +15,7 @@ from temporalio.client import Client
 
 from activities.roles import control_worker, region_worker
 from activities.scheduling import auction
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.db.session import open_engine
 from infra.temporal_client import connect
 from tests.activities.placement_runs import PlacementWorld

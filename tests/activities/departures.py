@@ -3,7 +3,7 @@
 from sqlalchemy import text
 
 from activities.reclaim.pacing import Pacer
-from domain.protocol import Pace
+from domain.protocol.machines import Pace
 from infra.db.reclaim import SiteHazard
 from tests.activities.world import World
 

@@ -22,7 +22,7 @@ from typing import Any
 from activities import roles
 from activities.roles import run_worker
 from activities.scheduling.precompile import precompile
-from infra.config import Settings
+from infra.config.settings import Settings
 from tests.capacity.unreliable import unreliable_providers
 
 GAVE_UP = 70

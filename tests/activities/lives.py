@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select
 
 from domain.phases import Phase
-from domain.protocol import MailKind
+from domain.protocol.mail import MailKind
 from domain.task_reports import TaskProgress
 from infra.db.logs import Outbox
 from tests.activities.world import World

@@ -18,7 +18,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from activities.roles import control_worker, region_worker
 from capacity.provider import Provider
 from domain.ids import CONTROL_QUEUE
-from domain.protocol import Activity
+from domain.protocol.activities import Activity
 from tests.activities.world import World
 
 

@@ -19,7 +19,7 @@ from domain.scheduling import (
     TenantState,
 )
 from domain.spec import WorkloadSpec
-from infra.config import SchedulerSettings
+from infra.config.scheduling import SchedulerSettings
 from infra.db.models import Allocation, Attempt, Cluster, Machine, Workload
 from infra.db.tenants import Tenant
 

@@ -11,8 +11,8 @@ from activities.data.copies import CopyActivities
 from activities.data.moves import MoveActivities
 from activities.data.placement_runs import PlacementRunActivities
 from domain.placement_runs import MoveOrder, MoveRef, NextMove
-from domain.protocol import ReplicateTable
-from infra.config import NightlySettings, TetrisSettings
+from domain.protocol.data import ReplicateTable
+from infra.config.data import NightlySettings, TetrisSettings
 from infra.db.logs import UsageRun
 from infra.db.models import Region
 from infra.db.placement_runs import PlacementMove, PlacementRun

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from sqlalchemy import select
 
-from domain.protocol import MailKind
+from domain.protocol.mail import MailKind
 from infra.db import outbox
 from infra.db.models import Allocation, Machine, Workload
 from tests.activities.lives import Lives

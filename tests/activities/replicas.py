@@ -7,7 +7,7 @@ from sqlalchemy import select
 from temporalio.testing import ActivityEnvironment
 
 from activities.data.copies import CopyActivities
-from domain.protocol import ReplicateTable
+from domain.protocol.data import ReplicateTable
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from tests.activities.world import World
 

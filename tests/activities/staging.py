@@ -1,7 +1,7 @@
 """Staging of a launch by the activity."""
 
 from domain.launch import LaunchDescription
-from domain.protocol import LaunchPlan, StageRequest
+from domain.protocol.workloads import LaunchPlan, StageRequest
 from tests.activities.world import World
 
 

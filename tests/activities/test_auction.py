@@ -14,7 +14,7 @@ import rms.bid
 from activities.scheduling import auction, awards
 from activities.scheduling.bids import asked
 from domain.phases import Phase
-from domain.protocol import AwardRequest, BidRequest
+from domain.protocol.scheduling import AwardRequest, BidRequest
 from domain.scheduling import Bid
 from infra.db import published_queue
 from infra.db.logs import RegionBid, Waiting

@@ -10,7 +10,7 @@ import pytest
 from activities.data.buckets import BucketCheck
 from bench.buckets import EmulatorEndpoint
 from domain import ids
-from infra.config import BucketSettings
+from infra.config.scheduling import BucketSettings
 from infra.db.buckets import BucketState, bucket_states
 from infra.db.models import Region
 from tests.activities.world import World, job

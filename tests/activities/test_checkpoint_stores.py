@@ -13,7 +13,7 @@ from activities.lifecycle import housekeeping
 from activities.lifecycle.housekeeping import HousekeepingActivities
 from domain.launch import LaunchDescription
 from domain.phases import Phase
-from domain.protocol import CheckpointCopy, LaunchPlan, StageRequest
+from domain.protocol.workloads import CheckpointCopy, LaunchPlan, StageRequest
 from infra.db.models import Cluster, Machine, Workload
 from mizzen.checkpoint import Checkpointer, StaleAttemptError
 from mizzen.objects.store import open_store

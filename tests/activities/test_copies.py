@@ -14,8 +14,9 @@ from temporalio.testing import ActivityEnvironment
 from activities import heartbeat
 from activities.data import partitions
 from activities.data.copies import CopyActivities
-from domain.protocol import NIGHTLY, ON_DEMAND, CheckpointCopy, ReplicateTable
-from infra.config import CopySettings
+from domain.protocol.data import NIGHTLY, ON_DEMAND, ReplicateTable
+from domain.protocol.workloads import CheckpointCopy
+from infra.config.data import CopySettings
 from infra.db.tables import Replica
 from mizzen.checkpoint import Checkpointer, Manifest, StaleAttemptError, list_committed
 from mizzen.checkpoint.log import Log
@@ -137,8 +138,8 @@ import os, signal, sys
 from pathlib import Path
 from temporalio.testing import ActivityEnvironment
 from activities.data.copies import CopyActivities
-from domain.protocol import CheckpointCopy
-from infra.config import Settings
+from domain.protocol.workloads import CheckpointCopy
+from infra.config.settings import Settings
 from infra.db.session import open_engine
 
 beats = 0

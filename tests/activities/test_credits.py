@@ -5,7 +5,7 @@ import time
 from activities.lifecycle.credits import Credits
 from domain.ids import checkpoint_prefix
 from domain.phases import Phase
-from domain.protocol import StageRequest
+from domain.protocol.workloads import StageRequest
 from domain.task_reports import TaskProgress
 from infra.db.models import Cluster
 from mizzen.checkpoint import Checkpointer

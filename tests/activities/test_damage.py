@@ -11,7 +11,8 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.data.removal import RemovalActivities
 from activities.data.scrub import ScrubActivities
-from domain.protocol import ReplicateTable, Scrub, StageRequest
+from domain.protocol.data import ReplicateTable, Scrub
+from domain.protocol.workloads import StageRequest
 from infra.db.catalogue import ready_replicas
 from infra.db.tables import PartitionManifest, Replica, ReplicaPartition
 from mizzen.objects.store import ObjectStore

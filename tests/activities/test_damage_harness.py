@@ -21,7 +21,8 @@ from activities.data.removal import RemovalActivities
 from activities.data.scrub import ScrubActivities
 from domain.phases import Phase
 from domain.placement_runs import MoveOrder, NextMove
-from domain.protocol import ReplicateTable, Scrub, StageRequest
+from domain.protocol.data import ReplicateTable, Scrub
+from domain.protocol.workloads import StageRequest
 from infra.db import integrity
 from infra.db.logs import Outbox
 from infra.db.placement_runs import PlacementRun

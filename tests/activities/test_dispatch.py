@@ -14,9 +14,9 @@ from activities.lifecycle import dispatch
 from activities.lifecycle.dispatch import Dispatcher
 from domain import ids
 from domain.phases import Phase
-from domain.protocol import MailKind
+from domain.protocol.mail import MailKind
 from domain.search_attributes import TENANT
-from infra.config import SchedulerSettings
+from infra.config.scheduling import SchedulerSettings
 from infra.db import outbox
 from infra.db.logs import Outbox
 from infra.db.models import Workload

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import select
 
-from domain.protocol import DryRunRequest
+from domain.protocol.scheduling import DryRunRequest
 from domain.spec import WorkloadSpec
 from infra.db import published_queue
 from infra.db.logs import Outbox, RegionBid

@@ -1,6 +1,6 @@
 """Dry runs: what the scheduler would do with a workload now."""
 
-from domain.protocol import DryRunRequest
+from domain.protocol.scheduling import DryRunRequest
 from domain.spec import LimitsSpec, WorkloadSpec
 from tests.activities.world import GIB, World, job
 

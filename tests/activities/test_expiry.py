@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import Engine, func, select, text
 from temporalio.testing import ActivityEnvironment
 
+from activities.capacity.ledger import record_refusal
 from activities.capacity.pools import request_instance
-from activities.capacity.refusals import record_refusal
 from activities.data.buckets import BucketCheck
 from activities.lifecycle.housekeeping import HousekeepingActivities
 from capacity.offers import Offer, Shape

@@ -29,29 +29,13 @@ from domain.ids import agent_queue, machine_workflow_id, new_service_id, region_
 from domain.lifecycle.instances import InstancePhase
 from domain.phases import Phase
 from domain.placement_runs import MoveRef, NextMove, PlacementRunRef
-from domain.protocol import (
-    Activity,
-    AwardRequest,
-    BidRequest,
-    CheckpointCopy,
-    DryRunRequest,
-    FlushedRequest,
-    InstanceMove,
-    InstanceRef,
-    MachineNotice,
-    Pace,
-    PrepareNode,
-    ProveKey,
-    ReleaseRequest,
-    ReplicateTable,
-    RunNode,
-    RunPace,
-    Scrub,
-    ServiceRef,
-    StageRequest,
-    StopNode,
-    TransitionRequest,
-)
+from domain.protocol.activities import Activity
+from domain.protocol.data import ReplicateTable, Scrub
+from domain.protocol.instances import InstanceMove, InstanceRef
+from domain.protocol.machines import MachineNotice, Pace, PrepareNode, ProveKey, RunNode, RunPace, StopNode
+from domain.protocol.scheduling import AwardRequest, BidRequest, DryRunRequest
+from domain.protocol.services import ServiceRef
+from domain.protocol.workloads import CheckpointCopy, FlushedRequest, ReleaseRequest, StageRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode
 from domain.task_reports import NoticeReport, TaskProgress
 from infra.db.capacity import InstanceRow, PoolRow

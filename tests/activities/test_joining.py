@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from activities.capacity.join_admission import join_token
 from activities.capacity.ledger import tell_to_end
 from activities.capacity.pools import request_instance
-from activities.capacity.tokens import join_token
 from capacity.offers import Offer, Shape
 from capacity.pools import Pool
 from domain.capacity import CapacityKind

@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError
 from agent.sealed import CannotUnseal, unseal
 from domain import ids
 from domain.phases import Phase
-from domain.protocol import StageRequest
+from domain.protocol.workloads import StageRequest
 from domain.spec import CheckpointSpec, LimitsSpec
 from infra.db.models import Cluster, Workload
 from infra.db.tables import Partition, Replica

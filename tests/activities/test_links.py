@@ -3,8 +3,8 @@
 import pytest
 
 from activities.data.bandwidth_shares import share
-from domain.protocol import NIGHTLY, ON_DEMAND
-from infra.config import CopySettings
+from domain.protocol.data import NIGHTLY, ON_DEMAND
+from infra.config.data import CopySettings
 
 
 def test_a_link_has_one_budget() -> None:

@@ -6,7 +6,8 @@ from sqlalchemy import select
 from domain.hazard import hazard_per_h
 from domain.lost_work import lost_work_s
 from domain.phases import Phase
-from domain.protocol import FlushedRequest, MachineNotice, ReleaseRequest
+from domain.protocol.machines import MachineNotice
+from domain.protocol.workloads import FlushedRequest, ReleaseRequest
 from domain.reasons import Reason, ReasonCode
 from domain.task_reports import CadenceReport, LoadReport, NoticeReport, TaskProgress
 from infra.db.logs import Outbox

@@ -7,7 +7,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.data.copies import CopyActivities
 from activities.data.on_demand import targets
-from domain.protocol import ReplicateTable
+from domain.protocol.data import ReplicateTable
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
 from infra.db.models import Machine, Region

@@ -6,7 +6,7 @@ import pytest
 
 from activities.scheduling.scheduler_state import SchedulerState
 from domain.phases import Phase
-from domain.protocol import MachineNotice
+from domain.protocol.machines import MachineNotice
 from domain.task_reports import OWNER, NoticeReport
 from infra.db.models import Cluster, Machine
 from tests.activities.invariants import check

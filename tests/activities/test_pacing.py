@@ -8,7 +8,7 @@ import pytest
 
 from activities.lifecycle.workloads import set_progress
 from activities.reclaim.lent_rows import GPU_BYTES
-from domain.protocol import MachineNotice
+from domain.protocol.machines import MachineNotice
 from domain.task_reports import LEAST_SAVE_BYTES, OWNER, BandwidthReport, NoticeReport, TaskProgress
 from infra.db.models import Attempt, Cluster, Machine
 from infra.db.reclaim import SiteHazard

@@ -2,7 +2,7 @@
 
 from sqlalchemy import text
 
-from activities.lifecycle.expiry import expire_pending
+from activities.lifecycle.progress import expire_pending
 from domain.phases import Phase
 from domain.spec import LimitsSpec
 from infra.db.models import Workload

@@ -11,7 +11,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.data.removal import RemovalActivities
 from activities.lifecycle.housekeeping import HousekeepingActivities
-from infra.config import CopySettings
+from infra.config.data import CopySettings
 from infra.db import outbox
 from infra.db.placement_runs import PlacementRun, begin_placement_run
 from infra.db.tables import Replica, Table

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from temporalio.client import Client
 
-from activities.data.placement_schedule import placement_schedule, set_schedule
+from activities.lifecycle.singletons import placement_schedule, set_schedule
 from domain import ids
-from infra.config import CopySettings, NightlySettings
+from infra.config.data import CopySettings, NightlySettings
 from infra.db import outbox
 from infra.db.models import Region
 from infra.db.placement_runs import PlacementPause, PlacementRun, begin_placement_run

@@ -17,7 +17,7 @@ from activities.roles import control_worker
 from domain import ids
 from domain.lifecycle.launch_limits import LONGEST_S
 from domain.phases import Phase
-from domain.protocol import NodeHeartbeat
+from domain.protocol.machines import NodeHeartbeat
 from domain.search_attributes import PHASE, PRIORITY, REGION, TENANT
 from domain.spec import LimitsSpec
 from domain.task_reports import BandwidthReport, TaskProgress

@@ -4,7 +4,7 @@ import pytest
 
 from activities.lifecycle.beats import Beat
 from activities.services.readiness import record_readiness
-from domain.protocol import NodeHeartbeat
+from domain.protocol.machines import NodeHeartbeat
 from domain.task_reports import ServingReport, TaskProgress
 from infra.db.services import ServiceReplica, ServiceRow, ServiceVersion
 from tests.activities.world import World

@@ -21,8 +21,9 @@ from activities.lifecycle.singletons import SINGLETONS, assert_singletons, keep_
 from activities.lifecycle.workload_start import read_start, start_workflow
 from domain import ids
 from domain.phases import Phase
-from domain.protocol import MailKind, WorkloadInput
-from infra.config import Settings
+from domain.protocol.mail import MailKind
+from domain.protocol.workloads import WorkloadInput
+from infra.config.settings import Settings
 from infra.db import outbox
 from infra.db.logs import Outbox
 from infra.db.models import Attempt, Workload

@@ -9,7 +9,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.lifecycle.workloads import set_progress
 from domain.phases import Phase
-from domain.protocol import TASKS_MAY_RUN, ReleaseRequest, TransitionRequest
+from domain.protocol.workloads import TASKS_MAY_RUN, ReleaseRequest, TransitionRequest
 from domain.task_reports import LeftFiles, TaskProgress
 from infra.db.logs import UsageRun
 from infra.db.models import Attempt, Machine, Workload

@@ -14,7 +14,7 @@ from activities.data.removal import RemovalActivities
 from activities.data.scrub import ScrubActivities
 from domain.ids import CONTROL_QUEUE, replica_workflow_id
 from domain.phases import Phase
-from domain.protocol import ReplicateTable, Scrub
+from domain.protocol.data import ReplicateTable, Scrub
 from infra.db.rounds import loop_states
 from infra.db.tables import Replica, ReplicaPartition
 from mizzen.objects.files import FileStore

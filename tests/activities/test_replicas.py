@@ -15,7 +15,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.data import partitions, replicas
 from activities.data.copies import CopyActivities
-from domain.protocol import NIGHTLY, ReplicateTable
+from domain.protocol.data import NIGHTLY, ReplicateTable
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from mizzen.environment import local_path
 from mizzen.objects import copy
@@ -106,8 +106,8 @@ _KILLED = """
 import os, signal, sys
 from temporalio.testing import ActivityEnvironment
 from activities.data.copies import CopyActivities
-from domain.protocol import NIGHTLY, ReplicateTable
-from infra.config import Settings
+from domain.protocol.data import NIGHTLY, ReplicateTable
+from infra.config.settings import Settings
 from infra.db.session import open_engine
 
 beats = 0

@@ -6,8 +6,8 @@ import pytest
 from temporalio.client import Client
 
 from activities.roles import control_activities, region_activities, run_worker
-from domain.protocol import Activity
-from infra.config import Settings
+from domain.protocol.activities import Activity
+from infra.config.settings import Settings
 from infra.errors import ConfigurationError
 from tests.activities.world import World
 

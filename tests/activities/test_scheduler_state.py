@@ -19,7 +19,7 @@ from activities.scheduling.scheduler_state import SchedulerState
 from domain.capacity import CapacityKind
 from domain.demand import WorkloadDemand, demand_of
 from domain.phases import Phase
-from domain.protocol import DryRunRequest
+from domain.protocol.scheduling import DryRunRequest
 from domain.scheduling import Bid, JobRequest, RegionSnapshot, ScanResult
 from domain.spec import WorkloadSpec
 from infra.db import changes

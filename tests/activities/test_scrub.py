@@ -11,8 +11,8 @@ from temporalio.testing import ActivityEnvironment
 from activities.data import scrub
 from activities.data.scrub import ScrubActivities
 from activities.data.verification import OutOfTime, Reading, Verifier
-from domain.protocol import Scrub
-from infra.config import CopySettings
+from domain.protocol.data import Scrub
+from infra.config.data import CopySettings
 from infra.db import integrity, outbox
 from infra.db.tables import Partition, PartitionManifest, Replica, ReplicaPartition
 from mizzen.objects import manifest

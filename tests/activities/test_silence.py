@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from domain.protocol import BidRequest
+from domain.protocol.scheduling import BidRequest
 from infra.db.silent_regions import SilentRegion, silent_regions
 from tests.activities.world import World, job
 

@@ -7,7 +7,7 @@ import pytest
 from nacl.public import PrivateKey
 from sqlalchemy import func, select
 
-from domain.protocol import StageRequest
+from domain.protocol.workloads import StageRequest
 from infra.db.logs import Event
 from infra.db.models import Region
 from infra.db.tenants import Archive, Secret

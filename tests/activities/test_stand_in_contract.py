@@ -7,7 +7,7 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
-from domain.protocol import NodeLaunch, ReleaseRequest, TransitionRequest
+from domain.protocol.workloads import NodeLaunch, ReleaseRequest, TransitionRequest
 from tests.activities.world import World
 from tests.workflows.lab import Facts, launch_plan
 

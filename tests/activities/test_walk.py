@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from domain.phases import TERMINAL_PHASES
-from domain.protocol import MailKind
+from domain.protocol.mail import MailKind
 from infra.db import outbox
 from infra.db.models import Machine, Workload
 from tests.activities.invariants import check, check_gangs, check_history, check_machines

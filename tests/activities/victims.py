@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from infra.config import Settings
+from infra.config.settings import Settings
 
 PATIENCE_S = 600.0
 

@@ -21,22 +21,15 @@ from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import RegionActivities, asked, region_bid
 from activities.scheduling.scheduler_state import SchedulerState
 from domain.phases import Phase
-from domain.protocol import (
-    Attend,
-    AwardRequest,
-    AwardResult,
-    BidRequest,
-    Hello,
-    ReleaseRequest,
-    ScanTicket,
-    TransitionRequest,
-    Welcome,
-)
+from domain.protocol.machines import Attend, Hello, Welcome
+from domain.protocol.scheduling import AwardRequest, AwardResult, BidRequest, ScanTicket
+from domain.protocol.workloads import ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
 from domain.spec import JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 from domain.task_reports import TaskProgress
-from infra.config import LifecycleSettings, SchedulerSettings, Settings
+from infra.config.scheduling import LifecycleSettings, SchedulerSettings
+from infra.config.settings import Settings
 from infra.db import events, outbox
 from infra.db.base import Base
 from infra.db.logs import Outbox, Waiting

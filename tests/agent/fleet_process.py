@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent.config import AgentConfig
 from agent.fleet import serve_many
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.errors import MizzenError
 
 

@@ -27,8 +27,9 @@ from agent.launch import TaskLaunch
 from agent.tasks import RunFolder
 from domain.ids import CONTROL_QUEUE, launch_key, log_prefix
 from domain.launch import LaunchDescription
-from domain.protocol import Activity, NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode
-from infra.config import TemporalSettings
+from domain.protocol.activities import Activity
+from domain.protocol.machines import NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode
+from infra.config.services import TemporalSettings
 from infra.stack.temporal import DYNAMIC_CONFIG
 from infra.temporal_client import connect
 from mizzen.objects import open_store

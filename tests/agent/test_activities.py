@@ -18,7 +18,8 @@ from agent.outcomes import forget_outcomes
 from agent.state import StateFolder
 from agent.tasks import TaskState
 from domain.ids import machine_workflow_id
-from domain.protocol import Activity, Attend, NodeOutcome, RunNode
+from domain.protocol.activities import Activity
+from domain.protocol.machines import Attend, NodeOutcome, RunNode
 from domain.task_reports import LoadReport
 from tests.agent.harness import PYTHON, STUBBORN, Lab, description, digest, processes_of, until_async
 

@@ -22,8 +22,8 @@ from agent.processes import ProcessIdentity
 from agent.state import POWERED_OFF, StateFolder
 from agent.tasks import TaskState
 from domain.ids import CONTROL_QUEUE, machine_workflow_id
-from domain.protocol import NodeOutcome
-from infra.config import TemporalSettings
+from domain.protocol.machines import NodeOutcome
+from infra.config.services import TemporalSettings
 from infra.errors import ConfigurationError
 from infra.stack.ports import free_port
 from infra.temporal_client import connect

@@ -14,7 +14,7 @@ import pytest
 from agent import tasks
 from agent.state import StateFolder
 from agent.tasks import TaskState
-from domain.protocol import NodeOutcome
+from domain.protocol.machines import NodeOutcome
 from tests.agent.harness import Lab, description, until_async
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")

@@ -23,7 +23,7 @@ from agent.isolation import TENANT_UIDS, why_not_separate
 from agent.state import StateFolder
 from domain.ids import checkpoint_marker_key
 from domain.launch import LaunchDescription
-from domain.protocol import NodeOutcome
+from domain.protocol.machines import NodeOutcome
 from mizzen.cadence.interval_file import SiteInterval
 from mizzen.objects import open_store
 from tests.agent.harness import Lab, description, ended, python, run_folder, until_async

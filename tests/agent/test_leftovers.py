@@ -13,7 +13,7 @@ from agent import tasks
 from agent.config import AgentConfig
 from agent.host import tidy
 from agent.state import StateFolder
-from domain.protocol import NodeOutcome
+from domain.protocol.machines import NodeOutcome
 from domain.task_reports import LeftFiles
 from tests.agent.harness import Lab, description, ended, task_launch, until_async
 

@@ -30,8 +30,9 @@ from agent.shim import boot_time_s
 from agent.state import StateFolder
 from agent.tasks import TaskState
 from domain.ids import machine_workflow_id
-from domain.protocol import Activity, Attend, NodeOutcome, Pace, RunPace
-from infra.config import TemporalSettings
+from domain.protocol.activities import Activity
+from domain.protocol.machines import Attend, NodeOutcome, Pace, RunPace
+from infra.config.services import TemporalSettings
 from infra.errors import ConfigurationError
 from infra.temporal_client import connect
 from tests.agent.harness import Lab, description, processes_of, task_launch, until_async
@@ -390,7 +391,7 @@ _AGENT = """
 import sys
 from agent.config import AgentConfig
 from agent.host import run_agent
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 run_agent(AgentConfig.model_validate_json(sys.argv[1]), TemporalSettings(address=sys.argv[2]))
 """
 

@@ -15,7 +15,7 @@ from temporalio.service import RPCError
 from agent.config import AgentConfig
 from agent.notices import MachineNotices
 from domain.ids import machine_workflow_id
-from domain.protocol import NodeOutcome
+from domain.protocol.machines import NodeOutcome
 from domain.task_reports import NoticeReport
 from tests.agent.harness import Lab, description, until_async
 from tests.sdk.clouds import Aws, Gcp, serving

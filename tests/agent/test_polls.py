@@ -19,7 +19,8 @@ from agent.lending import polls
 from agent.state import StateFolder
 from agent.tasks import TaskState
 from domain.ids import machine_workflow_id
-from domain.protocol import Activity, Attend, NodeOutcome
+from domain.protocol.activities import Activity
+from domain.protocol.machines import Attend, NodeOutcome
 from tests.agent.harness import Lab, Pending, description, until_async
 
 OWNER = str(os.getuid())

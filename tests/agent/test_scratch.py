@@ -15,7 +15,7 @@ from agent import scratch
 from agent.host import tidy
 from agent.state import StateFolder
 from agent.tasks import RunFolder
-from domain.protocol import NodeOutcome
+from domain.protocol.machines import NodeOutcome
 from tests.agent.harness import Lab, description, until_async
 from tests.agent.test_lending import OWNER, _lent, _mizzen
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from domain.protocol import NodeOutcome
+from domain.protocol.machines import NodeOutcome
 from tests.agent.harness import Lab, description, until_async
 
 _BASHISMS = """\

@@ -11,7 +11,7 @@ from agent.isolation import TENANT_UIDS, why_not_separate
 from bench import buckets
 from domain.ids import checkpoint_marker_key, checkpoint_prefix
 from domain.launch import LaunchDescription
-from domain.protocol import NodeOutcome
+from domain.protocol.machines import NodeOutcome
 from mizzen.objects import open_store
 from tests.agent.harness import Lab, description
 

@@ -22,7 +22,8 @@ from agent.ports import SERVING
 from agent.state import StateFolder
 from agent.tasks import TaskState
 from domain.launch import LaunchDescription
-from domain.protocol import Activity, NodeOutcome, RunNode
+from domain.protocol.activities import Activity
+from domain.protocol.machines import NodeOutcome, RunNode
 from domain.task_reports import NotReadyReport
 from infra.stack.ports import free_port
 from tests.agent.harness import PYTHON, Lab, Pending, description, digest

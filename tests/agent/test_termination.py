@@ -8,7 +8,7 @@ from temporalio.client import WorkflowFailureError
 
 from agent.tasks import RunFolder
 from agent.termination import ObservedProcess, TaskNotice
-from domain.protocol import NodeOutcome
+from domain.protocol.machines import NodeOutcome
 from tests.agent.harness import Lab, description, until_async
 
 TRAIN = """

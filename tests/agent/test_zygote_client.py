@@ -16,7 +16,8 @@ from agent import sealed
 from agent.state import StateFolder
 from domain.blame import Blame, LaunchError, verdict
 from domain.ids import archive_key
-from domain.protocol import Activity, NodeOutcome, RunNode
+from domain.protocol.activities import Activity
+from domain.protocol.machines import NodeOutcome, RunNode
 from mizzen.objects import open_store
 from tests.agent.harness import Lab, description, digest, until_async
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from api.app import create_app
 from domain.phases import TERMINAL_PHASES
-from infra.config import Settings
+from infra.config.settings import Settings
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 

@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Scope
 
 from api.logins import FailedLogins, address_of
-from infra.config import load_settings
+from infra.config.settings import load_settings
 from infra.errors import ConfigurationError
 from tests.api.world import ApiWorld, make_world
 

@@ -10,7 +10,7 @@ from temporalio.testing import WorkflowEnvironment
 
 from activities.roles import control_worker
 from domain.phases import Phase
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.db.logs import Audit, Event, Outbox
 from infra.db.models import Attempt, Workload
 from infra.payloads import DATA_CONVERTER

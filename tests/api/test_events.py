@@ -16,7 +16,7 @@ from api.streams import events as streams
 from api.streams import hub
 from api.streams.hub import Hub
 from domain.phases import Phase
-from infra.config import LimitSettings
+from infra.config.services import LimitSettings
 from infra.db import events
 from infra.db.events import Cursor
 from tests.api.world import ApiWorld, awarded

@@ -23,7 +23,7 @@ from api.auth import Caller, Role
 from api.documents import syntax
 from api.documents.document_turns import Turns
 from domain.phases import Phase
-from infra.config import Settings
+from infra.config.settings import Settings
 from tests.api.conftest import api_process
 from tests.api.world import ARCHIVE, ApiWorld, as_yaml, document, make_world
 from tests.databases import Databases

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from api.streams import logs
-from api.streams.segments import MAX_LINE_BYTES, TaskLog
+from api.streams.logs import MAX_LINE_BYTES, TaskLog
 from domain.ids import log_prefix
 from domain.phases import Phase
 from infra.db.models import Workload

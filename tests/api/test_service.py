@@ -24,7 +24,7 @@ from api.serve import listen
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from domain.service import ServiceSpec
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import integrity
 from infra.db.migrate import head
 from infra.db.rounds import note_round, note_start

@@ -5,9 +5,8 @@ from typing import Any
 
 from sqlalchemy import select, text
 
-from domain.instance import TetrisInstance
-from domain.reads import Reads
-from infra.config import CopySettings
+from domain.instance import Reads, TetrisInstance
+from infra.config.data import CopySettings
 from infra.db.logs import Audit, UsageRun
 from infra.db.models import Region
 from infra.db.tables import Partition, PartitionManifest, Replica, ReplicaPartition, Table

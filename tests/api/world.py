@@ -25,7 +25,7 @@ from domain.phases import TERMINAL_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
 from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
 from infra.archives import inspect_archive
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import events
 from infra.db.capacity import InstanceRow
 from infra.db.models import Allocation, Attempt, Cluster, Machine, Region, Workload

@@ -20,8 +20,8 @@ from capacity.providers.trace.cloud import Cloud
 from capacity.providers.trace.provider import TraceProvider
 from capacity.providers.trace.settings import TraceProviderSettings
 from domain.lifecycle.instances import InstancePhase
-from domain.protocol import Attend
-from infra.config import CapacitySettings
+from domain.protocol.machines import Attend
+from infra.config.scheduling import CapacitySettings
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.logs import Event, Outbox
 from infra.db.models import Machine

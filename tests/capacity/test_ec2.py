@@ -20,7 +20,7 @@ from capacity.providers.ec2 import Ec2Provider
 from capacity.providers.ec2.provider import SpotPrices, user_data
 from capacity.providers.ec2.settings import Ec2Settings
 from domain.capacity import CapacityKind
-from domain.protocol import TaskExit
+from domain.protocol.machines import TaskExit
 from infra.keys import installation_id, load_master_key
 from tests.activities.temporal import until
 from tests.capacity.ec2 import ZONES, Ec2, ec2

@@ -15,7 +15,8 @@ from sqlalchemy import Engine, select
 
 from capacity.providers.trace.cloud import Cloud
 from capacity.providers.trace.settings import TraceProviderSettings
-from infra.config import CapacitySettings, TemporalSettings
+from infra.config.scheduling import CapacitySettings
+from infra.config.services import TemporalSettings
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.logs import Event
 from infra.keys import load_master_key

@@ -9,7 +9,7 @@ from temporalio.client import Client
 
 from activities.capacity.keeper import PoolKeeper
 from activities.capacity.pools import Pools, request_instance
-from activities.lifecycle.suspects import Suspects
+from activities.lifecycle.unattended import Suspects
 from capacity.offers import Offer, Shape
 from capacity.pools import Pool
 from capacity.provider import FoundMachine, LaunchRequest

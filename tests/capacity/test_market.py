@@ -11,7 +11,7 @@ from capacity.providers.registry import check_providers, open_providers
 from capacity.providers.trace.cloud import Cloud, CloudMachine
 from capacity.providers.trace.market import Market, MarketInstance
 from capacity.providers.trace.settings import TraceProviderSettings
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.errors import ConfigurationError
 
 TYPES = {"small": {"gpus": 4, "gpu_type": "a100", "usd_per_h": 4}}

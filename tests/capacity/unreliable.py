@@ -12,7 +12,7 @@ from typing import TypeVar
 from capacity.offers import Offer
 from capacity.provider import FoundMachine, LaunchRequest, Provider, ProviderUnavailable
 from capacity.providers.registry import open_providers
-from infra.config import Settings
+from infra.config.settings import Settings
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from api.serve import Server, config_of, listen
 from domain.ids import log_prefix
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.db import events
 from infra.db.models import Attempt, Cluster, Machine, Region, Workload
 from infra.db.session import transaction

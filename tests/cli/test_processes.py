@@ -21,7 +21,7 @@ import pytest
 from sqlalchemy import select, update
 
 from domain.phases import Phase
-from infra.config import LimitSettings
+from infra.config.services import LimitSettings
 from infra.db.logs import Outbox
 from infra.db.models import Workload
 from infra.db.session import transaction

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from sqlalchemy import func, select
 
-from infra.config import LimitSettings
+from infra.config.services import LimitSettings
 from infra.db.session import transaction
 from infra.db.tables import Replica, Table
 from infra.db.tenants import Archive

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from sqlalchemy import delete, select, update
 
-from domain.reads import Reads
+from domain.instance import Reads
 from infra.db.logs import UsageRun
 from infra.db.models import Datacenter
 from infra.db.placement_runs import PlacementRun, open_placement_run

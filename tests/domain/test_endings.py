@@ -8,7 +8,8 @@ import pytest
 from domain.lifecycle.endings import ENDINGS, EndedAttempt, FailureCounts, count_loads, judge, stopped_early
 from domain.lifecycle.gangs import GangEnd, LaunchFailure, TaskFailure
 from domain.phases import Phase
-from domain.protocol import LaunchPlan, Mail, MailKind
+from domain.protocol.mail import Mail, MailKind
+from domain.protocol.workloads import LaunchPlan
 from domain.reasons import Reason, ReasonCode
 from domain.task_reports import FailingReport, LoadReport, NotReadyReport, TaskProgress
 

@@ -9,7 +9,8 @@ from domain.lifecycle.endings import EndedAttempt, FailureCounts, judge
 from domain.lifecycle.gangs import GangEnd, TaskFailure
 from domain.lifecycle.suspicion import NONE, Suspicion, doubt
 from domain.phases import Phase
-from domain.protocol import LaunchPlan, Mail, MailKind, NodeLaunch, WorkloadInput
+from domain.protocol.mail import Mail, MailKind
+from domain.protocol.workloads import LaunchPlan, NodeLaunch, WorkloadInput
 from domain.reasons import ReasonCode
 from domain.task_reports import LoadReport, TaskProgress
 from workflows.verdicts import Verdicts

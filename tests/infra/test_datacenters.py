@@ -8,8 +8,7 @@ import pytest
 from sqlalchemy import Engine, delete, select
 
 from domain.datacenters import Placed, StoredPartition, region_instance, running_regions
-from domain.instance import InstanceRegion, PlacedTable, RecurringJob, TetrisInstance
-from domain.reads import Reads
+from domain.instance import InstanceRegion, PlacedTable, Reads, RecurringJob, TetrisInstance
 from infra.db import models, tables
 from infra.db.datacenters import AssignmentError, assign_partitions, gather_datacenters
 from infra.db.session import transaction

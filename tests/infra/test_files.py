@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from domain.ids import NAME_RULE
-from infra.config import Settings, load_settings
+from infra.config.settings import Settings, load_settings
 from infra.errors import ConfigurationError
 from infra.stack.fleet import load_fleet
 from server.up import run_up

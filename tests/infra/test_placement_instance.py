@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from domain.instance import InstanceRegion, PlacedTable, RecurringJob, TetrisInstance, Weights
-from domain.reads import Reads
+from domain.instance import InstanceRegion, PlacedTable, Reads, RecurringJob, TetrisInstance, Weights
 from infra.db import models, tables
 from infra.db.placement_instance import gather
 from infra.db.reads import partial_reads, unknown_reads

@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from infra.config import Settings, TaskSettings
+from infra.config.scheduling import TaskSettings
+from infra.config.settings import Settings
 from infra.db.session import transaction
 from infra.db.tenants import Tenant
 from infra.errors import ConfigurationError, StackError

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.errors import StackError
 from infra.stack import probes, temporal
 from infra.stack.ports import free_port
 from infra.stack.supervisor import Child, Supervisor
-from infra.stack.temporal_state import discard_unfinished
+from infra.stack.temporal import discard_unfinished
 
 
 def _settings() -> TemporalSettings:

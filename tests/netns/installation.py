@@ -13,7 +13,7 @@ from typing import IO, Any, Self
 
 from agent.state import StateFolder
 from infra.bootstrap import OPERATOR_KEY_FILE
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.stack import temporal
 from infra.stack.postgres import EmbeddedPostgres
 from tests.agent.harness import zygotes

@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy import Engine
 
 from activities.lifecycle.machines import MachineActivities
-from domain.protocol import Attend, Hello
-from infra.config import Settings
+from domain.protocol.machines import Attend, Hello
+from infra.config.settings import Settings
 from infra.db.models import Allocation, Attempt, Machine, Region, Workload
 from infra.db.session import transaction
 from infra.db.tenants import Tenant

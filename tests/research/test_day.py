@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from domain.instance import InstanceRegion, PlacedTable, RecurringJob, TetrisInstance
-from domain.reads import Reads
+from domain.instance import InstanceRegion, PlacedTable, Reads, RecurringJob, TetrisInstance
 from mizzen.cli.app import run as mizzen
 from research.tetris.generate import generate
 from research.traces.instance_day import day_of, placement_of

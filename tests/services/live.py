@@ -24,8 +24,8 @@ from activities.services.readiness import ReadinessReader
 from capacity.provider import Provider
 from domain.capacity import CapacityKind
 from domain.ids import agent_queue, new_service_id
-from domain.protocol import (
-    Activity,
+from domain.protocol.activities import Activity
+from domain.protocol.machines import (
     Attend,
     MachineNotice,
     NodeHeartbeat,
@@ -40,7 +40,7 @@ from domain.service import ReplicaPolicySpec, ResourceOption, ServiceSpec
 from domain.serving_spec import ServingSpec
 from domain.spec import ResourceSpec
 from domain.task_reports import NoticeReport, ServingReport, TaskProgress
-from infra.config import ServiceSettings
+from infra.config.scheduling import ServiceSettings
 from infra.db import outbox
 from infra.db.endpoints import Endpoint, read_endpoints
 from infra.db.models import Workload

@@ -5,7 +5,8 @@ from sqlalchemy import select, text
 
 from domain import ids
 from domain.lifecycle.instances import InstancePhase
-from domain.protocol import MailKind, TaskExit
+from domain.protocol.machines import TaskExit
+from domain.protocol.mail import MailKind
 from infra.db import outbox
 from infra.db.capacity import InstanceRow
 from infra.db.endpoints import Endpoint

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from activities.services.requests import take_requests
+from activities.services.replica_rows import take_requests
 from infra.db.services import ServiceRequests, ServiceRow
 from tests.activities.world import World
 

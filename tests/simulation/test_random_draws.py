@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.config import SchedulerSettings
+from infra.config.scheduling import SchedulerSettings
 from infra.errors import ConfigurationError
 from research.traces.draws import pick, sample
 from research.traces.fleet import SimulatedFleet

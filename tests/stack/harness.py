@@ -16,7 +16,8 @@ import yaml
 
 from agent.fleet import power_off
 from domain.machine_code import folder_of
-from infra.config import TemporalSettings, load_settings
+from infra.config.services import TemporalSettings
+from infra.config.settings import load_settings
 from infra.stack.fleet import DEFAULT_FLEET
 from infra.stack.ports import free_port
 from mizzen.client import Client

@@ -12,8 +12,9 @@ from temporalio.worker import Worker
 from agent.host import HELLO_SIGNAL, MACHINE_WORKFLOW
 from agent.sealed import new_key, public_key
 from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id
-from domain.protocol import Activity, Hello
-from infra.config import TemporalSettings
+from domain.protocol.activities import Activity
+from domain.protocol.machines import Hello
+from infra.config.services import TemporalSettings
 from infra.temporal_client import connect
 
 _KEY = public_key(new_key())

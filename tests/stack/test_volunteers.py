@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.config import TemporalSettings
+from infra.config.services import TemporalSettings
 from infra.stack.ports import free_port
 from mizzen.client import Client
 from mizzen.client.errors import ClientError

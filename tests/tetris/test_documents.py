@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from domain.reads import Reads, reads_document
+from domain.instance import Reads, reads_document
 from tests.tetris.small import small_instance
 from tetris import documents
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from domain.ids import split_read
-from domain.instance import InstanceRegion, PlacedTable, RecurringJob, TetrisInstance
-from domain.reads import Reads
+from domain.instance import InstanceRegion, PlacedTable, Reads, RecurringJob, TetrisInstance
 from research.tetris.generate import generate
 from tests.tetris.small import small_instance
 from tetris.columns import NONE, Columns

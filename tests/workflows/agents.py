@@ -13,8 +13,8 @@ from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
 from domain.blame import LaunchError
 from domain.ids import agent_queue
-from domain.protocol import (
-    Activity,
+from domain.protocol.activities import Activity
+from domain.protocol.machines import (
     Attend,
     NodeHeartbeat,
     NodeOutcome,

@@ -5,7 +5,7 @@ from datetime import timedelta
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from domain.protocol import WorkloadInput
+    from domain.protocol.workloads import WorkloadInput
 
 from workflows.workload import WorkloadWorkflow
 

@@ -24,14 +24,13 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from domain.ids import CONTROL_QUEUE, region_queue, workload_workflow_id
 from domain.lifecycle.attempts import NEXT_PHASES
 from domain.phases import PLACED_PHASES, TERMINAL_PHASES, Phase
-from domain.protocol import (
+from domain.protocol.activities import Activity
+from domain.protocol.mail import Mail, MailKind
+from domain.protocol.workloads import (
     TASKS_MAY_RUN,
-    Activity,
     CheckpointCopy,
     FlushedRequest,
     LaunchPlan,
-    Mail,
-    MailKind,
     NodeLaunch,
     ReleaseRequest,
     StageRequest,

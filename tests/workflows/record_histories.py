@@ -25,7 +25,10 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows.housekeeping
 from domain.ids import region_queue
-from domain.protocol import DETACHED, Activity, DryRunRequest, ReplicateTable, ScanTicket, Scrub
+from domain.protocol.activities import Activity
+from domain.protocol.data import ReplicateTable, Scrub
+from domain.protocol.machines import DETACHED
+from domain.protocol.scheduling import DryRunRequest, ScanTicket
 from tests.workflows import (
     test_instance,
     test_leaving,

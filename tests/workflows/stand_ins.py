@@ -7,24 +7,11 @@ from typing import Any
 
 from temporalio import activity
 
-from domain.protocol import (
-    Activity,
-    Attend,
-    AwardRequest,
-    AwardResult,
-    BidRequest,
-    DryRunRequest,
-    DryRunResult,
-    Hello,
-    InstanceFacts,
-    InstanceMove,
-    InstanceRef,
-    MachineNotice,
-    ReplicateTable,
-    ScanTicket,
-    Scrub,
-    Welcome,
-)
+from domain.protocol.activities import Activity
+from domain.protocol.data import ReplicateTable, Scrub
+from domain.protocol.instances import InstanceFacts, InstanceMove, InstanceRef
+from domain.protocol.machines import Attend, Hello, MachineNotice, Welcome
+from domain.protocol.scheduling import AwardRequest, AwardResult, BidRequest, DryRunRequest, DryRunResult, ScanTicket
 
 
 class StandIns:

@@ -13,7 +13,8 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows.housekeeping
 from domain.ids import CONTROL_QUEUE, region_queue
-from domain.protocol import Activity, ReplicateTable
+from domain.protocol.activities import Activity
+from domain.protocol.data import ReplicateTable
 from tests.workflows.agents import until
 from tests.workflows.lab import serving
 from tests.workflows.servers import skipping_server

@@ -10,7 +10,8 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 
 from domain.lifecycle.instances import LATEST_INSTANCES
-from domain.protocol import Activity, InstanceInput
+from domain.protocol.activities import Activity
+from domain.protocol.instances import InstanceInput
 from tests.workflows.agents import until
 from tests.workflows.lab import handled, serving
 from tests.workflows.replays import replay

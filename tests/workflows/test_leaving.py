@@ -3,7 +3,9 @@
 from typing import Any
 
 from domain.phases import Phase
-from domain.protocol import Activity, MailKind, NodeLaunch
+from domain.protocol.activities import Activity
+from domain.protocol.mail import MailKind
+from domain.protocol.workloads import NodeLaunch
 from domain.task_reports import OWNER, NoticeReport
 from tests.workflows.agents import ScriptedAgent, until
 from tests.workflows.lab import AWAY, Life

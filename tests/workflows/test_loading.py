@@ -4,7 +4,8 @@ import pytest
 
 from domain.lifecycle.checkpoint_load import failed_load, loaded
 from domain.phases import Phase
-from domain.protocol import Activity, MailKind
+from domain.protocol.activities import Activity
+from domain.protocol.mail import MailKind
 from domain.task_reports import LoadReport, NoticeReport, TaskProgress
 from tests.workflows.lab import Life
 from tests.workflows.running import AGAIN, EVICTED, RUNNING, running

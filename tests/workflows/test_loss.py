@@ -8,7 +8,9 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
 from domain.phases import Phase
-from domain.protocol import Activity, MailKind, WorkloadInput
+from domain.protocol.activities import Activity
+from domain.protocol.mail import MailKind
+from domain.protocol.workloads import WorkloadInput
 from tests.workflows.lab import Lab, Life
 from tests.workflows.running import AGAIN, RUNNING, ends_well, running
 from tests.workflows.stories import goes

@@ -13,7 +13,8 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows.machine
-from domain.protocol import DETACHED, Activity, Attend, Hello, MachineNotice, Pace, ProveKey, RunPace, StopNode, Welcome
+from domain.protocol.activities import Activity
+from domain.protocol.machines import DETACHED, Attend, Hello, MachineNotice, Pace, ProveKey, RunPace, StopNode, Welcome
 from domain.task_reports import NoticeReport
 from tests.workflows.agents import ScriptedAgent, until
 from tests.workflows.lab import handled, serving

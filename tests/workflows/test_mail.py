@@ -9,7 +9,9 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows.workload
 from domain.phases import Phase
-from domain.protocol import Activity, Mail, MailKind, WorkloadInput
+from domain.protocol.activities import Activity
+from domain.protocol.mail import Mail, MailKind
+from domain.protocol.workloads import WorkloadInput
 from tests.workflows.lab import Lab, Life
 from tests.workflows.running import ends_well
 from tests.workflows.stories import goes

@@ -6,7 +6,10 @@ from temporalio.exceptions import ApplicationError
 
 from domain.blame import LaunchError
 from domain.phases import Phase
-from domain.protocol import Activity, CheckpointCopy, MailKind, NodePrepared
+from domain.protocol.activities import Activity
+from domain.protocol.machines import NodePrepared
+from domain.protocol.mail import MailKind
+from domain.protocol.workloads import CheckpointCopy
 from tests.workflows.lab import AWAY, HOME, Life
 from tests.workflows.running import ends_well
 from tests.workflows.stories import goes

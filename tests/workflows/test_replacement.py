@@ -3,7 +3,9 @@
 from temporalio.exceptions import ApplicationError
 
 from domain.phases import Phase
-from domain.protocol import Activity, Mail, MailKind, WorkloadInput
+from domain.protocol.activities import Activity
+from domain.protocol.mail import Mail, MailKind
+from domain.protocol.workloads import WorkloadInput
 from tests.workflows.lab import Life
 from tests.workflows.running import AGAIN, RUNNING, ends_well, running
 from tests.workflows.stories import goes

@@ -1,7 +1,9 @@
 """How a running gang is stopped, and what follows from its end."""
 
 from domain.phases import Phase
-from domain.protocol import Activity, MailKind, WorkloadInput
+from domain.protocol.activities import Activity
+from domain.protocol.mail import MailKind
+from domain.protocol.workloads import WorkloadInput
 from domain.task_reports import NotReadyReport
 from tests.workflows.agents import until
 from tests.workflows.lab import Life

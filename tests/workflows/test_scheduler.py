@@ -14,7 +14,8 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows.scheduler
 from domain.ids import CONTROL_QUEUE, SCHEDULER_WORKFLOW_ID, region_queue
-from domain.protocol import Activity, AwardRequest, BidRequest, DryRunRequest, DryRunResult, ScanTicket
+from domain.protocol.activities import Activity
+from domain.protocol.scheduling import AwardRequest, BidRequest, DryRunRequest, DryRunResult, ScanTicket
 from tests.workflows.agents import until
 from tests.workflows.lab import handled, serving
 from tests.workflows.servers import skipping_server

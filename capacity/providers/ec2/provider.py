@@ -17,7 +17,7 @@ from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, Provid
 from capacity.providers.ec2.errors import NOT_THERE, asking, code_of, launching
 from capacity.providers.ec2.settings import Ec2Settings
 from domain.capacity import CapacityKind
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.keys import installation_id
 
 

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from capacity.offers import Offer
 from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, Refusal
-from infra.config import Settings
+from infra.config.settings import Settings
 
 
 class SettingsOf(BaseModel):

@@ -8,7 +8,7 @@ from capacity.providers.registry import providers_of
 from capacity.providers.trace.cloud import Cloud, CloudMachine
 from capacity.providers.trace.market import MarketInstance, offers_of
 from capacity.providers.trace.settings import TraceProviderSettings
-from infra.config import Settings
+from infra.config.settings import Settings
 from infra.machine_shape import MachineShape
 
 

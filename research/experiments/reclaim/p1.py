@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from agent.network.uplink import CONFIDENCE
-from infra.config import ReclaimSettings
+from infra.config.scheduling import ReclaimSettings
 from infra.reports.tables import ReportTable
 from reclaim.arrays import Floats
 from reclaim.drift import DriftSettings

@@ -18,7 +18,8 @@ from temporalio.api.workflowservice import v1 as service
 from agent.config import AgentConfig
 from agent.host import serve as serve_agent
 from domain.ids import agent_queue
-from infra.config import Settings, TemporalSettings
+from infra.config.services import TemporalSettings
+from infra.config.settings import Settings
 from infra.db.session import transaction
 from infra.db.tenants import ApiKey, Tenant
 from infra.keys import load_master_key, new_api_key

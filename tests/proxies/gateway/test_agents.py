@@ -17,7 +17,8 @@ from sqlalchemy import Engine
 from temporalio.service import RPCError
 
 from domain.ids import machine_workflow_id
-from domain.protocol import Activity, NodeOutcome, RunNode
+from domain.protocol.activities import Activity
+from domain.protocol.machines import NodeOutcome, RunNode
 from infra.keys import load_master_key
 from infra.stack.ports import free_port
 from infra.temporal_client import connect

@@ -20,7 +20,8 @@ from temporalio.api.workflowservice import v1 as service
 from temporalio.api.workflowservice.v1 import service_pb2
 
 from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id, workload_workflow_id
-from domain.protocol import Activity, NodeOutcome, StopNode
+from domain.protocol.activities import Activity
+from domain.protocol.machines import NodeOutcome, StopNode
 from infra.payloads import DATA_CONVERTER
 from proxies.gateway.methods import METHODS, SERVICE
 from tests.activities.world import key

@@ -12,7 +12,8 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.api.workflowservice import v1 as service
 from temporalio.exceptions import ApplicationError
 
-from domain.protocol import Activity, NodeHeartbeat, NodeOutcome, RunNode, TaskExit
+from domain.protocol.activities import Activity
+from domain.protocol.machines import NodeHeartbeat, NodeOutcome, RunNode, TaskExit
 from domain.task_reports import CadenceReport, LoadReport, NoticeReport, TaskProgress
 from infra.payloads import DATA_CONVERTER
 from tests.agent.harness import Pending

@@ -7,7 +7,7 @@ import pytest
 
 from activities.reclaim.lent_rows import RunningJob
 from activities.reclaim.pacing import _paces
-from infra.config import ReclaimSettings
+from infra.config.scheduling import ReclaimSettings
 from mizzen.cadence import PLATFORMS, UNKNOWN, best_interval_s, timer
 from reclaim.hazard import HazardModel
 from research.reclaim.engine import simulate
