@@ -32,7 +32,7 @@ def heartbeating() -> Iterator[Callable[..., None]]:
             except TimeoutError:  # The event loop was busy for ten seconds. The next heartbeat may be in time.
                 _log.warning("a heartbeat was not sent: the worker's event loop does not respond")
 
-    def tell(*details: object) -> None:
+    def beat(*details: object) -> None:
         nonlocal told
         told = details
         send(*told)
@@ -40,7 +40,7 @@ def heartbeating() -> Iterator[Callable[..., None]]:
     thread = threading.Thread(target=repeat, name="heartbeats", daemon=True)
     thread.start()
     try:
-        yield tell
+        yield beat
     finally:
         done.set()
         thread.join()

@@ -80,7 +80,7 @@ def control_activities(
     return [
         workloads.transition, workloads.release, workloads.flushed, launch.stage, launch.staged_here, auction.scan,
         auction.award, auction.dry_run, machines.register, machines.ready, machines.lost, machines.noticed,
-        instances.launch, instances.look, instances.move, instances.drain, instances.terminate,
+        instances.launch, instances.inspect, instances.move, instances.drain, instances.terminate,
         housekeeping.expire, RemovalActivities(engine, client).remove,
         placement_runs.open_placement_run,
         placement_runs.plan_placement_run, placement_runs.placement_paused, placement_runs.assign_partitions,

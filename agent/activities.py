@@ -256,7 +256,7 @@ class NodeActivities:
 
     async def _start(self, staged: StagedAttempt, masters: dict[str, str]) -> None:
         def start(run: RunFolder, index: int) -> None:
-            if tasks.look(run) is TaskState.ABSENT:
+            if tasks.inspect(run) is TaskState.ABSENT:
                 tasks.start(run, self._stager.task_launch(staged, staged.places[index], masters))
 
         await asyncio.gather(*(asyncio.to_thread(start, run, index) for index, run in enumerate(staged.runs)))
@@ -337,7 +337,7 @@ class NodeActivities:
     def _ship(self, staged: StagedAttempt, runs: Sequence[RunFolder]) -> None:
         bucket = partial(self._stager.bucket, staged.folder)
         for run in runs:
-            if tasks.look(run) is not TaskState.ABSENT:
+            if tasks.inspect(run) is not TaskState.ABSENT:
                 self._shipping.watch(run, bucket, staged.masker, staged.launch.logs)
 
     # -------------------------------------------------------------------------------------------------------- beats

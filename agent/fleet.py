@@ -98,7 +98,7 @@ def serve_many(
         while not stopping:
             reporter.report()
             if launched is not None:
-                _follow(children, launched, always)
+                _update(children, launched, always)
             for child in children:
                 if child.pid is None and child.wanted and not child.off and time.monotonic() >= child.due_s:
                     _start(child, temporal)
@@ -113,7 +113,7 @@ def serve_many(
         _stop(children)
 
 
-def _follow(children: list[_Child], launched: Callable[[], Sequence[AgentConfig]], always: Collection[str]) -> None:
+def _update(children: list[_Child], launched: Callable[[], Sequence[AgentConfig]], always: Collection[str]) -> None:
     """Adds agents for new machines in `launched`, and ends the machines that are not in it any more."""
     try:
         there = {config.machine: config for config in launched()}

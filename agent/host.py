@@ -389,7 +389,7 @@ def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) ->
             usage = shutil.disk_usage(state.path)
             if usage.free >= config.keep_free * usage.total:
                 continue
-        kept_back = any(tasks.look(run) is not TaskState.ABSENT and not shipped(run) for run in attempt.runs())
+        kept_back = any(tasks.inspect(run) is not TaskState.ABSENT and not shipped(run) for run in attempt.runs())
         over = state.is_over(attempt) or (age_s > _ABANDONED_S and not state.is_started(attempt))
         if over and not kept_back:
             # Without the folder a late retry would start the tasks again, so the attempt is refused from now on.

@@ -349,9 +349,9 @@ class Shipping:
         while stream is None or not stream.done:
             pause_s = settings.interval_s
             try:
-                state = tasks.look(run)
+                state = tasks.inspect(run)
                 if state is TaskState.LOST:
-                    await loop.run_in_executor(self._executor, tasks.settle, run)
+                    await loop.run_in_executor(self._executor, tasks.end_lost, run)
                     continue
                 if stream is not None and state is TaskState.RUNNING and stream.is_silent():
                     await asyncio.sleep(pause_s)

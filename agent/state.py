@@ -262,7 +262,7 @@ class StateFolder:
         """Whether no task of the attempt runs or will run: all its tasks have ended, or the attempt was stopped."""
         if attempt.key in self._ended:
             return True
-        states = [tasks.look(run) for run in attempt.runs()]
+        states = [tasks.inspect(run) for run in attempt.runs()]
         if states and all(state is TaskState.ENDED for state in states):
             self._ended.add(attempt.key)
             return True
@@ -283,11 +283,11 @@ class StateFolder:
 
     def is_started(self, attempt: AttemptFolder) -> bool:
         """Whether any task of the attempt was started, or was stopped before its start."""
-        return any(tasks.look(run) is not TaskState.ABSENT for run in attempt.runs())
+        return any(tasks.inspect(run) is not TaskState.ABSENT for run in attempt.runs())
 
     def running(self) -> list[str]:
         """Returns the keys (`workload.attempt`) of the attempts with a running task."""
-        return [a.key for a in self.attempts() if any(tasks.look(run) is TaskState.RUNNING for run in a.runs())]
+        return [a.key for a in self.attempts() if any(tasks.inspect(run) is TaskState.RUNNING for run in a.runs())]
 
     def attempts(self) -> list[AttemptFolder]:
         """Returns the attempts that have a folder, sorted by workload and number."""

@@ -32,9 +32,9 @@ async def still_running(runs: Sequence[RunFolder]) -> list[RunFolder]:
     """Returns the tasks in `runs` that are running. Ends lost tasks, and kills tasks whose stop is overdue."""
     running = []
     for run in runs:
-        state = tasks.look(run)
+        state = tasks.inspect(run)
         if state is TaskState.LOST:
-            await asyncio.to_thread(tasks.settle, run)
+            await asyncio.to_thread(tasks.end_lost, run)
         elif state is TaskState.RUNNING and tasks.overdue(run):
             await asyncio.to_thread(tasks.force, run)
         elif state is TaskState.RUNNING:

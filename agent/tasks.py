@@ -219,14 +219,14 @@ def start(run: RunFolder, launch: TaskLaunch) -> None:
         NotStarted: the shim failed before it recorded the task.
         OSError: the disk is full.
     """
-    if look(run) is not TaskState.ABSENT:
+    if inspect(run) is not TaskState.ABSENT:
         return
     with open(run.path / "shim.log", "ab", opener=private) as log:
         try:
             failed = start_shim(run.path, json.dumps(launch.to_json()).encode(), log.fileno())
         except NoZygote as error:
             raise NotStarted(f"task {run.run_id} could not be started: {error}") from None
-    if look(run) is TaskState.ABSENT and not _recorded(run):
+    if inspect(run) is TaskState.ABSENT and not _recorded(run):
         if failed in (errno.ENOSPC, errno.EDQUOT):
             raise OSError(failed, os.strerror(failed), str(run.path))
         complaint = (run.path / "shim.log").read_text(errors="replace")[-2000:]
@@ -236,17 +236,17 @@ def start(run: RunFolder, launch: TaskLaunch) -> None:
 def _recorded(run: RunFolder) -> bool:
     """Whether another shim, which holds the lock, records the task within `_STARTING_S`."""
     give_up_s = time.monotonic() + _STARTING_S
-    while look(run) is TaskState.ABSENT:
+    while inspect(run) is TaskState.ABSENT:
         with run.locked() as free:
             if free:
-                return look(run) is not TaskState.ABSENT
+                return inspect(run) is not TaskState.ABSENT
         if time.monotonic() > give_up_s:
             return False
         time.sleep(0.02)
     return True
 
 
-def look(run: RunFolder) -> TaskState:
+def inspect(run: RunFolder) -> TaskState:
     """Returns the current state of the task."""
     if (run.path / shim.EXIT_FILE).exists():
         return TaskState.ENDED
@@ -259,11 +259,11 @@ def look(run: RunFolder) -> TaskState:
     return TaskState.ENDED if (run.path / shim.EXIT_FILE).exists() else TaskState.LOST
 
 
-def settle(run: RunFolder) -> None:
+def end_lost(run: RunFolder) -> None:
     """Ends a lost task: kills its remaining processes and records that its exit status is unknown."""
-    while look(run) is TaskState.LOST:
+    while inspect(run) is TaskState.LOST:
         with run.locked() as free:
-            if free and look(run) is TaskState.LOST:
+            if free and inspect(run) is TaskState.LOST:
                 _sweep(run)
                 _write_exit(run, started=True)
         time.sleep(0 if free else 0.02)
@@ -278,15 +278,15 @@ def request_stop(run: RunFolder, grace_s: float, *, told: bool, owner: bool = Fa
     Raises:
         NotStarted: the lock of a task that was not started is held, so the task can neither be started nor stopped.
     """
-    while look(run) is TaskState.ABSENT:
+    while inspect(run) is TaskState.ABSENT:
         run.path.mkdir(mode=0o711, parents=True, exist_ok=True)
         with run.locked() as free:
-            if free and look(run) is TaskState.ABSENT:
+            if free and inspect(run) is TaskState.ABSENT:
                 _write_exit(run, started=False)
         if not free and not _recorded(run):
             raise NotStarted(f"task {run.run_id} cannot be stopped: it was not started, and its lock is held")
     identities = run.identities()
-    if look(run) is not TaskState.RUNNING or identities is None:
+    if inspect(run) is not TaskState.RUNNING or identities is None:
         return
     before = run.stop()
     deadline_s = shim.boot_time_s() + grace_s
@@ -315,7 +315,7 @@ def force(run: RunFolder) -> None:
         tree = {pid: table[pid][2] for pid in shim.descendants({identities[0].pid}, table)}
         if identities[0].send(SIGKILL):
             kill_until_gone(lambda: {p for p, stat in shim.process_table().items() if tree.get(p) == stat[2]})
-    settle(run)
+    end_lost(run)
 
 
 def _sweep(run: RunFolder) -> None:

@@ -121,7 +121,7 @@ def _plan(problem: PlacementProblem) -> AnnealedPlan:
         stored=np.zeros(regions),
         now=np.zeros(8),
     )
-    _settle(fixed, plan)
+    _recompute(fixed, plan)
     return plan
 
 
@@ -131,7 +131,7 @@ def _seed(number: int) -> None:
 
 
 @compiled
-def _settle(fixed: Fixed, plan: AnnealedPlan) -> None:
+def _recompute(fixed: Fixed, plan: AnnealedPlan) -> None:
     for table in range(plan.home.shape[0]):
         _store(fixed, plan, plan.home[table], fixed.size[table])
     for job in range(plan.where.shape[0]):

@@ -25,7 +25,7 @@ from sqlalchemy import select
 from agent.processes import with_run_ids
 from agent.shim import descendants
 from agent.state import StateFolder
-from agent.tasks import RunFolder, TaskState, look
+from agent.tasks import RunFolder, TaskState, inspect
 from bench import backlog
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite
 from infra.db.models import Machine, Workload
@@ -73,7 +73,7 @@ def _runs(state: Path) -> dict[int, RunFolder]:
         launch = attempt.launch()
         for place in () if launch is None else launch.tasks:
             run = attempt.run(place.job, place.task)
-            if look(run) is TaskState.RUNNING:
+            if inspect(run) is TaskState.RUNNING:
                 found[place.slots[0]] = run
     return found
 

@@ -14,7 +14,7 @@ from bench.tetris_numpy import Numpy
 from research.tetris.generate import generate
 from tetris.climb import LACKING, SearchStep, climb, one_pass
 from tetris.kernels import search
-from tetris.kernels.moves import settle
+from tetris.kernels.moves import recompute
 from tetris.problem import PlacementProblem
 
 TABLES, REGIONS, EDGES = 1_000_000, 30, 10_000_000
@@ -55,7 +55,7 @@ def run(bench: Bench) -> Iterator[Figure]:
             {
                 "compiled_s": lambda: timed(compiled)() / _WEIGHED,
                 "numpy_s": lambda: timed(by_numpy)() / _BY_NUMPY,
-                "anew_s": lambda: timed(lambda: settle(*parts))() * (REGIONS - 1),
+                "anew_s": lambda: timed(lambda: recompute(*parts))() * (REGIONS - 1),
             },
         )
     )

@@ -15,7 +15,7 @@ from infra.db.session import transaction
 from infra.db.tenants import ApiKey
 from infra.files import write_private
 from infra.keys import hash_api_key, new_api_key
-from infra.master_key import settle_master_key
+from infra.master_key import ensure_master_key
 
 OPERATOR_KEY_FILE = "operator.key"
 
@@ -46,7 +46,7 @@ def bootstrap(
             false.
     """
     upgrade(engine)
-    settle_master_key(engine, master_key, forget_unreadable=forget_unreadable_secrets)
+    ensure_master_key(engine, master_key, forget_unreadable=forget_unreadable_secrets)
     path = data_dir / OPERATOR_KEY_FILE
     if path.exists():
         key = path.read_text().strip()

@@ -26,7 +26,7 @@ def check_master_key(engine: Engine, path: Path) -> None:
         _refuse(session, path)
 
 
-def settle_master_key(engine: Engine, path: Path, *, forget_unreadable: bool = False) -> int:
+def ensure_master_key(engine: Engine, path: Path, *, forget_unreadable: bool = False) -> int:
     """Checks the key like `check_master_key`, and creates it if it is missing. Returns the number of deleted secrets.
 
     With `forget_unreadable`, deletes the secrets that the key does not decrypt, each with an entry in the audit list.

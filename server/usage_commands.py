@@ -45,17 +45,17 @@ def import_usage(session: Session, file: Path, bad_rows: str) -> None:
         finish(_EXIT_USAGE)
     wrong = {row.number: row.wrong for row in rows if row.wrong is not None}
     if wrong and bad_rows == "refuse":
-        _tell(file, wrong)
+        _print_wrong(file, wrong)
         finish(_EXIT_USAGE)
     good: Iterator[UsageRow] = (row for row in rows if row.run is not None)
     done = {"recorded": 0, "known": 0}
     while batch := list(islice(good, _BATCH)):
         answer = _record(session, batch, wrong, skip=bad_rows == "skip")
         if answer is None:
-            _tell(file, wrong)
+            _print_wrong(file, wrong)
             finish(_EXIT_USAGE)
         done = {key: done[key] + answer[key] for key in done}
-    _tell(file, wrong)
+    _print_wrong(file, wrong)
     body = {**done, "skipped": len(wrong)}
     emit_one(session, body, lambda: "{recorded} recorded, {known} known before, {skipped} skipped".format(**body),
              name=str(done["recorded"]))  # fmt: skip
@@ -87,7 +87,7 @@ def _record(
     return {"recorded": 0, "known": 0}
 
 
-def _tell(file: Path, wrong: dict[int, str]) -> None:
+def _print_wrong(file: Path, wrong: dict[int, str]) -> None:
     for number in sorted(wrong)[:_SHOWN]:
         say(f"{file}: row {number}: {wrong[number]}")
     if len(wrong) > _SHOWN:

@@ -101,7 +101,7 @@ class Passes:
         new &= columns.holds_all[numbers]
         columns.rank[numbers[new]], columns.checkpoints[numbers[new]] = standing.placed_rank[new], made[new]
         for number in numbers[new].tolist():
-            self._transitions.tell(self._transitions.states[number])
+            self._transitions.report(self._transitions.states[number])
 
     def _by_rank(self, now_s: float, standing: ScanOrder) -> None:
         waited_s = self._waited_s(now_s, standing)

@@ -110,7 +110,7 @@ class Simulator:
                 self.events += 1
             if self._passes.due_s() <= at_s:
                 if self._passes.news:
-                    self.keeper.look(at_s)
+                    self.keeper.changed(at_s)
                 self._passes.go(at_s)
                 self.events += 1
             self._happen(at_s, before=None)

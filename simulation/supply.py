@@ -45,7 +45,7 @@ class Keeper:
     def hope(self, at_s: float) -> None:
         """Is called after a workload arrived or released its slots."""
 
-    def look(self, at_s: float) -> None:
+    def changed(self, at_s: float) -> None:
         """Is called after another change."""
 
     def happen(self, at_s: float) -> bool:

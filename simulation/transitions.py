@@ -99,7 +99,7 @@ class Transitions:
             self._later(max(0.0, state.started_at_s + state.remaining_s()), "FINISH", state)
         else:
             self._later(self._provisioning_s(state), "START", state)
-        self.tell(state)
+        self.report(state)
 
     def arrive(self, at_s: float, state: WorkloadState) -> None:
         """Queues a workload that is submitted, or that was queued when the run began."""
@@ -155,7 +155,7 @@ class Transitions:
         state.turn += 1
         self.columns.started_at_s[state.number] = at_s
         self._later(at_s + state.remaining_s(), "FINISH", state)
-        self.tell(state)
+        self.report(state)
         self._say(at_s, "started", state, state.place)
 
     def finish(self, at_s: float, state: WorkloadState) -> None:
@@ -217,7 +217,7 @@ class Transitions:
         """Returns whether no workload holds resources of a machine."""
         return self.ledgers[region].is_idle(machine)
 
-    def tell(self, state: WorkloadState, *, evictable: bool = True) -> None:
+    def report(self, state: WorkloadState, *, evictable: bool = True) -> None:
         """Sends the state of a workload that holds all its slots to its region."""
         assert state.place is not None
         number, s = state.number, self.settings
@@ -279,7 +279,7 @@ class Transitions:
         state.ready_at_s = at_s
         self.columns.holds_all[state.number] = True
         self._later(at_s + self._provisioning_s(state), "START", state)
-        self.tell(state)
+        self.report(state)
         assert state.place is not None
         if self.ledgers[state.place].is_leaving(state.id):
             self._interrupt(at_s, state)
@@ -294,7 +294,7 @@ class Transitions:
         self._send_back(
             at_s, state, StepOutcome.NOTICED if state.step is Step.RUN else StepOutcome.TOLD, by_machine=True
         )
-        self.tell(state, evictable=False)
+        self.report(state, evictable=False)
         self._say(at_s, "interrupted", state, state.place)
 
     def _send_back(self, at_s: float, victim: WorkloadState, event: StepOutcome, *, by_machine: bool) -> None:

@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
     """Reads the request and writes `plan.json`; with a policy also `replicas.json`, `moves.jsonl` and `report.json`."""
     request = json.loads((folder / "request.json").read_text())
     columns = read_folder(folder / "instance")
-    how: dict[str, Any] = {"time_s": request["time_s"], "seed": request["seed"], "listener": _tell}
+    how: dict[str, Any] = {"time_s": request["time_s"], "seed": request["seed"], "listener": _print_step}
     load(may_prove(columns))
     latest_s = time.monotonic() + max(_LEAST_S, _PATIENCE * request["time_s"])
     how["stop"] = lambda: time.monotonic() > latest_s
@@ -65,7 +65,7 @@ def _policy(given: dict[str, Any]) -> ReplicaPolicy:
     return ReplicaPolicy(**{**given, "correlated": together})
 
 
-def _tell(step: SearchStep) -> None:
+def _print_step(step: SearchStep) -> None:
     print(f"{step.part:.4f} {step.phase}: total {step.total:.6g}", flush=True)
 
 

@@ -11,7 +11,7 @@ from domain.instance import HIGH_PRIORITY, PlanScore, Violation
 from tetris.columns import KINDS, ML, NONE, Columns, Floats, Ints, Longs
 from tetris.kernels import layout
 from tetris.kernels.layout import Fixed, PlanState, Work
-from tetris.kernels.moves import apply, settle
+from tetris.kernels.moves import apply, recompute
 from tetris.kernels.terms import excess, gpu_term, objective, short_of_home, storage_cost
 from tetris.kernels.weigh import weigh
 
@@ -44,7 +44,7 @@ class PlacementProblem:
         self.fixed = _fixed(columns)
         self.state = _state(columns, self.fixed)
         self.work = _work(columns, self.fixed)
-        settle(self.fixed, self.state, self.work)
+        recompute(self.fixed, self.state, self.work)
         self._allow_what_the_start_has()
         if home is not None:
             self.restart(home)
@@ -52,7 +52,7 @@ class PlacementProblem:
     def restart(self, home: Ints) -> None:
         """Replaces the plan by `home` [T]."""
         self.state.home[:] = home
-        settle(self.fixed, self.state, self.work)
+        recompute(self.fixed, self.state, self.work)
 
     def move(self, table: int, region: int) -> None:
         """Moves one table to a region."""

@@ -38,7 +38,7 @@ class InstanceWorkflow:
         self._ref = InstanceRef("")
 
     @workflow.signal
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Signals that the instance changed in the ledger."""
         self._looks += 1
 
@@ -70,8 +70,8 @@ class InstanceWorkflow:
         moved = InstanceMove(self._ref.instance, phase.value, "" if because is None else because.value)
         await record(Activity.MOVE_INSTANCE, moved)
 
-    async def _look(self) -> InstanceFacts:
-        return await record(Activity.LOOK_AT_INSTANCE, self._ref, InstanceFacts)
+    async def _inspect(self) -> InstanceFacts:
+        return await record(Activity.INSPECT_INSTANCE, self._ref, InstanceFacts)
 
     # ---------------------------------------------------------------------------------------------------------- steps
 
@@ -87,7 +87,7 @@ class InstanceWorkflow:
         )
         while not asking.done():
             seen = self._looks
-            if (await self._look()).told:
+            if (await self._inspect()).told:
                 give_up(asking)
                 return InstanceEvent.TOLD
             await workflow.wait_condition(partial(self._heard, asking, seen))
@@ -101,8 +101,8 @@ class InstanceWorkflow:
         give_up_at = workflow.time() + join_s
         while True:
             seen = self._looks
-            facts = await self._look()
-            if (event := _told(facts)) is not None:
+            facts = await self._inspect()
+            if (event := _event_of(facts)) is not None:
                 return event
             if facts.ready:
                 return InstanceEvent.DONE
@@ -112,7 +112,7 @@ class InstanceWorkflow:
     async def _serve(self) -> InstanceEvent:
         while True:
             seen = self._looks
-            if (event := _told(await self._look())) is not None:
+            if (event := _event_of(await self._inspect())) is not None:
                 return event
             await self._looked(seen, None)
 
@@ -121,7 +121,7 @@ class InstanceWorkflow:
         await record(Activity.DRAIN_INSTANCE, self._ref)
         while True:
             seen = self._looks
-            facts = await self._look()
+            facts = await self._inspect()
             if facts.lost:
                 return InstanceEvent.LOST
             if not facts.held:
@@ -162,7 +162,7 @@ class InstanceWorkflow:
         return True
 
 
-def _told(facts: InstanceFacts) -> InstanceEvent | None:
+def _event_of(facts: InstanceFacts) -> InstanceEvent | None:
     """Returns the event that ends the current step early: the instance is lost or marked to end; None: neither."""
     if facts.lost:
         return InstanceEvent.LOST

@@ -30,7 +30,7 @@ class PlacementRunWorkflow:
         self._told = False
 
     @workflow.signal
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Signals that moves were paused or resumed."""
         self._told = True
 

@@ -24,7 +24,7 @@ class ScrubWorkflow:
         self._asked = False
 
     @workflow.signal
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Signals that a check is due now."""
         self._asked = True
 

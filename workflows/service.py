@@ -21,7 +21,7 @@ class ServiceWorkflow:
         self._looks = 0
 
     @workflow.signal
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Signals that a replica of the service, or its specification, changed."""
         self._looks += 1
 

@@ -26,6 +26,6 @@ async def start_instance(client: Client, start: InstanceInput) -> None:
         "InstanceWorkflow",
         ids.instance_workflow_id(start.instance),
         start,
-        signal="look",
+        signal="refresh",
         summary=f"machine of a pool, {start.instance}",
     )

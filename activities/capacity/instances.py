@@ -73,8 +73,8 @@ class InstanceActivities:
                 row.native_id, row.launched_at = native_id, func.now()
         return True
 
-    @activity.defn(name=Activity.LOOK_AT_INSTANCE.value)
-    def look(self, ref: InstanceRef) -> InstanceFacts:
+    @activity.defn(name=Activity.INSPECT_INSTANCE.value)
+    def inspect(self, ref: InstanceRef) -> InstanceFacts:
         """Returns the state of the instance in the ledger."""
         with transaction(self._engine) as session:
             row = session.get_one(InstanceRow, ref.instance)

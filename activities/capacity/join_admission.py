@@ -68,7 +68,7 @@ def ending(session: Session, machine: str) -> dict[str, Any] | None:
     )
 
 
-def look(session: Session, machine: str) -> None:
+def notify_instance(session: Session, machine: str) -> None:
     """Signals the workflow of the instance that belongs to a machine, if there is one, to read the ledger."""
     live = select(InstanceRow.id).where(InstanceRow.machine == machine, InstanceRow.gone_at.is_(None))
     if (instance := session.scalar(live)) is not None:

@@ -78,7 +78,7 @@ class PoolKeeper:
                 began_s = self._clock()
                 found = await in_thread(provider.describe)
                 differences = await in_thread(self._compare, provider, found, began_s)
-                await in_thread(self._settle, name, provider, differences)
+                await in_thread(self._resolve, name, provider, differences)
                 offers += await in_thread(provider.offers)
             except ProviderUnavailable as error:
                 _log.warning("provider %s: %s; trying again", name, error)
@@ -114,7 +114,7 @@ class PoolKeeper:
             entries = {id_: LedgerEntry(native, None if at is None else float(at)) for id_, native, at in rows}
         return compare(entries, found, now_s, provider.lists_late_s)
 
-    def _settle(self, name: str, provider: Provider, differences: LedgerDifferences) -> None:
+    def _resolve(self, name: str, provider: Provider, differences: LedgerDifferences) -> None:
         """Terminates machines without an owner, and marks missing instances as lost, if the previous round agreed."""
         owned: dict[str, Hashable] = {**differences.strays, **differences.seconds}
         for native_id in self._without_owner[name].due(owned):

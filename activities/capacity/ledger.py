@@ -47,7 +47,7 @@ def add_instance(
     return row.id
 
 
-def tell_to_end(session: Session, instance: str, reason: Reason) -> bool:
+def request_end(session: Session, instance: str, reason: Reason) -> bool:
     """Writes why an instance is to end, and signals its workflow; False: it is already to end, or is gone."""
     row = session.get(InstanceRow, instance, with_for_update=True)
     if row is None or row.ending is not None or row.gone_at is not None:

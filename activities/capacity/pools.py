@@ -9,7 +9,7 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from activities.capacity.clusters import make_cluster, set_prices
-from activities.capacity.ledger import add_instance, recently_refused, tell_to_end
+from activities.capacity.ledger import add_instance, recently_refused, request_end
 from capacity.offers import Offer, OfferKey, Shape
 from capacity.pools import Changes, Instance, Pool, PoolKey, cluster_of
 from capacity.rounds import plan_round
@@ -58,7 +58,7 @@ class Pools:
                 for launch in launches:
                     request_instance(session, pools[key], launch.offer, launch.claims)
             for instance, why in todo.end.items():
-                tell_to_end(session, instance, why)
+                request_end(session, instance, why)
             _keep_prices(session, offers)
 
 
@@ -106,7 +106,7 @@ def _instances(session: Session) -> dict[PoolKey, list[Instance]]:
     out: dict[PoolKey, list[Instance]] = {}
     for row, machine, is_busy, idle_s in rows:
         if machine is not None and machine.notice is not None:
-            tell_to_end(session, row.id, Reason.from_json(machine.notice))
+            request_end(session, row.id, Reason.from_json(machine.notice))
             continue
         is_ready = row.phase == InstancePhase.READY
         if (row.idle_since is None) == (is_ready and not is_busy):

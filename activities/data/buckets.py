@@ -75,11 +75,11 @@ class BucketCheck:
         error = await self._ask(known)
         if error is None:
             self._failures = 0
-            await asyncio.to_thread(self._tell, BucketState(known.url, is_marked=True))
+            await asyncio.to_thread(self._publish, BucketState(known.url, is_marked=True))
             return self._settings.interval_s
         self._failures += 1
         if known.failing_since_s is not None or self._failures >= self._settings.failures:
-            await asyncio.to_thread(self._tell, replace(known, error=error))
+            await asyncio.to_thread(self._publish, replace(known, error=error))
         return self._backoff.pause_s(self._failures)
 
     def _known(self) -> BucketState | None:
@@ -95,7 +95,7 @@ class BucketCheck:
         """Returns why the check failed; None: the bucket is right."""
         probe = self._probe
         if probe is None or probe.done.done() or probe.url != known.url:
-            probe = self._probe = _Probe(known.url, _in_thread(lambda: self._look(known)))
+            probe = self._probe = _Probe(known.url, _in_thread(lambda: self._check(known)))
         answer = asyncio.wrap_future(probe.done)
         # `wait_for` is not used because the thread cannot be cancelled. The next check uses its answer.
         await asyncio.wait([answer], timeout=self._settings.timeout_s)
@@ -104,7 +104,7 @@ class BucketCheck:
         failure = answer.exception()
         return None if failure is None else (str(failure) or type(failure).__name__)[:_ERROR_CHARACTERS]
 
-    def _look(self, known: BucketState) -> None:
+    def _check(self, known: BucketState) -> None:
         if self._store is None or self._store[0] != known.url:
             self._store = known.url, open_store(known.url)
         if not known.is_marked:
@@ -112,7 +112,7 @@ class BucketCheck:
             return
         check_marker(self._store[1], self._region)
 
-    def _tell(self, state: BucketState) -> None:
+    def _publish(self, state: BucketState) -> None:
         """Publishes a changed state. Logs when the bucket fails, and when it answers again."""
         with transaction(self._engine) as session:
             before = bucket_states(session, [self._region]).get(self._region)

@@ -233,11 +233,11 @@ def searched(
     request: Mapping[str, Any],
     store: ObjectStore,
     prefix: str,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Iterator[Path]:
     """Runs the search and yields the folder with its result. All files are also stored under `prefix` in the store.
 
-    `tell` is called with the progress of the search.
+    `report` is called with the progress of the search.
 
     Raises:
         ApplicationError: the search failed; the message contains the end of its error output.
@@ -247,13 +247,13 @@ def searched(
         write_folder(Columns.of(instance), folder / "instance")
         (folder / "reads.json").write_text(json.dumps(reads_document(reads)))
         (folder / "request.json").write_text(json.dumps(request))
-        _solve(folder, tell)
+        _solve(folder, report)
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             store.put(prefix + str(path.relative_to(folder)), path.read_bytes())
         yield folder
 
 
-def _solve(folder: Path, tell: Callable[[str], None]) -> None:
+def _solve(folder: Path, report: Callable[[str], None]) -> None:
     """Runs `python -m tetris` and reports its progress. Kills it if the activity is cancelled."""
     command = [*dies_with_parent("KILL"), *children.python("-m", "tetris", str(folder))]
     with subprocess.Popen(
@@ -269,7 +269,7 @@ def _solve(folder: Path, tell: Callable[[str], None]) -> None:
             reader.start()
         try:
             while process.poll() is None:
-                tell(far[0])
+                report(far[0])
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_LOOK_S)
         finally:

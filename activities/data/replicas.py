@@ -63,7 +63,7 @@ class ReplicaCompletion:
         self._key = request.table, request.target_region
         self._beat = beat
         self._verifier = Verifier(engine)
-        self._reading = Reading(beat=self._look)
+        self._reading = Reading(beat=self._stop_if_cancelled)
         self._has_bytes = 0
         self._total_bytes = 0
         self._shown_at_s = -_SHOW_EVERY_S
@@ -85,7 +85,7 @@ class ReplicaCompletion:
                     try:
                         self._complete(partition)
                     except _Wrong as error:
-                        failed.append(self._told(partition, error))
+                        failed.append(self._failure(partition, error))
                 if failed:
                     raise failed[0]
                 self._verify_new_home()
@@ -181,11 +181,11 @@ class ReplicaCompletion:
         try:
             self._complete(partition)
         except _Wrong as error:
-            raise self._told(partition, error) from error
+            raise self._failure(partition, error) from error
 
     def _progress(self, done_bytes: int, _: int) -> None:
         self._beat(self._has_bytes + done_bytes, self._total_bytes)
-        self._look()
+        self._stop_if_cancelled()
         if time.monotonic() - self._shown_at_s < _SHOW_EVERY_S:
             return
         self._shown_at_s = time.monotonic()
@@ -195,7 +195,7 @@ class ReplicaCompletion:
             session.execute(update(Replica).where(own).values(done_bytes=self._has_bytes + done_bytes))
 
     @staticmethod
-    def _look() -> None:
+    def _stop_if_cancelled() -> None:
         if activity.is_cancelled():
             raise CancelledError("the copy was cancelled")
 
@@ -213,7 +213,7 @@ class ReplicaCompletion:
         elif (held := session.get(ReplicaPartition, tuple(key.values()))) is not None and held.ready_at is None:
             held.ready_at = func.clock_timestamp()
 
-    def _told(self, partition: Partition, error: "_Wrong") -> ApplicationError:
+    def _failure(self, partition: Partition, error: "_Wrong") -> ApplicationError:
         tries = activity.info().attempt
         if tries < _SHOWN_AFTER:
             return ApplicationError(str(error), type="WrongPartition")

@@ -55,14 +55,14 @@ class ScrubActivities:
                 return self._round(request.region, until_s, failures)
         finally:
             if without:
-                self._tell_others(request.region, without)
+                self._notify_others(request.region, without)
 
     def _round(self, region: str, until_s: float, failures: list[str]) -> int:
         with heartbeating():
             failed: set[tuple[str, str]] = set()
             while todo := [d for d in self._due(region) if d[:2] not in failed]:
                 for table, partition, asked in todo:
-                    reading = Reading(None if asked else self._share, until_s, _look)
+                    reading = Reading(None if asked else self._share, until_s, _stop_if_cancelled)
                     try:
                         self._check(table, partition, region, reading)
                     except OutOfTime:
@@ -77,7 +77,7 @@ class ScrubActivities:
                         failures.append(f"table {table}, partition {partition}: {error}")
         return _REST_S
 
-    def _tell_others(self, region: str, tables: list[str]) -> None:
+    def _notify_others(self, region: str, tables: list[str]) -> None:
         """Signals the other regions to check these tables, whose manifests may have been completed."""
         with transaction(self._engine) as session:
             others = Replica.data_table.in_(tables), Replica.region != region
@@ -103,6 +103,6 @@ def _only_share(bandwidth: Bandwidth) -> BandwidthShare:
     return bandwidth.share("scrub", 1.0)
 
 
-def _look() -> None:
+def _stop_if_cancelled() -> None:
     if activity.is_cancelled():
         raise CancelledError("the verification was cancelled")

@@ -48,7 +48,7 @@ class Reading:
         """Whether the deadline has passed."""
         return self.until_s is not None and time.monotonic() > self.until_s
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Sends a heartbeat and checks the deadline.
 
         Raises:
@@ -170,7 +170,7 @@ class Verifier:
                 return
             bucket = self.bucket(region)
             for partition in todo:
-                reading.look()
+                reading.check()
                 with transaction(self._engine) as session:
                     known = integrity.manifest_body(session, table, partition.name)
                 if known is None:
@@ -206,7 +206,7 @@ class _Pace(Generic[T]):
     def take(self, so_far: T) -> None:
         now_s = time.monotonic()
         try:
-            self._reading.look()
+            self._reading.check()
         except BaseException:
             self._save(so_far)
             raise

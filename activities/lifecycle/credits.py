@@ -47,13 +47,13 @@ class Credits:
         failed: Exception | None = None
         for row in await in_db(self._engine, lambda session: session.execute(_DUE).all()):
             try:
-                await in_thread(self._look, _Due(*row))
+                await in_thread(self._inspect, _Due(*row))
             except Exception as error:
                 failed = error
         if failed is not None:
             raise failed
 
-    def _look(self, due: _Due) -> None:
+    def _inspect(self, due: _Due) -> None:
         found = list_committed(f"{due.url.rstrip('/')}/{ids.checkpoint_prefix(due.workload)}")
         newest = next((one for one in found if one.attempt == due.attempt), None)
         if newest is None:

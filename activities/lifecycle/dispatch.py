@@ -266,7 +266,7 @@ class Dispatcher:
 
     async def _placement_run(self, placement_run: str) -> None:
         summary = "plans the placement of tables and moves them"
-        await ensure_workflow(self._client, "PlacementRunWorkflow", placement_run, signal="look", summary=summary)
+        await ensure_workflow(self._client, "PlacementRunWorkflow", placement_run, signal="refresh", summary=summary)
 
     async def _instance(self, instance: str) -> None:
         start = await in_db(self._engine, read_instance, instance, self._capacity)
@@ -283,7 +283,7 @@ class Dispatcher:
             "ServiceWorkflow",
             ids.service_workflow_id(service),
             ServiceRef(service),
-            signal="look",
+            signal="refresh",
             summary="keeps the replicas of a service",
         )
 
@@ -301,4 +301,4 @@ class Dispatcher:
 
 async def start_scrub(client: Client, region: str) -> None:
     """Starts a region's verification workflow, or signals the running one to look for due checks."""
-    await ensure_workflow(client, "ScrubWorkflow", ids.scrub_workflow_id(region), Scrub(region), signal="look")
+    await ensure_workflow(client, "ScrubWorkflow", ids.scrub_workflow_id(region), Scrub(region), signal="refresh")

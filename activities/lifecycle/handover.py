@@ -49,17 +49,17 @@ def release(
         session.flush()
         heirs = _successors(session, row.machine, evictors)
         if doubtful:
-            _doubt(session, machines[row.machine], row, heirs, flushing_s)
+            _block(session, machines[row.machine], row, heirs, flushing_s)
         for successor in heirs:
             _hand_over(row, successor, machines[row.machine].withheld)
             session.flush()
             served.add((successor.workload, successor.attempt))
     for heir, heir_attempt in sorted(served):
-        _tell_if_ready(session, heir, heir_attempt)
+        _notify_if_ready(session, heir, heir_attempt)
     return machines
 
 
-def _doubt(
+def _block(
     session: Session, machine: Machine, given: Allocation, heirs: Iterable[Allocation], flushing_s: float
 ) -> None:
     """Blocks new work on a locked machine on which tasks of the allocation `given` may still run."""
@@ -129,7 +129,7 @@ def _hand_over(given: Allocation, successor: Allocation, withheld: int) -> None:
         successor.held_at = func.clock_timestamp()
 
 
-def _tell_if_ready(session: Session, workload: str, attempt: int) -> None:
+def _notify_if_ready(session: Session, workload: str, attempt: int) -> None:
     # Lock before counting: of two victims that are released concurrently, the later one sees both releases.
     row = session.get(Attempt, (workload, attempt), with_for_update=True, populate_existing=True)
     waiting = session.scalar(

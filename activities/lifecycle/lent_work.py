@@ -58,7 +58,7 @@ def earn(session: Session, attempt: Attempt, progress: Iterable[TaskProgress]) -
         attempt.earned = after.to_json()
 
 
-def look(
+def inspect(
     session: Session,
     row: Workload,
     attempt: Attempt,
@@ -66,7 +66,7 @@ def look(
     now: datetime,
     limits: LimitsSpec,
 ) -> bool:
-    """Looks at a locked attempt that runs: records what its launch took, its evidence, and the machines that answer.
+    """Inspects a locked attempt that runs. Records what its launch took, its evidence, and the machines that answer.
 
     If a machine that its owner lends has reported none of its tasks since the start of the attempt, and the limit has
     passed, the workload gets mail that the machine is lost, once. Returns whether it has this mail. The tries of the

@@ -162,7 +162,7 @@ class MachineActivities:
                 return
             row.state, row.lost_at, row.registered_at = "ready", None, func.now()
             events.record(session, "machine.ready", region=row.region, machine=row.id)
-            join_admission.look(session, row.id)
+            join_admission.notify_instance(session, row.id)
             outbox.wake_scheduler(session)
 
     @activity.defn(name=Activity.MACHINE_LOST.value)
@@ -202,10 +202,10 @@ class MachineActivities:
                 if row.cordon is not None and row.cordon.get("code") == ReasonCode.PLATFORM_NOTICE:
                     row.cordon = row.notice
             for workload, attempt in live:
-                _tell(session, row, workload, attempt, reason)
+                _notify(session, row, workload, attempt, reason)
 
 
-def _tell(session: Session, row: Machine, workload: str, attempt: int, reason: Reason) -> None:
+def _notify(session: Session, row: Machine, workload: str, attempt: int, reason: Reason) -> None:
     """Sends an attempt mail about a notice, unless earlier mail announced an end that is at least as early.
 
     A task can report any number of notices, so the mail about them is limited.
@@ -250,7 +250,7 @@ def _give_up(session: Session, row: Machine, slots: int) -> None:
     for workload, attempt in waiting.all():
         notice = NoticeReport(OWNER, "preempt", True, time.time(), None, "the owner takes GPUs back")
         reason = Reason(ReasonCode.PLATFORM_NOTICE, {"machine": row.id, **notice.numbers()})
-        _tell(session, row, workload, attempt, reason)
+        _notify(session, row, workload, attempt, reason)
 
 
 def _ends_at_s(detail: Mapping[str, Any]) -> float:

@@ -94,7 +94,7 @@ class ProgressReader:
             if limit_s is None and own.launch_limit_s is None and own.launch_s is not None:
                 return
             now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
-            if lent_work.look(session, row, own, reported, now, limits) or limit_s is None:
+            if lent_work.inspect(session, row, own, reported, now, limits) or limit_s is None:
                 return
             mute_since_s = max((beat.since_s for beat in beats if not reported[beat.machine]), default=inf)
             heard = [p.active_at_s for p in progress if p.active_at_s is not None]

@@ -114,7 +114,7 @@ class Reconciler:
 
     async def round(self) -> None:
         """Runs one round: compares everything once."""
-        await in_db(self._engine, rows.tell_again, self._settings.disagree_s)
+        await in_db(self._engine, rows.redeliver_unanswered, self._settings.disagree_s)
         await self._compare_placed()
         await self._end_stuck()
         await self._count()
@@ -157,8 +157,8 @@ class Reconciler:
             self._workloads.clear(workload)
             return
         if found is not None and not self._workloads.was_told_again(workload):
-            await in_db(self._engine, rows.tell_all_again, workload)
-            self._workloads.told_again(workload)
+            await in_db(self._engine, rows.redeliver_all, workload)
+            self._workloads.redelivered(workload)
             return
         if found is not None:
             _log.warning("workload %s is %s, its workflow shows %s: replacing it", workload, fact, _shown_state(found))

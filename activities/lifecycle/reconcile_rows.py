@@ -21,7 +21,7 @@ _AGAIN = "o.delivered_at < now() - greatest(make_interval(secs => :patience_s), 
 not cause endless repetitions."""
 
 
-def tell_again(session: Session, patience_s: float) -> None:
+def redeliver_unanswered(session: Session, patience_s: float) -> None:
     """Redelivers mail that shows no effect in Postgres `patience_s` seconds after its delivery.
 
     The receiving workflow may have been rolled back to before the delivery. Otherwise it drops the duplicate.
@@ -57,7 +57,7 @@ def tell_again(session: Session, patience_s: float) -> None:
 _WITH_GRACE = ":patience_s + coalesce((o.body ->> 'grace_s')::float, 0)"
 
 
-def tell_all_again(session: Session, workload: str) -> None:
+def redeliver_all(session: Session, workload: str) -> None:
     """Redelivers all mail about a workload's current attempt."""
     session.execute(
         text(
@@ -74,7 +74,7 @@ def start_again(session: Session, workloads: Sequence[str]) -> None:
     for workload in workloads:
         row = session.get(Workload, workload, with_for_update=True)
         if row is not None and row.finished_at is None:
-            tell_all_again(session, workload)
+            redeliver_all(session, workload)
             outbox.start_workload(session, workload, attempt=row.attempt, placed=row.phase in PLACED_PHASES)
 
 

@@ -21,7 +21,7 @@ class _Suspicion:
     what: Hashable
     since_s: float
     """On the monotonic clock."""
-    told_again: bool = False
+    redelivered: bool = False
 
 
 class Suspects:
@@ -44,11 +44,11 @@ class Suspects:
 
     def was_told_again(self, name: str) -> bool:
         """Returns whether mail was redelivered because of a disagreement."""
-        return self._found[name].told_again
+        return self._found[name].redelivered
 
-    def told_again(self, name: str) -> None:
+    def redelivered(self, name: str) -> None:
         """Records that mail was redelivered because of a disagreement, and restarts its time."""
-        self._found[name].told_again, self._found[name].since_s = True, self._clock()
+        self._found[name].redelivered, self._found[name].since_s = True, self._clock()
 
     def clear(self, name: str) -> None:
         """Removes a disagreement that was handled."""

@@ -125,7 +125,7 @@ class AuctionActivities:
 
     def _award(self, request: AwardRequest) -> AwardResult:
         scanned = self._scanned if self._scanned is not None and self._scanned.number == request.scan else None
-        result = self._settle(scanned, request)
+        result = self._award_batch(scanned, request)
         self._listening.publish()
         if scanned is None:
             result.over = True
@@ -147,7 +147,7 @@ class AuctionActivities:
         with transaction(self._engine) as session:
             put_batch(session, scanned.number, following, scanned.batch(following, self._settings.batch))
 
-    def _settle(self, scanned: ScannedQueue | None, request: AwardRequest) -> AwardResult:
+    def _award_batch(self, scanned: ScannedQueue | None, request: AwardRequest) -> AwardResult:
         """Awards a batch, and publishes why the other workloads wait."""
         with self._state.current() as state:
             # 1. Find the regions that take part, the workloads that are still queued, and the bids that were made.

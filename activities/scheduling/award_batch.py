@@ -130,8 +130,8 @@ class BatchAward:
     def _read_anew(self, done: AwardRound) -> None:
         for outcome in done.outcomes[done.settled :]:
             if outcome.plan is not None:
-                self._state.doubt(outcome.plan)
-        self._state.look()
+                self._state.mark_stale(outcome.plan)
+        self._state.apply_changes()
         self._auction = self._state.auction(self._scan)
         self._auction.forget_refusals()
         for outcome in done.outcomes[done.settled :]:

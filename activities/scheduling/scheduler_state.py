@@ -80,22 +80,22 @@ class SchedulerState:
         has committed. So the next call does a full read, which also drops the caches of the auction.
         """
         with self._lock:
-            self.look()
+            self.apply_changes()
             try:
                 yield self
             except BaseException:
                 self._seen = None
                 raise
 
-    def look(self) -> None:
+    def apply_changes(self) -> None:
         """Applies the changes since the last read; does a full read if the log is too short. The lock must be held."""
-        while not self._look():
+        while not self._try_to_apply_changes():
             changes.begin_epoch(self._engine)
 
-    def _look(self) -> bool:
+    def _try_to_apply_changes(self) -> bool:
         seen, self._seen = self._seen, None  # If this fails, the next call does a full read.
         with transaction(self._engine, isolation="REPEATABLE READ") as session:
-            here, self.now_s = changes.look(session)
+            here, self.now_s = changes.position(session)
             if here is None:
                 return False
             news = None if seen is None else changes.between(session, seen, here, self._only)
@@ -103,7 +103,7 @@ class SchedulerState:
             if news is None or any(c.kind == "everything" for c in news):
                 self._read_all(reader)
             else:
-                self._follow(reader, news | self._doubted)
+                self._apply(reader, news | self._doubted)
                 self._doubted.clear()
         self._stale = set(self.regions)
         self._seen = here
@@ -135,7 +135,7 @@ class SchedulerState:
         """Returns the auction of the newest pass, with its reservations and with its columns as of the last read."""
         return self.auction(0 if self._pass is None else self._pass)
 
-    def doubt(self, plan: Plan) -> None:
+    def mark_stale(self, plan: Plan) -> None:
         """Marks a plan that was awarded in a region's columns but not in Postgres: what it changed is read again."""
         region = self.regions[plan.region]
         region.drop_running(plan.workload)
@@ -207,7 +207,7 @@ class SchedulerState:
 
     # --------------------------------------------------------------------------------------------------- following
 
-    def _follow(self, reader: SnapshotReader, news: Collection[changes.ChangedRow]) -> None:
+    def _apply(self, reader: SnapshotReader, news: Collection[changes.ChangedRow]) -> None:
         keys: dict[str, set[str]] = defaultdict(set)
         attempts = set()
         for kind, key, attempt in news:
@@ -232,7 +232,7 @@ class SchedulerState:
                     attempts |= {(w.id, w.attempt) for w in self._running_on(id_)}
                 self._put_machine(id_, row)
         if attempts:
-            self._follow_attempts(reader, attempts)
+            self._apply_attempts(reader, attempts)
         if self._only is None and "history" in keys:
             self.queue.forget_use(self._live.values())
             self._read_history(reader)
@@ -241,7 +241,7 @@ class SchedulerState:
         region = self.regions.get(self._region_of.get(machine, ""))
         return () if region is None else region.running_on(machine)
 
-    def _follow_attempts(self, reader: SnapshotReader, keys: set[tuple[str, int]]) -> None:
+    def _apply_attempts(self, reader: SnapshotReader, keys: set[tuple[str, int]]) -> None:
         found = [a for a in reader.attempts(keys) if self._concerns(a.region)]
         gone = [a for w, n in keys if (a := self._live.get(w)) is not None and a.attempt == n]
         for a in found:

@@ -8,7 +8,7 @@ from sqlalchemy import Engine, func, select, text
 from sqlalchemy.orm import Session
 from temporalio import activity
 
-from activities.capacity.ledger import recently_refused, tell_to_end
+from activities.capacity.ledger import recently_refused, request_end
 from activities.services.instance_pairs import pair_instances
 from activities.services.offers import Offers
 from activities.services.replica_launch import LaunchMarket, launch
@@ -289,7 +289,7 @@ def close_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: st
     own.cause = own.cause or cause
     reason = Reason(ReasonCode.REPLICA_ENDED, {"service": row.name, "replica": own.number})
     for instance in one.live_instances:
-        tell_to_end(session, instance, reason)
+        request_end(session, instance, reason)
     events.record(
         session, "service.replica_ended", tenant=row.tenant, workload=own.workload,
         detail={
@@ -314,7 +314,7 @@ def end_left_instances(session: Session, row: ServiceRow) -> None:
         .order_by(InstanceRow.id)
     ).all()  # fmt: skip
     for instance, number in left:
-        tell_to_end(session, instance, Reason(ReasonCode.REPLICA_ENDED, {"service": row.name, "replica": number}))
+        request_end(session, instance, Reason(ReasonCode.REPLICA_ENDED, {"service": row.name, "replica": number}))
 
 
 def cordon_ending(session: Session, service: str) -> None:

@@ -197,7 +197,7 @@ class Lender:
         """Follows the lending hours, finishes a reclaim that an earlier agent began, and counts the GPU time."""
         announced = False
         while True:
-            for act in (self._hear, self._follow_hours, self._finish, self._shape, self._count):
+            for act in (self._hear, self._apply_hours, self._finish, self._shape, self._count):
                 try:
                     if not announced and (self.lending.is_whole or self.lending.gpus_at_s):
                         await self._announce()
@@ -323,7 +323,7 @@ class Lender:
                 report = NoticeReport(OWNER, str(Kind.PREEMPT), True, now_s, at_s, words)
                 self._notices.owner_takes(report, one.folder.key)
             told.append((one.folder, self._stopping.grace_s(one.folder, max(0.0, at_s - now_s))))
-        await self._stopping.tell(told)
+        await self._stopping.notify(told)
 
     async def _until_free(self, gpus: frozenset[int] | None) -> None:
         """Waits until no task runs on what the owner takes. Ends when the owner lends it again."""
@@ -360,7 +360,7 @@ class Lender:
         held = await asyncio.to_thread(self._stopping.held)
         times = [(one, self.lending.due_s(one.slots)) for one in held]
         over = [one.folder for one, due_s in times if due_s is not None and due_s <= now_s]
-        await self._stopping.tell([(folder, 0.0) for folder in over])
+        await self._stopping.notify([(folder, 0.0) for folder in over])
         await self._stopping.remaining(over)
         if not self.lending.is_whole or held:
             self._quiet_since_s = None
@@ -376,7 +376,7 @@ class Lender:
         now_s = self._clock()
         return max(0.05, min([period_s, *(end - now_s for end in ends if end > now_s)]))
 
-    async def _follow_hours(self) -> None:
+    async def _apply_hours(self) -> None:
         hours = self.lending.hours
         if hours is None:
             return

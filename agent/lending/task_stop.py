@@ -72,12 +72,12 @@ class Stopping:
             launch = None
         return left_s if launch is None else min(left_s, launch.checkpoint.grace_s)
 
-    async def tell(self, folders: Iterable[tuple[AttemptFolder, float]]) -> None:
+    async def notify(self, folders: Iterable[tuple[AttemptFolder, float]]) -> None:
         """Tells the tasks of attempts to stop, each within its grace in seconds, all at the same time.
 
         Tasks that were not started can never be started afterwards.
         """
-        await asyncio.gather(*(self._tell(folder, grace_s) for folder, grace_s in folders))
+        await asyncio.gather(*(self._notify(folder, grace_s) for folder, grace_s in folders))
 
     async def remaining(self, folders: Sequence[AttemptFolder]) -> list[RunFolder]:
         """Returns the tasks of attempts that run. Ends lost tasks, and kills those whose time is over."""
@@ -100,14 +100,14 @@ class Stopping:
         left = [folder for folder in ended if not scratch.clear(str(folder.private))]
         return not left
 
-    async def _tell(self, folder: AttemptFolder, grace_s: float) -> None:
+    async def _notify(self, folder: AttemptFolder, grace_s: float) -> None:
         lock = self._locks.of(folder.workload_id)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LOCK_S), lock:
-                await asyncio.gather(*(asyncio.to_thread(_tell, run, grace_s) for run in self._planned(folder)))
+                await asyncio.gather(*(asyncio.to_thread(_notify, run, grace_s) for run in self._planned(folder)))
                 return
-        runs = [run for run in folder.runs() if tasks.look(run) is TaskState.RUNNING]
-        await asyncio.gather(*(asyncio.to_thread(_tell, run, grace_s) for run in runs))
+        runs = [run for run in folder.runs() if tasks.inspect(run) is TaskState.RUNNING]
+        await asyncio.gather(*(asyncio.to_thread(_notify, run, grace_s) for run in runs))
 
     def _planned(self, folder: AttemptFolder) -> list[RunFolder]:
         """Returns the folders of all tasks of an attempt on this machine, including tasks that have not started."""
@@ -124,11 +124,11 @@ class Stopping:
 
 def _is_there(run: RunFolder) -> bool:
     """Returns whether processes of a task run. A lost task may have left some, or only an end without a record."""
-    state = tasks.look(run)
+    state = tasks.inspect(run)
     return state is TaskState.RUNNING or (state is TaskState.LOST and bool(with_run_ids({run.run_id})))
 
 
-def _tell(run: RunFolder, grace_s: float) -> None:
+def _notify(run: RunFolder, grace_s: float) -> None:
     try:
         tasks.request_stop(run, grace_s, told=False, owner=True)
         return
@@ -143,14 +143,14 @@ def _tell(run: RunFolder, grace_s: float) -> None:
 
 
 def _runs(run: RunFolder) -> bool:
-    state = tasks.look(run)
+    state = tasks.inspect(run)
     if state is TaskState.RUNNING and tasks.overdue(run):
         _kill(run)
-        state = tasks.look(run)
+        state = tasks.inspect(run)
     if state is TaskState.LOST:
         # This kills what is left of the task before it writes the record.
         with contextlib.suppress(OSError):
-            tasks.settle(run)
+            tasks.end_lost(run)
         return False
     return state is TaskState.RUNNING
 

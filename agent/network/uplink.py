@@ -208,7 +208,7 @@ class Uplink:
         while True:
             began_s = time.perf_counter()
             try:
-                period_s = self.look()
+                period_s = self.measure()
                 is_failing = False
             except Exception:
                 if not is_failing:
@@ -251,7 +251,7 @@ class Uplink:
         # By the present time of day, whatever it was when the block was measured.
         return BandwidthReport(time.time() - (now_s - blocks[-1][0]), sum(rates) / len(rates), bound_of(rates))
 
-    def look(self) -> float:
+    def measure(self) -> float:
         """Takes one reading, and returns the time until the next one in seconds."""
         now_s = self._clock()
         sent = self._read(now_s)
@@ -265,7 +265,7 @@ class Uplink:
         changed = self._changes_classes()
         if changed:
             self._take()
-        self._follow_classes(passed_s)
+        self._count_permitted(passed_s)
         if changed or passed_s > _LONGEST_S:
             self._counters.append(math.nan)
             self._times_s.append(now_s)
@@ -344,7 +344,7 @@ class Uplink:
             return True
         return any(abs(limit - before[flow]) > _STEADY_SHARE * limit for flow, limit in self._limits.items())
 
-    def _follow_classes(self, passed_s: float) -> None:
+    def _count_permitted(self, passed_s: float) -> None:
         """Adds what each migration's class has permitted since the last reading to what it has sent in this batch."""
         for flow, limit_bytes_s in self._limits.items():
             try:
@@ -378,7 +378,7 @@ class Uplink:
         for readings in (self._counters, self._times_s, self._pending):
             del readings[:-1]
         self._classes.clear()
-        self._follow_classes(0.0)
+        self._count_permitted(0.0)
 
     def _drop_readings(self) -> None:
         self._counters.clear()

@@ -183,7 +183,7 @@ def pause(body: PauseBody, state: StateOf, caller: Operator) -> PauseView:
             row = PlacementPause(by=caller.id, note=body.note)
             session.add(row)
             session.flush()
-            _tell(session, "placement_run.paused", note=body.note)
+            _notify(session, "placement_run.paused", note=body.note)
             write_audit(session, caller, "placement_run.pause", "tetris", note=body.note)
         return PauseView(since=row.since, by=row.by, note=row.note)
 
@@ -195,11 +195,11 @@ def resume(state: StateOf, caller: Operator) -> None:
         row = session.get(PlacementPause, True)
         if row is not None:
             session.delete(row)
-            _tell(session, "placement_run.resumed")
+            _notify(session, "placement_run.resumed")
             write_audit(session, caller, "placement_run.resume", "tetris")
 
 
-def _tell(session: Session, kind: str, **detail: object) -> None:
+def _notify(session: Session, kind: str, **detail: object) -> None:
     placement_run = open_placement_run(session)
     events.record(
         session, kind, detail={**detail, "placement_run": None if placement_run is None else placement_run.id}

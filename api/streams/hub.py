@@ -121,7 +121,7 @@ class Hub:
                 del self._streams[owner]
 
     @contextmanager
-    def follow(self, key: str, workload: str | None, tenant: str | None = None, *, waits: bool) -> Iterator[Follower]:
+    def register(self, key: str, workload: str | None, tenant: str | None = None, *, waits: bool) -> Iterator[Follower]:
         """Context manager that registers a stream. The first that `waits` starts the listener, the last stops it."""
         follower = Follower(workload, tenant, key, self._closing)
         if not waits:

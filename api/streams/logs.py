@@ -174,7 +174,7 @@ async def logs(
     started = attempt or newest
     if started:
         try:  # Test the store first, so that an unavailable store gives an error response, not an aborted stream.
-            standing = await run_in_threadpool(_look, state, id, started)
+            standing = await run_in_threadpool(_position_of, state, id, started)
             for log in islice(_open(state, standing, id, started, tasks), 1):
                 await state.threads.stores.run(log.probe)
         except STORAGE_ERRORS as error:
@@ -215,7 +215,7 @@ def _select(
     return found, newest
 
 
-def _look(state: ApiState, workload: str, attempt: int) -> LogPosition:
+def _position_of(state: ApiState, workload: str, attempt: int) -> LogPosition:
     with state.transaction() as session:
         row = session.get(Workload, workload)
         own = session.get(Attempt, (workload, attempt))
@@ -250,20 +250,20 @@ async def _stream(
     tail: int | None,
     follow: bool,
 ) -> AsyncGenerator[bytes, None]:
-    with state.hub.follow(caller.id, workload, waits=follow) as follower:
+    with state.hub.register(caller.id, workload, waits=follow) as follower:
         try:
             while True:
                 async for text in _attempt(state, follower, workload, tasks, attempt, tail, follow):
                     yield text
                 if not follow or only_this_attempt:
                     return
-                standing = await state.threads.streams.run(partial(_look, state, workload, attempt))
+                standing = await state.threads.streams.run(partial(_position_of, state, workload, attempt))
                 while standing.newest == attempt:
                     if standing.ended or not await follower.wait(_LONGEST_POLL_S):
                         return
-                    standing = await state.threads.streams.run(partial(_look, state, workload, attempt))
+                    standing = await state.threads.streams.run(partial(_position_of, state, workload, attempt))
                 if attempt:
-                    reached = await state.threads.streams.run(partial(_look, state, workload, standing.newest))
+                    reached = await state.threads.streams.run(partial(_position_of, state, workload, standing.newest))
                     yield f"--- attempt {standing.newest} in {reached.region}\n".encode()
                 attempt, tail = standing.newest, None
         except (*STORAGE_ERRORS, SQLAlchemyError) as error:
@@ -285,7 +285,7 @@ async def _attempt(
     """
     if not attempt:
         return
-    standing = await state.threads.streams.run(partial(_look, state, workload, attempt))
+    standing = await state.threads.streams.run(partial(_position_of, state, workload, attempt))
     task_logs = list(_open(state, standing, workload, attempt, tasks))
     if tail is not None:
         for log in task_logs:
@@ -294,7 +294,7 @@ async def _attempt(
     poll_s, quiet_since_s = _POLL_S, time.monotonic()
     while True:
         # The state is read before the logs, so that output written before the workload ended is not missed.
-        standing = await state.threads.streams.run(partial(_look, state, workload, attempt))
+        standing = await state.threads.streams.run(partial(_position_of, state, workload, attempt))
         spoke = False
         readers = [log.segments() for log in task_logs if not log.ended]
         while readers:

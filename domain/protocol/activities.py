@@ -20,7 +20,7 @@ class Activity(StrEnum):
     MACHINE_LOST = "machine.lost"  # Attend -> None
     MACHINE_NOTICED = "machine.noticed"  # MachineNotice -> None
     LAUNCH_INSTANCE = "instance.launch"  # InstanceRef -> bool: False if the provider refused
-    LOOK_AT_INSTANCE = "instance.look"  # InstanceRef -> InstanceFacts
+    INSPECT_INSTANCE = "instance.inspect"  # InstanceRef -> InstanceFacts
     MOVE_INSTANCE = "instance.move"  # InstanceMove -> None
     DRAIN_INSTANCE = "instance.drain"  # InstanceRef -> None
     TERMINATE_INSTANCE = "instance.terminate"  # InstanceRef -> bool: True if the provider no longer has the instance

@@ -128,11 +128,11 @@ class Auction:
         try:
             for candidate, result in zip(candidates[:head], results, strict=True):
                 told += 1
-                yield self._settle(candidate, *result)
+                yield self._outcome_of(candidate, *result)
         finally:
             self._revoke_all(results[told:])
         for candidate, found in zip(candidates[head:], bids[head:], strict=True):
-            yield self._settle(candidate, found, self._one(candidate, found))
+            yield self._outcome_of(candidate, found, self._one(candidate, found))
 
     def _head(self, candidates: Sequence[Candidate]) -> int:
         """Returns how many candidates may be placed jointly: none of them may be bound by a reservation of another."""
@@ -212,7 +212,7 @@ class Auction:
             self._changed.add(best.region)
             return bids[best.region], given
 
-    def _settle(self, candidate: Candidate, bids: Bids, won: Won | None) -> AuctionOutcome:
+    def _outcome_of(self, candidate: Candidate, bids: Bids, won: Won | None) -> AuctionOutcome:
         workload = candidate.request.workload
         if won is not None:
             self.stats.awards += 1

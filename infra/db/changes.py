@@ -40,7 +40,7 @@ class Position:
     """Changes of transactions up to this id may have been deleted."""
 
 
-def look(session: Session) -> tuple[Position | None, float]:
+def position(session: Session) -> tuple[Position | None, float]:
     """Returns the position of the session's snapshot, and the time of the database's clock in epoch seconds.
 
     The session must be in REPEATABLE READ. The position is None if there is no epoch; call `begin_epoch` then, and

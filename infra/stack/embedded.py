@@ -279,7 +279,7 @@ class EmbeddedStack:
         answers = probes.query(lambda: self.postgres.url)
 
         async def ask() -> bool:
-            killed = backends.look()
+            killed = backends.kill_stopped()
             if killed:
                 _log.warning("postgres: killed processes %s, which were stopped by a signal; it recovers", killed)
             return await answers.ask()

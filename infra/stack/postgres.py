@@ -294,7 +294,7 @@ class EmbeddedPostgres:
                 write_private(file, secrets.token_urlsafe(24) + "\n")
         while True:
             try:
-                settle(self.superuser_url, self._password(self._password_file))
+                ensure_roles(self.superuser_url, self._password(self._password_file))
                 return
             except psycopg.OperationalError as error:
                 if is_wrong_password(error):
@@ -339,7 +339,7 @@ def is_wrong_password(error: psycopg.OperationalError) -> bool:
     return "password authentication failed" in str(error)
 
 
-def settle(superuser_url: str, password: str) -> None:
+def ensure_roles(superuser_url: str, password: str) -> None:
     """Creates the role `mizzen` with `password`, and its database. Idempotent, also after an interruption.
 
     Raises:

@@ -43,7 +43,7 @@ class Backends:
         self._postmaster = postmaster
         self._stopped: set[int] = set()
 
-    def look(self) -> list[int]:
+    def kill_stopped(self) -> list[int]:
         """Kills the processes that are stopped now and were stopped at the previous check. Returns their pids."""
         postmaster = self._postmaster()
         now = set() if postmaster is None else {pid for pid in _children(postmaster) if _state(pid) in ("T", "t")}

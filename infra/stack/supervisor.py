@@ -196,7 +196,7 @@ class Supervisor:
             why = child.killed_because or f"it exited with code {child.process.returncode}"
             child.killed_because = None
             _log.warning("%s is restarted in %.1f s: %s", child.name, pause_s, why)
-            self._tell(child.name, why)
+            self._notify(child.name, why)
             await asyncio.sleep(pause_s)
             failures += 1
             started = time.monotonic()
@@ -227,7 +227,7 @@ class Supervisor:
             running = (c.process.pid for c in self.children if c.is_running() and c.process is not None)
             leftovers.record(self._parts, running)
 
-    def _tell(self, name: str, why: str) -> None:
+    def _notify(self, name: str, why: str) -> None:
         if self._on_restart is not None:
             telling = asyncio.ensure_future(self._on_restart(name, why))
             self._telling.add(telling)

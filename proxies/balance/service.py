@@ -127,7 +127,7 @@ class ServiceBalancer:
 
     async def run(self) -> None:
         """Runs until `stop` was called and HAProxy has ended. Tasks that need the API are cancelled then."""
-        helpers = [asyncio.create_task(self._repeat(work)) for work in (self._follow, self._tick, self._read)]
+        helpers = [asyncio.create_task(self._repeat(work)) for work in (self._keep_current, self._tick, self._read)]
         try:
             # Without a list HAProxy would refuse all requests; until it starts, they wait.
             await self._has_list.wait()
@@ -238,7 +238,7 @@ class ServiceBalancer:
 
     # ------------------------------------------------------------------------------------------------------ replicas
 
-    async def _follow(self) -> None:
+    async def _keep_current(self) -> None:
         """Fetches the list after each event, and at an interval."""
         while True:
             self._due.clear()

@@ -53,14 +53,14 @@ class Connections:
             while True:
                 began_s = time.monotonic()
                 try:
-                    await asyncio.to_thread(self.look)
+                    await asyncio.to_thread(self.end_excess)
                 except OSError as error:
                     _log.warning("the connections cannot be counted, retrying: %s", error)
                 await asyncio.sleep(max(_LOOK_S, _REST * (time.monotonic() - began_s)))
         finally:
             self._empty_reserve()
 
-    def look(self) -> None:
+    def end_excess(self) -> None:
         """Counts the connections, and ends the newest ones of each address that has too many. Blocks for a moment.
 
         Raises:
@@ -68,11 +68,11 @@ class Connections:
         """
         self._empty_reserve()
         try:
-            self._look()
+            self._end_excess()
         finally:
             self._fill_reserve()
 
-    def _look(self) -> None:
+    def _end_excess(self) -> None:
         now_s = time.monotonic()
         peers = [peer for peer, _ in self._sockets()]
         self._seen_s = {peer: self._seen_s.get(peer, now_s) for peer in peers}

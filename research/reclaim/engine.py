@@ -115,7 +115,7 @@ class _Run(Running):
             return
         notice_s = leaves_s - self._now_s
         for job in jobs:
-            job.settle(self._now_s, self._system.slowdown)
+            job.advance(self._now_s, self._system.slowdown)
         # Without P2, no one checks whether a destination can be reached in time.
         targets = self._chooser.destinations(jobs, self._now_s, notice_s)
         for job, target in zip(jobs, targets, strict=True):
@@ -328,7 +328,7 @@ class _Run(Running):
         self._push(self._now_s + self._parameters.early_period_s, 6, self._early)
         jobs = [job for job in self._running() if job.move is None and self._nodes[job.node].leaves_s == inf]
         for job in jobs:
-            job.settle(self._now_s, self._system.slowdown)
+            job.advance(self._now_s, self._system.slowdown)
         if not jobs:
             return
         found = self._chooser.early(jobs, self._now_s)

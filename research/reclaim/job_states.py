@@ -93,7 +93,7 @@ class Running(ABC):
         """Books the GPU time of a job's phase that ends now."""
         held_s = self._now_s - job.segment_s
         if job.phase is JobPhase.RUNNING:
-            job.settle(self._now_s, self._system.slowdown)
+            job.advance(self._now_s, self._system.slowdown)
             gained_s = job.progress_s - job.segment_progress_s
             stalled_s = min(job.stalled_s, held_s - gained_s)
             self._totals.useful += gained_s * job.gpus
@@ -264,7 +264,7 @@ class Running(ABC):
 
     def _begin_save(self, job: Job, kind: FlowClass) -> None:
         """Takes a snapshot now and sends it to the store."""
-        job.settle(self._now_s, self._system.slowdown)
+        job.advance(self._now_s, self._system.slowdown)
         progress_s = job.progress_s
         stall_s = job.stall_s(self._scenario.traffic.write_bytes_s)
         # A snapshot that begins while the last one still stalls the job adds to its time.

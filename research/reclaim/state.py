@@ -88,7 +88,7 @@ class Job:
             return self.progress_s
         return min(self.work_s, self.progress_s + max(0.0, now_s - self.since_s) / (1 + slowdown))
 
-    def settle(self, now_s: float, slowdown: float) -> None:
+    def advance(self, now_s: float, slowdown: float) -> None:
         """Adds to `progress_s` the work that was computed until now."""
         self.progress_s, self.since_s = self.progress(now_s, slowdown), max(self.since_s, now_s)
 

@@ -48,12 +48,12 @@ class SimulatedKeeper(Keeper):
     def hope(self, at_s: float) -> None:
         """Extends the retries of refused launches by a period, after a workload arrived or released its slots."""
         self._hopeful_until_s = at_s + self._period_s
-        self.look(at_s)
+        self.changed(at_s)
 
-    def look(self, at_s: float) -> None:
+    def changed(self, at_s: float) -> None:
         """Schedules a round after a change."""
         if self._sources.pools:
-            self._look_again(at_s)
+            self._schedule_round(at_s)
             self.due_s = min(self.due_s, self._round_s)
 
     def happen(self, at_s: float) -> bool:
@@ -81,7 +81,7 @@ class SimulatedKeeper(Keeper):
                     self._transitions.interrupt(at_s, *one.location)
                 changed = True
         if changed:
-            self._look_again(at_s)
+            self._schedule_round(at_s)
         return changed
 
     def _of_cloud(self, name: str) -> list[MarketInstance]:
@@ -101,7 +101,7 @@ class SimulatedKeeper(Keeper):
         elif one.step is InstanceStep.AWAIT_AGENT and one.launched.starts_at_s <= at_s and not one.is_noticed:
             one.go_on(InstanceEvent.DONE)
             self._transitions.join(one.pool[0], one.machine)
-            self._look_again(at_s)
+            self._schedule_round(at_s)
         else:
             return False
         return True
@@ -111,11 +111,11 @@ class SimulatedKeeper(Keeper):
         one.go_on(InstanceEvent.DONE)
         del self._bought[one.id]
         self._meter.usd_per_h[one.offer.kind.value] -= one.offer.usd_per_h
-        self._look_again(at_s)
+        self._schedule_round(at_s)
 
     # ------------------------------------------------------------------------------------------------------- the pools
 
-    def _look_again(self, at_s: float) -> None:
+    def _schedule_round(self, at_s: float) -> None:
         interval_s = self._sources.settings.interval_s
         soonest_s = ceil(at_s / interval_s) * interval_s
         self._round_s = min(self._round_s, max(soonest_s, self._last_round_s + interval_s))
@@ -145,7 +145,7 @@ class SimulatedKeeper(Keeper):
             for launch in launches:
                 self._launch(at_s, pool, launch)
         if (timer_s := self._timer_s(at_s)) < inf:
-            self._look_again(timer_s)
+            self._schedule_round(timer_s)
 
     def _launch(self, at_s: float, pool: PoolKey, launch: MachineLaunch) -> None:
         offer = launch.offer
@@ -157,7 +157,7 @@ class SimulatedKeeper(Keeper):
             one.go_on(InstanceEvent.REFUSED)
             self.counts.refused += 1
             self._refused_s[offer.key] = at_s
-            self._look_again(at_s)  # The next round tries another offer.
+            self._schedule_round(at_s)  # The next round tries another offer.
             return
         one.launched = MarketInstance(id_, id_, offer.zone, at_s, at_s + market.start_s(id_))
         one.go_on(InstanceEvent.DONE)

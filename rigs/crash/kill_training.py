@@ -235,9 +235,9 @@ class Watched:
         """See `ObjectStore.store_digest`."""
         return self.inner.store_digest(info)
 
-    def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
-        """See `ObjectStore.look`."""
-        return self.inner.look(keys)
+    def stat_all(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
+        """See `ObjectStore.stat_all`."""
+        return self.inner.stat_all(keys)
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore.list`."""
@@ -255,9 +255,9 @@ class Watched:
         """See `ObjectStore.upload`."""
         return self.inner.upload(plan)
 
-    def settle(self, keys: Iterable[str]) -> None:
-        """See `ObjectStore.settle`."""
-        self.inner.settle(keys)
+    def make_durable(self, keys: Iterable[str]) -> None:
+        """See `ObjectStore.make_durable`."""
+        self.inner.make_durable(keys)
 
     def tidy_uploads(self, idle_s: float) -> None:
         """See `ObjectStore.tidy_uploads`."""

@@ -79,7 +79,7 @@ class Reporter:
 
     def progress(self, step: int) -> None:
         """Report that the training is at `step`. The call is cheap: use it at every step."""
-        self._tell(hurry=False, step=step)
+        self._publish(hurry=False, step=step)
 
     def saved(
         self,
@@ -106,7 +106,7 @@ class Reporter:
             "step": step, "at_s": at_s, "bytes": size_bytes, "sent_bytes": sent, "duration_s": duration_s,
             "write_s": write_s,
         }  # fmt: skip
-        self._tell(checkpoint=found, failing=None)
+        self._publish(checkpoint=found, failing=None)
 
     def save_failed(self, failures: int, since_s: float, error: str, limit: str | None) -> None:
         """Report that the last `failures` saves have failed, since `since_s` (epoch seconds), the last with `error`.
@@ -115,11 +115,11 @@ class Reporter:
         """
         limit = limit if limit is None else limit[:MAX_WORDS]
         found = {"failures": failures, "since_s": since_s, "error": error[:MAX_WORDS], "limit": limit}
-        self._tell(failing=found)
+        self._publish(failing=found)
 
     def pre_sync(self, active: bool) -> None:
         """Report whether the task sends parts of a checkpoint ahead of its last one, within a notice."""
-        self._tell(pre_sync=active)
+        self._publish(pre_sync=active)
 
     def cadence(self, interval_s: float, cost_s: float, mtbf_s: float, step_s: float | None, source: str) -> None:
         """Report how often this task saves, and why.
@@ -134,21 +134,21 @@ class Reporter:
         figures = {"interval_s": interval_s, "cost_s": cost_s, "mtbf_s": mtbf_s, "step_s": step_s}
         # JSON has no infinite numbers.
         told = {name: n if n is not None and math.isfinite(n) else None for name, n in figures.items()}
-        self._tell(cadence={**told, "source": source[:MAX_WORDS]})
+        self._publish(cadence={**told, "source": source[:MAX_WORDS]})
 
     def loading(self) -> None:
         """Report that the newest checkpoint is being loaded. If the task fails before `loaded`, the load has failed."""
-        self._tell(load={"state": "started", "error": None, "skipped": 0})
+        self._publish(load={"state": "started", "error": None, "skipped": 0})
 
     def loaded(self, step: int | None, skipped: int = 0) -> None:
         """Report the step that was loaded (None: no valid checkpoint) and the number of skipped checkpoints."""
         state = "none" if step is None else "loaded"
-        self._tell(load={"state": state, "error": None, "skipped": skipped}, resumed_step=step)
+        self._publish(load={"state": state, "error": None, "skipped": skipped}, resumed_step=step)
 
     def load_failed(self, error: object, skipped: int = 0) -> None:
         """Report that loading failed with `error` (an exception or a text) after `skipped` checkpoints were skipped."""
         words = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
-        self._tell(load={"state": "failed", "error": words[:MAX_WORDS], "skipped": skipped})
+        self._publish(load={"state": "failed", "error": words[:MAX_WORDS], "skipped": skipped})
 
     def noticed(self, notice: notices.Notice, decision: str | None = None) -> None:
         """Report a platform's notice that this task will be stopped.
@@ -164,7 +164,7 @@ class Reporter:
             "words": notice.words,
             "decision": decision if decision is None else decision[:MAX_WORDS],
         }
-        self._tell(notice=told)
+        self._publish(notice=told)
 
     def _file(self) -> Path | None:
         """Return the report's file; None if this process writes none."""
@@ -176,7 +176,7 @@ class Reporter:
         # A forked child, such as a data loader's worker, has a copy of this object. It must not write the report.
         return self._path if os.getpid() == self._pid else None
 
-    def _tell(self, hurry: bool = True, **news: object) -> None:
+    def _publish(self, hurry: bool = True, **news: object) -> None:
         if self._file() is None:
             return
         with self._lock:

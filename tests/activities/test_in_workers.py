@@ -239,7 +239,7 @@ async def _launch_and_terminate(office: Office) -> None:
         ref = InstanceRef(request_instance(session, Pool("west", "burst", 1), offer))
     async with office.open(providers={"sim": provider}):
         assert await office.call(Activity.LAUNCH_INSTANCE, ref) is True
-        assert not (await office.call(Activity.LOOK_AT_INSTANCE, ref))["ready"]
+        assert not (await office.call(Activity.INSPECT_INSTANCE, ref))["ready"]
         await office.call(Activity.MOVE_INSTANCE, InstanceMove(ref.instance, InstancePhase.LAUNCHING.value, ""))
         await office.call(Activity.DRAIN_INSTANCE, ref)
         while not await office.call(Activity.TERMINATE_INSTANCE, ref):
@@ -276,7 +276,7 @@ STORIES: dict[Callable[[Office], Awaitable[None]], set[Activity]] = {
         Activity.COPY_TABLE, Activity.FINISH_MOVE, Activity.ASSIGN_PARTITIONS, Activity.END_PLACEMENT_RUN,
     },
     _launch_and_terminate: {
-        Activity.LAUNCH_INSTANCE, Activity.LOOK_AT_INSTANCE, Activity.MOVE_INSTANCE, Activity.DRAIN_INSTANCE,
+        Activity.LAUNCH_INSTANCE, Activity.INSPECT_INSTANCE, Activity.MOVE_INSTANCE, Activity.DRAIN_INSTANCE,
         Activity.TERMINATE_INSTANCE,
     },
     _step_a_service: {Activity.STEP_SERVICE},

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from activities.capacity.join_admission import join_token
-from activities.capacity.ledger import tell_to_end
+from activities.capacity.ledger import request_end
 from activities.capacity.pools import request_instance
 from capacity.offers import Offer, Shape
 from capacity.pools import Pool
@@ -120,8 +120,8 @@ def test_a_machine_that_is_not_known_any_more_shows_its_token_again(launched: La
 def test_what_is_gone_does_not_join(launched: Launched) -> None:
     """The agent of an instance that is gone is refused."""
     with launched.world.session() as session:
-        assert tell_to_end(session, launched.id, Reason(ReasonCode.ENDED_BY_OPERATOR, {"by": "k"}))
-        assert not tell_to_end(session, launched.id, Reason(ReasonCode.ENDED_BY_OPERATOR, {"by": "l"}))
+        assert request_end(session, launched.id, Reason(ReasonCode.ENDED_BY_OPERATOR, {"by": "k"}))
+        assert not request_end(session, launched.id, Reason(ReasonCode.ENDED_BY_OPERATOR, {"by": "l"}))
         row = session.get_one(InstanceRow, launched.id)
         row.phase, row.gone_at = "gone", row.requested_at
     assert not launched.says_hello()
@@ -130,7 +130,7 @@ def test_what_is_gone_does_not_join(launched: Launched) -> None:
 def test_what_is_to_end_joins_without_taking_work(launched: Launched) -> None:
     """An instance that was told to end before its machine registered: the machine is cordoned from the start."""
     with launched.world.session() as session:
-        assert tell_to_end(session, launched.id, Reason(ReasonCode.ENDED_BY_OPERATOR, {"by": "k"}))
+        assert request_end(session, launched.id, Reason(ReasonCode.ENDED_BY_OPERATOR, {"by": "k"}))
     assert launched.says_hello()
     with launched.world.session() as session:
         cordon = session.get_one(Machine, launched.machine).cordon

@@ -157,7 +157,7 @@ async def test_a_newer_attempt_ends_an_older_one(lab: Lab) -> None:
         running = await lab.run(old, config.machine)
         await until_async(lambda: lab.folder_of(old, config).identities())
         await lab.prepare(new, config.machine)
-        assert tasks.look(lab.folder_of(old, config)) is TaskState.ENDED
+        assert tasks.inspect(lab.folder_of(old, config)) is TaskState.ENDED
         assert (await running.result(NodeOutcome)).stopped
         outcome = await (await lab.run(new, config.machine)).result(NodeOutcome)
         assert [e.exit_code for e in outcome.exits] == [0]
@@ -178,7 +178,7 @@ async def test_a_restarted_agent_finds_its_tasks(lab: Lab) -> None:
         pending = await lab.run(launch, config.machine)
         await until_async(lambda: all(run.identities() for run in runs))
         before = [run.identities() for run in runs]
-    assert [tasks.look(run) for run in runs] == [TaskState.RUNNING] * 2
+    assert [tasks.inspect(run) for run in runs] == [TaskState.RUNNING] * 2
     (runs[1].work / "go").touch()
     await until_async(lambda: runs[1].exit())
     async with lab.agent(config):

@@ -88,7 +88,7 @@ async def test_a_killed_agent_misses_nothing(lab: Lab) -> None:
         (config.state_dir / POWERED_OFF).touch()  # Delays the start of the next agent.
         assert first.send(signal.SIGKILL)
         await until_async(lambda: not first.alive())
-        assert [tasks.look(run) for run in runs] == [TaskState.RUNNING] * 2
+        assert [tasks.inspect(run) for run in runs] == [TaskState.RUNNING] * 2
         (runs[0].work / "go").touch()
         await until_async(lambda: runs[0].exit())
         (config.state_dir / POWERED_OFF).unlink()
@@ -149,7 +149,7 @@ async def test_stopping_the_fleet_stops_no_task(lab: Lab) -> None:
         parent.kill()
         parent.wait()
         await until_async(lambda: not killed.alive())
-    assert tasks.look(run) is TaskState.RUNNING
+    assert tasks.inspect(run) is TaskState.RUNNING
     with fleet(lab.folder, lab.temporal, config):
         (run.work / "go").touch()
         outcome: NodeOutcome = await pending.result(NodeOutcome)
@@ -158,7 +158,7 @@ async def test_stopping_the_fleet_stops_no_task(lab: Lab) -> None:
         await until_async(lambda: later.identities())
         stopped = agent_of(config)
     assert not stopped.alive()
-    assert tasks.look(later) is TaskState.RUNNING
+    assert tasks.inspect(later) is TaskState.RUNNING
     tasks.request_stop(later, 0, told=True)
     await until_async(lambda: later.exit())
 

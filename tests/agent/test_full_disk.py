@@ -65,7 +65,7 @@ async def test_no_exit_status_is_lost(lab: Lab, tmp_path: Path, disk: Disk) -> N
     runs = [lab.folder_of(launch, config, task=task) for task in range(4)]
     async with lab.agent(config):
         pending = await lab.run(launch, config.machine)
-        await until_async(lambda: all(tasks.look(run) is TaskState.RUNNING for run in runs))
+        await until_async(lambda: all(tasks.inspect(run) is TaskState.RUNNING for run in runs))
         disk.fill()
         (tmp_path / "go").touch()
         outcome: NodeOutcome = await pending.result(NodeOutcome)
@@ -83,7 +83,7 @@ async def test_tasks_are_stopped(lab: Lab, tmp_path: Path, disk: Disk) -> None:
     lab.write(launch)
     async with lab.agent(config):
         pending = await lab.run(launch, config.machine)
-        await until_async(lambda: tasks.look(lab.folder_of(launch, config)) is TaskState.RUNNING)
+        await until_async(lambda: tasks.inspect(lab.folder_of(launch, config)) is TaskState.RUNNING)
         await asyncio.sleep(0.3)
         disk.fill()
         stopped = await lab.stop(launch, config.machine, 20.0)

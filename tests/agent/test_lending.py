@@ -75,12 +75,12 @@ async def test_the_owner_takes_the_machine_at_once(lab: Lab) -> None:
     async with lab.agent(config):
         pending = await lab.run(launch, config.machine)
         runs = [lab.folder_of(launch, config, task=task) for task in range(2)]
-        await until_async(lambda: all(tasks.look(run) is TaskState.RUNNING for run in runs))
+        await until_async(lambda: all(tasks.inspect(run) is TaskState.RUNNING for run in runs))
         shown = await _mizzen(config, "lending")
         assert [(one["name"], one["tenant"], one["gpus"]) for one in shown["running"]] == [("trial", "vision", [0, 1])]
         status = await _mizzen(config, "reclaim", "--now")
         assert (status["free"], status["lent"], status["running"]) == (True, False, [])
-        assert all(tasks.look(run) is TaskState.ENDED for run in runs)
+        assert all(tasks.inspect(run) is TaskState.ENDED for run in runs)
         outcome: NodeOutcome = await pending.result(NodeOutcome)
         assert outcome.notice is not None and outcome.notice.platform == "owner" and not outcome.stopped
         workflow = lab.client.get_workflow_handle(machine_workflow_id(config.machine))
@@ -110,7 +110,7 @@ async def test_a_notice_lets_tasks_save(lab: Lab) -> None:
     async with lab.agent(config):
         await lab.run(launch, config.machine)
         runs = [lab.folder_of(launch, config, task=task) for task in range(2)]
-        await until_async(lambda: all(tasks.look(run) is TaskState.RUNNING for run in runs))
+        await until_async(lambda: all(tasks.inspect(run) is TaskState.RUNNING for run in runs))
         await asyncio.sleep(0.3)
         status = await _mizzen(config, "reclaim", "--notice", "4s")
     assert status["free"]
@@ -131,9 +131,9 @@ async def test_single_gpus_are_taken(lab: Lab) -> None:
     async with lab.agent(config):
         gone, stays = await lab.run(first, config.machine), await lab.run(other, config.machine)
         runs = [lab.folder_of(launch, config) for launch in (first, other)]
-        await until_async(lambda: all(tasks.look(run) is TaskState.RUNNING for run in runs))
+        await until_async(lambda: all(tasks.inspect(run) is TaskState.RUNNING for run in runs))
         status = await _mizzen(config, "reclaim", "--now", "--gpus", "0,1")
-        assert [tasks.look(run) for run in runs] == [TaskState.ENDED, TaskState.RUNNING]
+        assert [tasks.inspect(run) for run in runs] == [TaskState.ENDED, TaskState.RUNNING]
         assert (status["lent"], sorted(status["gpus_at_s"])) == (True, ["0", "1"])
         outcome: NodeOutcome = await gone.result(NodeOutcome)
         assert outcome.notice is not None and outcome.notice.platform == "owner"
@@ -158,13 +158,13 @@ async def test_the_owner_needs_nothing_else(lab: Lab) -> None:
     run = lab.folder_of(launch, config)
     async with lab.agent(config):
         await lab.run(launch, config.machine)
-        await until_async(lambda: tasks.look(run) is TaskState.RUNNING)
+        await until_async(lambda: tasks.inspect(run) is TaskState.RUNNING)
     nowhere = TemporalSettings(address="127.0.0.1:1")
     stop = asyncio.Event()
     serving = asyncio.create_task(serve(config, lambda: connect(nowhere), stop))
     await until_async((config.state_dir / "owner.sock").exists)
     assert (await _mizzen(config, "reclaim", "--now"))["free"]
-    assert tasks.look(run) is TaskState.ENDED
+    assert tasks.inspect(run) is TaskState.ENDED
     stop.set()
     await serving
 
@@ -245,7 +245,7 @@ async def test_tasks_learn_how_often_to_save(lab: Lab) -> None:
     lab.write(launch)
     async with lab.agent(config):
         pending = await lab.run(launch, config.machine)
-        await until_async(lambda: tasks.look(lab.folder_of(launch, config)) is TaskState.RUNNING)
+        await until_async(lambda: tasks.inspect(lab.folder_of(launch, config)) is TaskState.RUNNING)
         run = RunPace(f"{launch.workload_id}.1", 412.5, 0.8, 30.0, 11.25, "optimum")
         other = RunPace("wl-elsewhere.1", 1.0, 0.8, 30.0, 11.25)
         await (await lab.start(Activity.PACE_NODE, config.machine, Pace(config.machine, 1e10, [other, run]))).result(
@@ -338,7 +338,7 @@ async def test_a_broken_disk_keeps_no_machine(lab: Lab, monkeypatch: pytest.Monk
     run = lab.folder_of(launch, config)
     async with lab.agent(config):
         await lab.run(launch, config.machine)
-        await until_async(lambda: tasks.look(run) is TaskState.RUNNING)
+        await until_async(lambda: tasks.inspect(run) is TaskState.RUNNING)
 
         def broken(path: str, *_: object) -> None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
@@ -415,11 +415,11 @@ async def test_the_owner_of_a_stopped_agent_takes_the_machine(lab: Lab) -> None:
     runs = [lab.folder_of(launch, config, task=task) for task in range(2)]
     with _process(config, lab) as agent:
         pending = await lab.run(launch, config.machine)
-        await until_async(lambda: all(tasks.look(run) is TaskState.RUNNING for run in runs), 60.0)
+        await until_async(lambda: all(tasks.inspect(run) is TaskState.RUNNING for run in runs), 60.0)
         agent.send_signal(signal.SIGSTOP)
         status = await _mizzen(config, "reclaim", "--now")
         assert (status["free"], status["lent"], status["running"]) == (True, False, [])
-        assert all(tasks.look(run) is TaskState.ENDED for run in runs)
+        assert all(tasks.inspect(run) is TaskState.ENDED for run in runs)
         other = description(lab.region, config, "sleep 600")
         lab.write(other)
         refused = await lab.run(other, config.machine, attempts=1)
@@ -444,12 +444,12 @@ async def test_the_owner_of_a_dead_agent_takes_gpus(lab: Lab) -> None:
             lab.write(launch)
         pending = [await lab.run(launch, config.machine) for launch in launches]
         runs = [lab.folder_of(launch, config) for launch in launches]
-        await until_async(lambda: all(tasks.look(run) is TaskState.RUNNING for run in runs), 60.0)
+        await until_async(lambda: all(tasks.inspect(run) is TaskState.RUNNING for run in runs), 60.0)
         agent.kill()
         agent.wait()
     status = await _mizzen(config, "reclaim", "--notice", "5s", "--gpus", "0,1")
     assert status["free"] and list(status["gpus_at_s"]) == ["0", "1"]
-    assert all(tasks.look(run) is TaskState.ENDED for run in runs)
+    assert all(tasks.inspect(run) is TaskState.ENDED for run in runs)
     async with lab.agent(config):
         shown = await _mizzen(config, "lending")
         assert (shown["lent"], list(shown["gpus_at_s"])) == (True, ["0", "1"])
@@ -498,7 +498,7 @@ def test_a_reclaim_without_an_agent_outlasts_its_command(tmp_path: Path) -> None
     command = [sys.executable, "-P", "-m", "agent.lending.emergency_reclaim", str(tmp_path), request]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     os.close(writer)
-    state = tasks.look(run)
+    state = tasks.inspect(run)
     tasks.request_stop(run, 0.0, told=True)
     assert (done.returncode, done.stderr, state) == (0, "", TaskState.ENDED)
 

@@ -80,7 +80,7 @@ async def test_polls_open_again_when_the_machine_is_free(lab: Lab) -> None:
         lab.write(one)
     async with lab.agent(config):
         running = await lab.run(launch, config.machine)
-        await until_async(lambda: tasks.look(lab.folder_of(launch, config)) is TaskState.RUNNING)
+        await until_async(lambda: tasks.inspect(lab.folder_of(launch, config)) is TaskState.RUNNING)
         await _owner(config, "reclaim", "--now")
         assert (await lab.stop(launch, config.machine, 0.0)).exits
         assert "has taken the machine back" in str(await (await lab.run(other, config.machine, attempts=1)).failure())

@@ -41,9 +41,9 @@ def test_what_has_ended_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     tasks.start(running, task_launch(running, "sleep", "600"))
     assert keys(state.unfinished()) == ["wl.6"]
     looked: list[Path] = []
-    real = tasks.look
+    real = tasks.inspect
     with monkeypatch.context() as patch:
-        patch.setattr(tasks, "look", lambda run: (looked.append(run.path), real(run))[1])
+        patch.setattr(tasks, "inspect", lambda run: (looked.append(run.path), real(run))[1])
         assert keys(state.unfinished()) == ["wl.6"]
     assert looked == [running.path]
     tasks.request_stop(running, 0, told=True)

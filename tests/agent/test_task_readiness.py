@@ -132,7 +132,7 @@ async def test_readiness_is_reported_when_it_changes(lab: Lab) -> None:
         unready = await _reported(pending, lambda report: not report["ready"])
         assert unready["error"] == f"GET /health on port {ready['port']}: status 503"
         assert unready["since_s"] > ready["since_s"] > 0
-        assert tasks.look(run) is TaskState.RUNNING
+        assert tasks.inspect(run) is TaskState.RUNNING
         (run.work / "status").unlink()
         await _reported(pending, lambda report: report["ready"])
         beat = await pending.heartbeat()
@@ -202,7 +202,7 @@ async def test_a_task_that_was_ready_is_not_ended(lab: Lab) -> None:
     (run.work / "status").write_text("503")
     async with lab.agent(config):
         await _reported(pending, lambda report: not report["ready"])
-        assert tasks.look(run) is TaskState.RUNNING and run.stop() is None
+        assert tasks.inspect(run) is TaskState.RUNNING and run.stop() is None
         assert json.loads((run.path / "serving.json").read_text())["unready"] is None
         await lab.stop(launch, config.machine, 5.0)
 

@@ -37,7 +37,7 @@ def test_the_status_is_kept(tmp_path: Path, code: str, exit_code: int | None, si
     tasks.start(run, python(run, code))
     exit_ = ended(run)
     assert (exit_.exit_code, exit_.signal, exit_.started) == (exit_code, signum, True)
-    assert tasks.look(run) is TaskState.ENDED
+    assert tasks.inspect(run) is TaskState.ENDED
     until(lambda: shim.descendants({os.getpid()}) - zygotes() <= before)
     assert len(zygotes()) == 1
 
@@ -60,7 +60,7 @@ def test_a_task_starts_at_most_once(tmp_path: Path) -> None:
         starter.start()
     for starter in starters:
         starter.join()
-    assert tasks.look(run) is TaskState.RUNNING
+    assert tasks.inspect(run) is TaskState.RUNNING
     ended(run)
     tasks.start(run, launch)
     assert (run.work / "starts").read_text() == "x"
@@ -308,8 +308,8 @@ def test_a_task_dies_with_its_shim(tmp_path: Path, cgroup: bool) -> None:
     assert identities is not None
     assert identities[0].send(signal.SIGKILL)
     until(lambda: not identities[1].alive())
-    assert tasks.look(run) is TaskState.LOST
-    settlers = [threading.Thread(target=tasks.settle, args=(run,)) for _ in range(3)]
+    assert tasks.inspect(run) is TaskState.LOST
+    settlers = [threading.Thread(target=tasks.end_lost, args=(run,)) for _ in range(3)]
     for settler in settlers:
         settler.start()
     for settler in settlers:

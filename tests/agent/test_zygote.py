@@ -79,7 +79,7 @@ def test_tasks_outlive_a_killed_zygote(tmp_path: Path) -> None:
     second = start_one(tmp_path, "second", "true")
     assert ended(second).exit_code == 0
     assert the_zygote() != killed
-    assert tasks.look(first) is TaskState.RUNNING
+    assert tasks.inspect(first) is TaskState.RUNNING
     (first.work / "go").touch()
     assert ended(first).exit_code == 7
 
@@ -111,7 +111,7 @@ def test_a_zygote_that_dies_of_every_request(tmp_path: Path, monkeypatch: pytest
         patch.setattr(zygote_client, "command", lambda: ["/bin/true"])
         with pytest.raises(tasks.NotStarted, match="3 zygotes did not respond"):
             tasks.start(run, task_launch(run, "true"))
-    assert tasks.look(run) is TaskState.ABSENT
+    assert tasks.inspect(run) is TaskState.ABSENT
     tasks.start(run, task_launch(run, "true"))
     assert ended(run).exit_code == 0
 
@@ -158,7 +158,7 @@ def test_a_zygote_ends_with_its_agent_and_its_shims_do_not(tmp_path: Path, stopp
         agent.communicate()
     until(lambda: not of_agent.alive())
     run = run_of(tmp_path)
-    assert tasks.look(run) is TaskState.RUNNING
+    assert tasks.inspect(run) is TaskState.RUNNING
     (run.work / "go").touch()
     assert ended(run).exit_code == 7
 

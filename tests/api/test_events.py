@@ -206,11 +206,11 @@ async def test_only_those_concerned_are_woken(world: ApiWorld) -> None:
     """An event wakes only the followers of its workload, of its tenant and of all events."""
     own = Hub(world.engine, LimitSettings())
     with (
-        own.follow("k", "wl-a", waits=True) as same,
-        own.follow("k", "wl-b", waits=True) as other,
-        own.follow("k", None, "vision", waits=True) as tenant,
-        own.follow("k", None, "speech", waits=True) as stranger,
-        own.follow("k", None, waits=True) as everyone,
+        own.register("k", "wl-a", waits=True) as same,
+        own.register("k", "wl-b", waits=True) as other,
+        own.register("k", None, "vision", waits=True) as tenant,
+        own.register("k", None, "speech", waits=True) as stranger,
+        own.register("k", None, waits=True) as everyone,
     ):
         followers = (same, other, tenant, stranger, everyone)
         for follower in followers:  # the listener wakes all followers once when it starts

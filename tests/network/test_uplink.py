@@ -83,7 +83,7 @@ def _sending(address: str, port: int = SINK_PORT, mark: int = 0, most_bytes_s: i
 def _look(uplink: Uplink, times: int, pause_s: float = 0.01) -> None:
     """Takes readings in quick succession. As samples are rates, their interval does not matter."""
     for _ in range(times):
-        uplink.look()
+        uplink.measure()
         time.sleep(pause_s)
 
 

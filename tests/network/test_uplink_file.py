@@ -34,7 +34,7 @@ def _reported(folder: Path) -> BandwidthReport | None:
     """Returns what an agent reports after its first reading."""
     uplink = Uplink("lo", MOST_BYTES_S, file=_file(folder))
     try:
-        uplink.look()
+        uplink.measure()
         return uplink.report()
     finally:
         uplink.close()
@@ -100,7 +100,7 @@ async def test_the_agent_writes_new_blocks(tmp_path: Path) -> None:
     """While it runs, without being asked; and it does not write again what the file has."""
     path = tmp_path / "uplink.json"
     uplink = Uplink("lo", MOST_BYTES_S, file=_file(tmp_path))
-    uplink.look()
+    uplink.measure()
     running = asyncio.create_task(uplink.run())
     try:
         await asyncio.sleep(0.5)

@@ -194,7 +194,7 @@ def test_an_end_that_did_not_come_is_forgotten() -> None:
     later = [b - a for a, b in pairwise(saves) if a > 1800]
     assert len(later) > 5 and all(830 <= gap <= 840 for gap in later)
     assert cadence.explain().rule == "young"
-    cadence.tell(ends_in_s=1000)
+    cadence.update(ends_in_s=1000)
     assert cadence.explain().rule == "end"
 
 

@@ -176,7 +176,7 @@ def test_it_stays_due_until_it_is_saved() -> None:
     assert run.cadence.should_save(1) and run.cadence.should_save(1) and run.cadence.should_save(2)
     run.cadence.saved(2, 0.5)
     assert not run.cadence.should_save(2) and not run.cadence.should_save(3)
-    run.cadence.tell(interval_s=0.0)
+    run.cadence.update(interval_s=0.0)
     run.now_s += 1
     assert run.cadence.should_save(4)
     run.cadence.saved(4, 0.5)
@@ -308,12 +308,12 @@ def test_the_scheduler_may_know_better_later() -> None:
     run = start(save_s=10.0)
     run.go(100, 1.0)
     before = run.cadence.explain()
-    run.cadence.tell(mtbf=mtbf(gang_mtbf_s=3600 * 4))
+    run.cadence.update(mtbf=mtbf(gang_mtbf_s=3600 * 4))
     assert run.cadence.explain().interval_s == pytest.approx(2 * before.interval_s)
-    run.cadence.tell(interval_s=120.0)
+    run.cadence.update(interval_s=120.0)
     assert run.cadence.explain().interval_s == 120.0
     with pytest.raises(ValueError, match="interval_s"):
-        run.cadence.tell(interval_s=-1.0)
+        run.cadence.update(interval_s=-1.0)
     assert run.cadence.explain().interval_s == 120.0
     run.go(1000, 1.0, most=1)
     assert run.saves[-1][0] == run.cadence.next_step - 120 == 120

@@ -103,7 +103,7 @@ def test_a_full_disk_is_survived(disk: Disk, background: bool) -> None:
             step(one, number)
             if background:
                 one[0]._saving.join(None)
-                one[0]._saving.settle()
+                one[0]._saving.wait_tolerating()
         assert disk.files == before
     disk.clear()
     step(one, 5)

@@ -220,11 +220,11 @@ async def _scrub(client: Client) -> WorkflowHistory:
         serving(client, region_queue("north"), [], [house.scrub]),
     ):
         handle = await client.start_workflow(
-            ScrubWorkflow.run, Scrub("north"), id="scrub", task_queue="recorded", start_signal="look"
+            ScrubWorkflow.run, Scrub("north"), id="scrub", task_queue="recorded", start_signal="refresh"
         )
         await until(lambda: house.names().count("region.scrub") == 1, "one round is done")
         await handled(handle)
-        await handle.signal(ScrubWorkflow.look)
+        await handle.signal(ScrubWorkflow.refresh)
         await until(lambda: house.names().count("region.scrub") == 2, "a second round is done")
         history = await _fetched(client, "scrub")
         await handle.terminate()

@@ -117,7 +117,7 @@ class LedgerActivities(StandIns):
 
     def all(self) -> list[Callable[..., Any]]:
         """Returns the activities of the control queue."""
-        return [self.launch, self.look, self.move, self.drain, self.terminate]
+        return [self.launch, self.refresh, self.move, self.drain, self.terminate]
 
     def phases(self) -> list[str]:
         """Returns the phases of the instance, each with the event that led to it."""
@@ -128,9 +128,9 @@ class LedgerActivities(StandIns):
         await self._called(Activity.LAUNCH_INSTANCE, ref)
         return self.launched
 
-    @activity.defn(name=Activity.LOOK_AT_INSTANCE.value)
-    async def look(self, ref: InstanceRef) -> InstanceFacts:
-        await self._called(Activity.LOOK_AT_INSTANCE, ref)
+    @activity.defn(name=Activity.INSPECT_INSTANCE.value)
+    async def inspect(self, ref: InstanceRef) -> InstanceFacts:
+        await self._called(Activity.INSPECT_INSTANCE, ref)
         return self.facts
 
     @activity.defn(name=Activity.MOVE_INSTANCE.value)

@@ -37,13 +37,13 @@ class Instance:
             InstanceInput(self.id, phase, LATEST_INSTANCES, **times),
             id=f"instance/{self.id}",
             task_queue=self.id,
-            start_signal="look",
+            start_signal="refresh",
         )
 
     async def told(self, **facts: bool) -> None:
         """Changes the facts in the ledger and signals the workflow to read them."""
         self.ledger.facts = replace(self.ledger.facts, **facts)
-        await self.handle.signal(InstanceWorkflow.look)
+        await self.handle.signal(InstanceWorkflow.refresh)
 
     async def comes_to(self, *phases: str) -> None:
         """Waits until the instance has gone through exactly these phases and its workflow is idle."""
@@ -64,7 +64,7 @@ async def whole_life(instance: Instance) -> None:
     await instance.comes_to("launching", "joining done", "ready done")
     await instance.told(told=True, held=True)
     await until(
-        lambda: len(instance.ledger.requests(Activity.LOOK_AT_INSTANCE)) >= 7,
+        lambda: len(instance.ledger.requests(Activity.INSPECT_INSTANCE)) >= 7,
         "the workflow has polled the held machine",
     )
     await instance.told(held=False)

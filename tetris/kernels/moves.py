@@ -39,7 +39,7 @@ _ML = 0
 
 
 @compiled
-def settle(fixed: Fixed, state: PlanState, work: Work) -> None:
+def recompute(fixed: Fixed, state: PlanState, work: Work) -> None:
     """Computes the whole state from the tables' homes."""
     home_of, region_of, reads, homes = state.home, state.region, state.read, state.homes
     now, stored = state.now, state.stored

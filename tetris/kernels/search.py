@@ -15,7 +15,7 @@ import numpy as np
 
 from domain.compiled import compiled
 from tetris.kernels.layout import COUNT, F8, I4, KIND, MAGNITUDE, Fixed, PlanState, StepScratch, Work
-from tetris.kernels.moves import apply, settle
+from tetris.kernels.moves import apply, recompute
 from tetris.kernels.terms import excess, objective
 from tetris.kernels.weigh import weigh
 
@@ -354,7 +354,7 @@ def spread(fixed: Fixed, state: PlanState, work: Work, tables: I4, count: int, p
 def refresh(fixed: Fixed, state: PlanState, work: Work, home: I4) -> None:
     """Replaces the plan by `home` and recomputes the state."""
     state.home[:] = home
-    settle(fixed, state, work)
+    recompute(fixed, state, work)
 
 
 @compiled

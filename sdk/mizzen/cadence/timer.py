@@ -215,7 +215,7 @@ class Cadence:
         with self._lock:
             self._again(at_most_s)
 
-    def tell(
+    def update(
         self, *, mtbf: Mtbf | None = None, interval_s: float | None = None, ends_in_s: float | None = None
     ) -> None:
         """Set a new mean time between interruptions, a new fixed interval, or the seconds until the machines end.

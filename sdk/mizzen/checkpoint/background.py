@@ -75,7 +75,7 @@ class BackgroundSave:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the newest save has failed, also after `settle` or `wait`."""
+        """Whether the newest save has failed, also after either `wait`."""
         return self._failed if self._saving is None else self._saving.done and self._saving.error is not None
 
     @property
@@ -97,7 +97,7 @@ class BackgroundSave:
         """Return whether the save is that of `step`. It may have ended."""
         return self._saving is not None and self._saving.step == step
 
-    def settle(self) -> None:
+    def wait_tolerating(self) -> None:
         """Wait for the save. Raise `StaleAttemptError` if it was fenced; call `tolerate` if it failed otherwise."""
         saving = self._ended()
         if saving is None:

@@ -250,7 +250,7 @@ class Checkpointer:
         if action is StepAction.NOTHING or (action is StepAction.FLUSH and self._is_sending_ahead(step)):
             return
         if action is StepAction.FLUSH and self._saving.holds(step):
-            self._saving.settle()
+            self._saving.wait_tolerating()
         if self.writer and (action is StepAction.SAVE or (action is StepAction.FLUSH and self._saved_step != step)):
             if action is StepAction.SAVE:
                 self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)
@@ -316,7 +316,7 @@ class Checkpointer:
 
     def _save(self, step: int, state: Mapping[str, Any], own: Collection[str]) -> Manifest:
         """Try once to save; see `save`."""
-        self._saving.settle()
+        self._saving.wait_tolerating()
         self._roots.begin()
         began_s = time.monotonic()
         encoded = self._encoded(step, state)
@@ -338,7 +338,7 @@ class Checkpointer:
             StaleAttemptError: a newer attempt has claimed the root; this process must stop training.
             CheckpointError: saves have failed in a row up to a limit (`max_failing_s`, `max_failures`).
         """
-        self._saving.settle()
+        self._saving.wait_tolerating()
         try:
             if background:
                 self.save_async(step, state, own=own)
@@ -362,7 +362,7 @@ class Checkpointer:
             CheckpointError: saves have failed in a row up to a limit (`max_failing_s`, `max_failures`).
         """
         notice = notices.current()
-        self._saving.settle()
+        self._saving.wait_tolerating()
         self._roots.insist(True)
         while not self.try_save(step, state, own=own):
             left_s = notice.left_s(time.time()) if notice else None
@@ -393,7 +393,7 @@ class Checkpointer:
             StaleAttemptError: a newer attempt has claimed the root. The previous background save may have detected it.
             CheckpointError: this process does not save.
         """
-        self._saving.settle()
+        self._saving.wait_tolerating()
         self._roots.begin()
         began_s = time.monotonic()
         encoded = self._snapshot.take(self._encoded(step, state), self._encoder.owns)
@@ -426,7 +426,7 @@ class Checkpointer:
     def _action(self, step: int) -> StepAction:
         """Return the action that this process alone would take after `step`."""
         if not self._saving.is_running:
-            self._saving.settle()
+            self._saving.wait_tolerating()
         pressing = self._departure.action(step == self._saved_step)
         if pressing is not StepAction.NOTHING:
             return pressing

@@ -108,7 +108,7 @@ class Departure:
         if watcher.ends_at_s is not None and self._cadence.explain().ends_in_s is None:
             left_s = watcher.ends_at_s - watcher.lead_s - time.time()
             if left_s > 0:
-                self._cadence.tell(ends_in_s=left_s)
+                self._cadence.update(ends_in_s=left_s)
 
     def action(self, saved: bool) -> StepAction:
         """Return what to do now because of the current notice. `saved`: this step is already saved or being saved."""
@@ -154,7 +154,7 @@ class Departure:
             ahead, unsent = self._pre_sync.compare(sender.unsent())
             if agree is not None:
                 ahead, unsent = (agree(_whole(size, 1 / 1024, math.ceil)) for size in (ahead, unsent))
-            turn = self._pre_sync.look(ahead, unsent)
+            turn = self._pre_sync.next_turn(ahead, unsent)
             if turn is Turn.GO_ON:
                 sender.save()
                 self._not_started = sender.is_writer and self._background.step is None

@@ -112,7 +112,7 @@ class PreSync:
         ahead_bytes = sum(part.size_bytes for name, part in unsent.items() if before.get(name) == part)
         return ahead_bytes, sum(part.size_bytes for part in unsent.values())
 
-    def look(self, ahead_bytes: int, unsent_bytes: int) -> Turn:
+    def next_turn(self, ahead_bytes: int, unsent_bytes: int) -> Turn:
         """Return what to do, from the numbers of `compare`, in a gang the greatest of all ranks.
 
         `GO_ON`: save in the background.

@@ -155,7 +155,7 @@ class ResilientCallback(TrainerCallback):
         # If the Trainer resumed from a checkpoint between an epoch's last step and its end, it would skip the
         # evaluation at the end of the epoch. So the last step is handled in `on_epoch_end`.
         if state.epoch is None or not float(state.epoch).is_integer():
-            self._settle(args, state, control)
+            self._commit(args, state, control)
         return control
 
     def on_epoch_end(
@@ -164,7 +164,7 @@ class ResilientCallback(TrainerCallback):
         """Do the same as `on_step_end`, for the last step of an epoch."""
         del kwargs
         self._put_back(args)
-        self._settle(args, state, control)
+        self._commit(args, state, control)
         return control
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -212,7 +212,7 @@ class ResilientCallback(TrainerCallback):
         if state.is_world_process_zero:
             shutil.rmtree(Path(args.output_dir) / PRIVATE, ignore_errors=True)
 
-    def _settle(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+    def _commit(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         if self._settled == state.global_step:
             return
         self._settled = state.global_step

@@ -232,7 +232,7 @@ class _Poller(threading.Thread):
             try:
                 notice = watcher.poll()
                 failures = 0
-                self._tell(notice)
+                self._publish(notice)
             except Exception as error:
                 failures += 1
                 self._complain(watcher, error)
@@ -254,7 +254,7 @@ class _Poller(threading.Thread):
         _log.info("notices: platform %s, window %g s (%s)", found.platform, found.window.seconds, found.window.source)
         return found
 
-    def _tell(self, notice: Notice | None) -> None:
+    def _publish(self, notice: Notice | None) -> None:
         global _noticed, _polled
         if notice is None or self._stopped.is_set() or not notice.supersedes(_polled):
             return

@@ -45,8 +45,8 @@ class CloudStore(ObjectStore):
     def _range(self, key: str, start: int, end: int) -> bytes:
         """Return a range that is not empty; see `get_range`."""
 
-    def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
-        """Look up several keys by one listing; see `ObjectStore.look`. Omits keys that it would take long to reach."""
+    def stat_all(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
+        """Look up several keys by one listing; see `ObjectStore.stat_all`. Omits keys that take long to reach."""
         wanted = sorted(set(keys))
         if len(wanted) <= _FEW:
             return {}
@@ -66,8 +66,8 @@ class CloudStore(ObjectStore):
             found[info.key] = info
         return {key: found.get(key) for key in wanted[1:] if key <= reached}
 
-    def settle(self, keys: Iterable[str]) -> None:
-        """Do nothing: acknowledged objects are durable. See `ObjectStore.settle`."""
+    def make_durable(self, keys: Iterable[str]) -> None:
+        """Do nothing: acknowledged objects are durable. See `ObjectStore.make_durable`."""
 
     def forget(self, key: str) -> None:
         """Do nothing: there is no page cache. See `ObjectStore.forget`."""

@@ -119,7 +119,7 @@ def copy_objects(
             ended(_copy(moving, wanted, wanted.key, here, there, lambda part_bytes, _: told(done_bytes + part_bytes)))
         while under_way:
             ended(under_way.popleft().result())
-    target.settle(wanted.key for wanted in objects)
+    target.make_durable(wanted.key for wanted in objects)
     if progress is not None and objects:
         progress(total_bytes, total_bytes)
     return done_bytes
@@ -159,7 +159,7 @@ def copy_object(
     wanted = Wanted(key, here.size_bytes if size_bytes is None else size_bytes, checksum)
     with Moving(source, target, name, part_bytes, share) as moving:
         copied = _copy(moving, wanted, to or key, here, None, progress)
-    target.settle([copied.key])
+    target.make_durable([copied.key])
     if progress is not None:
         progress(copied.size_bytes, copied.size_bytes)
     return copied
@@ -172,7 +172,7 @@ def _looked_up(
     for start in range(0, len(objects), _LOOKED_UP):
         some = objects[start : start + _LOOKED_UP]
         keys = [wanted.key for wanted in some]
-        here, there = source.look(keys), target.look(keys)
+        here, there = source.stat_all(keys), target.stat_all(keys)
         for wanted in some:
             found = there.get(wanted.key)
             is_there = found is not None and found.size_bytes == wanted.size_bytes if wanted.key in there else None

@@ -65,7 +65,7 @@ class FileStore(ObjectStore):
         path = self._path(key)
         with self._staged(body) as temporary:
             self._place(path, key, lambda: temporary.replace(path))
-            self._settle(path.parent)
+            self._make_durable(path.parent)
 
     def create(self, key: str, body: bytes) -> bool:
         """Create an object if its key is free; see `ObjectStore.create`.
@@ -94,7 +94,7 @@ class FileStore(ObjectStore):
 
             try:
                 self._place(path, key, link)
-                self._settle(path.parent)
+                self._make_durable(path.parent)
             except FileExistsError:
                 # A network file system may report this for its own link, if it lost the first response and retried.
                 return holds(self, key, body)
@@ -172,8 +172,8 @@ class FileStore(ObjectStore):
         """Return None: a file system stores no digest. See `ObjectStore.store_digest`."""
         return None
 
-    def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
-        """Look up several keys; see `ObjectStore.look`. Each folder is checked for symbolic links only once."""
+    def stat_all(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
+        """Look up several keys; see `ObjectStore.stat_all`. Each folder is checked for symbolic links only once."""
         paths = {key: self._path(key) for key in keys}
         safe = {folder: self._within(folder) for folder in {path.parent for path in paths.values()}}
         return {key: _info(key, path) if safe[path.parent] else None for key, path in paths.items()}
@@ -224,10 +224,10 @@ class FileStore(ObjectStore):
                 stack.callback(os.close, source)
             yield FileUpload(plan, staged, descriptor, source, publish)
 
-    def settle(self, keys: Iterable[str]) -> None:
-        """Make the names of uploaded objects durable; see `ObjectStore.settle`. Syncs each folder once."""
+    def make_durable(self, keys: Iterable[str]) -> None:
+        """Make the names of uploaded objects durable; see `ObjectStore.make_durable`. Syncs each folder once."""
         for folder in {self._path(key).parent for key in keys}:
-            self._settle(folder)
+            self._make_durable(folder)
 
     def delete(self, key: str) -> None:
         """Remove an object; see `ObjectStore.delete`. Also removes folders that become empty."""
@@ -326,7 +326,7 @@ class FileStore(ObjectStore):
             self._durable.difference_update(made)
             return
 
-    def _settle(self, folder: Path) -> None:
+    def _make_durable(self, folder: Path) -> None:
         """Sync `folder` and the folders above it, so that all names on the path are durable.
 
         Existing folders are synced too: their creator may have been killed before it synced them.

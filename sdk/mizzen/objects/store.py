@@ -99,7 +99,7 @@ class ObjectStore(Protocol):
     def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
         """Return the store's own digest of this version; None if there is none that this process can compute."""
 
-    def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
+    def stat_all(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
         """Return the objects under several keys, None if there is none. Use `stat` for keys that the result omits."""
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
@@ -120,7 +120,7 @@ class ObjectStore(Protocol):
             CopyInUse: another process works on the same upload. Not every store can detect this.
         """
 
-    def settle(self, keys: Iterable[str]) -> None:
+    def make_durable(self, keys: Iterable[str]) -> None:
         """Make the names of finished uploads durable. Before this call, a power loss may undo them."""
 
     def tidy_uploads(self, idle_s: float) -> None:

@@ -92,7 +92,7 @@ class Upload(Protocol):
         """Assemble the object from its parts. Return whether it is verified to equal the source.
 
         If it returns False, the object has no mark, and the caller must compare it with the source. The content is
-        durable; its name only after `ObjectStore.settle`.
+        durable; its name only after `ObjectStore.make_durable`.
 
         Raises:
             CopyFailed: a part differs from what was uploaded.
