@@ -41,7 +41,7 @@ os.execve(sys.executable, [sys.executable, "-I", "-c", *told["then"]], told["env
 _LOOK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from mizzen.objects.store import open_store
+from mizzen.objects.urls import open_store
 try:
     said = {"found": open_store(sys.argv[2]).size(sys.argv[3]) is not None}
 except Exception as error:

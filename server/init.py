@@ -9,7 +9,7 @@ from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap
 from infra.config.settings import Settings
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError
-from mizzen.objects.store import open_store
+from mizzen.objects.urls import open_store
 
 
 def run_init(settings: Settings, regions: Sequence[str], *, forget_unreadable_secrets: bool = False) -> int:

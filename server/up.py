@@ -14,7 +14,7 @@ from infra.stack.embedded import EmbeddedStack
 from infra.stack.fleet import Fleet, load_fleet
 from infra.stack.lock import data_folder
 from mizzen.cli.formats import plural
-from mizzen.objects.store import check_url
+from mizzen.objects.urls import check_url
 from server.agents import why_users_are_shared
 
 

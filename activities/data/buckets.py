@@ -22,7 +22,8 @@ from infra.config.scheduling import BucketSettings
 from infra.db.buckets import BucketState, bucket_states, publish_bucket
 from infra.db.models import Region
 from infra.db.session import transaction
-from mizzen.objects.store import MissingObject, ObjectStore, open_store
+from mizzen.objects.store import MissingObject, ObjectStore
+from mizzen.objects.urls import open_store
 
 _log = logging.getLogger(__name__)
 _MARKER = (

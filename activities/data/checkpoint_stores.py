@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from activities.lifecycle.staging import store_named
 from domain import ids
 from infra.db.models import Attempt, Cluster, Machine
-from mizzen.objects.store import open_store
+from mizzen.objects.urls import open_store
 
 _MARKER = b"mizzen reads this object to see that this store has the checkpoints of the workload\n"
 

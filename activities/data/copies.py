@@ -17,7 +17,8 @@ from infra.config.settings import Settings
 from infra.db.models import Region
 from infra.db.session import transaction
 from mizzen.checkpoint.root_copy import copy_committed, fence
-from mizzen.objects.store import ObjectStore, open_store
+from mizzen.objects.store import ObjectStore
+from mizzen.objects.urls import open_store
 
 
 class CopyActivities:

@@ -45,7 +45,8 @@ from infra.db.reads import partial_reads
 from infra.db.session import transaction
 from infra.errors import CatalogueError
 from infra.stack.supervisor import dies_with_parent
-from mizzen.objects.store import ObjectStore, open_store
+from mizzen.objects.store import ObjectStore
+from mizzen.objects.urls import open_store
 from tetris.columns import Columns
 from tetris.folders import write_folder
 

@@ -31,7 +31,8 @@ from infra.db.placement_runs import PlacementMove, PlacementRun
 from infra.db.rounds import MOST_ERROR_CHARACTERS
 from infra.db.session import in_thread, in_thread_of, transaction
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
-from mizzen.objects.store import ObjectStore, open_store
+from mizzen.objects.store import ObjectStore
+from mizzen.objects.urls import open_store
 from mizzen.objects.workers import Workers
 
 _log = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ from infra.db.catalogue import held_bytes, lacking
 from infra.db.placement_runs import home_move_began
 from infra.db.session import transaction
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
+from mizzen.objects.copy_errors import CopyFailed
 from mizzen.objects.store import MissingObject
-from mizzen.objects.uploads import CopyFailed
 
 _log = logging.getLogger(__name__)
 _SHOW_EVERY_S = 1.0

@@ -22,7 +22,8 @@ from infra.db.tables import Partition, ReplicaPartition
 from mizzen.objects import checksums, manifest
 from mizzen.objects.bandwidth import BandwidthShare
 from mizzen.objects.manifest import FolderManifest
-from mizzen.objects.store import MissingObject, open_store
+from mizzen.objects.store import MissingObject
+from mizzen.objects.urls import open_store
 
 T = TypeVar("T")
 _AT_ONCE = 1000

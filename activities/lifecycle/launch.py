@@ -35,7 +35,8 @@ from infra.db.tables import Replica
 from infra.db.tasks import tasks_of
 from infra.db.tenants import Archive, Secret, Tenant
 from infra.keys import decrypt_secret, load_master_key, seal_for_machine
-from mizzen.objects.store import ObjectStore, open_store
+from mizzen.objects.store import ObjectStore
+from mizzen.objects.urls import open_store
 
 _INTERRUPTIONS = (ReasonCode.MACHINE_LOST, ReasonCode.PLATFORM_NOTICE)
 _WINDOW = timedelta(days=14)

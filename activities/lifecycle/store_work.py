@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from mizzen.objects.store import ObjectStore, open_store
+from mizzen.objects.store import ObjectStore
+from mizzen.objects.urls import open_store
 
 _log = logging.getLogger(__name__)
 

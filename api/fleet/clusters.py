@@ -20,7 +20,7 @@ from api.views import View, write_audit
 from domain.capacity import CapacityKind
 from infra.db import outbox
 from infra.db.models import Cluster, Machine
-from mizzen.objects.store import check_url
+from mizzen.objects.urls import check_url
 
 router = Router(prefix="/v1", tags=["fleet"])
 _MOST_USD_PER_H = 1e6

@@ -22,9 +22,8 @@ import numpy as np
 from mizzen.checkpoint import Checkpointer, CheckpointWarning, StaleAttemptError, Tracked, checkpointer, parts
 from mizzen.checkpoint.background import Saving
 from mizzen.checkpoint.roots import open_root
-from mizzen.objects.store import Body, Content, Fetch, ObjectInfo, ObjectStat, ObjectStore
+from mizzen.objects.store import Body, Content, CopyPlan, Fetch, ObjectInfo, ObjectStat, ObjectStore, Upload
 from mizzen.objects.store_digest import StoreDigest
-from mizzen.objects.uploads import CopyPlan, Upload
 
 SIDE, SLICE, SAMPLES, FIXED_BYTES = 160, 3000, 17, 64 << 10
 

@@ -45,6 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from mizzen import notices
+from mizzen.notices import current_notice
 
 MIN_PERIOD_S = 0.2
 """The least time between two writes of steps. The last step is written by the next save, at a notice and at exit."""
@@ -220,3 +221,4 @@ loaded = _process.loaded
 load_failed = _process.load_failed
 noticed = _process.noticed
 flush = _process.flush
+current_notice.before_exit.append(flush)

@@ -16,7 +16,7 @@ from domain.phases import Phase
 from domain.protocol.workloads import CheckpointCopy, LaunchPlan, StageRequest
 from infra.db.models import Cluster, Machine, Workload
 from mizzen.checkpoint import Checkpointer, StaleAttemptError
-from mizzen.objects.store import open_store
+from mizzen.objects.urls import open_store
 from tests.activities.staging import stage_launch
 from tests.activities.world import World, job
 

@@ -21,7 +21,8 @@ from infra.db.tables import Replica
 from mizzen.checkpoint import Checkpointer, Manifest, StaleAttemptError, list_committed
 from mizzen.checkpoint.log import Log
 from mizzen.objects.bandwidth import Bandwidth
-from mizzen.objects.store import ObjectStore, open_store
+from mizzen.objects.store import ObjectStore
+from mizzen.objects.urls import open_store
 from tests.activities.world import World
 
 PREFIX = "checkpoints/wl-1/"

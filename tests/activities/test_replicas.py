@@ -20,7 +20,7 @@ from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from mizzen.environment import local_path
 from mizzen.objects import copy
 from mizzen.objects.manifest import checksummed, declared_checksum, listed, pack, unpack
-from mizzen.objects.store import open_store
+from mizzen.objects.urls import open_store
 from tests.activities.replicas import REQUEST, add_table, append, complete, held, keys
 from tests.activities.world import World
 

@@ -38,7 +38,8 @@ from infra.db.schema import SCHEMA
 from infra.db.session import transaction
 from infra.db.tables import Partition, Replica, Table
 from infra.db.tenants import Tenant
-from mizzen.objects.store import ObjectStore, open_store
+from mizzen.objects.store import ObjectStore
+from mizzen.objects.urls import open_store
 
 GIB = 1 << 30
 WHY = {

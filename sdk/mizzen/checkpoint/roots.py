@@ -3,7 +3,8 @@
 import os
 
 from mizzen.environment import local_path
-from mizzen.objects.store import ObjectStore, open_store
+from mizzen.objects.store import ObjectStore
+from mizzen.objects.urls import open_store
 
 
 def open_root(uri: str | os.PathLike[str]) -> ObjectStore:

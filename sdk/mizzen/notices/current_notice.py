@@ -117,6 +117,10 @@ def acknowledge() -> bool:
     return True
 
 
+before_exit: list[Callable[[], object]] = []
+"""Calls of `exit_preempted` before the process exits."""
+
+
 def watch_sigterm() -> bool:
     """Install a SIGTERM handler that records a notice instead of killing the process, then calls the previous handler.
 
@@ -127,9 +131,8 @@ def watch_sigterm() -> bool:
 
 def exit_preempted() -> NoReturn:
     """Exit the process with code 143, after flushing its output and its report."""
-    from mizzen import report
-
-    report.flush()
+    for call in before_exit:
+        call()
     flush_output()
     raise SystemExit(PREEMPTED_EXIT_CODE)
 

@@ -4,6 +4,7 @@ A folder needs only the standard library; a cloud's client library is imported w
 block: on an event loop, call them in threads. This package must not import other packages of mizzen.
 """
 
-from mizzen.objects.store import Body, MissingObject, ObjectInfo, ObjectStore, check_key, open_store
+from mizzen.objects.store import Body, MissingObject, ObjectInfo, ObjectStore, check_key
+from mizzen.objects.urls import open_store
 
 __all__ = ["Body", "MissingObject", "ObjectInfo", "ObjectStore", "check_key", "open_store"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mizzen.objects.bandwidth import BandwidthShare
+from mizzen.objects.copy_errors import CopyFailed, CopyInUse, DamagedSource
 from mizzen.objects.store import MissingObject, ObjectInfo, ObjectStore
 from mizzen.objects.transfer import Moving, Progress
-from mizzen.objects.uploads import CopyFailed, CopyInUse, DamagedSource
 from mizzen.objects.workers import AT_ONCE
 
 __all__ = [

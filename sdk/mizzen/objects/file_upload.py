@@ -11,8 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from mizzen.objects import checksums
+from mizzen.objects.copy_errors import CopyFailed, CopyInUse
 from mizzen.objects.disk import advise, lock, read
-from mizzen.objects.uploads import CopyFailed, CopyInUse, CopyPlan, Read, Upload
+from mizzen.objects.store import CopyPlan, Read, Upload
 
 SUFFIX = ".upload"
 _MARK = "user.mizzen.copy"

@@ -28,17 +28,18 @@ from mizzen.objects.store import (
     Body,
     ChangedObject,
     Content,
+    CopyPlan,
     Fetch,
     MissingObject,
     ObjectInfo,
     ObjectStat,
     ObjectStore,
+    Upload,
     check_key,
     check_prefix,
     holds,
 )
 from mizzen.objects.store_digest import StoreDigest
-from mizzen.objects.uploads import CopyPlan, Upload
 
 _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR}
 """Errors of paths that are no objects: missing, below a file, a symbolic link, a socket, a folder."""

@@ -24,15 +24,16 @@ from mizzen.objects.store import (
     Body,
     ChangedObject,
     Content,
+    CopyPlan,
     Fetch,
     ObjectInfo,
     ObjectStat,
+    Upload,
     check_prefix,
     chunks_of,
     holds,
 )
 from mizzen.objects.store_digest import StoreDigest, algorithms
-from mizzen.objects.uploads import CopyPlan, Upload
 
 _EMULATOR = "STORAGE_EMULATOR_HOST"
 

@@ -14,7 +14,8 @@ from typing import Any
 from google.api_core.exceptions import NotFound, PreconditionFailed
 
 from mizzen.objects.buffers import Buffers
-from mizzen.objects.uploads import CopyFailed, CopyPlan, Read, Upload
+from mizzen.objects.copy_errors import CopyFailed
+from mizzen.objects.store import CopyPlan, Read, Upload
 
 MARK = "mizzen-copy"
 """Metadata key of the mark."""

@@ -22,6 +22,7 @@ from mizzen.objects.store import (
     STAGING,
     Body,
     Content,
+    CopyPlan,
     Fetch,
     ObjectInfo,
     ObjectStat,
@@ -30,7 +31,6 @@ from mizzen.objects.store import (
     holds,
 )
 from mizzen.objects.store_digest import StoreDigest
-from mizzen.objects.uploads import CopyPlan
 from mizzen.objects.workers import AT_ONCE, ending
 
 _THERE = {"PreconditionFailed", "412"}

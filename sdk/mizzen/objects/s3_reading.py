@@ -17,10 +17,10 @@ from botocore.exceptions import (
     ResponseStreamingError,
 )
 
+from mizzen.objects.copy_errors import CopyFailed
 from mizzen.objects.retries import CutBody, Readable, fill
 from mizzen.objects.store import ChangedObject, Content, MissingObject
 from mizzen.objects.store_digest import StoreDigest, algorithms
-from mizzen.objects.uploads import CopyFailed
 
 ABSENT = {"404", "NoSuchKey", "NotFound"}
 _CHANGED = {"412", "PreconditionFailed"}

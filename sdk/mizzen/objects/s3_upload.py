@@ -12,9 +12,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from mizzen.objects.copy_errors import CopyFailed
 from mizzen.objects.s3_reading import ABSENT, ObjectRef, has_md5
-from mizzen.objects.store import STAGING
-from mizzen.objects.uploads import CopyFailed, CopyPlan, Read, Upload
+from mizzen.objects.store import STAGING, CopyPlan, Read, Upload
 
 MARK = "mizzen-copy"
 """Metadata key of the mark."""

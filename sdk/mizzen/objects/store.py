@@ -1,13 +1,18 @@
-"""Defines the object store interface and the rules for keys, and opens a store by its URL."""
+"""Defines the interfaces of object stores and of resumable uploads, and the rules for keys.
+
+The target store of a copy keeps an unfinished upload under the plan's mark, so a process with the same plan finds the
+parts that are already uploaded. A part counts as uploaded when the store itself has confirmed its content. The object
+is not visible before `finish`.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
-from urllib.parse import unquote, urlsplit
 
+from mizzen.objects.copy_errors import CopyFailed
 from mizzen.objects.store_digest import StoreDigest
-from mizzen.objects.uploads import CopyPlan, Upload
 
 STAGING = ".staging"
 """Key prefix that is reserved for the stores' unfinished uploads."""
@@ -53,6 +58,84 @@ class Content(NamedTuple):
     body: bytearray
     store_digest: StoreDigest | None
     """The store's digest, not yet compared with `body`; None if there is none that this process can compute."""
+
+
+Read: TypeAlias = Callable[[], bytearray]
+"""Reads and returns one part of the source."""
+
+
+@dataclass(frozen=True)
+class CopyPlan:
+    """A copy: one version of a source object, and its key at the target."""
+
+    source: "ObjectStore"
+    source_key: str
+    source_tag: str
+    size_bytes: int
+    key: str
+    """Key at the target."""
+    part_bytes: int
+    """Size of every part except the last."""
+    mark: str
+    """Id of the upload. The finished object carries it as `ObjectStat.mark`, if the store supports metadata."""
+
+    @property
+    def parts(self) -> int:
+        """Number of parts; 0 for an empty object."""
+        return -(-self.size_bytes // self.part_bytes)
+
+    def span(self, number: int) -> tuple[int, int]:
+        """Return start and end offset of part `number`, counted from 0. The end is exclusive."""
+        start = number * self.part_bytes
+        return start, min(start + self.part_bytes, self.size_bytes)
+
+    def damaged(self, number: int, found: str, expected: str) -> CopyFailed:
+        """Return the error for a part whose digest at the target differs from the one in the source."""
+        where = self.target_words(number)
+        return CopyFailed(f"{where} is {found}, in {self.source.uri(self.source_key)} it is {expected}")
+
+    def target_words(self, number: int) -> str:
+        """Return a description of a part for messages."""
+        return f"{self.key}: part {number + 1} of {self.parts} at the target"
+
+
+class Upload(Protocol):
+    """A resumable upload of one object. Several threads may upload different parts concurrently."""
+
+    plan: CopyPlan
+    """The plan, which may have other parts than the caller's: a server-side copy may treat the object as one part."""
+    copies_itself: bool = False
+    """Whether the store copies the parts server-side, so that they need not be read here."""
+    proof: str = ""
+    """After `finish`: the algorithm by which the store compared a server-side copy with the digest of the source store.
+    Empty if it did not, or if the parts were read here."""
+
+    def missing(self) -> list[int]:
+        """Return the numbers of the parts that are not uploaded yet, in order."""
+
+    def take(self, number: int, read: Read) -> None:
+        """Upload a part, durably, and let the store confirm its content. Calls `read` unless the store copies the part.
+
+        Raises:
+            CopyFailed: the store reports another content, or the upload was removed.
+        """
+
+    def stored(self, number: int) -> bytearray | None:
+        """Return the content of an uploaded part; None if the store cannot read it before the object is finished."""
+        return None
+
+    def finish(self) -> bool:
+        """Assemble the object from its parts. Return whether it is verified to equal the source.
+
+        If it returns False, the object has no mark, and the caller must compare it with the source. The content is
+        durable; its name only after `ObjectStore.make_durable`.
+
+        Raises:
+            CopyFailed: a part differs from what was uploaded.
+        """
+
+    def drop(self) -> None:
+        """Remove all uploaded parts."""
 
 
 class ObjectStore(Protocol):
@@ -177,50 +260,3 @@ def chunks_of(body: bytes | Sequence[Chunk]) -> list[memoryview]:
     given = [body] if isinstance(body, bytes | bytearray | memoryview) else body
     views = (memoryview(chunk).cast("B") for chunk in given if memoryview(chunk).nbytes)
     return list(views)
-
-
-def check_url(url: str) -> None:
-    """Check the form of a store's URL; see `open_store`.
-
-    Raises:
-        ValueError: the scheme is not supported, or the URL does not name a folder or bucket.
-    """
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-            raise ValueError(f"bucket URL {url!r}: must be file:///absolute/folder, without a host")
-    elif parts.scheme not in ("s3", "gs"):
-        raise ValueError(f"bucket URL {url!r}: the scheme must be file, s3 or gs, not {parts.scheme!r}")
-    elif not parts.netloc:
-        raise ValueError(f"bucket URL {url!r}: must be {parts.scheme}://bucket or {parts.scheme}://bucket/prefix")
-
-
-def open_store(url: str) -> ObjectStore:
-    """Open the store at `file:///absolute/folder`, `s3://bucket/prefix` or `gs://bucket/prefix`.
-
-    Credentials, region and endpoint (`AWS_ENDPOINT_URL`, `STORAGE_EMULATOR_HOST`) are found as by the tools of AWS and
-    Google.
-
-    Raises:
-        ValueError: the scheme is not supported, or the URL does not name a folder or bucket.
-        ModuleNotFoundError: the client library is not installed. The message names the package to install.
-    """
-    check_url(url)
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        from mizzen.objects.files import FileStore
-
-        return FileStore(Path(unquote(parts.path)))
-    prefix = unquote(parts.path).strip("/")
-    try:
-        if parts.scheme == "s3":
-            from mizzen.objects.s3 import S3Store
-
-            return S3Store(parts.netloc, prefix)
-        from mizzen.objects.gcs import GCSStore
-
-        return GCSStore(parts.netloc, prefix)
-    except ModuleNotFoundError as error:
-        extra = {"s3": "s3", "gs": "gcs"}[parts.scheme]
-        message = f"{url}: needs the library {error.name}: install mizzen[{extra}]"
-        raise ModuleNotFoundError(message, name=error.name) from error

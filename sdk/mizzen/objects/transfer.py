@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 from mizzen.objects import checksums
 from mizzen.objects.bandwidth import BandwidthShare
+from mizzen.objects.copy_errors import CopyFailed, DamagedSource
 from mizzen.objects.manifest import object_checksum
-from mizzen.objects.store import ChangedObject, Fetch, ObjectInfo, ObjectStore
+from mizzen.objects.store import ChangedObject, CopyPlan, Fetch, ObjectInfo, ObjectStore, Upload
 from mizzen.objects.store_digest import InOrder, StoreDigest, check, digest_of
-from mizzen.objects.uploads import CopyFailed, CopyPlan, DamagedSource, Upload
 from mizzen.objects.workers import AT_ONCE, Workers
 
 _MOST_PARTS = 10_000
