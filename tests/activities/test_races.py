@@ -78,14 +78,14 @@ def test_a_victim_and_its_evictor_end_at_the_same_instant(
     """A hand-over and the concurrent end of its evictor never deadlock."""
     world, evictor, victims = contest
     handed_over, go_on = threading.Event(), threading.Event()
-    tell = handover._tell_if_ready
+    notify = handover._notify_if_ready
 
     def slowly(*args: Any) -> None:
         handed_over.set()
         assert go_on.wait(20)
-        tell(*args)
+        notify(*args)
 
-    monkeypatch.setattr(handover, "_tell_if_ready", slowly)
+    monkeypatch.setattr(handover, "_notify_if_ready", slowly)
     with ThreadPoolExecutor(2) as pool:
         victim = pool.submit(world.release, victims[0], Phase.PREEMPTED)
         assert handed_over.wait(20)

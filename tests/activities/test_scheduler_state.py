@@ -32,7 +32,7 @@ from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres
 from rms.bid import bid_in
 from rms.gang import Planner
-from rms.region import Region as Columns
+from rms.region import RegionColumns as Columns
 from tests.activities import oracle
 from tests.activities.random_walk import Walk
 from tests.activities.world import World, job

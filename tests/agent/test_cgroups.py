@@ -35,7 +35,7 @@ from agent import cgroups
 controller, file, value, run, uid = sys.argv[1:]
 os.setresuid(int(uid), int(uid), int(uid))
 
-class Limits(cgroups.Limits):
+class Limits(cgroups.TaskLimits):
     def v2(self):
         return {controller: [(file, int(value))]}
 

@@ -128,7 +128,7 @@ def test_an_end_is_ahead(bad: float) -> None:
         lambda: best_until_end(100, 1, bad),
         lambda: expected_time_until_end(100, 1, 10, bad),
         lambda: Cadence(found, ends_in_s=bad),
-        lambda: Cadence(found).tell(ends_in_s=bad),
+        lambda: Cadence(found).update(ends_in_s=bad),
     )
     for call in calls:
         with pytest.raises(ValueError, match=r"ends_in_s=.*: must be more than 0 seconds"):

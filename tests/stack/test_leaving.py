@@ -33,7 +33,7 @@ def submitted(up: Up, name: str, run: str) -> str:
 def test_a_workload_is_placed_anew_while_its_task_saves(shared: Up, tmp_path: Path) -> None:
     """The next attempt is awarded before the old one has saved, and resumes from the old one's last save."""
     gate = tmp_path / "gate"
-    job = Path(__file__).with_name("leaving.py")
+    job = Path(__file__).with_name("notice_job.py")
     run = f'test -z "${{MIZZEN_CHECKPOINT_INTERVAL_S-}}"; PYTHONPATH="{SDK}" exec "$MIZZEN_PYTHON" "{job}" "{gate}"'
     workload = submitted(shared, "leaving", run)
 

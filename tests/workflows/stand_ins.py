@@ -117,7 +117,7 @@ class LedgerActivities(StandIns):
 
     def all(self) -> list[Callable[..., Any]]:
         """Returns the activities of the control queue."""
-        return [self.launch, self.refresh, self.move, self.drain, self.terminate]
+        return [self.launch, self.inspect, self.move, self.drain, self.terminate]
 
     def phases(self) -> list[str]:
         """Returns the phases of the instance, each with the event that led to it."""

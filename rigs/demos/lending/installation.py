@@ -97,7 +97,7 @@ class DemoSite:
         }
 
     def _command(self, training: DemoTraining, folder: Path, step_s: str, until: str) -> list[str]:
-        job = Path(__file__).with_name("training.py")
+        job = Path(__file__).with_name("stepwise_training.py")
         return [str(job), str(folder / training.name), str(self.table), str(training.seed), step_s, until]
 
     def uninterrupted(self, steps: Mapping[str, int]) -> Path:
