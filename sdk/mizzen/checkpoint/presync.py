@@ -36,7 +36,7 @@ class Turn(Enum):
     """What the training does after a step within a notice."""
 
     LOOK = 1
-    """Compare the state with that of the previous step (`PreSync.look`)."""
+    """Compare the state with that of the previous step (`PreSync.next_turn`)."""
     GO_ON = 2
     """Continue; a save is running in the background."""
     FLUSH = 3
