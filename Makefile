@@ -179,7 +179,7 @@ format: setup
 
 # Updates the lock files. They contain no index URLs.
 lock:
-	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --group dev --extra demo --extra gateway --no-emit-package mizzen --upgrade pyproject.toml -o requirements.lock
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --group dev --extra demo --no-emit-package mizzen --upgrade pyproject.toml -o requirements.lock
 	@$(BIN)/python tests_integrations/lock.py $(BIN)/uv
 	@printf 'skypilot\nsniffio\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-skypilot.lock
 	@printf 'uv\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-uv.lock
