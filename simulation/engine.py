@@ -105,7 +105,7 @@ class OrderedEngine(Engine, Protocol):
 
 
 class Ranks:
-    """The queue as columns with its scan, the same code as in the live system."""
+    """Stores the queue in columns and ranks it, with the code of the live system."""
 
     def __init__(self, weights: CreditWeights) -> None:
         self._weights = weights

@@ -65,7 +65,7 @@ class Usage:
         self._bend(tenant, at_us, holds)
 
     def ended(self, tenant: str, at_us: int, holds: Amount) -> None:
-        """Ends the holding of an attempt at `at_us`. With the time of its beginning, removes the attempt entirely."""
+        """Counts an attempt's resources as released at `at_us`. If this is its start, the attempt no longer counts at all."""
         self._bend(tenant, at_us, (-holds[0], -holds[1]))
 
     def _bend(self, tenant: str, at_us: int, by: Amount) -> None:

@@ -122,9 +122,9 @@ async def _answer(
     try:
         request = json.loads(line)
         if not isinstance(request, dict):
-            raise ValueError("not an object")
+            raise ValueError(f"must be an object, not {type(request).__name__}")
     except (ValueError, RecursionError) as error:
-        await _send(writer, {"error": f"the request is not a line of JSON: {error}"})
+        await _send(writer, {"error": f"the request must be one line with a JSON object: {error}"})
         return
     await _send(writer, {"heard": True})
     try:

@@ -43,7 +43,7 @@ class StackPart(Protocol):
 
     @property
     def probes(self) -> Sequence[Probe]:
-        """The part's probes."""
+        """The liveness probes of this part; if one fails for too long, the part is restarted."""
 
     def is_running(self) -> bool:
         """Whether the part's process is running."""

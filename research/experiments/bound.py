@@ -26,7 +26,7 @@ BUCKET_S = 900.0
 
 @dataclass(frozen=True)
 class Fluid:
-    """A workload in the relaxation."""
+    """A workload as the upper bound sees it: it may use any number of its GPUs at any time after it arrives."""
 
     level: int
     arrives_s: float

@@ -64,7 +64,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Window:
-    """The time from a platform's notice to the end, and the source of that figure."""
+    """The time from a platform's notice until it stops the machine or process, and where the figure comes from."""
 
     seconds: float
     source: str
