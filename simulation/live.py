@@ -108,7 +108,9 @@ def live_scenario(
         if w.held and w.placement is None:
             continue
         if w.tenant not in tenants:
-            raise ConfigurationError(f"snapshot: workload {w.id}: tenant {w.tenant!r}: must be in the `tenants` of the snapshot")
+            raise ConfigurationError(
+                f"snapshot: workload {w.id}: tenant {w.tenant!r}: must be in the `tenants` of the snapshot"
+            )
         workloads.append(_workload(w, zero_s, seed, tenants[w.tenant].level))
         if w.placement is not None:
             held = _held(w, zero_s, known)

@@ -23,6 +23,8 @@ _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _STEADY_S = 30.0
 _DEATHS_AT_START = 3
 _OUTAGE_S = 300.0
+_START_S = 5.0
+"""A part that ran for longer has worked, even if it ended before its first liveness check."""
 """A part that has worked before is started again at least for this long: a full disk, for example, may be temporary."""
 _LINE_CHARACTERS = 400
 
@@ -189,6 +191,8 @@ class Supervisor:
                 deaths, worked_s, child.has_worked = 0, now_s, True
             else:
                 deaths += 1
+                if now_s - started > _START_S and not child.has_worked:
+                    worked_s, child.has_worked = now_s, True
                 if deaths >= _DEATHS_AT_START and (not child.has_worked or now_s - worked_s > _OUTAGE_S):
                     self._give_up(child, deaths)
                     return

@@ -111,8 +111,12 @@ async def test_a_part_that_never_starts_ends_the_stack(tmp_path: Path) -> None:
     await supervisor.stop()
 
 
-async def test_a_part_that_has_worked_is_started_again_and_again(tmp_path: Path) -> None:
-    """A part that was ready once may fail for a while, for example on a full disk: it does not end the stack."""
+@pytest.mark.parametrize("checked", [True, False])
+async def test_a_part_that_has_worked_is_started_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool
+) -> None:
+    """A part that was ready once, or ran for a while, may fail later, as on a full disk: it does not end the stack."""
+    monkeypatch.setattr("infra.stack.supervisor._START_S", 0.2)
     log, works = tmp_path / "log", tmp_path / "works"
     works.touch()
 
@@ -120,9 +124,9 @@ async def test_a_part_that_has_worked_is_started_again_and_again(tmp_path: Path)
         return True
 
     supervisor = Supervisor()
-    await supervisor.start(
-        Child("part", ["sh", "-c", f"echo start; test -e {works} && exec sleep 1000"], log, ready=ready)
-    )
+    command = ["sh", "-c", f"echo start; test -e {works} && exec sleep 1000"]
+    await supervisor.start(Child("part", command, log, ready=ready if checked else None))
+    await asyncio.sleep(0.0 if checked else 0.4)
     works.unlink()
     assert supervisor.children[0].process is not None
     supervisor.children[0].process.kill()

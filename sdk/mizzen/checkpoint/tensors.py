@@ -163,7 +163,9 @@ def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
     _check_type(where, "torch", name, str(tensor.dtype))
     place = tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)
     if not place:
-        raise StateError(f"{where}: the {type(tensor).__name__} has no memory, as if it was freed or is fake: nothing to store")
+        raise StateError(
+            f"{where}: the {type(tensor).__name__} has no memory, as if it was freed or is fake: nothing to store"
+        )
     signs = (tensor.is_conj(), tensor.is_neg())
     where_in = (str(tensor.device), place, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
     return Stored(
