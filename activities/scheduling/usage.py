@@ -65,7 +65,7 @@ class Usage:
         self._bend(tenant, at_us, holds)
 
     def ended(self, tenant: str, at_us: int, holds: Amount) -> None:
-        """Counts an attempt's resources as released at `at_us`. If this is its start, the attempt does not count at all."""
+        """Counts an attempt's resources as released at `at_us`. If this is its start, it does not count at all."""
         self._bend(tenant, at_us, (-holds[0], -holds[1]))
 
     def _bend(self, tenant: str, at_us: int, by: Amount) -> None:
