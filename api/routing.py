@@ -24,7 +24,7 @@ class ViewRoute(APIRoute):
 
 
 def _answering(endpoint: Callable[..., Any], status_code: int) -> Callable[..., Any]:
-    """Wraps `endpoint` so that it returns a complete response: its view, or for the status 204 one without a body.
+    """Wraps `endpoint` so that it returns a response: with its view as JSON, or without a body if the status is 204.
 
     Asynchronous endpoints, endpoints that add headers and endpoints that return something else are returned unchanged.
     """

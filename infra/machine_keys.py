@@ -9,6 +9,7 @@ import hashlib
 import hmac
 from pathlib import Path
 
+from sqlalchemy import delete
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -25,21 +26,18 @@ def put_machine_key(session: Session, master_key: Path, machine: str, instance: 
         ConfigurationError: this machine has no master key.
     """
     key_id, key = _derived(master_key, machine, instance)
-    label = f"instance {instance}" if instance else "embedded fleet"
-    row = {"id": key_id, "sha256": hash_api_key(key), "role": "machine", "machine": machine, "label": label}
+    row = {"id": key_id, "sha256": hash_api_key(key), "role": "machine", "machine": machine, "label": _label(instance)}
     session.execute(insert(ApiKey).values(**row).on_conflict_do_nothing())
     return key
 
 
-def drop_machine_key(session: Session, master_key: Path, machine: str, instance: str) -> None:
-    """Deletes the key of an instance that is gone.
+def drop_instance_key(session: Session, machine: str, instance: str) -> None:
+    """Deletes the key of an instance that is gone, if it had one. Needs no master key."""
+    session.execute(delete(ApiKey).where(ApiKey.machine == machine, ApiKey.label == _label(instance)))
 
-    Raises:
-        ConfigurationError: this machine has no master key.
-    """
-    row = session.get(ApiKey, _derived(master_key, machine, instance)[0])
-    if row is not None:
-        session.delete(row)
+
+def _label(instance: str) -> str:
+    return f"instance {instance}" if instance else "embedded fleet"
 
 
 def _derived(master_key: Path, machine: str, instance: str) -> tuple[str, str]:

@@ -1,7 +1,6 @@
 """Connects to Temporal with the configured TLS files and API key, and with mizzen's data converter."""
 
 import re
-from ipaddress import ip_address
 
 from temporalio.client import Client
 from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
@@ -17,6 +16,7 @@ UNIX = "unix:"
 """Start of the address of a Unix socket."""
 _REFUSED = re.compile(r'Status \{ code: (?:Unauthenticated|PermissionDenied), message: "((?:[^"\\]|\\.)*)"')
 """How the SDK words a refusal of the first call, for which it has no exception type of its own."""
+_has_runtime = False
 
 
 def refusal(error: BaseException) -> str | None:
@@ -28,19 +28,8 @@ def refusal(error: BaseException) -> str | None:
     return None if found is None else re.sub(r"\\(.)", r"\1", found[1])
 
 
-def is_loopback(address: str) -> bool:
-    """Returns whether an address `host:port` is one of this machine's loopback interface."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def tls_config(settings: TemporalSettings) -> TLSConfig | bool:
     """Returns the TLS argument of the client: False, True (the system's root certificates), or certificates.
-
-    An API key implies TLS, except on the loopback interface.
 
     Raises:
         ConfigurationError: a certificate file cannot be read, or only one of certificate and key is configured.
@@ -48,7 +37,7 @@ def tls_config(settings: TemporalSettings) -> TLSConfig | bool:
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise ConfigurationError("temporal.tls_cert and temporal.tls_key go together: set both or neither")
     if settings.tls_ca is None and settings.tls_cert is None:
-        return settings.tls or (settings.api_key is not None and not is_loopback(settings.address or ""))
+        return settings.tls or settings.api_key is not None
     try:
         return TLSConfig(
             server_root_ca_cert=settings.tls_ca.read_bytes() if settings.tls_ca else None,
@@ -65,7 +54,18 @@ def use_quiet_runtime() -> None:
     With thousands of agents these reports cost the service more than the agents' work. Must be called before the
     process connects; otherwise it has no effect.
     """
-    Runtime.set_default(Runtime(telemetry=_telemetry(), worker_heartbeat_interval=None), error_if_already_set=False)
+    _set_runtime(is_quiet=True)
+
+
+def _set_runtime(*, is_quiet: bool) -> None:
+    """Sets the runtime of this process once: each runtime has a thread pool, and a later one would replace it."""
+    global _has_runtime
+    if _has_runtime:
+        return
+    _has_runtime = True
+    shown = _telemetry()
+    runtime = Runtime(telemetry=shown, worker_heartbeat_interval=None) if is_quiet else Runtime(telemetry=shown)
+    Runtime.set_default(runtime, error_if_already_set=False)
 
 
 def _telemetry() -> TelemetryConfig:
@@ -84,7 +84,7 @@ async def connect(settings: TemporalSettings) -> Client:
     if settings.address is None:
         raise ConfigurationError("temporal.address: is not set; must be host:port of a Temporal service, or unix:PATH")
     is_socket = settings.address.startswith(UNIX)
-    Runtime.set_default(Runtime(telemetry=_telemetry()), error_if_already_set=False)
+    _set_runtime(is_quiet=False)
     return await Client.connect(
         "127.0.0.1:7233" if is_socket else settings.address,
         namespace=settings.namespace,

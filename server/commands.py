@@ -188,8 +188,8 @@ def agent(**options: Any) -> None:
 @click.command()
 @_connection_options
 @click.option("--listen", required=True, metavar="HOST:PORT", help="Address for agents, such as 0.0.0.0:7443.")
-@click.option("--tls-cert", type=FILE, help="PEM file with the certificate chain; not needed on a loopback address.")
-@click.option("--tls-key", type=FILE, help="PEM file with the certificate's private key.")
+@click.option("--tls-cert", type=FILE, required=True, help="PEM file with the certificate chain of this address.")
+@click.option("--tls-key", type=FILE, required=True, help="PEM file with the certificate's private key.")
 @click.option(
     "--connections-per-address", type=click.IntRange(min=1), default=1000, show_default=True,
     help="Most connections of one client address (IPv6: one /64 network).",
@@ -197,15 +197,13 @@ def agent(**options: Any) -> None:
 @click.option("--metrics", metavar="[HOST]:PORT", help="Serve metrics for Prometheus; without HOST, on 127.0.0.1.")
 def gateway(
     listen: str,
-    tls_cert: Path | None,
-    tls_key: Path | None,
+    tls_cert: Path,
+    tls_key: Path,
     connections_per_address: int,
     metrics: str | None,
     **options: Any,
 ) -> None:
     """Run the gateway to Temporal for agents with keys of the role `machine`."""
-    if (tls_cert is None) != (tls_key is None):
-        raise click.UsageError("--tls-cert and --tls-key go together: give both or neither")
     from infra.addresses import parse_address
 
     with loading():
@@ -216,7 +214,7 @@ def gateway(
         lambda: run_gateway(
             _settings(options),
             listen,
-            Certificate(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None,
+            Certificate(tls_cert, tls_key),
             connections_per_address=connections_per_address,
             metrics=None if metrics is None else parse_address(metrics, default_host="127.0.0.1"),
         )

@@ -49,7 +49,7 @@ def successions(
 
     Args:
         newest: the version of the update.
-        replicas: the replicas of the service, without those that are leaving or draining.
+        replicas: the replicas of the service, except those in the stages leaving and draining.
         pairs: the existing successors, by their predecessor's number.
         surge: the largest number of successors that may exist beside their predecessors.
 

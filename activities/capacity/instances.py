@@ -30,7 +30,7 @@ from infra.db.capacity import InstanceRow, LaunchRefusal
 from infra.db.drains import drain
 from infra.db.models import Allocation, Machine, Region
 from infra.db.session import transaction
-from infra.machine_keys import drop_machine_key, put_machine_key
+from infra.machine_keys import drop_instance_key, put_machine_key
 
 _BY = "mizzen"
 _AT_ONCE = 8
@@ -106,7 +106,7 @@ class InstanceActivities:
             if phase is InstancePhase.GONE:
                 row.gone_at = func.now()
                 launched = machine_id(row.region, row.cluster, row.id)
-                drop_machine_key(session, self._settings.master_key_path, launched, row.id)
+                drop_instance_key(session, launched, row.id)
                 machine = row.machine and session.get(Machine, row.machine, with_for_update=True)
                 if machine and machine.state != "lost":
                     lose(session, machine)

@@ -33,9 +33,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def command(folder: Path, ports: Mapping[str, int], server: list[str], *, is_closed: bool) -> list[str]:
-    """Returns the command that runs `server`, by default in its own network. `ports` maps names of sockets in `folder`.
+    """Returns the command that runs `server` in a network of its own, or in that of the machine if not `is_closed`.
 
-    Without `is_closed`, it runs in the network of the machine.
+    `ports` maps the names of sockets in `folder` to the ports on which the server listens.
     """
     forwards = [f"{name}={port}" for name, port in ports.items()]
     network = _OWN if is_closed else "shared"
@@ -134,6 +134,7 @@ def _pairs(forwards: Iterable[str]) -> Iterator[tuple[str, int]]:
 def _main(network: str, *arguments: str) -> None:
     if network == _FORWARD:
         forward(Path(arguments[0]), dict(_pairs(arguments[1:])))
+        return
     if network == _OWN:
         try:
             enter()

@@ -31,6 +31,7 @@ from infra.files import write_private
 from infra.liveness_pipe import LivenessListener
 from infra.machine_keys import put_machine_key
 from infra.stack import closed_network, leftovers, log_files, probes, temporal
+from infra.stack.certificate import write_certificate
 from infra.stack.compilation import compile_loops
 from infra.stack.fleet import Fleet
 from infra.stack.liveness import Probe
@@ -243,12 +244,16 @@ class EmbeddedStack:
 
     def _gateway(self) -> list[str]:
         """Returns the arguments of the gateway, through which the agents use Temporal: each for its machine only."""
+        key = self._certificate.with_suffix(".key")
+        write_certificate(self._certificate, key)
+        tls = ["--tls-cert", str(self._certificate), "--tls-key", str(key)]
         connections = str(max(1000, 4 * len(self.fleet.machines())))
-        return ["gateway", "--listen", self._gateway_address, "--connections-per-address", connections]
+        return ["gateway", "--listen", self._gateway_address, *tls, "--connections-per-address", connections]
 
     def _agents_file(self) -> Path:
-        """Writes the settings of the agents, which need neither Postgres nor Temporal itself."""
-        temporal = TemporalSettings(address=self._gateway_address, namespace=self.settings.temporal.namespace)
+        """Writes a settings file for the agents, without the access to Postgres and Temporal; returns its path."""
+        namespace = self.settings.temporal.namespace
+        temporal = TemporalSettings(address=self._gateway_address, namespace=namespace, tls_ca=self._certificate)
         settings = self.settings.model_copy(update={"database": None, "temporal": temporal})
         path = self.data_dir / "run" / "agents.yaml"
         write_private(path, json.dumps(settings.model_dump(mode="json")))
@@ -258,6 +263,10 @@ class EmbeddedStack:
         path = self.data_dir / "run" / "fleet.yaml"
         path.write_text(self.fleet.model_dump_json())
         return path
+
+    @property
+    def _certificate(self) -> Path:
+        return self.data_dir / "run" / "gateway.crt"
 
     @property
     def _parts_file(self) -> Path:

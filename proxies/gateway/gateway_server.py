@@ -22,7 +22,7 @@ from infra.db.session import open_engine
 from infra.errors import ConfigurationError
 from infra.liveness_pipe import LivenessReporter
 from infra.metrics import serve_metrics
-from infra.temporal_client import is_loopback, tls_config
+from infra.temporal_client import tls_config
 from proxies.gateway import limits
 from proxies.gateway.connections import Connections
 from proxies.gateway.keys import Sessions
@@ -110,7 +110,7 @@ class Certificate:
 async def serve(
     settings: Settings,
     listen: str,
-    certificate: Certificate | None,
+    certificate: Certificate,
     stop: asyncio.Event,
     port: asyncio.Future[int] | None = None,
     *,
@@ -119,7 +119,6 @@ async def serve(
 ) -> None:
     """Serves agents on the address `listen` (host:port) until `stop` is set. `port` gets the number of the port.
 
-    `certificate`: None stands for no TLS, which is possible on the loopback interface only.
     `metrics` is the host and port of the metrics; None: none are served.
 
     Raises:
@@ -130,9 +129,7 @@ async def serve(
     if settings.database is None:
         raise ConfigurationError("--database: not set; give the URL of the installation's Postgres")
     tokens = TaskTokens.of_installation(settings.master_key_path)
-    if certificate is None and not is_loopback(listen):
-        raise ConfigurationError(f"--listen: {listen!r} is not a loopback address: give --tls-cert and --tls-key")
-    credentials = None if certificate is None else certificate.credentials()
+    credentials = certificate.credentials()
     engine = open_engine(settings.database, pool_size=_CONNECTIONS, application="mizzen gateway")
     sessions = Sessions(engine)
     channel = _channel(settings.temporal)
@@ -148,10 +145,7 @@ async def serve(
         server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=limits.MAX_CALLS)
         server.add_generic_rpc_handlers((gateway,))
         try:
-            if credentials is None:
-                bound = server.add_insecure_port(listen)
-            else:
-                bound = server.add_secure_port(listen, credentials)
+            bound = server.add_secure_port(listen, credentials)
         except RuntimeError as error:
             raise ConfigurationError(f"--listen: {listen!r}: {error}; must be host:port of this computer") from None
         if metrics is not None:
@@ -187,7 +181,7 @@ async def serve(
 def run_gateway(
     settings: Settings,
     listen: str,
-    certificate: Certificate | None,
+    certificate: Certificate,
     *,
     connections_per_address: int,
     metrics: tuple[str, int] | None,

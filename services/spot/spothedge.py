@@ -9,7 +9,7 @@ from services.spot.values import Action, Launch, Observation, PolicyState, SpotR
 
 
 def surplus(replicas: Iterable[SpotReplica], keep: int) -> tuple[Action, ...]:
-    """Returns the terminations that leave `keep` replicas: first those that are not ready, then the newest ones."""
+    """Returns the terminations after which `keep` replicas are left. Unready replicas go first, then the newest."""
     kept_first = sorted(replicas, key=lambda one: (not one.is_ready, one.number))
     return tuple(Terminate(one.number) for one in kept_first[keep:])
 

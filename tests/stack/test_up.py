@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import ssl
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 
+from infra.config.settings import load_settings
 from infra.temporal_client import connect
 from tests.stack.harness import ROOT, Up, processes_of, wait_until
 
@@ -124,3 +126,22 @@ def test_operators_see_the_ui_of_temporal(shared: Up) -> None:
         listed = browser.get(workflows, auth=("", operator)).json()
         assert "MachineWorkflow" in {one["type"]["name"] for one in listed["executions"]}
         assert browser.get("/v1/workloads", auth=("", operator)).status_code == 401, "only for the UI"
+
+
+def test_agents_recognise_the_gateway(shared: Up) -> None:
+    """Agents trust only the certificate of this start, so a process that takes the gateway's port gets no keys."""
+    temporal = load_settings(shared.data / "run" / "agents.yaml").temporal
+    assert temporal.address is not None and temporal.tls_ca is not None
+    host, _, port = temporal.address.partition(":")
+
+    def handshake(context: ssl.SSLContext) -> None:
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection((host, int(port))) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            pass
+
+    handshake(ssl.create_default_context(cafile=str(temporal.tls_ca)))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(ssl.create_default_context())

@@ -83,7 +83,7 @@ class Departure:
     """What one process does because of notices. Before the first notice, it only records how long saves take."""
 
     def __init__(self, cadence: Cadence, background: BackgroundSave) -> None:
-        """`cadence` times the steps, and is told of an end that the platform announces long before.
+        """`cadence` times the steps. An end that the platform announces long before is passed to `Cadence.update`.
 
         `background` is the background save of the same process.
         """
