@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo test test-all test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting demo-lending serve-demo test test-all test-isolation test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 
@@ -75,6 +75,12 @@ test: setup
 test-all: setup
 	@$(MAKE) -s -j2 $(VENV)/.compiled $(VENV)/.collected
 	@MIZZEN_EXAMPLES=1 $(PYTEST) --timeout 3600 $(ARGS)
+
+# The tests of agents and tasks in each mode of isolation that is not the default.
+test-isolation: setup
+	@for mode in none user sandbox; do \
+	    echo "isolation $$mode"; MIZZEN_TEST_ISOLATION=$$mode $(PYTEST) -m "not long" tests/agent tests/isolation $(ARGS) || exit 1; \
+	done
 
 # The SDK with torch, transformers and lightning, in a separate environment because they are large. pip installs them:
 # it uses a CPU-only build of torch if the user has configured an index that has one, otherwise the registry's build, which

@@ -8,7 +8,9 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agent.launch import Owner
+from agent.sandbox_view import check_path
 from domain.ids import is_name, machine_id
+from domain.isolation import Isolation
 from domain.launch import LaunchDescription
 from mizzen.cadence import PLATFORMS as PRIORS
 from mizzen.notices.detection import PLATFORMS
@@ -54,9 +56,14 @@ class AgentConfig(BaseModel):
     tenant_uids: tuple[int, int] | None = None
     """First user id and number of user ids: tasks of the tenant with number n run as first + n, so that each tenant has
     its own user id. None: all tasks run as `run_as`, or as the agent's user. Requires an agent that runs as root."""
-    private_tmp: bool = False
-    """Give the tasks of each attempt a private `/tmp`, `/var/tmp` and `/dev/shm`, if this machine can
-    (`agent.scratch`)."""
+    isolation: Isolation = Isolation.NONE
+    """How tasks are separated (`agent.isolation.choose`). With `user` and `sandbox`, an agent that runs as root needs
+    `tenant_uids` or `run_as`."""
+    isolation_why: str = ""
+    """Why the mode is not a stronger one, for `mizzen machines`."""
+    paths: tuple[str, ...] = ()
+    """Folders and files of the machine that tasks in a sandbox see, in addition to those that they need; with `:rw`
+    those that they may change."""
     heartbeat_interval_s: float = Field(5.0, gt=0)
     """Interval of the heartbeats that report the progress of running tasks, in seconds. Each heartbeat costs the
     Temporal server a write."""
@@ -131,6 +138,12 @@ class AgentConfig(BaseModel):
             raise ValueError(f"platform {self.platform!r}: must be one of {known}")
         if self.research_bytes_s >= self.link_bytes_s:
             raise ValueError(f"research_bytes_s {self.research_bytes_s:g}: must be less than link_bytes_s")
+        if self.isolation is not Isolation.NONE and os.geteuid() == 0 and not (self.tenant_uids or self.run_as):
+            raise ValueError(f"isolation {self.isolation}: an agent that runs as root needs tenant_uids or run_as")
+        if self.isolation is Isolation.USER and os.geteuid() != 0:
+            raise ValueError("isolation user: only an agent that runs as root can start tasks as another user")
+        for path in self.paths:
+            check_path(path)
         self.task_owner()
         self.owner_uid()
         return self

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from temporalio.client import Client
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
-from agent import records, scratch, sealed, tasks
+from agent import records, sealed, tasks
 from agent.activities import NodeActivities
 from agent.config import AgentConfig
 from agent.lending.lender import Lender
@@ -84,11 +84,10 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     # A separate executor, so that a bucket that does not respond cannot delay the start or stop of tasks.
     executor = ThreadPoolExecutor(4, thread_name_prefix="ship")
     shipping = Shipping(executor, config.output_bytes)
-    shared_tmp = await asyncio.to_thread(_why_shared_tmp, config)
-    stager = Stager(config, state, open_store, notices, private=shared_tmp is None)
+    stager = Stager(config, state, open_store, notices)
     locks = StartLocks()
     traffic = await asyncio.to_thread(_traffic, config)
-    lender = Lender(config, state, notices, locks, traffic, shared_tmp=shared_tmp)
+    lender = Lender(config, state, notices, locks, traffic)
     uplink = None if traffic is None else traffic.uplink
     activities = NodeActivities(config, state, stager, shipping, notices, lender, locks, uplink)
     tidying = asyncio.create_task(_tidy(config, state, lender))
@@ -242,16 +241,6 @@ def _traffic(config: AgentConfig) -> "MigrationTraffic | None":
     return open_traffic(config)
 
 
-def _why_shared_tmp(config: AgentConfig) -> str | None:
-    """Returns why tasks share the machine's `/tmp`, `/var/tmp` and `/dev/shm`; None: each attempt has its own."""
-    if not config.private_tmp:
-        return "tasks.private_tmp is false in the settings"
-    why = scratch.why_shared(str(config.state_dir.absolute() / "probe"))
-    if why is not None:
-        _log.warning("%s: tasks share /tmp, /var/tmp and /dev/shm, and their files there stay: %s", config.machine, why)
-    return why
-
-
 def _environ(config: AgentConfig) -> dict[str, str]:
     given = {} if config.notice_file is None else {"MIZZEN_NOTICE_FILE": str(config.notice_file)}
     return {**os.environ, **given}
@@ -276,7 +265,8 @@ async def _say_hello(client: Client, config: AgentConfig, state: StateFolder, le
         at_s=time.time(),
         taken=lender.lending.is_whole,
         withheld=lender.lending.withheld,
-        shared_tmp=lender.shared_tmp or "",
+        isolation=config.isolation.value,
+        isolation_why=config.isolation_why,
         word_at_s=lender.lending.said_at_s,
     )
     await client.start_workflow(

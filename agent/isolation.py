@@ -1,23 +1,31 @@
-"""Separate user ids for tenants: which files a tenant's tasks can access, and whether this machine supports it.
+"""Which mode of isolation a machine has (`domain.isolation`), and which files a tenant's tasks can access.
 
 If the agent runs as root, each tenant's tasks run with their own user id (`AgentConfig.tenant_uids`). They cannot read
 private files of the agent and the installation, or files of other tenants' tasks.
 """
 
 import contextlib
+import json
 import logging
 import os
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import mizzen
 from agent.launch import Owner
+from agent.sandbox_view import bubblewrap, check_path, existing, sandbox_command
+from agent.state import make_folder
 from agent.tasks import RunFolder
 from domain.ids import checkpoint_marker_key, checkpoint_prefix
+from domain.isolation import Isolation
 from domain.launch import LaunchDescription
+from infra.errors import ConfigurationError
 from mizzen.objects.disk import was_made
 
 TENANT_UIDS = (2_000_000, 100_000)
@@ -27,27 +35,51 @@ _PRIVATE_MODE = 0o700
 _warned: set[Path] = set()
 _log = logging.getLogger(__name__)
 _PROBE = """
-import os, sys
-root, uid, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-sys.path.insert(0, root)
-from agent.mount_view import enter_view, view_for
-view = view_for(uid, [folder, *sys.argv[4:]])
-if view:
-    enter_view(view)
-os.setgroups([]); os.setgid(uid); os.setuid(uid)
-os.stat(folder + "/.")
-os.execv(sys.executable, [sys.executable, "-I", "-c", "import mizzen"])
+import json, os, sys
+told = json.load(sys.stdin)
+sys.path.insert(0, told["agent"])
+from agent import sandbox, seccomp
+held = None
+if told["sandbox"] is not None:
+    held = sandbox.hold(**told["sandbox"])
+    held.fork_inside()
+pid = os.fork()
+if pid == 0:
+    if held is not None:
+        held.enter()
+    if told["uid"] is not None:
+        os.setgroups([]); os.setgid(told["uid"]); os.setuid(told["uid"])
+    if held is not None:
+        seccomp.restrict()
+    os.stat(told["folder"] + "/.")
+    os.execv(sys.executable, [sys.executable, "-I", "-c", "import mizzen; print('ok')"])
+os.waitpid(pid, 0)
+if held is not None:
+    held.release()
 """
+_PROBE_S = 60.0
 
 
-def needed_paths(launch: LaunchDescription, run: RunFolder) -> list[str]:
-    """Returns the folders that a task must be able to enter.
+def sandbox_of(
+    private: Path, launch: LaunchDescription, runs: Sequence[RunFolder], paths: Sequence[str], shm_bytes: int
+) -> dict[str, Any]:
+    """Returns the arguments of `agent.sandbox.hold` for the tasks `runs` of an attempt.
 
-    These are its own folder, those of Python and the SDK, and, if the bucket is a local folder, its checkpoints and
-    tables.
+    They see their own folders, those of Python and the SDK, `paths` (`AgentConfig.paths`), and, if the bucket is a
+    local folder, their checkpoints and tables. They can change only their working directories, reports and checkpoints.
+    `shm_bytes` is the size of `/dev/shm`; 0: half of the machine's memory.
     """
-    uris = [launch.checkpoint.uri, *launch.tables.values()]
-    return [*_python_paths(), str(run.path), *(str(path) for uri in uris if (path := _local(uri)) is not None)]
+    program = bubblewrap()
+    if program is None:
+        raise FileNotFoundError("bubblewrap is not installed any more")
+    listed = [check_path(path) for path in paths]
+    tables = [str(path) for uri in launch.tables.values() if (path := _local(uri)) is not None]
+    reads = [*_python_paths(), *tables, *(str(run.path) for run in runs), *(path for path, may in listed if not may)]
+    writes = [*(str(path) for run in runs for path in (run.work, run.report.parent)), *(p for p, may in listed if may)]
+    if (own := local_checkpoints(launch)) is not None:
+        writes.append(str(own))
+    command = sandbox_command(program, private, reads=existing(reads), writes=existing(writes), shm_bytes=shm_bytes)
+    return {"folder": str(private), "command": command}
 
 
 def local_checkpoints(launch: LaunchDescription) -> Path | None:
@@ -156,22 +188,67 @@ def _give(name: str, folder: int, owner: Owner) -> None:
         os.close(descriptor)
 
 
-def why_not_separate(state_dir: Path, uids: tuple[int, int] = TENANT_UIDS) -> str | None:
-    """Returns why this computer cannot run each tenant's tasks as a separate user, or None if it can.
+def choose(wanted: Isolation | None, state_dir: Path, *, uid: int | None, is_lent: bool) -> tuple[Isolation, str]:
+    """Returns the mode of a machine, and why it is not a stronger one (empty: it is the strongest, or the wanted one).
 
-    Starts a test process, which takes about 0.1 s.
+    Args:
+        wanted: the mode that the operator or owner has set; None: the strongest that the machine has.
+        state_dir: the folder of the agent's state.
+        uid: a user id for tasks, if the agent runs as root; None: tasks run as the agent's user.
+        is_lent: whether the machine has an owner; it then has at least a sandbox, unless `wanted` says less.
+
+    Raises:
+        ConfigurationError: the machine does not have the wanted mode, or a lent one has no sandbox.
     """
-    if os.geteuid() != 0:
-        return "mizzen does not run as root"
-    state_dir.mkdir(parents=True, exist_ok=True)
-    code = ["-I", "-c", _PROBE, str(Path(__file__).parents[1]), str(sum(uids) - 1), str(state_dir.resolve())]
-    done = subprocess.run(
-        [sys.executable, *code, *_python_paths()], capture_output=True, text=True, errors="replace", check=False
-    )
-    if done.returncode == 0:
+    why = ""
+    for mode in [wanted] if wanted is not None else sorted(Isolation, key=lambda mode: -mode.rank):
+        reason = why_not(mode, state_dir, uid)
+        if reason is None:
+            return mode, why
+        why = f"{why}; {reason}" if why else reason
+        if wanted is not None:
+            raise ConfigurationError(f"isolation {wanted}: not possible on this machine: {why}")
+        if is_lent:
+            raise ConfigurationError(
+                f"isolation: a lent machine needs a sandbox, which is not possible here: {why}. To lend it without,"
+                f" set isolation to {Isolation.USER} or {Isolation.NONE}"
+            )
+    raise AssertionError("every machine has the mode none")
+
+
+@cache
+def why_not(mode: Isolation, state_dir: Path, uid: int | None) -> str | None:
+    """Returns why this computer does not have a mode of isolation, or None if it has. Takes about 0.2 s.
+
+    Starts a test process. `uid` has the meaning of that of `choose`.
+    """
+    if mode is Isolation.NONE:
         return None
-    said = done.stderr.strip().splitlines()
-    return f"another user cannot run {sys.executable} here ({said[-1] if said else f'status {done.returncode}'})"
+    if mode is Isolation.USER and os.geteuid() != 0:
+        return "mizzen does not run as root"
+    make_folder(state_dir)
+    folder, held = state_dir.resolve(), None
+    if mode is Isolation.SANDBOX:
+        program = bubblewrap()
+        if program is None:
+            return "bubblewrap is not installed"
+        private = folder / f"probe.{os.getpid()}"
+        command = sandbox_command(program, private, reads=[*_python_paths(), str(folder)], writes=[])
+        held = {"folder": str(private), "command": command}
+    told = {"agent": str(Path(__file__).parents[1]), "sandbox": held, "uid": uid, "folder": str(folder)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _PROBE], input=json.dumps(told), capture_output=True, text=True,
+            errors="replace", check=False, timeout=_PROBE_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"a test of mode {mode} did not end within {_PROBE_S:g} s"
+    if done.stdout.strip() == "ok":
+        return None
+    said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+    if mode is Isolation.SANDBOX:
+        return f"this machine does not allow sandboxes ({said})"
+    return f"another user cannot run {sys.executable} here ({said})"
 
 
 def _python_paths() -> list[str]:

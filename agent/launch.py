@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,8 @@ class TaskLaunch:
     """Path of a cgroup v2 through which all processes of the task can be killed at once, if there is one."""
     limits: tuple[str, ...] = ()
     """Paths of cgroups with limits or with a port map. The task does not run if it cannot join them."""
-    view: Mapping[str, list[str]] = field(default_factory=dict)
-    """Folders that the task's user may not enter, each with the paths below it that the task can see (`mount_view`)."""
-    scratch: str | None = None
-    """Folder of the attempt's private `/tmp`, `/var/tmp` and `/dev/shm` (`agent.scratch`); None: the machine's."""
-    scratch_paths: tuple[str, ...] = ()
-    """Paths below these folders that the task needs."""
+    sandbox: Mapping[str, Any] | None = None
+    """Arguments of `agent.sandbox.hold`; None: the task runs without a sandbox."""
     setup: tuple[str, ...] | None = None
     """Command that runs before `argv`, once; None: there is none."""
 

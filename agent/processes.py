@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from agent import scratch, shim
+from agent import sandbox, shim
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ _SHIM = "mizzen-shim"
 def end_tasks(folder: Path) -> None:
     """Gives the tasks of a state folder their notice, and kills what is left of them and of their shims.
 
-    `folder` is its present path (`StateFolder.place`). Then removes what is still mounted below it.
+    `folder` is its present path (`StateFolder.place`). Then removes the folders of their sandboxes.
     """
     shims = _shims(folder)
     for one in shims:
@@ -116,7 +116,7 @@ def end_tasks(folder: Path) -> None:
     kill_until_gone(lambda: {pid for pid, stat in shim.process_table().items() if tree.get(pid) == stat[2]})
     for private in folder.glob("runs/*/private"):
         with contextlib.suppress(OSError):
-            scratch.clear(str(private))
+            sandbox.clear(str(private))
 
 
 def _pids(shims: list[ProcessIdentity]) -> set[int]:

@@ -1,8 +1,9 @@
 """The shim: a small parent process of each task, which outlives the agent and records the task's exit status.
 
 The agent's zygote (`agent.zygote`) forks the shim, in its own session. The launch arrives through a pipe, so that no
-secret is written to a disk. Uses only the standard library, `records`, `cgroups`, `scratch`,
-`termination` and `view`.
+secret is written to a disk. Uses only the standard library and modules of the agent that do so. With a sandbox, the
+shim is in the PID namespace of its task (`agent.sandbox`), so that it adopts what the task leaves, and sees only
+processes of the attempt; the pids in its files are those of the machine.
 In FOLDER the shim
 
 - holds `lock` (flock) while it lives;
@@ -32,9 +33,9 @@ from functools import cache
 from typing import Any, NoReturn
 
 from agent.cgroups import join, kill_cgroup, memory_use, processes_in, remove_cgroup
-from agent.mount_view import enter_view
 from agent.records import reserve, write_durably, write_reserved
-from agent.scratch import enter, hold, release
+from agent.sandbox import Sandbox, hold
+from agent.seccomp import restrict
 from agent.termination import SETUP, TaskNotice, read_processes
 
 PID_FILE = "pid.json"
@@ -69,23 +70,23 @@ def boot_time_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def process_stat(pid: int) -> tuple[str, int, int] | None:
+def process_stat(pid: int, proc: str = "/proc") -> tuple[str, int, int] | None:
     """Returns state letter, parent pid and start time (clock ticks since boot, field 22 of `stat`) of a process.
 
-    Returns None if the process does not exist.
+    Returns None if the process does not exist. `proc` is `/proc` as the PID namespace sees it to which `pid` belongs.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(f"{proc}/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
     return fields[0].decode(), int(fields[1]), int(fields[19])
 
 
-def process_table() -> dict[int, tuple[str, int, int]]:
+def process_table(proc: str = "/proc") -> dict[int, tuple[str, int, int]]:
     """Returns `process_stat` of every process, by pid."""
-    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    return {pid: stat for pid in pids if (stat := process_stat(pid)) is not None}
+    pids = (int(name) for name in os.listdir(proc) if name.isdigit())
+    return {pid: stat for pid in pids if (stat := process_stat(pid, proc)) is not None}
 
 
 def descendants(roots: set[int], table: dict[int, tuple[str, int, int]] | None = None) -> set[int]:
@@ -108,30 +109,38 @@ def die_with_parent(signum: int = signal.SIGKILL) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 
-def _become_task(launch: dict[str, Any], shim: int, output: int, gate: int) -> NoReturn:
-    """Runs in the forked child: waits until the shim has recorded the task, then executes the task's command."""
+def _become_task(
+    launch: dict[str, Any], shim: int, output: int, gate: tuple[int, int], sandbox: Sandbox | None
+) -> NoReturn:
+    """Runs in the forked child: waits until the shim has recorded the task, then executes the task's command.
+
+    `gate` has the descriptors that say so, and to which this process writes its pid on the machine.
+    """
     try:
         os.setsid()
+        os.write(gate[1], os.readlink("/proc/self").encode())
+        os.close(gate[1])
         os.dup2(output, 1)
         os.dup2(output, 2)
         join(launch["limits"])
         if launch["cgroup"] is not None:
             with contextlib.suppress(OSError):  # Without the cgroup, the shim finds processes by the process tree.
                 join([launch["cgroup"]])
-        if os.read(gate, 1) != b"x":
+        if os.read(gate[0], 1) != b"x":
             os._exit(CANNOT_RUN)
         os.umask(0o022)
         # Opened as the agent's user, so the setup script and the command cannot write to this file.
         begun = None if launch["setup"] is None else _open_begun(launch["begun"])
-        if launch["scratch"] is not None:
-            enter(launch["scratch"], launch["scratch_paths"])
-        if launch["view"]:
-            enter_view(launch["view"])
         if launch["uid"] is not None:
             os.fchown(1, launch["uid"], launch["gid"])
+        if sandbox is not None:
+            sandbox.enter()
+        if launch["uid"] is not None:
             os.setgroups(launch["groups"])
             os.setgid(launch["gid"])
             os.setuid(launch["uid"])
+        if sandbox is not None:
+            restrict()
         die_with_parent()  # After setuid, which clears it.
         if os.getppid() != shim:
             os._exit(CANNOT_RUN)
@@ -193,10 +202,11 @@ def begun_at_s(path: str) -> float | None:
 class _Task:
     """The running task, as its shim tracks it."""
 
-    def __init__(self, folder: str, launch: dict[str, Any], pid: int) -> None:
+    def __init__(self, folder: str, launch: dict[str, Any], pid: int, proc: str) -> None:
         self.folder = folder
         self.launch = launch
         self.pid = pid
+        self.proc = proc
         self.status: int | None = None
         """Wait status of the task's first process (`os.waitpid`), or None while it runs."""
         self.ended: dict[int, int] = {}
@@ -229,7 +239,7 @@ class _Task:
         for _ in range(_TABLES):
             if not self.reap():
                 break
-            table = process_table()
+            table = process_table(self.proc)
             found = {pid for pid in descendants({os.getpid()}, table) if table[pid][0] not in "ZX"}
             if found:
                 return found
@@ -249,7 +259,7 @@ class _Task:
 
     def pass_on(self) -> None:
         """Sends SIGTERM to the processes of the task that are due to get it (`agent.termination`)."""
-        living = read_processes(descendants({os.getpid()}))
+        living = read_processes(descendants({os.getpid()}, process_table(self.proc)), self.proc)
         if self.given is None:
             self.given = TaskNotice(self.pid, boot_time_s())
         assert self.deadline_s is not None
@@ -322,24 +332,29 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     # Reserved before the task starts, so that both files can be written even if the disk is full later.
     for name in (EXIT_FILE, STOP_FILE):
         reserve(f"{folder}/{name}")
+    defaults: dict[str, Any] = {"limits": [], "setup": None, "sandbox": None}
+    launch = {**defaults, "begun": f"{folder}/{BEGUN_FILE}", **launch}
+    sandbox = None if launch["sandbox"] is None else hold(**launch["sandbox"])
+    if sandbox is not None:
+        sandbox.fork_inside()
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    shim = os.getpid()
-    defaults: dict[str, Any] = {"limits": [], "view": {}, "setup": None, "scratch": None}
-    launch = {**defaults, "begun": f"{folder}/{BEGUN_FILE}", **launch}
-    scratch = None if launch["scratch"] is None else hold(launch["scratch"])
     output = os.open(launch["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    shim = os.getpid()
     gate, opener = os.pipe()
+    told, telling = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(opener)
         os.close(started)
-        _become_task(launch, shim, output, gate)
-    os.close(gate)
-    os.close(output)
-    identities = {"shim": shim, "task": pid}
+        _become_task(launch, shim, output, (gate, telling), sandbox)
+    for descriptor in (gate, output, telling):
+        os.close(descriptor)
+    # In a PID namespace, `getpid` and `fork` return other numbers than those of the machine.
+    identities = {"shim": int(os.readlink("/proc/self")), "task": int(os.read(told, 16) or 0)}
+    os.close(told)
     body: dict[str, Any] = {"boot_id": boot_id(), "started_at_s": time.time(), "cgroup": launch["cgroup"]}
     body["limits"] = launch["limits"]
     for name, number in identities.items():
@@ -350,7 +365,7 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     os.close(opener)
     os.close(started)
     launch.pop("env")  # Do not keep secrets in memory.
-    task = _Task(folder, launch, pid)
+    task = _Task(folder, launch, pid, "/proc" if sandbox is None else sandbox.proc)
     task.wait()
     task.kill()
     task.reap()
@@ -373,8 +388,8 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
         except OSError as error:  # The agent waits for the status while this process lives, so retrying is safe.
             print(f"the exit status {exited} cannot be written yet, retrying: {error}", file=sys.stderr, flush=True)
             time.sleep(_WRITE_AGAIN_S)
-    if scratch is not None:  # After the status, because large folders take long.
-        release(scratch, launch["scratch"])
+    if sandbox is not None:  # After the status, because large folders take long.
+        sandbox.release()
 
 
 def main(folder: str, launch: dict[str, Any], started: int) -> None:

@@ -12,18 +12,17 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from agent.cgroups import TaskLimits, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
-from agent.isolation import check_store, give_bucket, give_store, local_checkpoints, needed_paths
+from agent.isolation import check_store, give_bucket, give_store, local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command
 from agent.logs import Masker
-from agent.mount_view import view_for
 from agent.notices import MachineNotices
 from agent.ports import NoFreePort, PortTaken
-from agent.scratch import hidden
 from agent.sealed import Secrets, unseal
 from agent.state import AttemptFolder, StateFolder, make_folder
 from agent.stores import WrongStore, check_remote, remote_store
@@ -31,6 +30,7 @@ from agent.task_readiness import open_port
 from agent.tasks import RunFolder, private
 from agent.unpack import fill_workdir
 from domain.ids import archive_key
+from domain.isolation import Isolation
 from domain.launch import LaunchDescription, TaskPlace
 from infra.archives import BadArchive
 from mizzen.objects import MissingObject, ObjectStore
@@ -108,11 +108,7 @@ class Stager:
         state: StateFolder,
         open_bucket: Callable[[str], ObjectStore],
         notices: MachineNotices,
-        *,
-        private: bool = False,
     ) -> None:
-        """`private`: each attempt has its own `/tmp`, `/var/tmp` and `/dev/shm` (`agent.scratch`)."""
-        self._private = private
         self._config = config
         self._notices = notices
         self._state = state
@@ -253,11 +249,6 @@ class Stager:
             port=port,
         )
         owner = self._owner(staged)
-        needed = needed_paths(staged.launch, run)
-        own = local_checkpoints(staged.launch)
-        if self._private and owner is None and own is not None:
-            own.mkdir(parents=True, exist_ok=True)  # A task could create it only where it is private.
-        below = hidden(needed) if self._private else []
         search = f"{env['PATH']}:{DEFAULT_PATH}"
         return TaskLaunch(
             argv=job.argv if job.script is None else script_command(job.script, run.script, search),
@@ -268,11 +259,19 @@ class Stager:
             uid=owner.uid if owner else None,
             gid=owner.gid if owner else None,
             groups=owner.groups if owner else (),
-            view={} if owner is None else view_for(owner.uid, needed),
-            scratch=str(staged.folder.private) if self._private else None,
-            scratch_paths=tuple(below),
+            sandbox=self._sandbox(staged, owner),
             setup=None if job.setup is None else script_command(job.setup, run.setup_script, search),
         )
+
+    def _sandbox(self, staged: StagedAttempt, owner: Owner | None) -> dict[str, Any] | None:
+        """Returns the arguments for the sandbox of an attempt, which are the same for all its tasks."""
+        if self._config.isolation is not Isolation.SANDBOX:
+            return None
+        own = local_checkpoints(staged.launch)
+        if owner is None and own is not None:
+            own.mkdir(parents=True, exist_ok=True)  # A task could create it only in its sandbox.
+        shm_bytes = sum(place.memory_bytes for place in staged.places)
+        return sandbox_of(staged.folder.private, staged.launch, staged.runs, self._config.paths, shm_bytes)
 
     def _owner(self, staged: StagedAttempt) -> Owner | None:
         try:

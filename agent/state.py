@@ -10,7 +10,7 @@
     lending.json, owner.sock    what the owner of the machine lends, and the owner's socket (`agent.lending`)
     stopped/WORKLOAD            number of the workload's last stopped attempt; it and older attempts are refused
     outcomes/WORKLOAD.ATTEMPT.json     outcome of an attempt whose folder was removed (`agent.outcomes`)
-    runs/WORKLOAD.ATTEMPT/      one attempt: launch.json, bucket.json, ports.json, private/ (`agent.scratch`)
+    runs/WORKLOAD.ATTEMPT/      one attempt: launch.json, bucket.json, ports.json, private/ (`agent.sandbox`)
     runs/WORKLOAD.ATTEMPT/JOB.TASK/    one task (`agent.tasks.RunFolder`)
 
 JSON files are written atomically and synced.
@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from agent import records, scratch, sealed, shim, tasks
+from agent import records, sandbox, sealed, shim, tasks
 from agent.processes import ProcessIdentity
 from agent.tasks import RunFolder, TaskState
 from domain.launch import LaunchDescription
@@ -88,7 +88,7 @@ class AttemptFolder:
 
     @property
     def private(self) -> Path:
-        """The folder of the attempt's private `/tmp`, `/var/tmp` and `/dev/shm` (`agent.scratch`)."""
+        """The folder of the attempt's sandbox, with its `/tmp` and `/var/tmp` (`agent.sandbox`)."""
         return self.path / "private"
 
     def runs(self) -> list[RunFolder]:
@@ -107,7 +107,7 @@ class AttemptFolder:
 
     def remove(self) -> None:
         """Deletes the folder."""
-        scratch.clear(str(self.private))
+        sandbox.clear(str(self.private))
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -277,9 +277,9 @@ class StateFolder:
         self._ended.discard(attempt.key)
 
     def clear_private(self) -> None:
-        """Removes the private `/tmp` and others of attempts without a shim: shims that were killed have left them."""
+        """Removes the `/tmp` and others of attempts without a shim: shims that were killed have left them."""
         for attempt in self.attempts():
-            scratch.clear(str(attempt.private))
+            sandbox.clear(str(attempt.private))
 
     def is_started(self, attempt: AttemptFolder) -> bool:
         """Whether any task of the attempt was started, or was stopped before its start."""

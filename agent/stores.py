@@ -22,21 +22,28 @@ from domain.launch import LaunchDescription
 TIMEOUT_S = 60.0
 """How long the store may take to answer, with the retries of its client library."""
 _MESSAGE_CHARACTERS = 500
-# The first process prepares itself as the shim does, and is replaced by the second one with the task's environment.
+# The first process prepares a second one as the shim does, which gets the task's environment.
 _ENTER = """
 import json, os, sys
 told = json.load(sys.stdin)
 sys.path.insert(0, told["agent"])
 from agent.cgroups import join
-from agent.mount_view import enter_view
-if told["cgroup"] is not None:
-    join([told["cgroup"]])
-if told["view"]:
-    enter_view(told["view"])
-if told["uid"] is not None:
-    os.setgroups(told["groups"]); os.setgid(told["gid"]); os.setuid(told["uid"])
-os.chdir(told["cwd"])
-os.execve(sys.executable, [sys.executable, "-I", "-c", *told["then"]], told["env"])
+from agent.sandbox import hold
+held = None if told["sandbox"] is None else hold(**told["sandbox"])
+pid = os.fork()
+if pid == 0:
+    if told["cgroup"] is not None:
+        join([told["cgroup"]])
+    if held is not None:
+        held.enter_view()
+    if told["uid"] is not None:
+        os.setgroups(told["groups"]); os.setgid(told["gid"]); os.setuid(told["uid"])
+    os.chdir(told["cwd"])
+    os.execve(sys.executable, [sys.executable, "-I", "-c", *told["then"]], told["env"])
+status = os.waitpid(pid, 0)[1]
+if held is not None:
+    held.release()
+sys.exit(os.waitstatus_to_exitcode(status))
 """
 _LOOK = """
 import json, sys
@@ -86,7 +93,7 @@ def check_remote(url: str, workload_id: str, task: TaskLaunch, name: str | None)
     told = {
         "agent": str(Path(__file__).parents[1]),
         "cgroup": cgroup,
-        "view": task.view,
+        "sandbox": task.sandbox,
         "uid": task.uid,
         "gid": task.gid,
         "groups": list(task.groups),

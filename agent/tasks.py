@@ -28,7 +28,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
-from agent import cgroups, records, scratch, shim
+from agent import cgroups, records, sandbox, shim
 from agent.launch import TaskLaunch
 from agent.processes import ProcessIdentity, kill_until_gone, with_run_ids
 from agent.zygote_client import NoZygote, start_shim
@@ -328,7 +328,7 @@ def _sweep(run: RunFolder) -> None:
     kill_until_gone(lambda: with_run_ids({run.run_id}) | cgroups.processes_in(folders))
     for path in folders:
         cgroups.remove_cgroup(path)
-    scratch.clear(str(run.path.parent / "private"))
+    sandbox.clear(str(run.path.parent / "private"))
 
 
 def _write_exit(run: RunFolder, *, started: bool) -> None:

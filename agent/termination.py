@@ -64,12 +64,15 @@ class NoticeWait(Enum):
     """Until half of the grace period has passed."""
 
 
-def read_processes(pids: Iterable[int]) -> dict[int, ObservedProcess]:
-    """Returns the processes among `pids` that are alive, by pid."""
-    found = {pid: process for pid in pids if (process := _read(pid)) is not None}
+def read_processes(pids: Iterable[int], proc: str = "/proc") -> dict[int, ObservedProcess]:
+    """Returns the processes among `pids` that are alive, by pid.
+
+    `proc` is `/proc` as the PID namespace sees it to which `pids` belong.
+    """
+    found = {pid: process for pid in pids if (process := _read(f"{proc}/{pid}", pid)) is not None}
     pipes = {process.reads for process in found.values()} - {None}
     if pipes:
-        found = {pid: replace(process, writes=_written(pid) & pipes) for pid, process in found.items()}
+        found = {pid: replace(process, writes=_written(f"{proc}/{pid}") & pipes) for pid, process in found.items()}
     return found
 
 
@@ -240,11 +243,11 @@ def _by_notice(status: int) -> bool:
     return os.waitstatus_to_exitcode(status) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
-def _read(pid: int) -> ObservedProcess | None:
+def _read(folder: str, pid: int) -> ObservedProcess | None:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(f"{folder}/stat", "rb") as file:
             text = file.read()
-        with open(f"/proc/{pid}/status", "rb") as file:
+        with open(f"{folder}/status", "rb") as file:
             status = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
     except OSError:
         return None
@@ -254,7 +257,7 @@ def _read(pid: int) -> ObservedProcess | None:
     comm = text.partition(b"(")[2].rpartition(b")")[0].decode(errors="replace")
     caught, ignored = int(status.get(b"SigCgt", b"0"), 16), int(status.get(b"SigIgn", b"0"), 16)
     try:
-        stdin = os.readlink(f"/proc/{pid}/fd/0")
+        stdin = os.readlink(f"{folder}/fd/0")
     except OSError:
         stdin = ""
     return ObservedProcess(
@@ -262,17 +265,17 @@ def _read(pid: int) -> ObservedProcess | None:
         start=int(fields[19]),
         parent=int(fields[1]),
         group=int(fields[2]),
-        is_shell=comm == SETUP or _program(pid, comm) in _SHELLS,
+        is_shell=comm == SETUP or _program(folder, comm) in _SHELLS,
         catches=_has(caught, signal.SIGTERM),
         background=_has(ignored, signal.SIGINT) and _has(ignored, signal.SIGQUIT),
         reads=stdin if stdin.startswith("pipe:") else None,
     )
 
 
-def _program(pid: int, comm: str) -> str:
+def _program(folder: str, comm: str) -> str:
     """Returns the name of the program that a process runs. The name of a script hides that of its interpreter."""
     try:
-        name = os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)")
+        name = os.path.basename(os.readlink(f"{folder}/exe")).removesuffix(" (deleted)")
     except OSError:
         return comm
     return comm if name == "busybox" else name
@@ -282,12 +285,12 @@ def _has(signals: int, number: int) -> bool:
     return bool(signals >> number - 1 & 1)
 
 
-def _written(pid: int) -> frozenset[str]:
+def _written(folder: str) -> frozenset[str]:
     """Returns the pipes to which a process can write."""
     found = set()
     try:
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            path = f"/proc/{pid}/fd/{name}"
+        for name in os.listdir(f"{folder}/fd"):
+            path = f"{folder}/fd/{name}"
             if os.lstat(path).st_mode & 0o200 and (target := os.readlink(path)).startswith("pipe:"):
                 found.add(target)
     except OSError:

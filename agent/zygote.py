@@ -33,6 +33,7 @@ TITLE_ROOM = " " * 1024
 _MESSAGE_BYTES = 8192
 _DESCRIPTORS = 3
 _PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -44,6 +45,7 @@ def main() -> None:
     _entitle(f"mizzen zygote of agent {os.getppid()}", "mizzen-zygote", room)
     shim.boot_id()  # Cached here once for all shims.
     requests = socket.socket(fileno=0)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # Adopts the shims that continue in a PID namespace.
     signal.signal(signal.SIGCHLD, _bury)
     gc.collect()
     gc.freeze()  # The collector then does not write to shared pages, which would copy them in each fork.

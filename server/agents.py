@@ -4,7 +4,9 @@ import json
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ from pydantic import ValidationError
 from agent.config import AgentConfig
 from agent.fleet import end_machine, serve_many
 from agent.host import run_agent as run_one
-from agent.isolation import why_not_separate
+from agent.isolation import choose
 from agent.state import StateFolder, make_folder
 from capacity.providers.trace import open_clouds
 from domain.ids import INSTANCE_PREFIX, NAME_RULE, is_name, machine_id
+from domain.isolation import Isolation
 from domain.units import parse_size_bytes
 from infra.config.settings import Settings
 from infra.documents import problem_lines
@@ -25,6 +28,7 @@ from infra.machine_shape import MachineShape
 from infra.stack.embedded import MACHINE_KEYS
 from infra.stack.fleet import Fleet, load_fleet
 from infra.users import user_name
+from mizzen.cli.formats import plural
 
 _log = logging.getLogger(__name__)
 _FIRST_PORT = 20000
@@ -36,8 +40,8 @@ _OPTIONS = (
 )  # fmt: skip
 """Options of `mizzen agent` that are fields of `AgentConfig`."""
 _TASK_SETTINGS = (
-    "private_tmp", "keep_runs_s", "keep_at_most_s", "keep_free", "output_bytes", "keep_stopped_s", "processes_per_task",
-    "processes_per_cpu",
+    "keep_runs_s", "keep_at_most_s", "keep_free", "output_bytes", "keep_stopped_s", "processes_per_task",
+    "processes_per_cpu", "paths",
 )  # fmt: skip
 """Settings of `tasks:` that are fields of `AgentConfig`."""
 
@@ -55,16 +59,16 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
     """
     fleet = load_fleet(fleet_file)
     make_folder(settings.data_dir / "machines")
-    separate = _tenant_uids(settings, settings.data_dir / "machines")
+    _warn(fleet_isolation(settings, fleet, settings.data_dir).why_shared)
     buckets = {r.name: fleet.bucket_url(r, settings.data_dir) for r in fleet.regions}
     keys: dict[str, str] = json.loads((settings.data_dir / MACHINE_KEYS).read_text())
     configs = []
     for number, machine in enumerate(fleet.machines()):
         entry = machine["entry"]
         own = {"rack": entry.rack, "bucket_url": buckets[machine["region"]], "owner": entry.owner}
-        own |= {"machine_key": keys[machine["id"]]}
-        uids = None if entry.run_as else separate
-        configs.append(_config_here(settings, machine["id"], entry, number, uids, run_as=entry.run_as, **own))
+        own |= {"machine_key": keys[machine["id"]], "run_as": entry.run_as}
+        own |= _isolation(settings, machine["isolation"], settings.data_dir / "machines", entry.run_as, entry.owner)
+        configs.append(_config_here(settings, machine["id"], entry, number, **own))
     clouds = open_clouds(settings)
 
     def launched() -> list[AgentConfig]:
@@ -80,9 +84,10 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
                     "instance": one.instance.token,
                     "join_token": one.join_token,
                     "machine_key": one.machine_key,
+                    **_isolation(settings, None, settings.data_dir / "machines"),
                 }
                 shape = MachineShape.model_validate(one.shape)
-                found.append(_config_here(settings, one.machine, shape, number, separate, **own))
+                found.append(_config_here(settings, one.machine, shape, number, **own))
         return found
 
     try:
@@ -109,7 +114,6 @@ def _config_here(
     machine: str,
     shape: MachineShape,
     number: int,
-    tenant_uids: tuple[int, int] | None,
     **more: Any,
 ) -> AgentConfig:
     """Returns the configuration of a machine on this computer. `number`, unique to it, determines its ports."""
@@ -126,7 +130,7 @@ def _config_here(
         address="127.0.0.1",
         ports=(first, first + _PORTS_EACH - 1),
         state_dir=machine_state_dir(settings.data_dir, machine),
-        **_task_options(settings, tenant_uids),
+        **_task_options(settings),
         **more,
     )
 
@@ -149,6 +153,10 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
         memory = parse_size_bytes(options["memory"]) if options["memory"] else _memory_bytes()
     except ValueError as error:
         raise ConfigurationError(f"--memory: {options['memory']!r} {error}") from None
+    run_as, owner = options["run_as"], options["owner"]
+    isolation = _isolation(settings, options["isolation"], Path(options["state_dir"]), run_as, owner)
+    if isolation["isolation"] is Isolation.NONE and not run_as:
+        _warn(_why_shared(isolation["isolation_why"]))
     config = _config(
         **{option: options[option] for option in _OPTIONS},
         machine=machine_id(options["region"], options["cluster"], name),
@@ -159,46 +167,74 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
         link_bytes_s=options["link_mbit"] * 125_000,
         # A secret, so it is not passed as a flag, which other users can read, and not inherited by child processes.
         join_token=os.environ.pop("MIZZEN_JOIN_TOKEN", ""),
-        **_task_options(settings, None if options["run_as"] else _tenant_uids(settings, Path(options["state_dir"]))),
+        **_task_options(settings),
+        **isolation,
     )
     if options["rotate_key"]:
         StateFolder(config.state_dir).rotate_key()
     run_one(config, settings.temporal)
 
 
-def _task_options(settings: Settings, tenant_uids: tuple[int, int] | None) -> dict[str, Any]:
+def _task_options(settings: Settings) -> dict[str, Any]:
     same = {name: getattr(settings.tasks, name) for name in _TASK_SETTINGS}
-    return {**same, "cgroup": settings.tasks.limits, "tenant_uids": tenant_uids}
+    return {**same, "cgroup": settings.tasks.limits}
 
 
-def _tenant_uids(settings: Settings, folder: Path) -> tuple[int, int] | None:
-    """Returns the first user id and the number of user ids for the tasks of tenants.
+def _isolation(
+    settings: Settings, wanted: Isolation | None, folder: Path, run_as: str | None = None, owner: str | None = None
+) -> dict[str, Any]:
+    """Returns the fields of `AgentConfig` about the isolation of tasks. `wanted`: as the cluster or agent says it.
 
-    If the tasks run as the agent's user, it logs a warning and returns None.
+    Raises:
+        ConfigurationError: the machine does not have the wanted mode, or a lent one has no sandbox.
     """
-    shared = why_shared(settings, folder)
-    if shared is None:
-        return settings.tasks.first_uid, settings.tasks.uids
-    _log.warning("%s", shared)
-    return None
+    root, tasks = os.geteuid() == 0, settings.tasks
+    uid = tasks.first_uid + tasks.uids - 1 if root else None
+    mode, why = choose(wanted or tasks.isolation, folder, uid=uid, is_lent=owner is not None)
+    own = root and mode is not Isolation.NONE and run_as is None
+    uids = (tasks.first_uid, tasks.uids) if own else None
+    return {"isolation": mode, "isolation_why": why, "tenant_uids": uids}
 
 
-def why_users_are_shared(settings: Settings, fleet: Fleet, data_dir: Path) -> str | None:
-    """Returns `why_shared` for machines of a fleet without a user for tasks (`run_as`); None: they are separate."""
-    own = [machine for machine in fleet.machines() if machine["entry"].run_as is None]
-    return why_shared(settings, data_dir / "machines") if own else None
+@dataclass(frozen=True)
+class FleetIsolation:
+    """How the tasks on the machines of a fleet are separated."""
+
+    modes: dict[Isolation, int]
+    """Number of machines with each mode."""
+    why_shared: str | None
+    """One line: why tasks of all tenants run as the same user and are not separated, and a remedy. None: they are."""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{mode} on {plural(count, 'machine')}" for mode, count in sorted(self.modes.items()))
 
 
-def why_shared(settings: Settings, folder: Path) -> str | None:
-    """Returns one line: why tasks of all tenants run as the agent's user, and a remedy. None: they are separate."""
+def fleet_isolation(settings: Settings, fleet: Fleet, data_dir: Path) -> FleetIsolation:
+    """Returns how tasks are separated on the machines of a fleet, all of which are on this computer.
+
+    A machine with a user for its tasks (`run_as`) does not count for `why_shared`: its operator has decided it.
+
+    Raises:
+        ConfigurationError: a machine does not have the mode that the fleet file or the settings want.
+    """
+    modes, why_shared = Counter[Isolation](), None
+    for machine in fleet.machines():
+        entry = machine["entry"]
+        found = _isolation(settings, machine["isolation"], data_dir / "machines", entry.run_as, entry.owner)
+        modes[found["isolation"]] += 1
+        if found["isolation"] is Isolation.NONE and entry.run_as is None:
+            why_shared = _why_shared(found["isolation_why"])
+    return FleetIsolation(dict(modes), why_shared)
+
+
+def _why_shared(why: str) -> str:
     user = f"tasks of all tenants run as user {user_name(os.geteuid())} and can read all files of this user"
-    if not settings.tasks.separate_tenants:
-        return f"{user}: tasks.separate_tenants is false in the settings"
-    why = why_not_separate(folder, (settings.tasks.first_uid, settings.tasks.uids))
-    if why is None:
-        return None
-    what = "start mizzen as root, or" if os.geteuid() != 0 else "install mizzen where every user can read it, or"
-    return f"{user}: {why}; {what} set run_as for its machines"
+    return f"{user}: {why}; or set run_as for its machines" if why else f"{user}: isolation is none in the settings"
+
+
+def _warn(text: str | None) -> None:
+    if text is not None:
+        _log.warning("%s", text)
 
 
 def _config(**values: Any) -> AgentConfig:

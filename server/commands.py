@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from domain.isolation import Isolation
 from infra.errors import ConfigurationError, MizzenError, StackError
 from infra.memory import loading
 from infra.process_exit import end_process
@@ -167,6 +168,11 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
 @click.option("--address", default="127.0.0.1", show_default=True, help="Address for tasks on other machines.")
 @click.option("--ports", default="20000-20999", show_default=True, help="Range of ports of rendezvous and services.")
 @click.option("--run-as", help="User that runs the tasks (needs root).")
+@click.option(
+    "--isolation",
+    type=click.Choice(list(Isolation)),
+    help="How tasks are separated (default: `tasks.isolation` in the settings, else the strongest possible).",
+)
 @click.option("--owner", help="User who lends this machine, and may take it back with `mizzen reclaim`.")
 @click.option(
     "--owner-socket", type=click.Path(path_type=Path), help="The owner's socket (default: owner.sock in --state-dir)."

@@ -15,7 +15,7 @@ from infra.stack.fleet import Fleet, load_fleet
 from infra.stack.lock import data_folder
 from mizzen.cli.formats import plural
 from mizzen.objects.urls import check_url
-from server.agents import why_users_are_shared
+from server.agents import fleet_isolation
 
 
 def _say(line: str) -> None:
@@ -43,14 +43,16 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
     for number in stop_signals():
         loop.add_signal_handler(number, asked)
     with data_folder(settings.data_dir) as folder:
+        isolation = fleet_isolation(settings, fleet, folder)
         stack = EmbeddedStack(
             settings,
             fleet,
             folder,
             _say,
             forget_unreadable_secrets=forget_unreadable_secrets,
-            why_shared=why_users_are_shared(settings, fleet, folder),
+            why_shared=isolation.why_shared,
         )
+        _say(f"isolation of tasks: {isolation}")
         starting = asyncio.create_task(stack.start())
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(stack.supervisor.until_failed())

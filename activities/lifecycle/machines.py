@@ -83,7 +83,8 @@ class MachineActivities:
                 session.add(row)
             row.region, row.cluster, row.rack, row.gpu_type = hello.region, hello.cluster, hello.rack, hello.gpu_type
             row.incarnation, row.public_key, row.address = hello.incarnation, hello.public_key, hello.address
-            row.shared_tmp = hello.shared_tmp.replace("\0", "")[:_SHOWN] or None
+            row.isolation = hello.isolation
+            row.isolation_why = hello.isolation_why.replace("\0", "")[:_SHOWN] or None
             # `lost_at` stays until the machine is ready, so that a retried registration has the same result.
             given_up = rebooted or row.lost_at is not None
             if given_up and row.lost_at is None:

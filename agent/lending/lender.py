@@ -61,11 +61,7 @@ class Lender:
         traffic: "MigrationTraffic | None" = None,
         clock: Callable[[], float] = time.time,
         file: LendingFile | None = None,
-        *,
-        shared_tmp: str | None = None,
     ) -> None:
-        """`shared_tmp`: why tasks share the machine's `/tmp`, `/var/tmp` and `/dev/shm`; None: they are private."""
-        self.shared_tmp = shared_tmp
         self._config, self._notices = config, notices
         self._stopping = Stopping(config, state, locks)
         self._writing = threading.Lock()
@@ -251,7 +247,7 @@ class Lender:
             "running": running,
             "given_gpu_h": lending.given_gpu_s / 3600,
             "problem": self.problem,
-            "shared_tmp": self.shared_tmp,
+            "isolation": self._config.isolation.value,
             "now_s": now_s,
         }
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from signal import SIGTERM
 
-from agent import scratch, tasks
+from agent import sandbox, tasks
 from agent.config import AgentConfig
 from agent.locks import StartLocks
 from agent.processes import with_run_ids
@@ -97,7 +97,7 @@ class Stopping:
 
     def _is_clean(self) -> bool:
         ended = [one for one in self._state.attempts() if not any(_is_there(run) for run in one.runs())]
-        left = [folder for folder in ended if not scratch.clear(str(folder.private))]
+        left = [folder for folder in ended if not sandbox.clear(str(folder.private))]
         return not left
 
     async def _notify(self, folder: AttemptFolder, grace_s: float) -> None:

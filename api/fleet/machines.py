@@ -63,8 +63,9 @@ class MachineView(View):
     cordon: ReasonView | None = Field(description="Why nothing new is placed here")
     draining: bool
     failed_gangs: int = Field(description="Number of consecutive workloads that lost tasks or failed to start here")
-    shared_tmp: str | None = Field(
-        description="Why tasks share its /tmp, /var/tmp and /dev/shm; null: those of each attempt are private"
+    isolation: str = Field(description="How tasks are separated: `none`, `user` or `sandbox`", examples=["sandbox"])
+    isolation_why: str | None = Field(
+        description="Why it is not a stronger mode; null: it is the strongest, or was set"
     )
     address: str
     key: str = Field(description="Fingerprint of its public key")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from domain.isolation import Isolation
 from domain.task_reports import BandwidthReport, NoticeReport, NotReadyReport, TaskProgress
 
 DETACHED = "Detached"
@@ -150,8 +151,10 @@ class Hello:
     """Whether the owner has taken the whole machine back, now or from an announced time."""
     withheld: int = 0
     """Mask of the GPU slots that the owner has taken back while the rest of the machine is lent."""
-    shared_tmp: str = ""
-    """Why tasks on the machine share its `/tmp`, `/var/tmp` and `/dev/shm`; empty: each attempt has its own."""
+    isolation: str = Isolation.NONE.value
+    """How tasks on the machine are separated (`domain.isolation`)."""
+    isolation_why: str = ""
+    """Why the mode is not a stronger one; empty: it is the strongest, or was set."""
     word_at_s: float = 0.0
     """When the owner has last taken or lent something, according to the agent's record, by its own clock, in seconds
     since the epoch. 0: the record has no word, for example because the machine was set up again."""

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from domain.isolation import Isolation
 from infra.config.section import Section
 
 
@@ -177,11 +178,12 @@ class TaskSettings(Section):
     """Number of processes and threads that every task may have, whatever its resource request."""
     processes_per_cpu: int = Field(128, ge=0)
     """Number of processes and threads that a task may have in addition for each CPU that it requests."""
-    private_tmp: bool = True
-    """Whether the tasks of each attempt on a machine have a `/tmp`, `/var/tmp` and `/dev/shm` of their own, which are
-    removed at its end, if the agent may mount."""
-    separate_tenants: bool = True
-    """Whether each tenant's tasks run with their own user id, if the agent runs as root and `run_as` is not set."""
+    isolation: Isolation | None = None
+    """How tasks are separated on machines whose cluster or agent does not say it: `sandbox`, `user` or `none`. None:
+    the strongest that the machine has."""
+    paths: tuple[str, ...] = ()
+    """Folders and files of machines that tasks in a sandbox see, besides those of the system and their own. An entry
+    that ends with `:rw` may also be changed, as far as the tasks' user may."""
     first_uid: int = Field(2_000_000, gt=0)
     """First user id of the tenants' range: a tenant's user id is this plus the tenant's number. Must be the same on all
     machines that share a local folder as bucket."""

@@ -20,6 +20,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from domain.capacity import CapacityKind
+from domain.isolation import Isolation
 from domain.phases import Phase
 from domain.slots import MAX_SLOTS
 from infra.db.base import NOW, Base, Json
@@ -135,8 +136,10 @@ class Machine(Base):
     offered_at: Mapped[datetime | None]
     """When the machine first registered with `offered_key`."""
     address: Mapped[str]
-    shared_tmp: Mapped[str | None]
-    """Why tasks share the machine's `/tmp`, `/var/tmp` and `/dev/shm`; None: each attempt has its own."""
+    isolation: Mapped[str] = mapped_column(server_default=Isolation.NONE.value)
+    """How tasks on the machine are separated (`domain.isolation`)."""
+    isolation_why: Mapped[str | None]
+    """Why the mode is not a stronger one; None: it is the strongest, or was set."""
     registered_at: Mapped[datetime] = mapped_column(server_default=NOW)
     lost_at: Mapped[datetime | None]
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from domain.capacity import CapacityKind
 from domain.documents import DocumentPart, Name, RuleError
 from domain.ids import machine_id
+from domain.isolation import Isolation
 from infra.documents import read_document
 from infra.machine_shape import MachineShape
 
@@ -44,10 +45,12 @@ class ClusterEntry(DocumentPart):
     """URL of the store in which workloads that run there save checkpoints. None: the region's bucket."""
     link_mbit: float | None = Field(None, gt=0)
     """Bandwidth of the link to the other clusters of the region, in Mbit/s."""
+    isolation: Isolation | None = None
+    """How tasks are separated on its machines. None: as `tasks.isolation` in the settings says."""
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that are set, by column of `infra.db.models.Cluster`."""
-        return self.model_dump(mode="json", exclude={"name", "machines"}, exclude_none=True)
+        return self.model_dump(mode="json", exclude={"name", "machines", "isolation"}, exclude_none=True)
 
 
 class RegionEntry(DocumentPart):
@@ -77,7 +80,7 @@ class Fleet(DocumentPart):
         return self
 
     def machines(self) -> list[dict[str, Any]]:
-        """Returns id, region, cluster and entry of every machine."""
+        """Returns id, region, cluster, isolation and entry of every machine."""
         out = []
         for region in self.regions:
             for cluster in region.clusters:
@@ -90,6 +93,7 @@ class Fleet(DocumentPart):
                                 "id": machine_id(region.name, cluster.name, name),
                                 "region": region.name,
                                 "cluster": cluster.name,
+                                "isolation": cluster.isolation,
                                 "entry": entry,
                             }
                         )

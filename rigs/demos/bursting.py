@@ -72,7 +72,7 @@ def installation(folder: Path) -> Iterator[tuple[Up, Ec2]]:
         config = folder / "config.yaml"
         temporal = f"unix:{short_path(up.data / 'run') / 'temporal.sock'}"
         # As in the stack's own settings: tasks must be able to read the gate file in the folder of the test.
-        (folder / "agents.yaml").write_text("tasks: {separate_tenants: false, private_tmp: false}\n")
+        (folder / "agents.yaml").write_text("tasks: {isolation: none}\n")
         config.write_text(config.read_text() + settings(region, temporal, folder / "agents.yaml"))
         host = MotoHost(region, folder / "ec2")
         host.start()

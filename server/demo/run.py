@@ -23,7 +23,7 @@ from infra.stack.ports import free_port
 from infra.stack.supervisor import Child
 from mizzen.cli.formats import plural
 from mizzen.client import Client
-from server.agents import machine_state_dir, why_users_are_shared
+from server.agents import fleet_isolation, machine_state_dir
 from server.demo import checks, facts, report, scenario
 from server.demo.watch import EventPrinter
 
@@ -56,9 +56,14 @@ async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
     with data_folder(data_dir) as folder:
         _clear(folder)
         settings = _settings(folder)
-        why = why_users_are_shared(settings, scenario.FLEET, folder)
+        isolation = fleet_isolation(settings, scenario.FLEET, folder)
+        console.print(f"isolation of tasks: {isolation}", style="dim")
         stack = EmbeddedStack(
-            settings, scenario.FLEET, folder, lambda line: console.print(line, style="dim"), why_shared=why
+            settings,
+            scenario.FLEET,
+            folder,
+            lambda line: console.print(line, style="dim"),
+            why_shared=isolation.why_shared,
         )
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()

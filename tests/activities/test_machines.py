@@ -50,11 +50,11 @@ def test_a_new_machine(fleet: World) -> None:
     assert fleet.machines.register(hello) == welcome
 
 
-def test_why_tasks_share_temporary_folders(fleet: World) -> None:
-    """The reason of the last registration is stored; an agent that gives private folders takes it away."""
-    for told, stored in (("no mounts\0" + "x" * 999, "no mounts" + "x" * 191), ("", None)):
-        fleet.machines.register(fleet.hello(M, 4, shared_tmp=told))
-        assert _row(fleet).shared_tmp == stored
+def test_the_isolation_of_tasks(fleet: World) -> None:
+    """The mode of the last registration is stored, with the reason why it is not a stronger one."""
+    for mode, told, stored in (("user", "no mounts\0" + "x" * 999, "no mounts" + "x" * 191), ("sandbox", "", None)):
+        fleet.machines.register(fleet.hello(M, 4, isolation=mode, isolation_why=told))
+        assert (_row(fleet).isolation, _row(fleet).isolation_why) == (mode, stored)
 
 
 def test_an_agent_that_restarts_keeps_its_runs(fleet: World) -> None:

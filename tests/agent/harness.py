@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import TypeAdapter
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
@@ -23,9 +25,11 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from agent import shim, tasks
 from agent.config import AgentConfig
 from agent.host import serve
+from agent.isolation import TENANT_UIDS, choose, why_not
 from agent.launch import TaskLaunch
 from agent.tasks import RunFolder
 from domain.ids import CONTROL_QUEUE, launch_key, log_prefix
+from domain.isolation import Isolation
 from domain.launch import LaunchDescription
 from domain.protocol.activities import Activity
 from domain.protocol.machines import NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode
@@ -35,6 +39,21 @@ from infra.temporal_client import connect
 from mizzen.objects import open_store
 from tests.activities.temporal import end_all
 from tests.agent.calls import Call, CallWorkflow, HelloWorkflow
+
+
+def _mode() -> Isolation:
+    uid, asked = TENANT_UIDS[0] if os.geteuid() == 0 else None, os.environ.get("MIZZEN_TEST_ISOLATION")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o711)
+        if asked is None:
+            return choose(None, Path(folder), uid=uid, is_lent=False)[0]
+        if (why := why_not(Isolation(asked), Path(folder), uid)) is not None:
+            pytest.skip(why, allow_module_level=True)
+        return Isolation(asked)
+
+
+MODE = _mode()
+"""Mode of isolation of the machines in tests that do not name one: the strongest, or that of `make test-isolation`."""
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -181,6 +200,8 @@ class Lab:
         """Opens a lab whose workflows run in this process."""
         settings = TemporalSettings(address=address)
         client = await connect(settings)
+        if MODE is not Isolation.NONE:
+            folder.chmod(0o777)  # Tasks of other users write marks there.
         lab = cls(folder, settings, client, f"test-{uuid.uuid4().hex}")
         runner = UnsandboxedWorkflowRunner()
         async with (
@@ -207,7 +228,12 @@ class Lab:
             "address": "127.0.0.1",
             "ports": (21000, 21099),
             "state_dir": self.folder / "state" / name,
+            "isolation": MODE,
+            "paths": (f"{self.folder}:rw",) if MODE is Isolation.SANDBOX else (),
+            "tenant_uids": TENANT_UIDS if os.geteuid() == 0 and MODE is not Isolation.NONE else None,
         }
+        if "run_as" in changes:
+            base["tenant_uids"] = None
         return AgentConfig.model_validate(base | changes)
 
     @contextlib.asynccontextmanager

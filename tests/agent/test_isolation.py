@@ -19,9 +19,10 @@ from agent import tasks
 from agent.cgroups import CONTROLLERS, TaskLimits, limit, remove_cgroup
 from agent.config import AgentConfig
 from agent.intervals import write_interval
-from agent.isolation import TENANT_UIDS, why_not_separate
+from agent.isolation import TENANT_UIDS, why_not
 from agent.state import StateFolder
 from domain.ids import checkpoint_marker_key
+from domain.isolation import Isolation
 from domain.launch import LaunchDescription
 from domain.protocol.machines import NodeOutcome
 from mizzen.cadence.interval_file import SiteInterval
@@ -105,17 +106,24 @@ def test_a_limit_that_cannot_be_set_is_named(tmp_path: Path) -> None:
         assert not Path(path).exists()
 
 
-def tenants(lab: Lab) -> AgentConfig:
-    return lab.config(tenant_uids=TENANT_UIDS, bucket_url=lab.bucket_url)
+def tenants(lab: Lab, isolation: Isolation = Isolation.SANDBOX) -> AgentConfig:
+    return lab.config(tenant_uids=TENANT_UIDS, bucket_url=lab.bucket_url, isolation=isolation, paths=())
 
 
-@pytest.mark.parametrize("place", ["bucket", "store"])
-async def test_a_second_tenants_task_reads_no_key_and_nothing_of_another_tenant(open_lab: Lab, place: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "isolation"), [("bucket", Isolation.SANDBOX), ("store", Isolation.SANDBOX), ("store", Isolation.USER)]
+)
+async def test_a_second_tenants_task_reads_no_key_and_nothing_of_another_tenant(
+    open_lab: Lab, place: str, isolation: Isolation
+) -> None:
     """A task can read its own files, but no keys, launch files, or folders and checkpoints of other tenants.
 
-    Checkpoints are in the region's bucket, or in the store of the cluster.
+    Checkpoints are in the region's bucket, or in the store of the cluster. A sandbox also works below a folder that
+    only root may enter.
     """
-    lab, config = open_lab, tenants(open_lab)
+    lab, config = open_lab, tenants(open_lab, isolation)
+    if isolation is Isolation.USER:
+        lab.folder.chmod(0o711)
     (lab.folder / "operator.key").write_text("mzn_secret")
     (lab.folder / "operator.key").chmod(0o600)
     state = StateFolder(config.state_dir)
@@ -208,7 +216,7 @@ def _saving_in(checkpoints: Path, launch: LaunchDescription) -> LaunchDescriptio
 async def test_a_tasks_python_and_sdk_work_although_only_root_may_enter_their_folder(open_lab: Lab) -> None:
     """Python from a checkout that belongs to root runs as the tenant's user, which sees nothing else in that folder."""
     lab, config = open_lab, tenants(open_lab)
-    assert why_not_separate(config.state_dir) is None
+    assert why_not(Isolation.SANDBOX, config.state_dir, TENANT_UIDS[0]) is None
     code = "import json, os, mizzen; print(json.dumps([os.getuid(), sorted(os.listdir('/root'))]))"
     launch = description(lab.region, config, f'exec "$MIZZEN_PYTHON" -c "{code}"', tenant_number=7)
     lab.write(launch)

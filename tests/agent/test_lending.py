@@ -557,17 +557,16 @@ async def test_an_agent_without_its_state_folder_ends(lab: Lab, command: str) ->
 
     Also if its setting names the folder by a link, and the folder was moved. Nothing stays mounted.
     """
-    folder, link, saved = lab.folder / "real", lab.folder / "link", lab.folder / "bucket" / "saved"
-    for path in (folder, lab.folder / "aside", saved.parent):
+    folder, link, saved = lab.folder / "real", lab.folder / "link", lab.folder / "saved"
+    for path in (folder, lab.folder / "aside"):
         path.mkdir()
     link.symlink_to(folder)
     is_deleted = command == "rm -rf"
     used = folder if is_deleted else link
-    config = lab.config(gpus=2, gpu_type="g", owner=OWNER, state_dir=used, private_tmp=is_deleted)
+    config = lab.config(gpus=2, gpu_type="g", owner=OWNER, state_dir=used)
     # Opened before, because the deletion of the private /tmp also removes what is mounted in it for the task.
     saving = f"trap 'echo saved >&3; exit 0' TERM; exec 3> {saved}; while :; do sleep 0.05; done"
-    checkpoint = {"grace_s": 5, "keep": 2, "uri": lab.bucket_url}  # So that the task sees the bucket, below /tmp.
-    launch = description(lab.region, config, saving, checkpoint=checkpoint)
+    launch = description(lab.region, config, saving)
     other = description(lab.region, config, "sleep 600")
     for one in (launch, other):
         lab.write(one)
@@ -576,7 +575,6 @@ async def test_an_agent_without_its_state_folder_ends(lab: Lab, command: str) ->
     await lab.run(launch, config.machine)
     run = lab.folder_of(launch, config)
     await until_async(saved.exists)
-    # What is mounted cannot be deleted.
     subprocess.run([*command.split(), str(folder)], cwd=lab.folder, stderr=subprocess.DEVNULL, check=False)
     refused = await (await lab.run(other, config.machine)).failure()
     assert refused.type == "MachineFault" and "was deleted or replaced" in str(refused)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from agent.config import AgentConfig
-from agent.isolation import TENANT_UIDS, why_not_separate
 from bench import buckets
 from domain.ids import checkpoint_marker_key, checkpoint_prefix
 from domain.launch import LaunchDescription
@@ -36,10 +35,7 @@ def _launch(lab: Lab, config: AgentConfig, url: str, environ: dict[str, str]) ->
 
 
 def _config(lab: Lab) -> AgentConfig:
-    """With a user for each tenant where this computer supports it."""
-    if why_not_separate(lab.folder / "probe") is None:
-        return lab.config(tenant_uids=TENANT_UIDS, bucket_url=lab.bucket_url)
-    return lab.config()
+    return lab.config(bucket_url=lab.bucket_url)
 
 
 def _put_marker(

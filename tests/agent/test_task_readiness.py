@@ -21,6 +21,7 @@ from agent.port_maps import map_port
 from agent.ports import SERVING
 from agent.state import StateFolder
 from agent.tasks import TaskState
+from domain.isolation import Isolation
 from domain.launch import LaunchDescription
 from domain.protocol.activities import Activity
 from domain.protocol.machines import NodeOutcome, RunNode
@@ -367,7 +368,7 @@ async def test_a_privileged_port_of_another_user(temporal_address: str, request:
     request.addfinalizer(lambda: shutil.rmtree(root))
     root.chmod(0o755)
     async with Lab.open(root, temporal_address) as lab:
-        config = _quiet(lab.config(run_as="nobody"))
+        config = _quiet(lab.config(run_as="nobody", isolation=Isolation.SANDBOX))
         launch = _serving(lab, config, "id -un; exec $MIZZEN_PYTHON -I -S server.py", port=80)
         async with lab.agent(config):
             pending = await _run(lab, launch, config)

@@ -31,16 +31,18 @@ def test_operators_see_and_change_machines(as_operator: Service, capsys: Capture
     assert "a100 0/8" in capsys.readouterr().out
 
 
-def test_machines_say_why_tasks_share_their_folders(as_operator: Service, capsys: Capture) -> None:
-    """The list says which machines have private temporary folders, and why the others have none."""
+def test_machines_say_how_tasks_are_separated(as_operator: Service, capsys: Capture) -> None:
+    """The list has the mode of each machine, and why it is not a stronger one."""
     with transaction(as_operator.engine) as session:
-        session.get_one(Machine, "north/alpha/m1").shared_tmp = "no mounts"
+        machine = session.get_one(Machine, "north/alpha/m1")
+        machine.isolation, machine.isolation_why = "user", "no mounts"
     assert run(["machines", "list", "--region", "north"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert [line.split("shared: ")[1:] for line in shown if line.startswith("north/alpha/m1 ")] == [["no mounts"]]
-    assert all(line.endswith("private") for line in shown[1:] if not line.startswith("north/alpha/m1 "))
+    assert [line.split("user: ")[1:] for line in shown if line.startswith("north/alpha/m1 ")] == [["no mounts"]]
+    assert all(line.endswith("none") for line in shown[1:] if not line.startswith("north/alpha/m1 "))
     with transaction(as_operator.engine) as session:
-        session.get_one(Machine, "north/alpha/m1").shared_tmp = None
+        machine = session.get_one(Machine, "north/alpha/m1")
+        machine.isolation, machine.isolation_why = "none", None
 
 
 def test_operators_say_what_clusters_cost(as_operator: Service, capsys: Capture) -> None:

@@ -13,7 +13,6 @@ OTHERS = {
     "agent/isolation.py": "isolated",
     "agent/lending/owner_socket.py": "tells the owner's command the agent's own Python",
     "agent/network/shaping.py": "isolated",
-    "agent/scratch.py": "isolated",
     "agent/zygote_client.py": "isolated",
     "agent/stores.py": "isolated",
     "agent/staging.py": "MIZZEN_PYTHON of tasks",

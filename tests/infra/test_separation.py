@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
+from domain.isolation import Isolation
 from infra.config.scheduling import TaskSettings
 from infra.config.settings import Settings
 from infra.db.session import transaction
@@ -16,7 +17,7 @@ from infra.errors import ConfigurationError, StackError
 from infra.stack.embedded import EmbeddedStack, _until_done
 from infra.stack.fleet import DEFAULT_FLEET, Fleet
 from infra.stack.lock import data_folder
-from server.agents import why_users_are_shared
+from server.agents import fleet_isolation
 
 
 def test_a_new_data_folder_is_closed_and_one_that_exists_is_left(
@@ -37,10 +38,10 @@ def test_a_new_data_folder_is_closed_and_one_that_exists_is_left(
 def test_several_tenants_that_share_a_user_are_refused(tmp_path: Path, database: Engine) -> None:
     """A start with more than one tenant whose tasks run as the same user fails, unless the tenants trust each other."""
     url = database.url.render_as_string(hide_password=False)
-    settings = Settings(database=url, data_dir=tmp_path, tasks=TaskSettings(separate_tenants=False))
+    settings = Settings(database=url, data_dir=tmp_path, tasks=TaskSettings(isolation=Isolation.NONE))
 
     def stack(fleet: Fleet = DEFAULT_FLEET, **more: bool) -> EmbeddedStack:
-        why = why_users_are_shared(settings, fleet, tmp_path)
+        why = fleet_isolation(settings, fleet, tmp_path).why_shared
         return EmbeddedStack(settings.model_copy(update=more), fleet, tmp_path, print, why_shared=why)
 
     (tmp_path / "run").mkdir()

@@ -1,17 +1,21 @@
 """Attacks that a tenant's task runs: `attack.py TARGETS` prints a line of JSON for each, with what it got or why not.
 
 TARGETS is a JSON object: `data_dir` of the installation, its `api` (a URL), all TCP `ports` on which it listens, and
-`victim`, the pid of another tenant's
-task, with the folder `victim_folder` and the checkpoint `victim_checkpoint`.
+`victim`, the pid of another tenant's task, with its `victim_workload`, the folder `victim_folder`, the checkpoint
+`victim_checkpoint`, and what it shares (`tests/isolation/victim.py`).
 """
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import socket
+import stat
+import struct
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +24,7 @@ from typing import Any
 Targets = dict[str, Any]
 _ANSWERS_S = 3.0
 _PTRACE_ATTACH = 16
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Blocked(Exception):
@@ -133,8 +138,7 @@ def signals(targets: Targets) -> str:
 
 def ptrace(targets: Targets) -> str:
     """Attaches to another tenant's task as a debugger."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.ptrace(_PTRACE_ATTACH, targets["victim"], None, None) != 0:
+    if _libc.ptrace(_PTRACE_ATTACH, targets["victim"], None, None) != 0:
         raise Blocked(os.strerror(ctypes.get_errno()))
     return "attached"
 
@@ -153,6 +157,276 @@ def checkpoints_of_another_tenant(targets: Targets) -> str:
     except OSError as error:
         raise Blocked(str(error)) from None
     return f"{found}, and a file was written"
+
+
+def processes(targets: Targets) -> str:
+    """Lists processes that are not its own, with their command lines."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                command = (folder / "cmdline").read_bytes()
+                if targets["victim_workload"].encode() in command or b"mizzen up" in command:
+                    found.append(command.decode())
+    return _some(found, "no command line of others")
+
+
+def shared_memory(targets: Targets) -> str:
+    """Reads another tenant's POSIX and System V shared memory, both of which every user may read."""
+    found = []
+    with contextlib.suppress(OSError):
+        found.append(Path(f"/dev/shm/{targets['shm']}").read_text())
+    segment = _libc.shmget(targets["sysv"], 0, 0)
+    if segment >= 0:
+        found.append(f"segment {segment}")
+    return _some(found, "neither exists")
+
+
+def temporary_files(targets: Targets) -> str:
+    """Reads another tenant's file in /tmp that every user may read."""
+    return _readable([Path("/tmp") / targets["shm"]])
+
+
+def port_of_another_tenant(targets: Targets) -> str:
+    """Connects to a port of another tenant's task on loopback."""
+    try:
+        with socket.create_connection(("127.0.0.1", targets["victim_port"]), _ANSWERS_S) as client:
+            return client.recv(100).decode()
+    except OSError as error:
+        raise Blocked(str(error)) from None
+
+
+def abstract_socket(targets: Targets) -> str:
+    """Connects to another tenant's abstract socket, which has no file and no owner."""
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect("\0" + targets["shm"])
+            return client.recv(100).decode()
+        except OSError as error:
+            raise Blocked(str(error)) from None
+
+
+def tables_logs_and_launches(targets: Targets) -> str:
+    """Reads logs, launch descriptions and archives of all tenants in a bucket that is a local folder."""
+    found = []
+    for bucket in (Path(targets["data_dir"]) / "buckets").glob("*"):
+        for name in ("logs", "launches", "archives", "tetris"):
+            with contextlib.suppress(OSError):
+                found += [str(path) for path in (bucket / name).rglob("*") if path.is_file()]
+    return _some(found, "no file can be listed")
+
+
+def homes(targets: Targets) -> str:
+    """Lists homes of users of the machine. Python may be in one: what leads to it is not counted."""
+    found = []
+    for home in (Path("/root"), *Path("/home").glob("*")):
+        with contextlib.suppress(OSError):
+            found += [str(path) for path in home.iterdir() if not sys.base_prefix.startswith(str(path))]
+    return _some(found, "nothing can be listed")
+
+
+def change_the_system(targets: Targets) -> str:
+    """Creates files in folders of the system, and beside its working directory."""
+    found = []
+    for folder in ("/", "/usr", "/usr/bin", "/etc", "/opt", "/sys", "/dev", "/sys/fs/cgroup", Path.cwd().parent):
+        with contextlib.suppress(OSError):
+            (Path(folder) / "intruder").write_text("x")
+            found.append(str(folder))
+    return _some(found, "no folder can be changed")
+
+
+def kernel_settings(targets: Targets) -> str:
+    """Changes settings of the kernel through /proc and /sys."""
+    found = []
+    for name in (
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sysrq-trigger",
+        "/proc/sys/vm/drop_caches",
+        "/sys/power/state",
+    ):
+        with contextlib.suppress(OSError), open(name, "r+b"):
+            found.append(name)
+    return _some(found, "none can be opened")
+
+
+def limits_of_its_cgroup(targets: Targets) -> str:
+    """Raises its own limits, or leaves its cgroup."""
+    found = []
+    for folder, _, names in os.walk("/sys/fs/cgroup"):
+        for name in {"cgroup.procs", "memory.limit_in_bytes", "memory.max", "pids.max"} & set(names):
+            with contextlib.suppress(OSError), open(f"{folder}/{name}", "r+b"):
+                found.append(f"{folder}/{name}")
+    return _some(found[:3], "no file can be opened")
+
+
+def devices(targets: Targets) -> str:
+    """Opens disks, memory and the kernel's log, and makes a device."""
+    found = []
+    for path in (*Path("/dev").glob("[svx]d*"), *Path("/dev").glob("nvme*"), *map(Path, ("/dev/mem", "/dev/kmsg"))):
+        with contextlib.suppress(OSError), path.open("rb"):
+            found.append(str(path))
+    with contextlib.suppress(OSError):
+        os.mknod("disk", 0o600 | stat.S_IFBLK, os.makedev(254, 0))
+        found.append("mknod")
+    return _some(found, "none can be opened")
+
+
+def privileges(targets: Targets) -> str:
+    """Becomes root by set-user-id programs, which a task with no_new_privs cannot use."""
+    if "NoNewPrivs:\t1" in Path("/proc/self/status").read_text():
+        raise Blocked("no_new_privs")
+    return "set-user-id programs have an effect"
+
+
+def capabilities(targets: Targets) -> str:
+    """Uses capabilities: changes the user, the host name, the clock, the root folder, mounts, raw sockets."""
+    calls: dict[str, Callable[[], object]] = {
+        "setuid": lambda: os.setuid(0),
+        "sethostname": lambda: socket.sethostname("intruder"),
+        "clock": lambda: time.clock_settime(time.CLOCK_REALTIME, time.time()),
+        "chroot": lambda: os.chroot("."),
+        "mount": lambda: _check(_libc.mount(b"none", b"/tmp", b"tmpfs", 0, None)),
+        "raw socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1).close(),
+        "packet socket": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close(),
+        "priority": lambda: os.setpriority(os.PRIO_PROCESS, 0, -5),
+        "real time": lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)),
+        "reboot": lambda: _check(_libc.reboot(0)),
+    }
+    return _some(_succeeding(calls), f"{len(calls)} calls fail")
+
+
+def namespaces(targets: Targets) -> str:
+    """Makes a user namespace, in which it would have all capabilities, by each of the three calls, and joins others."""
+    new_user = 0x10000000
+    calls: dict[str, Callable[[], object]] = {
+        "unshare": lambda: _check(_libc.unshare(new_user)),
+        "clone": lambda: _check(_fork_with(_libc.syscall(56, new_user | signal.SIGCHLD, 0, 0, 0, 0))),
+        "clone3": lambda: _check(
+            _fork_with(_libc.syscall(435, struct.pack("<11Q", new_user, 0, 0, 0, signal.SIGCHLD, *[0] * 6), 88))
+        ),
+        "setns": lambda: _check(_libc.setns(os.open("/proc/1/ns/mnt", os.O_RDONLY), 0)),
+    }
+    return _some(_succeeding(calls), "each fails")
+
+
+def kernel_interfaces(targets: Targets) -> str:
+    """Uses keyrings, AF_VSOCK, eBPF, performance events, io_uring, page faults in user space and the kernel's log."""
+    calls: dict[str, Callable[[], object]] = {
+        "add_key": lambda: _check(_libc.syscall(248, b"user", b"intruder", b"x", 1, -3)),
+        "keyctl": lambda: _check(_libc.syscall(250, 0, -4, 0)),
+        "vsock": lambda: socket.socket(40, socket.SOCK_STREAM).close(),
+        "bpf": lambda: _check(_libc.syscall(321, 0, struct.pack("<IIIII", 1, 4, 4, 1, 0), 20)),
+        "perf_event_open": lambda: _check(_libc.syscall(298, struct.pack("<II104x", 1, 112), 0, -1, -1, 0)),
+        "io_uring": lambda: _check(_libc.syscall(425, 4, ctypes.create_string_buffer(120))),
+        "userfaultfd": lambda: _check(_libc.syscall(323, 1)),
+        "syslog": lambda: _check(_libc.syscall(103, 3, ctypes.create_string_buffer(100), 100)),
+    }
+    return _some(_succeeding(calls), "each fails")
+
+
+def its_supervisors(targets: Targets) -> str:
+    """Kills, debugs or looks into the first process that it sees, and its shim."""
+    shim, found = os.getppid(), []
+    for pid in {1, 2, shim}:
+        if b"mizzen" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            for name in ("root/.", "mem", "environ"):
+                with contextlib.suppress(OSError):
+                    os.close(os.open(f"/proc/{pid}/{name}", os.O_RDONLY))
+                    found.append(f"{pid}/{name}")
+    return _some(found, "neither can be read")
+
+
+def fork_bomb(targets: Targets) -> str:
+    """Starts processes until the kernel refuses; the limit is a few hundred."""
+    children = []
+    try:
+        while len(children) < 3000:
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(60)
+                os._exit(0)
+            children.append(pid)
+    except OSError as error:
+        raise Blocked(f"{len(children)} processes: {error}") from None
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return f"{len(children)} processes"
+
+
+def memory(targets: Targets) -> str:
+    """Takes 2 GiB of memory, in a child; the task asked for 512 MiB."""
+    pid = os.fork()
+    if pid == 0:
+        _first_to_be_killed()
+        block = bytearray(2 << 30)
+        os._exit(len(block) < 1)
+    status = os.waitpid(pid, 0)[1]
+    if os.WIFSIGNALED(status):
+        raise Blocked(f"signal {os.WTERMSIG(status)}")
+    return "2 GiB"
+
+
+def shared_memory_without_limit(targets: Targets) -> str:
+    """Fills /dev/shm beyond the memory of the task, in a child."""
+    pid = os.fork()
+    if pid == 0:
+        _first_to_be_killed()
+        try:
+            with open("/dev/shm/much", "wb") as file:
+                for _ in range(2048):
+                    file.write(bytes(1 << 20))
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    Path("/dev/shm/much").unlink(missing_ok=True)
+    if status != 0:
+        raise Blocked(f"status {status}")
+    return "2 GiB"
+
+
+def report_that_is_a_link(targets: Targets) -> str:
+    """Replaces its report by a link to the operator's key, and asks the API for what the agent has read."""
+    report = Path(os.environ["MIZZEN_REPORT"])
+    report.unlink(missing_ok=True)
+    report.symlink_to(Path(targets["data_dir"]) / "operator.key")
+    time.sleep(2)
+    os.kill(os.getpid(), 0)
+    report.unlink()
+    raise Blocked("the agent does not follow links: the test looks at what was reported")
+
+
+def _first_to_be_killed() -> None:
+    """Of the processes in the task's cgroup, if its memory is used up."""
+    Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _succeeding(calls: dict[str, Callable[[], object]]) -> list[str]:
+    found = []
+    for name, call in calls.items():
+        pid = os.fork()
+        if pid == 0:
+            try:
+                call()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        if os.waitpid(pid, 0)[1] == 0:
+            found.append(name)
+    return found
+
+
+def _fork_with(pid: int) -> int:
+    if pid == 0:
+        os._exit(0)
+    return pid
+
+
+def _check(result: int) -> None:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _readable(paths: list[Path]) -> str:
@@ -178,7 +452,10 @@ def _some(found: list[Any], otherwise: str) -> str:
 ATTACKS: tuple[Callable[[Targets], str], ...] = (
     temporal_by_port, temporal_by_socket, any_socket, postgres_by_port, keys_and_settings, listing_of_the_data_folder,
     api_without_a_key, environment_of_a_process, signals, ptrace, folder_of_another_tenant,
-    checkpoints_of_another_tenant,
+    checkpoints_of_another_tenant, processes, shared_memory, temporary_files, port_of_another_tenant, abstract_socket,
+    tables_logs_and_launches, homes, change_the_system, kernel_settings, limits_of_its_cgroup, devices, privileges,
+    capabilities, namespaces, kernel_interfaces, its_supervisors, fork_bomb, memory, shared_memory_without_limit,
+    report_that_is_a_link,
 )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ CONFIG = """
 scheduler: {{scan_interval_s: 5, min_runtime_s: 1, bid_timeout_s: 15}}
 lifecycle: {{heartbeat_timeout_s: 5, node_lost_after_s: {lost_s}, collect_interval_s: 1, lent_launch_s: 15}}
 # Tasks use files in the folder of the test, which no other user can access, and which may be below /tmp.
-tasks: {{separate_tenants: false, private_tmp: false}}
+tasks: {{isolation: none}}
 trust_tenants: true
 temporal: {{keep_closed_s: 100000}}
 """
@@ -296,13 +296,25 @@ class Up:
 
 BARE_UID = 2_345_678
 """A user that is a bare number, without an entry in passwd and without USER and HOME, as in many containers."""
-# Python may be below a folder that only root can enter: the process gets a view of it, as tasks do.
+# Python and the test's folder may be below folders that only root can enter: the process gets views of them with only
+# the paths that it needs.
 _BECOME = """
-import json, os, sys
+import json, os, subprocess, sys, tempfile
+from pathlib import Path
 told = json.loads(sys.argv[1])
-sys.path.insert(0, told["root"])
-from agent.mount_view import enter_view, view_for
-enter_view(view_for(told["uid"], told["paths"]))
+held, closed = {}, []
+for path in sorted(told["paths"]):
+    above = [folder for folder in list(map(str, Path(path).parents))[-2::-1] if not os.stat(folder).st_mode & 1]
+    if above:
+        closed += [above[0]] * (above[0] not in closed)
+        held[path] = tempfile.mkdtemp(dir="/run")
+        subprocess.run(["mount", "--bind", path, held[path]], check=True)
+for folder in closed:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", folder], check=True)
+for path, place in held.items():
+    os.makedirs(path)
+    subprocess.run(["mount", "--move", place, path], check=True)
+    os.rmdir(place)
 os.setgroups([]); os.setgid(told["uid"]); os.setuid(told["uid"])
 os.execve(told["argv"][0], told["argv"], told["env"])
 """
@@ -319,13 +331,13 @@ class BareUp(Up):
     def command(self) -> list[str]:
         """Returns the command line that becomes the user and then `mizzen up`."""
         told = {
-            "root": str(ROOT),
             "uid": BARE_UID,
             "paths": [str(ROOT), sys.prefix, sys.base_prefix, str(self.folder)],
             "argv": super().command(),
             "env": {"PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": str(self.folder / "cache")},
         }
-        return [sys.executable, "-I", "-c", _BECOME, json.dumps(told)]
+        private = ["unshare", "--mount", "--propagation", "slave"]
+        return [*private, sys.executable, "-I", "-c", _BECOME, json.dumps(told)]
 
     def start(self, machines: bool = True, timeout_s: float = 90.0) -> None:
         """Gives the user the folder, starts the stack and reads the ports that it took."""

@@ -25,7 +25,7 @@ CONFIG = """
 scheduler: {scan_interval_s: 5, min_runtime_s: 1, bid_timeout_s: 15}
 lifecycle: {heartbeat_timeout_s: 4, node_lost_after_s: 15, collect_interval_s: 1}
 reconcile: {interval_s: 1, disagree_s: 3, singletons_s: 1}
-tasks: {separate_tenants: false, private_tmp: false}
+tasks: {isolation: none}
 trust_tenants: true
 """
 

@@ -43,7 +43,7 @@ class Campus:
     def __init__(self, stack: Up, folder: Path) -> None:
         self._stack, self._folder = stack, folder
         self._tls, self._port = certificate(folder), free_port()
-        (folder / "agent.yaml").write_text("tasks: {separate_tenants: false, private_tmp: false}\n")
+        (folder / "agent.yaml").write_text("tasks: {isolation: none}\n")
 
     def gateway(self) -> list[str]:
         """Returns the command of the gateway."""

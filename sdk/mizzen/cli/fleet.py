@@ -90,9 +90,9 @@ def _why_closed(machine: Mapping[str, Any]) -> str | None:
     return formats.reason(machine["cordon"])
 
 
-def _tmp(machine: Mapping[str, Any]) -> str:
-    why = machine.get("shared_tmp")
-    return f"shared: {why}" if why else "private"
+def _isolation(machine: Mapping[str, Any]) -> str:
+    why = machine["isolation_why"]
+    return f"{machine['isolation']}: {why}" if why else str(machine["isolation"])
 
 
 _MACHINE_COLUMNS = (
@@ -104,7 +104,7 @@ _MACHINE_COLUMNS = (
     Column("RACK", lambda m: m["rack"], wide=True),
     Column("ADDRESS", lambda m: m["address"], wide=True),
     Column("REASON", _why_closed, drop=1, flexible=True),
-    Column("/TMP", _tmp, drop=4, flexible=True),
+    Column("ISOLATION", _isolation, drop=4, flexible=True),
 )
 
 

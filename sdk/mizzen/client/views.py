@@ -561,8 +561,10 @@ class Machine(TypedDict):
     draining: bool
     failed_gangs: int
     """Number of consecutive workloads that lost tasks or failed to start here."""
-    shared_tmp: str | None
-    """Why tasks share its /tmp, /var/tmp and /dev/shm; None: those of each attempt are private."""
+    isolation: str
+    """How tasks are separated: `none`, `user` or `sandbox`."""
+    isolation_why: str | None
+    """Why it is not a stronger mode; None: it is the strongest, or was set."""
     address: str
     key: str
     """Fingerprint of its public key."""

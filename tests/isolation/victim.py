@@ -1,0 +1,46 @@
+"""The task of another tenant that is attacked: it shares all that a careless program would, and waits.
+
+`victim.py NAME PORT KEY` serves on PORT and on the abstract socket NAME, and writes NAME in `/dev/shm` and `/tmp` and a
+System V segment KEY, all of which every user may read.
+"""
+
+import contextlib
+import ctypes
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from threading import Thread
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def serve(listening: socket.socket) -> None:
+    """Answers each connection with a secret."""
+    while True:
+        with contextlib.suppress(OSError), listening.accept()[0] as client:
+            client.sendall(b"secret")
+
+
+def main() -> None:
+    """Shares everything, and sleeps."""
+    name, port, key = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    Path("private.txt").write_text("mine")
+    checkpoint = os.environ["MIZZEN_CHECKPOINT_URI"].removeprefix("file://")
+    Path(checkpoint).mkdir(parents=True, exist_ok=True)
+    os.umask(0)
+    for folder in ("/dev/shm", "/tmp"):
+        Path(folder, name).write_text("secret")
+    assert _libc.shmget(key, 4096, 0o1666) >= 0
+    abstract = socket.socket(socket.AF_UNIX)
+    abstract.bind("\0" + name)
+    abstract.listen()
+    Thread(target=serve, args=(abstract,), daemon=True).start()
+    Thread(target=serve, args=(socket.create_server(("127.0.0.1", port)),), daemon=True).start()
+    Path("ready").touch()
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    main()
