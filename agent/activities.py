@@ -200,6 +200,15 @@ class NodeActivities:
             what = "the machine" if self._lender.lending.is_whole else "GPUs of the machine"
             raise refusal(LaunchError.TAKEN_BACK, f"the owner of {self._config.machine} has taken {what} back")
 
+    def _refuse_open(self, staged: StagedAttempt) -> None:
+        """Refuses to start tasks with less isolation than they require: the mode was another one at their placement."""
+        own, required = self._config.isolation, staged.launch.isolation
+        if own.rank < required.rank and not self._state.is_started(staged.folder):
+            message = (
+                f"isolation {own} of {self._config.machine} is weaker than {required}, which the workload requires"
+            )
+            raise refusal(LaunchError.MACHINE_FAULT, message, final=True)
+
     @contextlib.contextmanager
     def _judging(self, request: PrepareNode | RunNode) -> Iterator[None]:
         """Converts exceptions to launch errors (`domain.blame`).
@@ -238,6 +247,7 @@ class NodeActivities:
                 request.bucket_url,
                 request.launch_sha256,
             )
+            self._refuse_open(staged)
             return staged, {} if request.leads_jobs is None else self._reserve(staged, request.leads_jobs)
 
         return await asyncio.to_thread(stage)

@@ -45,6 +45,7 @@ SUITES = {
     "reclaim-now": "reclaim_now",
     "killswitch": "killswitch",
     "shaping": "shaping",
+    "task-start": "task_start",
     "memory": "memory",
 }
 """Module of each suite, in the order of execution."""

@@ -7,6 +7,7 @@ from math import inf
 from typing import Any
 
 from domain.capacity import USUAL
+from domain.isolation import Isolation
 from domain.scheduling import JobRequest
 
 
@@ -20,6 +21,8 @@ class WorkloadDemand:
     """Regions in which the workload may run; None: all."""
     excluded: frozenset[str] = frozenset()
     max_runtime_s: float = inf
+    isolation: Isolation = Isolation.NONE
+    """The weakest mode of isolation that its document allows; its tenant may require a stronger one."""
 
     def allows_region(self, region: str) -> bool:
         """Returns whether the user allows the workload to run in `region`."""
@@ -46,4 +49,5 @@ def demand_of(text: str) -> WorkloadDemand:
         None if allowed is None else frozenset(allowed),
         frozenset(body.get("excluded", ())),
         float(body.get("max_runtime_s", inf)),
+        Isolation(body.get("isolation", Isolation.NONE)),
     )

@@ -17,3 +17,10 @@ class Isolation(StrEnum):
     def rank(self) -> int:
         """Position in the order of modes: a machine meets a minimum if its mode's rank is not lower."""
         return list(Isolation).index(self)
+
+
+def strongest(*modes: str | None) -> Isolation:
+    """Returns the strongest of `modes`; None requires nothing."""
+    return max(
+        (Isolation(mode) for mode in modes if mode is not None), key=lambda mode: mode.rank, default=Isolation.NONE
+    )

@@ -11,6 +11,7 @@ from typing import Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from domain.ids import NAME_PATTERN, TABLE_RULE, is_name, is_table_name
+from domain.isolation import Isolation
 from domain.serving_spec import ServingSpec
 from domain.spec import TaskSpec
 
@@ -102,6 +103,8 @@ class LaunchDescription(_Frozen):
     logs: LogLaunch = LogLaunch()
     jobs: dict[str, JobLaunch]
     tasks: tuple[TaskPlace, ...]
+    isolation: Isolation = Isolation.NONE
+    """The weakest mode of isolation in which agents start the tasks."""
     keep_s: float | None = None
     """How long the agents keep the tasks' working directories after the end of the attempt, in seconds; None: by their
     own setting."""

@@ -32,6 +32,7 @@ class ReasonCode(StrEnum):
     NO_STORAGE = "no_storage"
     INSUFFICIENT_CAPACITY = "insufficient_capacity"
     MACHINES_AVOIDED = "machines_avoided"
+    ISOLATION_TOO_WEAK = "isolation_too_weak"
     REFUSED_LIKE = "refused_like"
     RESERVED = "reserved"
     RESERVED_OPEN = "reserved_open"
@@ -130,6 +131,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.MACHINES_AVOIDED: (
         "it is not placed on {machines}{until:? until {until}}: it failed or did not start there, and no other"
         " machine has confirmed that this is its own fault"
+    ),
+    ReasonCode.ISOLATION_TOO_WEAK: (
+        "it is not placed on {machines} in region {region}: their isolation of tasks is weaker than its document or its"
+        " tenant requires"
     ),
     ReasonCode.REFUSED_LIKE: (
         "region {region} has no room for {needs}, and job {job} needs at least as much"

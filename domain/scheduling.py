@@ -251,15 +251,18 @@ class PlacementRequest:
     """Lower-priority workloads of the same tenant that become over-quota when this one is awarded; the plan already
     treats them as over-quota."""
     avoids: frozenset[str] = frozenset()
-    """Ids of machines that may not be used: the workload failed there, and no other machine has confirmed that."""
+    """Ids of machines that may not be used: the workload failed there, and no other machine has confirmed that, or
+    their isolation is too weak (`too_open`)."""
     avoids_until_s: float = inf
-    """When one of these machines may be used again."""
+    """When one of the machines on which it failed may be used again."""
     shuns: frozenset[str] = frozenset()
     """Ids of machines that are used only if a plan without them would be worse by a criterion before `move_s`."""
     failed: frozenset[str] = frozenset()
     """Ids of lent machines that lost or did not start the last work that they got (`PlanQuality.doubts`)."""
     untried: frozenset[str] = frozenset()
     """Ids of other lent machines that have not run anything yet."""
+    too_open: frozenset[str] = frozenset()
+    """Those of the machines in `avoids` whose isolation of tasks is weaker than the workload requires."""
 
     @property
     def left_out(self) -> tuple[frozenset[str], ...]:

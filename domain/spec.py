@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from domain.capacity import USUAL, CapacityKind, dedicated
+from domain.isolation import Isolation
 from domain.scheduling import JobRequest
 from domain.serving_spec import ServingSpec
 
@@ -134,6 +135,8 @@ class WorkloadSpec(_Frozen):
     keep_s: float | None = None
     """How long the tasks' working directories stay on their machines after the end of an attempt, in seconds; None: as
     long as `tasks.keep_runs_s` says."""
+    isolation: Isolation | None = None
+    """The weakest mode of isolation of machines on which the workload may run; None: as its tenant."""
     cluster: str | None = None
     """The dedicated cluster whose machines are the only ones on which the workload may run; None: any shared one."""
 

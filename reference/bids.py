@@ -399,6 +399,10 @@ def _could_ever_fit(snapshot: RegionSnapshot, job: JobRequest) -> bool:
 def _later(region: str, request: PlacementRequest, avoided: list[str]) -> tuple[list[Reason], float]:
     """Returns the reasons that name avoided machines, and when the first of them changes."""
     reasons, until_s = list[Reason](), inf
+    too_open = [machine for machine in avoided if machine in request.too_open]
+    if too_open:
+        reasons.append(Reason(ReasonCode.ISOLATION_TOO_WEAK, {"region": region, "machines": too_open}))
+    avoided = [machine for machine in avoided if machine not in request.too_open]
     if avoided:
         until_s = request.avoids_until_s
         detail: dict[str, object] = {"region": region, "machines": avoided}

@@ -80,9 +80,12 @@ def waits(request: PlacementRequest, region: RegionColumns) -> tuple[Sequence[Re
 
     These are the machines that it avoids, of those that are open in the region.
     """
-    avoided = sorted(filter(region.is_open, request.avoids)) if request.avoids else None
-    if not avoided:
-        return (), inf
-    again_s = request.avoids_until_s
-    until = {"until": in_words(again_s)} if again_s < inf else {}
-    return (Reason(ReasonCode.MACHINES_AVOIDED, {"region": region.name, "machines": avoided, **until}),), again_s
+    reasons, again_s = list[Reason](), inf
+    if request.too_open and (too_open := sorted(filter(region.is_open, request.too_open))):
+        reasons.append(Reason(ReasonCode.ISOLATION_TOO_WEAK, {"region": region.name, "machines": too_open}))
+    failed = request.avoids - request.too_open if request.avoids else None
+    if failed and (avoided := sorted(filter(region.is_open, failed))):
+        again_s = request.avoids_until_s
+        until = {"until": in_words(again_s)} if again_s < inf else {}
+        reasons.append(Reason(ReasonCode.MACHINES_AVOIDED, {"region": region.name, "machines": avoided, **until}))
+    return reasons, again_s

@@ -20,6 +20,7 @@ from activities.lifecycle.lent_work import limit_of
 from activities.lifecycle.staging import bucket_named, failures_shown, is_shown, take_away
 from domain import ids
 from domain.hazard import hazard_per_h
+from domain.isolation import Isolation, strongest
 from domain.launch import CheckpointLaunch, JobLaunch, LaunchDescription, TaskPlace
 from domain.protocol.activities import Activity
 from domain.protocol.workloads import LaunchPlan, NodeLaunch, StageRequest
@@ -88,8 +89,8 @@ class LaunchActivities:
     def _stage(self, request: StageRequest) -> LaunchPlan:
         with transaction(self._engine, isolation="REPEATABLE READ") as session:
             allocations, machines = self._holdings(session, request)
-            row, attempt, tenant_number = session.execute(
-                select(Workload, Attempt, Tenant.number)
+            row, attempt, tenant_number, isolation = session.execute(
+                select(Workload, Attempt, Tenant.number, Tenant.isolation)
                 .join(Attempt, Attempt.workload == Workload.id)
                 .join(Tenant, Tenant.name == Workload.tenant)
                 .where(Workload.id == request.workload_id, Attempt.attempt == request.attempt)
@@ -137,6 +138,7 @@ class LaunchActivities:
             hazard=hazard,
             stale=stale,
             tenant_number=tenant_number,
+            isolation=strongest(spec.isolation, isolation),
         )
         self._show_stale(request, launch, attempt.stale_tables)
         document = launch.model_dump_json().encode()
@@ -334,6 +336,7 @@ class LaunchActivities:
         hazard: float | None,
         stale: Mapping[str, datetime],
         tenant_number: int,
+        isolation: Isolation,
     ) -> LaunchDescription:
         jobs: dict[str, Any] = {job.name: job for job in spec.jobs}
         tasks, masters = [], {}
@@ -381,6 +384,7 @@ class LaunchActivities:
             files=spec.files,
             workdir=spec.workdir,
             keep_s=spec.keep_s,
+            isolation=isolation,
             jobs={
                 job.name: JobLaunch(
                     role=job.role, tasks=job.tasks, master_machine=masters[job.name], **job.task_fields()

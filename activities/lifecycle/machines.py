@@ -83,6 +83,8 @@ class MachineActivities:
                 session.add(row)
             row.region, row.cluster, row.rack, row.gpu_type = hello.region, hello.cluster, hello.rack, hello.gpu_type
             row.incarnation, row.public_key, row.address = hello.incarnation, hello.public_key, hello.address
+            if row.isolation not in (None, hello.isolation):
+                outbox.wake_scheduler(session)
             row.isolation = hello.isolation
             row.isolation_why = hello.isolation_why.replace("\0", "")[:_SHOWN] or None
             # `lost_at` stays until the machine is ready, so that a retried registration has the same result.

@@ -1,4 +1,5 @@
-"""The machines that a queued workload avoids: those on which it failed, if the failure is not confirmed.
+"""The machines that a queued workload avoids: those on which it failed, if the failure is not confirmed, and those with
+too weak isolation.
 
 `domain.lifecycle.suspicion` decides that a failure on machines that owners lend is not confirmed, and which ones to
 avoid. A lent machine that did not start the workload in time is avoided, too.
@@ -7,16 +8,18 @@ Doubted machines are used only if no other has room (`PlanQuality.doubts`). Only
 that accepts work and never starts it would otherwise get all work, because it is always free.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from math import inf
 from typing import NamedTuple
 
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from domain.capacity import CapacityKind
+from domain.isolation import Isolation
 from domain.reasons import ReasonCode
+from infra.db.models import Machine
 
 AVOIDED = timedelta(hours=1)
 """How long. If no other machine can take the workload in this time, the same machine may get it again."""
@@ -39,19 +42,42 @@ _DOUBTED = text(
 class Avoided(NamedTuple):
     """What a workload avoids."""
 
-    machines: frozenset[str] = frozenset()
+    failed: frozenset[str] = frozenset()
     until_s: float = inf
-    """When it may use the first of them again."""
+    """When it may use the first machine again on which it failed."""
+    too_open: frozenset[str] = frozenset()
+    """Machines whose isolation is too weak."""
+
+    @property
+    def machines(self) -> frozenset[str]:
+        """All machines that it may not use."""
+        return self.failed | self.too_open if self.too_open else self.failed
 
 
 NOTHING_AVOIDED = Avoided()
 
 
-def avoided_by(session: Session, workloads: Sequence[str]) -> dict[str, Avoided]:
-    """Returns what each of these workloads avoids; workloads that avoid no machine are left out."""
-    values = {"ids": workloads, "codes": _CODES, "avoided": AVOIDED}
+def avoided_by(session: Session, required: Mapping[str, Isolation]) -> dict[str, Avoided]:
+    """Returns what each workload avoids; workloads that avoid no machine are left out.
+
+    `required` has the weakest mode of isolation that each of the workloads allows.
+    """
+    values = {"ids": list(required), "codes": _CODES, "avoided": AVOIDED}
     rows = session.execute(_FAILED, values).all()
-    return {workload: Avoided(frozenset(machines), until_s) for workload, machines, until_s in rows}
+    found = {workload: Avoided(frozenset(machines), until_s) for workload, machines, until_s in rows}
+    below = weaker_machines(session, set(required.values()))
+    for workload, mode in required.items():
+        if below[mode]:
+            found[workload] = found.get(workload, NOTHING_AVOIDED)._replace(too_open=below[mode])
+    return found
+
+
+def weaker_machines(session: Session, modes: Collection[Isolation]) -> dict[Isolation, frozenset[str]]:
+    """Returns the machines whose isolation is weaker than each of `modes`."""
+    if not any(mode.rank for mode in modes):
+        return dict.fromkeys(modes, frozenset())
+    rows = session.execute(select(Machine.id, Machine.isolation)).all()
+    return {mode: frozenset(machine for machine, own in rows if Isolation(own).rank < mode.rank) for mode in modes}
 
 
 class Doubted(NamedTuple):

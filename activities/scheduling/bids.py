@@ -17,6 +17,7 @@ from activities.scheduling.moves import LeftWorkload, moves_of
 from activities.scheduling.scan_result import ScannedWorkload, batch
 from activities.scheduling.scheduler_state import SchedulerState
 from domain.demand import WorkloadDemand, demand_of
+from domain.isolation import Isolation, strongest
 from domain.phases import QUEUED_PHASES
 from domain.protocol.activities import Activity
 from domain.protocol.scheduling import BidRequest
@@ -36,7 +37,8 @@ BIDS = TypeAdapter(list[Bid])
 
 # Arrays instead of lists of parameters keep the statement the same for every batch.
 _ASKS = text(
-    "select w.id, w.ask, extract(epoch from w.submitted_at)::float8 + w.paused_s, greatest(t.level, w.level)"
+    "select w.id, w.ask, extract(epoch from w.submitted_at)::float8 + w.paused_s, greatest(t.level, w.level),"
+    " t.isolation"
     " from workload as w join tenant as t on t.name = w.tenant"
     " where w.id = any(:ids) and w.phase = any(:phases) and w.finished_at is null and w.held_by is null"
 )
@@ -69,9 +71,11 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubjec
         return []
     rows = session.execute(_ASKS, {"ids": [e.workload for e in queued], "phases": sorted(QUEUED_PHASES)})
     demands, said = dict[str, WorkloadDemand](), dict[str, tuple[float, int]]()
-    for workload, written, at_s, level in rows:
+    required = dict[str, Isolation]()
+    for workload, written, at_s, level, isolation in rows:
         demands[workload], said[workload] = demand_of(written), (at_s, level)
-    avoided = avoided_by(session, list(demands))
+        required[workload] = strongest(demands[workload].isolation, isolation)
+    avoided = avoided_by(session, required)
     machines = {workload: one.machines for workload, one in avoided.items()}
     moving = moves_of(
         session,
@@ -125,6 +129,7 @@ def placement_request(
         avoided.until_s,
         leaving.shuns,
         *doubts,
+        avoided.too_open,
     )
 
 

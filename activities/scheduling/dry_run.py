@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from sqlalchemy import Engine, text
 
-from activities.scheduling.avoided_machines import doubted
+from activities.scheduling.avoided_machines import Avoided, doubted, weaker_machines
 from activities.scheduling.award_batch import candidates, closed_to
 from activities.scheduling.bids import BidSubject, placement_request
 from activities.scheduling.decision_rows import QueuedRow
@@ -13,6 +13,7 @@ from activities.scheduling.queue_state import microseconds
 from activities.scheduling.scan_result import ScannedWorkload
 from activities.scheduling.scheduler_state import SchedulerState
 from domain.demand import demand_of
+from domain.isolation import strongest
 from domain.priority import HIGHEST_LEVEL
 from domain.protocol.scheduling import DryRunRequest, DryRunResult
 from domain.reasons import Reason
@@ -44,7 +45,10 @@ def dry_run(
         demand = demand_of(written)
         replicas = ready_replicas(session, demand.tables)
         doubts = doubted(session)
-        level = max(session.get_one(Tenant, spec.tenant).level, spec.level or HIGHEST_LEVEL)
+        tenant = session.get_one(Tenant, spec.tenant)
+        level = max(tenant.level, spec.level or HIGHEST_LEVEL)
+        required = strongest(demand.isolation, tenant.isolation)
+        avoided = Avoided(too_open=weaker_machines(session, [required])[required])
     with state.current():
         own = QueuedRow(DRY_RUN_ID, spec.tenant, spec.level, False, microseconds(state.now_s), written)
         try:
@@ -56,7 +60,12 @@ def dry_run(
             state.queue.put_workloads([own._replace(ask=None)])
         queued = ScannedWorkload(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason, ranked.displaces)
         asked = BidSubject(
-            queued, demand, placement_request(queued, demand, doubts=doubts), replicas, state.now_s, level
+            queued,
+            demand,
+            placement_request(queued, demand, avoided=avoided, doubts=doubts),
+            replicas,
+            state.now_s,
+            level,
         )
         shut = closed_to(state, [asked], left_out)[DRY_RUN_ID]
         (wanted,) = candidates([asked], state.regions.keys() - left_out.keys(), state.now_s)

@@ -29,6 +29,7 @@ from api.documents.syntax import Value
 from api.problems import FieldError
 from domain.capacity import USUAL, CapacityKind
 from domain.ids import DEFAULT_NAMESPACE, TABLE_PATTERN, TABLE_RULE
+from domain.isolation import Isolation
 from domain.patterns import matching, whole_numbers
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from domain.slots import MAX_SLOTS
@@ -302,6 +303,8 @@ WORKLOAD = section({
         f"Kinds on which the workload may run, in order of preference; default: {', '.join(USUAL)}"),
     "keep": Field(duration(0, _LONGEST_S), "How long the tasks' working directories stay on their machines after the "
                   "end of an attempt", "keep_s"),
+    "isolation": Field(one_of(tuple(mode.value for mode in Isolation), "a mode of isolation").to(Isolation),
+                       "The weakest isolation of tasks on machines where the workload may run; default: the tenant's"),
 }, f"A workload: a gang that gets all its resources at once, in one region, or none. {UNICODE}")  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from api.problems import HttpProblem, ProblemType, existing
 from api.routing import Router
 from api.state import StateOf
 from api.views import ResourcesView, View, write_audit
+from domain.isolation import Isolation
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from infra.db import events, outbox
 from infra.db.models import Attempt, Workload
@@ -39,6 +40,9 @@ class TenantBody(Body):
 
     level: int = Field(ge=HIGHEST_LEVEL, le=LOWEST_LEVEL, strict=True, description="1 is the highest", examples=[3])
     quota: Quota = Quota()
+    isolation: Isolation | None = Field(
+        None, description="The weakest isolation of tasks on machines that run its workloads; null: any"
+    )
 
 
 class TenantView(View):
@@ -48,6 +52,7 @@ class TenantView(View):
     level: int = Field(description="1 is the highest, 7 the lowest")
     quota: ResourcesView
     used: ResourcesView
+    isolation: str | None = Field(description="The weakest isolation of tasks that it requires; null: any")
 
 
 class TenantList(Page[TenantView]):
@@ -91,6 +96,7 @@ def put_tenant(name: Name, body: TenantBody, state: StateOf, caller: Operator) -
         row.level = body.level
         row.quota_gpus = dict(body.quota.gpus)
         row.quota_cpus_milli = None if cpus is None else round(cpus * 1000)
+        row.isolation = body.isolation
         session.flush()
         said = body.model_dump(mode="json")
         events.record(session, "tenant.changed", tenant=name, detail={"by": caller.id, **said})
@@ -152,4 +158,5 @@ def _view(row: Tenant, used: dict[str, ResourcesView]) -> TenantView:
         level=row.level,
         quota=ResourcesView(gpus=row.quota_gpus, cpus=None if cpus is None else cpus / 1000),
         used=used.get(row.name, ResourcesView(gpus={}, cpus=0.0)),
+        isolation=row.isolation,
     )

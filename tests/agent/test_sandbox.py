@@ -193,6 +193,18 @@ async def test_the_owner_is_told_that_files_stay(lab: Lab) -> None:
     assert why in done.stdout.splitlines()
 
 
+async def test_a_task_is_not_started_with_less_isolation_than_it_requires(lab: Lab) -> None:
+    """Not on a machine whose mode was another one when the workload was placed there."""
+    config = lab.config(isolation=Isolation.NONE, tenant_uids=None)
+    launch = description(lab.region, config, "touch ran", isolation=Isolation.SANDBOX)
+    lab.write(launch)
+    async with lab.agent(config):
+        failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
+    assert failure.type == "MachineFault"
+    assert "isolation none of" in str(failure) and "weaker than sandbox" in str(failure)
+    assert not (lab.folder_of(launch, config).work / "ran").exists()
+
+
 def test_the_strongest_mode_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default the strongest; a mode that is not possible is refused if it was set, or if the machine is lent."""
     uid = TENANT_UIDS[0] if os.geteuid() == 0 else None

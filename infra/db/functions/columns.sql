@@ -15,7 +15,8 @@ create function workload_ask(spec jsonb) returns text language sql immutable par
         'excluded', nullif(spec -> 'regions_excluded', '[]'),
         'capacity', case when spec ->> 'cluster' is null then spec -> 'capacity'
             else jsonb_build_array('cluster:' || (spec ->> 'cluster')) end,
-        'max_runtime_s', spec -> 'limits' -> 'max_runtime_s'))::text
+        'max_runtime_s', spec -> 'limits' -> 'max_runtime_s',
+        'isolation', spec -> 'isolation'))::text
 $$;
 
 -- Returns the namespace of a table: the part of its name before the first dot, or `default`.

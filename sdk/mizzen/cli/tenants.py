@@ -44,6 +44,7 @@ _COLUMNS = (
     Column("LEVEL", lambda t: t["level"], right=True),
     Column("GPUS USED/QUOTA", _gpus, flexible=True),
     Column("CPUS USED/QUOTA", _cpus, drop=1),
+    Column("ISOLATION", lambda t: f"at least {t['isolation']}" if t["isolation"] else "any", drop=2),
 )
 _KEY_COLUMNS = (
     Column("ID", lambda k: k["id"]),
@@ -104,8 +105,20 @@ def _cpu_quota(context: click.Context, parameter: click.Parameter, value: str | 
 @click.option("--level", type=click.IntRange(1, 7), help="Priority level; 1 is the highest.")
 @click.option("--gpus", multiple=True, callback=_quota, metavar="TYPE=SLOTS", help="Quota of a GPU type (repeatable).")
 @click.option("--cpus", callback=_cpu_quota, metavar="CORES|none", help="Quota of CPUs; `none`: no limit.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["none", "user", "sandbox"]),
+    help="The weakest isolation of tasks on machines that run its workloads; `none`: any.",
+)
 @click.pass_obj
-def set_tenant(session: Session, name: str, level: int | None, gpus: dict[str, int], cpus: float | str | None) -> None:
+def set_tenant(
+    session: Session,
+    name: str,
+    level: int | None,
+    gpus: dict[str, int],
+    cpus: float | str | None,
+    isolation: str | None,
+) -> None:
     """Create a tenant, or change the given settings of a tenant."""
     try:
         known = session.client.tenant(name)
@@ -113,11 +126,12 @@ def set_tenant(session: Session, name: str, level: int | None, gpus: dict[str, i
         if level is None:
             raise click.UsageError(f"{name} is a new tenant: it needs --level") from None
         limit = None if cpus is None or isinstance(cpus, str) else cpus
-        tenant = session.client.set_tenant(name, level, gpus, limit)
+        tenant = session.client.set_tenant(name, level, gpus, limit, isolation)
     else:
         limit = known["quota"]["cpus"] if cpus is None else None if isinstance(cpus, str) else cpus
         quota = {**known["quota"]["gpus"], **gpus}
-        tenant = session.client.set_tenant(name, known["level"] if level is None else level, quota, limit)
+        level, isolation = level or known["level"], isolation or known["isolation"]
+        tenant = session.client.set_tenant(name, level, quota, limit, isolation)
     emit_list(session, [tenant], _COLUMNS, name=name_of)
     _warn_of_unknown(session, gpus)
 

@@ -291,9 +291,14 @@ class Client(Data, FleetMethods, Services):
         """Return a tenant."""
         return cast(views.Tenant, self._call("GET", "tenants", name))
 
-    def set_tenant(self, name: str, level: int, gpus: Mapping[str, int], cpus: float | None) -> views.Tenant:
-        """Create or replace a tenant: level 1..7, GPU slots by type, CPUs in cores (None: no limit)."""
-        body = {"level": level, "quota": {"gpus": dict(gpus), "cpus": cpus}}
+    def set_tenant(
+        self, name: str, level: int, gpus: Mapping[str, int], cpus: float | None, isolation: str | None = None
+    ) -> views.Tenant:
+        """Create or replace a tenant: level 1..7, GPU slots by type, CPUs in cores (None: no limit).
+
+        `isolation` is the weakest isolation of tasks on machines that run its workloads; None: any.
+        """
+        body = {"level": level, "quota": {"gpus": dict(gpus), "cpus": cpus}, "isolation": isolation}
         return cast(views.Tenant, self._call("PUT", "tenants", name, body=body))
 
     def remove_tenant(self, name: str) -> None:

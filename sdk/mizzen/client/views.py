@@ -385,6 +385,8 @@ class Tenant(TypedDict):
     """1 is the highest, 7 the lowest."""
     quota: Resources
     used: Resources
+    isolation: str | None
+    """The weakest isolation of tasks that it requires; None: any."""
 
 
 class Secret(TypedDict):
