@@ -91,10 +91,14 @@ first value."""
 class Hook(IntEnum):
     """Places of the kernel at which programs are attached (`enum bpf_attach_type`)."""
 
+    INET_INGRESS = 0
+    INET_SOCK_CREATE = 2
     BIND4 = 8
     BIND6 = 9
     CONNECT4 = 10
     CONNECT6 = 11
+    SENDMSG4 = 14
+    SENDMSG6 = 15
     GETSOCKNAME4 = 31
     GETSOCKNAME6 = 32
     SK_LOOKUP = 36
@@ -102,11 +106,24 @@ class Hook(IntEnum):
     TCX_EGRESS = 47
 
 
+class SockAddress(IntEnum):
+    """Offset of a field of `struct bpf_sock_addr`. Addresses and the port are in network byte order."""
+
+    IP4 = 4
+    IP6 = 8
+    PORT = 24
+    TYPE = 32
+
+
 class ProgramType(IntEnum):
     """Types of programs (`enum bpf_prog_type`)."""
 
     SCHED_CLS = 3
     """Sees the packets of a network interface."""
+    CGROUP_SKB = 8
+    """Sees the packets of sockets."""
+    CGROUP_SOCK = 9
+    """Sees and changes new sockets."""
     CGROUP_SOCK_ADDR = 18
     """Sees and changes the address in a system call of a socket."""
     SK_LOOKUP = 30

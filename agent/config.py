@@ -61,6 +61,9 @@ class AgentConfig(BaseModel):
     `tenant_uids` or `run_as`."""
     isolation_why: str = ""
     """Why the mode is not a stronger one, for `mizzen machines`."""
+    metadata_service: bool = True
+    """Whether tasks may connect to the metadata service of a cloud, which has credentials of the machine
+    (`agent.connect_rules`)."""
     paths: tuple[str, ...] = ()
     """Folders and files of the machine that tasks in a sandbox see, in addition to those that they need; with `:rw`
     those that they may change."""

@@ -8,20 +8,10 @@ change of its own; the network of the machine is not changed, and there is no pr
 
 import os
 import socket
-from enum import IntEnum
 
-from agent.bpf import Hook, Instruction, Op, Program, ProgramType, attach_to_cgroup, load
+from agent.bpf import Hook, Instruction, Op, Program, ProgramType, SockAddress, attach_to_cgroup, load
 
 _HOOKS = (Hook.BIND4, Hook.BIND6, Hook.CONNECT4, Hook.CONNECT6, Hook.GETSOCKNAME4, Hook.GETSOCKNAME6)
-
-
-class _Field(IntEnum):
-    """Offset of a field of `struct bpf_sock_addr`. Addresses and the port are in network byte order."""
-
-    IP4 = 4
-    IP6 = 8
-    PORT = 24
-    TYPE = 32
 
 
 def map_port(cgroup: str, inside: int, outside: int) -> None:
@@ -49,14 +39,14 @@ def _program(hook: Hook, inside: int, outside: int) -> Program:
     conditions = {Hook.CONNECT4: _if_loopback4(), Hook.CONNECT6: _if_loopback6()}.get(hook, [])
     return [
         Instruction(Op.CONSTANT, 0, constant=1),  # Allow the system call, whether the port is replaced or not.
-        Instruction(Op.LOAD, 2, 1, offset=_Field.TYPE),
+        Instruction(Op.LOAD, 2, 1, offset=SockAddress.TYPE),
         Instruction(Op.JUMP_UNLESS_EQUAL_32, 2, constant=socket.SOCK_STREAM, target="end"),
-        Instruction(Op.LOAD, 2, 1, offset=_Field.PORT),
+        Instruction(Op.LOAD, 2, 1, offset=SockAddress.PORT),
         Instruction(Op.JUMP_UNLESS_EQUAL_32, 2, constant=socket.htons(old), target="end"),
         *conditions,
         "replace",
         Instruction(Op.CONSTANT, 2, constant=socket.htons(new)),
-        Instruction(Op.STORE, 1, 2, offset=_Field.PORT),
+        Instruction(Op.STORE, 1, 2, offset=SockAddress.PORT),
         "end",
         Instruction(Op.EXIT),
     ]
@@ -64,7 +54,7 @@ def _program(hook: Hook, inside: int, outside: int) -> Program:
 
 def _if_loopback4() -> Program:
     """Jumps to `replace` if the address is 127.0.0.0/8 or 0.0.0.0, which also connects to loopback; else to `end`."""
-    return [Instruction(Op.LOAD, 2, 1, offset=_Field.IP4), *_if_ip4_loopback()]
+    return [Instruction(Op.LOAD, 2, 1, offset=SockAddress.IP4), *_if_ip4_loopback()]
 
 
 def _if_ip4_loopback() -> Program:
@@ -80,12 +70,12 @@ def _if_ip4_loopback() -> Program:
 def _if_loopback6() -> Program:
     """Jumps to `replace` if the address is `::1`, `::`, or an IPv4 loopback address in IPv6; else to `end`."""
     return [
-        Instruction(Op.LOAD, 2, 1, offset=_Field.IP6),
-        Instruction(Op.LOAD, 3, 1, offset=_Field.IP6 + 4),
+        Instruction(Op.LOAD, 2, 1, offset=SockAddress.IP6),
+        Instruction(Op.LOAD, 3, 1, offset=SockAddress.IP6 + 4),
         Instruction(Op.OR, 2, 3),
         Instruction(Op.JUMP_UNLESS_EQUAL_32, 2, constant=0, target="end"),
-        Instruction(Op.LOAD, 3, 1, offset=_Field.IP6 + 8),
-        Instruction(Op.LOAD, 2, 1, offset=_Field.IP6 + 12),
+        Instruction(Op.LOAD, 3, 1, offset=SockAddress.IP6 + 8),
+        Instruction(Op.LOAD, 2, 1, offset=SockAddress.IP6 + 12),
         Instruction(Op.JUMP_IF_EQUAL_32, 3, constant=socket.htonl(0xFFFF), target="ip4"),
         Instruction(Op.JUMP_UNLESS_EQUAL_32, 3, constant=0, target="end"),
         Instruction(Op.JUMP_IF_EQUAL_32, 2, constant=socket.htonl(1), target="replace"),

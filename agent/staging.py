@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agent import connect_rules
 from agent.cgroups import TaskLimits, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
 from agent.isolation import check_store, give_bucket, give_store, local_checkpoints, sandbox_of
@@ -225,7 +226,10 @@ class Stager:
                 if cgroup is not None:
                     remove_cgroup(cgroup)
                 raise
-        limits = self._limits(run, place) + ((cgroup,) if cgroup is not None and port is not None else ())
+        limits = self._limits(run, place)
+        # A task whose port is mapped, or whose connections have rules, must join the cgroup.
+        if cgroup is not None and (self._separate(cgroup, staged.launch.tenant_number) or port is not None):
+            limits += (cgroup,)
         unlimited = self._task_launch(staged, place, masters, None if port is None else port.inside)
         return replace(unlimited, cgroup=cgroup, limits=limits)
 
@@ -278,6 +282,19 @@ class Stager:
             return self._config.owner_of(staged.launch.tenant_number)
         except ValueError as error:
             raise BadLaunch(f"{staged.folder.key}: {error}") from None
+
+    def _separate(self, cgroup: str, tenant_number: int) -> bool:
+        """Applies the rules for connections to a task's cgroup. Returns False, with a warning, if it cannot."""
+        if self._config.isolation is Isolation.NONE or os.geteuid() != 0:
+            return False
+        try:
+            connect_rules.attach(cgroup, tenant_number, metadata=self._config.metadata_service)
+        except OSError as error:
+            if "connections" not in self._warned:
+                self._warned.add("connections")
+                _log.warning("tasks can connect to tasks of other tenants on this machine: %s", error)
+            return False
+        return True
 
     def _limits(self, run: RunFolder, place: TaskPlace) -> tuple[str, ...]:
         """Creates cgroups with the limits of the task's resource request and returns their paths.

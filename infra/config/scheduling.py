@@ -181,6 +181,9 @@ class TaskSettings(Section):
     isolation: Isolation | None = None
     """How tasks are separated on machines whose cluster or agent does not say it: `sandbox`, `user` or `none`. None:
     the strongest that the machine has."""
+    metadata_service: bool = True
+    """Whether tasks may connect to the metadata service of a cloud, which has credentials of the machine. False has an
+    effect where tasks run as other users or in sandboxes, and the agent runs as root and may load eBPF programs."""
     paths: tuple[str, ...] = ()
     """Folders and files of machines that tasks in a sandbox see, besides those of the system and their own. An entry
     that ends with `:rw` may also be changed, as far as the tasks' user may."""

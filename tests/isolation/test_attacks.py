@@ -24,18 +24,21 @@ regions:
 _LISTENS = "0A"
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run tasks as other users, or a stack as one")
 POSSIBLE = {
-    "sandbox": {"port_of_another_tenant", "abstract_socket"},
+    "sandbox": {"abstract_socket"},
     # Without cgroups, which the test's user may not create.
     "sandbox of an ordinary user": {"port_of_another_tenant", "abstract_socket", "fork_bomb", "memory"},
     "user": {
-        "port_of_another_tenant", "abstract_socket", "processes", "shared_memory", "temporary_files", "privileges",
+        "abstract_socket", "processes", "shared_memory", "temporary_files", "privileges",
         "namespaces", "kernel_interfaces", "shared_memory_without_limit",
     },
 }  # fmt: skip
 """What succeeds in each mode. `docs/trust.md` names it, with what else could stop it."""
 
 
-@pytest.fixture(scope="module", params=POSSIBLE)
+_SECOND = pytest.param("sandbox of an ordinary user", marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module", params=["sandbox", _SECOND, "user"])
 def mode(request: pytest.FixtureRequest) -> str:
     """The mode of isolation of the stack."""
     return str(request.param)

@@ -1,0 +1,124 @@
+"""Which connections tasks may have: none with tasks of other tenants on the machine, and none with metadata services.
+
+Small eBPF programs on a task's cgroup v2. Its sockets get a mark with the number of its tenant, which stays on their
+packets while these do not leave the machine; packets with the mark of another tenant are dropped where they arrive. A
+task cannot change marks, because that needs a capability. Processes that are no tasks have no such mark: the agent's
+probes and balancers reach every task. Packets from other machines have no mark either.
+
+The metadata service of a cloud hands out the credentials of the machine. `connect` and `sendto` to its addresses fail,
+except to the port of DNS, which some clouds answer at the same address.
+"""
+
+import os
+import socket
+from ipaddress import ip_address
+
+from agent.bpf import Hook, Instruction, Op, Program, ProgramType, SockAddress, attach_to_cgroup, load
+
+_TAG = 0x6D000000
+"""The upper 8 bits of the marks of tasks; the others are the tenant's number."""
+_TAG_BITS = 0xFF000000
+_SOCK_MARK, _SKB_MARK = 16, 8
+"""Offset of the mark in `struct bpf_sock` and in `struct __sk_buff`."""
+_DNS = 53
+_METADATA4 = ("169.254.169.254", "169.254.170.2", "169.254.170.23", "168.63.129.16", "100.100.100.200")
+_METADATA6 = ("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254")
+"""Addresses of AWS, Google Cloud, Azure, Oracle, OpenStack and Alibaba Cloud."""
+
+
+def attach(cgroup: str, tenant_number: int, *, metadata: bool) -> None:
+    """Applies the rules to sockets that processes in the cgroup v2 at path `cgroup` create after this call.
+
+    They end with the cgroup, and need no process. `metadata`: metadata services are allowed.
+
+    Raises:
+        OSError: this process may not load or attach eBPF programs, or the kernel does not support them.
+    """
+    wanted = {
+        Hook.INET_SOCK_CREATE: (ProgramType.CGROUP_SOCK, _marks(tenant_number)),
+        Hook.INET_INGRESS: (ProgramType.CGROUP_SKB, _drops_others(tenant_number)),
+    }
+    if not metadata:
+        for hook in (Hook.CONNECT4, Hook.SENDMSG4):
+            wanted[hook] = ProgramType.CGROUP_SOCK_ADDR, _refuses4()
+        for hook in (Hook.CONNECT6, Hook.SENDMSG6):
+            wanted[hook] = ProgramType.CGROUP_SOCK_ADDR, _refuses6()
+    programs: dict[Hook, int] = {}
+    folder = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for hook, (kind, program) in wanted.items():
+            programs[hook] = load(program, kind, hook, "mizzen_connect")
+        attach_to_cgroup(folder, programs)
+    finally:
+        for descriptor in (folder, *programs.values()):
+            os.close(descriptor)
+
+
+def _marks(number: int) -> Program:
+    return [
+        Instruction(Op.CONSTANT, 2, constant=_TAG | number),
+        Instruction(Op.STORE, 1, 2, offset=_SOCK_MARK),
+        Instruction(Op.CONSTANT, 0, constant=1),
+        Instruction(Op.EXIT),
+    ]
+
+
+def _drops_others(number: int) -> Program:
+    return [
+        Instruction(Op.CONSTANT, 0, constant=1),
+        Instruction(Op.LOAD, 2, 1, offset=_SKB_MARK),
+        Instruction(Op.JUMP_IF_EQUAL_32, 2, constant=_TAG | number, target="end"),
+        Instruction(Op.AND_CONSTANT, 2, constant=_TAG_BITS),
+        Instruction(Op.JUMP_UNLESS_EQUAL_32, 2, constant=_TAG, target="end"),
+        Instruction(Op.CONSTANT, 0, constant=0),
+        "end",
+        Instruction(Op.EXIT),
+    ]
+
+
+def _refuses4() -> Program:
+    return [*_unless_dns(), Instruction(Op.LOAD, 2, 1, offset=SockAddress.IP4), *_compare4(), *_ends()]
+
+
+def _refuses6() -> Program:
+    program: Program = [*_unless_dns()]
+    for number, address in enumerate(_METADATA6):
+        for word, value in enumerate(_words(address)):
+            program += [
+                Instruction(Op.LOAD, 2, 1, offset=SockAddress.IP6 + 4 * word),
+                Instruction(Op.JUMP_UNLESS_EQUAL_32, 2, constant=value, target=f"not {number}"),
+            ]
+        program += [Instruction(Op.JUMP, target="refuse"), f"not {number}"]
+    for word, value in enumerate(_words("::ffff:0.0.0.0")[:3]):  # IPv4 addresses in IPv6.
+        program += [
+            Instruction(Op.LOAD, 2, 1, offset=SockAddress.IP6 + 4 * word),
+            Instruction(Op.JUMP_UNLESS_EQUAL_32, 2, constant=value, target="end"),
+        ]
+    return [*program, Instruction(Op.LOAD, 2, 1, offset=SockAddress.IP6 + 12), *_compare4(), *_ends()]
+
+
+def _unless_dns() -> Program:
+    """Allows the port of DNS. Register 0 is 1: the call is allowed."""
+    return [
+        Instruction(Op.CONSTANT, 0, constant=1),
+        Instruction(Op.LOAD, 2, 1, offset=SockAddress.PORT),
+        Instruction(Op.JUMP_IF_EQUAL_32, 2, constant=socket.htons(_DNS), target="end"),
+    ]
+
+
+def _compare4() -> Program:
+    """Compares the IPv4 address in register 2."""
+    jumps = [
+        Instruction(Op.JUMP_IF_EQUAL_32, 2, constant=_words(address)[0], target="refuse") for address in _METADATA4
+    ]
+    return [*jumps, Instruction(Op.JUMP, target="end")]
+
+
+def _ends() -> Program:
+    return ["refuse", Instruction(Op.CONSTANT, 0, constant=0), "end", Instruction(Op.EXIT)]
+
+
+def _words(address: str) -> list[int]:
+    """Returns an address as numbers of 4 bytes in network byte order, as programs load them on this machine."""
+    packed = ip_address(address).packed
+    return [int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4)]

@@ -1,0 +1,114 @@
+"""Connections of tasks: between tenants on one machine, and to metadata services."""
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import connect_rules
+from agent.cgroups import make_cgroup, remove_cgroup
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can load eBPF programs")
+CONNECT = """
+import os, socket, sys
+with open(sys.argv[1] + "/cgroup.procs", "w") as file:
+    file.write("0")
+kind, host, port = sys.argv[2:5]
+family = socket.AF_INET6 if ":" in host else socket.AF_INET
+with socket.socket(family, getattr(socket, "SOCK_" + kind)) as client:
+    client.settimeout(1.0)
+    try:
+        if kind == "DGRAM":
+            client.sendto(b"x", (host, int(port)))
+        else:
+            client.connect((host, int(port)))
+        print("ok")
+    except OSError as error:
+        print(error.errno or "timeout")
+"""
+SERVE = """
+import socket, sys
+with open(sys.argv[1] + "/cgroup.procs", "w") as file:
+    file.write("0")
+server = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+print(server.getsockname()[1], flush=True)
+while True:
+    server.accept()[0].close()
+"""
+
+
+class Cgroups:
+    """Cgroups of tasks with the rules of their tenants."""
+
+    def __init__(self) -> None:
+        self._made: list[str] = []
+
+    def of(self, tenant_number: int, *, metadata: bool = True) -> str:
+        """Returns the path of a new cgroup."""
+        path = make_cgroup(f"rules-{uuid.uuid4().hex}")
+        if path is None:
+            pytest.skip("this machine has no cgroup v2")
+        self._made.append(path)
+        try:
+            connect_rules.attach(path, tenant_number, metadata=metadata)
+        except OSError as error:
+            pytest.skip(f"this kernel has no eBPF programs of cgroups: {error}")
+        return path
+
+    def remove(self) -> None:
+        """Removes all."""
+        for path in self._made:
+            remove_cgroup(path)
+
+
+@pytest.fixture
+def cgroups() -> Iterator[Cgroups]:
+    """Yields new cgroups, and removes them."""
+    made = Cgroups()
+    yield made
+    made.remove()
+
+
+def _connect(cgroup: str, host: str, port: int, kind: str = "STREAM") -> str:
+    argv = [sys.executable, "-I", "-S", "-c", CONNECT, cgroup, kind, host, str(port)]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_only_tasks_of_other_tenants_are_kept_out(cgroups: Cgroups, host: str) -> None:
+    """A tenant's own tasks and processes of the machine connect; another tenant's tasks get no answer."""
+    argv = [sys.executable, "-I", "-S", "-c", SERVE, cgroups.of(5)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = int(server.stdout.readline())
+            socket.create_connection((host, port), 5.0).close()
+            assert _connect(cgroups.of(5), host, port) == "ok"
+            assert _connect(cgroups.of(6), host, port) == "timeout"
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("host", ["169.254.169.254", "::ffff:169.254.169.254", "169.254.170.2", "fd00:ec2::254"])
+@pytest.mark.parametrize("kind", ["STREAM", "DGRAM"])
+def test_metadata_services_are_refused(cgroups: Cgroups, host: str, kind: str) -> None:
+    """With the rule, calls fail at once as not permitted; DNS at the same address, and all without the rule, do not."""
+    refused = str(errno.EPERM)
+    assert _connect(cgroups.of(5, metadata=False), host, 80, kind) == refused
+    assert _connect(cgroups.of(5, metadata=False), host, 53, kind) != refused
+    if kind == "DGRAM":
+        assert _connect(cgroups.of(5), host, 80, kind) != refused
+
+
+def test_other_addresses_are_allowed(cgroups: Cgroups) -> None:
+    """Also those that differ from a metadata service in their last byte."""
+    cgroup = cgroups.of(5, metadata=False)
+    for host in ("169.254.169.253", "::1", "fd00:ec2::255", "127.0.0.1"):
+        assert _connect(cgroup, host, 9, "DGRAM") != str(errno.EPERM)
+    assert Path(cgroup).exists()
