@@ -289,5 +289,5 @@ def _bpf(command: int, attributes: bytes) -> int:
     result: int = _libc.syscall(_SYSCALL[platform.machine()], command, body, len(attributes))
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"bpf: {os.strerror(code)}")
+        raise OSError(code, f"{os.strerror(code)} (a request to the kernel to load or attach an eBPF program)")
     return result

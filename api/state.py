@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 from temporalio.client import Client
 
-from api.data.inspection import UploadLimits
+from api.data.archive_inspection import UploadLimits
 from api.documents.document_turns import Turns
 from api.metrics import Metrics
 from api.refusals import Recorder

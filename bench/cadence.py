@@ -120,7 +120,10 @@ def _saves(rng: np.random.Generator) -> Iterator[float]:
 
 
 def live(rng: np.random.Generator, up_s: Floats) -> float:
-    """Returns the total time per second of saved work, with a new `Cadence` after every interruption."""
+    """Runs a training that is interrupted after each of the times `up_s` and restarts with a new `Cadence`.
+
+    Returns the time that passes per second of work that was saved, as a ratio of at least 1.
+    """
     done_s, told = 0.0, mtbf(gang_mtbf_s=LIVE_MTBF_S)
     for up in up_s:
         now_s, saved, saves = 0.0, 0, _saves(rng)

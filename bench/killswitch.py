@@ -41,7 +41,6 @@ from agent.bpf import VALUE, Hook, Instruction, Op, Program, ProgramType, Shared
 from agent.network.edge import Edge
 from bench import killswitch_launches
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, collector_off
-from bench.killswitch_node import PRIORITY, REQUEST_BYTES
 from bench.killswitch_server import (
     BEGUN_BYTES,
     BEGUN_NS,
@@ -53,6 +52,7 @@ from bench.killswitch_server import (
     SHARED_BYTES,
     shared,
 )
+from bench.killswitch_traffic import PRIORITY, REQUEST_BYTES
 from bench.network_lab import SUBNET, ip, lab, nodes
 from domain.traffic import TrafficClass
 
@@ -212,7 +212,7 @@ def _machine() -> Iterator[_Machine]:
         stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
         machine_cpu, peer_cpu = _two_cpus()
         os.sched_setaffinity(0, {machine_cpu})
-        (peer,) = stack.enter_context(nodes(1, "bench.killswitch_node"))
+        (peer,) = stack.enter_context(nodes(1, "bench.killswitch_traffic"))
         ip("addr", "add", f"{_ADDRESS}/24", "dev", peer.port)
         edge = Edge(peer.port, _PORTS)
         stack.callback(edge.close)

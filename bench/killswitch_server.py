@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench.killswitch_node import REQUEST_BYTES, STAMP
+from bench.killswitch_traffic import REQUEST_BYTES, STAMP
 
 FLAG, BEGUN_NS, BEGUN_BYTES, DONE_NS, DONE_BYTES, CLOSED_NS, SERVED = range(7)
 """Numbers of the values in the shared file, 8 bytes each: the flag; when the refusal began (0: not) and the bytes of

@@ -22,7 +22,10 @@ from tetris.replicas import Parts, candidate_regions, jobs_without_region
 
 @dataclass(frozen=True, slots=True)
 class ReplicaWeights:
-    """Weights of the three terms of replicas. For scale: the other terms are below 1 for a good plan."""
+    """Weights of three terms of the cost, which count what replicas are for (`ReplicaCost`).
+
+    The terms without a weight are below 1 for a good plan.
+    """
 
     nowhere: float = 10.0
     recovery: float = 1.0
@@ -31,7 +34,7 @@ class ReplicaWeights:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCost:
-    """The cost of homes and replicas: the unweighted terms, and their weighted sum."""
+    """The cost of a plan: its terms, each before it is weighted, and `total`, their weighted sum."""
 
     read: float
     gpu: float

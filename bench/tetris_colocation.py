@@ -36,7 +36,7 @@ def without_replicas(columns: Columns, home: Ints) -> Placement:
 
 
 def with_replicas(columns: Columns, home: Ints) -> Placement:
-    """Returns the placement of the homes and of the replicas for them."""
+    """Returns where each table is stored: its home, and the replicas that Tetris adds to the homes `home`."""
     return Placement(replicate(columns, home, ReplicaPolicy()).held)
 
 

@@ -4,7 +4,7 @@ import click
 from pydantic import BaseModel
 
 from domain.documents import json_schema
-from research.reclaim.documents import ScenarioDocument
+from research.reclaim.scenario_files import ScenarioDocument
 from research.traces.fleet import SimulatedFleet
 from server.schemas import printed
 

@@ -22,11 +22,12 @@ def take(machines: Machines, need: Need, rows: I4, tasks: I8, sign: int) -> None
 
 @compiled
 def group_rows(machines: Machines, cluster: int, wanted: int) -> tuple[int, int, int]:
-    """Returns the rows of one cluster's machines that a job may use: first, last, and end of the preferred tier.
+    """Returns which rows of `machines` a job may use in one cluster: the first row, the end, and the end of those that
+    are preferred. Without such a machine the result is (0, 0, 0).
 
-    If there are none, the result is (0, 0, 0). `wanted` is a number of `Region.type_numbers`. A job without GPUs may
-    use all machines of the cluster, but machines with GPUs only if those without GPUs (the preferred tier) do not
-    suffice.
+    A job with GPUs may use the machines with its GPU type; none is preferred. A job without GPUs may use all machines,
+    and those without GPUs, which come first, are preferred. `wanted` is the number of the GPU type
+    (`Region.type_numbers`), or `NO_TYPE`.
     """
     first, last = machines.cluster_at[cluster], machines.cluster_at[cluster + 1]
     if wanted == NO_TYPE:

@@ -18,7 +18,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.capacity.pools import Pools
 from activities.leader import Leader, lead
 from activities.lifecycle.unattended import Suspects, Unattended
-from capacity.auditing import LedgerDifferences, LedgerEntry, compare
+from capacity.ledger_audit import LedgerDifferences, LedgerEntry, compare
 from capacity.offers import Offer
 from capacity.provider import FoundMachine, Provider, ProviderUnavailable
 from capacity.providers.registry import STATIC

@@ -300,9 +300,10 @@ def close_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: st
 
 
 def end_left_instances(session: Session, row: ServiceRow) -> None:
-    """Ends the instances of replicas that have ended, if they were not told to end before.
+    """Ends the machines (instances) that were launched for a replica of the service that has ended.
 
-    Whatever happened between the decisions, no machine stays without a replica.
+    The decision that ends a replica normally also ends its machine. This finds the machines for which that was missed,
+    for example because a worker was killed, so that none is paid for without a replica.
     """
     left = session.execute(
         select(InstanceRow.id, ServiceReplica.number)

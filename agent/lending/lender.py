@@ -14,9 +14,9 @@ from agent.config import AgentConfig
 from agent.gpus import GpuUse, gpu_use
 from agent.lending.hours import LendingHours
 from agent.lending.leaving_tasks import PERIOD_S, LeavingTask, leaving_task, view
+from agent.lending.owner_record import LendingFile, OwnerRecord, in_time
 from agent.lending.owner_request import OwnersWord
 from agent.lending.polls import Polls
-from agent.lending.record import LendingFile, OwnerRecord, in_time
 from agent.lending.task_stop import Stopping
 from agent.locks import StartLocks
 from agent.notices import MachineNotices

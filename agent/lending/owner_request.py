@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import records
-from agent.lending.record import WORD, LendingFile, OwnerRecord, write_record
+from agent.lending.owner_record import WORD, LendingFile, OwnerRecord, write_record
 from agent.state import read_json
 
 _TAKEN = f"{WORD}.taken."

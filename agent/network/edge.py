@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Self
 
 from agent.bpf import HashMap, Hook, ProgramType, SharedMemory, link, load
-from agent.network import programs
-from agent.network.programs import FLOW, FLOW_KEY, FLOWS, MARKED
+from agent.network import interface_programs
+from agent.network.interface_programs import FLOW, FLOW_KEY, FLOWS, MARKED
 from domain.traffic import TrafficClass
 
 
@@ -85,8 +85,8 @@ class KillSwitch:
     """
 
     def __init__(self, memory: memoryview, *, in_kernel: bool) -> None:
-        self._flag = memory[programs.ON : programs.ON + 4].cast("I")
-        self._dropped = memory[programs.DROPPED : programs.DROPPED + 8].cast("Q")
+        self._flag = memory[interface_programs.ON : interface_programs.ON + 4].cast("I")
+        self._dropped = memory[interface_programs.DROPPED : interface_programs.DROPPED + 8].cast("Q")
         self.in_kernel = in_kernel
         """Whether the kernel drops packets. Otherwise the flag is only for the agent's own checks."""
 
@@ -123,7 +123,7 @@ class Edge:
         self.interface = interface
         link_bytes = _link_bytes(interface)
         with ExitStack() as opened:
-            shared = SharedMemory(programs.MEMORY_BYTES, "mizzen_edge")
+            shared = SharedMemory(interface_programs.MEMORY_BYTES, "mizzen_edge")
             opened.callback(shared.close)
             self._flows = HashMap(FLOW_KEY.size, FLOW.size, FLOWS, "mizzen_flows")
             opened.callback(self._flows.close)
@@ -131,11 +131,11 @@ class Edge:
             for port in ports:
                 if not 0 < port < 1 << 16:
                     raise ValueError(f"port {port}: must be within 1 to 65535")
-                memory[programs.PORTS + port] = 1
+                memory[interface_programs.PORTS + port] = 1
             index = socket.if_nametoindex(interface)
             for hook, program in (
-                (Hook.TCX_INGRESS, programs.ingress(shared.map)),
-                (Hook.TCX_EGRESS, programs.egress(shared.map, self._flows.map, link_bytes)),
+                (Hook.TCX_INGRESS, interface_programs.ingress(shared.map)),
+                (Hook.TCX_EGRESS, interface_programs.egress(shared.map, self._flows.map, link_bytes)),
             ):
                 descriptor = load(program, ProgramType.SCHED_CLS, hook, "mizzen_edge")
                 try:
@@ -144,8 +144,8 @@ class Edge:
                     os.close(descriptor)
             self._opened = opened.pop_all()
         self.kill_switch = KillSwitch(memory, in_kernel=True)
-        self._received = memory[programs.RECEIVED : programs.SENT].cast("Q")
-        self._sent = memory[programs.SENT : programs.PORTS].cast("Q")
+        self._received = memory[interface_programs.RECEIVED : interface_programs.SENT].cast("Q")
+        self._sent = memory[interface_programs.SENT : interface_programs.PORTS].cast("Q")
 
     def add(self, flow: MigrationFlow, number: int, priority: int) -> None:
         """Puts the packets of `flow` in an HTB class (`priority`), and counts them as `number` (1 to `FLOWS` - 1).
@@ -172,7 +172,7 @@ class Edge:
         return Sent(*self._sent[number * 4 : number * 4 + 3])
 
     def close(self) -> None:
-        """Detaches the programs. Idempotent."""
+        """Detaches the interface_programs. Idempotent."""
         self._opened.close()
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from agent.network.edge import Edge, KillSwitch, MigrationFlow, Sent
-from agent.network.programs import MEMORY_BYTES
+from agent.network.interface_programs import MEMORY_BYTES
 from agent.network.shaping import LinkShare, Shaper
 from domain.traffic import OVERHEAD_SHARE, TrafficClass
 

@@ -7,8 +7,8 @@
         `-- ...
 
 The qdisc is only there while there are flows. It replaces only the qdisc that the kernel installs by itself; if
-another program has configured one, the shaper refuses. The egress program (`agent/network/programs.py`) puts packets
-into the classes. A guardian process removes the qdisc if this process ends without doing so.
+another program has configured one, the shaper refuses. The egress program (`agent/network/interface_programs.py`) puts
+packets into the classes. A guardian process removes the qdisc if this process ends without doing so.
 
 Rates are bytes on the wire per second. `Shaper.overhead_share` says how many of them are headers: an admission that
 starts from the sizes of checkpoints must add them.
@@ -33,7 +33,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from agent.network import guardian
 from agent.network.edge import Edge, MigrationFlow, Sent
 from agent.network.guardian import HANDLE, READY, remove_shaping
-from agent.network.programs import FLOWS
+from agent.network.interface_programs import FLOWS
 from domain.traffic import OVERHEAD_SHARE
 
 _FOLDER = Path("/run")

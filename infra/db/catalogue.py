@@ -104,7 +104,8 @@ class StorageFull(CatalogueError):
 
 
 def no_room(session: Session, region: str, more_bytes: int, *, lock: bool = False) -> NoRoom | None:
-    """Checks whether `more_bytes` fit into a region's storage. Returns None if they fit or the storage is not set.
+    """Checks whether `more_bytes` fit into a region's storage. Returns None if they fit, or if the region's storage has
+    no limit; else the sizes that show that they do not.
 
     `lock` locks the region's row, so that concurrent transactions that add data there wait for the end of this one. The
     lock must be taken before locks of tables.

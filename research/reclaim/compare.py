@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from research.reclaim.documents import ScenarioDocument, build
 from research.reclaim.engine import simulate
 from research.reclaim.knowledge import SiteKnowledge
 from research.reclaim.scenario import LendingScenario
+from research.reclaim.scenario_files import ScenarioDocument, build
 from research.reclaim.systems import System
 
 SUMMED = ("loss_gpu_h", "emergency_loss_gpu_h", "clairvoyant_gpu_h", "hits", "emergencies", "early_moves", "finished")

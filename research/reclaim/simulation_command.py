@@ -8,8 +8,8 @@ from rich.console import Console
 from infra.errors import ConfigurationError
 from research.reclaim.commands import ReclaimOptions
 from research.reclaim.compare import Runner, figures
-from research.reclaim.documents import read
 from research.reclaim.results import Results
+from research.reclaim.scenario_files import read
 from research.reclaim.systems import ABLATION, SYSTEMS, TABLE_3, System
 from research.reclaim.tables import tables
 from research.reclaim.traces import ScenarioError

@@ -125,7 +125,10 @@ def solve_optimum(
     parameters.SetDoubleParam(parameters.RELATIVE_MIP_GAP, gap)
     status = model.Solve(parameters)
     if status not in (model.OPTIMAL, model.FEASIBLE):
-        raise OptimumError(f"no plan was found for availability {availability:g}, cold start {cold_s:g} s")
+        raise OptimumError(
+            f"no plan with an availability of {availability:g} was found within {limit_s:g} s of computing, for"
+            f" replicas that need {cold_s:g} s to start"
+        )
     most = price * target * whole_s
     reached_s = sum(length for length, one in zip(lengths, met, strict=True) if one.solution_value() > 0.5)
     return Optimum(model.Objective().Value() / most, model.Objective().BestBound() / most, reached_s / whole_s)

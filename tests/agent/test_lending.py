@@ -21,9 +21,9 @@ from agent.config import AgentConfig
 from agent.host import serve
 from agent.lending.hours import LendingHours
 from agent.lending.lender import Lender
+from agent.lending.owner_record import LendingFile, OwnerRecord
 from agent.lending.owner_request import FileWithoutAgent, OwnersWord
 from agent.lending.owner_socket import open_socket, serve_owner, socket_path
-from agent.lending.record import LendingFile, OwnerRecord
 from agent.locks import StartLocks
 from agent.notices import MachineNotices
 from agent.shim import boot_time_s

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from capacity.auditing import LedgerDifferences, LedgerEntry, compare
+from capacity.ledger_audit import LedgerDifferences, LedgerEntry, compare
 from capacity.offers import Offer, Shape
 from capacity.pools import Changes, Instance, Pool, changes, cluster_of
 from capacity.provider import FoundMachine

@@ -16,7 +16,6 @@ _CLASSES = {
 }
 _GERUNDS = {
     "annealing": "simulated annealing, the algorithm",
-    "auditing": "audits of providers, as the field says it",
     "bursting": "cloud bursting, the field's term",
     "disk_recording": "a recording of a disk",
     "housekeeping": "a noun",

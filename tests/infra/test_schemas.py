@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from domain.documents import RuleError, json_schema, read
 from infra.stack.fleet import Fleet
 from research import schemas
-from research.reclaim.documents import ScenarioDocument
+from research.reclaim.scenario_files import ScenarioDocument
 from research.traces.fleet import SimulatedFleet
 from server.commands import group
 from tests.schemas import check_equal, compare

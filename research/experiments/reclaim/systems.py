@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from research.reclaim.compare import Runner
-from research.reclaim.documents import read
+from research.reclaim.scenario_files import read
 from research.reclaim.systems import SYSTEMS, System
 
 _ALIASES = ("p1+p2+p3", "p1+p2", "p1+p3")

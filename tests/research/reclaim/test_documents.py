@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from research.reclaim.documents import ScenarioDocument, build, read
 from research.reclaim.engine import simulate
 from research.reclaim.scenario import DAY_S
+from research.reclaim.scenario_files import ScenarioDocument, build, read
 from research.reclaim.systems import SYSTEMS
 from research.reclaim.traces import ScenarioError, read_csv, read_failure_trace
 

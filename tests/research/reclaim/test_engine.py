@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from research.reclaim.documents import ScenarioDocument, build
 from research.reclaim.engine import simulate
 from research.reclaim.network import max_min
 from research.reclaim.scenario import LendingScenario, Traffic
+from research.reclaim.scenario_files import ScenarioDocument, build
 from research.reclaim.state import STALL_SHARE
 from research.reclaim.systems import SYSTEMS, StorePlacement, System
 from tests.research.reclaim.tiny import HOUR_S, LOCAL_BYTES_S, scenario
