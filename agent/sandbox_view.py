@@ -20,7 +20,8 @@ _RUN = ("/run/systemd/resolve", "/run/resolvconf", "/run/nvidia-persistenced")
 _FOLDER = ("--perms", "0755", "--dir")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _TOO_WIDE = ("/", "/proc", "/dev", "/tmp", "/var/tmp", "/run", "/home", "/root", "/var")
-_ACCELERATORS = ("/dev/nvidia*", "/dev/infiniband")
+_ACCELERATORS = ("/dev/nvidia*", "/dev/kfd", "/dev/dri", "/dev/accel*", "/dev/vfio", "/dev/neuron*", "/dev/infiniband")
+"""Devices of NVIDIA, AMD, Google and AWS, and of networks that they use directly."""
 
 
 def bubblewrap() -> str | None:
