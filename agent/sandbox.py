@@ -16,6 +16,7 @@ survives the last shim, whatever killed it. Uses the standard library only, beca
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -123,11 +124,16 @@ def hold(folder: str, command: Sequence[str]) -> Sandbox:
                 os.mkdir(path)
             os.chmod(path, 0o1777)
         return _opened(folder, lock, _holder(folder) or _start(folder, command))
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(folder)
         os.close(lock)
+        if isinstance(error, PermissionError) and error.errno == errno.EACCES:
+            # Landlock lets no process into the namespaces of another scope.
+            raise PermissionError(
+                errno.EACCES, "the process that started the attempt's first task was killed"
+            ) from None
         raise
     finally:
         if making >= 0:

@@ -223,7 +223,8 @@ def start(run: RunFolder, launch: TaskLaunch) -> None:
         return
     with open(run.path / "shim.log", "ab", opener=private) as log:
         try:
-            failed = start_shim(run.path, json.dumps(launch.to_json()).encode(), log.fileno())
+            body = json.dumps(launch.to_json()).encode()
+            failed = start_shim(run.path, body, log.fileno(), sandboxed=launch.sandbox is not None)
         except NoZygote as error:
             raise NotStarted(f"task {run.run_id} could not be started: {error}") from None
     if inspect(run) is TaskState.ABSENT and not _recorded(run):

@@ -57,10 +57,10 @@ class _Zygote:
         ours.settimeout(_SEND_S)
         return cls(ours, identity)
 
-    def ask(self, folder: Path, descriptors: list[int]) -> bool:
+    def ask(self, message: bytes, descriptors: list[int]) -> bool:
         """Requests a shim; returns False if the request cannot be sent."""
         with self.sending, contextlib.suppress(OSError):
-            socket.send_fds(self.socket, [os.fsencode(folder)], descriptors)
+            socket.send_fds(self.socket, [message], descriptors)
             return True
         return False
 
@@ -89,14 +89,14 @@ class _Starter:
         self._lock = threading.Lock()
         self._zygote: _Zygote | None = None
 
-    def start(self, folder: Path, launch: bytes, complaints: int) -> int:
+    def start(self, message: bytes, launch: bytes, complaints: int) -> int:
         """Implements `start_shim`."""
         for answer_s in _ANSWER_S:
             with self._lock:
                 if self._zygote is None:
                     self._zygote = _Zygote.start()
                 current = self._zygote
-            reported = _ask(current, folder, launch, complaints, answer_s)
+            reported = _ask(current, message, launch, complaints, answer_s)
             if reported is not None:
                 return reported
             with self._lock:
@@ -112,7 +112,7 @@ class _Starter:
             self._zygote.socket.close()
 
 
-def _ask(asked: _Zygote, folder: Path, launch: bytes, complaints: int, answer_s: float) -> int | None:
+def _ask(asked: _Zygote, message: bytes, launch: bytes, complaints: int, answer_s: float) -> int | None:
     """Requests a shim and sends it the launch. Returns the errno that was reported, or 0 if there was no error.
 
     Returns None if no shim responded within `answer_s`. A shim that responds later does not get the launch.
@@ -123,7 +123,7 @@ def _ask(asked: _Zygote, folder: Path, launch: bytes, complaints: int, answer_s:
         try:
             stack.callback(os.close, report)
             sending = stack.enter_context(open(giving, "wb", buffering=0))
-            sent = asked.ask(folder, [theirs, reporting, complaints])
+            sent = asked.ask(message, [theirs, reporting, complaints])
         finally:
             os.close(theirs)
             os.close(reporting)
@@ -156,9 +156,9 @@ def _rest(descriptor: int) -> bytes:
 _starter = _Starter()
 
 
-def start_shim(folder: Path, launch: bytes, complaints: int) -> int:
+def start_shim(folder: Path, launch: bytes, complaints: int, *, sandboxed: bool) -> int:
     """Starts the shim of the run in `folder` with `launch` (JSON). The shim writes its errors to the descriptor
-    `complaints`.
+    `complaints`. `sandboxed`: the launch has a sandbox.
 
     Returns when the shim has recorded the task, has refused it, or has ended. Returns the errno of the system call that
     failed, or 0. Thread-safe.
@@ -167,7 +167,8 @@ def start_shim(folder: Path, launch: bytes, complaints: int) -> int:
         NoZygote: no shim was started, and none will be.
         OSError: this process has too many open files, or cannot start another process.
     """
-    return _starter.start(folder, launch, complaints)
+    message = (zygote.SANDBOXED if sandboxed else zygote.PLAIN) + os.fsencode(folder)
+    return _starter.start(message, launch, complaints)
 
 
 def _forget() -> None:

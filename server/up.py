@@ -15,7 +15,7 @@ from infra.stack.fleet import Fleet, load_fleet
 from infra.stack.lock import data_folder
 from mizzen.cli.formats import plural
 from mizzen.objects.urls import check_url
-from server.agents import fleet_isolation
+from server.agents import FleetIsolation, fleet_isolation
 
 
 def _say(line: str) -> None:
@@ -52,7 +52,6 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
             forget_unreadable_secrets=forget_unreadable_secrets,
             why_shared=isolation.why_shared,
         )
-        _say(f"isolation of tasks: {isolation}")
         starting = asyncio.create_task(stack.start())
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(stack.supervisor.until_failed())
@@ -60,7 +59,7 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
             await asyncio.wait({starting, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
-                _show(stack)
+                _show(stack, isolation)
                 await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
                 _say("stopping: workloads save checkpoints")
             if failed.done():
@@ -84,13 +83,14 @@ def _check_stores(fleet: Fleet) -> None:
                     raise ConfigurationError(f"cluster {region.name}/{cluster.name}: store_url: {error}") from None
 
 
-def _show(stack: EmbeddedStack) -> None:
+def _show(stack: EmbeddedStack, isolation: FleetIsolation) -> None:
     key_file = stack.data_dir / OPERATOR_KEY_FILE
     machines = stack.fleet.machines()
     _say(f"mizzen is up: {plural(len(stack.fleet.regions), 'region')}, {plural(len(machines), 'machine')}")
     _say(f"  API        {stack.api_url}  (docs: {stack.api_url}/docs)")
     if stack.ui_url:
         _say(f"  Temporal   {stack.ui_url}")
+    _say(f"  isolation  {isolation}")
     _say(f"  logs       {stack.data_dir / 'run' / 'log'}")
     _say(f"  first use  mizzen login {stack.api_url} --key - < {key_file}")
     _say("Ctrl-C saves workloads and stops mizzen; they continue at the next `mizzen up` with the same folder.")

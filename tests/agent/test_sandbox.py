@@ -11,7 +11,7 @@ from signal import SIGKILL
 import pytest
 
 import agent
-from agent import sandbox
+from agent import sandbox, tasks
 from agent.host import tidy
 from agent.isolation import TENANT_UIDS, choose, why_not
 from agent.sandbox_view import bubblewrap, check_path, sandbox_command
@@ -20,7 +20,17 @@ from agent.tasks import RunFolder
 from domain.isolation import Isolation
 from domain.protocol.machines import NodeOutcome
 from infra.errors import ConfigurationError
-from tests.agent.harness import Lab, description, processes_of, until_async
+from tests.agent.harness import (
+    PYTHON,
+    Lab,
+    description,
+    ended,
+    process_name,
+    processes_of,
+    task_launch,
+    until,
+    until_async,
+)
 from tests.agent.test_lending import OWNER, _lent, _mizzen
 
 PLACES = ("/tmp", "/var/tmp", "/dev/shm")
@@ -118,6 +128,33 @@ async def test_a_task_has_pseudo_terminals_of_its_own(lab: Lab) -> None:
     assert lab.folder_of(launch, config).output.read_text().split() == ["/dev/pts/0", "0", "ptmx"]
 
 
+async def test_abstract_sockets_belong_to_an_attempt(lab: Lab) -> None:
+    """The tasks of an attempt meet there, also those that another agent has started; other attempts' tasks do not."""
+    config, name = lab.config(isolation=Isolation.SANDBOX), f"x{uuid.uuid4().hex}"
+    serve = f"""exec {PYTHON} -c 'import socket, time
+server = socket.socket(socket.AF_UNIX); server.bind("\\0{name}"); server.listen()
+open("serves", "w").close()
+while True: server.accept()[0].close()'"""
+    ask = f"""{PYTHON} -c 'import socket
+try:
+    socket.socket(socket.AF_UNIX).connect("\\0{name}"); print("reached")
+except OSError as error: print(error.strerror)'"""
+    launch = description(lab.region, config, serve, f"until [ -e go ]; do sleep 0.05; done; {ask}")
+    other = description(lab.region, config, ask)
+    for each in (launch, other):
+        lab.write(each)
+    runs = [lab.folder_of(launch, config, task=task) for task in (0, 1)]
+    async with lab.agent(config):
+        await lab.run(launch, config.machine)
+        await until_async(lambda: (runs[0].work / "serves").exists() and runs[1].identities())
+        (runs[1].work / "go").touch()
+        await until_async(runs[1].exit)
+        await (await lab.run(other, config.machine)).result(NodeOutcome)
+        await lab.stop(launch, config.machine, 1.0)
+    assert runs[1].output.read_text() == "reached\n"
+    assert lab.folder_of(other, config).output.read_text() == "Operation not permitted\n"
+
+
 async def test_a_killed_shim_leaves_nothing(lab: Lab) -> None:
     """The agent removes the folders of an attempt whose shim was killed, and the sandbox ends with it."""
     config = lab.config(isolation=Isolation.SANDBOX)
@@ -132,6 +169,29 @@ async def test_a_killed_shim_leaves_nothing(lab: Lab) -> None:
         await running.result(NodeOutcome)
     assert not _private(run).exists()
     await until_async(lambda: not _holders(lab.folder))
+
+
+def test_a_killed_zygote_of_an_attempt_ends_no_task(tmp_path: Path) -> None:
+    """Its task goes on and is stopped as usual. No further task starts in the sandbox, which would be in no scope."""
+    attempt = tmp_path / "wl-1.1"
+    runs = [RunFolder(attempt / f"main.{task}", "wl-1", 1, "main", task) for task in (0, 1)]
+    for run in runs:
+        run.work.mkdir(parents=True)
+    command = _command(attempt / "private", tmp_path)
+    launches = [
+        task_launch(run, "sleep", "600", sandbox={"folder": str(attempt / "private"), "command": command})
+        for run in runs
+    ]
+    tasks.start(runs[0], launches[0])
+    (pid,) = [pid for pid in processes_of(attempt / "private") if process_name(pid) == "mizzen-attempt"]
+    os.kill(pid, SIGKILL)
+    until(lambda: pid not in processes_of(tmp_path))
+    with pytest.raises(tasks.NotStarted, match="the process that started the attempt's first task was killed"):
+        tasks.start(runs[1], launches[1])
+    assert tasks.inspect(runs[0]) is tasks.TaskState.RUNNING
+    tasks.request_stop(runs[0], 5.0, told=True)
+    assert ended(runs[0]).signal == 15
+    until(lambda: not processes_of(tmp_path) and not (attempt / "private").exists())
 
 
 async def test_a_killed_holder_ends_its_tasks(lab: Lab) -> None:
@@ -245,10 +305,10 @@ def test_paths_that_are_not_folders_for_tasks_are_refused(path: str) -> None:
     assert check_path("/mnt/data:rw") == ("/mnt/data", True)
 
 
-def _command(private: Path) -> list[str]:
+def _command(private: Path, *writes: Path) -> list[str]:
     program = bubblewrap()
     assert program is not None
-    return sandbox_command(program, private, reads=[], writes=[])
+    return sandbox_command(program, private, reads=[], writes=map(str, writes))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can read as another user")

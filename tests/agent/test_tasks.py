@@ -270,7 +270,7 @@ def test_a_shim_that_comes_late_does_nothing(tmp_path: Path, stopped: bool) -> N
         tasks.start(run, launch)
         ended(run)
     with (run.path / "shim.log").open("ab") as log:
-        assert start_shim(run.path, json.dumps(launch.to_json()).encode(), log.fileno()) == 0
+        assert start_shim(run.path, json.dumps(launch.to_json()).encode(), log.fileno(), sandboxed=False) == 0
     until(lambda: processes_of(tmp_path) == [])
     assert (run.work / "starts").exists() is not stopped
     assert stopped or (run.work / "starts").read_text() == "x"

@@ -127,7 +127,7 @@ def test_a_shim_that_nobody_waits_for_starts_nothing(tmp_path: Path) -> None:
     with (run.path / "shim.log").open("ab") as log:
         os.close(giving)
         os.close(report)
-        assert current.ask(run.path, [theirs, reporting, log.fileno()])
+        assert current.ask(zygote.PLAIN + os.fsencode(run.path), [theirs, reporting, log.fileno()])
     os.close(theirs)
     os.close(reporting)
     tasks.start(run, python(run, "open('starts', 'a').write('x')"))
@@ -271,7 +271,7 @@ def test_a_fork_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
     report, reporting = os.pipe()
     with (tmp_path / "shim.log").open("ab") as log, monkeypatch.context() as patch:
         patch.setattr(os, "fork", refuse)
-        zygote._fork(str(tmp_path), -1, reporting, log.fileno(), (0, 0))
+        zygote._fork(str(tmp_path), [-1, reporting, log.fileno()], (0, 0))
     os.close(reporting)
     with open(report, "rb") as file:
         assert file.read() == str(errno.EAGAIN).encode()
@@ -295,7 +295,9 @@ def test_a_forked_process_has_a_zygote_of_its_own(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:
         with (run.path / "shim.log").open("ab") as log:
-            code = start_shim(run.path, json.dumps(task_launch(run, "true").to_json()).encode(), log.fileno())
+            code = start_shim(
+                run.path, json.dumps(task_launch(run, "true").to_json()).encode(), log.fileno(), sandboxed=False
+            )
         os.write(reporting, f"{code} {len(zygotes())}".encode())
         os._exit(0)
     os.waitpid(pid, 0)

