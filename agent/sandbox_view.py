@@ -15,8 +15,8 @@ from pathlib import Path
 from agent.sandbox import FOLDERS
 
 _SYSTEM = ("/usr", "/etc", "/opt", "/sys", "/nix", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_RUN = ("/run/systemd/resolve", "/run/resolvconf", "/run/nvidia-persistenced")
-"""Folders in `/run` that name resolution and the driver of GPUs need."""
+_RESOLVER = "/etc/resolv.conf"
+_GPU_DAEMON = "/run/nvidia-persistenced"
 _FOLDER = ("--perms", "0755", "--dir")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _TOO_WIDE = ("/", "/proc", "/dev", "/tmp", "/var/tmp", "/run", "/home", "/root", "/var")
@@ -57,8 +57,10 @@ def sandbox_command(
     # bubblewrap would make missing folders above a path with mode 0700.
     for path in ("/run", "/var"):
         arguments += [*_FOLDER, path]
-    for path in _RUN:
-        arguments += ["--ro-bind-try", path, path]
+    # The file is often a link into a folder in /run, in which it is replaced when the network changes.
+    for path in (os.path.dirname(os.path.realpath(_RESOLVER)), _GPU_DAEMON):
+        if path.startswith("/run/") and os.path.isdir(path):
+            arguments += [*_above(path, _SYSTEM), "--ro-bind", path, path]
     arguments += ["--proc", "/proc", *_devices(root=root)]
     size = ["--size", str(shm_bytes)] if shm_bytes else []
     arguments += ["--perms", "1777", *size, "--tmpfs", "/dev/shm"]
@@ -74,10 +76,7 @@ def sandbox_command(
                 place != real and _is_below(_link(place), places)
             ):
                 continue
-            for above in reversed(Path(place).parents[:-1]):
-                if not _is_below(str(above), places):
-                    arguments += [*_FOLDER, str(above)]
-            arguments += [mode, real, place]
+            arguments += [*_above(place, places), mode, real, place]
             places[place] = None
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
 
@@ -97,6 +96,12 @@ def _devices(*, root: bool) -> list[str]:
         for path in sorted(glob.glob(pattern)):
             found += ["--dev-bind", path, path]
     return found
+
+
+def _above(path: str, places: Iterable[str]) -> list[str]:
+    """Returns arguments for the folders above `path`, but those in `places`, which exist."""
+    missing = [str(folder) for folder in reversed(Path(path).parents[:-1]) if not _is_below(str(folder), places)]
+    return [argument for folder in missing for argument in (*_FOLDER, folder)]
 
 
 def _link(path: str) -> str:
