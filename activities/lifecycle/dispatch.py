@@ -26,6 +26,7 @@ from domain.protocol.data import ON_DEMAND, ReplicateTable, Scrub
 from domain.protocol.mail import Mail, MailKind
 from domain.protocol.services import ServiceRef
 from infra.config.scheduling import CapacitySettings, SchedulerSettings
+from infra.db import notifications
 from infra.db.logs import Outbox
 from infra.db.notifications import notified
 from infra.db.outbox import CHANNEL
@@ -128,7 +129,7 @@ class Dispatcher:
     async def _listen(self) -> None:
         while True:
             try:
-                async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
+                async with await notifications.connect(self._url) as connection:
                     await connection.execute(f"listen {CHANNEL}")
                     while True:
                         self._due.set()  # In the first round, finds mail from before this connection listened.

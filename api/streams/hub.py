@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from api.auth import Caller
 from api.problems import HttpProblem, ProblemType, over_limit
 from infra.config.services import LimitSettings
-from infra.db import events
+from infra.db import events, notifications
 from infra.db.events import Cursor
 from infra.db.notifications import notified
 from infra.db.session import in_db
@@ -164,9 +164,7 @@ class Hub:
         url = self._engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
         while True:
             try:
-                connection = await psycopg.AsyncConnection.connect(
-                    url, autocommit=True, connect_timeout=5, application_name="mizzen-api-listener"
-                )
+                connection = await notifications.connect(url, connect_timeout=5, application_name="mizzen-api-listener")
                 async with connection:
                     await connection.execute(f"listen {events.CHANNEL}")
                     cursor = await in_db(self._engine, events.position)

@@ -7,6 +7,23 @@ from typing import Any
 import psycopg
 
 
+async def connect(url: str, **options: Any) -> psycopg.AsyncConnection[Any]:
+    """Returns a new connection in autocommit mode. If the caller is cancelled meanwhile, none stays open.
+
+    psycopg's own `connect` leaves its connection to the garbage collector then.
+
+    Raises:
+        psycopg.OperationalError: the server cannot be reached.
+    """
+    connecting = asyncio.ensure_future(psycopg.AsyncConnection.connect(url, autocommit=True, **options))
+    try:
+        return await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        with suppress(psycopg.Error):
+            (await connecting).pgconn.finish()
+        raise
+
+
 async def notified(connection: psycopg.AsyncConnection[Any], timeout_s: float | None = None) -> bool:
     """Waits for a notification on a listening connection. Returns False if none arrives within `timeout_s` seconds.
 

@@ -24,7 +24,7 @@ async def test_tenant_is_made_and_replaced(world: ApiWorld) -> None:
     body = {"level": 2, "quota": {"gpus": {"a100": 4}, "cpus": 12.5}}
     made = await act(world, "/v1/tenants/robots", body=body, method="PUT")
     assert (made.status_code, made.json()) == (
-        200, {"name": "robots", **body, "used": {"gpus": {}, "cpus": 0.0}},
+        200, {"name": "robots", **body, "used": {"gpus": {}, "cpus": 0.0}, "isolation": None},
     )  # fmt: skip
     replaced = await act(world, "/v1/tenants/robots", body={"level": 3}, method="PUT")
     assert replaced.json()["quota"] == {"gpus": {}, "cpus": None}
@@ -256,7 +256,7 @@ async def test_audit_pages_and_tenants(world: ApiWorld) -> None:
     assert [i["id"] for i in items] == sorted((i["id"] for i in items), reverse=True)
     assert [i["target"] for i in items] == ["speech", *["vision"] * 5]
     assert items[0]["actor"] == "key-operator"
-    assert items[0]["detail"] == {"level": 1, "quota": {"gpus": {}, "cpus": None}}
+    assert items[0]["detail"] == {"level": 1, "quota": {"gpus": {}, "cpus": None}, "isolation": None}
     assert {i["target"] for i in (await get(world, "/v1/audit", "vision"))["items"]} == {"vision"}
     assert len((await get(world, "/v1/audit", "auditor"))["items"]) == 6
 

@@ -1,11 +1,14 @@
 """Waiting for notifications of Postgres."""
 
 import asyncio
+import contextlib
+import gc
 import time
 
 import psycopg
 import pytest
 
+from infra.db import notifications
 from infra.db.notifications import notified
 
 
@@ -62,3 +65,23 @@ async def test_a_cancellation_is_never_lost(database_url: str) -> None:
                 task.cancel()
                 done, _ = await asyncio.wait([task], timeout=5)
                 assert done, f"no end after a cancellation {turns} loop iterations after the notification"
+
+
+async def test_a_cancelled_connect_leaves_no_connection(database_url: str) -> None:
+    """Whenever it is cancelled; an open connection would be reported when it is collected."""
+    for turns in range(12):
+        connecting = asyncio.create_task(notifications.connect(database_url, application_name="left-open"))
+        for _ in range(turns):
+            await asyncio.sleep(0.0005)
+        connecting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await connecting).close()
+    gc.collect()
+    async with await notifications.connect(database_url) as connection:
+        found = "select count(*) from pg_stat_activity where application_name = 'left-open'"
+        for _ in range(100):
+            row = await (await connection.execute(found)).fetchone()
+            if row == (0,):
+                break
+            await asyncio.sleep(0.05)
+        assert row == (0,)
