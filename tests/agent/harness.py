@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from agent import shim, tasks
 from agent.config import AgentConfig
 from agent.host import serve
-from agent.isolation import TENANT_UIDS, choose, why_not
+from agent.isolation import TENANT_UIDS, why_not
 from agent.launch import TaskLaunch
 from agent.tasks import RunFolder
 from domain.ids import CONTROL_QUEUE, launch_key, log_prefix
@@ -41,19 +42,25 @@ from tests.activities.temporal import end_all
 from tests.agent.calls import Call, CallWorkflow, HelloWorkflow
 
 
-def _mode() -> Isolation:
-    uid, asked = TENANT_UIDS[0] if os.geteuid() == 0 else None, os.environ.get("MIZZEN_TEST_ISOLATION")
+def _modes() -> dict[Isolation, str | None]:
+    uid = TENANT_UIDS[0] if os.geteuid() == 0 else None
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o711)
-        if asked is None:
-            return choose(None, Path(folder), uid=uid, is_lent=False)[0]
-        if (why := why_not(Isolation(asked), Path(folder), uid)) is not None:
-            pytest.skip(why, allow_module_level=True)
-        return Isolation(asked)
+        return {mode: why_not(mode, Path(folder), uid) for mode in Isolation}
 
 
-MODE = _mode()
+WHY_NOT = _modes()
+"""Why this machine does not have a mode of isolation; None: it has it."""
+MODE = Isolation(
+    os.environ.get("MIZZEN_TEST_ISOLATION", max((m for m in Isolation if WHY_NOT[m] is None), key=lambda m: m.rank))
+)
 """Mode of isolation of the machines in tests that do not name one: the strongest, or that of `make test-isolation`."""
+needs_sandbox = pytest.mark.skipif(WHY_NOT[Isolation.SANDBOX] is not None, reason=str(WHY_NOT[Isolation.SANDBOX]))
+
+
+def has_scopes() -> bool:
+    """Returns whether the kernel has the scopes of Landlock (its version 6)."""
+    return bool(ctypes.CDLL(None).syscall(444, None, 0, 1) >= 6)
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -218,6 +225,8 @@ class Lab:
 
     def config(self, name: str = "m1", **changes: Any) -> AgentConfig:
         """Returns the configuration of a machine of the region, with a port range that other programs rarely use."""
+        if "isolation" not in changes and (why := WHY_NOT[MODE]) is not None:
+            pytest.skip(f"isolation {MODE}: {why}")
         base = {
             "machine": f"{self.region}/c/{name}",
             "region": self.region,

@@ -25,6 +25,8 @@ from tests.agent.harness import (
     Lab,
     description,
     ended,
+    has_scopes,
+    needs_sandbox,
     process_name,
     processes_of,
     task_launch,
@@ -33,6 +35,7 @@ from tests.agent.harness import (
 )
 from tests.agent.test_lending import OWNER, _lent, _mizzen
 
+pytestmark = needs_sandbox
 PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 ROOT = str(Path(agent.__file__).parents[1])
 
@@ -129,6 +132,7 @@ async def test_a_task_has_pseudo_terminals_of_its_own(lab: Lab) -> None:
     assert lab.folder_of(launch, config).output.read_text().split() == ["/dev/pts/0", "0", "ptmx"]
 
 
+@pytest.mark.skipif(not has_scopes(), reason="this kernel has no scopes of Landlock")
 async def test_abstract_sockets_belong_to_an_attempt(lab: Lab) -> None:
     """The tasks of an attempt meet there, also those that another agent has started; other attempts' tasks do not."""
     config, name = lab.config(isolation=Isolation.SANDBOX), f"x{uuid.uuid4().hex}"
@@ -172,6 +176,7 @@ async def test_a_killed_shim_leaves_nothing(lab: Lab) -> None:
     await until_async(lambda: not _holders(lab.folder))
 
 
+@pytest.mark.skipif(not has_scopes(), reason="this kernel has no scopes of Landlock")
 def test_a_killed_zygote_of_an_attempt_ends_no_task(tmp_path: Path) -> None:
     """Its task goes on and is stopped as usual. No further task starts in the sandbox, which would be in no scope."""
     attempt = tmp_path / "wl-1.1"

@@ -27,7 +27,7 @@ from domain.protocol.activities import Activity
 from domain.protocol.machines import NodeOutcome, RunNode
 from domain.task_reports import NotReadyReport
 from infra.stack.ports import free_port
-from tests.agent.harness import PYTHON, Lab, Pending, description, digest
+from tests.agent.harness import PYTHON, Lab, Pending, description, digest, needs_sandbox
 from tests.agent.test_fleet import agent_of, fleet
 
 SERVER = """
@@ -362,6 +362,7 @@ async def test_a_fixed_port_of_another_program_is_refused(lab: Lab, tmp_path: Pa
 
 
 @needs_maps
+@needs_sandbox
 async def test_a_privileged_port_of_another_user(temporal_address: str, request: pytest.FixtureRequest) -> None:
     """A task that does not run as root can serve on port 80, because another port is bound in its place."""
     root = Path(tempfile.mkdtemp())  # Not below pytest's folder, which only its owner may enter.
