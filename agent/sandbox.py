@@ -22,6 +22,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ _FIRST, _OTHERS = ("user", "pid"), ("ipc", "uts", "mnt")
 """Namespaces in the order in which shims and then tasks join them."""
 _WAITS = "echo; exec flock 0"
 """What the holder runs: it writes that the namespaces are complete, and waits for the lock, which is its input."""
+_ENDING_S = 1.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -146,14 +148,26 @@ def clear(folder: str) -> bool:
         lock = _open(f"{folder}/{_LOCK}")  # Made if it is missing: somebody may have deleted it.
     except FileNotFoundError:
         return not os.path.exists(folder)
+    give_up_s = time.monotonic() + _ENDING_S
     try:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_current(lock, folder):
-                _remove(folder)
+        while not _locked(lock, fcntl.LOCK_EX):
+            # A shim holds a shared lock. A holder that ends has an exclusive one for some milliseconds.
+            if _locked(lock, fcntl.LOCK_SH) or time.monotonic() > give_up_s:
+                return False
+            time.sleep(0.005)
+        if _is_current(lock, folder):
+            _remove(folder)
     finally:
         os.close(lock)
     return not os.path.exists(folder)
+
+
+def _locked(lock: int, kind: int) -> bool:
+    """Takes a lock, unless others hold it."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _start(folder: str, command: Sequence[str]) -> int:
