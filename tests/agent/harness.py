@@ -227,6 +227,7 @@ class Lab:
         """Returns the configuration of a machine of the region, with a port range that other programs rarely use."""
         if "isolation" not in changes and (why := WHY_NOT[MODE]) is not None:
             pytest.skip(f"isolation {MODE}: {why}")
+        mode = changes.get("isolation", MODE)
         base = {
             "machine": f"{self.region}/c/{name}",
             "region": self.region,
@@ -239,7 +240,7 @@ class Lab:
             "state_dir": self.folder / "state" / name,
             "isolation": MODE,
             "paths": (f"{self.folder}:rw",) if MODE is Isolation.SANDBOX else (),
-            "tenant_uids": TENANT_UIDS if os.geteuid() == 0 and MODE is not Isolation.NONE else None,
+            "tenant_uids": TENANT_UIDS if os.geteuid() == 0 and mode is not Isolation.NONE else None,
         }
         if "run_as" in changes:
             base["tenant_uids"] = None
