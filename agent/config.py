@@ -8,7 +8,6 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agent.launch import Owner
-from agent.sandbox_view import check_path
 from domain.ids import is_name, machine_id
 from domain.isolation import Isolation
 from domain.launch import LaunchDescription
@@ -65,8 +64,8 @@ class AgentConfig(BaseModel):
     """Whether tasks may connect to the metadata service of a cloud, which has credentials of the machine
     (`agent.connect_rules`)."""
     paths: tuple[str, ...] = ()
-    """Folders and files of the machine that tasks in a sandbox see, in addition to those that they need; with `:rw`
-    those that they may change."""
+    """Further folders and files of the machine that are visible in sandboxes. They are read-only, unless the entry ends
+    with `:rw`."""
     heartbeat_interval_s: float = Field(5.0, gt=0)
     """Interval of the heartbeats that report the progress of running tasks, in seconds. Each heartbeat costs the
     Temporal server a write."""
@@ -145,8 +144,6 @@ class AgentConfig(BaseModel):
             raise ValueError(f"isolation {self.isolation}: an agent that runs as root needs tenant_uids or run_as")
         if self.isolation is Isolation.USER and os.geteuid() != 0:
             raise ValueError("isolation user: only an agent that runs as root can start tasks as another user")
-        for path in self.paths:
-            check_path(path)
         self.task_owner()
         self.owner_uid()
         return self

@@ -19,11 +19,11 @@ from urllib.parse import unquote, urlsplit
 
 import mizzen
 from agent.launch import Owner
-from agent.sandbox_view import bubblewrap, check_path, existing, sandbox_command
+from agent.sandbox_view import bubblewrap, existing, sandbox_command
 from agent.state import make_folder
 from agent.tasks import RunFolder
 from domain.ids import checkpoint_marker_key, checkpoint_prefix
-from domain.isolation import Isolation
+from domain.isolation import Isolation, sandbox_path
 from domain.launch import LaunchDescription
 from infra.errors import ConfigurationError
 from mizzen.objects.disk import was_made
@@ -51,7 +51,8 @@ if pid == 0:
         os.setgroups([]); os.setgid(told["uid"]); os.setuid(told["uid"])
     if held is not None:
         seccomp.restrict()
-    os.stat(told["folder"] + "/.")
+    if held is None:
+        os.stat(told["folder"] + "/.")  # Sandboxes see folders of tasks wherever these are.
     os.execv(sys.executable, [sys.executable, "-I", "-c", "import mizzen; print('ok')"])
 os.waitpid(pid, 0)
 if held is not None:
@@ -72,7 +73,11 @@ def sandbox_of(
     program = bubblewrap()
     if program is None:
         raise FileNotFoundError("bubblewrap is not installed any more")
-    listed = [check_path(path) for path in paths]
+    listed = [sandbox_path(path) for path in paths]
+    for entry in map(Path, dict(listed)):
+        if not entry.exists() and entry not in _warned:
+            _warned.add(entry)
+            _log.warning("tasks.paths: %s does not exist on this machine, so tasks do not see it", entry)
     tables = [str(path) for uri in launch.tables.values() if (path := _local(uri)) is not None]
     reads = [*_python_paths(), *tables, *(str(run.path) for run in runs), *(path for path, may in listed if not may)]
     writes = [*(str(path) for run in runs for path in (run.work, run.report.parent)), *(p for p, may in listed if may)]
@@ -233,7 +238,7 @@ def why_not(mode: Isolation, state_dir: Path, uid: int | None) -> str | None:
         if program is None:
             return "bubblewrap is not installed"
         private = folder / f"probe.{os.getpid()}"
-        command = sandbox_command(program, private, reads=[*_python_paths(), str(folder)], writes=[])
+        command = sandbox_command(program, private, reads=_python_paths(), writes=[])
         held = {"folder": str(private), "command": command}
     told = {"agent": str(Path(__file__).parents[1]), "sandbox": held, "uid": uid, "folder": str(folder)}
     try:

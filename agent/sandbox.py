@@ -81,8 +81,7 @@ class Sandbox:
         if it is inside.
         """
         try:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _locked(self.lock, fcntl.LOCK_EX):
                 _remove(self.folder)
         finally:
             os.close(self.lock)
@@ -127,8 +126,7 @@ def hold(folder: str, command: Sequence[str]) -> Sandbox:
             os.chmod(path, 0o1777)
         return _opened(folder, lock, _holder(folder) or _start(folder, command))
     except BaseException as error:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _locked(lock, fcntl.LOCK_EX):
             _remove(folder)
         os.close(lock)
         if isinstance(error, PermissionError) and error.errno == errno.EACCES:

@@ -19,7 +19,6 @@ _RESOLVER = "/etc/resolv.conf"
 _GPU_DAEMON = "/run/nvidia-persistenced"
 _FOLDER = ("--perms", "0755", "--dir")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-_TOO_WIDE = ("/", "/proc", "/dev", "/tmp", "/var/tmp", "/run", "/home", "/root", "/var")
 _ACCELERATORS = ("/dev/nvidia*", "/dev/kfd", "/dev/dri", "/dev/accel*", "/dev/vfio", "/dev/neuron*", "/dev/infiniband")
 """Devices of NVIDIA, AMD, Google and AWS, and of networks that they use directly."""
 
@@ -42,7 +41,7 @@ def sandbox_command(
         private: the folder that `hold` gets.
         reads: existing folders and files that are visible, with what is below them. A path of `writes` below one of
             them, or above, has its own mode.
-        writes: those that the tasks may also change, as far as their user may.
+        writes: existing folders and files that are visible and writable. The permissions of files apply.
         shm_bytes: size of `/dev/shm`; 0: half of the machine's memory.
     """
     root = os.geteuid() == 0
@@ -112,20 +111,6 @@ def _link(path: str) -> str:
 def _is_below(path: str, folders: Iterable[str]) -> bool:
     """Whether `path` is one of `folders`, or below one of them."""
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
-
-
-def check_path(text: str) -> tuple[str, bool]:
-    """Returns the path in an entry of `tasks.paths`, and whether tasks may write there (`PATH:rw`).
-
-    Raises:
-        ValueError: the entry is not an absolute path, or hides what a sandbox consists of.
-    """
-    path, separator, mode = text.partition(":")
-    if not path.startswith("/") or os.path.normpath(path) != path.rstrip("/") or (separator and mode != "rw"):
-        raise ValueError(f"{text!r} must be an absolute path without '..', and may end with :rw")
-    if path in _TOO_WIDE or path.startswith("/proc/"):
-        raise ValueError(f"{text!r} is too wide: name the folder that tasks need, for example /mnt/datasets")
-    return path, bool(separator)
 
 
 def existing(paths: Sequence[str]) -> list[str]:

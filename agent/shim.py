@@ -2,8 +2,8 @@
 
 The agent's zygote (`agent.zygote`) forks the shim, in its own session. The launch arrives through a pipe, so that no
 secret is written to a disk. Uses only the standard library and modules of the agent that do so. With a sandbox, the
-shim is in the PID namespace of its task (`agent.sandbox`), so that it adopts what the task leaves, and sees only
-processes of the attempt; the pids in its files are those of the machine.
+shim is in the PID namespace of its task (`agent.sandbox`), because a process can be the subreaper only of processes in
+its own namespace. The files contain the pids that the processes have on the machine, outside the namespace.
 In FOLDER the shim
 
 - holds `lock` (flock) while it lives;

@@ -104,7 +104,8 @@ def _start_for_attempt(path: str, private: str, descriptors: list[int], room: tu
         if os.fork() == 0:
             code = 1
             try:
-                for descriptor in descriptors:  # Of the request. The agent waits until nobody has them open.
+                # The descriptors of the request. The agent waits until they are closed in every process.
+                for descriptor in descriptors:
                     os.close(descriptor)
                 _serve_attempt(listening, private, room)
                 code = 0
@@ -142,10 +143,7 @@ def _serve_attempt(listening: socket.socket, private: str, room: tuple[int, int]
             continue
         with contextlib.suppress(BlockingIOError):
             os.read(ended, 4096)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0] != 0:
-                pass
-        except ChildProcessError:
+        if not _bury():
             return
 
 
@@ -203,11 +201,14 @@ def _read_launch(descriptor: int) -> dict[str, Any] | None:
     return body
 
 
-def _bury(*_: object) -> None:
-    """Handles SIGCHLD: reaps the shims that have ended."""
-    with contextlib.suppress(ChildProcessError):
+def _bury(*_: object) -> bool:
+    """Handles SIGCHLD: reaps the shims that have ended. Returns whether any is left."""
+    try:
         while os.waitpid(-1, os.WNOHANG)[0] != 0:
             pass
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _title_room() -> tuple[int, int]:

@@ -24,7 +24,7 @@ class ViewRoute(APIRoute):
 
 
 def _answering(endpoint: Callable[..., Any], status_code: int) -> Callable[..., Any]:
-    """Wraps `endpoint` so that it returns a response: with its view as JSON, or without a body if the status is 204.
+    """Wraps `endpoint`: the view that it returns becomes a JSON response. With the status 204 the response has no body.
 
     Asynchronous endpoints, endpoints that add headers and endpoints that return something else are returned unchanged.
     """

@@ -1,6 +1,9 @@
 """How tasks are separated from the machine, from mizzen and from tasks of other tenants (`docs/trust.md`)."""
 
+import os.path
 from enum import StrEnum
+
+_TOO_WIDE = ("/", "/proc", "/dev", "/tmp", "/var/tmp", "/run", "/home", "/root", "/var")
 
 
 class Isolation(StrEnum):
@@ -24,3 +27,17 @@ def strongest(*modes: str | None) -> Isolation:
     return max(
         (Isolation(mode) for mode in modes if mode is not None), key=lambda mode: mode.rank, default=Isolation.NONE
     )
+
+
+def sandbox_path(text: str) -> tuple[str, bool]:
+    """Returns the path in an entry of `tasks.paths`, and whether tasks may write there (`PATH:rw`).
+
+    Raises:
+        ValueError: the entry is not an absolute path, or hides what a sandbox consists of.
+    """
+    path, separator, mode = text.partition(":")
+    if not path.startswith("/") or os.path.normpath(path) != path.rstrip("/") or (separator and mode != "rw"):
+        raise ValueError(f"{text!r} must be an absolute path without '..', and may end with :rw")
+    if path in _TOO_WIDE or path.startswith("/proc/"):
+        raise ValueError(f"{text!r} is too wide: name the folder that tasks need, for example /mnt/datasets")
+    return path, bool(separator)

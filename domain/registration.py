@@ -5,6 +5,7 @@ import math
 
 from domain.addresses import HOST_RULE, is_host
 from domain.ids import RUN_RULE, is_run
+from domain.isolation import Isolation
 from domain.protocol.machines import MAX_RUNS, Hello
 from domain.slots import MAX_SLOTS
 
@@ -32,6 +33,8 @@ def wrong_hello(hello: Hello) -> str | None:
     for field, text in texts:
         if len(text) > MAX_TEXT or not text.isprintable():
             return f"{field}: {text[:MAX_TEXT]!r}: must have at most {MAX_TEXT} characters, all printable"
+    if hello.isolation not in set(Isolation):
+        return f"isolation: {hello.isolation[:MAX_TEXT]!r}: must be {', '.join(Isolation)}"
     if not is_host(hello.address):
         return f"address: {hello.address[:MAX_TEXT]!r}: must be {HOST_RULE}"
     if not _is_key(hello.public_key):

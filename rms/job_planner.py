@@ -22,8 +22,10 @@ def take(machines: Machines, need: Need, rows: I4, tasks: I8, sign: int) -> None
 
 @compiled
 def group_rows(machines: Machines, cluster: int, wanted: int) -> tuple[int, int, int]:
-    """Returns which rows of `machines` a job may use in one cluster: the first row, the end, and the end of those that
-    are preferred. Without such a machine the result is (0, 0, 0).
+    """Returns which rows of `machines` a job may use in one cluster, as three row numbers.
+
+    Usable are the rows from the first number up to the second, without it; preferred are those up to the third. If the
+    job can use no machine of the cluster, the result is (0, 0, 0).
 
     A job with GPUs may use the machines with its GPU type; none is preferred. A job without GPUs may use all machines,
     and those without GPUs, which come first, are preferred. `wanted` is the number of the GPU type

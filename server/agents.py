@@ -51,15 +51,21 @@ def machine_state_dir(data_dir: Path, machine: str) -> Path:
     return data_dir / "machines" / machine.replace("/", ".")
 
 
-def run_fleet(settings: Settings, fleet_file: Path) -> None:
+def run_fleet(settings: Settings, fleet_file: Path, *, separate: bool = False) -> None:
     """Runs the agents of all machines in a fleet file until a stop signal.
 
+    `separate`: tenants do not trust each other, because `mizzen up` has found that their tasks are separated.
+
     Raises:
-        ConfigurationError: the file is invalid, or has more machines than there are ports for.
+        ConfigurationError: the file is invalid, has more machines than there are ports for, or with `separate`, the
+            tasks of tenants cannot be separated now.
     """
     fleet = load_fleet(fleet_file)
     make_folder(settings.data_dir / "machines")
-    _warn(fleet_isolation(settings, fleet, settings.data_dir).why_shared)
+    why_shared = fleet_isolation(settings, fleet, settings.data_dir).why_shared
+    if separate and why_shared is not None:
+        raise ConfigurationError(f"the tasks of tenants are not separated any more: {why_shared}")
+    _warn(why_shared)
     buckets = {r.name: fleet.bucket_url(r, settings.data_dir) for r in fleet.regions}
     keys: dict[str, str] = json.loads((settings.data_dir / MACHINE_KEYS).read_text())
     configs = []

@@ -230,7 +230,8 @@ def gateway(
 @click.command()
 @click.option("--config", type=FILE, required=True)
 @click.option("--fleet", type=FILE, required=True)
-def agents(config: Path, fleet: Path) -> None:
+@click.option("--separate", is_flag=True, help="Do not start if the tasks of tenants cannot be separated.")
+def agents(config: Path, fleet: Path, separate: bool) -> None:
     """Run the agents of all machines in a fleet file on this computer, each in its own process."""
     with loading():
         from server.agents import run_fleet
@@ -238,7 +239,7 @@ def agents(config: Path, fleet: Path) -> None:
     log_to_stderr()
     from infra.config.settings import load_settings
 
-    run_command(lambda: run_fleet(load_settings(config), fleet))
+    run_command(lambda: run_fleet(load_settings(config), fleet, separate=separate))
 
 
 @click.command()

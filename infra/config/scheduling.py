@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
-from domain.isolation import Isolation
+from domain.isolation import Isolation, sandbox_path
 from infra.config.section import Section
 
 
@@ -154,6 +154,11 @@ class ReclaimSettings(Section):
     bytes per second. The default is 70 % of a link of 1 Gbit/s."""
 
 
+def _sandbox_path(text: str) -> str:
+    sandbox_path(text)
+    return text
+
+
 class TaskSettings(Section):
     """Limits and isolation of tasks on machines, and how long agents keep their data."""
 
@@ -184,7 +189,7 @@ class TaskSettings(Section):
     metadata_service: bool = True
     """Whether tasks may connect to the metadata service of a cloud, which has credentials of the machine. False has an
     effect where tasks run as other users or in sandboxes, and the agent runs as root and may load eBPF programs."""
-    paths: tuple[str, ...] = ()
+    paths: tuple[Annotated[str, AfterValidator(_sandbox_path)], ...] = ()
     """Folders and files of machines that tasks in a sandbox see, besides those of the system and their own. An entry
     that ends with `:rw` may also be changed, as far as the tasks' user may."""
     first_uid: int = Field(2_000_000, gt=0)

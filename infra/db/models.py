@@ -136,7 +136,10 @@ class Machine(Base):
     offered_at: Mapped[datetime | None]
     """When the machine first registered with `offered_key`."""
     address: Mapped[str]
-    isolation: Mapped[str] = mapped_column(server_default=Isolation.NONE.value)
+    isolation: Mapped[str] = mapped_column(
+        CheckConstraint("isolation in ('none', 'user', 'sandbox')", name="machine_isolation"),
+        server_default=Isolation.NONE.value,
+    )
     """How tasks on the machine are separated (`domain.isolation`)."""
     isolation_why: Mapped[str | None]
     """Why the mode is not a stronger one; None: it is the strongest, or was set."""

@@ -17,7 +17,9 @@ class Tenant(Base):
     quota_gpus: Mapped[Json] = mapped_column(server_default=text("'{}'"))
     quota_cpus_milli: Mapped[int | None]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    isolation: Mapped[str | None]
+    isolation: Mapped[str | None] = mapped_column(
+        CheckConstraint("isolation in ('none', 'user', 'sandbox')", name="tenant_isolation")
+    )
     """The weakest mode of isolation of machines that run the tenant's tasks (`domain.isolation`); None: any."""
     number: Mapped[int] = mapped_column(Identity(always=True))
     """Unique number, never reused. Agents that run as root derive the user id of the tenant's tasks from it."""

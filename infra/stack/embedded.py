@@ -171,6 +171,7 @@ class EmbeddedStack:
         await self.supervisor.start(self._beating_child("worker", ["worker", *roles, *regions], dispatches=True))
         await self.supervisor.start(self._beating_child("gateway", self._gateway()))
         agents = ["agents", "--fleet", str(self._fleet_file())]
+        agents += ["--separate"] if self._why_shared is None else []
         await self.supervisor.start(self._beating_child("agents", agents, config=self._agents_file()))
         api = self._server_child("api", ["api"])
         api.ready = probes.http(f"{self.api_url}/readyz", 2.0).ask

@@ -50,6 +50,12 @@ def test_a_new_machine(fleet: World) -> None:
     assert fleet.machines.register(hello) == welcome
 
 
+def test_an_unknown_isolation_is_refused(fleet: World) -> None:
+    """A machine says it itself, and schedulers compare it: no machine may stop the placement of others' work."""
+    with pytest.raises(ApplicationError, match="isolation: 'strong': must be none, user, sandbox"):
+        fleet.machines.register(fleet.hello(M, 4, isolation="strong"))
+
+
 def test_the_isolation_of_tasks(fleet: World) -> None:
     """The mode of the last registration is stored, with the reason why it is not a stronger one."""
     for mode, told, stored in (("user", "no mounts\0" + "x" * 999, "no mounts" + "x" * 191), ("sandbox", "", None)):

@@ -107,7 +107,7 @@ def test_metadata_services_are_refused(cgroups: Cgroups, host: str, kind: str) -
 
 
 def test_other_addresses_are_allowed(cgroups: Cgroups) -> None:
-    """Also those that differ from a metadata service in their last byte."""
+    """An address is compared as a whole: one whose last byte differs from a metadata service's is allowed."""
     cgroup = cgroups.of(5, metadata=False)
     for host in ("169.254.169.253", "::1", "fd00:ec2::255", "127.0.0.1"):
         assert _connect(cgroup, host, 9, "DGRAM") != str(errno.EPERM)

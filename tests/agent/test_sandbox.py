@@ -9,16 +9,18 @@ from pathlib import Path
 from signal import SIGKILL
 
 import pytest
+from pydantic import ValidationError
 
 import agent
 from agent import sandbox, tasks
 from agent.host import tidy
 from agent.isolation import TENANT_UIDS, choose, why_not
-from agent.sandbox_view import bubblewrap, check_path, sandbox_command
+from agent.sandbox_view import bubblewrap, sandbox_command
 from agent.state import StateFolder
 from agent.tasks import RunFolder
-from domain.isolation import Isolation
+from domain.isolation import Isolation, sandbox_path
 from domain.protocol.machines import NodeOutcome
+from infra.config.scheduling import TaskSettings
 from infra.errors import ConfigurationError
 from tests.agent.harness import (
     PYTHON,
@@ -53,7 +55,10 @@ def _holders(folder: Path) -> list[int]:
 
 
 async def test_the_tasks_of_an_attempt_share_a_sandbox(lab: Lab) -> None:
-    """Tasks meet in the folders, also after a restart of the agent; nobody else sees the files, and none stays."""
+    """Tasks of one attempt share their temporary files, also after a restart of the agent.
+
+    Other attempts do not see the files, and they are removed with the last task.
+    """
     config, name = lab.config(isolation=Isolation.SANDBOX), f"x{uuid.uuid4().hex}"
     reads = " && ".join(f"test -s {place}/{name}" for place in PLACES)
     launch = description(
@@ -134,7 +139,7 @@ async def test_a_task_has_pseudo_terminals_of_its_own(lab: Lab) -> None:
 
 @pytest.mark.skipif(not has_scopes(), reason="this kernel has no scopes of Landlock")
 async def test_abstract_sockets_belong_to_an_attempt(lab: Lab) -> None:
-    """The tasks of an attempt meet there, also those that another agent has started; other attempts' tasks do not."""
+    """A task can connect to an abstract socket of its own attempt, and not to one of another attempt."""
     config, name = lab.config(isolation=Isolation.SANDBOX), f"x{uuid.uuid4().hex}"
     serve = f"""exec {PYTHON} -c 'import socket, time
 server = socket.socket(socket.AF_UNIX); server.bind("\\0{name}"); server.listen()
@@ -274,7 +279,7 @@ async def test_a_task_is_not_started_with_less_isolation_than_it_requires(lab: L
 def test_the_strongest_mode_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default the strongest; a mode that is not possible is refused if it was set, or if the machine is lent."""
     uid = TENANT_UIDS[0] if os.geteuid() == 0 else None
-    tmp_path.chmod(0o711)
+    tmp_path.chmod(0o700)  # Sandboxes also work where the state folder is closed to others.
     assert choose(None, tmp_path, uid=uid, is_lent=True) == (Isolation.SANDBOX, "")
     assert choose(Isolation.NONE, tmp_path, uid=uid, is_lent=True) == (Isolation.NONE, "")
     assert not list(tmp_path.iterdir())
@@ -307,8 +312,10 @@ def test_a_machine_that_cannot_mount_says_why(tmp_path: Path) -> None:
 def test_paths_that_are_not_folders_for_tasks_are_refused(path: str) -> None:
     """They are relative, too wide, or have an unknown mode."""
     with pytest.raises(ValueError, match=path.partition(":")[0]):
-        check_path(path)
-    assert check_path("/mnt/data:rw") == ("/mnt/data", True)
+        sandbox_path(path)
+    with pytest.raises(ValidationError, match="paths"):
+        TaskSettings.model_validate({"paths": [path]})
+    assert sandbox_path("/mnt/data:rw") == ("/mnt/data", True)
 
 
 def _command(private: Path, *writes: Path) -> list[str]:

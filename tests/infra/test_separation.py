@@ -17,7 +17,7 @@ from infra.errors import ConfigurationError, StackError
 from infra.stack.embedded import EmbeddedStack, _until_done
 from infra.stack.fleet import DEFAULT_FLEET, Fleet
 from infra.stack.lock import data_folder
-from server.agents import fleet_isolation
+from server.agents import fleet_isolation, run_fleet
 
 
 def test_a_new_data_folder_is_closed_and_one_that_exists_is_left(
@@ -73,3 +73,11 @@ async def test_a_start_goes_on_where_a_part_was_restarted(monkeypatch: pytest.Mo
     errors += [RuntimeError("no connection")]
     with pytest.raises(StackError, match="temporal: no connection"):
         await _until_done("temporal", work)
+
+
+def test_agents_do_not_start_with_less_separation_than_was_promised(tmp_path: Path) -> None:
+    """`mizzen up` has allowed several tenants, and its agents find that they can no longer separate their tasks."""
+    (tmp_path / "fleet.yaml").write_text(DEFAULT_FLEET.model_dump_json(exclude_none=True))
+    settings = Settings(data_dir=tmp_path, tasks=TaskSettings(isolation=Isolation.NONE))
+    with pytest.raises(ConfigurationError, match=r"tenants are not separated any more: .* isolation is none"):
+        run_fleet(settings, tmp_path / "fleet.yaml", separate=True)

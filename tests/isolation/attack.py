@@ -388,14 +388,12 @@ def shared_memory_without_limit(targets: Targets) -> str:
 
 
 def report_that_is_a_link(targets: Targets) -> str:
-    """Replaces its report by a link to the operator's key, and asks the API for what the agent has read."""
+    """Replaces its report by a link to a report of root. The test looks at what the agent has read from it."""
     report = Path(os.environ["MIZZEN_REPORT"])
     report.unlink(missing_ok=True)
-    report.symlink_to(Path(targets["data_dir"]) / "operator.key")
-    time.sleep(2)
-    os.kill(os.getpid(), 0)
-    report.unlink()
-    raise Blocked("the agent does not follow links: the test looks at what was reported")
+    report.symlink_to(targets["report"])
+    time.sleep(3)
+    raise Blocked("the link stays until the end")
 
 
 def _first_to_be_killed() -> None:

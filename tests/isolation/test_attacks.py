@@ -10,6 +10,7 @@ import pytest
 
 from agent.isolation import TENANT_UIDS, why_not
 from domain.isolation import Isolation
+from infra.files import write_private
 from infra.stack.ports import free_port
 from tests.agent.harness import has_scopes
 from tests.isolation import attack
@@ -23,6 +24,7 @@ regions:
       - {name: c, machines: [{name: m, gpus: 2, gpu_type: a100, cpus: 2, memory: 2GiB}]}
 """
 _LISTENS = "0A"
+_SECRET_STEP = 424_242
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run tasks as other users, or a stack as one")
 POSSIBLE = {
     "sandbox": set(),
@@ -120,7 +122,9 @@ def test_attacks_fail(stack: Up, mode: str) -> None:
         "victim_port": port,
         "shm": name,
         "sysv": key,
+        "report": str(stack.data / "report.json"),
     }
+    write_private(stack.data / "report.json", json.dumps({"step": _SECRET_STEP}))
     run = _script("attack.py", json.dumps(targets)) + '"$MIZZEN_PYTHON" attack.py targets.json'
     intruder = _submit(stack, "intruder", run)
     wait_until(lambda: stack.ended(intruder), "the attacks have ended")
@@ -131,5 +135,4 @@ def test_attacks_fail(stack: Up, mode: str) -> None:
     assert {line["attack"]: line["got"] for line in lines if "got" in line}.keys() == possible, lines
     assert stack.phase(victim) == "running"
     assert len(targets["ports"]) >= 2, "the API and the gateway"
-    key_of_the_operator = (stack.data / "operator.key").read_text().strip()
-    assert key_of_the_operator not in json.dumps(stack.client().workload(intruder))
+    assert str(_SECRET_STEP) not in json.dumps(stack.client().workload(intruder))
