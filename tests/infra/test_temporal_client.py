@@ -9,6 +9,7 @@ _CONNECTS = """
 import asyncio, sys
 from temporalio.runtime import Runtime
 from infra.config.services import TemporalSettings
+from infra.process_exit import end_process
 from infra.temporal_client import connect, use_quiet_runtime
 
 async def main():
@@ -23,6 +24,7 @@ async def main():
         assert Runtime.default() is first
 
 asyncio.run(main())
+end_process(0)
 """
 
 
