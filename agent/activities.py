@@ -18,6 +18,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from agent import tasks
 from agent.config import AgentConfig
+from agent.disk import DiskWatch, limit_of, reserve_report
 from agent.failures import is_disk_full, launch_failure, refusal
 from agent.intervals import set_pace
 from agent.lending.lender import Lender
@@ -267,6 +268,7 @@ class NodeActivities:
     async def _start(self, staged: StagedAttempt, masters: dict[str, str]) -> None:
         def start(run: RunFolder, index: int) -> None:
             if tasks.inspect(run) is TaskState.ABSENT:
+                reserve_report(run)
                 tasks.start(run, self._stager.task_launch(staged, staged.places[index], masters))
 
         await asyncio.gather(*(asyncio.to_thread(start, run, index) for index, run in enumerate(staged.runs)))
@@ -278,12 +280,15 @@ class NodeActivities:
             address, port = self._config.address, staged.folder.ports()[SERVING]
             has_setup = staged.launch.jobs[run.job].setup is not None
             serving = Readiness(run, staged.launch.serving.probe, address, port, has_setup=has_setup)
+        limit = await asyncio.to_thread(limit_of, self._config, self._state, staged.folder, staged.places)
+        disk = None if limit is None else DiskWatch(staged.folder, staged.runs, limit)
         heartbeat_interval_s = self._pause_s(self._config.heartbeat_interval_s)
         poll_interval_s = self._config.poll_interval_s
         await TaskWatch(
             staged,
             self._notices,
             serving,
+            disk,
             heartbeat_interval_s=heartbeat_interval_s,
             poll_interval_s=poll_interval_s,
             uplink=self._uplink,

@@ -83,6 +83,8 @@ class AgentConfig(BaseModel):
     """The longest time for which a document may keep an attempt's folder, in seconds."""
     keep_free: float = Field(0.1, ge=0, le=1)
     """While less than this fraction of the disk is free, folders that documents keep are removed, oldest first."""
+    disk_fraction: float | None = Field(0.9, gt=0, le=1)
+    """The part of the disk's free space that tasks may use together (`agent.disk`). None: they have no limit."""
     output_bytes: int = Field(1 << 30, ge=1 << 22)
     """Limit on the disk space that one task's output uses on this machine. Output beyond the limit is freed: first the
     part that was shipped, then the oldest part that was not."""

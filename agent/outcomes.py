@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from agent import records
+from agent.disk import disk_report
 from agent.logs import Masker
 from agent.progress import read_progress
 from agent.sealed import CannotUnseal, unseal
@@ -96,6 +97,7 @@ def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> N
                 memory_peak_bytes=end.memory_peak_bytes,
                 in_setup=end.in_setup,
                 not_ready=never_ready(run) if end.noticed else None,
+                disk=disk_report(run) if end.noticed or not end.succeeded else None,
             )
             for run, end in sorted(ended, key=lambda pair: (pair[1].ended_at_s, pair[0].job, pair[0].task))
             if end.started

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from temporalio import activity
 
 from agent import tasks
+from agent.disk import DiskWatch
 from agent.notices import MachineNotices
 from agent.progress import NoticeReader, read_progress
 from agent.staging import StagedAttempt
@@ -59,15 +60,20 @@ class TaskWatch:
         staged: StagedAttempt,
         notices: MachineNotices,
         serving: Readiness | None,
+        disk: DiskWatch | None,
         *,
         heartbeat_interval_s: float,
         poll_interval_s: float,
         uplink: "Uplink | None" = None,
     ) -> None:
-        """`serving` is the readiness of the task that serves requests; None: no task on this machine serves."""
+        """`serving` is the readiness of the task that serves requests; None: no task on this machine serves.
+
+        `disk`: None if tasks have no limits on disk space.
+        """
         self._staged = staged
         self._notices = notices
         self._serving = serving
+        self._disk = disk
         self._uplink = uplink
         self._heartbeat_interval_s = heartbeat_interval_s
         self._poll_interval_s = poll_interval_s
@@ -77,10 +83,11 @@ class TaskWatch:
         self._next_heartbeat_s = time.monotonic() + heartbeat_interval_s
 
     async def until_the_end(self) -> None:
-        """Waits until no task runs. Stops all tasks if one has failed or did not become ready in time, or if the
-        platform will take the machine. Sends heartbeats meanwhile.
+        """Waits until no task runs. Stops all tasks if one has failed or did not become ready in time, if they use too
+        much of the disk, or if the platform will take the machine. Sends heartbeats meanwhile.
         """
         probing = None if self._serving is None else asyncio.create_task(self._serving.keep(self._beat))
+        measuring = None if self._disk is None else asyncio.create_task(self._disk.keep())
         noticed = False
         try:
             while running := await still_running(self._staged.runs):
@@ -89,11 +96,15 @@ class TaskWatch:
                     self._beat()
                 noticed = noticed or await self._give_notice()
                 await next_look(running, self._poll_interval_s)
-                if probing is not None and probing.done():
-                    probing.result()
+                for helper in (probing, measuring):
+                    if helper is not None and helper.done():
+                        helper.result()
+            if self._disk is not None:
+                await self._disk.finish()
         finally:
-            if probing is not None:
-                probing.cancel()
+            for helper in (probing, measuring):
+                if helper is not None:
+                    helper.cancel()
 
     def _beat(self) -> None:
         progress = [self._progress(run) for run in self._staged.runs]

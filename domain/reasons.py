@@ -61,6 +61,7 @@ class ReasonCode(StrEnum):
     COMPLETED = "completed"
     TASK_FAILED = "task_failed"
     OUT_OF_MEMORY = "out_of_memory"
+    OUT_OF_DISK = "out_of_disk"
     SETUP_FAILED = "setup_failed"
     SAVES_FAILED = "saves_failed"
     NOT_READY = "not_ready"
@@ -182,6 +183,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.OUT_OF_MEMORY: (
         "task {task} ran out of memory: it used {peak_bytes} of the {limit_bytes:1 byte|# bytes} that its"
         " document asks for"
+    ),
+    ReasonCode.OUT_OF_DISK: (
+        "task {task} ran out of disk space: the workload's tasks on {machine} had {used_bytes} of"
+        " {limit_bytes:1 byte|# bytes}, and {used_files} of {limit_files:1 file|# files}, which is their share"
     ),
     ReasonCode.SETUP_FAILED: "setup of task {task} failed with {status}",
     ReasonCode.SAVES_FAILED: "task {task} ended with {status} because its checkpoints could not be saved: {error}",

@@ -200,6 +200,16 @@ class NotReadyReport:
     """The result of the last probe."""
 
 
+@dataclass
+class DiskReport:
+    """Why an agent stopped a task: the tasks of its attempt had more on their machine's disk than their limit."""
+
+    used_bytes: int
+    limit_bytes: int
+    used_files: int
+    limit_files: int
+
+
 FEW_BYTES = 1_000_000
 """Files of up to this size together that a task leaves are not worth a warning."""
 

@@ -69,9 +69,11 @@ def run_fleet(settings: Settings, fleet_file: Path, *, separate: bool = False) -
     buckets = {r.name: fleet.bucket_url(r, settings.data_dir) for r in fleet.regions}
     keys: dict[str, str] = json.loads((settings.data_dir / MACHINE_KEYS).read_text())
     configs = []
-    for number, machine in enumerate(fleet.machines()):
+    machines = fleet.machines()
+    tasks = _task_options(settings, len(machines))
+    for number, machine in enumerate(machines):
         entry = machine["entry"]
-        own = {"rack": entry.rack, "bucket_url": buckets[machine["region"]], "owner": entry.owner}
+        own = {**tasks, "rack": entry.rack, "bucket_url": buckets[machine["region"]], "owner": entry.owner}
         own |= {"machine_key": keys[machine["id"]], "run_as": entry.run_as}
         own |= _isolation(settings, machine["isolation"], settings.data_dir / "machines", entry.run_as, entry.owner)
         configs.append(_config_here(settings, machine["id"], entry, number, **own))
@@ -83,6 +85,7 @@ def run_fleet(settings: Settings, fleet_file: Path, *, separate: bool = False) -
             for one in cloud.started():
                 number = len(configs) + one.number * len(clouds) + place
                 own = {
+                    **tasks,
                     "rack": one.instance.zone,
                     "bucket_url": one.bucket_url,
                     "platform": "file",
@@ -136,7 +139,6 @@ def _config_here(
         address="127.0.0.1",
         ports=(first, first + _PORTS_EACH - 1),
         state_dir=machine_state_dir(settings.data_dir, machine),
-        **_task_options(settings),
         **more,
     )
 
@@ -181,9 +183,11 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
     run_one(config, settings.temporal)
 
 
-def _task_options(settings: Settings) -> dict[str, Any]:
+def _task_options(settings: Settings, machines: int = 1) -> dict[str, Any]:
+    """Returns fields of `AgentConfig` from the settings. `machines`: how many agents share this disk."""
     same = {name: getattr(settings.tasks, name) for name in _TASK_SETTINGS}
-    return {**same, "cgroup": settings.tasks.limits}
+    fraction = settings.tasks.disk_fraction
+    return {**same, "cgroup": settings.tasks.limits, "disk_fraction": fraction and fraction / max(1, machines)}
 
 
 def _isolation(

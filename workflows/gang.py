@@ -318,17 +318,31 @@ class GangTasks:
     @staticmethod
     def _first_failure(exits: list[tuple[str, TaskExit]]) -> TaskFailure:
         bad = [(machine, e) for machine, e in exits if not e.succeeded]
-        # A task that runs out of memory makes its peers fail, so it comes first, and then a task that did not become
-        # ready in time. A task with an exit code of its own is more informative than the tasks that were stopped
-        # because of it.
-        bad.sort(key=lambda b: (b[1].memory_limit_bytes is None, b[1].not_ready is None, b[1].exit_code in (None, 143)))
+
+        # A task that runs out of memory or disk space makes its peers fail, so it comes first, and then a task that did
+        # not become ready in time. A task with an exit code of its own is more informative than the tasks that were
+        # stopped because of it.
+        def order(pair: tuple[str, TaskExit]) -> tuple[bool, ...]:
+            end = pair[1]
+            no_cause = (end.memory_limit_bytes is None, end.disk is None, end.not_ready is None)
+            return (*no_cause, end.exit_code in (None, 143))
+
+        bad.sort(key=order)
         if not bad:
             return TaskFailure("?", "an unknown status")
         machine, first = bad[0]
         memory = None
         if first.memory_limit_bytes is not None:
             memory = {"limit_bytes": first.memory_limit_bytes, "peak_bytes": first.memory_peak_bytes or 0}
-        return TaskFailure(f"{first.job}/{first.task}", first.status, memory, first.in_setup, first.not_ready, machine)
+        return TaskFailure(
+            f"{first.job}/{first.task}",
+            first.status,
+            memory,
+            first.in_setup,
+            first.not_ready,
+            first.disk,
+            machine,
+        )
 
 
 def _wrong_prepared(node: NodeLaunch, answer: NodePrepared) -> str | None:

@@ -1,7 +1,7 @@
 """Decides what follows from the end of an attempt: a decision table of which the first matching row applies."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -236,6 +236,7 @@ FAILURES = frozenset(
         ReasonCode.TASK_FAILED,
         ReasonCode.RETRIES_EXHAUSTED,
         ReasonCode.OUT_OF_MEMORY,
+        ReasonCode.OUT_OF_DISK,
         ReasonCode.SETUP_FAILED,
         ReasonCode.SAVES_FAILED,
         ReasonCode.NOT_READY,
@@ -260,6 +261,9 @@ def _failed(case: EndedAttempt) -> Reason:
     if failed.not_ready is not None:
         detail |= {"limit_s": failed.not_ready.limit_s, "error": failed.not_ready.error}
         code = ReasonCode.NOT_READY
+    if failed.disk is not None:
+        detail |= {"machine": failed.machine, **asdict(failed.disk)}
+        code = ReasonCode.OUT_OF_DISK
     if failed.memory is not None:
         detail |= failed.memory
         code = ReasonCode.OUT_OF_MEMORY

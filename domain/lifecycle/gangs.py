@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from domain.reasons import Reason
-from domain.task_reports import NotReadyReport, TaskProgress
+from domain.task_reports import DiskReport, NotReadyReport, TaskProgress
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class TaskFailure:
     """Whether the task ended before its setup had succeeded."""
     not_ready: NotReadyReport | None = None
     """Set if the agent stopped the task because it did not become ready in time."""
+    disk: DiskReport | None = None
+    """Set if the agent stopped the task because its attempt had used up its share of the disk."""
     machine: str | None = None
     """The machine that reported it."""
 

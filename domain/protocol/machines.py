@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from domain.isolation import Isolation
-from domain.task_reports import BandwidthReport, NoticeReport, NotReadyReport, TaskProgress
+from domain.task_reports import BandwidthReport, DiskReport, NoticeReport, NotReadyReport, TaskProgress
 
 DETACHED = "Detached"
 """Type of the error with which an agent ends an activity when the agent stops; the tasks go on without it."""
@@ -26,11 +26,13 @@ class TaskExit:
     """Whether the task ended before its setup had succeeded, so that its command never ran."""
     not_ready: NotReadyReport | None = None
     """Set if the agent stopped the task because it did not become ready in time."""
+    disk: DiskReport | None = None
+    """Set if the agent stopped the task because its attempt had used up its share of the disk."""
 
     @property
     def succeeded(self) -> bool:
         """Whether the task ended by itself with exit code 0, after its setup."""
-        return self.exit_code == 0 and not self.in_setup and self.not_ready is None
+        return self.exit_code == 0 and not self.in_setup and self.not_ready is None and self.disk is None
 
     @property
     def status(self) -> str:

@@ -169,6 +169,9 @@ class TaskSettings(Section):
     keep_free: float = Field(0.1, ge=0, le=1)
     """While less than this fraction of a machine's disk is free, folders that documents keep are removed, oldest
     first."""
+    disk_fraction: float | None = Field(0.9, gt=0, le=1)
+    """The part of the free space of a machine's disk that its tasks may use together, each attempt in proportion to its
+    share of the machine. The same for the number of files. None: no limit."""
     output_bytes: int = Field(1 << 30, ge=1 << 22)
     """Limit on the disk space that one task's output uses on its machine. Beyond it, output that was shipped to the
     bucket is freed first, then the oldest output that was not. A line in the log marks missing output."""

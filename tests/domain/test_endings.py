@@ -11,7 +11,7 @@ from domain.phases import Phase
 from domain.protocol.mail import Mail, MailKind
 from domain.protocol.workloads import LaunchPlan
 from domain.reasons import Reason, ReasonCode
-from domain.task_reports import FailingReport, LoadReport, NotReadyReport, TaskProgress
+from domain.task_reports import DiskReport, FailingReport, LoadReport, NotReadyReport, TaskProgress
 
 PLAN = LaunchPlan("east", "file:///b", "launch", [], 4, None, 30.0, 3600.0, 1, 10.0, 30.0)
 FAILED = GangEnd(False, None, TaskFailure("main/2", "exit code 3"), failed=True)
@@ -172,6 +172,19 @@ def test_a_task_that_was_never_ready_has_a_reason_of_its_own() -> None:
     assert ending.reason.sentence == (
         "task main/0 did not become ready within 1200.0 s, the limit in its readiness_probe;"
         " last probe: GET /health on port 21003: status 503"
+    )
+    assert (ending.phase, counts.failures) == (Phase.PENDING, 1)
+
+
+def test_a_task_that_filled_the_disk_has_a_reason_of_its_own() -> None:
+    """A task that used up its attempt's share of a machine's disk counts as a failure of the user's tasks."""
+    disk = DiskReport(2_000_000_000, 1_000_000_000, 12, 10_000)
+    failure = TaskFailure("main/0", "signal 9", disk=disk, machine="r/c/m1")
+    ending, counts = judge(case(GangEnd(False, None, failure, failed=True)))
+    assert ending.reason.code is ReasonCode.OUT_OF_DISK
+    assert ending.reason.sentence == (
+        "task main/0 ran out of disk space: the workload's tasks on r/c/m1 had 2000000000 of 1000000000 bytes,"
+        " and 12 of 10000 files, which is their share"
     )
     assert (ending.phase, counts.failures) == (Phase.PENDING, 1)
 

@@ -26,7 +26,7 @@ from domain.protocol.machines import (
     StopNode,
     TaskExit,
 )
-from domain.task_reports import NoticeReport, NotReadyReport, TaskProgress
+from domain.task_reports import DiskReport, NoticeReport, NotReadyReport, TaskProgress
 
 R = TypeVar("R", PrepareNode, RunNode, StopNode, Attend, Pace, ProveKey)
 _LOOK_S = 0.02
@@ -107,11 +107,12 @@ class ScriptedAgent:
         stopped: bool = False,
         notice: NoticeReport | None = None,
         not_ready: NotReadyReport | None = None,
+        disk: DiskReport | None = None,
         job: str = "main",
     ) -> None:
         """Ends the newest attempt's task by itself."""
         run = self._attempts[self._newest]
-        task = TaskExit(job, self._task, exit_code, signal, not_ready=not_ready)
+        task = TaskExit(job, self._task, exit_code, signal, not_ready=not_ready, disk=disk)
         if memory is not None:
             task.memory_limit_bytes, task.memory_peak_bytes = memory
         run.outcome = NodeOutcome(self.machine, [task], run.progress, stopped, notice)

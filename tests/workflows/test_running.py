@@ -4,7 +4,7 @@ from domain.phases import Phase
 from domain.protocol.activities import Activity
 from domain.protocol.mail import MailKind
 from domain.protocol.workloads import WorkloadInput
-from domain.task_reports import NotReadyReport
+from domain.task_reports import DiskReport, NotReadyReport
 from tests.workflows.agents import until
 from tests.workflows.lab import Life
 from tests.workflows.running import AGAIN, EVICTED, RUNNING, ends_well, running
@@ -136,6 +136,19 @@ async def test_a_task_that_was_never_ready_is_told_as_such(life: Life) -> None:
     assert await life.result() == "failed"
     reason = life.reason()
     assert (reason["task"], reason["limit_s"], reason["error"]) == ("main/1", 60.0, "status 503")
+
+
+@goes(*RUNNING, "failed out_of_disk")
+async def test_a_task_that_filled_the_disk_is_told_as_such(life: Life) -> None:
+    """If the agent stopped a task that had used up its share of the disk, this is the reason. No machine is blamed."""
+    life.plan.retries = 0
+    await running(life)
+    life.agents[0].ends(7)
+    life.agents[1].ends(None, signal=9, disk=DiskReport(2000, 1000, 12, 100))
+    assert await life.result() == "failed"
+    reason = life.reason()
+    assert (reason["task"], reason["used_bytes"], reason["limit_bytes"]) == ("main/1", 2000, 1000)
+    assert [r.blames_machine for r in life.facts.releases] == [None]
 
 
 @goes(*RUNNING, "failed retries_exhausted")

@@ -1,0 +1,255 @@
+"""Limits on what the tasks of an attempt write to the disk of this machine.
+
+Their working directories, `/tmp`, `/var/tmp` and output are in the attempt's folder. Together they may have the
+attempt's share of the machine's disk (`limit_of`). The kernel's project quotas would need a mount option that few
+machines have, so the agent measures. That costs time for each file, so it first looks at the whole file system: the
+attempt cannot have written more than what the file system has grown by. Files that were deleted and are still open
+count, too. Tasks of an attempt with more than its limit are killed at once, because they would go on writing.
+
+    disk.json   in the attempt's folder: its limit, and what it had when it was last measured (`agent.records`)
+    disk.json   in a task's folder: set if the task was stopped for the limit (`DiskReport`)
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import stat
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from agent import records, shim, tasks
+from agent.config import AgentConfig
+from agent.state import AttemptFolder, StateFolder, read_json, remove_tree
+from agent.tasks import RunFolder
+from domain.launch import TaskPlace
+from domain.task_reports import DiskReport
+
+_FILE = "disk.json"
+_BLOCK_BYTES = 512
+"""Unit of `st_blocks`, in bytes."""
+_LEAST_BYTES, _LEAST_FILES = 256 << 20, 10_000
+"""An attempt may have this much on a machine with as much free space, however small its share."""
+_FASTEST_BYTES_S, _FASTEST_FILES_S = 4e9, 4e5
+"""Nothing fills a disk faster: how often the agent looks at the file system depends on it."""
+_SHORTEST_S, _LONGEST_S = 0.05, 1.0
+_MEASURE_EVERY_S = 60.0
+"""Interval of measurements without need: other processes may delete files while the attempt writes."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DiskUse:
+    """Disk space and number of files, of a folder or of a file system."""
+
+    size_bytes: int = 0
+    files: int = 0
+
+    def __add__(self, other: Self) -> "DiskUse":
+        return DiskUse(self.size_bytes + other.size_bytes, self.files + other.files)
+
+    def grown_since(self, before: Self) -> "DiskUse":
+        """Returns by how much this is more than `before`, at least 0."""
+        return DiskUse(max(0, self.size_bytes - before.size_bytes), max(0, self.files - before.files))
+
+    def exceeds(self, limit: Self) -> bool:
+        """Whether this is more than `limit` in either respect."""
+        return self.size_bytes > limit.size_bytes or self.files > limit.files
+
+
+def limit_of(
+    config: AgentConfig, state: StateFolder, attempt: AttemptFolder, places: Sequence[TaskPlace]
+) -> DiskUse | None:
+    """Returns how much the tasks at `places`, all tasks of the attempt on this machine, may have on its disk.
+
+    This is `AgentConfig.disk_fraction` of what is free or in use by running attempts, times the largest of the tasks'
+    shares of the machine's GPUs, CPUs and memory. It is determined once for an attempt. None: there is no limit.
+    """
+    if config.disk_fraction is None:
+        return None
+    kept = read_json(attempt.path / _FILE)
+    if kept is not None:
+        return DiskUse(**kept["limit"])
+    disk = os.statvfs(attempt.path)
+    pool = DiskUse(disk.f_bavail * disk.f_frsize, disk.f_favail)
+    for other in state.unfinished(but=attempt):
+        if (body := read_json(other.path / _FILE)) is not None:
+            pool += DiskUse(**body["used"])
+    shares = [sum(place.cpus_milli for place in places) / config.cpus_milli]
+    shares.append(sum(place.memory_bytes for place in places) / config.memory_bytes)
+    if config.gpus:
+        shares.append(sum(len(place.slots) for place in places) / config.gpus)
+    part = config.disk_fraction * min(1.0, max(shares))
+    size_bytes = max(int(part * pool.size_bytes), min(_LEAST_BYTES, int(config.disk_fraction * pool.size_bytes)))
+    files = max(int(part * pool.files), min(_LEAST_FILES, int(config.disk_fraction * pool.files)))
+    limit = DiskUse(size_bytes, files if disk.f_files else 1 << 62)  # Some file systems do not count files.
+    records.publish(str(attempt.path / _FILE), {"limit": asdict(limit), "used": asdict(DiskUse())})
+    return limit
+
+
+def measure(folders: Iterable[Path], pids: Iterable[int] = ()) -> tuple[DiskUse, bool]:
+    """Returns what the folders use, with deleted files that the processes still have open, and whether that is all.
+
+    It is not all if a folder cannot be read, or its path is too long. Links are not followed, and other file systems
+    are left out. Takes a second for some 100,000 files.
+    """
+    seen: set[int] = set()
+    size_bytes, files, is_all = 0, 0, True
+
+    def count(status: os.stat_result) -> None:
+        nonlocal size_bytes, files
+        if status.st_nlink > 1 or status.st_nlink == 0:
+            if status.st_ino in seen:
+                return
+            seen.add(status.st_ino)
+        size_bytes += status.st_blocks * _BLOCK_BYTES
+        files += 1
+
+    ahead, device = [], None
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError):
+            device = folder.lstat().st_dev
+            ahead.append(str(folder))
+    while ahead:
+        try:
+            with os.scandir(ahead.pop()) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        if status.st_dev != device:
+                            continue
+                        if stat.S_ISDIR(status.st_mode):
+                            ahead.append(entry.path)
+                            size_bytes += status.st_blocks * _BLOCK_BYTES
+                            files += 1
+                        else:
+                            count(status)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # It was removed meanwhile.
+        except OSError:
+            is_all = False
+    for pid in pids:
+        for kind in ("fd", "map_files"):
+            with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/{kind}") as entries:
+                for entry in entries:
+                    with contextlib.suppress(OSError):
+                        status = entry.stat()
+                        if status.st_nlink == 0 and status.st_dev == device and stat.S_ISREG(status.st_mode):
+                            count(status)
+    return DiskUse(size_bytes, files), is_all
+
+
+def disk_report(run: RunFolder) -> DiskReport | None:
+    """Returns why the agent stopped the task, if it did so because its attempt had used up the disk."""
+    body = read_json(run.path / _FILE)
+    return None if body is None else DiskReport(**body)
+
+
+class DiskWatch:
+    """Watches what the tasks of one attempt have on the disk, and stops them if it is more than their limit."""
+
+    def __init__(self, attempt: AttemptFolder, runs: Sequence[RunFolder], limit: DiskUse) -> None:
+        self._attempt = attempt
+        self._runs = runs
+        self._limit = limit
+        self.exceeded = False
+
+    async def keep(self) -> None:
+        """Watches until cancelled, or until it has stopped the tasks. Nothing that fails here ends it."""
+        while not self.exceeded:
+            try:
+                await self._watch()
+            except OSError as error:
+                _log.warning("the disk space of %s cannot be watched, retrying: %s", self._attempt.key, error)
+                await asyncio.sleep(_LONGEST_S)
+
+    async def finish(self) -> None:
+        """Measures once more after the end of the tasks: one may have failed because it had filled the disk.
+
+        Removes the working directories if the limit was reached, because the next attempt needs the space. The output
+        and the report stay.
+        """
+        try:
+            if not self.exceeded:
+                used, _ = await asyncio.to_thread(measure, [self._attempt.path])
+                if used.exceeds(self._limit):
+                    await self._stop(used)
+                else:
+                    await asyncio.to_thread(self._save, used)
+        except OSError as error:
+            _log.warning("the disk space of %s cannot be measured: %s", self._attempt.key, error)
+        if self.exceeded or any(disk_report(run) is not None for run in self._runs):
+            await asyncio.gather(*(asyncio.to_thread(remove_tree, run.work) for run in self._runs))
+
+    async def _watch(self) -> None:
+        used, whole = DiskUse(), DiskUse()
+        measured_s = took_s = float("-inf")
+        while True:
+            now = await asyncio.to_thread(self._whole)
+            at_most = used + now.grown_since(whole)
+            due_s = measured_s + max(_MEASURE_EVERY_S, 20 * took_s)
+            if at_most.exceeds(self._limit) or time.monotonic() > due_s:
+                began_s = time.monotonic()
+                found, is_all = await asyncio.to_thread(measure, [self._attempt.path], self._pids())
+                measured_s = time.monotonic()
+                took_s = measured_s - began_s
+                # The bound counts if tasks hide files from the agent.
+                used, whole = (found if is_all else max(found, at_most, key=lambda use: use.size_bytes)), now
+                if used.exceeds(self._limit):
+                    if await self._stop(used):
+                        return
+                else:
+                    await asyncio.to_thread(self._save, used)
+                await asyncio.sleep(took_s)
+                at_most = used
+            left_bytes, left_files = self._limit.size_bytes - at_most.size_bytes, self._limit.files - at_most.files
+            pause_s = min(left_bytes / _FASTEST_BYTES_S, left_files / _FASTEST_FILES_S)
+            await asyncio.sleep(min(_LONGEST_S, max(_SHORTEST_S, pause_s)))
+
+    def _whole(self) -> DiskUse:
+        disk = os.statvfs(self._attempt.path)
+        return DiskUse((disk.f_blocks - disk.f_bfree) * disk.f_frsize, disk.f_files - disk.f_ffree)
+
+    def _save(self, used: DiskUse) -> None:
+        records.publish(str(self._attempt.path / _FILE), {"limit": asdict(self._limit), "used": asdict(used)})
+
+    def _pids(self) -> set[int]:
+        shims = {identities[0].pid for run in self._runs if (identities := run.identities()) is not None}
+        return shim.descendants(shims)
+
+    async def _stop(self, used: DiskUse) -> bool:
+        """Records that the limit was reached and kills the tasks. Returns False if that could not be recorded.
+
+        The end of a task without the record could be mistaken for a success. The record is of the task that has most,
+        among those that run or have failed. There is none if the attempt is being stopped anyway.
+        """
+        ends = {run.path: run.exit() for run in self._runs}
+        guilty = [run for run in self._runs if (end := ends[run.path]) is None or not (end.succeeded or end.noticed)]
+        by_size = await asyncio.to_thread(lambda: {run.path: measure([run.path])[0].size_bytes for run in guilty})
+        body = asdict(DiskReport(used.size_bytes, self._limit.size_bytes, used.files, self._limit.files))
+
+        def stop(run: RunFolder) -> None:
+            tasks.request_stop(run, 0.0, told=False)
+
+        try:
+            if guilty and all(run.stop() is None for run in guilty):
+                largest = max(guilty, key=lambda run: by_size[run.path])
+                await asyncio.to_thread(records.write_reserved, str(largest.path / _FILE), body)
+        except OSError as error:
+            _log.warning("that %s has used up its disk cannot be recorded: %s", self._attempt.key, error)
+            return False
+        self.exceeded = True
+        await asyncio.gather(*(asyncio.to_thread(stop, run) for run in guilty if ends[run.path] is None))
+        return True
+
+
+def reserve_report(run: RunFolder) -> None:
+    """Reserves the disk space for the record that a task was stopped for its limit. Must be called before its start.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    records.reserve(str(run.path / _FILE))
