@@ -289,6 +289,7 @@ class NodeActivities:
             self._notices,
             serving,
             disk,
+            self._stager.credentials(staged),
             heartbeat_interval_s=heartbeat_interval_s,
             poll_interval_s=poll_interval_s,
             uplink=self._uplink,

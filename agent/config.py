@@ -60,7 +60,14 @@ class AgentConfig(BaseModel):
     `tenant_uids` or `run_as`."""
     isolation_why: str = ""
     """Why the mode is not a stronger one, for `mizzen machines`."""
-    metadata_service: bool = True
+    s3_role: str | None = None
+    """ARN of the role that the agent assumes for tasks that use buckets of S3 (`agent.credentials`). None: they get no
+    credentials."""
+    gcs_tokens: bool = False
+    """Whether tasks that use buckets of Google get narrowed tokens of the agent (`agent.credentials`)."""
+    credentials_s: float = Field(3600.0, ge=900, le=43200)
+    """How long the credentials from `s3_role` are valid, in seconds. They are renewed after half of it."""
+    metadata_service: bool = False
     """Whether tasks may connect to the metadata service of a cloud, which has credentials of the machine
     (`agent.connect_rules`)."""
     paths: tuple[str, ...] = ()

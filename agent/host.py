@@ -88,6 +88,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     locks = StartLocks()
     traffic = await asyncio.to_thread(_traffic, config)
     lender = Lender(config, state, notices, locks, traffic)
+    _say_credentials(config)
     uplink = None if traffic is None else traffic.uplink
     activities = NodeActivities(config, state, stager, shipping, notices, lender, locks, uplink)
     tidying = asyncio.create_task(_tidy(config, state, lender))
@@ -229,6 +230,18 @@ def _save_config(state: StateFolder, config: AgentConfig) -> None:
         )
     except OSError as error:
         _log.warning("%s: cannot be written: %s", state.path / CONFIG, error)
+
+
+def _say_credentials(config: AgentConfig) -> None:
+    """Logs that tasks get no credentials for the region's bucket, if that is so."""
+    scheme = (config.bucket_url or "").partition(":")[0]
+    if (scheme == "s3" and config.s3_role is None) or (scheme == "gs" and not config.gcs_tokens):
+        name = "tasks.s3_role" if scheme == "s3" else "tasks.gcs_tokens"
+        _log.warning(
+            "%s: tasks get no credentials for %s: set %s, or give them secrets of their own%s",
+            config.machine, config.bucket_url, name,
+            "" if config.metadata_service else "; tasks.metadata_service is false",
+        )  # fmt: skip
 
 
 def _traffic(config: AgentConfig) -> "MigrationTraffic | None":

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from domain.ids import run_id
@@ -77,13 +78,15 @@ def environment(
     secrets: Mapping[str, str],
     platform: str | None = None,
     port: int | None = None,
+    credentials: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
     """Returns the complete environment of a task. It inherits nothing from the agent's environment.
 
     `masters` maps a job to `address:port`. `interval_file` and `deadline_file` need not exist yet. `secrets` are the
     secrets of the task's job. `platform` is the platform's name in `mizzen.cadence`, or None if it is unknown. `port`
-    is the port on which the task serves requests, if it serves any. The user's variables may replace PATH, HOME, LANG
-    and PYTHONUNBUFFERED, but no other variable that mizzen sets. User variables whose names start with `MIZZEN_` are
+    is the port on which the task serves requests, if it serves any. `credentials` are variables by which libraries find
+    the task's credentials for its buckets. The user's variables may replace these, PATH, HOME, LANG and
+    PYTHONUNBUFFERED, but no other variable that mizzen sets. User variables whose names start with `MIZZEN_` are
     dropped.
     """
     job = launch.jobs[place.job]
@@ -138,7 +141,7 @@ def environment(
     if place.job in masters:
         ours["MASTER_ADDR"], _, ours["MASTER_PORT"] = masters[place.job].rpartition(":")
     # The output is a file, of which Python would otherwise buffer 8 KiB: it would be late, and lost with a kill.
-    defaults = {"PATH": DEFAULT_PATH, "HOME": str(home), "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
+    defaults = {"PATH": DEFAULT_PATH, "HOME": str(home), "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **credentials}
     return defaults | theirs | ours
 
 

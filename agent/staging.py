@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from agent import connect_rules
 from agent.cgroups import TaskLimits, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
+from agent.credentials.keeper import NoCredentials, TaskCredentials
 from agent.isolation import check_store, give_bucket, give_store, local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command
 from agent.logs import Masker
@@ -144,7 +145,8 @@ class Stager:
             BadLaunch, BadArchive, CannotUnseal: the launch description, archive or secrets are invalid. A retry fails
                 too.
             ChangedLaunch, DamagedArchive: the launch description or archive has another checksum than expected.
-            BucketUnavailable: the launch description or the archive could not be fetched, or the cluster's store with
+            BucketUnavailable: the launch description or the archive could not be fetched, the tasks get no credentials
+                for their buckets, or the cluster's store with
                 the checkpoints does not answer or is not the one that the scheduler uses
                 (`agent.isolation.check_store`, `agent.stores`).
             OSError: this machine cannot write the fetched files.
@@ -178,8 +180,17 @@ class Stager:
             with self._archive(staged) as archive:
                 for place in missing:
                     self._make_folder(staged, place, archive)
+        if any(run.exit() is None for run in staged.runs):
+            try:
+                self.credentials(staged).issue()
+            except NoCredentials as error:
+                raise BucketUnavailable(str(error)) from None
         self._check_remote_store(bucket_url, staged)
         return staged
+
+    def credentials(self, staged: StagedAttempt) -> TaskCredentials:
+        """Returns what gives the attempt's tasks credentials for their buckets."""
+        return TaskCredentials(self._config, staged.launch, staged.runs, self._owner(staged))
 
     def _check_remote_store(self, bucket_url: str, staged: StagedAttempt) -> None:
         """Checks the store of the checkpoints with the environment of one task of each job, unless tasks have started.
@@ -251,6 +262,7 @@ class Stager:
             platform=self._notices.prior,
             secrets=staged.secrets.get(place.job, {}),
             port=port,
+            credentials=self.credentials(staged).environment(run),
         )
         owner = self._owner(staged)
         search = f"{env['PATH']}:{DEFAULT_PATH}"

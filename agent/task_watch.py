@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from temporalio import activity
 
 from agent import tasks
+from agent.credentials.keeper import TaskCredentials
 from agent.disk import DiskWatch
 from agent.notices import MachineNotices
 from agent.progress import NoticeReader, read_progress
@@ -61,6 +62,7 @@ class TaskWatch:
         notices: MachineNotices,
         serving: Readiness | None,
         disk: DiskWatch | None,
+        credentials: TaskCredentials,
         *,
         heartbeat_interval_s: float,
         poll_interval_s: float,
@@ -74,6 +76,7 @@ class TaskWatch:
         self._notices = notices
         self._serving = serving
         self._disk = disk
+        self._credentials = credentials
         self._uplink = uplink
         self._heartbeat_interval_s = heartbeat_interval_s
         self._poll_interval_s = poll_interval_s
@@ -86,8 +89,11 @@ class TaskWatch:
         """Waits until no task runs. Stops all tasks if one has failed or did not become ready in time, if they use too
         much of the disk, or if the platform will take the machine. Sends heartbeats meanwhile.
         """
-        probing = None if self._serving is None else asyncio.create_task(self._serving.keep(self._beat))
-        measuring = None if self._disk is None else asyncio.create_task(self._disk.keep())
+        helpers = [asyncio.create_task(self._credentials.keep())]
+        if self._serving is not None:
+            helpers.append(asyncio.create_task(self._serving.keep(self._beat)))
+        if self._disk is not None:
+            helpers.append(asyncio.create_task(self._disk.keep()))
         noticed = False
         try:
             while running := await still_running(self._staged.runs):
@@ -96,15 +102,15 @@ class TaskWatch:
                     self._beat()
                 noticed = noticed or await self._give_notice()
                 await next_look(running, self._poll_interval_s)
-                for helper in (probing, measuring):
-                    if helper is not None and helper.done():
+                for helper in helpers:
+                    if helper.done():
                         helper.result()
+            await asyncio.to_thread(self._credentials.remove)
             if self._disk is not None:
                 await self._disk.finish()
         finally:
-            for helper in (probing, measuring):
-                if helper is not None:
-                    helper.cancel()
+            for helper in helpers:
+                helper.cancel()
 
     def _beat(self) -> None:
         progress = [self._progress(run) for run in self._staged.runs]

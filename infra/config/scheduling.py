@@ -189,7 +189,14 @@ class TaskSettings(Section):
     isolation: Isolation | None = None
     """How tasks are separated on machines whose cluster or agent does not say it: `sandbox`, `user` or `none`. None:
     the strongest that the machine has."""
-    metadata_service: bool = True
+    s3_role: str | None = None
+    """ARN of the role that agents assume for tasks, narrowed to the checkpoints and tables of the workload. None: tasks
+    get no credentials for S3."""
+    gcs_tokens: bool = False
+    """Whether tasks get tokens of their agent for Google Cloud Storage, narrowed in the same way."""
+    credentials_s: float = Field(3600.0, ge=900, le=43200)
+    """How long the credentials from `s3_role` are valid, in seconds. They are renewed after half of it."""
+    metadata_service: bool = False
     """Whether tasks may connect to the metadata service of a cloud, which has credentials of the machine. False has an
     effect where tasks run as other users or in sandboxes, and the agent runs as root and may load eBPF programs."""
     paths: tuple[Annotated[str, AfterValidator(_sandbox_path)], ...] = ()

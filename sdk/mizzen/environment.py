@@ -21,6 +21,7 @@
 | `MIZZEN_PLATFORM` | platform of the machine (`mizzen.cadence`), if its agent has that setting |
 | `MIZZEN_GRACE_S` | seconds from the notice (SIGTERM) to SIGKILL |
 | `MIZZEN_DEADLINE_FILE` | file that says after the notice when SIGKILL comes (`mizzen.notices.AgentWatcher`) |
+| `MIZZEN_GCS_TOKEN_FILE` | file with a token for Google Cloud Storage and its expiry, which the agent renews |
 | `MIZZEN_REPORT` | file to which the task reports progress and checkpoints (`mizzen.report`) |
 | `MIZZEN_PYTHON` | a Python interpreter that has mizzen installed: the agent's own |
 | `MIZZEN_TABLE_<NAME>` | URI of an input table's folder in the region's bucket |

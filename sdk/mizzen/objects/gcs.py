@@ -1,10 +1,12 @@
 """An object store in a bucket of Google Cloud Storage."""
 
+import json
 import os
 import warnings
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ with warnings.catch_warnings():
 
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
+from google.oauth2.credentials import Credentials
 
 from mizzen.objects.buffers import Buffers
 from mizzen.objects.cloud_store import CloudStore, detach
@@ -36,6 +39,8 @@ from mizzen.objects.store import (
 from mizzen.objects.store_digest import StoreDigest, algorithms
 
 _EMULATOR = "STORAGE_EMULATOR_HOST"
+_TOKEN_FILE = "MIZZEN_GCS_TOKEN_FILE"
+"""Names a file with a token and its expiry, which mizzen's agent renews (JSON)."""
 
 
 class GCSStore(CloudStore):
@@ -46,8 +51,11 @@ class GCSStore(CloudStore):
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
         super().__init__(prefix)
-        if os.environ.get(_EMULATOR):
-            client: Any = storage.Client(project="emulated", credentials=AnonymousCredentials())  # type: ignore[no-untyped-call]
+        if (token_file := os.environ.get(_TOKEN_FILE)) and not os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+            # No request needs the project, for which the library would ask other credentials.
+            client: Any = storage.Client(project="_", credentials=_credentials(token_file))
+        elif os.environ.get(_EMULATOR):
+            client = storage.Client(project="emulated", credentials=AnonymousCredentials())  # type: ignore[no-untyped-call]
         else:
             client = storage.Client()
         detach("google", "requests", "urllib3")
@@ -188,3 +196,13 @@ def _vouched(blob: Any) -> StoreDigest | None:
         StoreDigest(name, b64decode(value).hex()) for name, value in known.items() if value and name in algorithms()
     )
     return next(found, None)
+
+
+def _credentials(token_file: str) -> Credentials:
+    """Return credentials that read the file when they have no token, and again before that expires."""
+
+    def read(_: object, scopes: object) -> tuple[str, datetime]:  # noqa: ARG001 - passed by name
+        said = json.loads(Path(token_file).read_bytes())
+        return said["token"], datetime.fromisoformat(said["expiry"]).astimezone(UTC).replace(tzinfo=None)
+
+    return Credentials(None, refresh_handler=read)  # type: ignore[no-untyped-call]
