@@ -37,8 +37,10 @@ from bench import backlog
 from bench.harness import InvalidBenchmark
 from domain.ids import machine_id
 from domain.protocol.activities import Activity
+from infra.config.services import TemporalSettings
 from infra.db.models import Machine, Workload
 from infra.payloads import DATA_CONVERTER
+from infra.temporal_client import connect
 
 TRIALS = 20
 GPUS = 8
@@ -88,7 +90,8 @@ class _Agent:
         address = stack.address
 
         async def connected() -> Client:
-            return await Client.connect(address, data_converter=DATA_CONVERTER, interceptors=[self.count])
+            plain: Any = (await connect(TemporalSettings(address=address))).config()
+            return Client(**plain | {"interceptors": [self.count]})
 
         thread = threading.Thread(
             target=lambda: self._loop.run_until_complete(serve(self.config, connected, self._stop))
