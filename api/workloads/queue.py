@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import Query
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from api.auth import Viewer
@@ -20,12 +20,23 @@ from api.workloads.workload_queries import effective_level, find
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import ReasonCode
 from infra.db import published_queue
-from infra.db.models import Attempt, Workload
+from infra.db.models import Allocation, Attempt, Machine, Workload
 from infra.db.tenants import Tenant
 
 _MAX_QUEUE = 10_000
 _PART = 100
 """Minimum number of queued workloads that are read in one query."""
+_MODES = (
+    select(Machine.isolation)
+    .join(Allocation, Allocation.machine == Machine.id)
+    .where(
+        Allocation.workload == bindparam("workload"),
+        Allocation.attempt == bindparam("attempt"),
+        Allocation.released_at.is_(None),
+    )
+    .distinct()
+)
+"""The modes of isolation of the machines that a workload holds."""
 router = Router(prefix="/v1", tags=["following"])
 
 
@@ -140,6 +151,8 @@ def _why_not_queued(session: Session, row: Workload, stored: ReasonView | None) 
             text = text or f"its tasks are being started{region}"
         case Phase.RUNNING:
             text = text if stored and stored.code == ReasonCode.RUNNING else f"attempt {row.attempt} runs{region}"
+            modes = session.scalars(_MODES, {"workload": row.id, "attempt": row.attempt}).all()
+            text += f" (isolation {', '.join(sorted(modes))})" if modes else ""
         case Phase.CHECKPOINTING:
             text = f"saves a checkpoint{region} and stops" + (f": {text}" if text else "")
         case _:

@@ -98,7 +98,7 @@ SUMMARIES = [
     (Phase.PROVISIONING, Reason(ReasonCode.STARTING_TASKS, {"tasks": 2, "machines": 1}),
      "provisioning: starting 2 tasks on 1 machine"),
     (Phase.RUNNING, Reason(ReasonCode.AWARDED, {"region": "north", "machines": 1, "victims": 0}),
-     "running: attempt 1 has run in north since 2026-01-01T00:00:00+00:00"),
+     "running: attempt 1 has run in north since 2026-01-01T00:00:00+00:00 (isolation none)"),
     (Phase.CHECKPOINTING, EVICTED,
      "checkpointing: saves a checkpoint in north and stops: evicted by wl-x (rank 1 against 3)"),
 ]  # fmt: skip

@@ -160,6 +160,7 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
     return PlacementRequest(
         "new", rank, tuple(gang), frozenset(immune), frozenset(displaces), frozenset(avoids), shuns=frozenset(shuns),
         failed=frozenset(failed), untried=frozenset(untried),
+        too_open=frozenset(avoids[: draw(st.integers(0, len(avoids)))]),
     )  # fmt: skip
 
 
@@ -278,6 +279,7 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
     return snapshot, PlacementRequest(
         "new", rank, tuple(gang), displaces=frozenset(displaces), avoids=frozenset(avoids), shuns=frozenset(shuns),
         failed=frozenset(doubted[::2]), untried=frozenset(doubted[1::2]),
+        too_open=frozenset(avoids[::2]),
     )  # fmt: skip
 
 
