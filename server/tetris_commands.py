@@ -12,7 +12,7 @@ from mizzen.cli.plain.printer import dump, emit_one
 from mizzen.cli.session import Commands, Session, finish, say
 from server.commands import EXIT_USAGE, run_command
 from server.options import argument, option, takes
-from server.placement_commands import COMMANDS as PLACEMENT_COMMANDS
+from server.placement_run_commands import COMMANDS as PLACEMENT_COMMANDS
 from server.usage_commands import usage
 
 _PATH = click.Path(path_type=Path)

@@ -54,7 +54,7 @@ def test_rotation_takes_nothing_that_is_not_stored(strategy: str, tmp_path: Path
 
 def test_the_best_model_comes_along(tmp_path: Path) -> None:
     """On another machine with an empty output folder, the Trainer loads the earlier best model at its end."""
-    script = TRAININGS / "trainer.py"
+    script = TRAININGS / "transformers_trainer.py"
     told = {"MIZZEN_CHECKPOINT_URI": str(tmp_path / "ckpt"), "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
     whole = tmp_path / "whole"
     assert run(script, whole, **(told | {"MIZZEN_CHECKPOINT_URI": str(tmp_path / "other")})).code == 0

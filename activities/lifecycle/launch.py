@@ -17,7 +17,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.data import checkpoint_stores
 from activities.lifecycle.lent_work import limit_of
-from activities.lifecycle.staging import bucket_named, failures_shown, is_shown, take_away
+from activities.lifecycle.staging import bucket_named, clear_failure, failures_shown, is_shown
 from domain import ids
 from domain.hazard import hazard_per_h
 from domain.isolation import Isolation, strongest
@@ -149,7 +149,7 @@ class LaunchActivities:
                 self._stage_archive(store, spec.workdir, body, again=request.attempt > 1)
             store.put(key, document)
         if failed_before:
-            take_away(self._engine, request)
+            clear_failure(self._engine, request)
         plan = self._plan(spec, region, allocations, tasks, kept, store_url, lent)
         return replace(plan, launch_key=key, launch_sha256=sha256, launch_limit_s=limit_s)
 

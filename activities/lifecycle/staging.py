@@ -82,7 +82,7 @@ def is_shown(row: Workload) -> bool:
     return (row.reason or {}).get("code") == ReasonCode.STAGING_FAILED
 
 
-def take_away(engine: Engine, request: StageRequest) -> None:
+def clear_failure(engine: Engine, request: StageRequest) -> None:
     """Removes a failure of staging from the workload's row after staging has succeeded."""
     with transaction(engine) as session:
         row = session.get_one(Workload, request.workload_id, with_for_update=True)

@@ -150,9 +150,10 @@ def _why_not_queued(session: Session, row: Workload, stored: ReasonView | None) 
         case Phase.PROVISIONING:
             text = text or f"its tasks are being started{region}"
         case Phase.RUNNING:
-            text = text if stored and stored.code == ReasonCode.RUNNING else f"attempt {row.attempt} runs{region}"
+            since = text if text and stored and stored.code == ReasonCode.RUNNING else None
             modes = session.scalars(_MODES, {"workload": row.id, "attempt": row.attempt}).all()
-            text += f" (isolation {', '.join(sorted(modes))})" if modes else ""
+            isolation = f" (isolation {', '.join(sorted(modes))})" if modes else ""
+            text = f"{since or f'attempt {row.attempt} runs{region}'}{isolation}"
         case Phase.CHECKPOINTING:
             text = f"saves a checkpoint{region} and stops" + (f": {text}" if text else "")
         case _:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,13 +17,11 @@ from activities.lifecycle import reconcile
 from activities.lifecycle.dispatch import Dispatcher
 from activities.lifecycle.reconcile import Reconciler
 from activities.lifecycle.singletons import SINGLETONS, assert_singletons, keep_singletons
-from activities.lifecycle.workload_start import read_start, start_workflow
+from activities.lifecycle.workload_start import read_start
 from domain import ids
 from domain.phases import Phase
-from domain.protocol.mail import MailKind
 from domain.protocol.workloads import WorkloadInput
 from infra.config.settings import Settings
-from infra.db import outbox
 from infra.db.logs import Outbox
 from infra.db.models import Attempt, Workload
 from infra.db.placement_runs import begin_placement_run
@@ -243,139 +240,6 @@ def test_only_time_that_tasks_ran_is_runtime(
     with town.session() as session:
         start = read_start(session, workload)
     assert start is not None and (start.state.ran_s >= 100) is counts
-
-
-async def test_who_is_well_is_left_alone(
-    town: World, reconciler: Reconciler, client: Client, database_url: str
-) -> None:
-    """No workflow is started if one runs, if its start or mail is pending, or if the workload has ended."""
-    runs, starting, told, ended = (town.submit() for _ in range(4))
-    with town.session() as session:
-        session.execute(text("update outbox set delivered_at = now() where workload <> :w"), {"w": runs})
-    await _deliver(town, database_url, client)
-    town.change(ended, Phase.CANCELLED)
-    _age(town)
-    with town.session() as session:
-        outbox.start_workload(session, starting)
-        outbox.mail(session, told, MailKind.CANCEL, 0, by="x")
-    await _listed(client, f"WorkflowId = '{ids.workload_workflow_id(runs)}' AND ExecutionStatus = 'Running'", 1)
-    await reconciler.round()
-    assert (_due(town, "start"), _due(town, "mail")) == ([starting], [told])
-
-
-async def test_a_fresh_workload_is_not_suspected(town: World, client: Client) -> None:
-    """A workload that changed recently gets no new workflow even if none is listed, because listings lag."""
-    town.submit()
-    town.delivered()
-    await Reconciler(town.engine, _patient(town, disagree_s=30.0), client).round()
-    assert _due(town, "start") == []
-
-
-async def _believes(world: World, client: Client, workload: str, change: Callable[[Workload], None]) -> None:
-    """Starts a workload's workflow from a changed row, which is then rolled back; no worker runs the workflow."""
-    with world.session() as session:
-        change(session.get_one(Workload, workload))
-        session.flush()
-        start = read_start(session, workload)
-        session.rollback()
-    assert start is not None
-    await start_workflow(client, start)
-
-
-def _behind(row: Workload) -> None:
-    row.phase, row.attempt, row.region = "pending", 0, None
-
-
-def _ahead(row: Workload) -> None:
-    row.attempt = 7
-
-
-@pytest.mark.parametrize("believed", [_behind, _ahead])
-async def test_a_workflow_that_was_rolled_back_is_told_again_and_then_replaced(
-    town: World, reconciler: Reconciler, client: Client, database_url: str, believed: Callable[[Workload], None]
-) -> None:
-    """A workflow that differs from its row gets its mail again; if it still differs, a new workflow replaces it."""
-    workload = town.running()
-    await _believes(town, client, workload, believed)
-    _age(town)
-    handle = client.get_workflow_handle(ids.workload_workflow_id(workload))
-    before = (await handle.describe()).run_id
-    await reconciler.round()
-    assert set(_due(town, "mail")) == {workload} and _due(town, "start") == []
-    await _deliver(town, database_url, client)
-    told = await told_workload(client, workload)
-    assert [m["kind"] for m in told.mails] == ["awarded"]
-    _age(town)
-    for _ in range(2):
-        await reconciler.round()
-    await _deliver(town, database_url, client)
-    assert (await handle.describe()).run_id != before
-    state = (await told_workload(client, workload)).state
-    assert (state["attempt"], state["placed"], state["ready"]) == (1, True, True)
-
-
-async def test_a_workflow_that_agrees_is_not_touched(
-    town: World, reconciler: Reconciler, client: Client, database_url: str
-) -> None:
-    """A workflow that matches its row gets no mail and is not restarted, in any number of rounds."""
-    workload = town.running()
-    await _believes(town, client, workload, lambda _: None)
-    _age(town)
-    await _listed(client, f"WorkflowId = '{ids.workload_workflow_id(workload)}' AND MizzenPhase = 'running'", 1)
-    for _ in range(3):
-        await reconciler.round()
-    assert (_due(town, "mail"), _due(town, "start")) == ([], [])
-
-
-async def test_a_workflow_whose_workload_has_ended_is_terminated(
-    town: World, reconciler: Reconciler, client: Client
-) -> None:
-    """If a rollback restores the workflow of an ended workload, the workflow is terminated."""
-    workload = town.running()
-    await _believes(town, client, workload, lambda _: None)
-    town.delivered()
-    town.change(workload, Phase.SUCCEEDED)
-    await _listed(client, f"WorkflowId = '{ids.workload_workflow_id(workload)}' AND MizzenPhase = 'running'", 1)
-    await reconciler.round()
-    found = await client.get_workflow_handle(ids.workload_workflow_id(workload)).describe()
-    assert found.status is WorkflowExecutionStatus.TERMINATED
-
-
-@pytest.mark.parametrize("kind", [MailKind.CANCEL, MailKind.EVICT, MailKind.SLOTS_READY])
-async def test_mail_without_effect_is_delivered_again_less_and_less_often(
-    town: World, client: Client, kind: MailKind
-) -> None:
-    """Delivered mail without effect is delivered again with exponential backoff, until it has an effect."""
-    workload = town.running()
-    if kind is MailKind.SLOTS_READY:
-        with town.session() as session:
-            session.get_one(Workload, workload).phase = "placing"
-    town.delivered()
-    with town.session() as session:
-        outbox.mail(session, workload, kind, 0 if kind is MailKind.CANCEL else 1)
-    house = Reconciler(town.engine, _patient(town, disagree_s=30.0), client)
-
-    def delivered(created_s: float, delivered_s: float) -> None:
-        with town.session() as session:
-            session.execute(
-                text(
-                    "update outbox set created_at = now() - make_interval(secs => :c),"
-                    " delivered_at = now() - make_interval(secs => :d) where body ->> 'kind' = :k"
-                ),
-                {"c": created_s, "d": delivered_s, "k": kind.value},
-            )
-
-    again = []
-    for created_s, delivered_s in ((21, 20), (41, 40), (100, 40), (200, 140)):
-        delivered(created_s, delivered_s)
-        await house.round()
-        again.append(_due(town, "mail") == [workload])
-    assert again == [False, True, False, True]
-    delivered(41, 40)
-    with town.session() as session:
-        session.execute(text("update workload set phase = 'succeeded', finished_at = now()"))
-    await house.round()
-    assert _due(town, "mail") == []
 
 
 async def test_missing_workflows_of_copies_and_placement_runs_are_started(town: World, reconciler: Reconciler) -> None:

@@ -118,7 +118,7 @@ class FileUpload(_StagedFile):
         advise(self._descriptor, "POSIX_FADV_DONTNEED")
         for number, expected in enumerate(self._lines()):
             if expected is None:
-                raise CopyFailed(f"{self.plan.target_words(number)} is missing")
+                raise CopyFailed(f"{self.plan.describe_part(number)} is missing")
             found = _checksum(self._descriptor, *self.plan.span(number), expected.partition(":")[0])
             if found != expected:
                 self.drop()

@@ -217,7 +217,7 @@ class S3Upload(Upload):
     def _told(self, error: Any, number: int | None = None) -> Exception:
         """Translate an error of S3 into a `CopyFailed`; return other errors unchanged."""
         code = error.response["Error"]["Code"]
-        where = self.plan.key if number is None else self.plan.target_words(number)
+        where = self.plan.key if number is None else self.plan.describe_part(number)
         if code == "NoSuchUpload":
             return CopyFailed(f"{where}: the unfinished upload was removed; copy it again")
         if code == "PreconditionFailed":

@@ -91,10 +91,10 @@ class CopyPlan:
 
     def damaged(self, number: int, found: str, expected: str) -> CopyFailed:
         """Return the error for a part whose digest at the target differs from the one in the source."""
-        where = self.target_words(number)
+        where = self.describe_part(number)
         return CopyFailed(f"{where} is {found}, in {self.source.uri(self.source_key)} it is {expected}")
 
-    def target_words(self, number: int) -> str:
+    def describe_part(self, number: int) -> str:
         """Return a description of a part for messages."""
         return f"{self.key}: part {number + 1} of {self.parts} at the target"
 
