@@ -139,9 +139,9 @@ class WorkloadView(View):
 
 
 class WorkloadDetail(WorkloadView):
-    """A workload with its normalised specification, the placement of its tasks, and its cost."""
+    """A workload with its specification, the placement of its tasks, and its cost."""
 
-    spec: dict[str, Any]
+    spec: dict[str, Any] = Field(description="Its document, without defaults; it can be submitted again")
     placement: list[PlacementView]
     cost_usd: float = Field(description="Cost so far in US dollars, at the prices of its clusters")
     unpriced_h: float = Field(description="GPU hours and core hours for which no price is known")

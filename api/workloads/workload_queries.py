@@ -11,6 +11,7 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
 from api.auth import Caller
+from api.documents.document_of import document_of
 from api.paging import page
 from api.problems import not_found
 from api.views import reason_view
@@ -94,7 +95,7 @@ def detail(session: Session, queue: Newest, row: Workload) -> WorkloadDetail:
     ]
     spent = costs_of(session, row.id) if row.attempt else []
     return WorkloadDetail(
-        **fields, spec=row.spec, placement=placement,
+        **fields, spec=_document(row), placement=placement,
         cost_usd=sum(cost.usd for cost in spent), unpriced_h=sum(cost.unpriced_h for cost in spent),
     )  # fmt: skip
 
@@ -135,7 +136,11 @@ def _bandwidth(attempt: Attempt) -> BandwidthView | None:
 def submitted(session: Session, row: Workload) -> WorkloadDetail:
     """Returns a workload that was created in this transaction; it has no scan result and no attempt yet."""
     (fields,) = _fields(session, [row], {row.id: why_new(row)})
-    return WorkloadDetail(**fields, spec=row.spec, placement=[], cost_usd=0.0, unpriced_h=0.0)
+    return WorkloadDetail(**fields, spec=_document(row), placement=[], cost_usd=0.0, unpriced_h=0.0)
+
+
+def _document(row: Workload) -> dict[str, Any]:
+    return document_of(WorkloadSpec.model_validate(row.spec))
 
 
 def allocations(session: Session, row: Workload, limit: int, after: tuple[int, str]) -> AllocationList:

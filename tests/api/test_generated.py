@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from api.documents.document_of import document_of
 from api.documents.position import At
 from api.documents.schema import EXAMPLE
 from api.documents.syntax import Malformed, load_json, load_yaml
@@ -125,7 +126,10 @@ def test_any_tree_is_read_or_refused(tree: Any, changes: Any, job: Any) -> None:
                 assert problem.message
                 json.dumps(problem.to_json(), allow_nan=False).encode()
         else:
-            draft.spec().model_dump_json()
+            spec = draft.spec()
+            spec.model_dump_json()
+            again = read_workload(json.loads(json.dumps(document_of(spec))), None)
+            assert not again.problems and again.spec() == spec
 
 
 @settings(max_examples=examples(300), derandomize=True, deadline=None, database=None)

@@ -150,3 +150,85 @@ def test_a_sweep_gets_through_limits_by_itself(
         monkeypatch.setenv("MIZZEN_API_KEY", service.keys["vision"])
         assert run(["submit", str(file)]) == 0
     assert len(capsys.readouterr().out.split()) == 6
+
+
+def test_options_change_fields_of_the_document(
+    as_vision: Service, write: Callable[..., str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--set takes paths and values in YAML, --env adds to all jobs, and --tasks changes the only job."""
+    monkeypatch.setenv("FROM_HERE", "yes")
+    changes = ("--set", "jobs.0.run=[echo, hi]", "--set", "limits.retries=3", "--set", "checkpoint.interval=90s")
+    options = ("--env", "LR=1", "--env", "FROM_HERE", "--tasks", "5")
+    assert run(["submit", write(), *changes, *options, "-o", "json"]) == 0
+    [workload] = json.loads(capsys.readouterr().out)
+    job = workload["spec"]["jobs"][0]
+    assert (job["run"], job["env"], job["tasks"]) == (["echo", "hi"], {"LR": "1", "FROM_HERE": "yes"}, 5)
+    assert workload["spec"]["limits"] == {"retries": 3} and workload["spec"]["checkpoint"] == {"interval": 90.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "jobs.1.run=x"], "--set jobs.1.run: jobs is a list of 1; '1' is no index in it"),
+        (["--set", "name.first=x"], "--set name.first: name is 'digits', which has no field 'first'"),
+        (["--set", "jobs"], "'jobs' is not of the form PATH=VALUE"),
+        (["--set", "jobs=[1"], "'jobs=[1':1:3: expected"),
+        (["--set", "jbos=[]"], "jbos: unknown key; did you mean jobs?"),
+        (["--env", "NOT_SET_HERE"], "'NOT_SET_HERE' is not NAME=VALUE, and no variable of this name is set here"),
+        (["--env", "1=x"], "a variable's name must have letters"),
+        (["--tasks", "0"], "0 is not in the range x>=1"),
+        (["--from", "wl-x"], "give either FILES or --from WORKLOAD"),
+    ],
+)
+def test_wrong_changes_are_told(
+    as_vision: Service, write: Callable[..., str], capsys: Capture, options: list[str], message: str
+) -> None:
+    """Nothing is submitted, and the message names the option or the field."""
+    assert run(["submit", write(), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_document_of_a_workload_can_be_submitted(as_vision: Service, submit: Submit, capsys: Capture) -> None:
+    """`show` prints it, `submit --from` takes it with changes, and `retry` takes several."""
+    first = submit(tables=[], limits={"retries": 2}, files={"a": "b"})
+    assert run(["show", first, "-o", "json"]) == 0
+    spec = json.loads(capsys.readouterr().out)["spec"]
+    assert run(["submit", "--from", first, "--name", "again", "-o", "json"]) == 0
+    [again] = json.loads(capsys.readouterr().out)
+    assert again["spec"] == {**spec, "name": "again"} and again["id"] != first
+    assert run(["retry", first, again["id"]]) == 0
+    ids = capsys.readouterr().out.split()
+    assert len(ids) == 2 and not {first, again["id"]} & set(ids)
+    assert run(["retry", "wl-none"]) == 3
+
+
+def test_run_submits_what_its_options_say(as_vision: Service, capsys: Capture, tmp_path: Path) -> None:
+    """Without a document, and without a file of this folder if asked."""
+    options = [
+        "--gpus",
+        "a100:2",
+        "--cpus",
+        "4",
+        "--memory",
+        "8GiB",
+        "--tasks",
+        "3",
+        "--retries",
+        "1",
+    ]
+    more = ["--label", "a=b", "--max-runtime", "2h", "--no-files", "-d", "-o", "json"]
+    assert run(["run", *options, *more, "--", "./Train_it.py", "--lr", "1"]) == 0
+    [workload] = json.loads(capsys.readouterr().out)
+    assert workload["spec"] == {
+        "version": 1, "name": "train-it-py", "tenant": "vision", "labels": {"a": "b"},
+        "limits": {"max_runtime": 7200.0, "retries": 1},
+        "jobs": [{
+            "name": "main", "role": "main", "tasks": 3, "run": ["./Train_it.py", "--lr", "1"],
+            "resources": {"accelerators": ["a100:2"], "cpus": 4.0, "memory": 8 << 30},
+        }],
+    }  # fmt: skip
+    assert run(["run", "--memory", "much", "--no-files", "true"]) == 2
+    assert "memory" in capsys.readouterr().err
+    assert run(["run", "--secret", "X", "--no-files", "true"]) == 2
+    assert "--secret: 'X' is not of the form NAME=SECRET" in capsys.readouterr().err
+    assert run(["run"]) == 2

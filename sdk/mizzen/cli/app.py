@@ -28,7 +28,9 @@ the newest, and commands that change it ask."""
 class _Application(LazyGroup):
     sections = {
         "Workloads": {
+            "run": Lazy("run_command:run", "Run a command in the fleet, print its output, and exit with its status."),
             "submit": Lazy("submit:submit", "Submit workload documents."),
+            "retry": Lazy("submit:retry", "Submit the documents of workloads again."),
             "wait": Lazy("submit:wait", "Wait until workloads have ended."),
             "ls": Lazy("workload_commands:ls", "List workloads."),
             "show": Lazy("workload_commands:show", "Show one workload with its attempts."),

@@ -10,9 +10,19 @@ import click
 from mizzen.cli import formats
 from mizzen.cli.exits import Exit, exit_of
 from mizzen.cli.log_commands import print_logs
+from mizzen.cli.overrides import Overrides, override_options
 from mizzen.cli.pages import left_lines
 from mizzen.cli.plain.printer import dump, emit_list
-from mizzen.cli.session import WORKLOADS, OutputCommand, Session, complain, finish, interrupted, label_option, say
+from mizzen.cli.session import (
+    WORKLOADS,
+    OutputCommand,
+    Session,
+    complain,
+    complete_workload,
+    finish,
+    interrupted,
+    say,
+)
 from mizzen.cli.workload_commands import WORKLOAD_COLUMNS
 from mizzen.client.errors import ApiError, ClientError, Unavailable, Unreachable
 from mizzen.client.views import Workload
@@ -24,15 +34,20 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=OutputCommand, default_output="name")
-@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, allow_dash=True))
+@click.argument("files", nargs=-1, type=click.Path(dir_okay=False, allow_dash=True))
+@click.option(
+    "--from",
+    "origin",
+    metavar="WORKLOAD",
+    shell_complete=complete_workload,
+    help="Submit the document of this workload again, instead of FILES.",
+)
 @click.option(
     "--dry-run",
     is_flag=True,
     help="Print where the workload would start and which workloads it would evict, or why it would wait.",
 )
-@click.option("--tenant", help="Use this tenant instead of the document's.")
-@click.option("--name", help="Use this name instead of the document's.")
-@label_option("Add a label")
+@override_options
 @click.option("-f", "--follow", is_flag=True, help="Print the logs until the workload has ended.")
 @click.option("--wait", "wait_", is_flag=True, help="Wait until all workloads have ended.")
 @click.option(
@@ -49,10 +64,14 @@ def submit(
     session: Session,
     files: tuple[str, ...],
     *,
+    origin: str | None,
     dry_run: bool,
     tenant: str | None,
     name: str | None,
     labels_: dict[str, str],
+    env: dict[str, str],
+    tasks: int | None,
+    settings: tuple[tuple[str, Any], ...],
     follow: bool,
     wait_: bool,
     idempotency_key: str | None,
@@ -65,11 +84,13 @@ def submit(
     are several documents, none is submitted unless all are valid.
     """
     session.room_patience_s = wait_for_room
-    documents = read_files(files)
+    if bool(files) == (origin is not None):
+        raise click.UsageError("give either FILES or --from WORKLOAD")
+    documents = read_files(files) if origin is None else [document_of(session, origin)]
     if len(documents) > 1 and (name or follow):
         raise click.UsageError("--name and --follow can be used with only one document")
-    overrides = {key: value for key, value in (("tenant", tenant), ("name", name)) if value is not None}
-    bodies = [_overridden(document.body, overrides, labels_) for document in documents]
+    overrides = Overrides(tenant, name, labels_, env, tasks, settings)
+    bodies = [overrides.applied(document.body) for document in documents]
     if dry_run:
         _emit_plans(session, documents, bodies)
     if len(documents) > 1:
@@ -106,6 +127,22 @@ def submit(
             say(f"`mizzen logs -f {id_}` follows its logs, `mizzen why {id_}` explains why it waits")
 
 
+@click.command(cls=OutputCommand, default_output="name")
+@WORKLOADS
+@click.pass_obj
+def retry(session: Session, workloads: tuple[str, ...]) -> None:
+    """Submit the documents of workloads again. The ids of the new workloads are printed."""
+
+    def again(reference: str) -> Workload:
+        document = document_of(session, reference)
+        return session.client.submit(document.body)
+
+    done, code = session.each_name(workloads, again)
+    if done:
+        emit_list(session, done, WORKLOAD_COLUMNS)
+    finish(code)
+
+
 @click.command(cls=OutputCommand)
 @WORKLOADS
 @click.pass_obj
@@ -137,13 +174,12 @@ def read_files(files: tuple[str, ...]) -> "list[Document]":
     return documents
 
 
-def _overridden(body: Mapping[str, Any], overrides: Mapping[str, str], labels_: Mapping[str, str]) -> dict[str, Any]:
-    out = {**body, **overrides}
-    if labels_:
-        # If the labels are not a mapping, the API rejects the document.
-        given = body.get("labels") or {}
-        out["labels"] = {**given, **labels_} if isinstance(given, dict) else given
-    return out
+def document_of(session: Session, reference: str) -> "Document":
+    """Return the document of a workload, with the archive of its working directory."""
+    from mizzen.client.documents import Document
+
+    workload = session.client.workload(session.resolve(reference))
+    return Document(f"workload {workload['id']}", workload["spec"])
 
 
 def complain_of(document: "Document", error: ClientError) -> None:
@@ -212,10 +248,15 @@ def _follow(session: Session, workload: Workload) -> NoReturn:
         [done] = session.client.wait([id_])
     except KeyboardInterrupt:
         interrupted(f"{id_} continues; `mizzen logs -f {id_}` follows it again, `mizzen cancel {id_}` stops it")
-    say(_ending(done))
-    for line in left_lines({**done, "attempts": session.client.attempts(id_)})[1:]:
-        say(line)
+    say_end(session, done)
     finish(_code([done]))
+
+
+def say_end(session: Session, done: Any) -> None:
+    """Print how a workload has ended, and which files its tasks have left."""
+    say(_ending(done))
+    for line in left_lines({**done, "attempts": session.client.attempts(done["id"])})[1:]:
+        say(line)
 
 
 def _wait(session: Session, ids: list[str]) -> NoReturn:

@@ -195,9 +195,10 @@ class Workload(TypedDict):
 
 
 class WorkloadDetail(Workload):
-    """A workload with its normalised specification, the placement of its tasks, and its cost."""
+    """A workload with its specification, the placement of its tasks, and its cost."""
 
     spec: dict[str, Any]
+    """Its document, without defaults; it can be submitted again."""
     placement: list[Placement]
     cost_usd: float
     """Cost so far in US dollars, at the prices of its clusters."""

@@ -1,0 +1,71 @@
+"""The document of a specification: the API shows it, and `mizzen submit --from` and `mizzen retry` submit it again.
+
+Reading the document gives the same specification (`api.documents.workload`). Fields with their default are left out.
+"""
+
+from typing import Any
+
+from domain.spec import CheckpointSpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
+
+_CHECKPOINT = {"interval_s": "interval", "grace_s": "grace", "keep": "keep", "max_failing_s": "max_failing",
+               "max_failures": "max_failures"}  # fmt: skip
+_LIMITS = {"max_runtime_s": "max_runtime", "max_silence_s": "max_silence", "max_pending_s": "max_pending",
+           "retries": "retries"}  # fmt: skip
+
+
+def document_of(spec: WorkloadSpec) -> dict[str, Any]:
+    """Returns the document of a workload's specification, as a JSON object.
+
+    The document of a service's replica can be read, but has no field for what makes it a replica.
+    """
+    regions = {"allow": spec.regions_allowed and list(spec.regions_allowed), "exclude": list(spec.regions_excluded)}
+    fields: dict[str, Any] = {
+        "version": spec.version,
+        "name": spec.name,
+        "tenant": spec.tenant,
+        "labels": spec.labels,
+        "priority": spec.level,
+        "recurring": spec.recurring,
+        "jobs": [_job(job) for job in spec.jobs],
+        "tables": list(spec.tables),
+        "files": spec.files,
+        "workdir": spec.workdir,
+        "checkpoint": _changed(spec.checkpoint, CheckpointSpec(), _CHECKPOINT),
+        "limits": _changed(spec.limits, LimitsSpec(), _LIMITS),
+        "regions": {name: value for name, value in regions.items() if value},
+        "capacity": spec.capacity and [kind.value for kind in spec.capacity],
+        "keep": spec.keep_s,
+        "isolation": spec.isolation and spec.isolation.value,
+    }
+    return _given(fields)
+
+
+def _job(job: JobSpec) -> dict[str, Any]:
+    return _given(
+        {
+            "name": job.name,
+            "role": job.role,
+            "tasks": job.tasks,
+            "span_clusters": job.span_clusters or None,
+            "resources": _resources(job.resources),
+            "setup": job.setup,
+            "run": job.script if job.script is not None else list(job.argv),
+            "env": job.env,
+            "secrets": job.secrets,
+        }
+    )
+
+
+def _resources(resources: ResourceSpec) -> dict[str, Any]:
+    accelerators = [f"{gpu_type}:{resources.gpus}" for gpu_type in resources.gpu_types]
+    found = {"cpus": resources.cpus_milli / 1000, "memory": resources.memory_bytes}
+    return {"accelerators": accelerators, **found} if accelerators else found
+
+
+def _changed(value: CheckpointSpec | LimitsSpec, default: CheckpointSpec | LimitsSpec, names: dict[str, str]) -> Any:
+    return {name: getattr(value, f) for f, name in names.items() if getattr(value, f) != getattr(default, f)}
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields with a value: no empty mapping or list, and not null."""
+    return {name: value for name, value in fields.items() if value is not None and value not in ({}, [], ())}

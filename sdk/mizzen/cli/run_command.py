@@ -1,0 +1,183 @@
+"""`mizzen run`: a command in the fleet without a document, with the files of the current folder."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from mizzen.cli.exits import Exit, exit_of
+from mizzen.cli.log_commands import print_logs
+from mizzen.cli.overrides import env_option
+from mizzen.cli.plain.printer import emit_list
+from mizzen.cli.session import OutputCommand, Session, complain, complete_tenant, finish, label_option, say
+from mizzen.cli.submit import say_end
+from mizzen.cli.workload_commands import WORKLOAD_COLUMNS
+from mizzen.client.errors import ClientError
+from mizzen.client.views import Workload
+
+_LONGEST_NAME = 40
+_STATUS = re.compile(r"(exit code|signal) (\d+)")
+
+
+@click.command(
+    cls=OutputCommand,
+    default_output="name",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option(
+    "--gpus",
+    metavar="TYPE:NUMBER",
+    multiple=True,
+    help="GPUs of each task, such as a100:8; repeat it for acceptable types in order of preference.",
+)
+@click.option("--cpus", type=float, help="Cores of each task (default: 1).")
+@click.option("--memory", metavar="SIZE", help="Memory of each task, such as 16GiB (default: 1GiB).")
+@click.option(
+    "--tasks", type=click.IntRange(min=1), default=1, show_default=True, help="Number of tasks, which start together."
+)
+@click.option("--name", help="The workload's name (default: that of the program).")
+@click.option("--tenant", shell_complete=complete_tenant, help="The tenant, if the API key has none.")
+@click.option("--priority", type=click.IntRange(1, 7), help="A level below the tenant's; 7 is the lowest.")
+@click.option("--retries", type=click.IntRange(min=0), help="Retries after failures of the command (default: 0).")
+@click.option("--max-runtime", metavar="DURATION", help="Running time after which it is stopped, such as 2h.")
+@click.option("--isolation", help="The weakest isolation of machines on which it may run.")
+@label_option("Add a label")
+@env_option
+@click.option(
+    "--secret",
+    "secrets",
+    multiple=True,
+    metavar="NAME=SECRET",
+    help="Set a variable to one of the tenant's secrets (repeatable).",
+)
+@click.option(
+    "--workdir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=Path(),
+    help="The folder whose files the tasks get (default: this one).",
+)
+@click.option("--no-files", is_flag=True, help="Upload no files.")
+@click.option("-d", "--detach", is_flag=True, help="Print the id and do not wait.")
+@click.pass_obj
+def run(
+    session: Session,
+    /,
+    command: tuple[str, ...],
+    *,
+    workdir: Path,
+    no_files: bool,
+    detach: bool,
+    **options: Any,
+) -> None:
+    """Run a command in the fleet, print its output, and exit with its status.
+
+    The files of the current folder are uploaded, without those that its .mizzenignore lists. Ctrl-C asks whether to
+    detach or to cancel; if stdin is no terminal, it cancels. Write `--` before a command that has options.
+    """
+    body = _document(command, **options)
+    try:
+        workload = session.client.submit(body, None if no_files else workdir)
+    except ClientError as error:
+        complain(error)
+        finish(exit_of(error))
+    if workload.get("never"):
+        say(f"{workload['id']} can never start in the current fleet: {workload['never']}")
+    if detach:
+        emit_list(session, [workload], WORKLOAD_COLUMNS)
+        return
+    say(f"submitted {workload['name']} as {workload['id']}")
+    _until_the_end(session, workload)
+
+
+def _document(
+    command: tuple[str, ...],
+    *,
+    gpus: tuple[str, ...],
+    cpus: float | None,
+    memory: str | None,
+    tasks: int,
+    name: str | None,
+    tenant: str | None,
+    priority: int | None,
+    retries: int | None,
+    max_runtime: str | None,
+    isolation: str | None,
+    labels_: dict[str, str],
+    env: dict[str, str],
+    secrets: tuple[str, ...],
+) -> dict[str, Any]:
+    """Return the document of one job that runs the command."""
+    resources = _given({"accelerators": list(gpus), "cpus": cpus, "memory": memory})
+    limits = _given({"retries": retries, "max_runtime": max_runtime})
+    job = {"name": "main", "tasks": tasks, "run": list(command), "resources": resources, "env": env}
+    job["secrets"] = dict(_secret(one) for one in secrets)
+    fields = {"name": name or _name(command[0]), "tenant": tenant, "priority": priority, "labels": labels_}
+    return _given({"version": 1, **fields, "jobs": [_given(job)], "limits": limits, "isolation": isolation})
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None and value not in ({}, [])}
+
+
+def _secret(given: str) -> tuple[str, str]:
+    name, equals, secret = given.partition("=")
+    if not name or not equals or not secret:
+        raise click.UsageError(f"--secret: {given!r} is not of the form NAME=SECRET")
+    return name, secret
+
+
+def _name(program: str) -> str:
+    """Return a name for a workload, from the name of its program."""
+    name = re.sub(r"[^a-z0-9]+", "-", Path(program).name.lower()).strip("-")[:_LONGEST_NAME].strip("-")
+    return name or "run"
+
+
+def _until_the_end(session: Session, workload: Workload) -> NoReturn:
+    """Follow the workload and end with its status."""
+    id_ = workload["id"]
+    is_asked = False
+    while True:
+        try:
+            print_logs(session, id_, follow=True)
+            [done] = session.client.wait([id_])
+            break
+        except KeyboardInterrupt:
+            if not is_asked and _detaches():
+                say(f"{id_} continues; `mizzen logs -f {id_}` follows it again, `mizzen cancel {id_}` stops it")
+                finish(Exit.INTERRUPTED)
+            if is_asked:
+                say(f"{id_} is being cancelled; `mizzen show {id_}` shows when it has ended")
+                finish(Exit.INTERRUPTED)
+            is_asked = True
+            say(f"cancelling {id_}; it ends when its tasks have stopped")
+            session.client.cancel(id_)
+    say_end(session, done)
+    if is_asked:
+        finish(Exit.INTERRUPTED)
+    finish(_status(done))
+
+
+def _detaches() -> bool:
+    """Ask what Ctrl-C meant. Without a terminal, and after a second Ctrl-C, it means to cancel."""
+    if not sys.stdin.isatty():
+        return False
+    try:
+        click.echo(err=True)
+        choice = click.prompt("Detach or cancel?", type=click.Choice(("detach", "cancel")), default="cancel", err=True)
+    except (click.Abort, KeyboardInterrupt):
+        return False
+    return bool(choice == "detach")
+
+
+def _status(done: Any) -> int:
+    """Return the exit status of the task that failed first, as a shell would; 1 if there is none."""
+    if done["phase"] == "succeeded":
+        return Exit.OK
+    detail = (done["reason"] or {}).get("detail", {})
+    found = _STATUS.fullmatch(str(detail.get("status", "")))
+    if found is None or int(found[2]) == 0:
+        return Exit.WORKLOAD_FAILED
+    return int(found[2]) if found[1] == "exit code" else 128 + int(found[2])
