@@ -9,9 +9,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from temporalio.api.common.v1 import Payload
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 
 from infra.config.settings import load_settings
+from infra.payload_codec import ENCODING, parts_of
 from infra.temporal_client import connect
 from tests.stack.harness import ROOT, Up, processes_of, wait_until
 
@@ -36,6 +38,23 @@ async def test_closed_workflows_are_kept_as_configured(shared: Up) -> None:
     client = await connect(shared.temporal)
     described = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
     assert described.config.workflow_execution_retention_ttl.seconds == 100_000
+
+
+async def test_what_temporal_stores_is_encrypted(shared: Up) -> None:
+    """No payload of any workflow is readable in Temporal without the keys, which only the owner can read."""
+    workload = shared.submit("sealed", steps=1, step_s=0.1)
+    wait_until(lambda: shared.ended(workload), "the workload succeeds")
+    reader = await connect(shared.temporal.model_copy(update={"payload_keys": None}))
+    encodings: set[bytes] = set()
+    async for found in reader.list_workflows():
+        async for event in reader.get_workflow_handle(found.id, run_id=found.run_id).fetch_history_events():
+            # The SDK writes when a local activity ran, and nothing of its values, into a marker.
+            event.marker_recorded_event_attributes.details.pop("data", None)
+            for payload in parts_of(event):
+                if isinstance(payload, Payload) and "type" not in payload.metadata:  # Search attributes have a type.
+                    encodings.add(payload.metadata["encoding"])
+    assert encodings == {ENCODING}
+    assert (shared.data / "payload.keys").stat().st_mode & 0o077 == 0
 
 
 def test_killed_up_is_taken_over(shared: Up, tmp_path: Path) -> None:
