@@ -16,6 +16,8 @@ from infra.payloads import DATA_CONVERTER
 
 UI_PATH = "/temporal"
 """Path of the embedded Temporal's UI below the URL of the API."""
+CODEC_PATH = f"{UI_PATH}/codec"
+"""Path of the codec that decrypts payloads for the UI."""
 UNIX = "unix:"
 """Start of the address of a Unix socket."""
 _REFUSED = re.compile(r'Status \{ code: (?:Unauthenticated|PermissionDenied), message: "((?:[^"\\]|\\.)*)"')

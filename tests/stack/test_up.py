@@ -1,10 +1,12 @@
 """`mizzen up`: starting, stopping, killing and restarting it, and its errors."""
 
+import base64
 import os
 import signal
 import socket
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -145,6 +147,41 @@ def test_operators_see_the_ui_of_temporal(shared: Up) -> None:
         listed = browser.get(workflows, auth=("", operator)).json()
         assert "MachineWorkflow" in {one["type"]["name"] for one in listed["executions"]}
         assert browser.get("/v1/workloads", auth=("", operator)).status_code == 401, "only for the UI"
+
+
+def test_operators_see_payloads_in_the_ui_of_temporal(shared: Up) -> None:
+    """The UI decrypts payloads with the API's codec, which serves operators only, and also Temporal's command."""
+    machine = shared.client().machines()[0]["id"]
+    base, codec = f"http://127.0.0.1:{shared.port}", "/temporal/codec"
+    operator = (shared.data / "operator.key").read_text().strip()
+    viewer = shared.client().create_key("viewer", label="looks")["key"]
+    events = f"/temporal/api/v1/namespaces/default/workflows/machine%2F{machine.replace('/', '%2F')}/history"
+    with httpx.Client(base_url=base) as browser:
+        assert browser.get("/temporal/api/v1/settings", auth=("", operator)).json()["Codec"]["Endpoint"] == codec
+        found = browser.get(events, auth=("", operator)).json()
+        (event,) = [e for e in found["history"]["events"] if e["eventType"].endswith("WORKFLOW_EXECUTION_STARTED")]
+        body = event["workflowExecutionStartedEventAttributes"]["input"]
+        assert machine not in base64.b64decode(body["payloads"][0]["data"]).decode(errors="replace")
+        for auth, status in ((None, 401), (("", viewer), 403), (("", operator), 200)):
+            answer = browser.post(f"{codec}/decode?preserveStorageRefs=true", json=body, auth=auth)
+            assert answer.status_code == status
+            assert (machine in answer.text) is False  # Also the plain value is in base64.
+        (plain,) = answer.json()["payloads"]
+        assert base64.b64decode(plain["data"]).decode() == f'"{machine}"'
+        assert "access-control-allow-origin" not in answer.headers
+        again = browser.post(f"{codec}/encode", json=answer.json(), auth=("", operator)).json()
+        assert browser.post(f"{codec}/decode", json=again, auth=("", operator)).json() == answer.json()
+        strange = {"payloads": [again["payloads"][0] | {"data": "AAAA"}]}
+        assert browser.post(f"{codec}/decode", json=strange, auth=("", operator)).json() == strange
+        shown = subprocess.run(
+            [Path(sys.executable).parent / "temporal", "workflow", "show", "--workflow-id", f"machine/{machine}",
+             "--output", "json", "--address", str(shared.temporal.address), "--codec-endpoint", base + codec,
+             "--codec-auth", f"Bearer {operator}"],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert base64.b64encode(f'"{machine}"'.encode()).decode() in shown.stdout
+        assert browser.post(f"{codec}/decode", content="{", auth=("", operator)).status_code == 415
+        assert browser.post(f"{codec}/decode", json=[1], auth=("", operator)).status_code == 422
 
 
 def test_agents_recognise_the_gateway(shared: Up) -> None:
