@@ -23,7 +23,7 @@ from infra.config.settings import Settings
 from infra.db import published_queue
 from infra.db.session import open_engine, transaction
 from infra.errors import ConfigurationError
-from infra.temporal_client import connect
+from infra.temporal_client import connect, payload_codec
 from mizzen.objects import ObjectStore, open_store
 
 _POOL = 25
@@ -66,6 +66,8 @@ class ApiState:
             )
         )
         """A client of the embedded Temporal's UI; None: there is none."""
+        self.payload_codec = payload_codec(settings.temporal)
+        """What decrypts payloads in Temporal; None: they are not encrypted."""
         self._temporal: Client | None = None
         self._temporal_lock = asyncio.Lock()
 

@@ -1,17 +1,23 @@
 """Connects to Temporal with the configured TLS files and API key, and with mizzen's data converter."""
 
+import dataclasses
 import re
 
 from temporalio.client import Client
+from temporalio.converter import DataConverter, DefaultFailureConverterWithEncodedAttributes
 from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import DnsLoadBalancingConfig, HttpConnectProxyConfig, RPCError, RPCStatusCode, TLSConfig
 
 from infra.config.services import TemporalSettings
 from infra.errors import ConfigurationError
+from infra.payload_codec import EncryptingCodec
+from infra.payload_keys import PayloadKeys
 from infra.payloads import DATA_CONVERTER
 
 UI_PATH = "/temporal"
 """Path of the embedded Temporal's UI below the URL of the API."""
+CODEC_PATH = f"{UI_PATH}/codec"
+"""Path of the codec that decrypts payloads for the UI."""
 UNIX = "unix:"
 """Start of the address of a Unix socket."""
 _REFUSED = re.compile(r'Status \{ code: (?:Unauthenticated|PermissionDenied), message: "((?:[^"\\]|\\.)*)"')
@@ -74,11 +80,33 @@ def _telemetry() -> TelemetryConfig:
     return TelemetryConfig(logging=LoggingConfig(f"{default},temporal_sdk_bridge::client=ERROR"))
 
 
+def payload_codec(settings: TemporalSettings) -> EncryptingCodec | None:
+    """Returns what encrypts the payloads in Temporal; None: they are not encrypted.
+
+    Raises:
+        ConfigurationError: the file with the keys is unusable.
+    """
+    return None if settings.payload_keys is None else EncryptingCodec(PayloadKeys(settings.payload_keys))
+
+
+def data_converter(settings: TemporalSettings) -> DataConverter:
+    """Returns mizzen's data converter, which encrypts payloads and the texts of failures if keys are configured.
+
+    Raises:
+        ConfigurationError: the file with the keys is unusable.
+    """
+    codec = payload_codec(settings)
+    if codec is None:
+        return DATA_CONVERTER
+    failures = DefaultFailureConverterWithEncodedAttributes
+    return dataclasses.replace(DATA_CONVERTER, payload_codec=codec, failure_converter_class=failures)
+
+
 async def connect(settings: TemporalSettings) -> Client:
     """Connects to the configured service and returns the client.
 
     Raises:
-        ConfigurationError: no address is configured, or the TLS files are unusable.
+        ConfigurationError: no address is configured, or the TLS files or the payload keys are unusable.
         RuntimeError: the service cannot be reached.
     """
     if settings.address is None:
@@ -88,7 +116,7 @@ async def connect(settings: TemporalSettings) -> Client:
     return await Client.connect(
         "127.0.0.1:7233" if is_socket else settings.address,
         namespace=settings.namespace,
-        data_converter=DATA_CONVERTER,
+        data_converter=data_converter(settings),
         tls=tls_config(settings),
         api_key=settings.api_key,
         # The SDK connects to a Unix socket only as the address of a proxy, for which it sends an HTTP request first.

@@ -45,6 +45,7 @@ def _connection_options(command: F) -> F:
         click.option("--temporal-cert", type=click.Path(path_type=Path), help="Client certificate for mTLS."),
         click.option("--temporal-key", type=click.Path(path_type=Path), help="Key of the client certificate."),
         click.option("--temporal-api-key", help="API key for Temporal."),
+        click.option("--payload-keys", type=FILE, help="Keys of payloads in Temporal (`mizzen payload-keys`)."),
     )
     for one in reversed(options):
         command = one(command)
@@ -66,6 +67,7 @@ def _settings(options: dict[str, Any], **more: Any) -> "Settings":
         "tls_cert": options.get("temporal_cert"),
         "tls_key": options.get("temporal_key"),
         "api_key": options.get("temporal_api_key"),
+        "payload_keys": options.get("payload_keys"),
         **more.pop("temporal", {}),
     }
     from infra.config.settings import load_settings
@@ -288,10 +290,34 @@ def json_schema(kind: str) -> None:
     click.echo(schema_of(kind))
 
 
+@click.group("payload-keys")
+def payload_keys() -> None:
+    """Manage the keys that encrypt payloads in Temporal."""
+
+
+@payload_keys.command()
+@click.argument("file", type=FILE)
+def rotate(file: Path) -> None:
+    """Add a new key to FILE, which is created if it is missing. Processes use it within seconds; older keys decrypt."""
+    from infra.payload_keys import add_key
+
+    run_command(lambda: click.echo(f"{file}: key {add_key(file).id} encrypts from now on", err=True))
+
+
+@payload_keys.command()
+@click.argument("file", type=FILE)
+@click.argument("machine", metavar="REGION/CLUSTER/MACHINE")
+def machine(file: Path, machine: str) -> None:
+    """Print a machine's keys, for `mizzen agent --payload-keys` without a gateway. FILE has the installation's."""
+    from infra.payload_keys import machine_lines
+
+    run_command(lambda: click.echo(machine_lines(file, machine), nl=False))
+
+
 @click.group()
 def group() -> None:
     """Commands of mizzen's server."""
 
 
-for _command in (up, demo, init, worker, agent, agents, gateway, api, what_if, json_schema):
+for _command in (up, demo, init, worker, agent, agents, gateway, api, payload_keys, what_if, json_schema):
     group.add_command(_command)

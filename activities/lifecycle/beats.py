@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client
+from temporalio.converter import PayloadCodec
 from temporalio.service import RPCError, RPCStatusCode
 
 from domain import ids
@@ -18,6 +19,7 @@ from domain.protocol.activities import Activity
 from domain.protocol.machines import NodeHeartbeat
 from domain.slots import machines_of_tasks
 from domain.task_reports import TaskProgress
+from infra.errors import MizzenError
 
 _HEARTBEAT = TypeAdapter(NodeHeartbeat)
 _AT_ONCE = 16
@@ -31,7 +33,7 @@ class Beat:
     since_s: float
     """Since when its agent has had the request, in seconds since the epoch; infinite: it has not received this try."""
     said: NodeHeartbeat | None
-    """None: there is no heartbeat, or an agent of another version has sent it."""
+    """None: there is no heartbeat, or an agent of another version or with another key has sent it."""
 
 
 async def read_beats(client: Client, workload: str) -> list[Beat]:
@@ -42,7 +44,9 @@ async def read_beats(client: Client, workload: str) -> list[Beat]:
         if error.status is RPCStatusCode.NOT_FOUND:
             return []
         raise
-    return [_beat(info) for info in described.raw_description.pending_activities if _is_live_run(info)]
+    codec = client.data_converter.payload_codec
+    runs = [info for info in described.raw_description.pending_activities if _is_live_run(info)]
+    return [await _beat(info, codec) for info in runs]
 
 
 def own_progress(beats: Iterable[Beat], jobs: Sequence[Mapping[str, Any]]) -> dict[str, list[TaskProgress]]:
@@ -77,12 +81,13 @@ def _is_live_run(info: PendingActivityInfo) -> bool:
     return info.activity_type.name == Activity.RUN_NODE.value and not given_up
 
 
-def _beat(info: PendingActivityInfo) -> Beat:
+async def _beat(info: PendingActivityInfo, codec: PayloadCodec | None) -> Beat:
     has_it = info.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
     since_s = info.last_started_time.ToMicroseconds() / 1e6 if has_it else inf
     said = None
     for payload in info.heartbeat_details.payloads[:1]:
-        with suppress(ValidationError):
-            said = _HEARTBEAT.validate_json(payload.data)
+        with suppress(ValidationError, MizzenError):
+            (plain,) = [payload] if codec is None else await codec.decode([payload])
+            said = _HEARTBEAT.validate_json(plain.data)
     # Only the agent of its own queue can send a heartbeat: the queue says who sent it, and the heartbeat need not.
     return Beat(ids.machine_of_queue(info.activity_options.task_queue.name), since_s, said)

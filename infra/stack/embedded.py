@@ -30,6 +30,7 @@ from infra.errors import ConfigurationError, StackError
 from infra.files import write_private
 from infra.liveness_pipe import LivenessListener
 from infra.machine_keys import put_machine_key
+from infra.payload_keys import add_key
 from infra.stack import closed_network, leftovers, log_files, probes, temporal
 from infra.stack.certificate import write_certificate
 from infra.stack.compilation import compile_loops
@@ -50,6 +51,8 @@ _EVENT_TRIES = 30
 _SETTLES_S = 60.0
 MACHINE_KEYS = "run/machine-keys.json"
 """File in the data folder with the API key of each machine of the fleet."""
+PAYLOAD_KEYS = "payload.keys"
+"""File in the data folder with the keys that encrypt payloads in the embedded Temporal."""
 _SOCKET, _UI_SOCKET = "temporal.sock", "temporal-ui.sock"
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -149,6 +152,8 @@ class EmbeddedStack:
             await _until_done("postgres", partial(asyncio.to_thread, self._refuse_other_version))
         if binary is not None:
             self._why_open = await asyncio.to_thread(closed_network.why_not)
+            if not (keys := self.data_dir / PAYLOAD_KEYS).exists():
+                add_key(keys)
         self._write_config()
         if binary is not None:
             self._say("starting Temporal")
@@ -229,7 +234,8 @@ class EmbeddedStack:
         updates: dict[str, object] = {"api": api.model_copy(update={"port": port})}
         if self._own_temporal:
             folder = short_path(self.config_file.parent)
-            own = {"address": f"{UNIX}{folder / _SOCKET}", "ui_socket": folder / _UI_SOCKET}
+            keys = self.settings.temporal.payload_keys or self.data_dir / PAYLOAD_KEYS
+            own = {"address": f"{UNIX}{folder / _SOCKET}", "ui_socket": folder / _UI_SOCKET, "payload_keys": keys}
             updates["temporal"] = self.settings.temporal.model_copy(update=own)
         self.settings = self.settings.model_copy(update=updates)
         for message in self._ports.replaced:

@@ -15,7 +15,7 @@ from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
 from domain.search_attributes import INTEGERS, KEYWORDS
 from infra.config.services import TemporalSettings
 from infra.errors import ConfigurationError, StackError
-from infra.temporal_client import UI_PATH, connect
+from infra.temporal_client import CODEC_PATH, UI_PATH, connect
 
 
 def discard_unfinished(state: Path) -> None:
@@ -138,7 +138,11 @@ def command(binary: Path, state: Path, settings: TemporalSettings, port: int, ui
         "--log-level", "error", "--ui-disable-news-fetch", "--namespace", settings.namespace,
     ]  # fmt: skip
     out += DYNAMIC_CONFIG
-    out += ["--headless"] if ui_port is None else ["--ui-port", str(ui_port), "--ui-public-path", UI_PATH]
+    if ui_port is None:
+        out.append("--headless")
+    else:
+        # Relative, so that the browser sends the UI's password to the codec, too, whatever the name of the API.
+        out += ["--ui-port", str(ui_port), "--ui-public-path", UI_PATH, "--ui-codec-endpoint", CODEC_PATH]
     for name in KEYWORDS:
         out += ["--search-attribute", f"{name}=Keyword"]
     for name in INTEGERS:

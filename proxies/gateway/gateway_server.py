@@ -22,7 +22,7 @@ from infra.db.session import open_engine
 from infra.errors import ConfigurationError
 from infra.liveness_pipe import LivenessReporter
 from infra.metrics import serve_metrics
-from infra.temporal_client import tls_config
+from infra.temporal_client import payload_codec, tls_config
 from proxies.gateway import limits
 from proxies.gateway.connections import Connections
 from proxies.gateway.keys import Sessions
@@ -137,7 +137,8 @@ async def serve(
     limiting: asyncio.Task[None] | None = None
     metrics_server: WSGIServer | None = None
     try:
-        gateway = Gateway(channel, _metadata(settings.temporal), settings.temporal.namespace, sessions, tokens)
+        temporal = settings.temporal
+        gateway = Gateway(channel, _metadata(temporal), temporal.namespace, sessions, tokens, payload_codec(temporal))
         with suppress(SQLAlchemyError, TimeoutError):  # Postgres may become available later.
             async with asyncio.timeout(_SCHEMA_S):
                 await asyncio.to_thread(refuse_unknown, engine)

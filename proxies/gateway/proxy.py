@@ -16,12 +16,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from infra.payload_codec import EncryptingCodec
 from proxies.gateway.connections import Connections
 from proxies.gateway.keys import MachineSession, Sessions
 from proxies.gateway.limits import Buckets, MachineLimits, address_of
 from proxies.gateway.methods import SERVICE, Method, Scope, method_of, read
 from proxies.gateway.refusals import Refused, malformed, unauthenticated
 from proxies.gateway.task_tokens import TaskTokens
+from proxies.gateway.values import encoded
 
 _PREFIX = "mizzen_gateway"
 
@@ -87,10 +89,14 @@ class Gateway:
         namespace: str,
         sessions: Sessions,
         tokens: TaskTokens,
+        codec: EncryptingCodec | None,
     ) -> None:
-        """`metadata` is sent to Temporal with each call; it contains the installation's credentials."""
+        """`metadata` is sent to Temporal with each call; it contains the installation's credentials.
+
+        `codec`: what encrypts payloads in Temporal. Agents get and send them in the clear, within TLS.
+        """
         self._channel, self._metadata, self._namespace = channel, metadata, namespace
-        self._sessions, self._tokens = sessions, tokens
+        self._sessions, self._tokens, self._codec = sessions, tokens, codec
         self._limits = MachineLimits()
         self.metrics = GatewayMetrics(sessions, self._limits)
         self._logged = Buckets(_LOGGED_PER_S, _LOGGED_BURST)
@@ -147,10 +153,16 @@ class Gateway:
         request = method.check(scope, read(method, body))
         if method.is_local:
             return request.SerializeToString()
+        codec = None if self._codec is None else self._codec.of_machine(session.machine)
+        if codec is not None:
+            codec.encrypt_in(request, lambda given: encoded(given).payloads[0])
         response = await self._forward(name, method, request.SerializeToString(), context)
         if method.answer is None:
             return response
-        return method.answer(scope, method.response.FromString(response)).SerializeToString()
+        answer = method.answer(scope, method.response.FromString(response))
+        if codec is not None:
+            codec.decrypt_in(answer)
+        return answer.SerializeToString()
 
     async def _forward(self, name: str, method: Method, body: bytes, context: grpc.aio.ServicerContext) -> bytes:
         most_s = _POLL_S if method.is_poll else _CALL_S

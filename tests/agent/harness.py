@@ -203,9 +203,9 @@ class Lab:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, folder: Path, address: str) -> AsyncIterator["Lab"]:
+    async def open(cls, folder: Path, address: str, payload_keys: Path | None = None) -> AsyncIterator["Lab"]:
         """Opens a lab whose workflows run in this process."""
-        settings = TemporalSettings(address=address)
+        settings = TemporalSettings(address=address, payload_keys=payload_keys)
         client = await connect(settings)
         if MODE is not Isolation.NONE:
             folder.chmod(0o777)  # Tasks of other users write marks there.

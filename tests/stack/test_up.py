@@ -1,17 +1,21 @@
 """`mizzen up`: starting, stopping, killing and restarting it, and its errors."""
 
+import base64
 import os
 import signal
 import socket
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
+from temporalio.api.common.v1 import Payload
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 
 from infra.config.settings import load_settings
+from infra.payload_codec import ENCODING, parts_of
 from infra.temporal_client import connect
 from tests.stack.harness import ROOT, Up, processes_of, wait_until
 
@@ -36,6 +40,23 @@ async def test_closed_workflows_are_kept_as_configured(shared: Up) -> None:
     client = await connect(shared.temporal)
     described = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
     assert described.config.workflow_execution_retention_ttl.seconds == 100_000
+
+
+async def test_what_temporal_stores_is_encrypted(shared: Up) -> None:
+    """No payload of any workflow is readable in Temporal without the keys, which only the owner can read."""
+    workload = shared.submit("sealed", steps=1, step_s=0.1)
+    wait_until(lambda: shared.ended(workload), "the workload succeeds")
+    reader = await connect(shared.temporal.model_copy(update={"payload_keys": None}))
+    encodings: set[bytes] = set()
+    async for found in reader.list_workflows():
+        async for event in reader.get_workflow_handle(found.id, run_id=found.run_id).fetch_history_events():
+            # The SDK writes when a local activity ran, and nothing of its values, into a marker.
+            event.marker_recorded_event_attributes.details.pop("data", None)
+            for payload in parts_of(event):
+                if isinstance(payload, Payload) and "type" not in payload.metadata:  # Search attributes have a type.
+                    encodings.add(payload.metadata["encoding"])
+    assert encodings == {ENCODING}
+    assert (shared.data / "payload.keys").stat().st_mode & 0o077 == 0
 
 
 def test_killed_up_is_taken_over(shared: Up, tmp_path: Path) -> None:
@@ -126,6 +147,41 @@ def test_operators_see_the_ui_of_temporal(shared: Up) -> None:
         listed = browser.get(workflows, auth=("", operator)).json()
         assert "MachineWorkflow" in {one["type"]["name"] for one in listed["executions"]}
         assert browser.get("/v1/workloads", auth=("", operator)).status_code == 401, "only for the UI"
+
+
+def test_operators_see_payloads_in_the_ui_of_temporal(shared: Up) -> None:
+    """The UI decrypts payloads with the API's codec, which serves operators only, and also Temporal's command."""
+    machine = shared.client().machines()[0]["id"]
+    base, codec = f"http://127.0.0.1:{shared.port}", "/temporal/codec"
+    operator = (shared.data / "operator.key").read_text().strip()
+    viewer = shared.client().create_key("viewer", label="looks")["key"]
+    events = f"/temporal/api/v1/namespaces/default/workflows/machine%2F{machine.replace('/', '%2F')}/history"
+    with httpx.Client(base_url=base) as browser:
+        assert browser.get("/temporal/api/v1/settings", auth=("", operator)).json()["Codec"]["Endpoint"] == codec
+        found = browser.get(events, auth=("", operator)).json()
+        (event,) = [e for e in found["history"]["events"] if e["eventType"].endswith("WORKFLOW_EXECUTION_STARTED")]
+        body = event["workflowExecutionStartedEventAttributes"]["input"]
+        assert machine not in base64.b64decode(body["payloads"][0]["data"]).decode(errors="replace")
+        for auth, status in ((None, 401), (("", viewer), 403), (("", operator), 200)):
+            answer = browser.post(f"{codec}/decode?preserveStorageRefs=true", json=body, auth=auth)
+            assert answer.status_code == status
+            assert (machine in answer.text) is False  # Also the plain value is in base64.
+        (plain,) = answer.json()["payloads"]
+        assert base64.b64decode(plain["data"]).decode() == f'"{machine}"'
+        assert "access-control-allow-origin" not in answer.headers
+        again = browser.post(f"{codec}/encode", json=answer.json(), auth=("", operator)).json()
+        assert browser.post(f"{codec}/decode", json=again, auth=("", operator)).json() == answer.json()
+        strange = {"payloads": [again["payloads"][0] | {"data": "AAAA"}]}
+        assert browser.post(f"{codec}/decode", json=strange, auth=("", operator)).json() == strange
+        shown = subprocess.run(
+            [Path(sys.executable).parent / "temporal", "workflow", "show", "--workflow-id", f"machine/{machine}",
+             "--output", "json", "--address", str(shared.temporal.address), "--codec-endpoint", base + codec,
+             "--codec-auth", f"Bearer {operator}"],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert base64.b64encode(f'"{machine}"'.encode()).decode() in shown.stdout
+        assert browser.post(f"{codec}/decode", content="{", auth=("", operator)).status_code == 415
+        assert browser.post(f"{codec}/decode", json=[1], auth=("", operator)).status_code == 422
 
 
 def test_agents_recognise_the_gateway(shared: Up) -> None:
