@@ -15,7 +15,8 @@ from pathlib import Path
 
 from agent.bpf import Hook, Instruction, Op, Program, ProgramType, attach_to_cgroup, load
 from agent.cgroups import device_cgroup, remove_cgroup
-from agent.gpus import Gpu, numbered_gpus
+from agent.gpus import numbered_gpus
+from agent.nvml import Gpu
 
 ROOT = Path("/")
 """Contains `dev`, `proc/driver` and `sys`."""

@@ -5,8 +5,8 @@ same numbers, and so does CUDA with `CUDA_DEVICE_ORDER=PCI_BUS_ID`. The device f
 minor number, which the driver shows in `/proc/driver/nvidia/gpus`. If the driver does not show it, for example in some
 containers, the GPUs are assumed to be in the order of their minor numbers.
 
-Reads `/proc` and calls `nvidia-smi`. A machine whose GPUs are only declared, as in an embedded fleet, has no device
-files: then there is nothing to hold, and the GPUs are free when no task runs.
+Asks NVML (`agent.nvml`), or without it, reads `/proc` and calls `nvidia-smi`. A machine whose GPUs are only declared,
+as in an embedded fleet, has no device files: then there is nothing to hold, and the GPUs are free when no task runs.
 """
 
 import logging
@@ -18,9 +18,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent import nvml
+from agent.nvml import Gpu
+
 FREE_BYTES = 256 << 20
 """A GPU that reports less used memory than this is free: the driver itself uses some."""
 _QUERY_S = 5.0
+_MACHINE = Path("/")
 _DEVICE = re.compile(r"nvidia(\d+)")
 _log = logging.getLogger(__name__)
 
@@ -42,26 +46,17 @@ class GpuUse:
         return not self.holders and not self.used_bytes and self.unknown is None
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU of this machine."""
-
-    minor: int
-    """The number of its device file, `/dev/nvidia<minor>`."""
-    bus: tuple[int, ...] = ()
-    """PCI domain, bus, device and function; empty: unknown."""
-
-    @property
-    def pci(self) -> str:
-        """Its PCI address as in `/sys/bus/pci/devices`; empty: unknown."""
-        return "{:04x}:{:02x}:{:02x}.{:x}".format(*self.bus) if self.bus else ""
-
-
-def gpu_use(gpus: Iterable[int], root: Path = Path("/")) -> GpuUse:
+def gpu_use(gpus: Iterable[int], root: Path = _MACHINE) -> GpuUse:
     """Returns who uses the GPUs with these numbers. Takes up to some seconds; a process of another user may be missed.
 
-    Only root sees the open files of other users' processes. `root` contains `dev` and `proc/driver`.
+    Only root sees the open files of other users' processes. `root` contains `dev` and `proc/driver`; NVML is asked only
+    about this machine.
     """
+    if root == _MACHINE and (found := nvml.uses()) is not None:
+        uses = {gpu: found[gpu] for gpu in gpus if gpu < len(found)}
+        holders = {pid for use in uses.values() for pid in use.pids}
+        used = {gpu: use.used_bytes for gpu, use in uses.items() if use.used_bytes > FREE_BYTES}
+        return GpuUse(tuple(sorted(holders)), used)
     shown = numbered_gpus(root)
     # The machine may declare more GPUs than the driver shows. These have no device file.
     devices = {gpu: root / "dev" / f"nvidia{shown[gpu].minor}" for gpu in gpus if gpu < len(shown)}
@@ -72,8 +67,10 @@ def gpu_use(gpus: Iterable[int], root: Path = Path("/")) -> GpuUse:
     return GpuUse(tuple(sorted(_holders({str(device) for device in there.values()}))), used, unknown)
 
 
-def numbered_gpus(root: Path = Path("/")) -> list[Gpu]:
+def numbered_gpus(root: Path = _MACHINE) -> list[Gpu]:
     """Returns the GPUs of this machine in the order of their numbers. `root` contains `dev` and `proc/driver`."""
+    if root == _MACHINE and (devices := nvml.devices()) is not None:
+        return devices
     if found := _shown(root):
         return found
     matches = (_DEVICE.fullmatch(path.name) for path in (root / "dev").glob("nvidia*"))

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.agent.fake_gpus import fake_gpus, fake_library
 from tests.agent.harness import Lab, processes_of
+
+__all__ = ["fake_gpus", "fake_library"]
 
 
 @pytest.fixture(autouse=True)
