@@ -3,8 +3,8 @@
  *     gpu MINOR BUS UUID NAME TOTAL_MIB USED_MIB PERCENT ECC [PID:MIB ...]
  *     xid INDEX NUMBER
  *
- * BUS is the number of the PCI bus in hexadecimal; `_` in NAME is a space; ECC is the number of uncorrectable errors. The
- * n-th line `xid` is the n-th event. Without the file, the driver is not loaded. */
+ * BUS is the number of the PCI bus in hexadecimal; `_` in NAME is a space; ECC is the number of uncorrectable errors. A line
+ * `xid` is an event, for those who waited for events before it was there. Without the file, the driver is not loaded. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,11 +21,10 @@ typedef struct { unsigned version; u64 total, reserved, free, used; } Memory;
 typedef struct { unsigned gpu, memory; } Rates;
 typedef struct { void *device; u64 type, data; unsigned gi, ci; } Event;
 
-static unsigned seen; /* Events that were returned. */
-
 static FILE *state(void) { char *path = getenv("MIZZEN_FAKE_NVML"); return path ? fopen(path, "r") : NULL; }
 
-static int read_gpus(Gpu *gpus, unsigned *event, unsigned *xid) {
+/* Sets `event` and `xid` to the event after the first `*seen`, if there is one, and `seen` to the number of events. */
+static int read_gpus(Gpu *gpus, unsigned *seen, unsigned *event, unsigned *xid) {
     char line[1024]; int count = 0; unsigned events = 0; FILE *file = state();
     if (!file) return -1;
     while (fgets(line, sizeof line, file)) {
@@ -37,27 +36,28 @@ static int read_gpus(Gpu *gpus, unsigned *event, unsigned *xid) {
             for (char *c = g.name; *c; c++) if (*c == '_') *c = ' ';
             if (gpus) gpus[count] = g;
             count++;
-        } else if (sscanf(line, "xid %u %u", &index, &number) == 2 && ++events == seen + 1 && event) {
+        } else if (sscanf(line, "xid %u %u", &index, &number) == 2 && ++events && event && events == *seen + 1) {
             *event = index + 1; *xid = number;
         }
     }
+    if (!event) *seen = events;
     fclose(file);
     return count;
 }
 
 static int get(void *handle, Gpu *gpu) {
-    Gpu gpus[16]; int count = read_gpus(gpus, NULL, NULL), index = (int)(long)handle - 1;
+    Gpu gpus[16]; unsigned seen; int count = read_gpus(gpus, &seen, NULL, NULL), index = (int)(long)handle - 1;
     if (index < 0 || index >= count) return NOT_FOUND;
     *gpu = gpus[index];
     return OK;
 }
 #define GPU Gpu g; int bad = get(handle, &g); if (bad) return bad
 
-int nvmlInitWithFlags(unsigned flags) { return read_gpus(NULL, NULL, NULL) < 0 ? NO_DRIVER : OK; }
+int nvmlInitWithFlags(unsigned flags) { unsigned seen; return read_gpus(NULL, &seen, NULL, NULL) < 0 ? NO_DRIVER : OK; }
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int code) { return "an error of the fake"; }
 int nvmlDeviceGetCount_v2(unsigned *count) {
-    int found = read_gpus(NULL, NULL, NULL); *count = found < 0 ? 0 : found; return found < 0 ? NO_DRIVER : OK;
+    unsigned seen; int found = read_gpus(NULL, &seen, NULL, NULL); *count = found < 0 ? 0 : found; return found < 0 ? NO_DRIVER : OK;
 }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
     Gpu g; *handle = (void *)(long)(index + 1); return get(*handle, &g);
@@ -90,15 +90,17 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Proce
     return OK;
 }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, Process *out) { *count = 0; return OK; }
-int nvmlEventSetCreate(void **set) { *set = &seen; return OK; }
-int nvmlEventSetFree(void *set) { return OK; }
+int nvmlEventSetCreate(void **set) {
+    *set = calloc(1, sizeof(unsigned)); return read_gpus(NULL, *set, NULL, NULL) < 0 ? NO_DRIVER : OK;
+}
+int nvmlEventSetFree(void *set) { free(set); return OK; }
 int nvmlDeviceRegisterEvents(void *handle, u64 types, void *set) { GPU; return OK; }
 int nvmlEventSetWait_v2(void *set, Event *event, unsigned wait_ms) {
     for (unsigned waited = 0; waited <= wait_ms; waited += 20, usleep(20000)) {
         unsigned handle = 0, xid = 0;
-        read_gpus(NULL, &handle, &xid);
+        read_gpus(NULL, set, &handle, &xid);
         if (handle) {
-            seen++; event->device = (void *)(long)handle; event->type = 8; event->data = xid; return OK;
+            ++*(unsigned *)set; event->device = (void *)(long)handle; event->type = 8; event->data = xid; return OK;
         }
     }
     return TIMEOUT;
