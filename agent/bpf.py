@@ -93,6 +93,7 @@ class Hook(IntEnum):
 
     INET_INGRESS = 0
     INET_SOCK_CREATE = 2
+    DEVICE = 6
     BIND4 = 8
     BIND6 = 9
     CONNECT4 = 10
@@ -124,6 +125,8 @@ class ProgramType(IntEnum):
     """Sees the packets of sockets."""
     CGROUP_SOCK = 9
     """Sees and changes new sockets."""
+    CGROUP_DEVICE = 15
+    """Sees which device is opened or made."""
     CGROUP_SOCK_ADDR = 18
     """Sees and changes the address in a system call of a socket."""
     SK_LOOKUP = 30

@@ -84,6 +84,20 @@ def limit(run_id: str, limits: TaskLimits) -> tuple[list[str], list[str]]:
     return folders, missing
 
 
+def device_cgroup(run_id: str) -> str:
+    """Creates a cgroup v1 of the controller `devices` for a run, without rules of its own, and returns its path.
+
+    Raises:
+        OSError: this process may not create it, or the machine does not have the controller in cgroup v1.
+    """
+    own = _own().get("devices")
+    if own is None:
+        raise FileNotFoundError("the controller devices of cgroup v1 is not mounted")
+    path = os.path.join(own, f"mizzen-{run_id}")
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
 def _set(path: str, values: list[tuple[str, int]]) -> bool:
     made = not os.path.isdir(path)
     try:

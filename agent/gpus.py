@@ -3,23 +3,29 @@
 GPUs are numbered in the order of their PCI bus addresses, without GPUs that the driver excludes. `nvidia-smi` uses the
 same numbers, and so does CUDA with `CUDA_DEVICE_ORDER=PCI_BUS_ID`. The device file of a GPU has another number, the
 minor number, which the driver shows in `/proc/driver/nvidia/gpus`. If the driver does not show it, for example in some
-containers, the minor number is assumed to be the number of the GPU.
+containers, the GPUs are assumed to be in the order of their minor numbers.
 
-Reads `/proc` and calls `nvidia-smi`. A machine whose GPUs are only declared, as in an embedded fleet, has no device
-files: then there is nothing to hold, and the GPUs are free when no task runs.
+Asks NVML (`agent.nvml`), or without it, reads `/proc` and calls `nvidia-smi`. A machine whose GPUs are only declared,
+as in an embedded fleet, has no device files: then there is nothing to hold, and the GPUs are free when no task runs.
 """
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent import nvml
+from agent.nvml import Gpu
+
 FREE_BYTES = 256 << 20
 """A GPU that reports less used memory than this is free: the driver itself uses some."""
 _QUERY_S = 5.0
+_MACHINE = Path("/")
+_DEVICE = re.compile(r"nvidia(\d+)")
 _log = logging.getLogger(__name__)
 
 
@@ -40,24 +46,20 @@ class GpuUse:
         return not self.holders and not self.used_bytes and self.unknown is None
 
 
-@dataclass(frozen=True)
-class _Gpu:
-    """A GPU that the driver shows."""
-
-    bus: tuple[int, ...]
-    """PCI domain, bus, device and function."""
-    minor: int
-
-
-def gpu_use(gpus: Iterable[int], root: Path = Path("/")) -> GpuUse:
+def gpu_use(gpus: Iterable[int], root: Path = _MACHINE) -> GpuUse:
     """Returns who uses the GPUs with these numbers. Takes up to some seconds; a process of another user may be missed.
 
-    Only root sees the open files of other users' processes. `root` contains `dev` and `proc/driver`.
+    Only root sees the open files of other users' processes. `root` contains `dev` and `proc/driver`; NVML is asked only
+    about this machine.
     """
-    shown = _shown(root)
+    if root == _MACHINE and (found := nvml.uses()) is not None:
+        uses = {gpu: found[gpu] for gpu in gpus if gpu < len(found)}
+        holders = {pid for use in uses.values() for pid in use.pids}
+        used = {gpu: use.used_bytes for gpu, use in uses.items() if use.used_bytes > FREE_BYTES}
+        return GpuUse(tuple(sorted(holders)), used)
+    shown = numbered_gpus(root)
     # The machine may declare more GPUs than the driver shows. These have no device file.
-    minors = {gpu: shown[gpu].minor for gpu in gpus if gpu < len(shown)} if shown else {gpu: gpu for gpu in gpus}
-    devices = {gpu: root / "dev" / f"nvidia{minor}" for gpu, minor in minors.items()}
+    devices = {gpu: root / "dev" / f"nvidia{shown[gpu].minor}" for gpu in gpus if gpu < len(shown)}
     there = {gpu: device for gpu, device in devices.items() if device.exists()}
     if not there:
         return GpuUse()
@@ -65,7 +67,17 @@ def gpu_use(gpus: Iterable[int], root: Path = Path("/")) -> GpuUse:
     return GpuUse(tuple(sorted(_holders({str(device) for device in there.values()}))), used, unknown)
 
 
-def _shown(root: Path) -> list[_Gpu]:
+def numbered_gpus(root: Path = _MACHINE) -> list[Gpu]:
+    """Returns the GPUs of this machine in the order of their numbers. `root` contains `dev` and `proc/driver`."""
+    if root == _MACHINE and (devices := nvml.devices()) is not None:
+        return devices
+    if found := _shown(root):
+        return found
+    matches = (_DEVICE.fullmatch(path.name) for path in (root / "dev").glob("nvidia*"))
+    return [Gpu(minor) for minor in sorted(int(match[1]) for match in matches if match)]
+
+
+def _shown(root: Path) -> list[Gpu]:
     """Returns the GPUs that the driver shows and does not exclude, in the order of the bus; empty: it shows none."""
     found = []
     for file in (root / "proc/driver/nvidia/gpus").glob("*/information"):
@@ -73,9 +85,9 @@ def _shown(root: Path) -> list[_Gpu]:
             lines = [line.partition(":") for line in file.read_text().splitlines()]
             about = {name.strip(): value.strip() for name, _, value in lines}
             if about.get("GPU Excluded", "No") == "No":
-                found.append(_Gpu(_bus(file.parent.name), int(about["Device Minor"])))
+                found.append(Gpu(int(about["Device Minor"]), _bus(file.parent.name)))
         except (OSError, ValueError, KeyError) as error:
-            _log.warning("%s: unreadable, so the numbers of all device files are guessed: %s", file, error)
+            _log.warning("%s: unreadable, so the order of the GPUs is guessed: %s", file, error)
             return []
     return sorted(found, key=lambda gpu: gpu.bus)
 
@@ -105,14 +117,14 @@ def _holders(names: set[str]) -> set[int]:
     return found
 
 
-def _used_bytes(gpus: list[int], shown: list[_Gpu]) -> tuple[dict[int, int], str | None]:
+def _used_bytes(gpus: list[int], shown: list[Gpu]) -> tuple[dict[int, int], str | None]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}, "nvidia-smi is not installed, so the memory of the GPUs is unknown"
     command = [program, "--query-gpu=index,pci.bus_id,memory.used", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S, check=True).stdout
-        numbers = {gpu.bus: number for number, gpu in enumerate(shown)}
+        numbers = {gpu.bus: number for number, gpu in enumerate(shown) if gpu.bus}
         fields = [line.split(",") for line in said.splitlines()]
         mebibytes = {numbers.get(_bus(bus), int(index)): int(used) for index, bus, used in fields}
     except (OSError, ValueError, subprocess.SubprocessError) as error:

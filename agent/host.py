@@ -17,6 +17,7 @@ from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 from agent import records, sealed, tasks
 from agent.activities import NodeActivities
 from agent.config import AgentConfig
+from agent.gpu_watch import GpuWatch
 from agent.lending.lender import Lender
 from agent.lending.owner_socket import open_socket, serve_owner
 from agent.lending.polls import tuner
@@ -93,7 +94,8 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     activities = NodeActivities(config, state, stager, shipping, notices, lender, locks, uplink)
     tidying = asyncio.create_task(_tidy(config, state, lender))
     listening = asyncio.create_task(notices.run())
-    lending = [asyncio.create_task(lender.run()), asyncio.create_task(lender.reopen_polls())]
+    gpus = GpuWatch(state, config.gpus)
+    lending = [asyncio.create_task(work) for work in (lender.run(), lender.reopen_polls(), gpus.run())]
     if uplink is not None:
         lending.append(asyncio.create_task(uplink.run()))
     guarding = asyncio.create_task(_guard(state, activities, stop))
@@ -111,10 +113,10 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
             try:
                 client = await _unless(stop, client_factory())
                 if client is not None:
-                    await _unless(stop, _say_hello(client, config, state, lender))
+                    await _unless(stop, _say_hello(client, config, state, lender, gpus))
                     address = client.service_client.config.target_host
                     _log.info("%s: connected to %s; the machine is being registered", config.machine, address)
-                    await _work(client, config, state, activities, notices, lender, stop)
+                    await _work(client, config, state, activities, notices, lender, gpus, stop)
             except ConfigurationError:
                 raise
             except Exception as error:
@@ -170,6 +172,7 @@ async def _work(
     activities: NodeActivities,
     notices: MachineNotices,
     lender: Lender,
+    gpus: GpuWatch,
     stop: asyncio.Event,
 ) -> None:
     """Polls the machine's task queue until `stop` is set, the owner has taken the machine, or the worker fails."""
@@ -189,7 +192,7 @@ async def _work(
     working = asyncio.create_task(worker.run())
     stopping = asyncio.create_task(stop.wait())
     leaving = asyncio.create_task(lender.away.wait())
-    announcing = asyncio.create_task(_stay_known(client, config, state, activities, lender))
+    announcing = asyncio.create_task(_stay_known(client, config, state, activities, lender, gpus))
     forwarding = asyncio.create_task(_forward(client, config, state, notices, lender))
     try:
         await asyncio.wait({working, stopping, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -259,7 +262,7 @@ def _environ(config: AgentConfig) -> dict[str, str]:
     return {**os.environ, **given}
 
 
-async def _say_hello(client: Client, config: AgentConfig, state: StateFolder, lender: Lender) -> None:
+async def _say_hello(client: Client, config: AgentConfig, state: StateFolder, lender: Lender, gpus: GpuWatch) -> None:
     hello = Hello(
         machine=config.machine,
         region=config.region,
@@ -281,6 +284,7 @@ async def _say_hello(client: Client, config: AgentConfig, state: StateFolder, le
         isolation=config.isolation.value,
         isolation_why=config.isolation_why,
         word_at_s=lender.lending.said_at_s,
+        gpu_fault=gpus.fault,
     )
     await client.start_workflow(
         MACHINE_WORKFLOW,
@@ -295,18 +299,24 @@ async def _say_hello(client: Client, config: AgentConfig, state: StateFolder, le
 
 
 async def _stay_known(
-    client: Client, config: AgentConfig, state: StateFolder, activities: NodeActivities, lender: Lender
+    client: Client,
+    config: AgentConfig,
+    state: StateFolder,
+    activities: NodeActivities,
+    lender: Lender,
+    gpus: GpuWatch,
 ) -> None:
     """Registers the machine again while no `machine.attend` runs: its workflow may be lost or missed the registration.
 
     Repeats every `hello_interval_s`, and soon after a `machine.attend` has ended: it ends, for example, if the machine
     was disconnected for so long that it was declared lost. Also registers it at once when the owner takes GPUs back or
-    lends them again.
+    lends them again, and when a GPU has failed.
     """
-    said = (lender.lending.is_whole, lender.lending.withheld)
+    said = (lender.lending.is_whole, lender.lending.withheld, gpus.fault)
     while True:
-        let_go, changed = asyncio.ensure_future(activities.let_go.wait()), asyncio.ensure_future(lender.changed.wait())
-        done, pending = await asyncio.wait({let_go, changed}, timeout=config.hello_interval_s, return_when=_FIRST)
+        changes = (activities.let_go, lender.changed, gpus.changed)
+        let_go, *changed = [asyncio.ensure_future(event.wait()) for event in changes]
+        done, pending = await asyncio.wait({let_go, *changed}, timeout=config.hello_interval_s, return_when=_FIRST)
         for waiting in pending:
             waiting.cancel()
         if let_go in done:
@@ -317,13 +327,14 @@ async def _stay_known(
         # What was taken and lent again since the last hello must be told, too: the notice may have been sent.
         has_changed = lender.changed.is_set()
         lender.changed.clear()
-        now = (lender.lending.is_whole, lender.lending.withheld)
+        gpus.changed.clear()
+        now = (lender.lending.is_whole, lender.lending.withheld, gpus.fault)
         if activities.attending == 0 or has_changed or now != said:
             if lender.lending.is_whole:
                 # The machine's workflow handles a hello first, and would then wait for the polls before the notice.
                 await lender.polls.until_known()
             try:
-                await _say_hello(client, config, state, lender)
+                await _say_hello(client, config, state, lender, gpus)
                 said = now
             except Exception as error:
                 _log.warning("%s: registration failed: %s", config.machine, error)

@@ -11,7 +11,7 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,19 @@ _PROBE_S = 60.0
 
 
 def sandbox_of(
-    private: Path, launch: LaunchDescription, runs: Sequence[RunFolder], paths: Sequence[str], shm_bytes: int
+    private: Path,
+    launch: LaunchDescription,
+    runs: Sequence[RunFolder],
+    paths: Sequence[str],
+    shm_bytes: int,
+    devices: Mapping[str, str],
 ) -> dict[str, Any]:
     """Returns the arguments of `agent.sandbox.hold` for the tasks `runs` of an attempt.
 
     They see their own folders, those of Python and the SDK, `paths` (`AgentConfig.paths`), and, if the bucket is a
     local folder, their checkpoints and tables. They can change only their working directories, reports and checkpoints.
-    `shm_bytes` is the size of `/dev/shm`; 0: half of the machine's memory.
+    `shm_bytes` is the size of `/dev/shm`; 0: half of the machine's memory. `devices` has the meaning of that of
+    `sandbox_command`.
     """
     program = bubblewrap()
     if program is None:
@@ -83,7 +89,9 @@ def sandbox_of(
     writes = [*(str(path) for run in runs for path in (run.work, run.report.parent)), *(p for p, may in listed if may)]
     if (own := local_checkpoints(launch)) is not None:
         writes.append(str(own))
-    command = sandbox_command(program, private, reads=existing(reads), writes=existing(writes), shm_bytes=shm_bytes)
+    command = sandbox_command(
+        program, private, reads=existing(reads), writes=existing(writes), shm_bytes=shm_bytes, devices=devices
+    )
     return {"folder": str(private), "command": command}
 
 

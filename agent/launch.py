@@ -1,7 +1,7 @@
 """Builds the shim's input for one task, including its environment, from the launch description (`domain.launch`)."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC
 from pathlib import Path
@@ -79,14 +79,16 @@ def environment(
     platform: str | None = None,
     port: int | None = None,
     credentials: Mapping[str, str] = MappingProxyType({}),
+    gpus: Sequence[int] | None = None,
 ) -> dict[str, str]:
     """Returns the complete environment of a task. It inherits nothing from the agent's environment.
 
     `masters` maps a job to `address:port`. `interval_file` and `deadline_file` need not exist yet. `secrets` are the
     secrets of the task's job. `platform` is the platform's name in `mizzen.cadence`, or None if it is unknown. `port`
     is the port on which the task serves requests, if it serves any. `credentials` are variables by which libraries find
-    the task's credentials for its buckets. The user's variables may replace these, PATH, HOME, LANG and
-    PYTHONUNBUFFERED, but no other variable that mizzen sets. User variables whose names start with `MIZZEN_` are
+    the task's credentials for its buckets. `gpus` are the numbers of its GPUs as the task sees them; None: those of its
+    slots. The user's variables may replace `credentials`, PATH, HOME, LANG and PYTHONUNBUFFERED, but no other variable
+    that mizzen sets. User variables whose names start with `MIZZEN_` are
     dropped.
     """
     job = launch.jobs[place.job]
@@ -112,7 +114,7 @@ def environment(
         # Numbers in the order of the bus, like those of `agent.gpus` and nvidia-smi. By default, CUDA gives the fastest
         # GPU the first number. UUIDs would not need an order, but programs such as vLLM accept only numbers.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(str(slot) for slot in place.slots),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, place.slots if gpus is None else gpus)),
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_RANK": str(place.local_rank),

@@ -8,7 +8,7 @@ names are, too. Other users' homes, mizzen's data, sockets of services and other
 import glob
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,8 +19,8 @@ _RESOLVER = "/etc/resolv.conf"
 _GPU_DAEMON = "/run/nvidia-persistenced"
 _FOLDER = ("--perms", "0755", "--dir")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-_ACCELERATORS = ("/dev/nvidia*", "/dev/kfd", "/dev/dri", "/dev/accel*", "/dev/vfio", "/dev/neuron*", "/dev/infiniband")
-"""Devices of NVIDIA, AMD, Google and AWS, and of networks that they use directly."""
+_ACCELERATORS = ("/dev/kfd", "/dev/accel*", "/dev/vfio", "/dev/neuron*", "/dev/infiniband")
+"""Devices of AMD, Google and AWS, and of networks that they use directly. Those of NVIDIA: `agent.device_rules`."""
 
 
 def bubblewrap() -> str | None:
@@ -32,7 +32,13 @@ def bubblewrap() -> str | None:
 
 
 def sandbox_command(
-    program: str, private: Path, *, reads: Iterable[str], writes: Iterable[str], shm_bytes: int = 0
+    program: str,
+    private: Path,
+    *,
+    reads: Iterable[str],
+    writes: Iterable[str],
+    shm_bytes: int = 0,
+    devices: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Returns bubblewrap's command for `agent.sandbox.hold`.
 
@@ -43,6 +49,7 @@ def sandbox_command(
             them, or above, has its own mode.
         writes: existing folders and files that are visible and writable. The permissions of files apply.
         shm_bytes: size of `/dev/shm`; 0: half of the machine's memory.
+        devices: further device files that are visible: the path on the machine, and that in the sandbox.
     """
     root = os.geteuid() == 0
     arguments = [program, "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--clearenv", "--cap-drop", "ALL"]
@@ -60,7 +67,7 @@ def sandbox_command(
     for path in (os.path.dirname(os.path.realpath(_RESOLVER)), _GPU_DAEMON):
         if path.startswith("/run/") and os.path.isdir(path):
             arguments += [*_above(path, _SYSTEM), "--ro-bind", path, path]
-    arguments += ["--proc", "/proc", *_devices(root=root)]
+    arguments += ["--proc", "/proc", *_devices(devices or {}, root=root)]
     size = ["--size", str(shm_bytes)] if shm_bytes else []
     arguments += ["--perms", "1777", *size, "--tmpfs", "/dev/shm"]
     for name, place in FOLDERS.items():
@@ -80,7 +87,7 @@ def sandbox_command(
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-def _devices(*, root: bool) -> list[str]:
+def _devices(more: Mapping[str, str], *, root: bool) -> list[str]:
     if root:
         found = ["--dev", "/dev"]
     else:
@@ -91,9 +98,10 @@ def _devices(*, root: bool) -> list[str]:
         found += ["--symlink", "/proc/self/fd", "/dev/fd"]
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             found += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
-    for pattern in _ACCELERATORS:
-        for path in sorted(glob.glob(pattern)):
-            found += ["--dev-bind", path, path]
+    accelerators = {path: path for pattern in _ACCELERATORS for path in sorted(glob.glob(pattern))}
+    for path, place in (accelerators | dict(more)).items():
+        folder = os.path.dirname(place)
+        found += [*([] if folder == "/dev" else [*_FOLDER, folder]), "--dev-bind", path, place]
     return found
 
 

@@ -9,17 +9,18 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from agent import connect_rules
+from agent import connect_rules, device_rules
 from agent.cgroups import TaskLimits, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
 from agent.credentials.keeper import NoCredentials, TaskCredentials
+from agent.device_rules import HeldGpus
 from agent.isolation import check_store, give_bucket, give_store, local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command
 from agent.logs import Masker
@@ -99,6 +100,10 @@ def _check_launch(document: bytes, wanted: str, key: str) -> None:
     found = hashlib.sha256(document).hexdigest()
     if found != wanted:
         raise ChangedLaunch(f"{key}: its SHA-256 is {found}, but the scheduler wrote {wanted}")
+
+
+def _held_gpus(staged: StagedAttempt) -> HeldGpus:
+    return HeldGpus.of(slot for place in staged.places for slot in place.slots)
 
 
 class Stager:
@@ -241,13 +246,21 @@ class Stager:
         # A task whose port is mapped, or whose connections have rules, must join the cgroup.
         if cgroup is not None and (self._separate(cgroup, staged.launch.tenant_number) or port is not None):
             limits += (cgroup,)
-        unlimited = self._task_launch(staged, place, masters, None if port is None else port.inside)
+        gpus, rules = self._gpus(staged, place, cgroup)
+        if rules is not None and rules not in limits:
+            limits += (rules,)
+        unlimited = self._task_launch(staged, place, masters, None if port is None else port.inside, gpus)
         return replace(unlimited, cgroup=cgroup, limits=limits)
 
     def _task_launch(
-        self, staged: StagedAttempt, place: TaskPlace, masters: Mapping[str, str], port: int | None
+        self,
+        staged: StagedAttempt,
+        place: TaskPlace,
+        masters: Mapping[str, str],
+        port: int | None,
+        gpus: Sequence[int] | None = None,
     ) -> TaskLaunch:
-        """Returns the shim's input without cgroups. `port`: on which the task listens."""
+        """Returns the shim's input without cgroups. `port`: on which the task listens; `gpus`: as of `environment`."""
         run = staged.run(place)
         job = staged.launch.jobs[place.job]
         env = environment(
@@ -263,6 +276,7 @@ class Stager:
             secrets=staged.secrets.get(place.job, {}),
             port=port,
             credentials=self.credentials(staged).environment(run),
+            gpus=gpus,
         )
         owner = self._owner(staged)
         search = f"{env['PATH']}:{DEFAULT_PATH}"
@@ -287,7 +301,8 @@ class Stager:
         if owner is None and own is not None:
             own.mkdir(parents=True, exist_ok=True)  # A task could create it only in its sandbox.
         shm_bytes = sum(place.memory_bytes for place in staged.places)
-        return sandbox_of(staged.folder.private, staged.launch, staged.runs, self._config.paths, shm_bytes)
+        files = _held_gpus(staged).files()
+        return sandbox_of(staged.folder.private, staged.launch, staged.runs, self._config.paths, shm_bytes, files)
 
     def _owner(self, staged: StagedAttempt) -> Owner | None:
         try:
@@ -307,6 +322,29 @@ class Stager:
                 _log.warning("tasks can connect to tasks of other tenants on this machine: %s", error)
             return False
         return True
+
+    def _gpus(self, staged: StagedAttempt, place: TaskPlace, cgroup: str | None) -> tuple[list[int] | None, str | None]:
+        """Closes the GPUs that the attempt does not hold. Returns the numbers of the task's GPUs as the task sees them
+        (None: the slots), and the cgroup with the rules that the task must join.
+
+        Logs a warning once if nothing keeps tasks from other GPUs.
+        """
+        held = _held_gpus(staged)
+        closed, rules = held.closed(), None
+        if not closed:
+            return None, None
+        problem = "the agent does not run as root" if os.geteuid() != 0 else "cgroups are switched off"
+        if os.geteuid() == 0 and self._config.cgroup:
+            try:
+                rules = device_rules.close(cgroup, staged.run(place).run_id, closed)
+            except OSError as error:
+                problem = str(error)
+        if rules is None and self._config.isolation is not Isolation.SANDBOX:
+            if "GPUs" not in self._warned:
+                self._warned.add("GPUs")
+                _log.warning("tasks can open GPUs of other tasks on this machine: %s", problem)
+            return None, None
+        return held.visible(place.slots), rules
 
     def _limits(self, run: RunFolder, place: TaskPlace) -> tuple[str, ...]:
         """Creates cgroups with the limits of the task's resource request and returns their paths.

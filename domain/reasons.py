@@ -75,6 +75,7 @@ class ReasonCode(StrEnum):
     KEEPS_FAILING_GANGS = "keeps_failing_gangs"
     KEY_NOT_TRUSTED = "key_not_trusted"
     CLAIMS_TOO_MUCH = "claims_too_much"
+    GPU_FAULT = "gpu_fault"
     # The state of an instance, and why it ended.
     LAUNCHING = "launching"
     AWAITING_AGENT = "awaiting_agent"
@@ -212,6 +213,9 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.CLAIMS_TOO_MUCH: (
         "its agent claims {gpus} GPUs, and a lent machine may have at most {limit:1 GPU|# GPUs} unless an operator"
         " has checked it; `mizzen machines uncordon` admits it"
+    ),
+    ReasonCode.GPU_FAULT: (
+        "GPU {slot} ({gpu}) has failed: {error}; `mizzen machines uncordon` after it was reset or replaced"
     ),
     ReasonCode.LAUNCHING: "launching {machine_type} ({kind}) in {zone} at {provider}, for pool {pool}",
     ReasonCode.AWAITING_AGENT: "launched by {provider}; its agent has not registered yet",

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agent import nvml
 from agent.config import AgentConfig
 from agent.fleet import end_machine, serve_many
 from agent.host import run_agent as run_one
@@ -155,8 +156,7 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
     first, _, last = str(options["ports"]).partition("-")
     if not (first.isdigit() and last.isdigit()):
         raise ConfigurationError(f"--ports: {options['ports']!r} must be a range such as 20000-20999")
-    if bool(options["gpus"]) != bool(options["gpu_type"]):
-        raise ConfigurationError("--gpus and --gpu-type: give both, or neither on a machine without GPUs")
+    options["gpus"], options["gpu_type"] = _gpus(options["gpus"], options["gpu_type"])
     try:
         memory = parse_size_bytes(options["memory"]) if options["memory"] else _memory_bytes()
     except ValueError as error:
@@ -181,6 +181,30 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
     if options["rotate_key"]:
         StateFolder(config.state_dir).rotate_key()
     run_one(config, settings.temporal)
+
+
+def _gpus(count: int | None, gpu_type: str | None) -> tuple[int, str | None]:
+    """Returns the number and the type of the GPUs of this machine, as NVML shows them unless they are given.
+
+    Raises:
+        ConfigurationError: NVML does not show what is missing, or shows GPUs of several types.
+    """
+    found = nvml.devices() or []
+    types = sorted({gpu.type for gpu in found})
+    if count is None:
+        count = len(found)
+    if count and gpu_type is None and len(types) > 1:
+        raise ConfigurationError(
+            f"--gpu-type: the machine has GPUs of the types {', '.join(types)}; give --gpus and --gpu-type"
+        )
+    gpu_type = gpu_type or (types[0] if count and types else None)
+    if bool(count) != bool(gpu_type):
+        raise ConfigurationError(
+            "--gpus and --gpu-type: give both, or neither on a machine without GPUs: NVML shows none here"
+        )
+    if found and count > len(found):
+        _log.warning("--gpus: %d, but NVML shows only %s", count, plural(len(found), "GPU"))
+    return count, gpu_type
 
 
 def _task_options(settings: Settings, machines: int = 1) -> dict[str, Any]:

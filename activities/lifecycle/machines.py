@@ -30,6 +30,7 @@ from infra.db.session import transaction
 _WORKLOAD_NOTICE = "workload.notice"
 _SHOWN = 200
 """Longer texts of agents are cut."""
+_MAY_END = (ReasonCode.PLATFORM_NOTICE, ReasonCode.KEEPS_FAILING_GANGS)
 _MOST_NOTICES = 8
 """Most notices that one attempt gets mail about."""
 
@@ -54,6 +55,7 @@ class MachineActivities:
           machine whose instance or join token is not valid (`activities.capacity.join_admission`).
         - If the machine knows less of its owner's words than this table, because it was set up again or has an older
           disk, the stricter word holds until its owner speaks again.
+        - A new fault of a GPU cordons the machine.
         - A machine with less capacity than attempts hold on it takes no work. The registration is retried until enough
           of them have ended.
 
@@ -78,7 +80,7 @@ class MachineActivities:
                 row = Machine(
                     id=hello.machine, state="joining", held=0, promised=0, failed_gangs=0, gpus=0, cpus_milli=0,
                     free_cpus_milli=0, memory_bytes=0, free_memory_bytes=0, draining=False, withheld=0,
-                    word_at_s=0.0, taken=False,
+                    word_at_s=0.0, taken=False, gpu_fault_at_s=0.0,
                 )  # fmt: skip
                 session.add(row)
             row.region, row.cluster, row.rack, row.gpu_type = hello.region, hello.cluster, hello.rack, hello.gpu_type
@@ -117,6 +119,7 @@ class MachineActivities:
             row.cordon = (
                 self._claims(session, row, claimed) or row.cordon or join_admission.ending(session, hello.machine)
             )
+            _judge_fault(session, row, hello)
             live = _live(session, hello.machine)
             keys = {f"{workload}.{attempt}" for workload, attempt in live}
             stop = set(handover.unconfirmed(session, hello.machine))
@@ -291,6 +294,21 @@ def _hear_owner(row: Machine, hello: Hello) -> int:
         return hello.withheld
     row.taken = row.taken or hello.taken
     return hello.withheld | row.withheld
+
+
+def _judge_fault(session: Session, row: Machine, hello: Hello) -> None:
+    """Cordons a locked machine for a new fault of a GPU. A known one does not restore a cordon that was removed.
+
+    Replaces cordons that may end without an operator.
+    """
+    fault = hello.gpu_fault
+    if fault is None or fault.at_s == row.gpu_fault_at_s:
+        return
+    row.gpu_fault_at_s = fault.at_s
+    if row.cordon is None or row.cordon.get("code") in _MAY_END:
+        reason = Reason(ReasonCode.GPU_FAULT, {"slot": fault.slot, "gpu": fault.gpu, "error": fault.error})
+        row.cordon = reason.to_json()
+        events.record(session, "machine.cordoned", region=row.region, machine=row.id, reason=reason)
 
 
 def _taken(row: Machine) -> Reason:

@@ -123,6 +123,19 @@ class StopNode:
 
 
 @dataclass
+class GpuFault:
+    """An error of a GPU after which its machine should take no new work until an operator has looked at it."""
+
+    slot: int
+    gpu: str
+    """Its UUID."""
+    error: str
+    """`Xid 79: has fallen off the bus`, or that it has uncorrectable ECC errors."""
+    at_s: float
+    """When the agent noticed it, by the machine's clock, in seconds since the epoch."""
+
+
+@dataclass
 class Hello:
     """An agent's registration: a signal to the machine's workflow, sent at each start and until `Attend` runs."""
 
@@ -160,6 +173,8 @@ class Hello:
     word_at_s: float = 0.0
     """When the owner has last taken or lent something, according to the agent's record, by its own clock, in seconds
     since the epoch. 0: the record has no word, for example because the machine was set up again."""
+    gpu_fault: GpuFault | None = None
+    """The last fault of a GPU since the boot."""
 
 
 @dataclass

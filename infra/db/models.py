@@ -151,6 +151,8 @@ class Machine(Base):
     """When the owner has last taken or lent something, by the machine's clock, in seconds since the epoch; 0: never."""
     taken: Mapped[bool] = mapped_column(server_default=text("false"))
     """Whether the owner has taken the whole machine by that word."""
+    gpu_fault_at_s: Mapped[float] = mapped_column(server_default="0")
+    """When the last fault of a GPU that was handled was noticed, by the machine's clock, in seconds since the epoch."""
     answered_at: Mapped[datetime | None]
     """When tasks first ran on the machine, as far as its agent has reported; None: it has not run anything yet."""
     __table_args__ = (

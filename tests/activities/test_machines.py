@@ -9,6 +9,8 @@ from temporalio.exceptions import ApplicationError
 
 from agent import sealed
 from domain.phases import Phase
+from domain.protocol.machines import GpuFault
+from domain.reasons import Reason, ReasonCode
 from infra.db.models import Cluster, Machine
 from infra.keys import load_master_key
 from tests.activities.invariants import check
@@ -244,6 +246,8 @@ def test_a_hello_that_cannot_be(fleet: World) -> None:
         (fleet.hello(M, memory_bytes=-1), "memory_bytes: -1 is not between 1 and"),
         (fleet.hello(M, memory_bytes=1 << 60), f"memory_bytes: {1 << 60} is not between 1 and {1 << 50}"),
         (fleet.hello(M, withheld=-1), "withheld: -1 is not between 0 and"),
+        (fleet.hello(M, gpu_fault=GpuFault(-1, "GPU-1", "Xid 79", 1.0)), "gpu_fault: slot -1 at 1"),
+        (fleet.hello(M, gpu_fault=GpuFault(1, "GPU-1", "Xid\n79", 1.0)), "gpu_fault.error: .*all printable"),
         (fleet.hello(M, rack="r" * 201), "rack: 'rrr.*at most 200 characters, all printable"),
         (fleet.hello(M, gpu_type="a\n100"), "gpu_type: .*all printable"),
         (fleet.hello(M, incarnation="b" * 201), "incarnation: .*at most 200 characters"),
@@ -380,3 +384,29 @@ def test_a_lent_machine_that_claims_much_waits_for_an_operator(fleet: World) -> 
     assert _row(fleet).cordon is None, "an operator has admitted this claim"
     fleet.machine(M, limit + 2)
     assert _row(fleet).cordon is not None
+
+
+def test_a_fault_of_a_gpu_cordons_the_machine_once(fleet: World) -> None:
+    """The cordon has the fault as its reason. Its repetition does not restore it, and an operator's cordon stays."""
+    fleet.machine(M)
+    first, second = (GpuFault(2, "GPU-c", error, at_s) for error, at_s in (("Xid 79: lost", 5e9), ("Xid 48: bad", 6.0)))
+    fleet.machine(M, gpu_fault=first)
+    cordon = _row(fleet).cordon
+    assert cordon is not None and cordon["code"] == "gpu_fault"
+    assert Reason.from_json(cordon).sentence.startswith(
+        "GPU 2 (GPU-c) has failed: Xid 79: lost; `mizzen machines uncordon`"
+    )
+    fleet.alter(Machine, M, cordon=None)
+    fleet.machine(M, gpu_fault=first)
+    assert _row(fleet).cordon is None, "an operator has removed it"
+    other = Reason(ReasonCode.PLATFORM_NOTICE, {"machine": M}).to_json()
+    fleet.alter(Machine, M, cordon=other, notice=other)
+    fleet.machine(M, gpu_fault=second)
+    cordon = _row(fleet).cordon
+    assert cordon is not None and cordon["detail"]["error"] == "Xid 48: bad"
+    fleet.machine(M, incarnation="boot-2")
+    assert _row(fleet).cordon == cordon, "a machine that returns may still have the fault"
+    operators = Reason(ReasonCode.CORDONED_BY_OPERATOR, {"by": "op"}).to_json()
+    fleet.alter(Machine, M, cordon=operators)
+    fleet.machine(M, gpu_fault=first)
+    assert _row(fleet).cordon == operators

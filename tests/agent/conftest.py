@@ -1,13 +1,18 @@
 """Fixtures of the agent's tests: a check for leftover processes, and a worker that calls agents."""
 
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.agent.fake_gpus import fake_gpus, fake_library
 from tests.agent.harness import Lab, processes_of
+
+__all__ = ["fake_gpus", "fake_library"]
 
 
 @pytest.fixture(autouse=True)
@@ -27,3 +32,14 @@ async def lab(tmp_path: Path, temporal_address: str) -> AsyncIterator[Lab]:
     """Yields a bucket, a Temporal client and a worker that calls the agents' activities."""
     async with Lab.open(tmp_path, temporal_address) as opened:
         yield opened
+
+
+@pytest.fixture
+async def open_lab(temporal_address: str) -> AsyncIterator[Lab]:
+    """Yields a lab below a folder that only root may enter, like an installation in root's home."""
+    root = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        async with Lab.open(root, temporal_address) as lab:
+            yield lab
+    finally:
+        shutil.rmtree(root)

@@ -5,11 +5,8 @@ The tests check what the tasks themselves were able to do.
 
 import json
 import os
-import shutil
 import stat
 import sys
-import tempfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +36,6 @@ def limited(lab: Lab, config: AgentConfig, command: str, **changes: Any) -> Laun
     launch = description(lab.region, config, command, **changes)
     asked = [place.model_copy(update={"memory_bytes": 64 << 20, "cpus_milli": 100}) for place in launch.tasks]
     return launch.model_copy(update={"tasks": tuple(asked)})
-
-
-@pytest.fixture
-async def open_lab(temporal_address: str) -> AsyncIterator[Lab]:
-    """Yields a lab below a folder that only root may enter, like an installation in root's home."""
-    root = Path(tempfile.mkdtemp(dir="/tmp"))
-    try:
-        async with Lab.open(root, temporal_address) as lab:
-            yield lab
-    finally:
-        shutil.rmtree(root)
 
 
 async def test_a_task_that_takes_more_memory_than_it_asked_for_is_killed(lab: Lab) -> None:
