@@ -60,6 +60,10 @@ class AgentConfig(BaseModel):
     `tenant_uids` or `run_as`."""
     isolation_why: str = ""
     """Why the mode is not a stronger one, for `mizzen machines`."""
+    engine_socket: Path | None = None
+    """Socket of the container engine, for tasks with an image (`agent.containers`); None: the machine has none."""
+    engine: str = ""
+    """Kind and version of that engine, for `mizzen machines`."""
     metadata_service: bool = True
     """Whether tasks may connect to the metadata service of a cloud, which has credentials of the machine
     (`agent.connect_rules`)."""
