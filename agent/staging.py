@@ -20,7 +20,7 @@ from agent import connect_rules
 from agent.cgroups import TaskLimits, engine_parent, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
 from agent.containers.images import BadImage, ImageStore
-from agent.containers.launch import PULL_LOGIN, container_of
+from agent.containers.launch import container_of
 from agent.isolation import check_store, give_bucket, give_store, local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command
 from agent.logs import Masker
@@ -33,6 +33,7 @@ from agent.task_readiness import open_port
 from agent.tasks import RunFolder, private
 from agent.unpack import fill_workdir
 from domain.ids import archive_key
+from domain.images import PULL_LOGIN
 from domain.isolation import Isolation
 from domain.launch import LaunchDescription, TaskPlace
 from infra.archives import BadArchive

@@ -10,6 +10,8 @@ _DIGEST = r"sha256:[0-9a-f]{64}"
 IMAGE_PATTERN = rf"^(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@{_DIGEST})?$"
 """Regular expression of a reference: `[HOST/]NAME[:TAG][@sha256:DIGEST]`."""
 IMAGE_RULE = "[HOST/]NAME[:TAG][@sha256:DIGEST] in lower case, such as ghcr.io/lab/train:1.2"
+PULL_LOGIN = "MIZZEN_IMAGE_LOGIN"
+"""Name under which the sealed secrets of a job have the login for its registry. No variable of a task has it."""
 MAX_IMAGE = 512
 """Most characters of a reference."""
 

@@ -29,7 +29,12 @@ def wrong_hello(hello: Hello) -> str | None:
             return f"{field}: {number} is not between {least} and {most}"
     if not 0 <= hello.word_at_s < math.inf:
         return f"word_at_s: {hello.word_at_s} is not a time in seconds since the epoch"
-    texts = (("rack", hello.rack), ("gpu_type", hello.gpu_type or ""), ("incarnation", hello.incarnation))
+    texts = (
+        ("rack", hello.rack),
+        ("gpu_type", hello.gpu_type or ""),
+        ("incarnation", hello.incarnation),
+        ("engine", hello.engine),
+    )
     for field, text in texts:
         if len(text) > MAX_TEXT or not text.isprintable():
             return f"{field}: {text[:MAX_TEXT]!r}: must have at most {MAX_TEXT} characters, all printable"

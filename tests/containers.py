@@ -1,6 +1,7 @@
 """A container engine and a registry of the tests, and the images in them. Skips where the machine has none."""
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from agent.containers.docker import DockerEngine
@@ -144,6 +146,22 @@ def dockerd(*options: str) -> Iterator[DockerHere]:
             if (point := mount.split(" ")[1:2]) and point[0].startswith(f"{folder}/"):
                 subprocess.run(["umount", "-l", point[0]], check=False)
         subprocess.run(["rm", "-rf", "--one-file-system", folder], check=False)
+
+
+def push_manifest(host: str, repository: str, tag: str, content: str) -> str:
+    """Puts a manifest without layers into a registry and returns its digest."""
+    config = json.dumps({"architecture": "amd64", "os": "linux", "config": {"Labels": {"content": content}}}).encode()
+    with httpx.Client(base_url=f"http://{host}/v2/{repository}") as client:
+        digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
+        place = client.post("/blobs/uploads/").headers["location"]
+        client.put(httpx.URL(place).copy_merge_params({"digest": digest}), content=config).raise_for_status()
+        kind = "application/vnd.docker.distribution.manifest.v2+json"
+        described = {
+            "mediaType": "application/vnd.docker.container.image.v1+json", "size": len(config), "digest": digest
+        }  # fmt: skip
+        body = {"schemaVersion": 2, "mediaType": kind, "config": described, "layers": []}
+        answer = client.put(f"/manifests/{tag}", content=json.dumps(body), headers={"Content-Type": kind})
+        return str(answer.raise_for_status().headers["docker-content-digest"])
 
 
 @contextlib.contextmanager

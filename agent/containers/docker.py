@@ -31,7 +31,7 @@ class DockerEngine:
         return EngineFacts(
             f"{kind} {version.get('Version', '')}".strip(),
             has_cgroup_parents=info.get("CgroupDriver") == "cgroupfs",
-            is_confined=any("seccomp" in option for option in info.get("SecurityOptions") or ()),
+            why_unusable=_why_unusable(info.get("SecurityOptions") or ()),
         )
 
     def image(self, name: str) -> Image | None:
@@ -196,6 +196,15 @@ class _Connection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self._timeout_s)
         self.sock.connect(self._path)
+
+
+def _why_unusable(options: Sequence[str]) -> str | None:
+    if not any("seccomp" in option for option in options):
+        return "the engine has no seccomp profile"
+    for kind in ("rootless", "userns"):
+        if any(f"name={kind}" in option for option in options):
+            return f"the engine maps user ids ({kind}), so tasks could not write the files of their tenant's user"
+    return None
 
 
 def _body(container: Container) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The interface of container engines. Uses the standard library only, because the shim imports this module."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -130,8 +129,8 @@ class EngineFacts:
     """Kind and version, such as `docker 20.10.24`."""
     has_cgroup_parents: bool
     """Whether `Container.cgroup_parent` can be used."""
-    is_confined: bool
-    """Whether containers get the engine's seccomp profile."""
+    why_unusable: str | None
+    """Why its containers cannot be used for tasks; None: they can."""
 
 
 def open_engine(socket_path: str) -> Engine:
@@ -144,8 +143,3 @@ def open_engine(socket_path: str) -> Engine:
 def container_name(run_id: str) -> str:
     """Returns the name of a task's container."""
     return f"mizzen-{run_id}"
-
-
-def is_socket_writable(path: str) -> bool:
-    """Whether this process may connect to a socket."""
-    return os.access(path, os.W_OK)

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections import defaultdict
+from http.client import NOT_FOUND
 from pathlib import Path
 
 from agent.containers.engine import Engine, EngineError, EngineFacts, Image, open_engine
@@ -58,6 +59,7 @@ class ImageStore:
         """Fetches an image, unless it is on this machine, and returns it. `login`: `USER:PASSWORD` for its registry.
 
         Raises:
+            BadImage: its registry does not have it.
             ImageUnavailable: see the class.
         """
         engine = self._engine()
@@ -66,7 +68,12 @@ class ImageStore:
                 if (found := engine.image(name)) is None:
                     user, _, password = (login or "").partition(":")
                     _log.info("fetching image %s", name)
-                    engine.pull(name, (user, password) if login else None, lambda text: None)
+                    try:
+                        engine.pull(name, (user, password) if login else None, lambda text: None)
+                    except EngineError as error:
+                        if error.status == NOT_FOUND:
+                            raise BadImage(f"image {name}: {error}") from None
+                        raise
                     found = engine.image(name)
         except EngineError as error:
             raise ImageUnavailable(f"image {name}: {error}") from None

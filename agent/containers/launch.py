@@ -21,8 +21,6 @@ from agent.sandbox import FOLDERS
 from agent.tasks import RunFolder
 from domain.launch import JobLaunch, LaunchDescription, TaskPlace
 
-PULL_LOGIN = "MIZZEN_IMAGE_LOGIN"
-"""Name under which the sealed secrets of a job have the login for the registry. No variable of a task has it."""
 _INSIDE = "/run/mizzen"
 """Folder in containers with the SDK for images that have Python and no mizzen."""
 _SHELL = 'if command -v bash >/dev/null; then exec bash -e "$0"; else exec sh -e "$0"; fi'

@@ -189,6 +189,12 @@ class TaskSettings(Section):
     isolation: Isolation | None = None
     """How tasks are separated on machines whose cluster or agent does not say it: `sandbox`, `user` or `none`. None:
     the strongest that the machine has."""
+    container_engine: str = Field("auto", pattern="^(auto|none|/.*)$")
+    """The container engine for jobs with an image: path of the socket of Docker or Podman, `auto` (the usual paths) or
+    `none`."""
+    registries: tuple[str, ...] = ()
+    """Registries of images, each `HOST` or `HOST:PORT`, that may be used although they are not at public addresses. One
+    that begins with `http://` is asked without encryption."""
     metadata_service: bool = True
     """Whether tasks may connect to the metadata service of a cloud, which has credentials of the machine. False has an
     effect where tasks run as other users or in sandboxes, and the agent runs as root and may load eBPF programs."""
