@@ -28,6 +28,11 @@ class TaskLimits:
     cpus_milli: int
     """Weight when CPUs are contended, in thousandths of a CPU; not an upper limit."""
 
+    @property
+    def cpu_shares(self) -> int:
+        """The weight in the unit of cgroup v1."""
+        return max(2, self.cpus_milli * 1024 // 1000)
+
     def v1(self) -> dict[str, list[tuple[str, int]]]:
         """Returns the files and values to write in cgroup v1, by controller. Files after the first may be absent."""
         return {
@@ -36,12 +41,12 @@ class TaskLimits:
                 ("memory.memsw.limit_in_bytes", self.memory_bytes),
             ],
             "pids": [("pids.max", self.processes)],
-            "cpu": [("cpu.shares", max(2, self.cpus_milli * 1024 // 1000))],
+            "cpu": [("cpu.shares", self.cpu_shares)],
         }
 
     def v2(self) -> dict[str, list[tuple[str, int]]]:
         """Returns the files and values to write in cgroup v2, by controller. Files after the first may be absent."""
-        shares = min(262_144, max(2, self.cpus_milli * 1024 // 1000))
+        shares = min(262_144, self.cpu_shares)
         return {
             "memory": [("memory.max", self.memory_bytes), ("memory.swap.max", 0)],
             "pids": [("pids.max", self.processes)],
@@ -152,6 +157,32 @@ def memory_use(folders: Iterable[str]) -> tuple[int, int] | None:
                     except OSError:  # Kernels before 5.19 have no `memory.peak`.
                         return limit_bytes, limit_bytes
     return None
+
+
+def engine_parent(path: str) -> str | None:
+    """Returns the path of a cgroup v2 relative to the root of its hierarchy, for engines that make cgroups below it.
+
+    None: this process does not see the root of the hierarchy.
+    """
+    for root, point, kind in _mounts():
+        if kind == "cgroup2" and root == "/" and path.startswith(f"{point}/"):
+            return path.removeprefix(point)
+    return None
+
+
+def remove_engine_parent(parent: str) -> None:
+    """Removes the cgroups of `engine_parent` that an engine has made in all hierarchies, if they are empty."""
+    for root, point, kind in _mounts():
+        if kind.startswith("cgroup") and root == "/":
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{point}{parent}")
+
+
+def _mounts() -> list[tuple[str, str, str]]:
+    """Returns root, mount point and kind of the file system of each mount."""
+    with open("/proc/self/mountinfo") as file:
+        lines = [line.partition(" - ") for line in file]
+    return [(*mount.split(" ")[3:5], source.split(" ")[0]) for mount, _, source in lines]  # type: ignore[misc]
 
 
 def kill_cgroup(path: str) -> None:

@@ -60,6 +60,10 @@ class AgentConfig(BaseModel):
     `tenant_uids` or `run_as`."""
     isolation_why: str = ""
     """Why the mode is not a stronger one, for `mizzen machines`."""
+    engine_socket: Path | None = None
+    """Socket of the container engine, for tasks with an image (`agent.containers`); None: the machine has none."""
+    engine: str = ""
+    """Kind and version of that engine, for `mizzen machines`."""
     s3_role: str | None = None
     """ARN of the role that the agent assumes for tasks that use buckets of S3 (`agent.credentials`). None: they get no
     credentials."""

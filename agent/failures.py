@@ -4,6 +4,7 @@ import errno
 
 from temporalio.exceptions import ApplicationError
 
+from agent.containers.images import BadImage, ImageUnavailable
 from agent.ports import NoFreePort, PortTaken, TooManyPorts
 from agent.sealed import CannotUnseal
 from agent.staging import BadLaunch, BucketUnavailable, ChangedLaunch, DamagedArchive
@@ -13,11 +14,13 @@ from infra.archives import BadArchive
 
 _TYPES: dict[type[Exception], LaunchError] = {
     BadArchive: LaunchError.BAD_ARCHIVE,
+    BadImage: LaunchError.BAD_IMAGE,
     BadLaunch: LaunchError.BAD_LAUNCH,
     BucketUnavailable: LaunchError.BUCKET_UNAVAILABLE,
     CannotUnseal: LaunchError.CANNOT_UNSEAL,
     ChangedLaunch: LaunchError.CHANGED_LAUNCH,
     DamagedArchive: LaunchError.DAMAGED_ARCHIVE,
+    ImageUnavailable: LaunchError.IMAGE_UNAVAILABLE,
     NoFreePort: LaunchError.NO_FREE_PORT,
     NotStarted: LaunchError.NOT_STARTED,
     PortTaken: LaunchError.PORT_TAKEN,

@@ -283,6 +283,7 @@ async def _say_hello(client: Client, config: AgentConfig, state: StateFolder, le
         withheld=lender.lending.withheld,
         isolation=config.isolation.value,
         isolation_why=config.isolation_why,
+        engine=config.engine,
         word_at_s=lender.lending.said_at_s,
         gpu_fault=gpus.fault,
     )

@@ -79,20 +79,30 @@ def sandbox_of(
     program = bubblewrap()
     if program is None:
         raise FileNotFoundError("bubblewrap is not installed any more")
+    reads, writes = task_paths(launch, runs, paths)
+    reads = [*_python_paths(), *reads]
+    command = sandbox_command(program, private, reads=reads, writes=writes, shm_bytes=shm_bytes, devices=devices)
+    return {"folder": str(private), "command": command}
+
+
+def task_paths(
+    launch: LaunchDescription, runs: Sequence[RunFolder], paths: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Returns the existing paths of this machine that the tasks `runs` may read, and those that they may write.
+
+    `paths` has the meaning of `AgentConfig.paths`.
+    """
     listed = [sandbox_path(path) for path in paths]
     for entry in map(Path, dict(listed)):
         if not entry.exists() and entry not in _warned:
             _warned.add(entry)
             _log.warning("tasks.paths: %s does not exist on this machine, so tasks do not see it", entry)
     tables = [str(path) for uri in launch.tables.values() if (path := _local(uri)) is not None]
-    reads = [*_python_paths(), *tables, *(str(run.path) for run in runs), *(path for path, may in listed if not may)]
+    reads = [*tables, *(str(run.path) for run in runs), *(path for path, may in listed if not may)]
     writes = [*(str(path) for run in runs for path in (run.work, run.report.parent)), *(p for p, may in listed if may)]
     if (own := local_checkpoints(launch)) is not None:
         writes.append(str(own))
-    command = sandbox_command(
-        program, private, reads=existing(reads), writes=existing(writes), shm_bytes=shm_bytes, devices=devices
-    )
-    return {"folder": str(private), "command": command}
+    return existing(reads), existing(writes)
 
 
 def local_checkpoints(launch: LaunchDescription) -> Path | None:

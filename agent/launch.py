@@ -43,6 +43,8 @@ class TaskLaunch:
     """Paths of cgroups with limits or with a port map. The task does not run if it cannot join them."""
     sandbox: Mapping[str, Any] | None = None
     """Arguments of `agent.sandbox.hold`; None: the task runs without a sandbox."""
+    container: Mapping[str, Any] | None = None
+    """What `agent.containers.supervisor` needs, with command and environment; None: the task brings no image."""
     setup: tuple[str, ...] | None = None
     """Command that runs before `argv`, once; None: there is none."""
 

@@ -79,11 +79,7 @@ class Sandbox:
         """Lets the sandbox go. The last process that does so removes the folders, and is then killed with the sandbox
         if it is inside.
         """
-        try:
-            if _locked(self.lock, fcntl.LOCK_EX):
-                _remove(self.folder)
-        finally:
-            os.close(self.lock)
+        let_go(self.folder, self.lock)
 
     def _join(self, names: Iterable[str]) -> None:
         for name in names:
@@ -100,6 +96,31 @@ def hold(folder: str, command: Sequence[str]) -> Sandbox:
     Raises:
         OSError: the machine does not allow the namespaces, or the disk is full. bubblewrap writes why to descriptor 2.
     """
+    lock = claim(folder)
+    making = -1
+    try:
+        making = _open(f"{folder}/{_MAKING}")
+        fcntl.flock(making, fcntl.LOCK_EX)
+        return _opened(folder, lock, _holder(folder) or _start(folder, command))
+    except BaseException as error:
+        let_go(folder, lock)
+        if isinstance(error, PermissionError) and error.errno == errno.EACCES:
+            # Landlock lets no process into the namespaces of another scope.
+            raise PermissionError(
+                errno.EACCES, "the process that started the attempt's first task was killed"
+            ) from None
+        raise
+    finally:
+        if making >= 0:
+            os.close(making)
+
+
+def claim(folder: str) -> int:
+    """Makes the folders in `folder` (`private`) if they are missing, and returns a lock that keeps them (`let_go`).
+
+    Raises:
+        OSError: the disk is full.
+    """
     while True:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         # Not `makedirs`: it fails if another process removes the folder between its two steps.
@@ -114,29 +135,25 @@ def hold(folder: str, command: Sequence[str]) -> Sandbox:
         if _is_current(lock, folder):
             break
         os.close(lock)  # Another process has removed the folder meanwhile.
-    making = -1
     try:
-        making = _open(f"{folder}/{_MAKING}")
-        fcntl.flock(making, fcntl.LOCK_EX)
         for name in FOLDERS:
             path = f"{folder}/{name}"
-            if not os.path.isdir(path):
+            with contextlib.suppress(FileExistsError):
                 os.mkdir(path)
             os.chmod(path, 0o1777)
-        return _opened(folder, lock, _holder(folder) or _start(folder, command))
-    except BaseException as error:
+    except BaseException:
+        let_go(folder, lock)
+        raise
+    return lock
+
+
+def let_go(folder: str, lock: int) -> None:
+    """Closes a lock of `claim`, and removes the folders if no other process has one."""
+    try:
         if _locked(lock, fcntl.LOCK_EX):
             _remove(folder)
-        os.close(lock)
-        if isinstance(error, PermissionError) and error.errno == errno.EACCES:
-            # Landlock lets no process into the namespaces of another scope.
-            raise PermissionError(
-                errno.EACCES, "the process that started the attempt's first task was killed"
-            ) from None
-        raise
     finally:
-        if making >= 0:
-            os.close(making)
+        os.close(lock)
 
 
 def clear(folder: str) -> bool:

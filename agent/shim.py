@@ -54,7 +54,7 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _NOT_BEGUN = b"-".ljust(32)
 """Content of `begun` until the command begins. The later content has the same size, so it needs no more disk space."""
-_WATCHED = {signal.SIGCHLD, signal.SIGTERM}
+WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -249,11 +249,7 @@ class _Task:
         """Handles a stop: sets the deadline and sends SIGTERM (`pass_on`). If there are several stops, the earliest
         deadline applies.
         """
-        try:
-            with open(f"{self.folder}/{STOP_FILE}") as file:
-                deadline_s = float(json.load(file)["deadline_boot_s"])
-        except (OSError, ValueError, KeyError):
-            deadline_s = boot_time_s() + float(self.launch["grace_s"])
+        deadline_s = stop_deadline_s(self.folder, float(self.launch["grace_s"]))
         self.deadline_s = deadline_s if self.deadline_s is None else min(self.deadline_s, deadline_s)
         self.pass_on()
 
@@ -307,9 +303,18 @@ class _Task:
                 self.pass_on()
                 # Which processes get SIGTERM depends on the ends of others, which send the shim no signal: poll.
                 timeout_s = min(timeout_s, 0.25)
-            seen = signal.sigtimedwait(_WATCHED, timeout_s)
+            seen = signal.sigtimedwait(WATCHED, timeout_s)
             if seen is not None and seen.si_signo == signal.SIGTERM:
                 self.notice()
+
+
+def stop_deadline_s(folder: str, grace_s: float) -> float:
+    """Returns when the task in `folder`, which is to stop, gets SIGKILL, in seconds on CLOCK_BOOTTIME."""
+    try:
+        with open(f"{folder}/{STOP_FILE}") as file:
+            return float(json.load(file)["deadline_boot_s"])
+    except (OSError, ValueError, KeyError):
+        return boot_time_s() + grace_s
 
 
 def _signal(pid: int, number: int) -> None:
@@ -332,13 +337,23 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     # Reserved before the task starts, so that both files can be written even if the disk is full later.
     for name in (EXIT_FILE, STOP_FILE):
         reserve(f"{folder}/{name}")
-    defaults: dict[str, Any] = {"limits": [], "setup": None, "sandbox": None}
+    defaults: dict[str, Any] = {"limits": [], "setup": None, "sandbox": None, "container": None}
     launch = {**defaults, "begun": f"{folder}/{BEGUN_FILE}", **launch}
+    if launch["container"] is not None:
+        # Imported only where it is used: HTTP costs time and memory.
+        from agent.containers.supervisor import Refused, supervise_container
+
+        try:
+            supervise_container(folder, launch, started)
+        except Refused as error:
+            print(error, file=sys.stderr, flush=True)
+            os.write(started, b"0")
+        return
     sandbox = None if launch["sandbox"] is None else hold(**launch["sandbox"])
     if sandbox is not None:
         sandbox.fork_inside()
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     output = os.open(launch["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -381,6 +396,13 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
         exited["in_setup"] = True
     if memory is not None and code != 0:
         exited["memory_limit_bytes"], exited["memory_peak_bytes"] = memory
+    write_exit(folder, exited)
+    if sandbox is not None:  # After the status, because large folders take long.
+        sandbox.release()
+
+
+def write_exit(folder: str, exited: dict[str, Any]) -> None:
+    """Writes the exit record of a task, as soon as the disk has room."""
     while True:
         try:
             write_reserved(f"{folder}/{EXIT_FILE}", exited)
@@ -388,8 +410,6 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
         except OSError as error:  # The agent waits for the status while this process lives, so retrying is safe.
             print(f"the exit status {exited} cannot be written yet, retrying: {error}", file=sys.stderr, flush=True)
             time.sleep(_WRITE_AGAIN_S)
-    if sandbox is not None:  # After the status, because large folders take long.
-        sandbox.release()
 
 
 def main(folder: str, launch: dict[str, Any], started: int) -> None:

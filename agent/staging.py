@@ -17,8 +17,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from agent import connect_rules, device_rules
-from agent.cgroups import TaskLimits, limit, make_cgroup, remove_cgroup
+from agent.cgroups import TaskLimits, engine_parent, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
+from agent.containers.images import BadImage, ImageStore
+from agent.containers.launch import container_of
 from agent.credentials.keeper import NoCredentials, TaskCredentials
 from agent.device_rules import HeldGpus
 from agent.isolation import check_store, give_bucket, give_store, local_checkpoints, sandbox_of
@@ -33,6 +35,7 @@ from agent.task_readiness import open_port
 from agent.tasks import RunFolder, private
 from agent.unpack import fill_workdir
 from domain.ids import archive_key
+from domain.images import PULL_LOGIN
 from domain.isolation import Isolation
 from domain.launch import LaunchDescription, TaskPlace
 from infra.archives import BadArchive
@@ -121,6 +124,7 @@ class Stager:
         self._state = state
         self._open_bucket = open_bucket
         self._warned: set[str] = set()
+        self._images = ImageStore(config.engine_socket)
 
     def load(self, folder: AttemptFolder) -> StagedAttempt | None:
         """Returns an attempt that was staged before, or None if it was not.
@@ -147,9 +151,10 @@ class Stager:
         lost one writes the description again, with the same tasks.
 
         Raises:
-            BadLaunch, BadArchive, CannotUnseal: the launch description, archive or secrets are invalid. A retry fails
-                too.
+            BadLaunch, BadArchive, BadImage, CannotUnseal: the launch description, archive, image or secrets are
+                invalid. A retry fails too.
             ChangedLaunch, DamagedArchive: the launch description or archive has another checksum than expected.
+            ImageUnavailable: the engine cannot fetch an image, or the machine has no engine.
             BucketUnavailable: the launch description or the archive could not be fetched, the tasks get no credentials
                 for their buckets, or the cluster's store with
                 the checkpoints does not answer or is not the one that the scheduler uses
@@ -174,6 +179,7 @@ class Stager:
             folder.save_launch(document, url)
         missing = [place for place in staged.places if not staged.run(place).work.exists()]
         if missing:
+            self._pull(staged)
             try:
                 check_store(bucket_url, staged.launch)
             except FileNotFoundError as error:
@@ -196,6 +202,16 @@ class Stager:
     def credentials(self, staged: StagedAttempt) -> TaskCredentials:
         """Returns what gives the attempt's tasks credentials for their buckets."""
         return TaskCredentials(self._config, staged.launch, staged.runs, self._owner(staged))
+
+    def _pull(self, staged: StagedAttempt) -> None:
+        """Fetches the images that are missing on this machine."""
+        for name in sorted({place.job for place in staged.places}):
+            job = staged.launch.jobs[name]
+            if job.image is None:
+                continue
+            found = self._images.fetch(job.image, staged.secrets.get(name, {}).get(PULL_LOGIN))
+            if not (found.has_command or job.argv or job.script is not None):
+                raise BadImage(f"image {job.image}: has no command, and job {name} gives none in `run`")
 
     def _check_remote_store(self, bucket_url: str, staged: StagedAttempt) -> None:
         """Checks the store of the checkpoints with the environment of one task of each job, unless tasks have started.
@@ -242,6 +258,9 @@ class Stager:
                 if cgroup is not None:
                     remove_cgroup(cgroup)
                 raise
+        inside = None if port is None else port.inside
+        if (image := staged.launch.jobs[place.job].image) is not None:
+            return self._container_launch(staged, place, masters, inside, image, cgroup)
         limits = self._limits(run, place)
         # A task whose port is mapped, or whose connections have rules, must join the cgroup.
         if cgroup is not None and (self._separate(cgroup, staged.launch.tenant_number) or port is not None):
@@ -249,8 +268,46 @@ class Stager:
         gpus, rules = self._gpus(staged, place, cgroup)
         if rules is not None and rules not in limits:
             limits += (rules,)
-        unlimited = self._task_launch(staged, place, masters, None if port is None else port.inside, gpus)
+        unlimited = self._task_launch(staged, place, masters, inside, gpus)
         return replace(unlimited, cgroup=cgroup, limits=limits)
+
+    def _container_launch(
+        self,
+        staged: StagedAttempt,
+        place: TaskPlace,
+        masters: Mapping[str, str],
+        port: int | None,
+        image: str,
+        cgroup: str | None,
+    ) -> TaskLaunch:
+        """Returns the shim's input for a task with an image. The engine makes its container below `cgroup`."""
+        parent = None
+        if cgroup is not None and self._images.facts().has_cgroup_parents:
+            parent = engine_parent(cgroup)
+        if cgroup is not None and parent is None:
+            remove_cgroup(cgroup)
+            cgroup = None
+            if "cgroups of engines" not in self._warned:
+                self._warned.add("cgroups of engines")
+                _log.warning(
+                    "%s: tasks with an image have no rules for connections: the engine must use the cgroup driver"
+                    " cgroupfs, and the agent must see the root of cgroup v2",
+                    self._config.engine,
+                )
+        elif cgroup is not None:
+            self._separate(cgroup, staged.launch.tenant_number)
+        own = self._task_launch(staged, place, masters, port)
+        run, owner = staged.run(place), self._owner(staged)
+        found = container_of(
+            self._config, staged.launch, staged.runs, run, place, self._images.get(image), own.env, owner
+        )
+        if self._config.cgroup and place.memory_bytes:
+            limits = self._task_limits(place)
+            found["spec"] |= {"memory_bytes": limits.memory_bytes, "processes": limits.processes}
+            found["spec"] |= {"cpu_shares": limits.cpu_shares}
+        found["spec"]["cgroup_parent"] = parent
+        # The environment is in the container's description.
+        return replace(own, argv=(), env={}, sandbox=None, setup=None, cgroup=cgroup, container=found)
 
     def _task_launch(
         self,
@@ -271,7 +328,7 @@ class Stager:
             report=run.report,
             interval_file=run.interval_file,
             deadline_file=run.deadline_file,
-            python=sys.executable,
+            python=sys.executable if job.image is None else "python3",
             platform=self._notices.prior,
             secrets=staged.secrets.get(place.job, {}),
             port=port,
@@ -353,8 +410,7 @@ class Stager:
         """
         if not self._config.cgroup or not place.memory_bytes:
             return ()
-        processes = self._config.processes_per_task + self._config.processes_per_cpu * place.cpus_milli // 1000
-        folders, missing = limit(run.run_id, TaskLimits(place.memory_bytes, processes, place.cpus_milli))
+        folders, missing = limit(run.run_id, self._task_limits(place))
         new = [name for name in missing if name not in self._warned]
         if new:
             self._warned.update(new)
@@ -364,6 +420,10 @@ class Stager:
                 ", ".join(new),
             )
         return tuple(folders)
+
+    def _task_limits(self, place: TaskPlace) -> TaskLimits:
+        processes = self._config.processes_per_task + self._config.processes_per_cpu * place.cpus_milli // 1000
+        return TaskLimits(place.memory_bytes, processes, place.cpus_milli)
 
     @contextlib.contextmanager
     def _archive(self, staged: StagedAttempt) -> Iterator[Path | None]:

@@ -31,6 +31,7 @@ from signal import SIGKILL, SIGTERM
 from typing import Any
 
 from agent import cgroups, records, sandbox, shim
+from agent.containers.engine import EngineError, open_engine
 from agent.launch import TaskLaunch
 from agent.processes import ProcessIdentity, kill_until_gone, with_run_ids
 from agent.zygote_client import NoZygote, start_shim
@@ -188,6 +189,12 @@ class RunFolder:
         body = self._read(shim.PID_FILE)
         return [] if body is None else sorted({*body.get("limits", []), *filter(None, [body["cgroup"]])})
 
+    def container(self) -> tuple[str, str] | None:
+        """Returns the engine's socket and the name of the task's container; None: not started, or without an image."""
+        body = self._read(shim.PID_FILE)
+        told = None if body is None else body.get("container")
+        return None if told is None else (str(told["socket"]), str(told["name"]))
+
     def _read(self, name: str) -> Any:
         try:
             return json.loads((self.path / name).read_bytes())
@@ -326,11 +333,16 @@ def _sweep(run: RunFolder) -> None:
     if identities is not None:
         identities[1].send(SIGKILL)
     folders = run.cgroups()
+    if (container := run.container()) is not None:
+        with contextlib.suppress(EngineError):  # `agent.containers.leftovers` removes it later.
+            open_engine(container[0]).remove(container[1])
     for path in folders:
         cgroups.kill_cgroup(path)
     kill_until_gone(lambda: with_run_ids({run.run_id}) | cgroups.processes_in(folders))
     for path in folders:
         cgroups.remove_cgroup(path)
+        if container is not None and (parent := cgroups.engine_parent(path)) is not None:
+            cgroups.remove_engine_parent(parent)
     sandbox.clear(str(run.path.parent / "private"))
 
 

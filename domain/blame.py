@@ -23,6 +23,8 @@ class LaunchError(StrEnum):
 
     BAD_ARCHIVE = "BadArchive"
     TOO_MANY_PORTS = "TooManyPorts"
+    BAD_IMAGE = "BadImage"
+    IMAGE_UNAVAILABLE = "ImageUnavailable"
     CANNOT_UNSEAL = "CannotUnseal"
     NO_FREE_PORT = "NoFreePort"
     PORT_TAKEN = "PortTaken"
@@ -58,6 +60,14 @@ TABLE: dict[LaunchError, Verdict] = {
     ),
     LaunchError.TOO_MANY_PORTS: Verdict(
         Blame.WORKLOAD, True, "one machine runs task 0 of more jobs than its agent has rendezvous ports"
+    ),
+    LaunchError.BAD_IMAGE: Verdict(
+        Blame.WORKLOAD, True, "the registry has no such image, or the image has no command and the job gives none"
+    ),
+    LaunchError.IMAGE_UNAVAILABLE: Verdict(
+        Blame.NOBODY,
+        False,
+        "the registry does not respond or refuses the login, or the container engine cannot fetch the image",
     ),
     LaunchError.CANNOT_UNSEAL: Verdict(
         Blame.MACHINE, True, "the agent's key cannot decrypt the secrets that were sealed for this machine"

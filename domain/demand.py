@@ -23,6 +23,8 @@ class WorkloadDemand:
     max_runtime_s: float = inf
     isolation: Isolation = Isolation.NONE
     """The weakest mode of isolation that its document allows; its tenant may require a stronger one."""
+    has_image: bool = False
+    """Whether a job brings a container image, so that its machines need an engine."""
 
     def allows_region(self, region: str) -> bool:
         """Returns whether the user allows the workload to run in `region`."""
@@ -50,4 +52,5 @@ def demand_of(text: str) -> WorkloadDemand:
         frozenset(body.get("excluded", ())),
         float(body.get("max_runtime_s", inf)),
         Isolation(body.get("isolation", Isolation.NONE)),
+        body.get("has_image", False),
     )

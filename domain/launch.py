@@ -47,7 +47,7 @@ class LogLaunch(_Frozen):
 
 
 class JobLaunch(TaskSpec):
-    """The parts of a launch that all tasks of a job share. Either `argv` or `script` is set."""
+    """The parts of a launch that all tasks of a job share. `argv` or `script` is set, or neither with an image."""
 
     role: str
     tasks: int = Field(gt=0)
@@ -56,8 +56,8 @@ class JobLaunch(TaskSpec):
 
     @model_validator(mode="after")
     def _has_a_command(self) -> Self:
-        if bool(self.argv) == (self.script is not None):
-            raise ValueError("give either argv or script")
+        if (self.argv and self.script is not None) or not (self.argv or self.script is not None or self.image):
+            raise ValueError("give either argv or script, or an image with a command of its own")
         return self
 
 

@@ -33,6 +33,7 @@ class ReasonCode(StrEnum):
     INSUFFICIENT_CAPACITY = "insufficient_capacity"
     MACHINES_AVOIDED = "machines_avoided"
     ISOLATION_TOO_WEAK = "isolation_too_weak"
+    NO_CONTAINER_ENGINE = "no_container_engine"
     REFUSED_LIKE = "refused_like"
     RESERVED = "reserved"
     RESERVED_OPEN = "reserved_open"
@@ -137,6 +138,9 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.ISOLATION_TOO_WEAK: (
         "it is not placed on {machines} in region {region}: their isolation of tasks is weaker than its document or its"
         " tenant requires"
+    ),
+    ReasonCode.NO_CONTAINER_ENGINE: (
+        "it is not placed on {machines} in region {region}: they have no container engine, which its image needs"
     ),
     ReasonCode.REFUSED_LIKE: (
         "region {region} has no room for {needs}, and job {job} needs at least as much"

@@ -252,7 +252,7 @@ class PlacementRequest:
     treats them as over-quota."""
     avoids: frozenset[str] = frozenset()
     """Ids of machines that may not be used: the workload failed there, and no other machine has confirmed that, or
-    their isolation is too weak (`too_open`)."""
+    their isolation is too weak (`too_open`), or they have no container engine (`no_engine`)."""
     avoids_until_s: float = inf
     """When one of the machines on which it failed may be used again."""
     shuns: frozenset[str] = frozenset()
@@ -263,6 +263,8 @@ class PlacementRequest:
     """Ids of other lent machines that have not run anything yet."""
     too_open: frozenset[str] = frozenset()
     """Those of the machines in `avoids` whose isolation of tasks is weaker than the workload requires."""
+    no_engine: frozenset[str] = frozenset()
+    """Those of the machines in `avoids` that have no container engine, which the workload's image needs."""
 
     @property
     def left_out(self) -> tuple[frozenset[str], ...]:

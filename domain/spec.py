@@ -40,12 +40,14 @@ class TaskSpec(_Frozen):
     """What each task of a job runs. Agents read these fields in the launch description."""
 
     argv: tuple[str, ...] = ()
-    """Empty if `script` is set."""
+    """Empty if `script` is set. If both are empty, the command of the image runs."""
     script: str | None = None
     """Script, run with the interpreter of its first line, or by bash with `-e`."""
     setup: str | None = None
     """Script that runs once in each task before the command, in the same way, with the same user and directory."""
     env: dict[str, str] = Field(default_factory=dict)
+    image: str | None = None
+    """Reference of a container image (`domain.images`) in which the tasks run; None: they use the machine's files."""
 
     def task_fields(self) -> dict[str, Any]:
         """Returns the fields of this class by name."""
@@ -63,6 +65,8 @@ class JobSpec(TaskSpec):
     resources: ResourceSpec
     secrets: dict[str, str] = Field(default_factory=dict)
     """Environment variable to the name of one of the tenant's secrets."""
+    image_pull_secret: str | None = None
+    """Name of the tenant's secret with `USER:PASSWORD` for the registry of the image."""
 
     def request(self, capacity: tuple[str, ...] = USUAL) -> JobRequest:
         """Returns the scheduling request of this job. `capacity` is as in `WorkloadSpec.kinds`."""

@@ -402,7 +402,10 @@ def _later(region: str, request: PlacementRequest, avoided: list[str]) -> tuple[
     too_open = [machine for machine in avoided if machine in request.too_open]
     if too_open:
         reasons.append(Reason(ReasonCode.ISOLATION_TOO_WEAK, {"region": region, "machines": too_open}))
-    avoided = [machine for machine in avoided if machine not in request.too_open]
+    no_engine = [machine for machine in avoided if machine in request.no_engine]
+    if no_engine:
+        reasons.append(Reason(ReasonCode.NO_CONTAINER_ENGINE, {"region": region, "machines": no_engine}))
+    avoided = [machine for machine in avoided if machine not in request.too_open | request.no_engine]
     if avoided:
         until_s = request.avoids_until_s
         detail: dict[str, object] = {"region": region, "machines": avoided}

@@ -83,7 +83,9 @@ def waits(request: PlacementRequest, region: RegionColumns) -> tuple[Sequence[Re
     reasons, again_s = list[Reason](), inf
     if request.too_open and (too_open := sorted(filter(region.is_open, request.too_open))):
         reasons.append(Reason(ReasonCode.ISOLATION_TOO_WEAK, {"region": region.name, "machines": too_open}))
-    failed = request.avoids - request.too_open if request.avoids else None
+    if request.no_engine and (no_engine := sorted(filter(region.is_open, request.no_engine))):
+        reasons.append(Reason(ReasonCode.NO_CONTAINER_ENGINE, {"region": region.name, "machines": no_engine}))
+    failed = request.avoids - request.too_open - request.no_engine if request.avoids else None
     if failed and (avoided := sorted(filter(region.is_open, failed))):
         again_s = request.avoids_until_s
         until = {"until": in_words(again_s)} if again_s < inf else {}

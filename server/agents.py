@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from agent import nvml
 from agent.config import AgentConfig
+from agent.containers.detect import find_engine
 from agent.fleet import end_machine, serve_many
 from agent.host import run_agent as run_one
 from agent.isolation import choose
@@ -211,6 +212,8 @@ def _task_options(settings: Settings, machines: int = 1) -> dict[str, Any]:
     """Returns fields of `AgentConfig` from the settings. `machines`: how many agents share this disk."""
     same = {name: getattr(settings.tasks, name) for name in _TASK_SETTINGS}
     fraction = settings.tasks.disk_fraction
+    if (engine := find_engine(settings.tasks.container_engine)) is not None:
+        same |= {"engine_socket": engine[0], "engine": engine[1].name}
     return {**same, "cgroup": settings.tasks.limits, "disk_fraction": fraction and fraction / max(1, machines)}
 
 
@@ -238,9 +241,12 @@ class FleetIsolation:
     """Number of machines with each mode."""
     why_shared: str | None
     """One line: why tasks of all tenants run as the same user and are not separated, and a remedy. None: they are."""
+    engine: str | None = None
+    """Kind and version of the container engine; None: there is none."""
 
     def __str__(self) -> str:
-        return ", ".join(f"{mode} on {plural(count, 'machine')}" for mode, count in sorted(self.modes.items()))
+        modes = ", ".join(f"{mode} on {plural(count, 'machine')}" for mode, count in sorted(self.modes.items()))
+        return modes if self.engine is None else f"{modes}; container ({self.engine}) for jobs with an image"
 
 
 def fleet_isolation(settings: Settings, fleet: Fleet, data_dir: Path) -> FleetIsolation:
@@ -258,7 +264,8 @@ def fleet_isolation(settings: Settings, fleet: Fleet, data_dir: Path) -> FleetIs
         modes[found["isolation"]] += 1
         if found["isolation"] is Isolation.NONE and entry.run_as is None:
             why_shared = _why_shared(found["isolation_why"])
-    return FleetIsolation(dict(modes), why_shared)
+    engine = find_engine(settings.tasks.container_engine)
+    return FleetIsolation(dict(modes), why_shared, None if engine is None else engine[1].name)
 
 
 def _why_shared(why: str) -> str:

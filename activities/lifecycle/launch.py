@@ -16,10 +16,12 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.data import checkpoint_stores
+from activities.lifecycle import images
 from activities.lifecycle.lent_work import limit_of
 from activities.lifecycle.staging import bucket_named, clear_failure, failures_shown, is_shown
 from domain import ids
 from domain.hazard import hazard_per_h
+from domain.images import PULL_LOGIN
 from domain.isolation import Isolation, strongest
 from domain.launch import CheckpointLaunch, JobLaunch, LaunchDescription, TaskPlace
 from domain.protocol.activities import Activity
@@ -104,7 +106,9 @@ class LaunchActivities:
             if spec.tables and attempt.started_at is None:  # A started attempt is staged again only to take it over.
                 _refuse_wrong(session, spec, region.name)
             stale = self._stale_tables(session, spec, region.name)
-            sealed = self._sealed_secrets(session, spec, tasks, machines)
+            secrets = self._secret_values(session, spec)
+            sealed = self._sealed_secrets(secrets, spec, tasks, machines)
+            known_images = dict(row.images)
             archive = session.get(Archive, (row.tenant, spec.workdir)) if spec.workdir else None
             body = archive.body if archive is not None else None
             kept = row.checkpoint_region, row.checkpoint_store
@@ -118,6 +122,7 @@ class LaunchActivities:
             attempt.launch_limit_s = limit_of(session, row.id, lent, least_s, size_bytes)
             limit_s = attempt.launch_limit_s
             failed_before = is_shown(row)
+        pinned = self._pinned(request, spec, known_images, secrets)
         with bucket_named(region.name):
             store = open_store(region.bucket_url)
         if store_url is not None:
@@ -139,6 +144,7 @@ class LaunchActivities:
             stale=stale,
             tenant_number=tenant_number,
             isolation=strongest(spec.isolation, isolation),
+            pinned=pinned,
         )
         self._show_stale(request, launch, attempt.stale_tables)
         document = launch.model_dump_json().encode()
@@ -292,11 +298,26 @@ class LaunchActivities:
             raise ApplicationError(message, type="UnknownAttempt", non_retryable=True)
         return [a for a, _ in found], {m.id: m for _, m in found}
 
-    def _sealed_secrets(
-        self, session: Session, spec: WorkloadSpec, tasks: Sequence[TaskSlots], machines: dict[str, Machine]
+    def _pinned(
+        self, request: StageRequest, spec: WorkloadSpec, known: Mapping[str, str], secrets: Mapping[str, str]
     ) -> dict[str, str]:
-        """Returns, for each machine, the secrets of the jobs whose tasks run there, sealed to the machine's key."""
+        """Returns the images of the workload with their digests. Records new ones; the first one recorded counts."""
+        found = images.pinned(spec, known, secrets, self._settings.tasks.registries)
+        if found.keys() <= known.keys():
+            return found
+        with transaction(self._engine) as session:
+            row = session.get_one(Workload, request.workload_id, with_for_update=True)
+            row.images = {**found, **row.images}
+            return {text: row.images[text] for text in found}
+
+    def _secret_values(self, session: Session, spec: WorkloadSpec) -> dict[str, str]:
+        """Returns the values of the secrets that the workload names, by name.
+
+        Raises:
+            ApplicationError: `MissingSecret` or `UnreadableSecret`.
+        """
         names = {name for job in spec.jobs for name in job.secrets.values()}
+        names |= {secret for _, secret in images.images_of(spec) if secret is not None}
         if not names:
             return {}
         key = load_master_key(self._settings.master_key_path)
@@ -312,10 +333,22 @@ class LaunchActivities:
                 path = self._settings.master_key_path
                 message = f"the master key in {path} cannot decrypt secret {name} of tenant {spec.tenant}; set it again"
                 raise ApplicationError(message, type="UnreadableSecret") from None
+        return values
+
+    @staticmethod
+    def _sealed_secrets(
+        values: Mapping[str, str], spec: WorkloadSpec, tasks: Sequence[TaskSlots], machines: dict[str, Machine]
+    ) -> dict[str, str]:
+        """Returns, for each machine, the secrets of the jobs whose tasks run there, sealed to the machine's key."""
+        if not values:
+            return {}
         out = {}
         for name, machine in machines.items():
             here = {task.job for task in tasks if task.machine == name}
             body = {job.name: {v: values[n] for v, n in job.secrets.items()} for job in spec.jobs if job.name in here}
+            for job in spec.jobs:
+                if job.name in here and job.image_pull_secret is not None:
+                    body[job.name][PULL_LOGIN] = values[job.image_pull_secret]
             try:
                 out[name] = seal_for_machine(machine.public_key, json.dumps(body, sort_keys=True).encode())
             except ValueError:  # The agent cannot open it, so the gang is placed elsewhere, and the machine is blamed.
@@ -337,6 +370,7 @@ class LaunchActivities:
         stale: Mapping[str, datetime],
         tenant_number: int,
         isolation: Isolation,
+        pinned: Mapping[str, str],
     ) -> LaunchDescription:
         jobs: dict[str, Any] = {job.name: job for job in spec.jobs}
         tasks, masters = [], {}
@@ -387,7 +421,10 @@ class LaunchActivities:
             isolation=isolation,
             jobs={
                 job.name: JobLaunch(
-                    role=job.role, tasks=job.tasks, master_machine=masters[job.name], **job.task_fields()
+                    role=job.role,
+                    tasks=job.tasks,
+                    master_machine=masters[job.name],
+                    **(job.task_fields() | {"image": pinned.get(job.image or "", job.image)}),
                 )
                 for job in spec.jobs
             },

@@ -85,9 +85,10 @@ class MachineActivities:
                 session.add(row)
             row.region, row.cluster, row.rack, row.gpu_type = hello.region, hello.cluster, hello.rack, hello.gpu_type
             row.incarnation, row.public_key, row.address = hello.incarnation, hello.public_key, hello.address
-            if row.isolation not in (None, hello.isolation):
+            engine = hello.engine or None
+            if row.isolation not in (None, hello.isolation) or (row.isolation is not None and row.engine != engine):
                 outbox.wake_scheduler(session)
-            row.isolation = hello.isolation
+            row.isolation, row.engine = hello.isolation, engine
             row.isolation_why = hello.isolation_why.replace("\0", "")[:_SHOWN] or None
             # `lost_at` stays until the machine is ready, so that a retried registration has the same result.
             given_up = rebooted or row.lost_at is not None

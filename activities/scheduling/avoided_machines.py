@@ -1,5 +1,5 @@
-"""The machines that a queued workload avoids: those on which it failed, if the failure is not confirmed, and those with
-too weak isolation.
+"""The machines that a queued workload avoids: those on which it failed, if the failure is not confirmed, those with too
+weak isolation, and for an image those without a container engine.
 
 `domain.lifecycle.suspicion` decides that a failure on machines that owners lend is not confirmed, and which ones to
 avoid. A lent machine that did not start the workload in time is avoided, too.
@@ -47,20 +47,24 @@ class Avoided(NamedTuple):
     """When it may use the first machine again on which it failed."""
     too_open: frozenset[str] = frozenset()
     """Machines whose isolation is too weak."""
+    no_engine: frozenset[str] = frozenset()
+    """Machines without a container engine, if it has an image."""
 
     @property
     def machines(self) -> frozenset[str]:
         """All machines that it may not use."""
-        return self.failed | self.too_open if self.too_open else self.failed
+        return self.failed | self.too_open | self.no_engine
 
 
 NOTHING_AVOIDED = Avoided()
 
 
-def avoided_by(session: Session, required: Mapping[str, Isolation]) -> dict[str, Avoided]:
+def avoided_by(
+    session: Session, required: Mapping[str, Isolation], with_image: Collection[str] = ()
+) -> dict[str, Avoided]:
     """Returns what each workload avoids; workloads that avoid no machine are left out.
 
-    `required` has the weakest mode of isolation that each of the workloads allows.
+    `required` has the weakest mode of isolation that each of the workloads allows, and `with_image` those with images.
     """
     values = {"ids": list(required), "codes": _CODES, "avoided": AVOIDED}
     rows = session.execute(_FAILED, values).all()
@@ -69,7 +73,15 @@ def avoided_by(session: Session, required: Mapping[str, Isolation]) -> dict[str,
     for workload, mode in required.items():
         if below[mode]:
             found[workload] = found.get(workload, NOTHING_AVOIDED)._replace(too_open=below[mode])
+    if with_image and (no_engine := without_engine(session)):
+        for workload in with_image:
+            found[workload] = found.get(workload, NOTHING_AVOIDED)._replace(no_engine=no_engine)
     return found
+
+
+def without_engine(session: Session) -> frozenset[str]:
+    """Returns the machines that have no container engine."""
+    return frozenset(session.scalars(select(Machine.id).where(Machine.engine.is_(None))))
 
 
 def weaker_machines(session: Session, modes: Collection[Isolation]) -> dict[Isolation, frozenset[str]]:

@@ -75,7 +75,7 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubjec
     for workload, written, at_s, level, isolation in rows:
         demands[workload], said[workload] = demand_of(written), (at_s, level)
         required[workload] = strongest(demands[workload].isolation, isolation)
-    avoided = avoided_by(session, required)
+    avoided = avoided_by(session, required, [workload for workload, demand in demands.items() if demand.has_image])
     machines = {workload: one.machines for workload, one in avoided.items()}
     moving = moves_of(
         session,
@@ -130,6 +130,7 @@ def placement_request(
         leaving.shuns,
         *doubts,
         avoided.too_open,
+        avoided.no_engine,
     )
 
 

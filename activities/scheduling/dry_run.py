@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from sqlalchemy import Engine, text
 
-from activities.scheduling.avoided_machines import Avoided, doubted, weaker_machines
+from activities.scheduling.avoided_machines import Avoided, doubted, weaker_machines, without_engine
 from activities.scheduling.award_batch import candidates, closed_to
 from activities.scheduling.bids import BidSubject, placement_request
 from activities.scheduling.decision_rows import QueuedRow
@@ -48,7 +48,8 @@ def dry_run(
         tenant = session.get_one(Tenant, spec.tenant)
         level = max(tenant.level, spec.level or HIGHEST_LEVEL)
         required = strongest(demand.isolation, tenant.isolation)
-        avoided = Avoided(too_open=weaker_machines(session, [required])[required])
+        no_engine = without_engine(session) if demand.has_image else frozenset[str]()
+        avoided = Avoided(too_open=weaker_machines(session, [required])[required], no_engine=no_engine)
     with state.current():
         own = QueuedRow(DRY_RUN_ID, spec.tenant, spec.level, False, microseconds(state.now_s), written)
         try:

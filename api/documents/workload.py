@@ -29,6 +29,7 @@ from api.documents.syntax import Value
 from api.problems import FieldError
 from domain.capacity import USUAL, CapacityKind
 from domain.ids import DEFAULT_NAMESPACE, TABLE_PATTERN, TABLE_RULE
+from domain.images import IMAGE_PATTERN, IMAGE_RULE, MAX_IMAGE
 from domain.isolation import Isolation
 from domain.patterns import matching, whole_numbers
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
@@ -164,6 +165,25 @@ COMMANDS = {
     "env": Field(environment_of(word(text(most=32 << 10))), "Environment variables"),
     "secrets": secrets_of(name("secret")),
 }
+_IMAGE = text("a container image", MAX_IMAGE, IMAGE_PATTERN, f"must be {IMAGE_RULE}")
+_NEEDS_RUN = "Needed unless the job has an image with a command of its own"
+_NO_SETUP = "A job with an image has no setup"
+_NO_PULL = "Only a job with an image has image_pull_secret"
+
+
+def _command_or_image(at: At, values: dict[str, Any]) -> dict[str, Any]:
+    if values.get("image") is not None:
+        if "setup" in values:
+            message = "not possible with image: install what the job needs in the image, or do it in run"
+            at.get("setup").wrong(message, rule=_NO_SETUP)
+    else:
+        if at.get("run").value is None and at.get("image").value is None:
+            at.missing("run", "give the command as a list, or a shell script as a string", rule=_NEEDS_RUN)
+        if "image_pull_secret" in values:
+            at.get("image_pull_secret").wrong("only possible with image", rule=_NO_PULL)
+    return values
+
+
 _SPAN = "The tasks may span several clusters of a region if no single cluster can hold them all"
 JOB = section({
     "name": Field(NAME, missing="each job needs a name"),
@@ -172,8 +192,13 @@ JOB = section({
     "span_clusters": Field(TRUTH, _SPAN, default=False),
     "resources": Field(RESOURCES),
     **COMMANDS,
-    "run": Field(_RUN, RUN, "", "give the command as a list, or a shell script as a string"),
-}, "Identical tasks with a role; each task is a process group on one machine").checked(set_once)  # fmt: skip
+    "run": Field(_RUN, f"{RUN}. Replaces the entry point of an image. {_NEEDS_RUN}", ""),
+    "image": Field(_IMAGE, "A container image in which the tasks run, on machines with a container engine"),
+    "image_pull_secret": Field(name("secret"), "Name of the tenant's secret with USER:PASSWORD for the image's "
+                               f"registry. {_NO_PULL}"),
+}, "Identical tasks with a role; each task is a process group on one machine").checked(
+    lambda at, values: _command_or_image(at, set_once(at, values)), _NOT_BOTH, _NEEDS_RUN, _NO_SETUP, _NO_PULL
+)  # fmt: skip
 
 # -------------------------------------------------------------------------------------------------- fields of workloads
 

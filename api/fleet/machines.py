@@ -67,6 +67,10 @@ class MachineView(View):
     isolation_why: str | None = Field(
         description="Why it is not a stronger mode; null: it is the strongest, or was set"
     )
+    engine: str | None = Field(
+        description="Kind and version of its container engine, for jobs with an image; null: none",
+        examples=["docker 28.1.1"],
+    )
     address: str
     key: str = Field(description="Fingerprint of its public key")
     offered_key: str | None = Field(description="Fingerprint of another key that the machine offers, not trusted yet")

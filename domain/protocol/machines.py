@@ -170,6 +170,8 @@ class Hello:
     """How tasks on the machine are separated (`domain.isolation`)."""
     isolation_why: str = ""
     """Why the mode is not a stronger one; empty: it is the strongest, or was set."""
+    engine: str = ""
+    """Kind and version of the machine's container engine, for jobs with an image; empty: it has none."""
     word_at_s: float = 0.0
     """When the owner has last taken or lent something, according to the agent's record, by its own clock, in seconds
     since the epoch. 0: the record has no word, for example because the machine was set up again."""

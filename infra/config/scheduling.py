@@ -189,6 +189,12 @@ class TaskSettings(Section):
     isolation: Isolation | None = None
     """How tasks are separated on machines whose cluster or agent does not say it: `sandbox`, `user` or `none`. None:
     the strongest that the machine has."""
+    container_engine: str = Field("auto", pattern="^(auto|none|/.*)$")
+    """The container engine for jobs with an image: path of the socket of Docker or Podman, `auto` (the usual paths) or
+    `none`."""
+    registries: tuple[str, ...] = ()
+    """Registries of images, each `HOST` or `HOST:PORT`, that may be used although they are not at public addresses. One
+    that begins with `http://` is asked without encryption."""
     s3_role: str | None = None
     """ARN of the role that agents assume for tasks, narrowed to the checkpoints and tables of the workload. None: tasks
     get no credentials for S3."""

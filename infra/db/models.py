@@ -143,6 +143,8 @@ class Machine(Base):
     """How tasks on the machine are separated (`domain.isolation`)."""
     isolation_why: Mapped[str | None]
     """Why the mode is not a stronger one; None: it is the strongest, or was set."""
+    engine: Mapped[str | None]
+    """Kind and version of the machine's container engine; None: it has none, and takes no jobs with an image."""
     registered_at: Mapped[datetime] = mapped_column(server_default=NOW)
     lost_at: Mapped[datetime | None]
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
@@ -205,6 +207,8 @@ class Workload(Base):
     """Region of the newest checkpoint."""
     checkpoint_store: Mapped[str | None]
     """The cluster's store that has it; None: the bucket of the region."""
+    images: Mapped[Json] = mapped_column(server_default=text("'{}'"))
+    """Reference of an image in the specification to the reference with the digest that it had at the first launch."""
     submitted_by: Mapped[str] = mapped_column(server_default="")
     expired_at: Mapped[datetime | None]
     """When the logs and checkpoints of the finished workload were deleted."""

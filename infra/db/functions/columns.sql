@@ -16,7 +16,8 @@ create function workload_ask(spec jsonb) returns text language sql immutable par
         'capacity', case when spec ->> 'cluster' is null then spec -> 'capacity'
             else jsonb_build_array('cluster:' || (spec ->> 'cluster')) end,
         'max_runtime_s', spec -> 'limits' -> 'max_runtime_s',
-        'isolation', spec -> 'isolation'))::text
+        'isolation', spec -> 'isolation',
+        'has_image', nullif(jsonb_path_exists(spec, '$.jobs[*] ? (@.image != null)'), false)))::text
 $$;
 
 -- Returns the namespace of a table: the part of its name before the first dot, or `default`.

@@ -105,6 +105,7 @@ _MACHINE_COLUMNS = (
     Column("ADDRESS", lambda m: m["address"], wide=True),
     Column("REASON", _why_closed, drop=1, flexible=True),
     Column("ISOLATION", _isolation, drop=4, flexible=True),
+    Column("ENGINE", lambda m: m["engine"], drop=5),
 )
 
 

@@ -568,6 +568,8 @@ class Machine(TypedDict):
     """How tasks are separated: `none`, `user` or `sandbox`."""
     isolation_why: str | None
     """Why it is not a stronger mode; None: it is the strongest, or was set."""
+    engine: str | None
+    """Kind and version of its container engine, for jobs with an image; None: none."""
     address: str
     key: str
     """Fingerprint of its public key."""

@@ -1,0 +1,87 @@
+"""Images on this machine: each is fetched once, whatever number of attempts need it."""
+
+import logging
+import threading
+from collections import defaultdict
+from http.client import NOT_FOUND
+from pathlib import Path
+
+from agent.containers.engine import Engine, EngineError, EngineFacts, Image, open_engine
+
+_log = logging.getLogger(__name__)
+
+
+class ImageUnavailable(Exception):
+    """The engine cannot fetch an image, or does not answer. A retry may succeed."""
+
+
+class BadImage(Exception):
+    """The image cannot be used, whatever machine fetches it."""
+
+
+class ImageStore:
+    """The images of this machine's engine. Thread-safe; the methods block."""
+
+    def __init__(self, socket: Path | None) -> None:
+        """`socket` is the engine's; None: the machine has no engine, and every method raises `ImageUnavailable`."""
+        self._socket = socket
+        self._fetching: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._facts: EngineFacts | None = None
+
+    def facts(self) -> EngineFacts:
+        """Returns what the engine is.
+
+        Raises:
+            ImageUnavailable: see the class.
+        """
+        if self._facts is None:
+            try:
+                self._facts = self._engine().describe()
+            except EngineError as error:
+                raise ImageUnavailable(str(error)) from None
+        return self._facts
+
+    def get(self, name: str) -> Image:
+        """Returns an image that was fetched.
+
+        Raises:
+            ImageUnavailable: it is not there any more.
+        """
+        try:
+            found = self._engine().image(name)
+        except EngineError as error:
+            raise ImageUnavailable(f"image {name}: {error}") from None
+        if found is None:
+            raise ImageUnavailable(f"image {name}: was removed from this machine")
+        return found
+
+    def fetch(self, name: str, login: str | None) -> Image:
+        """Fetches an image, unless it is on this machine, and returns it. `login`: `USER:PASSWORD` for its registry.
+
+        Raises:
+            BadImage: its registry does not have it.
+            ImageUnavailable: see the class.
+        """
+        engine = self._engine()
+        try:
+            with self._fetching[name]:
+                if (found := engine.image(name)) is None:
+                    user, _, password = (login or "").partition(":")
+                    _log.info("fetching image %s", name)
+                    try:
+                        engine.pull(name, (user, password) if login else None, lambda text: None)
+                    except EngineError as error:
+                        if error.status == NOT_FOUND:
+                            raise BadImage(f"image {name}: {error}") from None
+                        raise
+                    found = engine.image(name)
+        except EngineError as error:
+            raise ImageUnavailable(f"image {name}: {error}") from None
+        if found is None:
+            raise ImageUnavailable(f"image {name}: the engine has fetched it and does not know it")
+        return found
+
+    def _engine(self) -> Engine:
+        if self._socket is None:
+            raise ImageUnavailable("this machine has no container engine")
+        return open_engine(str(self._socket))

@@ -1,0 +1,248 @@
+"""Tasks with an image: containers of a real engine, with a shim each."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from typing import Any
+
+import pytest
+
+from agent.config import AgentConfig
+from agent.isolation import TENANT_UIDS
+from domain.launch import LaunchDescription
+from domain.protocol.machines import NodeOutcome
+from tests.agent.harness import Lab, description, until_async
+from tests.containers import DockerHere, dockerd
+
+IMAGE = "shell:1"
+UID = TENANT_UIDS[0]
+
+
+@pytest.fixture(scope="module")
+def docker() -> Iterator[DockerHere]:
+    """A dockerd with an image that has busybox's shell, and no Python."""
+    with dockerd() as here:
+        here.load(IMAGE, {"ENTRYPOINT": ["/bin/sh", "-c", "echo own entry point"], "ENV": "GIVEN=image"})
+        yield here
+
+
+def _config(lab: Lab, docker: DockerHere, **changes: Any) -> AgentConfig:
+    return lab.config(engine_socket=docker.socket, **changes)
+
+
+def _launch(lab: Lab, config: AgentConfig, *commands: str, image: str = IMAGE, **changes: Any) -> LaunchDescription:
+    launch = description(lab.region, config, *commands, **changes)
+    body = launch.model_dump(mode="json")
+    for job in body["jobs"].values():
+        job["image"] = image
+    for place in body["tasks"]:
+        place.update(memory_bytes=64 << 20, cpus_milli=500)
+    launch = LaunchDescription.model_validate(body)
+    lab.write(launch)
+    return launch
+
+
+LOOK = r"""
+id -u; id -g
+cat /proc/self/status | grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp):'
+touch /x /etc/x /bin/x 2>/dev/null && echo wrote the image
+ls /work /home /root /var/run/docker.sock /run/docker.sock 2>/dev/null || true
+test "$PWD" = "$HOME" && echo at home
+touch file && echo works > /tmp/t && echo "$GIVEN $RANK"
+test -w "${MIZZEN_REPORT%/*}" && echo '{"step": 7}' > "$MIZZEN_REPORT"
+touch "$HOME/../x" 2>/dev/null && echo wrote the folder
+echo "processes: $(ls /proc | grep -c '^[0-9]*$')"
+"""
+
+
+async def test_a_task_runs_as_a_container_without_privileges(lab: Lab, docker: DockerHere) -> None:
+    """It has the tenant's user, no capabilities, a read-only image, its folders and nothing else of the machine."""
+    config = _config(lab, docker)
+    launch = _launch(lab, config, LOOK)
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    run = lab.folder_of(launch, config)
+    said = run.output.read_text().split("\n")
+    assert outcome.exits[0].succeeded, said
+    assert said[:2] == [str(UID)] * 2
+    status = dict(line.split(":\t") for line in said[2:6])
+    assert status == {
+        "CapEff": "0" * 16, "CapBnd": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"
+    }  # fmt: skip
+    assert said[6:8] == ["at home", "image 0"]
+    assert int(said[8].removeprefix("processes: ")) < 8
+    assert (run.work / "file").stat().st_uid == UID
+    assert outcome.progress[0].step == 7
+    assert docker.engine.containers({}) == []
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/mizzen-{run.run_id}"))
+    assert not (run.path.parent / "private").exists()
+
+
+async def test_commands_and_exit_statuses(lab: Lab, docker: DockerHere) -> None:
+    """`run` replaces the entry point, a list needs no shell, and without a command the image's own runs."""
+    config = _config(lab, docker)
+    script = _launch(lab, config, "echo to stdout; echo to stderr >&2; exit 7")
+    listed = _launch(lab, config, "true").model_copy(
+        update={"jobs": {"main": script.jobs["main"].model_copy(update={"script": None, "argv": ("id", "-u")})}}
+    )
+    own = listed.model_copy(
+        update={"jobs": {"main": script.jobs["main"].model_copy(update={"script": None})}, "workload_id": "wl-own"}
+    )
+    missing = own.model_copy(
+        update={
+            "jobs": {"main": script.jobs["main"].model_copy(update={"script": None, "argv": ("missing",)})},
+            "workload_id": "wl-missing",
+        }
+    )
+    outcomes = []
+    async with lab.agent(config):
+        for launch in (script, listed, own, missing):
+            lab.write(launch)
+            outcomes.append(await (await lab.run(launch, config.machine)).result(NodeOutcome))
+    codes = [(one.exits[0].exit_code, one.exits[0].signal) for one in outcomes]
+    assert codes == [(7, None), (0, None), (0, None), (127, None)]
+    said = [lab.folder_of(launch, config).output.read_text() for launch in (script, listed, own, missing)]
+    assert sorted(said[0].splitlines()) == ["to stderr", "to stdout"]
+    assert said[1:3] == [f"{UID}\n", "own entry point\n"]
+    assert "missing" in said[3]
+    assert await until_async(lambda: lab.log(script)[1])
+    assert lab.log(script)[0].decode() == said[0]
+
+
+SAVES = "trap 'sleep 0.3; echo saved; exit 5' TERM; touch ready; while true; do sleep 0.1; done"
+
+
+@pytest.mark.parametrize(("command", "exit_"), [(SAVES, (5, None)), ("touch ready; exec sleep 600", (None, SIGTERM))])
+async def test_a_stop_gives_notice_and_waits(
+    lab: Lab, docker: DockerHere, command: str, exit_: tuple[int | None, int | None]
+) -> None:
+    """The task's process gets SIGTERM, also one without a handler, which the first of a container would not get."""
+    config = _config(lab, docker)
+    launch = _launch(lab, config, command, grace_s=60)
+    run = lab.folder_of(launch, config)
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        await until_async(lambda: (run.work / "ready").exists())
+        outcome = await lab.stop(launch, config.machine, 60)
+        await running.result(NodeOutcome)
+    assert outcome.stopped
+    assert (outcome.exits[0].exit_code, outcome.exits[0].signal) == exit_
+    assert run.output.read_text() == ("saved\n" if exit_[0] else "")
+
+
+async def test_a_stubborn_task_is_killed_at_the_deadline(lab: Lab, docker: DockerHere) -> None:
+    """Also its children, which are in the container."""
+    config = _config(lab, docker)
+    launch = _launch(lab, config, "trap '' TERM; (trap '' TERM; sleep 600) & touch ready; sleep 600", grace_s=60)
+    run = lab.folder_of(launch, config)
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        await until_async(lambda: (run.work / "ready").exists())
+        outcome = await lab.stop(launch, config.machine, 0.5)
+        await running.result(NodeOutcome)
+    assert outcome.exits[0].signal == SIGKILL
+    assert docker.engine.containers({}) == []
+
+
+async def test_a_task_outlives_its_agent(lab: Lab, docker: DockerHere) -> None:
+    """The next agent re-attaches to the container, whose output and exit status are complete."""
+    config = _config(lab, docker)
+    launch = _launch(lab, config, "echo begun; touch ready; until [ -e go ]; do sleep 0.1; done; echo over; exit 3")
+    run = lab.folder_of(launch, config)
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        await until_async(lambda: (run.work / "ready").exists())
+    assert len(docker.engine.containers({"mizzen.run": run.run_id})) == 1
+    async with lab.agent(config):
+        (run.work / "go").touch()
+        outcome: NodeOutcome = await running.result(NodeOutcome)
+    assert outcome.exits[0].exit_code == 3
+    assert run.output.read_text() == "begun\nover\n"
+
+
+async def test_a_killed_shim_leaves_no_container(lab: Lab, docker: DockerHere) -> None:
+    """The agent ends the container, and reports that the exit status is unknown."""
+    config = _config(lab, docker)
+    launch = _launch(lab, config, "touch ready; sleep 600")
+    run = lab.folder_of(launch, config)
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        await until_async(lambda: (run.work / "ready").exists())
+        identities = run.identities()
+        assert identities is not None
+        os.kill(identities[0].pid, SIGKILL)
+        outcome: NodeOutcome = await running.result(NodeOutcome)
+    assert (outcome.exits[0].exit_code, outcome.exits[0].signal) == (None, None)
+    assert docker.engine.containers({}) == []
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/mizzen-{run.run_id}"))
+
+
+async def test_limits(lab: Lab, docker: DockerHere) -> None:
+    """A task with too much memory is out of memory, and one with too many processes gets no more."""
+    config = _config(lab, docker, processes_per_task=20, processes_per_cpu=0)
+    fills = _launch(lab, config, "tail /dev/zero > /dev/null")
+    forks = _launch(lab, config, "n=0; while [ $n -lt 40 ]; do sleep 5 & n=$((n+1)); done; echo all")
+    async with lab.agent(config):
+        full: NodeOutcome = await (await lab.run(fills, config.machine)).result(NodeOutcome)
+        many: NodeOutcome = await (await lab.run(forks, config.machine)).result(NodeOutcome)
+    assert full.exits[0].memory_limit_bytes == 64 << 20
+    assert not many.exits[0].succeeded
+    assert "all" not in lab.folder_of(forks, config).output.read_text()
+
+
+async def test_tasks_of_an_attempt_share_memory(lab: Lab, docker: DockerHere) -> None:
+    """Also `/tmp`; another attempt sees neither."""
+    config = _config(lab, docker)
+    waits = "until [ -s /dev/shm/x ] && [ -s /tmp/x ]; do sleep 0.1; done; touch done"
+    launch = _launch(lab, config, "echo 1 > /dev/shm/x; echo 1 > /tmp/x; until [ -e go ]; do sleep 0.1; done", waits)
+    other = _launch(lab, config, "ls /dev/shm /tmp")
+    first, second = (lab.folder_of(launch, config, task=task) for task in (0, 1))
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        await until_async(lambda: (second.work / "done").exists())
+        await (await lab.run(other, config.machine)).result(NodeOutcome)
+        (first.work / "go").touch()
+        outcome: NodeOutcome = await running.result(NodeOutcome)
+    assert all(exit_.succeeded for exit_ in outcome.exits)
+    assert "x" not in lab.folder_of(other, config).output.read_text()
+
+
+async def test_the_engine_may_restart(lab: Lab, docker: DockerHere) -> None:
+    """A container of an engine with live restore goes on; its later output and its exit status are recorded."""
+    config = _config(lab, docker)
+    launch = _launch(lab, config, "echo begun; touch ready; until [ -e go ]; do sleep 0.1; done; echo over; exit 4")
+    run = lab.folder_of(launch, config)
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        await until_async(lambda: (run.work / "ready").exists())
+        await asyncio.to_thread(docker.stop)
+        await asyncio.to_thread(docker.start)
+        (run.work / "go").touch()
+        outcome: NodeOutcome = await running.result(NodeOutcome)
+    assert outcome.exits[0].exit_code == 4
+    assert run.output.read_text().splitlines()[0] == "begun"
+
+
+async def test_an_image_that_is_not_there_is_told(lab: Lab, docker: DockerHere) -> None:
+    """The error names the image and what the engine says; on a machine without an engine, too."""
+    config = _config(lab, docker)
+    launch = _launch(lab, config, "true", image="127.0.0.1:9/none:1")
+    async with lab.agent(config):
+        failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
+    assert failure.type == "ImageUnavailable"
+    assert "127.0.0.1:9/none:1" in str(failure)
+    docker.load("empty:1")
+    launch = _launch(lab, config, "true", image="empty:1")
+    lab.write(
+        own := launch.model_copy(update={"jobs": {"main": launch.jobs["main"].model_copy(update={"script": None})}})
+    )
+    async with lab.agent(config):
+        failure = await (await lab.run(own, config.machine, attempts=1)).failure()
+    assert failure.type == "BadImage"
+    without = lab.config("m2")
+    launch = _launch(lab, without, "true")
+    async with lab.agent(without):
+        failure = await (await lab.run(launch, without.machine, attempts=1)).failure()
+    assert "no container engine" in str(failure)
