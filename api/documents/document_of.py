@@ -49,6 +49,8 @@ def _job(job: JobSpec) -> dict[str, Any]:
             "span_clusters": job.span_clusters or None,
             "resources": _resources(job.resources),
             "setup": job.setup,
+            "image": job.image,
+            "image_pull_secret": job.image_pull_secret,
             "run": job.script if job.script is not None else list(job.argv),
             "env": job.env,
             "secrets": job.secrets,
