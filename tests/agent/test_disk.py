@@ -89,7 +89,8 @@ async def test_a_task_that_fills_the_disk_at_once(lab: Lab, disk: Path) -> None:
     launch = description(lab.region, config, f'{PYTHON} -c \'open("big", "wb").write(bytes({2 * _SIZE_BYTES}))\'')
     async with lab.agent(config):
         (end,) = (await _outcome(lab, config, launch)).exits
-        assert end.exit_code == 1 and end.disk is not None and end.disk.used_bytes > end.disk.limit_bytes
+        # It fails by itself, unless the agent was faster.
+        assert not end.succeeded and end.disk is not None and end.disk.used_bytes > end.disk.limit_bytes
         assert not lab.folder_of(launch, config).work.exists()
 
 
