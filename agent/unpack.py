@@ -42,6 +42,7 @@ def fill_workdir(
         for name, text in files.items():
             path = staging / name
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)  # It may be a link of the archive.
             path.write_bytes(text.encode(errors="replace"))
             path.chmod(0o644)
         if owner is not None:
@@ -55,14 +56,23 @@ def fill_workdir(
 
 
 def _unpack(archive: Path, root: Path, tree: ArchiveTree, max_bytes: int, max_members: int) -> None:
+    links: dict[str, str] = {}
     with archive.open("rb") as file:
         for member, content in walk(file, tree, max_bytes=max_bytes, max_members=max_members):
             path = root / member.path
+            links.pop(member.path, None)
+            if member.link is not None:
+                path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                links[member.path] = member.link
+                continue
             (path if member.is_folder else path.parent).mkdir(mode=0o755, parents=True, exist_ok=True)
             if not member.is_folder:
                 with path.open("wb") as out:
                     out.writelines(content)
                 path.chmod(0o755 if member.executable else 0o644)
+    for name, target in links.items():  # Last, so that nothing is written through a link.
+        (root / name).unlink(missing_ok=True)
+        (root / name).symlink_to(target)
 
 
 def _give(root: Path, owner: Owner) -> None:

@@ -1,9 +1,9 @@
 """Reads archives of working directories (tar.gz). The API uses it to check uploads, and agents to unpack them.
 
-An archive is untrusted input. Only regular files and folders are accepted, only with paths below the working directory,
-and no path may be both a file and a folder. A header's declared size is compared with the limits before the content is
-read or skipped, and at most the allowed number of bytes is decompressed, so memory and time are bounded for any input.
-Supports ustar, PAX and GNU long names, but not sparse files.
+An archive is untrusted input. Only regular files, folders and symbolic links that stay in the working directory are
+accepted, only with paths below it, and no path may be both a folder and something else. A header's declared size is
+compared with the limits before the content is read or skipped, and at most the allowed number of bytes is decompressed,
+so memory and time are bounded for any input. Supports ustar, PAX and GNU long names, but not sparse files.
 """
 
 import gzip
@@ -25,6 +25,7 @@ _EXTENSION_BYTES = 64 << 10
 _OVERHEAD_BYTES = 4096
 """Maximum average size of the headers and padding of one member."""
 _REGULAR = (b"0", b"\0", b"7")
+_LINK = b"2"
 
 
 class BadArchive(Exception):
@@ -37,17 +38,19 @@ class BadArchive(Exception):
 
 @dataclass(frozen=True)
 class Member:
-    """A regular file or a folder in an archive."""
+    """A regular file, a folder or a symbolic link in an archive."""
 
     path: str
     """Normalised relative path; empty for the root folder."""
     is_folder: bool
     size_bytes: int
     executable: bool
+    link: str | None = None
+    """The target of a symbolic link, relative to its folder; None: it is none."""
 
 
 class ArchiveTree:
-    """The paths of a working directory, each a file or a folder. At most `max_paths`, including implied folders."""
+    """The paths of a working directory: folders, and files or links. At most `max_paths`, including implied folders."""
 
     def __init__(self, max_paths: int) -> None:
         self.files: set[str] = set()
@@ -114,6 +117,27 @@ def check_path(path: str) -> str:
             f"must be UTF-8 of at most {MAX_PATH_BYTES} bytes, and at most {MAX_NAME_BYTES} between slashes", path[:200]
         )
     return path
+
+
+def check_link(path: str, target: str) -> str:
+    """Returns `target` if the symbolic link `path` with it leads to a path below the working directory.
+
+    Only its first parts may be `..`: they are folders of the archive, and not links, so that the file system resolves
+    them as they are written.
+
+    Raises:
+        BadArchive: the target is absolute, leaves the working directory, or has `..` after a name.
+    """
+    parts = target.split("/")
+    ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+    if not target or "\0" in target or ups > path.count("/") or any(part in ("", ".", "..") for part in parts[ups:]):
+        raise BadArchive(
+            f"is a symbolic link to {target[:200]!r}: must lead to a path in the working directory, relative to its own"
+            " folder, with `..` only at the beginning", path,
+        )  # fmt: skip
+    if len(target.encode(errors="surrogateescape")) > MAX_PATH_BYTES:
+        raise BadArchive(f"is a symbolic link with more than {MAX_PATH_BYTES} bytes", path)
+    return target
 
 
 def inspect_archive(file: BinaryIO, *, max_bytes: int, max_members: int, files: Iterable[str] = ()) -> ArchiveTree:
@@ -185,9 +209,9 @@ class _Tar:
                 if size_bytes > _EXTENSION_BYTES:
                     raise BadArchive(f"a header has {size_bytes} bytes; at most {_EXTENSION_BYTES} are allowed")
                 body = b"".join(self.content(size_bytes))
-                if kind == b"L":
-                    extended["path"] = _text(body)
-                elif kind != b"K":
+                if kind in (b"L", b"K"):
+                    extended["path" if kind == b"L" else "linkpath"] = _text(body)
+                else:
                     _take_records(body, extended, everywhere=kind == b"g")
                 continue
             return _member(header, kind, size_bytes, extended)
@@ -234,8 +258,12 @@ def _member(header: bytes, kind: bytes, size_bytes: int, extended: Mapping[str, 
     path = extended.get("path", path)
     is_folder = kind == b"5" or (kind in _REGULAR and path.endswith("/"))  # A slash: pre-POSIX archives.
     path = path.removeprefix("./").rstrip("/") if is_folder else path.removeprefix("./")
+    if kind == _LINK and not is_folder:
+        return Member(path, False, 0, False, check_link(path, extended.get("linkpath", _text(header[157:257]))))
     if any(name.startswith("GNU.sparse") for name in extended) or (kind not in _REGULAR and not is_folder):
-        raise BadArchive("only files and folders are allowed, not links, devices or sparse files", path)
+        raise BadArchive(
+            "only files, folders and symbolic links are allowed, not hard links, devices or sparse files", path
+        )
     if "size" in extended:
         size_bytes = _decimal(extended["size"])
     return Member(

@@ -50,6 +50,28 @@ def test_an_archive_and_files(tmp_path: Path) -> None:
     assert (target / "config.yaml").read_text() == "changed by the task"
 
 
+def test_links_of_an_archive(tmp_path: Path) -> None:
+    """Links are made after all else, so that nothing is written through them, and the last member of a path counts."""
+    long = "n" * 120
+    packed = archive(
+        tmp_path / "a.tar.gz",
+        member("data/x", size=3),
+        member("d/up", tarfile.SYMTYPE, linkname="../data/x"),
+        member(long, tarfile.SYMTYPE, linkname=f"data/{long}"),
+        member("was-link", tarfile.SYMTYPE, linkname="data/x"),
+        member("was-link", size=1),
+        member("was-file", size=1),
+        member("was-file", tarfile.SYMTYPE, linkname="data/x"),
+        member("config", tarfile.SYMTYPE, linkname="data/x"),
+    )
+    target = tmp_path / "work"
+    fill_workdir(target, packed, {"config": "mine"})
+    assert (target / "d" / "up").read_bytes() == b"xxx" and (target / "d" / "up").is_symlink()
+    assert (target / long).readlink() == Path(f"data/{long}")
+    assert not (target / "was-link").is_symlink() and (target / "was-file").readlink() == Path("data/x")
+    assert (target / "config").read_text() == "mine" and (target / "data" / "x").read_bytes() == b"xxx"
+
+
 @pytest.mark.parametrize(
     "members",
     [
@@ -59,6 +81,12 @@ def test_an_archive_and_files(tmp_path: Path) -> None:
         [member("../evil", tarfile.DIRTYPE)],
         [member("link", tarfile.SYMTYPE, linkname="/etc/passwd")],
         [member("link", tarfile.SYMTYPE, linkname=".."), member("link/evil", size=1)],
+        [member("d/link", tarfile.SYMTYPE, linkname="../..")],
+        [member("d/link", tarfile.SYMTYPE, linkname="../ok/../../x")],
+        [member("link", tarfile.SYMTYPE, linkname="a//b")],
+        [member("link", tarfile.SYMTYPE, linkname="")],
+        [member("link", tarfile.SYMTYPE, linkname="a"), member("link/evil", size=1)],
+        [member("link", tarfile.SYMTYPE, linkname="a"), member("link", tarfile.DIRTYPE)],
         [member("hard", tarfile.LNKTYPE, linkname="/etc/passwd")],
         [member("null", tarfile.CHRTYPE, devmajor=1, devminor=3)],
         [member("disk", tarfile.BLKTYPE)],

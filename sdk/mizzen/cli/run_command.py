@@ -74,8 +74,8 @@ def run(
 ) -> None:
     """Run a command in the fleet, print its output, and exit with its status.
 
-    The files of the current folder are uploaded, without those that its .mizzenignore lists. Ctrl-C asks whether to
-    detach or to cancel; if stdin is no terminal, it cancels. Write `--` before a command that has options.
+    The files of the current folder are uploaded, without those that .gitignore and .mizzenignore list. Ctrl-C asks
+    whether to detach or to cancel; if stdin is no terminal, it cancels. Write `--` before a command that has options.
     """
     body = _document(command, **options)
     try:

@@ -80,7 +80,7 @@ def submit(
     """Submit workload documents.
 
     FILES are YAML or JSON; `-` is stdin. The ids of the workloads are printed. A `workdir` in a document is a folder,
-    relative to the document's file. It is packed and uploaded without the files that its .mizzenignore lists. If there
+    relative to the document's file. It is packed and uploaded without what .gitignore and .mizzenignore list. If there
     are several documents, none is submitted unless all are valid.
     """
     session.room_patience_s = wait_for_room

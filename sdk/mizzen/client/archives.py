@@ -1,9 +1,7 @@
 """Packs a working directory into a reproducible archive: the same files always give the same bytes.
 
-`.git`, `__pycache__` and `.venv` are left out, and all paths that match a line of the folder's `.mizzenignore`
-(`fnmatch`; `*` also matches `/`). A pattern without `/` matches a name in any folder (`*.pt`). A pattern with a `/` in
-it matches a path relative to the packed folder (`data/*`). A pattern with a `/` at its end matches only folders
-(`runs/`). Lines that start with `#` are comments.
+`.git`, `__pycache__` and `.venv` are left out, and what `.gitignore` and `.mizzenignore` files list
+(`mizzen.client.ignored`). Symbolic links to paths in the folder are kept.
 """
 
 import gzip
@@ -14,15 +12,15 @@ import stat
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from mizzen.client.errors import ArchiveError
+from mizzen.client.ignored import OWN_FILE, Ignored
 
-IGNORE_FILE = ".mizzenignore"
-ALWAYS_IGNORED = (".git", "__pycache__", ".venv")
 MAX_UNPACKED_BYTES = 512 << 20
 """The API's limit on the unpacked size. Its limit on the packed size is usually far lower."""
+_MOST_TOLD = 5
+"""Number of problems, and of large entries, that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -43,52 +41,49 @@ def pack(folder: Path) -> PackedFolder:
     """
     if not folder.is_dir():
         raise ArchiveError(f"workdir: {folder} is not a folder")
-    patterns = _read_patterns(folder / IGNORE_FILE)
     plain = io.BytesIO()
-    left_bytes = MAX_UNPACKED_BYTES
+    sizes: dict[str, int] = {}
+    problems: list[str] = []
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path, name in _walk(folder, "", patterns):
-            entry, body = _entry(path, name)
-            left_bytes -= len(body)
-            if left_bytes < 0:
-                raise ArchiveError(
-                    f"workdir: {folder} holds more than {MAX_UNPACKED_BYTES >> 20} MiB: list the files that tasks do"
-                    f" not need in {IGNORE_FILE}, and put large inputs into a table"
-                )
-            tar.addfile(entry, io.BytesIO(body))
+        for path, name in _walk(folder, "", Ignored.of(folder.absolute())):
+            try:
+                entry, body = _entry(folder, path, name)
+            except ArchiveError as error:
+                problems.append(str(error))
+                continue
+            sizes[name] = len(body)
+            if not problems and sum(sizes.values()) <= MAX_UNPACKED_BYTES:
+                tar.addfile(entry, io.BytesIO(body))
+    if problems:
+        more = f"; and {len(problems) - _MOST_TOLD} more" if len(problems) > _MOST_TOLD else ""
+        hint = f"remove what tasks do not need, or list it in {OWN_FILE}"
+        raise ArchiveError(f"workdir: {'; '.join(problems[:_MOST_TOLD])}{more}: {hint}")
+    if (size_bytes := sum(sizes.values())) > MAX_UNPACKED_BYTES:
+        raise ArchiveError(
+            f"workdir: {folder} holds {_mib(size_bytes)}, more than {_mib(MAX_UNPACKED_BYTES)}; the largest are"
+            f" {_largest(sizes)}: list what tasks do not need in {OWN_FILE}, and put large inputs into a table"
+        )
     packed = io.BytesIO()
     with gzip.GzipFile(filename="", fileobj=packed, mode="wb", compresslevel=6, mtime=0) as file:
         file.write(plain.getbuffer())
     return PackedFolder(packed.getvalue(), hashlib.sha256(packed.getvalue()).hexdigest())
 
 
-def _read_patterns(file: Path) -> list[str]:
-    try:
-        lines = [line.strip() for line in file.read_text().splitlines()]
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArchiveError(f"{file}: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if line.startswith("!"):
-            raise ArchiveError(f"{file}:{number}: {line!r}: negated patterns (!) are not supported")
-    return [line for line in lines if line and not line.startswith("#")]
+def _largest(sizes: dict[str, int]) -> str:
+    """Return the largest entries of the packed folder, with their sizes."""
+    tops: dict[str, int] = {}
+    for name, size_bytes in sizes.items():
+        top, slash, _ = name.partition("/")
+        tops[top + slash] = tops.get(top + slash, 0) + size_bytes
+    largest = sorted(tops.items(), key=lambda pair: -pair[1])[:_MOST_TOLD]
+    return ", ".join(f"{name} ({_mib(size_bytes)})" for name, size_bytes in largest if size_bytes)
 
 
-def _ignored(name: str, is_folder: bool, patterns: list[str]) -> bool:
-    last = name.rsplit("/", 1)[-1]
-    if last in ALWAYS_IGNORED:
-        return True
-    for pattern in patterns:
-        if pattern.endswith("/") and not is_folder:
-            continue
-        bare = pattern.rstrip("/")
-        if fnmatchcase(name, bare.lstrip("/")) if "/" in bare else fnmatchcase(last, bare):
-            return True
-    return False
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):,.0f} MiB"
 
 
-def _walk(folder: Path, prefix: str, patterns: list[str]) -> Iterator[tuple[Path, str]]:
+def _walk(folder: Path, prefix: str, ignored: Ignored) -> Iterator[tuple[Path, str]]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
@@ -96,27 +91,39 @@ def _walk(folder: Path, prefix: str, patterns: list[str]) -> Iterator[tuple[Path
     for entry in entries:
         name = prefix + entry.name
         is_folder = entry.is_dir(follow_symlinks=False)
-        if _ignored(name, is_folder, patterns):
+        if ignored.has(name, is_folder):
             continue
         yield Path(entry.path), name
         if is_folder:
-            yield from _walk(Path(entry.path), f"{name}/", patterns)
+            yield from _walk(Path(entry.path), f"{name}/", ignored.below(Path(entry.path), f"{name}/"))
 
 
-def _entry(path: Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
+def _entry(folder: Path, path: Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
     entry = tarfile.TarInfo(name)
     try:
         mode = path.lstat().st_mode
         if stat.S_ISDIR(mode):
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
             return entry, b""
+        if stat.S_ISLNK(mode):
+            entry.type, entry.mode, entry.linkname = tarfile.SYMTYPE, 0o777, _target(folder, path)
+            return entry, b""
         if not stat.S_ISREG(mode):
-            kind = "a symbolic link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
-            raise ArchiveError(
-                f"workdir: {path} is {kind}, which cannot be packed: remove it or list it in {IGNORE_FILE}"
-            )
+            raise ArchiveError(f"{path} is neither a file nor a folder nor a symbolic link")
         body = path.read_bytes()
     except OSError as error:
-        raise ArchiveError(f"workdir: {error}") from None
+        raise ArchiveError(f"{path}: {error.strerror}") from None
     entry.size, entry.mode = len(body), 0o755 if mode & stat.S_IXUSR else 0o644
     return entry, body
+
+
+def _target(folder: Path, path: Path) -> str:
+    """Return the target of a link, as the API accepts it: relative to the link's folder, and in the packed folder."""
+    given = str(path.readlink())
+    # Both with the links in their own paths resolved, but not the last part of the target, which may be a link, too.
+    above, root = Path(os.path.realpath(path.parent)), Path(os.path.realpath(folder))
+    ahead = above / given
+    target = Path(os.path.realpath(ahead.parent)) / ahead.name if ahead.name not in ("", "..") else ahead.resolve()
+    if not target.is_relative_to(root) or target == root:
+        raise ArchiveError(f"{path} is a symbolic link to {given}, which is not in the folder")
+    return os.path.relpath(target, above)
