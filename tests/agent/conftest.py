@@ -1,5 +1,6 @@
 """Fixtures of the agent's tests: a check for leftover processes, and a worker that calls agents."""
 
+import os
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -8,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.agent.harness import Lab, processes_of
+
+DISK_BYTES, DISK_FILES = 64 << 20, 4000
+"""Size of the file system of the fixture `disk`."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,3 +31,19 @@ async def lab(tmp_path: Path, temporal_address: str) -> AsyncIterator[Lab]:
     """Yields a bucket, a Temporal client and a worker that calls the agents' activities."""
     async with Lab.open(tmp_path, temporal_address) as opened:
         yield opened
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Mounts a small file system, in which the state of the agents is."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},nr_inodes={DISK_FILES}", "tmpfs", path], check=True
+    )
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
