@@ -142,6 +142,11 @@ def processes_in(folders: Iterable[str]) -> set[int]:
     return found
 
 
+def processes_below(path: str) -> set[int]:
+    """Returns the pids of processes in a cgroup and in all cgroups below it."""
+    return processes_in(folder for folder, _, _ in os.walk(path))
+
+
 def memory_use(folders: Iterable[str]) -> tuple[int, int] | None:
     """Returns the memory limit and peak in bytes if the kernel killed a process at the limit, else None."""
     for path in folders:

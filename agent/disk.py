@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Self
 
 from agent import records, shim, tasks
+from agent.cgroups import processes_below
 from agent.config import AgentConfig
 from agent.state import AttemptFolder, StateFolder, read_json, remove_tree
 from agent.tasks import RunFolder
@@ -218,7 +219,9 @@ class DiskWatch:
 
     def _pids(self) -> set[int]:
         shims = {identities[0].pid for run in self._runs if (identities := run.identities()) is not None}
-        return shim.descendants(shims)
+        # Containers are no descendants of their shims.
+        inside = [cgroup for run in self._runs if run.container() and (cgroup := run.unified_cgroup()) is not None]
+        return shim.descendants(shims).union(*(processes_below(str(cgroup)) for cgroup in inside))
 
     async def _stop(self, used: DiskUse) -> bool:
         """Records that the limit was reached and kills the tasks. Returns False if that could not be recorded.

@@ -95,23 +95,39 @@ class DockerHere:
                 self.process.kill()
                 self.process.wait()
 
-    def load(self, name: str, config: dict[str, Any] | None = None, *, files: dict[str, bytes] | None = None) -> None:
-        """Makes an image with busybox as its shell, and `files`, without Python."""
+    def load(self, name: str, config: dict[str, Any] | None = None, *, bare: bool = False) -> None:
+        """Makes an image with busybox as its shell, without Python. `bare`: it gets the machine's `/usr` as a mount."""
         body = io.BytesIO()
         with tarfile.open(fileobj=body, mode="w") as tar:
-            for folder in ("bin", "tmp", "var/tmp", "etc", "dev", "proc", "sys", "run"):
+            for folder in (
+                "tmp",
+                "var",
+                "var/tmp",
+                "etc",
+                "dev",
+                "proc",
+                "sys",
+                "run",
+                "sbin",
+                "usr" if bare else "bin",
+            ):
                 entry = tarfile.TarInfo(folder)
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if "tmp" in folder else 0o755
                 tar.addfile(entry)
-            tar.add(str(shutil.which("busybox")), "bin/busybox")
-            for applet in APPLETS:
+            if bare:
+                for link in ("bin", "lib", "lib64"):  # The engine puts its init into /sbin.
+                    entry = tarfile.TarInfo(link)
+                    entry.type, entry.linkname = tarfile.SYMTYPE, f"usr/{link}"
+                    tar.addfile(entry)
+            else:
+                tar.add(str(shutil.which("busybox")), "bin/busybox")
+            for applet in () if bare else APPLETS:
                 entry = tarfile.TarInfo(f"bin/{applet}")
                 entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
                 tar.addfile(entry)
-            for path, content in (files or {}).items():
-                entry = tarfile.TarInfo(path)
-                entry.size, entry.mode = len(content), 0o755
-                tar.addfile(entry, io.BytesIO(content))
+        self._import(name, config, body)
+
+    def _import(self, name: str, config: dict[str, Any] | None, body: io.BytesIO) -> None:
         changes = [
             f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in (config or {}).items()
         ]

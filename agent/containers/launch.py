@@ -95,5 +95,6 @@ def _environment(env: Mapping[str, str], image: Image) -> dict[str, str]:
     if "PATH" not in out and "PATH" not in image.env:
         out["PATH"] = DEFAULT_PATH
     theirs = out.get("PYTHONPATH", image.env.get("PYTHONPATH", ""))
-    out["PYTHONPATH"] = f"{theirs}:{_INSIDE}/python" if theirs else f"{_INSIDE}/python"
+    # Ours first: it runs the `sitecustomize` of the image, which would not run ours.
+    out["PYTHONPATH"] = f"{_INSIDE}/python:{theirs}" if theirs else f"{_INSIDE}/python"
     return out

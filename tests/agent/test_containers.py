@@ -246,3 +246,49 @@ async def test_an_image_that_is_not_there_is_told(lab: Lab, docker: DockerHere) 
     async with lab.agent(without):
         failure = await (await lab.run(launch, without.machine, attempts=1)).failure()
     assert "no container engine" in str(failure)
+
+
+@pytest.mark.parametrize("place", ["$PWD", "/tmp", "/var/tmp"])
+async def test_a_task_that_fills_the_disk_is_stopped(lab: Lab, docker: DockerHere, disk: Path, place: str) -> None:
+    """Also with a file that is deleted and still open, which only the processes in the container have."""
+    config = _config(lab, docker, state_dir=disk / "state")
+    command = f"exec 3> {place}/big; rm {place}/big; while true; do head -c 1000000 /dev/zero >&3; sleep 0.02; done"
+    launch = _launch(lab, config, command)
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    assert outcome.exits[0].disk is not None, lab.folder_of(launch, config).output.read_text()
+
+
+async def test_containers_that_nothing_watches_are_removed(lab: Lab, docker: DockerHere) -> None:
+    """Those of the machine whose folders are gone, and no others."""
+    config = _config(lab, docker)
+    for name, machine in (("left", config.machine), ("other", "r/c/other")):
+        docker.docker("run", "-d", "--name", name, "--network=host", "--label", f"mizzen.machine={machine}", IMAGE)
+    async with lab.agent(config):
+        await until_async(lambda: docker.engine.state("left") is None)
+    assert docker.engine.state("other") is not None
+    docker.engine.remove("other")
+
+
+async def test_an_image_with_python_and_without_mizzen(lab: Lab, docker: DockerHere) -> None:
+    """It gets the SDK, whose reports and checkpoints work, and what the image has of its own stays in effect."""
+    docker.load("bare:1", {"ENV": "PYTHONPATH=/etc"}, bare=True)
+    config = _config(lab, docker, paths=("/usr",))
+    program = """
+import mizzen, sys
+with mizzen.Checkpointer() as checkpoints:
+    print(checkpoints.load_latest())
+    checkpoints.save(5, {"weights": [1, 2]})
+mizzen.progress(step=5)
+print(mizzen.__file__, "/etc" in sys.path, "/run/mizzen/python" in sys.path)
+"""
+    checkpoints = Path(f"{config.state_dir}-checkpoints")
+    checkpoints.mkdir(parents=True)
+    os.chown(checkpoints, UID, UID)
+    launch = _launch(lab, config, f"cat > p.py <<'END'\n{program}\nEND\npython3 p.py", image="bare:1")
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    said = lab.folder_of(launch, config).output.read_text()
+    assert outcome.exits[0].succeeded, said
+    assert outcome.progress[0].step == 5
+    assert said.split() == ["None", "/run/mizzen/sdk/mizzen/__init__.py", "True", "False"]

@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,8 @@ from agent.state import StateFolder
 from agent.tasks import TaskState
 from domain.launch import LaunchDescription
 from domain.protocol.machines import NodeOutcome
+from tests.agent.conftest import DISK_BYTES, DISK_FILES
 from tests.agent.harness import PYTHON, Lab, description, needs_sandbox, until_async
-
-_SIZE_BYTES = 64 << 20
-_FILES = 4000
-mounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
 
 _FILL = """
 import os, time
@@ -30,18 +26,6 @@ while True:
     out.write(b"x" * (1 << 20))
     time.sleep(0.02)
 """
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """Mounts a small file system, in which the state of the agents is."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_SIZE_BYTES},nr_inodes={_FILES}", "tmpfs", path], check=True)
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", path], check=True)
 
 
 def _python(code: str) -> str:
@@ -54,7 +38,6 @@ async def _outcome(lab: Lab, config: AgentConfig, launch: LaunchDescription) -> 
     return found
 
 
-@mounts
 @pytest.mark.parametrize(
     ("path", "then"),
     [
@@ -75,18 +58,17 @@ async def test_a_task_that_fills_the_disk_is_stopped(lab: Lab, disk: Path, path:
         outcome = await _outcome(lab, config, launch)
         (end,) = outcome.exits
         assert end.disk is not None and not end.succeeded and not outcome.stopped
-        assert end.disk.limit_bytes < end.disk.used_bytes < _SIZE_BYTES, "stopped before the disk was full"
-        assert end.disk.limit_bytes > _SIZE_BYTES // 2
-        await until_async(lambda: os.statvfs(disk).f_bavail * 4096 > _SIZE_BYTES * 3 // 4)
+        assert end.disk.limit_bytes < end.disk.used_bytes < DISK_BYTES, "stopped before the disk was full"
+        assert end.disk.limit_bytes > DISK_BYTES // 2
+        await until_async(lambda: os.statvfs(disk).f_bavail * 4096 > DISK_BYTES * 3 // 4)
         (lab.folder / "go").touch()
         assert [e.exit_code for e in (await pending.result(NodeOutcome)).exits] == [0]
 
 
-@mounts
 async def test_a_task_that_fills_the_disk_at_once(lab: Lab, disk: Path) -> None:
     """A task that fails by itself, because it has filled the disk faster than the agent looked, has the report, too."""
     config = lab.config(state_dir=disk / "state")
-    launch = description(lab.region, config, f'{PYTHON} -c \'open("big", "wb").write(bytes({2 * _SIZE_BYTES}))\'')
+    launch = description(lab.region, config, f'{PYTHON} -c \'open("big", "wb").write(bytes({2 * DISK_BYTES}))\'')
     async with lab.agent(config):
         (end,) = (await _outcome(lab, config, launch)).exits
         # It fails by itself, unless the agent was faster.
@@ -94,17 +76,15 @@ async def test_a_task_that_fills_the_disk_at_once(lab: Lab, disk: Path) -> None:
         assert not lab.folder_of(launch, config).work.exists()
 
 
-@mounts
 async def test_a_task_that_makes_too_many_files_is_stopped(lab: Lab, disk: Path) -> None:
     """Files are limited as space is: without inodes nobody can make files on an empty disk."""
     config = lab.config(state_dir=disk / "state")
     code = "import os, time\nfor n in range(10**6):\n    os.close(os.open(str(n), os.O_CREAT)); time.sleep(0.001)"
     async with lab.agent(config):
         (end,) = (await _outcome(lab, config, description(lab.region, config, _python(code)))).exits
-        assert end.disk is not None and end.disk.limit_files < end.disk.used_files < _FILES
+        assert end.disk is not None and end.disk.limit_files < end.disk.used_files < DISK_FILES
 
 
-@mounts
 async def test_a_task_within_its_limit_ends_as_it_does(lab: Lab, disk: Path) -> None:
     """A failure with another cause stays what it is, and the files stay."""
     config = lab.config(state_dir=disk / "state")
@@ -115,7 +95,6 @@ async def test_a_task_within_its_limit_ends_as_it_does(lab: Lab, disk: Path) -> 
         assert (lab.folder_of(launch, config).work / "big").stat().st_size == 20_000_000
 
 
-@mounts
 async def test_the_limit_survives_the_agent(lab: Lab, disk: Path) -> None:
     """The next agent goes on with the limit of the attempt, and stops the task."""
     config = lab.config(state_dir=disk / "state")

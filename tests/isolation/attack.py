@@ -328,7 +328,9 @@ def its_supervisors(targets: Targets) -> str:
     """Kills, debugs or looks into the first process that it sees, and its shim."""
     shim, found = os.getppid(), []
     for pid in {1, 2, shim}:
-        if b"mizzen" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        with contextlib.suppress(FileNotFoundError):
+            if b"mizzen" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                continue
             for name in ("root/.", "mem", "environ"):
                 with contextlib.suppress(OSError):
                     os.close(os.open(f"/proc/{pid}/{name}", os.O_RDONLY))

@@ -1,0 +1,38 @@
+"""Removes containers that nothing watches any more: their shim and their agent were killed, or their folder deleted."""
+
+import logging
+from pathlib import Path
+
+from agent.config import AgentConfig
+from agent.containers.engine import FOLDER_LABEL, MACHINE_LABEL, EngineError, open_engine
+from agent.state import StateFolder
+from agent.tasks import TaskState, inspect
+
+_log = logging.getLogger(__name__)
+
+
+def remove_stray(config: AgentConfig, state: StateFolder) -> list[str]:
+    """Removes the containers of this machine without a running task, and returns their names.
+
+    Those of tasks whose shim was killed are left to `agent.tasks.end_lost`, and those of a start that is in progress
+    to its shim: it holds the lock of the task's folder.
+    """
+    if config.engine_socket is None:
+        return []
+    removed = []
+    try:
+        engine = open_engine(str(config.engine_socket))
+        for found in engine.containers({MACHINE_LABEL: config.machine}):
+            folder = Path(found.get(FOLDER_LABEL, ""))
+            run = next((run for one in state.attempts() for run in one.runs() if run.path == folder), None)
+            if run is not None:
+                if inspect(run) in (TaskState.RUNNING, TaskState.LOST):
+                    continue
+                with run.locked() as free:
+                    if not free:
+                        continue
+            engine.remove(found["name"])
+            removed.append(found["name"])
+    except EngineError as error:
+        _log.warning("containers that are left cannot be removed: %s", error)
+    return removed
