@@ -20,6 +20,7 @@ from agent import tasks
 from agent.config import AgentConfig
 from agent.disk import DiskWatch, limit_of, reserve_report
 from agent.failures import is_disk_full, launch_failure, refusal
+from agent.gpu_watch import GpuWatch
 from agent.intervals import set_pace
 from agent.lending.lender import Lender
 from agent.locks import StartLocks
@@ -69,6 +70,7 @@ class NodeActivities:
         notices: MachineNotices,
         lender: Lender,
         locks: StartLocks,
+        gpus: GpuWatch,
         uplink: "Uplink | None" = None,
     ) -> None:
         self._config = config
@@ -79,6 +81,7 @@ class NodeActivities:
         self._stager = stager
         self._shipping = shipping
         self._locks = locks
+        self._gpus = gpus
         self.attending = 0
         """Number of `machine.attend` activities that run. If it is 0, the control plane cannot see that the machine is
         alive."""
@@ -120,6 +123,8 @@ class NodeActivities:
                 await self._watch(staged)
             finally:
                 self._notices.over(staged.folder.key)
+            async with self._heartbeats():
+                await self._gpus.until_freed(staged.folder)
             return await asyncio.to_thread(self._outcome, staged)
 
     @activity.defn(name=Activity.STOP_NODE.value)
@@ -193,13 +198,17 @@ class NodeActivities:
             raise refusal(LaunchError.STOPPED_ATTEMPT, message)
 
     def _refuse_taken(self, folder: AttemptFolder, slots: Sequence[int] = ()) -> None:
-        """Refuses to start tasks if the owner has taken the machine back, or GPUs in `slots`.
+        """Refuses to start tasks if the owner has taken the machine back, or GPUs in `slots`, or if their memory is not
+        free.
 
         Tasks that run already are not refused: they get the owner's notice.
         """
         if self._lender.refuses(slots) and not self._state.is_started(folder):
             what = "the machine" if self._lender.lending.is_whole else "GPUs of the machine"
             raise refusal(LaunchError.TAKEN_BACK, f"the owner of {self._config.machine} has taken {what} back")
+        if self._gpus.unfreed & sum(1 << slot for slot in slots) and not self._state.is_started(folder):
+            message = f"memory of GPUs of {self._config.machine} is not free: an earlier task has left it"
+            raise refusal(LaunchError.MACHINE_FAULT, message)
 
     def _refuse_open(self, staged: StagedAttempt) -> None:
         """Refuses to start tasks with less isolation than they require: the mode was another one at their placement."""
@@ -309,6 +318,7 @@ class NodeActivities:
                 raise
         folders = [a for a in self._state.attempts() if a.workload_id == workload_id and a.attempt <= attempt]
         runs = [run for folder in folders for run in folder.runs()]
+        ending = [a for a in folders if any(tasks.inspect(run) is TaskState.RUNNING for run in a.runs())]
         # A concurrent start checks for stopped attempts under the same lock.
         async with self._locks.of(workload_id):
             await notify(runs, grace_s, told=True)
@@ -316,6 +326,7 @@ class NodeActivities:
             await next_look(running, self._config.poll_interval_s)
         for folder in folders:
             self._ship_all(folder)
+        await asyncio.gather(*map(self._gpus.until_freed, ending))
         await asyncio.to_thread(self._state.stop_attempts, workload_id, attempt)
 
     # ------------------------------------------------------------------------------------------------------ results

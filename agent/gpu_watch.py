@@ -1,18 +1,25 @@
-"""Watches the GPUs of this machine for errors after which no new work should start on it.
+"""Watches the GPUs of this machine: for errors, and for memory that the tasks of an attempt have left.
 
 An Xid is an error that NVIDIA's driver reports. Most are caused by the program that uses the GPU (13, 31, 43, 45), and
 end it; those in `_CRITICAL` are faults of the GPU, its memory or its links, which the next program would meet, too. The
 file `gpus.json` of the state folder has what was noticed since the boot.
+
+The driver frees the memory of a process when it ends. If that takes longer than the end of the task, for example
+because the process hangs in the kernel, the next task would find too little memory. Its slot is then withheld.
 """
 
 import asyncio
 import json
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 
-from agent import nvml, records
-from agent.state import StateFolder
+from agent import nvml, records, tasks
+from agent.gpus import FREE_BYTES
+from agent.shim import process_stat
+from agent.state import AttemptFolder, StateFolder
+from agent.tasks import TaskState
 from domain.protocol.machines import GpuFault
 
 _CRITICAL = {
@@ -28,6 +35,9 @@ _CRITICAL = {
     140: "unrecovered memory error",
 }
 """Xid errors that are faults of a GPU."""
+_FREE_S = 5.0
+"""How long the end of an attempt on this machine waits until the memory of its GPUs is free."""
+_FREE_POLL_S = 0.1
 _LOOK_S = 2.0
 _COUNT_EVERY = 15
 """The counters of memory errors are read at each of so many looks."""
@@ -35,27 +45,79 @@ _log = logging.getLogger(__name__)
 
 
 class GpuWatch:
-    """The GPUs of a machine, and their last fault since the boot."""
+    """The GPUs of a machine: their last fault since the boot, and those with memory that was not freed."""
 
-    def __init__(self, state: StateFolder, slots: int) -> None:
+    def __init__(self, state: StateFolder, machine: str, slots: int) -> None:
         """`slots` is the number of GPUs that the machine offers; faults of others do not count."""
+        self._state, self._machine = state, machine
         self._path = state.path / "gpus.json"
         self._slots = slots
         self._boot = state.incarnation()
         self._errors: dict[str, int] = {}
         """Number of uncorrectable errors that were noticed, by UUID."""
         self.fault: GpuFault | None = None
+        self._unfreed: dict[int, int] = {}
+        """Slots whose memory was not freed, with the start (`ProcessIdentity.start`) of the attempt that left it."""
         self.changed = asyncio.Event()
-        """Set when there is a new fault. The waiting task must clear it."""
+        """Set when there is a new fault, or the unfreed slots have changed. The waiting task must clear it."""
         try:
             body = json.loads(self._path.read_bytes())
             if body["boot"] == self._boot:
                 self._errors = body["errors"]
                 self.fault = None if body["fault"] is None else GpuFault(**body["fault"])
+                self._unfreed = {int(slot): int(since) for slot, since in body["unfreed"].items()}
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("%s: unreadable, so known faults of GPUs are reported again: %s", self._path, error)
+
+    @property
+    def unfreed(self) -> int:
+        """Mask of the slots with memory that an attempt has left."""
+        return sum(1 << slot for slot in self._unfreed)
+
+    async def until_freed(self, folder: AttemptFolder) -> None:
+        """Waits until the memory of an attempt's GPUs is free, or at most `_FREE_S`. Withholds the others from then on.
+
+        All its tasks on this machine have ended.
+        """
+        held = await asyncio.to_thread(self._held_by, folder)
+        give_up_s = time.monotonic() + _FREE_S
+        while left := await asyncio.to_thread(self._left_by, folder, held):
+            if time.monotonic() > give_up_s:
+                break
+            await asyncio.sleep(_FREE_POLL_S)
+        if left.keys() - self._unfreed.keys():
+            _log.error("%s: memory of GPUs %s was not freed; they take no work until it is", folder.key, sorted(left))
+            self._unfreed |= left
+            self._write()
+            self.changed.set()
+
+    def _held_by(self, folder: AttemptFolder) -> dict[int, int]:
+        """Returns the slots of an attempt's tasks that were started, with the start of the first of them."""
+        try:
+            launch = folder.launch()
+        except (OSError, ValueError) as error:
+            _log.warning("%s: whether its GPUs are free is not checked: %s", folder.key, error)
+            return {}
+        starts = [identities[0].start for run in folder.runs() if (identities := run.identities()) is not None]
+        if launch is None or not starts:
+            return {}
+        return dict.fromkeys((slot for place in launch.on_machine(self._machine) for slot in place.slots), min(starts))
+
+    def _left_by(self, folder: AttemptFolder, held: Mapping[int, int]) -> dict[int, int]:
+        """Returns those of the slots in `held` that are in use by what the attempt has left."""
+        left = self._left(held)
+        for other in self._state.unfinished(but=folder) if left else ():
+            if any(tasks.inspect(run) is TaskState.RUNNING for run in other.runs()):
+                left = {slot: start for slot, start in left.items() if slot not in self._held_by(other)}
+        return left
+
+    @staticmethod
+    def _left(slots: Mapping[int, int]) -> dict[int, int]:
+        """Returns those of `slots` that are in use, but not only by processes that are older than the given start."""
+        uses = nvml.uses() or []
+        return {slot: start for slot, start in slots.items() if slot < len(uses) and _is_left(uses[slot], start)}
 
     async def run(self) -> None:
         """Looks for faults until cancelled. Returns at once if the machine offers no GPUs that NVML shows."""
@@ -66,6 +128,15 @@ class GpuWatch:
         while True:
             if await asyncio.to_thread(self._look, xids, counts=looks % _COUNT_EVERY == 0):
                 self.changed.set()
+            if self._unfreed:
+                left = await asyncio.to_thread(self._left, dict(self._unfreed))
+                freed = [slot for slot in self._unfreed if slot not in left]
+                for slot in freed:
+                    _log.warning("the memory of GPU %d is free again", slot)
+                    del self._unfreed[slot]
+                if freed:
+                    await asyncio.to_thread(self._write)
+                    self.changed.set()
             looks += 1
             await asyncio.sleep(_LOOK_S)
 
@@ -83,9 +154,23 @@ class GpuWatch:
         for uuid, error in ours:
             _log.error("GPU %d (%s): %s", slots[uuid], uuid, error)
             self.fault = GpuFault(slots[uuid], uuid, error, time.time())
+        self._write()
+        return bool(ours)
+
+    def _write(self) -> None:
+        fault = None if self.fault is None else asdict(self.fault)
+        body = {"boot": self._boot, "errors": self._errors, "fault": fault, "unfreed": self._unfreed}
         try:
-            fault = None if self.fault is None else asdict(self.fault)
-            records.write_durably(str(self._path), {"boot": self._boot, "errors": self._errors, "fault": fault})
+            records.write_durably(str(self._path), body)
         except OSError as error:
             _log.warning("%s: cannot be written: %s", self._path, error)
-        return bool(ours)
+
+
+def _is_left(use: nvml.Use, start: int) -> bool:
+    others = 0
+    for pid in use.pids:
+        stat = process_stat(pid)
+        if stat is None or stat[0] in "ZX" or stat[2] >= start:
+            return True
+        others += use.process_bytes[pid]  # For example the desktop of the machine's owner.
+    return use.used_bytes - others > FREE_BYTES

@@ -92,10 +92,10 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     lender = Lender(config, state, notices, locks, traffic)
     _say_credentials(config)
     uplink = None if traffic is None else traffic.uplink
-    activities = NodeActivities(config, state, stager, shipping, notices, lender, locks, uplink)
+    gpus = GpuWatch(state, config.machine, config.gpus)
+    activities = NodeActivities(config, state, stager, shipping, notices, lender, locks, gpus, uplink)
     tidying = asyncio.create_task(_tidy(config, state, lender))
     listening = asyncio.create_task(notices.run())
-    gpus = GpuWatch(state, config.gpus)
     lending = [asyncio.create_task(work) for work in (lender.run(), lender.reopen_polls(), gpus.run())]
     if uplink is not None:
         lending.append(asyncio.create_task(uplink.run()))
@@ -287,6 +287,7 @@ async def _say_hello(client: Client, config: AgentConfig, state: StateFolder, le
         engine=config.engine,
         word_at_s=lender.lending.said_at_s,
         gpu_fault=gpus.fault,
+        unfreed=gpus.unfreed,
     )
     await client.start_workflow(
         MACHINE_WORKFLOW,
@@ -312,9 +313,10 @@ async def _stay_known(
 
     Repeats every `hello_interval_s`, and soon after a `machine.attend` has ended: it ends, for example, if the machine
     was disconnected for so long that it was declared lost. Also registers it at once when the owner takes GPUs back or
-    lends them again, and when a GPU has failed.
+    lends them again, and when a GPU has failed or its memory
+    is not free at the end of an attempt.
     """
-    said = (lender.lending.is_whole, lender.lending.withheld, gpus.fault)
+    said = (lender.lending.is_whole, lender.lending.withheld, gpus.fault, gpus.unfreed)
     while True:
         changes = (activities.let_go, lender.changed, gpus.changed)
         let_go, *changed = [asyncio.ensure_future(event.wait()) for event in changes]
@@ -330,7 +332,7 @@ async def _stay_known(
         has_changed = lender.changed.is_set()
         lender.changed.clear()
         gpus.changed.clear()
-        now = (lender.lending.is_whole, lender.lending.withheld, gpus.fault)
+        now = (lender.lending.is_whole, lender.lending.withheld, gpus.fault, gpus.unfreed)
         if activities.attending == 0 or has_changed or now != said:
             if lender.lending.is_whole:
                 # The machine's workflow handles a hello first, and would then wait for the polls before the notice.

@@ -23,6 +23,7 @@ def wrong_hello(hello: Hello) -> str | None:
         ("cpus_milli", hello.cpus_milli, 1, MAX_CPUS_MILLI),
         ("memory_bytes", hello.memory_bytes, 1, MAX_MEMORY_BYTES),
         ("withheld", hello.withheld, 0, (1 << MAX_SLOTS) - 1),
+        ("unfreed", hello.unfreed, 0, (1 << MAX_SLOTS) - 1),
     )
     for field, number, least, most in ranges:
         if not least <= number <= most:

@@ -80,7 +80,7 @@ class MachineActivities:
                 row = Machine(
                     id=hello.machine, state="joining", held=0, promised=0, failed_gangs=0, gpus=0, cpus_milli=0,
                     free_cpus_milli=0, memory_bytes=0, free_memory_bytes=0, draining=False, withheld=0,
-                    word_at_s=0.0, taken=False, gpu_fault_at_s=0.0,
+                    unfreed=0, word_at_s=0.0, taken=False, gpu_fault_at_s=0.0,
                 )  # fmt: skip
                 session.add(row)
             row.region, row.cluster, row.rack, row.gpu_type = hello.region, hello.cluster, hello.rack, hello.gpu_type
@@ -99,7 +99,7 @@ class MachineActivities:
                 row.notice = None
                 if row.cordon is not None and row.cordon.get("code") == ReasonCode.PLATFORM_NOTICE:
                     row.cordon = None
-            withheld, claimed = row.withheld, row.gpus
+            withheld, owners, claimed = row.withheld, row.withheld & ~row.unfreed, row.gpus
             fits = _resize(row, hello, _hear_owner(row, hello))
             lends = bool(withheld & ~row.withheld)
             if row.taken and not hello.taken and row.notice is None:
@@ -114,8 +114,8 @@ class MachineActivities:
             elif lends:
                 outbox.wake_scheduler(session)  # Otherwise this is done when it is ready.
             session.flush()
-            if row.withheld & ~withheld:
-                _give_up(session, row, row.withheld & ~withheld)
+            if taken := row.withheld & ~row.unfreed & ~owners:
+                _give_up(session, row, taken)
             # A claim is judged only once, so its cordon replaces any that may end without an operator.
             row.cordon = (
                 self._claims(session, row, claimed) or row.cordon or join_admission.ending(session, hello.machine)
@@ -294,7 +294,7 @@ def _hear_owner(row: Machine, hello: Hello) -> int:
         row.taken, row.word_at_s = hello.taken, word_at_s
         return hello.withheld
     row.taken = row.taken or hello.taken
-    return hello.withheld | row.withheld
+    return hello.withheld | (row.withheld & ~row.unfreed)
 
 
 def _judge_fault(session: Session, row: Machine, hello: Hello) -> None:
@@ -329,6 +329,8 @@ def _resize(row: Machine, hello: Hello, withheld: int) -> bool:
     if row.held >> hello.gpus or free_cpus_milli < 0 or free_memory_bytes < 0:
         return False
     row.free_cpus_milli, row.free_memory_bytes = free_cpus_milli, free_memory_bytes
-    row.withheld = withheld & ((1 << hello.gpus) - 1)
+    all_slots = (1 << hello.gpus) - 1
+    row.withheld = (withheld | hello.unfreed) & all_slots
+    row.unfreed = hello.unfreed & ~withheld & all_slots
     row.cpus_milli, row.memory_bytes, row.gpus = hello.cpus_milli, hello.memory_bytes, hello.gpus
     return True

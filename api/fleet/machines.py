@@ -54,7 +54,12 @@ class MachineView(View):
     slots_promised: list[int] = Field(
         description="Indices of the slots that are held by a workload that is being evicted, and promised to another"
     )
-    slots_withheld: list[int] = Field(description="Indices of the slots that the machine's owner has taken back")
+    slots_withheld: list[int] = Field(
+        description="Indices of the slots that get no new work: the owner has taken them back, or they are unfreed"
+    )
+    slots_unfreed: list[int] = Field(
+        description="Indices of those of them whose memory was not freed at the end of a workload"
+    )
     cpus: float
     free_cpus: float
     memory_bytes: int
@@ -242,6 +247,7 @@ def _fields(row: Machine) -> dict[str, object]:
         "slots_held": bits(row.held),
         "slots_promised": bits(row.promised),
         "slots_withheld": bits(row.withheld),
+        "slots_unfreed": bits(row.unfreed),
         "cpus": row.cpus_milli / 1000,
         "free_cpus": row.free_cpus_milli / 1000,
         "cordon": reason_view(row.cordon),

@@ -97,7 +97,7 @@ def get_lending(region: str, cluster: str, machine: str, state: StateOf, caller:
             and row.cordon is None
             and not row.draining
             and (row.gpus == 0 or row.withheld != all_slots),
-            slots_withheld=bits(row.withheld),
+            slots_withheld=bits(row.withheld & ~row.unfreed),
             cordon=reason_view(row.cordon),
             draining=row.draining,
             notice=reason_view(row.notice),

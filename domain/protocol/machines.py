@@ -177,6 +177,8 @@ class Hello:
     since the epoch. 0: the record has no word, for example because the machine was set up again."""
     gpu_fault: GpuFault | None = None
     """The last fault of a GPU since the boot."""
+    unfreed: int = 0
+    """Mask of the GPU slots whose memory was not freed at the end of an attempt."""
 
 
 @dataclass

@@ -115,7 +115,10 @@ class Machine(Base):
     promised: Mapped[int] = mapped_column(server_default="0")
     """Bit mask of the slots that victims hold and that are promised to another allocation."""
     withheld: Mapped[int] = mapped_column(server_default="0")
-    """Bit mask of the slots that the machine's owner has taken back. A workload that leaves may still hold some."""
+    """Bit mask of the slots that get no new work: the machine's owner has taken them back, or they are in `unfreed`. A
+    workload that leaves may still hold some."""
+    unfreed: Mapped[int] = mapped_column(server_default="0")
+    """Bit mask of slots that the owner lends, and whose memory was not freed at the end of an attempt."""
     free_cpus_milli: Mapped[int]
     free_memory_bytes: Mapped[int]
     state: Mapped[str] = mapped_column(CheckConstraint("state in ('joining', 'ready', 'lost')", name="machine_state"))

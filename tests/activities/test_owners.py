@@ -197,3 +197,24 @@ def test_a_large_claim_is_judged_although_the_owner_has_taken_the_machine(fleet:
     row = _row(fleet)
     assert row.notice is None
     assert row.cordon is not None and row.cordon["code"] == "claims_too_much"
+
+
+def test_unfreed_slots_are_withheld_until_they_are_free(fleet: World) -> None:
+    """They get no work, as those that the owner has taken, but nobody is told that the owner takes them."""
+    waiting = fleet.submit(job(gpus=4))
+    fleet.machine(M)
+    fleet.tick()
+    fleet.machine(M, unfreed=0b0101, withheld=0b0001)
+    row = _row(fleet)
+    assert (row.withheld, row.unfreed) == (0b0101, 0b0100)
+    told = [mail["detail"]["words"] for mail in fleet.mail(waiting, "preempt")]
+    assert len(told) == 1, "because of the slot that the owner has taken"
+    fleet.release(waiting, Phase.PENDING)
+    small = fleet.submit(job(gpus=2), tenant="high")
+    fleet.tick()
+    assert fleet.holdings(small) == {M: (0b1010, 0)}
+    fleet.machine(M, unfreed=0b0100, word_at_s=time.time())
+    assert (_row(fleet).withheld, _row(fleet).unfreed) == (0b0100, 0b0100), "the owner lends its slot again"
+    fleet.machine(M, unfreed=0, word_at_s=0.0)
+    assert (_row(fleet).withheld, _row(fleet).unfreed) == (0, 0), "an older word keeps only the owner's slots"
+    check(fleet)

@@ -2,17 +2,21 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
 
 from agent import gpu_watch
 from agent.state import StateFolder
 from domain.ids import machine_workflow_id
+from domain.protocol.machines import NodeOutcome
 from tests.agent.fake_gpus import FakeGpus, gpu
-from tests.agent.harness import Lab
+from tests.agent.harness import Lab, description, until_async
+from tests.agent.test_device_rules import _with_slots
 
 
 @pytest.fixture(autouse=True)
@@ -75,8 +79,70 @@ async def test_uncorrectable_errors_are_told_when_they_increase(lab: Lab, fake_g
     async with lab.agent(config):
         first = await _told(lab, config.machine, "2 uncorrectable memory errors")
         assert (first["slot"], first["gpu"]) == (0, "GPU-0"), "the machine does not offer the other GPU"
-    watch = gpu_watch.GpuWatch(StateFolder(config.state_dir), 1)
+    watch = gpu_watch.GpuWatch(StateFolder(config.state_dir), config.machine, 1)
     assert watch.fault is not None and not watch._look(gpu_watch.nvml.Xids(), counts=True)
     fake_gpus.write(gpu(0, ecc=3), gpu(1, ecc=9))
     async with lab.agent(config):
         await _told(lab, config.machine, "3 uncorrectable memory errors")
+
+
+async def test_a_gpu_whose_memory_is_not_freed_takes_no_work(
+    lab: Lab, fake_gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot is withheld, also by the next agent, and new tasks are refused, until the memory is free.
+
+    Memory of a process that was there before the task does not count.
+    """
+    monkeypatch.setattr(gpu_watch, "_FREE_S", 0.3)
+    config = lab.config(gpus=2, gpu_type="a100")
+    desktop = f"{os.getppid()}:900"
+    free, left = (gpu(0, 900, processes=desktop), gpu(1)), (gpu(0, 1900, processes=desktop), gpu(1))
+
+    async def runs() -> str:
+        launch = description(lab.region, config, "exit 0")
+        lab.write(launch)
+        pending = await lab.run(launch, config.machine, attempts=1)
+        try:
+            outcome: NodeOutcome = await pending.result(NodeOutcome)
+        except WorkflowFailureError:
+            return str(await pending.failure())
+        return "" if outcome.exits[0].succeeded else "failed"
+
+    fake_gpus.write(*free)
+    async with lab.agent(config):
+        assert await runs() == ""
+        fake_gpus.write(*left)
+        assert await runs() == ""
+        assert "memory of GPUs of" in await runs()
+        await _unfreed(lab, config.machine, 0b01)
+    async with lab.agent(config):
+        assert "memory of GPUs of" in await runs()
+        fake_gpus.write(gpu(0, 0, processes=f"{2**22 + 1}:1"), gpu(1))
+        assert "memory of GPUs of" in await runs(), "a process that has ended, but not for the driver"
+        fake_gpus.write(*free)
+        await _unfreed(lab, config.machine, 0)
+        assert await runs() == ""
+
+
+async def test_stopped_tasks_that_leave_memory(lab: Lab, fake_gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stop of an attempt waits for the memory, too. Slots of other running tasks are not judged."""
+    monkeypatch.setattr(gpu_watch, "_FREE_S", 0.3)
+    config = lab.config(gpus=2, gpu_type="a100")
+    launches = [_with_slots(description(lab.region, config, "sleep 600"), (slot,)) for slot in (0, 1)]
+    async with lab.agent(config):
+        for launch in launches:
+            lab.write(launch)
+            await lab.run(launch, config.machine)
+            await until_async(lab.folder_of(launch, config).started_at_s)
+        fake_gpus.write(gpu(0, 70000), gpu(1, 70000))
+        await lab.stop(launches[0], config.machine, 0.0)
+        await _unfreed(lab, config.machine, 0b01)
+        await lab.stop(launches[1], config.machine, 0.0)
+        await _unfreed(lab, config.machine, 0b11)
+
+
+async def _unfreed(lab: Lab, machine: str, slots: int) -> None:
+    """Waits until the last registration of a machine has this mask of unfreed slots."""
+    async with asyncio.timeout(30.0):
+        while not (heard := await _hellos(lab, machine)) or heard[-1]["unfreed"] != slots:
+            await asyncio.sleep(0.1)

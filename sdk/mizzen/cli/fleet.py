@@ -84,9 +84,12 @@ def _slots(machine: Mapping[str, Any]) -> str | None:
 
 def _why_closed(machine: Mapping[str, Any]) -> str | None:
     """Return why a machine, or some of its GPUs, take no work."""
-    withheld = machine.get("slots_withheld")
-    if machine["cordon"] is None and withheld:
-        return f"the owner has taken back GPU {', '.join(map(str, withheld))}"
+    unfreed = machine.get("slots_unfreed") or []
+    withheld = [slot for slot in machine.get("slots_withheld") or [] if slot not in unfreed]
+    if machine["cordon"] is None and (withheld or unfreed):
+        taken = f"the owner has taken back GPU {', '.join(map(str, withheld))}" if withheld else ""
+        left = f"memory of GPU {', '.join(map(str, unfreed))} was not freed by an ended task" if unfreed else ""
+        return "; ".join(filter(None, (taken, left)))
     return formats.reason(machine["cordon"])
 
 

@@ -552,7 +552,9 @@ class Machine(TypedDict):
     slots_promised: list[int]
     """Indices of the slots that are held by a workload that is being evicted, and promised to another."""
     slots_withheld: list[int]
-    """Indices of the slots that the machine's owner has taken back."""
+    """Indices of the slots that get no new work: the owner has taken them back, or they are unfreed."""
+    slots_unfreed: list[int]
+    """Indices of those of them whose memory was not freed at the end of a workload."""
     cpus: float
     free_cpus: float
     memory_bytes: int
