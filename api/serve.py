@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.app import create_app
 from api.connections import protocol
+from infra.certificates import Certificates
 from infra.config.settings import Settings
 from infra.db.migrate import refuse_unknown
 from infra.errors import StackError
@@ -22,6 +23,7 @@ from infra.master_key import check_master_key
 from infra.memory import collect_seldom
 
 _log = logging.getLogger(__name__)
+_HANDSHAKE_S = 10.0
 _TICK_S = 1.0
 """Interval at which the `Date` header of responses is updated."""
 GRACEFUL_S = 10
@@ -49,6 +51,14 @@ class Server(uvicorn.Server):
         self._told = told
         if told and self._wake is not None:
             self._wake()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`. Limits the time of a TLS handshake, which uvicorn gives a minute."""
+        if self.config.is_ssl:
+            loop = asyncio.get_running_loop()
+            limited = partial(loop.create_server, ssl_handshake_timeout=_HANDSHAKE_S)
+            loop.create_server = limited  # type: ignore[method-assign]
+        await super().startup(sockets)
 
     async def main_loop(self) -> None:
         """Runs until `should_exit` is set. Uvicorn's loop polls the flag, which was most of the CPU time when idle."""
@@ -96,7 +106,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def config_of(app: FastAPI, settings: Settings, graceful_s: int = GRACEFUL_S) -> uvicorn.Config:
-    """Returns uvicorn's configuration for `app`. `graceful_s`: how long a shutdown waits for requests in progress."""
+    """Returns uvicorn's configuration for `app`. `graceful_s`: how long a shutdown waits for requests in progress.
+
+    Raises:
+        ConfigurationError: the TLS files are unusable.
+    """
+    api = settings.api
+    tls = None if api.tls_cert is None or api.tls_key is None else Certificates(api.tls_cert, api.tls_key)
     return uvicorn.Config(
         app,
         http=protocol(settings.limits, settings.api.trusted_proxies),
@@ -109,6 +125,7 @@ def config_of(app: FastAPI, settings: Settings, graceful_s: int = GRACEFUL_S) ->
         forwarded_allow_ips=list(settings.api.trusted_proxies),
         timeout_graceful_shutdown=graceful_s,
         h11_max_incomplete_event_size=64 << 10,
+        ssl_context_factory=None if tls is None else lambda *_: tls.context(),
     )
 
 
@@ -117,10 +134,11 @@ def serve(settings: Settings, listener: socket.socket | None = None) -> None:
 
     Raises:
         StackError: the port is in use.
-        ConfigurationError: the settings contain no database URL, the database belongs to another version, or the master
-            key does not decrypt its secrets.
+        ConfigurationError: the settings contain no database URL, the database belongs to another version, the master
+            key does not decrypt its secrets, or the TLS files are unusable.
     """
     app = create_app(settings)
+    config = config_of(app, settings)
     try:
         refuse_unknown(app.state.mizzen.engine)
         check_master_key(app.state.mizzen.engine, settings.master_key_path)
@@ -130,4 +148,4 @@ def serve(settings: Settings, listener: socket.socket | None = None) -> None:
     listener = listener or listen(settings.api.host, settings.api.port)
     collect_seldom()
     with listener:
-        Server(config_of(app, settings)).run(sockets=[listener])
+        Server(config).run(sockets=[listener])

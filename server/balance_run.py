@@ -5,11 +5,13 @@ import os
 import resource
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from infra.addresses import parse_address
 from infra.errors import ConfigurationError
 from mizzen.client.contexts import active_context
 from mizzen.client.errors import NotConfigured
+from mizzen.client.transport import tls_context
 from proxies.balance.api_client import Api
 from proxies.balance.configuration import ProxyLimits
 from proxies.balance.process import find_haproxy
@@ -50,6 +52,7 @@ async def run_balance(options: Mapping[str, Any]) -> None:
     )
     try:
         context = active_context(options["context"])
+        tls = tls_context(urlsplit(context.api).scheme, context.ca)
     except NotConfigured as error:
         raise ConfigurationError(str(error)) from None
     passed = passed_sockets(os.environ)
@@ -57,7 +60,7 @@ async def run_balance(options: Mapping[str, Any]) -> None:
     if unknown:
         raise ConfigurationError(f"LISTEN_FDNAMES: {', '.join(unknown)}: not among the services of --service")
     listeners = {name: passed.get(name) or listen(*address) for name, address in offers.items()}
-    api = Api(context.api, context.key)
+    api = Api(context.api, context.key, tls)
     try:
         await supervise(listeners, settings, api, metrics)
     finally:

@@ -52,6 +52,12 @@ def _connection_options(command: F) -> F:
     return command
 
 
+def _tls_options(command: F) -> F:
+    """Adds the options for the certificate of the API."""
+    command = click.option("--tls-key", type=FILE, help="PEM file with the private key of --tls-cert.")(command)
+    return click.option("--tls-cert", type=FILE, help="PEM file with the API's certificate chain: HTTPS.")(command)
+
+
 def _forget_option(command: F) -> F:
     """Adds the option that deletes unreadable secrets."""
     said = "Delete secrets that the master key cannot decrypt, if the old key is lost; tenants must set them again."
@@ -97,6 +103,7 @@ def serve_command(work: Callable[[], Any]) -> None:
 @click.option("--fleet", type=FILE, help="YAML file with regions, clusters and machines.")
 @click.option("--host", help="Address on which the API listens (default: 127.0.0.1).")
 @click.option("--port", type=int, help="Port of the API (default: 8080).")
+@_tls_options
 @click.option("--trust-tenants", is_flag=True, help="Allow several tenants where their tasks cannot be separated.")
 @_forget_option
 def up(**options: Any) -> None:
@@ -108,7 +115,7 @@ def up(**options: Any) -> None:
     more = {
         "data_dir": options["data_dir"],
         "fleet": options["fleet"],
-        "api": {"host": options["host"], "port": options["port"]},
+        "api": {name: options[name] for name in ("host", "port", "tls_cert", "tls_key")},
         "trust_tenants": options["trust_tenants"] or None,
     }
     forget = options["forget_unreadable_secrets"]
@@ -248,13 +255,15 @@ def agents(config: Path, fleet: Path, separate: bool) -> None:
 @_connection_options
 @click.option("--host")
 @click.option("--port", type=int)
-def api(host: str | None, port: int | None, **options: Any) -> None:
+@_tls_options
+def api(host: str | None, port: int | None, tls_cert: Path | None, tls_key: Path | None, **options: Any) -> None:
     """Run the REST API."""
     with loading():
         from api.serve import serve
 
     log_to_stderr()
-    serve_command(lambda: serve(_settings(options, api={"host": host, "port": port})))
+    given = {"host": host, "port": port, "tls_cert": tls_cert, "tls_key": tls_key}
+    serve_command(lambda: serve(_settings(options, api=given)))
 
 
 @dataclass(frozen=True)

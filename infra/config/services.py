@@ -3,7 +3,7 @@
 import ipaddress
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from infra.config.section import Section
 
@@ -38,6 +38,11 @@ class ApiSettings(Section):
 
     host: str = "127.0.0.1"
     port: int = 8080
+    tls_cert: Path | None = None
+    """PEM file with the certificate chain of the API, which then serves only HTTPS. Renewed files are used without a
+    restart."""
+    tls_key: Path | None = None
+    """PEM file with the private key of `tls_cert`, without a password."""
     one_tenant: str | None = None
     """Why the API refuses a second tenant; None: it does not. `mizzen up` sets it where it cannot separate tasks."""
     trusted_proxies: tuple[str, ...] = ()
@@ -53,6 +58,17 @@ class ApiSettings(Section):
     audited_refusals: int = Field(100, gt=0)
     """Maximum number of audit entries per hour for refused requests and failed logins. The rest is summarised in one
     entry."""
+
+    @model_validator(mode="after")
+    def _pair(self) -> "ApiSettings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together: set both or neither")
+        return self
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the API's URLs."""
+        return "http" if self.tls_cert is None else "https"
 
     @field_validator("trusted_proxies")
     @classmethod

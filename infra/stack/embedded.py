@@ -94,7 +94,7 @@ class EmbeddedStack:
     @property
     def api_url(self) -> str:
         """The URL of the API."""
-        return f"http://{self.settings.api.host}:{self.settings.api.port}"
+        return f"{self.settings.api.scheme}://{self.settings.api.host}:{self.settings.api.port}"
 
     @property
     def ui_url(self) -> str | None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import random
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -25,11 +26,11 @@ _log = logging.getLogger(__name__)
 class Api:
     """A client of the API."""
 
-    def __init__(self, url: str, key: str | None) -> None:
+    def __init__(self, url: str, key: str | None, tls: ssl.SSLContext) -> None:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         host = httpx.URL(url).host
         self._http = httpx.AsyncClient(
-            base_url=url.rstrip("/"), headers=headers, timeout=_ANSWER_S,
+            base_url=url.rstrip("/"), headers=headers, timeout=_ANSWER_S, verify=tls,
             trust_env=host not in ("localhost", "127.0.0.1", "::1"),  # A proxy cannot reach services on this machine.
         )  # fmt: skip
 

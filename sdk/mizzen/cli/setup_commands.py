@@ -1,5 +1,6 @@
 """The commands `login` and `contexts`, which select the API to use; and `completion` and `version`."""
 
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
@@ -27,21 +28,23 @@ from mizzen.client.contexts import Context, load_contexts, save_contexts
     envvar="MIZZEN_API_KEY",
     help="The API key; `-` reads it from stdin. If it is not given, the command prompts for it.",
 )
+@click.option("--ca", envvar="MIZZEN_API_CA", help="PEM file with authorities to trust beside the system's.")
 @click.pass_obj
-def login(session: Session, url: str, key: str | None) -> None:
+def login(session: Session, url: str, key: str | None, ca: str | None) -> None:
     """Check the URL and key of an API, and save them.
 
     They are saved as a context, which becomes the current one. Its name is the value of `--context`, or the API's host
     name. Other users of the machine can see a key on the command line: use `--key -` instead.
     """
     key = stdin_text("--key", "API key") if key in (None, "-") else key
-    with client_class()(url, key, patience_s=session.patience_s, on_expiry=say_expiry) as client:
+    ca = None if ca is None else str(Path(ca).absolute())
+    with client_class()(url, key, ca=ca, patience_s=session.patience_s, on_expiry=say_expiry) as client:
         identity = client.whoami()
     host = urlsplit(url).hostname or url
     if url.startswith("http://") and host not in ("localhost", "127.0.0.1", "::1"):
         say(f"the API key is sent unencrypted to {host}: use https instead")
     chosen = session.context or host
-    path = save_contexts(load_contexts().with_context(chosen, Context(url.rstrip("/"), key)))
+    path = save_contexts(load_contexts().with_context(chosen, Context(url.rstrip("/"), key, ca)))
     whose = f"tenant {identity['tenant']}" if identity.get("tenant") else identity.get("machine") or "all tenants"
     say(f"saved in {path}")
     body = {"context": chosen, "api": url, **identity}

@@ -48,6 +48,7 @@ class Client(Data, FleetMethods, Services):
         url: str,
         api_key: str | None = None,
         *,
+        ca: str | None = None,
         patience_s: float = 30.0,
         room_patience_s: float = ROOM_PATIENCE_S,
         follow_patience_s: float = 600.0,
@@ -55,7 +56,7 @@ class Client(Data, FleetMethods, Services):
         on_retry: Callable[[str, float], None] | None = None,
         on_expiry: Callable[[str], None] | None = None,
     ) -> None:
-        self._transport = Transport(url, api_key, patience_s, answer_s, on_retry, on_expiry)
+        self._transport = Transport(url, api_key, patience_s, answer_s, on_retry, on_expiry, ca)
         self._room_patience_s = room_patience_s
         self._follow_patience_s = follow_patience_s
 
@@ -63,7 +64,7 @@ class Client(Data, FleetMethods, Services):
     def from_environment(cls, context: str | None = None, **options: Any) -> Self:
         """Create a client for `context`, or for the context that `contexts.active_context` selects."""
         chosen = active_context(context)
-        return cls(chosen.api, chosen.key, **options)
+        return cls(chosen.api, chosen.key, ca=chosen.ca, **options)
 
     @property
     def url(self) -> str:

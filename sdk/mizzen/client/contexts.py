@@ -5,6 +5,7 @@
       lab:
         api: http://127.0.0.1:8080
         key: mzn_...
+        ca: /etc/mizzen/ca.crt    # optional
 
 The file holds keys, so it is written with mode 0600. It is replaced atomically.
 """
@@ -18,6 +19,7 @@ from typing import Any
 from mizzen.client.errors import NotConfigured
 
 API_VARIABLE = "MIZZEN_API"
+CA_VARIABLE = "MIZZEN_API_CA"
 KEY_VARIABLE = "MIZZEN_API_KEY"
 CONTEXT_VARIABLE = "MIZZEN_CONTEXT"
 
@@ -28,6 +30,8 @@ class Context:
 
     api: str
     key: str | None = field(default=None, repr=False)
+    ca: str | None = None
+    """PEM file with certificates of authorities that the client trusts beside the system's."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,12 @@ def load_contexts() -> Contexts:
 def _context(path: Path, name: object, entry: Any) -> Context:
     if not isinstance(entry, dict) or not isinstance(entry.get("api"), str):
         raise NotConfigured(f"{path}: contexts.{name}: expected a mapping with `api`, a URL, and `key`")
-    key = entry.get("key")
-    return Context(entry["api"], None if key is None else str(key))
+    key, ca = (None if (value := entry.get(name)) is None else str(value) for name in ("key", "ca"))
+    return Context(entry["api"], key, ca)
+
+
+def _body(context: Context) -> dict[str, Any]:
+    return {name: value for name, value in vars(context).items() if value is not None}
 
 
 def save_contexts(contexts: Contexts) -> Path:
@@ -118,7 +126,7 @@ def save_contexts(contexts: Contexts) -> Path:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     body = {
         "current": contexts.current,
-        "contexts": {name: {"api": c.api, "key": c.key} for name, c in sorted(contexts.named.items())},
+        "contexts": {name: _body(context) for name, context in sorted(contexts.named.items())},
     }
     # mkstemp creates the file with mode 0600, so other users can never read the keys, not even during the write.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".config-")
@@ -137,18 +145,21 @@ def save_contexts(contexts: Contexts) -> Path:
 
 def active_context(name: str | None = None) -> Context:
     """Return the context to use: `name`, else `MIZZEN_API` (with `MIZZEN_API_KEY`), else `MIZZEN_CONTEXT`, else the
-    current one. If only `MIZZEN_API_KEY` is set, it replaces the key of the context.
+    current one. If only `MIZZEN_API_KEY` or `MIZZEN_API_CA` is set, it replaces the key or the file of the context.
 
     Raises:
         NotConfigured: none of these is set, or there is no context of that name.
     """
     key = os.environ.get(KEY_VARIABLE) or None
+    ca = os.environ.get(CA_VARIABLE) or None
     api = os.environ.get(API_VARIABLE)
     if name is None and api:
-        return Context(api, key)
+        return Context(api, key, ca)
     contexts = load_contexts()
     chosen = name or os.environ.get(CONTEXT_VARIABLE) or contexts.current
     if not chosen:
         raise NotConfigured(f"no API is configured: run `mizzen login URL`, or set {API_VARIABLE} and {KEY_VARIABLE}")
     context = contexts.get(chosen)
-    return replace(context, key=key) if key and name is None else context
+    if name is not None:
+        return context
+    return replace(context, key=key or context.key, ca=ca or context.ca)

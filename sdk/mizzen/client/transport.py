@@ -76,6 +76,7 @@ class Transport:
         answer_s: float,
         on_retry: Callable[[str, float], None] | None = None,
         on_expiry: Callable[[str], None] | None = None,
+        ca: str | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -92,9 +93,7 @@ class Transport:
             base_url=self.url,
             headers=headers,
             timeout=self._timeout(answer_s),
-            # Use the system's certificates, because they include the one of a company's proxy. Plain HTTP needs none:
-            # an empty TLS context is faster to create.
-            verify=ssl.create_default_context() if parts.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            verify=tls_context(parts.scheme, ca),
             # A proxy cannot reach services on this machine.
             trust_env=parts.hostname not in ("localhost", "127.0.0.1", "::1"),
         )
@@ -213,6 +212,25 @@ class Transport:
 
     def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
         return Unreachable(f"no response from {self.url}: {error or type(error).__name__}")
+
+
+def tls_context(scheme: str, ca: str | None) -> ssl.SSLContext:
+    """Return the TLS context for URLs of this scheme. `ca`: a PEM file with further authorities.
+
+    Raises:
+        NotConfigured: the file is unusable.
+    """
+    if scheme != "https":
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # It is not used, and an empty context is faster to create.
+    context = ssl.create_default_context()  # The system's certificates include the one of a company's proxy.
+    if ca is not None:
+        try:
+            context.load_verify_locations(ca)
+        except ssl.SSLError:
+            raise NotConfigured(f"CA file {ca}: contains no certificate in PEM") from None
+        except OSError as error:
+            raise NotConfigured(f"CA file {ca}: {error.strerror}") from None
+    return context
 
 
 def _present(params: Params | None) -> dict[str, str | int | list[str]]:

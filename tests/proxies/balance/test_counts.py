@@ -8,6 +8,7 @@ import httpx
 
 from bench.balance_api import BalanceApi
 from infra.stack.ports import free_port
+from mizzen.client.transport import tls_context
 from proxies.balance.api_client import Api as BalancerApi
 from proxies.balance.counts import Counters, RequestCounter, Second
 from proxies.balance.reports import Reports, Seconds
@@ -126,7 +127,7 @@ def test_counts_of_a_clock_that_was_ahead_do_not_block_later_ones(api: BalanceAp
     """Counts from before the clock was set back are dropped, because the API refuses them; later ones are sent."""
 
     async def report() -> int:
-        client = BalancerApi(api.url, None)
+        client = BalancerApi(api.url, None, tls_context("http", None))
         reports = Reports(client, "chat", "b1")
         for second in (90_000, 90_001, 1_000, 1_001):
             reports.add(Second(second, 5, 0, 0, None, None))
