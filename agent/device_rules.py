@@ -50,6 +50,13 @@ class HeldGpus:
         """Returns the numbers of GPUs, given their slots, for a task that can open only the GPUs of the attempt."""
         return [self.slots.index(slot) for slot in slots]
 
+    def ids(self) -> tuple[str, ...]:
+        """Returns the UUIDs of the attempt's GPUs, or their numbers if the driver does not tell the UUIDs.
+
+        Slots of a machine without GPUs, on which they are emulated, have none.
+        """
+        return tuple(self.gpus[slot].uuid or str(slot) for slot in self.slots if slot < len(self.gpus))
+
     def files(self) -> dict[str, str]:
         """Returns the device files that a sandbox shows: the path on the machine, and that in the sandbox."""
         held = [f"nvidia{self.gpus[slot].minor}" for slot in self.slots if slot < len(self.gpus)]

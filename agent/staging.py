@@ -296,10 +296,11 @@ class Stager:
                 )
         elif cgroup is not None:
             self._separate(cgroup, staged.launch.tenant_number)
-        own = self._task_launch(staged, place, masters, port)
+        held = _held_gpus(staged)
+        own = self._task_launch(staged, place, masters, port, held.visible(place.slots) if held.ids() else None)
         run, owner = staged.run(place), self._owner(staged)
         found = container_of(
-            self._config, staged.launch, staged.runs, run, place, self._images.get(image), own.env, owner
+            self._config, staged.launch, staged.runs, run, place, self._images.get(image), own.env, owner, held.ids()
         )
         if self._config.cgroup and place.memory_bytes:
             limits = self._task_limits(place)

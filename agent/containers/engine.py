@@ -47,6 +47,8 @@ class Container:
     """Size of `/dev/shm`; 0: the engine's default."""
     shares_with: str | None = None
     """Name of a container whose IPC namespace and `/dev/shm` it uses, if that one runs."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs or numbers of NVIDIA GPUs that it may use. Needs NVIDIA's container toolkit on the machine."""
     cgroup_parent: str | None = None
     """Cgroup below which the engine makes the container's, relative to the root of each hierarchy; None: its own."""
 

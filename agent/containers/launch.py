@@ -24,6 +24,8 @@ from domain.launch import JobLaunch, LaunchDescription, TaskPlace
 _INSIDE = "/run/mizzen"
 """Folder in containers with the SDK for images that have Python and no mizzen."""
 _SHELL = 'if command -v bash >/dev/null; then exec bash -e "$0"; else exec sh -e "$0"; fi'
+_NO_GPUS = "void"
+"""Value of `NVIDIA_VISIBLE_DEVICES` for a container without GPUs. Images of CUDA set it to all of them."""
 _TMPFS = "rw,nosuid,nodev,mode=1777"
 
 
@@ -36,10 +38,12 @@ def container_of(
     image: Image,
     env: Mapping[str, str],
     owner: Owner | None,
+    gpus: tuple[str, ...],
 ) -> dict[str, Any]:
     """Returns `TaskLaunch.container` of the task `run`, without limits. `runs` are the attempt's tasks on the machine.
 
-    `image` is what the engine says about the job's image, and `env` the complete environment of the task.
+    `image` is what the engine says about the job's image, and `env` the complete environment of the task. `gpus` are
+    ids of the GPUs that the attempt holds: each of its tasks may copy between them.
     """
     reads, writes = task_paths(launch, runs, config.paths)
     private = run.path.parent / "private"
@@ -55,7 +59,7 @@ def container_of(
         name=container_name(run.run_id),
         image=image.id,
         argv=command(launch.jobs[place.job], run),
-        env=_environment(env, image),
+        env=_environment(env, image) | {"NVIDIA_VISIBLE_DEVICES": ",".join(gpus) or _NO_GPUS},
         cwd=str(run.work),
         user=f"{uid}:{gid}",
         groups=tuple(map(str, owner.groups)) if owner is not None else (),
@@ -66,6 +70,7 @@ def container_of(
             MACHINE_LABEL: config.machine,
             FOLDER_LABEL: str(run.path),
         },
+        gpus=gpus,
         shm_bytes=sum(other.memory_bytes for other in launch.on_machine(config.machine)),
     )
     return {

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from agent.config import AgentConfig
+from agent.device_rules import HeldGpus
 from agent.isolation import TENANT_UIDS
 from domain.launch import LaunchDescription
 from domain.protocol.machines import NodeOutcome
+from tests.agent.fake_gpus import FakeGpus
 from tests.agent.harness import Lab, description, until_async
 from tests.containers import DockerHere, dockerd
 
@@ -292,3 +294,23 @@ print(mizzen.__file__, "/etc" in sys.path, "/run/mizzen/python" in sys.path)
     assert outcome.exits[0].succeeded, said
     assert outcome.progress[0].step == 5
     assert said.split() == ["None", "/run/mizzen/sdk/mizzen/__init__.py", "True", "False"]
+
+
+async def test_gpus_are_those_that_the_attempt_holds(lab: Lab, docker: DockerHere, fake_gpus: FakeGpus) -> None:
+    """The engine is asked for them; this one has no toolkit of NVIDIA, and says so. Other images get no GPU."""
+    config = _config(lab, docker, gpu_type="a100", gpus=2)
+    launch = _launch(lab, config, 'echo "sees $NVIDIA_VISIBLE_DEVICES"')
+    none = launch.model_copy(update={"tasks": tuple(task.model_copy(update={"slots": ()}) for task in launch.tasks)})
+    none = none.model_copy(update={"workload_id": "wl-none"})
+    lab.write(none)
+    async with lab.agent(config):
+        outcome = await (await lab.run(none, config.machine)).result(NodeOutcome)
+        assert [end.exit_code for end in outcome.exits] == [0]
+        await until_async(lambda: lab.log(none)[1])
+        outcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+        await until_async(lambda: lab.log(launch)[1])
+    assert lab.log(none)[0] == b"sees void\n"
+    assert [end.succeeded for end in outcome.exits] == [False]
+    assert b"could not select device driver" in lab.log(launch)[0] and b"gpu" in lab.log(launch)[0]
+    held = HeldGpus.of([1])
+    assert held.ids() == ("GPU-1",) and held.visible([1]) == [0]
