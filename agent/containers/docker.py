@@ -234,6 +234,9 @@ def _body(container: Container) -> dict[str, Any]:
         host["CpuShares"] = container.cpu_shares
     if container.shm_bytes and container.shares_with is None:
         host["ShmSize"] = container.shm_bytes
+    if container.gpus:
+        ids = [str(number) for number in container.gpus]
+        host["DeviceRequests"] = [{"Driver": "nvidia", "DeviceIDs": ids, "Capabilities": [["gpu"]]}]
     if container.cgroup_parent is not None:
         host["CgroupParent"] = container.cgroup_parent
     body: dict[str, Any] = {

@@ -45,6 +45,8 @@ class Container:
     """Weight when CPUs are contended; 0: the engine's default."""
     shm_bytes: int = 0
     """Size of `/dev/shm`; 0: the engine's default."""
+    gpus: tuple[int, ...] = ()
+    """NVIDIA GPUs of the machine that it may open, numbered as in `nvidia-smi`."""
     shares_with: str | None = None
     """Name of a container whose IPC namespace and `/dev/shm` it uses, if that one runs."""
     cgroup_parent: str | None = None

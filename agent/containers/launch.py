@@ -50,12 +50,15 @@ def container_of(
     mounts[f"{_INSIDE}/sdk/mizzen"] = str(package), False
     mounts[f"{_INSIDE}/python"] = str(Path(__file__).parent / "inside"), False
     uid, gid = (owner.uid, owner.gid) if owner is not None else (os.geteuid(), os.getegid())
+    # NCCL needs the GPUs of the attempt's other tasks on the machine, too.
+    gpus = sorted({slot for other in launch.on_machine(config.machine) for slot in other.slots}) if has_gpus() else []
     tmpfs = {path: _TMPFS for path in image.volumes if path not in mounts}
     container = Container(
         name=container_name(run.run_id),
         image=image.id,
         argv=command(launch.jobs[place.job], run),
-        env=_environment(env, image),
+        env=_environment(env, image) | _visible(gpus, place),
+        gpus=tuple(gpus),
         cwd=str(run.work),
         user=f"{uid}:{gid}",
         groups=tuple(map(str, owner.groups)) if owner is not None else (),
@@ -74,6 +77,16 @@ def container_of(
         "shared": len(runs) > 1,
         "spec": container.to_json(),
     }
+
+
+def has_gpus() -> bool:
+    """Whether the machine has NVIDIA GPUs."""
+    return Path("/dev/nvidiactl").exists()
+
+
+def _visible(gpus: Sequence[int], place: TaskPlace) -> dict[str, str]:
+    """Returns the variable that selects the GPUs of a task among those of its container, which are numbered from 0."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpus.index(slot)) for slot in place.slots)} if gpus else {}
 
 
 def command(job: JobLaunch, run: RunFolder) -> tuple[str, ...]:

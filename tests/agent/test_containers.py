@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from agent.config import AgentConfig
+from agent.containers.engine import Container, Image
+from agent.containers.launch import container_of
 from agent.isolation import TENANT_UIDS
+from agent.tasks import RunFolder
 from domain.launch import LaunchDescription
 from domain.protocol.machines import NodeOutcome
 from tests.agent.harness import Lab, description, until_async
@@ -269,6 +272,27 @@ async def test_containers_that_nothing_watches_are_removed(lab: Lab, docker: Doc
         await until_async(lambda: docker.engine.state("left") is None)
     assert docker.engine.state("other") is not None
     docker.engine.remove("other")
+
+
+def test_gpus_are_those_of_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is asked for all GPUs of the attempt on the machine; a task's own are numbered among these."""
+    monkeypatch.setattr("agent.containers.launch.has_gpus", lambda: True)
+    config = AgentConfig(
+        machine="r/c/m", region="r", cluster="c", rack="k", cpus_milli=1, memory_bytes=1, address="h", ports=(1, 2),
+        state_dir=tmp_path,
+    )  # fmt: skip
+    body = description("r", config, "true", "true").model_dump(mode="json")
+    for place, slots in zip(body["tasks"], ([5, 3], [7]), strict=True):
+        place["slots"] = slots
+    launch = LaunchDescription.model_validate(body)
+    runs = [RunFolder(tmp_path / str(n), launch.workload_id, 1, "main", n) for n in (0, 1)]
+    image = Image("sha256:1", {}, (), has_command=True)
+    seen = []
+    for run, place in zip(runs, launch.tasks, strict=True):
+        spec = Container.from_json(container_of(config, launch, runs, run, place, image, {}, None)["spec"])
+        seen.append(spec.env["CUDA_VISIBLE_DEVICES"])
+        assert spec.gpus == (3, 5, 7)
+    assert seen == ["1,0", "2"]
 
 
 async def test_an_image_with_python_and_without_mizzen(lab: Lab, docker: DockerHere) -> None:
