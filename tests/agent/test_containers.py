@@ -219,6 +219,7 @@ async def test_the_engine_may_restart(lab: Lab, docker: DockerHere) -> None:
     async with lab.agent(config):
         running = await lab.run(launch, config.machine)
         await until_async(lambda: (run.work / "ready").exists())
+        await until_async(lambda: docker.docker("ps", "-q"))  # Else dockerd ends a container that has just started.
         await asyncio.to_thread(docker.stop)
         await asyncio.to_thread(docker.start)
         (run.work / "go").touch()

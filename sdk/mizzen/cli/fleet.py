@@ -107,8 +107,8 @@ _MACHINE_COLUMNS = (
     Column("RACK", lambda m: m["rack"], wide=True),
     Column("ADDRESS", lambda m: m["address"], wide=True),
     Column("REASON", _why_closed, drop=1, flexible=True),
+    Column("ENGINE", lambda m: m["engine"], wide=True),
     Column("ISOLATION", _isolation, drop=4, flexible=True),
-    Column("ENGINE", lambda m: m["engine"], drop=5),
 )
 
 
