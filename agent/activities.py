@@ -298,6 +298,7 @@ class NodeActivities:
             self._notices,
             serving,
             disk,
+            self._gpus,
             heartbeat_interval_s=heartbeat_interval_s,
             poll_interval_s=poll_interval_s,
             uplink=self._uplink,
