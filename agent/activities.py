@@ -299,6 +299,7 @@ class NodeActivities:
             serving,
             disk,
             self._stager.credentials(staged),
+            self._gpus,
             heartbeat_interval_s=heartbeat_interval_s,
             poll_interval_s=poll_interval_s,
             uplink=self._uplink,

@@ -1,4 +1,4 @@
-"""Watches the GPUs of this machine: for errors, and for memory that the tasks of an attempt have left.
+"""Watches the GPUs of this machine: for errors, for memory that the tasks of an attempt have left, and for their use.
 
 An Xid is an error that NVIDIA's driver reports. Most are caused by the program that uses the GPU (13, 31, 43, 45), and
 end it; those in `_CRITICAL` are faults of the GPU, its memory or its links, which the next program would meet, too. The
@@ -12,8 +12,10 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from statistics import mean
 
 from agent import nvml, records, tasks
 from agent.gpus import FREE_BYTES
@@ -21,6 +23,7 @@ from agent.shim import process_stat
 from agent.state import AttemptFolder, StateFolder
 from agent.tasks import TaskState
 from domain.protocol.machines import GpuFault
+from domain.task_reports import GpuReport
 
 _CRITICAL = {
     48: "uncorrectable memory error",
@@ -39,6 +42,11 @@ _FREE_S = 5.0
 """How long the end of an attempt on this machine waits until the memory of its GPUs is free."""
 _FREE_POLL_S = 0.1
 _LOOK_S = 2.0
+_MEASURED_EVERY = 2
+"""Memory and utilisation are read at each of so many looks."""
+_SAMPLES = 5
+"""The samples of the utilisation of which a report is the mean."""
+_PERCENT_STEP, _BYTES_STEP = 5, 1 << 27
 _COUNT_EVERY = 15
 """The counters of memory errors are read at each of so many looks."""
 _log = logging.getLogger(__name__)
@@ -58,6 +66,8 @@ class GpuWatch:
         self.fault: GpuFault | None = None
         self._unfreed: dict[int, int] = {}
         """Slots whose memory was not freed, with the start (`ProcessIdentity.start`) of the attempt that left it."""
+        self._uses: list[nvml.Use] = []
+        self._percents: dict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_SAMPLES))
         self.changed = asyncio.Event()
         """Set when there is a new fault, or the unfreed slots have changed. The waiting task must clear it."""
         try:
@@ -75,6 +85,17 @@ class GpuWatch:
     def unfreed(self) -> int:
         """Mask of the slots with memory that an attempt has left."""
         return sum(1 << slot for slot in self._unfreed)
+
+    def report(self, slots: Sequence[int]) -> GpuReport | None:
+        """Returns what a task with these slots uses of its GPUs; None: it has none, or they are not measured."""
+        known = [slot for slot in slots if slot < len(self._uses)]
+        if not known:
+            return None
+        percent = mean(mean(self._percents[slot]) for slot in known)
+        used_bytes = sum(self._uses[slot].used_bytes for slot in known)
+        return GpuReport(
+            len(known), _PERCENT_STEP * round(percent / _PERCENT_STEP), _BYTES_STEP * round(used_bytes / _BYTES_STEP)
+        )
 
     async def until_freed(self, folder: AttemptFolder) -> None:
         """Waits until the memory of an attempt's GPUs is free, or at most `_FREE_S`. Withholds the others from then on.
@@ -137,6 +158,11 @@ class GpuWatch:
                 if freed:
                     await asyncio.to_thread(self._write)
                     self.changed.set()
+            if looks % _MEASURED_EVERY == 0:
+                uses: list[nvml.Use] | None = await asyncio.to_thread(nvml.uses)
+                self._uses = uses or []
+                for slot, use in enumerate(self._uses):
+                    self._percents[slot].append(use.percent)
             looks += 1
             await asyncio.sleep(_LOOK_S)
 

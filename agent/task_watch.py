@@ -11,11 +11,13 @@ from temporalio import activity
 from agent import tasks
 from agent.credentials.keeper import TaskCredentials
 from agent.disk import DiskWatch
+from agent.gpu_watch import GpuWatch
 from agent.notices import MachineNotices
 from agent.progress import NoticeReader, read_progress
 from agent.staging import StagedAttempt
 from agent.task_readiness import Readiness
 from agent.tasks import RunFolder, TaskState
+from domain.launch import TaskPlace
 from domain.protocol.machines import NodeHeartbeat
 from domain.task_reports import TaskProgress
 from infra.pidfds import first_end
@@ -63,6 +65,7 @@ class TaskWatch:
         serving: Readiness | None,
         disk: DiskWatch | None,
         credentials: TaskCredentials,
+        gpus: GpuWatch,
         *,
         heartbeat_interval_s: float,
         poll_interval_s: float,
@@ -77,6 +80,7 @@ class TaskWatch:
         self._serving = serving
         self._disk = disk
         self._credentials = credentials
+        self._gpus = gpus
         self._uplink = uplink
         self._heartbeat_interval_s = heartbeat_interval_s
         self._poll_interval_s = poll_interval_s
@@ -113,13 +117,16 @@ class TaskWatch:
                 helper.cancel()
 
     def _beat(self) -> None:
-        progress = [self._progress(run) for run in self._staged.runs]
+        progress = [self._progress(place) for place in self._staged.places]
         measured = None if self._uplink is None else self._uplink.report()
         activity.heartbeat(NodeHeartbeat(progress, len(self._running), measured))
         self._next_heartbeat_s = time.monotonic() + self._heartbeat_interval_s
 
-    def _progress(self, run: RunFolder) -> TaskProgress:
+    def _progress(self, place: TaskPlace) -> TaskProgress:
+        run = self._staged.run(place)
         progress = read_progress(run, self._staged.masker)
+        if run in self._running:
+            progress = replace(progress, gpu=self._gpus.report(place.slots))
         if self._serving is None or run != self._staged.serving_run:
             return progress
         return replace(progress, serving=self._serving.report)

@@ -123,10 +123,10 @@ async def metrics(state: StateOf) -> Response:
 
 @router.get(
     "/v1/metrics",
-    summary="Prometheus metrics of services",
+    summary="Prometheus metrics of services and of GPUs",
     response_class=Response,
     responses=_METRICS,
 )
 def metrics_of_services(state: StateOf, caller: Viewer) -> Response:
-    """Returns the metrics of each service that the key may see, in the Prometheus text format."""
+    """Returns the metrics of each service, and of each task's GPUs, that the key may see, in the Prometheus format."""
     return Response(generate_latest(ServiceCollector(state.engine, caller.tenant)), media_type=CONTENT_TYPE_LATEST)

@@ -143,6 +143,7 @@ class InstallationCollector(Collector):
             yield CounterMetricFamily("mizzen_preemptions", "Attempts that were preempted", value=_number(preempted))
             yield from _loops(session)
             yield from self._checkpoints(session)
+            yield from _region_gpus(session)
             auctions = CounterMetricFamily(
                 "mizzen_auction", "Counters of scans and auctions since the start of their worker", labels=["what"]
             )
@@ -218,8 +219,41 @@ def _number(value: object) -> float:
     return float(str(value)) if value is not None else 0.0
 
 
+_IN_USE = (
+    "select a.region, w.tenant, a.workload, u.job, u.task, u.gpus, u.percent, u.used_bytes from attempt as a"
+    " join workload as w on w.id = a.workload, jsonb_to_recordset(a.gpu_use)"
+    " as u(job text, task int, gpus int, percent int, used_bytes bigint)"
+    " where a.released_at is null and a.started_at is not null"
+    " and (cast(:tenant as text) is null or w.tenant = :tenant)"
+    " order by w.tenant, a.workload, u.job, u.task"
+)
+
+
+def _region_gpus(session: Session) -> Iterator[Metric]:
+    """Yields the use of the GPUs of running workloads by region."""
+    busy = GaugeMetricFamily("mizzen_gpus_busy", "Number of GPUs that compute for tasks, on average", labels=["region"])
+    used = GaugeMetricFamily("mizzen_gpus_used_bytes", "Memory in use on GPUs of running tasks", labels=["region"])
+    summed = f"select region, sum(gpus * percent) / 100.0, sum(used_bytes) from ({_IN_USE}) as u group by 1 order by 1"
+    for region, count, size_bytes in session.execute(text(summed), {"tenant": None}):
+        busy.add_metric([region], _number(count))
+        used.add_metric([region], _number(size_bytes))
+    yield from (busy, used)
+
+
+def _task_gpus(session: Session, tenant: str | None) -> Iterator[Metric]:
+    """Yields the use of the GPUs of each running task of a tenant, or of all (None)."""
+    labels = ["tenant", "workload", "job", "task"]
+    percent = GaugeMetricFamily("mizzen_task_gpu_percent", "Time in which its GPUs compute, mean", labels=labels)
+    used = GaugeMetricFamily("mizzen_task_gpu_used_bytes", "Memory in use on its GPUs", labels=labels)
+    for row in session.execute(text(_IN_USE), {"tenant": tenant}):
+        values = [row.tenant, row.workload, row.job, str(row.task)]
+        percent.add_metric(values, row.percent)
+        used.add_metric(values, row.used_bytes)
+    yield from (percent, used)
+
+
 class ServiceCollector(Collector):
-    """Collects the metrics of each service that the caller may see."""
+    """Collects the metrics of each service, and of the GPUs of each running task, that the caller may see."""
 
     def __init__(self, engine: Engine, tenant: str | None) -> None:
         """`tenant`: only this tenant's services; None: all services."""
@@ -232,7 +266,7 @@ class ServiceCollector(Collector):
             SQLAlchemyError: Postgres does not respond.
         """
         with transaction(self._engine) as session:
-            return list(service_metrics(session, self._tenant))
+            return [*service_metrics(session, self._tenant), *_task_gpus(session, self._tenant)]
 
 
 class Metrics:

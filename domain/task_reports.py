@@ -227,6 +227,17 @@ class LeftFiles:
 
 
 @dataclass
+class GpuReport:
+    """What a task uses of its GPUs. An agent reports this, in steps, so that a steady use is a steady report."""
+
+    gpus: int
+    percent: int
+    """The share of the last seconds in which they computed, the mean over them, in percent, in steps of 5."""
+    used_bytes: int
+    """Memory in use on all of them, in steps of 128 MiB."""
+
+
+@dataclass
 class TaskProgress:
     """A task's last report through the SDK (`report.json`), and observations of the agent."""
 
@@ -257,3 +268,5 @@ class TaskProgress:
     """Whether the task sends parts ahead of its last checkpoint now, within a notice."""
     left: LeftFiles | None = None
     """Set if the task has ended and left files."""
+    gpu: GpuReport | None = None
+    """Set if the task runs, and its agent can measure its GPUs."""

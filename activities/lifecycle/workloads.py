@@ -17,7 +17,9 @@ from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol.activities import Activity
 from domain.protocol.workloads import TASKS_MAY_RUN, FlushedRequest, ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode, running_since
-from domain.task_reports import FEW_BYTES, SAVES_KEPT, BandwidthReport, LeftFiles, LoadState, TaskProgress
+from domain.registration import MAX_MEMORY_BYTES
+from domain.slots import MAX_SLOTS
+from domain.task_reports import FEW_BYTES, SAVES_KEPT, BandwidthReport, GpuReport, LeftFiles, LoadState, TaskProgress
 from infra.config.settings import Settings
 from infra.db import events, outbox
 from infra.db.lost_work import lost_by
@@ -28,6 +30,8 @@ from infra.db.usage import record_attempt
 
 _LONGEST_KEPT_S = 366 * 86400.0
 _LONGEST_PATH = 4096
+_MOST_USES = 256
+"""Tasks of an attempt whose use of GPUs is kept."""
 _MOST_LEFT = 100
 """The tasks of an attempt that have left most are shown, at most this many."""
 _MOST_LEFT_BYTES = 1 << 60
@@ -167,6 +171,16 @@ def _set_reports(attempt: Attempt, progress: list[TaskProgress]) -> None:
     left = sorted((_left(p, p.left) for p in progress if p.left is not None), key=lambda one: -int(one["bytes"]))
     if left:
         attempt.left_files = left[:_MOST_LEFT]
+    used = [_gpu_use(p, p.gpu) for p in progress if p.gpu is not None]
+    if used:
+        attempt.gpu_use = used[:_MOST_USES]
+
+
+def _gpu_use(task: TaskProgress, gpu: GpuReport) -> dict[str, Any]:
+    """Returns what a task uses of its GPUs, within what is possible."""
+    gpus = min(max(gpu.gpus, 0), MAX_SLOTS)
+    percent, used_bytes = min(max(gpu.percent, 0), 100), min(max(gpu.used_bytes, 0), MAX_MEMORY_BYTES)
+    return {"job": task.job, "task": task.task} | asdict(GpuReport(gpus, percent, used_bytes))
 
 
 def _left(task: TaskProgress, left: LeftFiles) -> dict[str, Any]:

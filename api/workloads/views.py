@@ -170,6 +170,16 @@ class LeftView(View):
     until: datetime = Field(description="When the directory is deleted; earlier if the machine's disk fills")
 
 
+class GpuUseView(View):
+    """What a task uses of its GPUs, as its agent last measured it."""
+
+    job: str
+    task: int
+    gpus: int
+    percent: int = Field(description="The share of the time in which they computed, the mean over them, in steps of 5")
+    used_bytes: int = Field(description="Memory in use on all of them, in steps of 128 MiB")
+
+
 class AttemptView(View):
     """One attempt, from award to release."""
 
@@ -197,6 +207,7 @@ class AttemptView(View):
     failing: FailingView | None = Field(description="Saves that failed after its last checkpoint; null: none")
     notice: NoticeView | None
     left: list[LeftView] = Field(description="What its ended tasks have left on their machines, the largest first")
+    gpu_use: list[GpuUseView] = Field(description="By task, of at most 256 tasks; empty: not measured")
     lost_s: float | None = Field(description="Estimated seconds of work that it lost; null until it ends")
     stale_tables: dict[str, datetime] = Field(
         description="Tables that are stale in its region, each with the time up to which the replica is complete"

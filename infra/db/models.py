@@ -296,6 +296,8 @@ class Attempt(Base):
     """The last platform notice that a task reacted to, with its `decision`."""
     left_files: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))
     """What each ended task has left on its machine: `job`, `task` and the fields of `domain.task_reports.LeftFiles`."""
+    gpu_use: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))
+    """What its tasks last used of their GPUs: `job`, `task` and the fields of `domain.task_reports.GpuReport`."""
     lost_s: Mapped[float | None]
     """Seconds of work that the attempt lost (`domain.lost_work`), set when it has ended."""
     cold_start_s: Mapped[float | None]

@@ -10,7 +10,8 @@ from temporalio.exceptions import ApplicationError
 from activities.lifecycle.workloads import set_progress
 from domain.phases import Phase
 from domain.protocol.workloads import TASKS_MAY_RUN, ReleaseRequest, TransitionRequest
-from domain.task_reports import LeftFiles, TaskProgress
+from domain.slots import MAX_SLOTS
+from domain.task_reports import GpuReport, LeftFiles, TaskProgress
 from infra.db.logs import UsageRun
 from infra.db.models import Attempt, Machine, Workload
 from tests.activities.invariants import check
@@ -121,6 +122,20 @@ def test_an_end_wakes_the_scheduler_and_is_told_with_its_numbers(fleet: World) -
     assert event["region"] == "r"
     assert fleet.put_out("wake") == wakes + 1
     check(fleet)
+
+
+def test_the_use_of_gpus_is_stored_within_what_is_possible(fleet: World) -> None:
+    """An agent that is not trusted can report anything; a report without a measurement keeps the last ones."""
+    workload = fleet.running(job(tasks=2))
+    with fleet.session() as session:
+        attempt = session.get_one(Attempt, (workload, 1))
+        told = [GpuReport(1, 85, 3 << 27), GpuReport(999, -5, 1 << 80)]
+        set_progress(attempt, [TaskProgress("main", task, gpu=gpu) for task, gpu in enumerate(told)])
+        set_progress(attempt, [TaskProgress("main", 0), TaskProgress("main", 1)])
+    assert fleet.attempt(workload).gpu_use == [
+        {"job": "main", "task": 0, "gpus": 1, "percent": 85, "used_bytes": 3 << 27},
+        {"job": "main", "task": 1, "gpus": MAX_SLOTS, "percent": 0, "used_bytes": 1 << 50},
+    ]
 
 
 def test_files_that_are_left_are_stored_with_a_warning(fleet: World) -> None:

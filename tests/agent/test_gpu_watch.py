@@ -146,3 +146,20 @@ async def _unfreed(lab: Lab, machine: str, slots: int) -> None:
     async with asyncio.timeout(30.0):
         while not (heard := await _hellos(lab, machine)) or heard[-1]["unfreed"] != slots:
             await asyncio.sleep(0.1)
+
+
+async def test_heartbeats_have_the_use_of_gpus(lab: Lab, fake_gpus: FakeGpus) -> None:
+    """Each task with GPUs reports their memory and how busy they are, in steps; a task without GPUs does not."""
+    fake_gpus.write(gpu(0, 10_000, percent=88), gpu(1, 20_050, percent=99))
+    config = lab.config(gpus=2, gpu_type="a100", heartbeat_interval_s=0.1)
+    launch = _with_slots(description(lab.region, config, "sleep 600", "sleep 600"), (0, 1), ())
+    lab.write(launch)
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        async with asyncio.timeout(30.0):
+            while not (said := await running.heartbeat()) or said["progress"][0]["gpu"] is None:
+                await asyncio.sleep(0.1)
+        await lab.stop(launch, config.machine, 0.0)
+    step = 1 << 27
+    assert said["progress"][0]["gpu"] == {"gpus": 2, "percent": 95, "used_bytes": round((30_050 << 20) / step) * step}
+    assert said["progress"][1]["gpu"] is None

@@ -119,7 +119,10 @@ async def test_metrics(world: ApiWorld) -> None:
     world.add_attempt(running, 1, "north/alpha/m1", 0b1, released_at=T0, outcome=evicted, lost_s=12.5)
     world.add_attempt(running, 2, "north/alpha/m1", 0b111, started_at=T0, last_step=9, checkpoint_step=4,
                       checkpoint_at=T0, checkpoint_bytes=99,
-                      cadence={"interval_s": 805.0, "cost_s": 30.0, "mtbf_s": None, "step_s": 2.0})  # fmt: skip
+                      cadence={"interval_s": 805.0, "cost_s": 30.0, "mtbf_s": None, "step_s": 2.0},
+                      gpu_use=[{"job": "trainer", "task": 0, "gpus": 2, "percent": 75, "used_bytes": 1 << 30},
+                               {"job": "trainer", "task": 1, "gpus": 1, "percent": 50, "used_bytes": 2 << 30}],
+                      )  # fmt: skip
     async with world.client() as client:
         await client.post("/v1/workloads", json=document())
         await client.get("/v1/workloads/wl-none")
@@ -143,6 +146,8 @@ async def test_metrics(world: ApiWorld) -> None:
         'mizzen_checkpoint_cost_seconds{region="north"}': 30,
         'mizzen_work_at_risk_seconds{region="north"}': 10,
         'mizzen_work_lost_seconds_total{region="north"}': 12.5,
+        'mizzen_gpus_busy{region="north"}': 2,
+        'mizzen_gpus_used_bytes{region="north"}': 3 << 30,
         "mizzen_outbox_backlog": 2,
         "mizzen_preemptions_total": 1,
         "mizzen_database_up": 1,
@@ -155,6 +160,12 @@ async def test_metrics(world: ApiWorld) -> None:
     assert float(lines["mizzen_outbox_oldest_seconds"]) >= 0
     assert '"vision"' not in found
     assert "wl-" not in found
+    task = f'{{job="trainer",task="1",tenant="vision",workload="{running}"}}'
+    for key, sees in (("operator", True), ("vision-viewer", True), ("speech", False)):
+        async with world.client(key) as client:
+            own = (await client.get("/v1/metrics")).text
+        assert (f"mizzen_task_gpu_percent{task} 50.0" in own) == sees
+        assert (f"mizzen_task_gpu_used_bytes{task} 2.147483648e+09" in own) == sees
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,10 @@ async def test_view_of_a_running_workload(world: ApiWorld) -> None:
     world.add_attempt(id_, 2, "north/alpha/m1", 0b11, released_at=T0 + timedelta(hours=1), outcome=lost, lost_s=1.5)
     cadence = {"interval_s": 805.0, "cost_s": 30.0, "mtbf_s": 10800.0, "step_s": 2.0, "source": "hazard"}
     measured = {"at_s": 1767225600.0, "bytes_s": 2e7, "lower_bytes_s": 1e7}
+    used = [{"job": "trainer", "task": 1, "gpus": 1, "percent": 50, "used_bytes": 2 << 30}]
     world.add_attempt(id_, 3, "south/beta/m1", 0b1010, last_step=35, resumed_step=30, started_at=T0, cadence=cadence,
-                      bandwidth=measured, load={"state": "loaded", "error": None, "skipped": 1})  # fmt: skip
+                      bandwidth=measured, gpu_use=used,
+                      load={"state": "loaded", "error": None, "skipped": 1})  # fmt: skip
     view = await get(world, f"/v1/workloads/{id_}")
     assert view["placement"] == [
         {"machine": "south/beta/m1", "job": "trainer", "task": 0, "slots": [1]},
@@ -113,6 +115,7 @@ async def test_view_of_a_running_workload(world: ApiWorld) -> None:
     assert [(a["outcome"] or {}).get("code") for a in attempts] == ["evicted", "machine_lost", None]
     assert attempts[0]["gpus"] == {"a100": 2}
     shown = {"measured_at": "2026-01-01T00:00:00Z", "mean_bytes_s": 2e7, "lower_bytes_s": 1e7}
+    assert [a["gpu_use"] for a in attempts] == [[], [], used]
     assert [a["bandwidth"] for a in attempts] == [None, None, shown]
     allocations = (await get(world, f"/v1/workloads/{id_}/allocations"))["items"]
     assert [(a["machine"], a["slots"]) for a in allocations] == [

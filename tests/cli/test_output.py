@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mizzen.cli import formats
 from mizzen.cli.formats import visible
-from mizzen.cli.pages import left_lines
+from mizzen.cli.pages import _gpu_lines, left_lines
 from mizzen.cli.plain.printer import Column, cell, dump, measure, table
 from mizzen.cli.submit import plan_page
 
@@ -23,6 +23,21 @@ ITEMS = [
     {"id": "wl-1", "name": "a-rather-long-name-of-a-workload", "place": "north", "age": "3m"},
     {"id": "wl-2", "name": "短い", "place": None, "age": "10h"},
 ]
+
+
+def test_the_least_busy_gpus_are_shown_first() -> None:
+    """`show` lists what running tasks use of their GPUs; nothing about those of an attempt that has ended."""
+    used = [{"job": "t", "task": n, "gpus": 1 + n % 2, "percent": 95 - 5 * n, "used_bytes": n << 30} for n in range(10)]
+    attempt = {"gpu_use": used, "released_at": None}
+    lines = _gpu_lines({"attempts": [attempt]})
+    assert lines[:3] == [
+        "",
+        "use of GPUs",
+        "  t/9: 2 GPUs 50 % busy, with 9.0 GiB of memory in use",
+    ]
+    assert (len(lines), lines[-1]) == (11, "  and 2 more tasks")
+    assert _gpu_lines({"attempts": [{**attempt, "released_at": "2026-01-01T00:00:00Z"}]}) == []
+    assert _gpu_lines({"attempts": []}) == []
 
 
 def test_files_in_working_directories_are_shown_with_a_warning() -> None:

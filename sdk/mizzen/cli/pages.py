@@ -20,6 +20,8 @@ _ATTEMPTS = (
     Column("LAST STEP", lambda a: a["last_step"], right=True),
     Column("OUTCOME", lambda a: formats.reason(a["outcome"]) if a["released_at"] else "active"),
 )
+_MOST_USES = 8
+"""The tasks whose use of GPUs `show` lists."""
 _MOST_LEFT = 4
 """The tasks whose working directories `show` lists."""
 _FEW_BYTES = 1_000_000
@@ -48,11 +50,25 @@ def show_page(workload: Mapping[str, Any]) -> str:
         at = [f"{p['task']}@{p['machine']}" for p in workload["placement"] if p["job"] == job["name"]]
         if at:
             lines.append(f"    {' '.join(at)}")
+    lines += _gpu_lines(workload)
     lines += left_lines(workload)
     if workload["attempts"]:
         lines += ["", "attempts"]
         lines += [f"  {line}" for line in table(workload["attempts"], _ATTEMPTS, None)]
     return "\n".join(lines)
+
+
+def _gpu_lines(workload: Mapping[str, Any]) -> list[str]:
+    """Return what the running tasks use of their GPUs, the least busy first."""
+    newest = _newest(workload)
+    used = [] if newest.get("released_at") else sorted(newest.get("gpu_use", ()), key=lambda one: one["percent"])
+    lines = ["", "use of GPUs"] if used else []
+    for one in used[:_MOST_USES]:
+        each, size = formats.plural(one["gpus"], "GPU"), formats.size(one["used_bytes"])
+        lines.append(f"  {one['job']}/{one['task']}: {each} {one['percent']} % busy, with {size} of memory in use")
+    if len(used) > _MOST_USES:
+        lines.append(f"  and {formats.plural(len(used) - _MOST_USES, 'more task')}")
+    return lines
 
 
 def left_lines(workload: Mapping[str, Any]) -> list[str]:

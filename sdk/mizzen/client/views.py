@@ -237,6 +237,18 @@ class Left(TypedDict):
     """When the directory is deleted; earlier if the machine's disk fills."""
 
 
+class GpuUse(TypedDict):
+    """What a task uses of its GPUs, as its agent last measured it."""
+
+    job: str
+    task: int
+    gpus: int
+    percent: int
+    """The share of the time in which they computed, the mean over them, in steps of 5."""
+    used_bytes: int
+    """Memory in use on all of them, in steps of 128 MiB."""
+
+
 class Attempt(TypedDict):
     """One attempt, from award to release."""
 
@@ -268,6 +280,8 @@ class Attempt(TypedDict):
     notice: Notice | None
     left: list[Left]
     """What its ended tasks have left on their machines, the largest first."""
+    gpu_use: list[GpuUse]
+    """By task, of at most 256 tasks; empty: not measured."""
     lost_s: float | None
     """Estimated seconds of work that it lost; None until it ends."""
     stale_tables: dict[str, str]
