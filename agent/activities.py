@@ -29,7 +29,8 @@ from agent.notices import MachineNotices
 from agent.outcomes import kept_outcome, left_by, outcome
 from agent.ports import SERVING, reserve
 from agent.sealed import CannotUnseal, prove
-from agent.staging import StagedAttempt, Stager
+from agent.staged import StagedAttempt
+from agent.staging import Stager
 from agent.state import AttemptFolder, StateFolder
 from agent.task_readiness import Readiness
 from agent.task_watch import TaskWatch, next_look, notify, still_running
@@ -278,7 +279,7 @@ class NodeActivities:
         def start(run: RunFolder, index: int) -> None:
             if tasks.inspect(run) is TaskState.ABSENT:
                 reserve_report(run)
-                tasks.start(run, self._stager.task_launch(staged, staged.places[index], masters))
+                tasks.start(run, self._stager.launches.launch_of(staged, staged.places[index], masters))
 
         await asyncio.gather(*(asyncio.to_thread(start, run, index) for index, run in enumerate(staged.runs)))
         self._ship(staged, staged.runs)
@@ -298,7 +299,7 @@ class NodeActivities:
             self._notices,
             serving,
             disk,
-            self._stager.credentials(staged),
+            self._stager.launches.credentials(staged),
             self._gpus,
             heartbeat_interval_s=heartbeat_interval_s,
             poll_interval_s=poll_interval_s,

@@ -7,7 +7,8 @@ from temporalio.exceptions import ApplicationError
 from agent.containers.images import BadImage, ImageUnavailable
 from agent.ports import NoFreePort, PortTaken, TooManyPorts
 from agent.sealed import CannotUnseal
-from agent.staging import BadLaunch, BucketUnavailable, ChangedLaunch, DamagedArchive
+from agent.staged import BadLaunch
+from agent.staging import BucketUnavailable, ChangedLaunch, DamagedArchive
 from agent.tasks import NotStarted
 from domain.blame import TABLE, LaunchError
 from infra.archives import BadArchive

@@ -1,52 +1,36 @@
-"""Stages an attempt on a machine: fetches its launch description and archive, decrypts its secrets, makes its folders.
-
-Also makes the input of the shim (`TaskLaunch`) for each task.
-"""
+"""Stages an attempt on a machine: fetches launch description, archive and images, decrypts secrets, makes folders."""
 
 import contextlib
 import hashlib
 import logging
 import os
-import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
-from agent import connect_rules, device_rules
-from agent.cgroups import TaskLimits, engine_parent, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
 from agent.containers.images import BadImage, ImageStore
-from agent.containers.launch import container_of
-from agent.credentials.keeper import NoCredentials, TaskCredentials
-from agent.device_rules import HeldGpus
-from agent.isolation import check_store, give_bucket, give_store, local_checkpoints, sandbox_of
-from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command
+from agent.credentials.keeper import NoCredentials
+from agent.isolation import check_store, give_bucket, give_store
 from agent.logs import Masker
 from agent.notices import MachineNotices
-from agent.ports import NoFreePort, PortTaken
-from agent.sealed import Secrets, unseal
+from agent.sealed import unseal
+from agent.staged import BadLaunch, StagedAttempt
 from agent.state import AttemptFolder, StateFolder, make_folder
 from agent.stores import WrongStore, check_remote, remote_store
-from agent.task_readiness import open_port
-from agent.tasks import RunFolder, private
+from agent.task_launches import TaskLaunches
+from agent.tasks import private
 from agent.unpack import fill_workdir
 from domain.ids import archive_key
 from domain.images import PULL_LOGIN
-from domain.isolation import Isolation
 from domain.launch import LaunchDescription, TaskPlace
 from infra.archives import BadArchive
 from mizzen.objects import MissingObject, ObjectStore
 
 _CHUNK_BYTES = 8 << 20
 _log = logging.getLogger(__name__)
-
-
-class BadLaunch(Exception):
-    """The launch description is invalid, or belongs to another attempt."""
 
 
 class ChangedLaunch(Exception):
@@ -59,35 +43,6 @@ class BucketUnavailable(Exception):
 
 class DamagedArchive(Exception):
     """The archive in the bucket has another SHA-256 than the one that was uploaded."""
-
-
-@dataclass(frozen=True)
-class StagedAttempt:
-    """An attempt whose files are all on this machine."""
-
-    folder: AttemptFolder
-    launch: LaunchDescription
-    places: tuple[TaskPlace, ...]
-    """The tasks of the attempt that are placed on this machine."""
-    secrets: Secrets
-    masker: Masker
-
-    def run(self, place: TaskPlace) -> RunFolder:
-        """Returns the folder of one task of this attempt."""
-        return self.folder.run(place.job, place.task)
-
-    @property
-    def runs(self) -> list[RunFolder]:
-        """The folders of the attempt's tasks on this machine."""
-        return [self.run(place) for place in self.places]
-
-    @property
-    def serving_run(self) -> RunFolder | None:
-        """The folder of the task that serves requests, task 0 of the first job; None: no task on this machine does."""
-        if self.launch.serving is None:
-            return None
-        job = next(iter(self.launch.jobs))
-        return next((self.run(place) for place in self.places if (place.job, place.task) == (job, 0)), None)
 
 
 @contextlib.contextmanager
@@ -105,10 +60,6 @@ def _check_launch(document: bytes, wanted: str, key: str) -> None:
         raise ChangedLaunch(f"{key}: its SHA-256 is {found}, but the scheduler wrote {wanted}")
 
 
-def _held_gpus(staged: StagedAttempt) -> HeldGpus:
-    return HeldGpus.of(slot for place in staged.places for slot in place.slots)
-
-
 class Stager:
     """Stages attempts in a machine's state folder. Its methods block, and staging is idempotent."""
 
@@ -120,11 +71,11 @@ class Stager:
         notices: MachineNotices,
     ) -> None:
         self._config = config
-        self._notices = notices
         self._state = state
         self._open_bucket = open_bucket
-        self._warned: set[str] = set()
         self._images = ImageStore(config.engine_socket)
+        self.launches = TaskLaunches(config, state, notices, self._images)
+        """Makes the shim's input for the tasks of staged attempts."""
 
     def load(self, folder: AttemptFolder) -> StagedAttempt | None:
         """Returns an attempt that was staged before, or None if it was not.
@@ -184,7 +135,7 @@ class Stager:
                 check_store(bucket_url, staged.launch)
             except FileNotFoundError as error:
                 raise BucketUnavailable(str(error)) from None
-            owner = self._owner(staged)
+            owner = self.launches.owner(staged)
             if owner is not None:
                 give_bucket(self._config.bucket_url or bucket_url, staged.launch, owner)
                 give_store(bucket_url, staged.launch, owner)
@@ -193,15 +144,11 @@ class Stager:
                     self._make_folder(staged, place, archive)
         if any(run.exit() is None for run in staged.runs):
             try:
-                self.credentials(staged).issue()
+                self.launches.credentials(staged).issue()
             except NoCredentials as error:
                 raise BucketUnavailable(str(error)) from None
         self._check_remote_store(bucket_url, staged)
         return staged
-
-    def credentials(self, staged: StagedAttempt) -> TaskCredentials:
-        """Returns what gives the attempt's tasks credentials for their buckets."""
-        return TaskCredentials(self._config, staged.launch, staged.runs, self._owner(staged))
 
     def _pull(self, staged: StagedAttempt) -> None:
         """Fetches the images that are missing on this machine."""
@@ -223,7 +170,7 @@ class Stager:
         if url is None or any(run.started_at_s() is not None for run in staged.runs):
             return
         for place in {place.job: place for place in reversed(staged.places)}.values():
-            task = self._task_launch(staged, place, {}, None)
+            task = self.launches.plain_launch(staged, place, {}, None)
             try:
                 cgroup = f"{staged.run(place).run_id}.store" if self._config.cgroup else None
                 check_remote(url, staged.launch.workload_id, task, cgroup)
@@ -240,191 +187,6 @@ class Stager:
         if url is None:
             raise BadLaunch(f"{folder.key}: was never staged on this machine")
         return self._open_bucket(url)
-
-    def task_launch(self, staged: StagedAttempt, place: TaskPlace, masters: Mapping[str, str]) -> TaskLaunch:
-        """Returns the shim's input for one task, and opens its port if it serves requests.
-
-        Raises:
-            NoFreePort, PortTaken: the task has no port (`agent.task_readiness.open_port`).
-        """
-        run = staged.run(place)
-        cgroup = make_cgroup(run.run_id) if self._config.cgroup else None
-        port = None
-        if staged.launch.serving is not None and run == staged.serving_run:
-            others = self._state.unfinished(but=staged.folder)
-            try:
-                port = open_port(staged.folder, staged.launch.serving.port, self._config.ports, cgroup, others)
-            except (NoFreePort, PortTaken):
-                if cgroup is not None:
-                    remove_cgroup(cgroup)
-                raise
-        inside = None if port is None else port.inside
-        if (image := staged.launch.jobs[place.job].image) is not None:
-            return self._container_launch(staged, place, masters, inside, image, cgroup)
-        limits = self._limits(run, place)
-        # A task whose port is mapped, or whose connections have rules, must join the cgroup.
-        if cgroup is not None and (self._separate(cgroup, staged.launch.tenant_number) or port is not None):
-            limits += (cgroup,)
-        gpus, rules = self._gpus(staged, place, cgroup)
-        if rules is not None and rules not in limits:
-            limits += (rules,)
-        unlimited = self._task_launch(staged, place, masters, inside, gpus)
-        return replace(unlimited, cgroup=cgroup, limits=limits)
-
-    def _container_launch(
-        self,
-        staged: StagedAttempt,
-        place: TaskPlace,
-        masters: Mapping[str, str],
-        port: int | None,
-        image: str,
-        cgroup: str | None,
-    ) -> TaskLaunch:
-        """Returns the shim's input for a task with an image. The engine makes its container below `cgroup`."""
-        parent = None
-        if cgroup is not None and self._images.facts().has_cgroup_parents:
-            parent = engine_parent(cgroup)
-        if cgroup is not None and parent is None:
-            remove_cgroup(cgroup)
-            cgroup = None
-            if "cgroups of engines" not in self._warned:
-                self._warned.add("cgroups of engines")
-                _log.warning(
-                    "%s: tasks with an image have no rules for connections: the engine must use the cgroup driver"
-                    " cgroupfs, and the agent must see the root of cgroup v2",
-                    self._config.engine,
-                )
-        elif cgroup is not None:
-            self._separate(cgroup, staged.launch.tenant_number)
-        held = _held_gpus(staged)
-        own = self._task_launch(staged, place, masters, port, held.visible(place.slots) if held.ids() else None)
-        run, owner = staged.run(place), self._owner(staged)
-        found = container_of(
-            self._config, staged.launch, staged.runs, run, place, self._images.get(image), own.env, owner, held.ids()
-        )
-        if self._config.cgroup and place.memory_bytes:
-            limits = self._task_limits(place)
-            found["spec"] |= {"memory_bytes": limits.memory_bytes, "processes": limits.processes}
-            found["spec"] |= {"cpu_shares": limits.cpu_shares}
-        found["spec"]["cgroup_parent"] = parent
-        # The environment is in the container's description.
-        return replace(own, argv=(), env={}, sandbox=None, setup=None, cgroup=cgroup, container=found)
-
-    def _task_launch(
-        self,
-        staged: StagedAttempt,
-        place: TaskPlace,
-        masters: Mapping[str, str],
-        port: int | None,
-        gpus: Sequence[int] | None = None,
-    ) -> TaskLaunch:
-        """Returns the shim's input without cgroups. `port`: on which the task listens; `gpus`: as of `environment`."""
-        run = staged.run(place)
-        job = staged.launch.jobs[place.job]
-        env = environment(
-            staged.launch,
-            place,
-            masters=masters,
-            home=run.work,
-            report=run.report,
-            interval_file=run.interval_file,
-            deadline_file=run.deadline_file,
-            python=sys.executable if job.image is None else "python3",
-            platform=self._notices.prior,
-            secrets=staged.secrets.get(place.job, {}),
-            port=port,
-            credentials=self.credentials(staged).environment(run),
-            gpus=gpus,
-        )
-        owner = self._owner(staged)
-        search = f"{env['PATH']}:{DEFAULT_PATH}"
-        return TaskLaunch(
-            argv=job.argv if job.script is None else script_command(job.script, run.script, search),
-            env=env,
-            cwd=str(run.work),
-            output=str(run.output),
-            grace_s=staged.launch.checkpoint.grace_s,
-            uid=owner.uid if owner else None,
-            gid=owner.gid if owner else None,
-            groups=owner.groups if owner else (),
-            sandbox=self._sandbox(staged, owner),
-            setup=None if job.setup is None else script_command(job.setup, run.setup_script, search),
-        )
-
-    def _sandbox(self, staged: StagedAttempt, owner: Owner | None) -> dict[str, Any] | None:
-        """Returns the arguments for the sandbox of an attempt, which are the same for all its tasks."""
-        if self._config.isolation is not Isolation.SANDBOX:
-            return None
-        own = local_checkpoints(staged.launch)
-        if owner is None and own is not None:
-            own.mkdir(parents=True, exist_ok=True)  # A task could create it only in its sandbox.
-        shm_bytes = sum(place.memory_bytes for place in staged.places)
-        files = _held_gpus(staged).files()
-        return sandbox_of(staged.folder.private, staged.launch, staged.runs, self._config.paths, shm_bytes, files)
-
-    def _owner(self, staged: StagedAttempt) -> Owner | None:
-        try:
-            return self._config.owner_of(staged.launch.tenant_number)
-        except ValueError as error:
-            raise BadLaunch(f"{staged.folder.key}: {error}") from None
-
-    def _separate(self, cgroup: str, tenant_number: int) -> bool:
-        """Applies the rules for connections to a task's cgroup. Returns False, with a warning, if it cannot."""
-        if self._config.isolation is Isolation.NONE or os.geteuid() != 0:
-            return False
-        try:
-            connect_rules.attach(cgroup, tenant_number, metadata=self._config.metadata_service)
-        except OSError as error:
-            if "connections" not in self._warned:
-                self._warned.add("connections")
-                _log.warning("tasks can connect to tasks of other tenants on this machine: %s", error)
-            return False
-        return True
-
-    def _gpus(self, staged: StagedAttempt, place: TaskPlace, cgroup: str | None) -> tuple[list[int] | None, str | None]:
-        """Closes the GPUs that the attempt does not hold. Returns the numbers of the task's GPUs as the task sees them
-        (None: the slots), and the cgroup with the rules that the task must join.
-
-        Logs a warning once if nothing keeps tasks from other GPUs.
-        """
-        held = _held_gpus(staged)
-        closed, rules = held.closed(), None
-        if not closed:
-            return None, None
-        problem = "the agent does not run as root" if os.geteuid() != 0 else "cgroups are switched off"
-        if os.geteuid() == 0 and self._config.cgroup:
-            try:
-                rules = device_rules.close(cgroup, staged.run(place).run_id, closed)
-            except OSError as error:
-                problem = str(error)
-        if rules is None and self._config.isolation is not Isolation.SANDBOX:
-            if "GPUs" not in self._warned:
-                self._warned.add("GPUs")
-                _log.warning("tasks can open GPUs of other tasks on this machine: %s", problem)
-            return None, None
-        return held.visible(place.slots), rules
-
-    def _limits(self, run: RunFolder, place: TaskPlace) -> tuple[str, ...]:
-        """Creates cgroups with the limits of the task's resource request and returns their paths.
-
-        Logs a warning once for each controller that cannot be used.
-        """
-        if not self._config.cgroup or not place.memory_bytes:
-            return ()
-        folders, missing = limit(run.run_id, self._task_limits(place))
-        new = [name for name in missing if name not in self._warned]
-        if new:
-            self._warned.update(new)
-            _log.warning(
-                "tasks have no limits on %s: the agent may not create cgroups with these controllers; "
-                "run it as root, or delegate the controllers to it",
-                ", ".join(new),
-            )
-        return tuple(folders)
-
-    def _task_limits(self, place: TaskPlace) -> TaskLimits:
-        processes = self._config.processes_per_task + self._config.processes_per_cpu * place.cpus_milli // 1000
-        return TaskLimits(place.memory_bytes, processes, place.cpus_milli)
 
     @contextlib.contextmanager
     def _archive(self, staged: StagedAttempt) -> Iterator[Path | None]:
@@ -462,7 +224,7 @@ class Stager:
         run = staged.run(place)
         make_folder(run.path)
         run.report.parent.mkdir(mode=0o700, exist_ok=True)
-        owner = self._owner(staged)
+        owner = self.launches.owner(staged)
         if owner is not None:
             os.chown(run.report.parent, owner.uid, owner.gid)
         job = staged.launch.jobs[place.job]

@@ -14,7 +14,7 @@ from agent.disk import DiskWatch
 from agent.gpu_watch import GpuWatch
 from agent.notices import MachineNotices
 from agent.progress import NoticeReader, read_progress
-from agent.staging import StagedAttempt
+from agent.staged import StagedAttempt
 from agent.task_readiness import Readiness
 from agent.tasks import RunFolder, TaskState
 from domain.launch import TaskPlace
