@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from api import auth, bodies, health, limits, metrics, openapi, problems, reference, refusals, temporal_ui
 from api.data import archives, instance, partitions, placement_runs, tables, usage
 from api.fleet import clusters, costs, instances, loops, machines, owner_view, pools, regions, removal, snapshot
+from api.oidc import Tokens
 from api.people import audit, keys, secrets, tenants
 from api.services import requests as service_requests
 from api.services import routes as services
@@ -19,8 +20,8 @@ from infra.config.settings import Settings
 
 _ROUTERS = (
     routes.router, actions.router, queue.router, events.router, logs.router, tenants.router, secrets.router,
-    keys.router, audit.router, regions.router, clusters.router, costs.router, machines.router, owner_view.router,
-    removal.router, pools.router, instances.router, loops.router,
+    keys.router, keys.open_router, audit.router, regions.router, clusters.router, costs.router, machines.router,
+    owner_view.router, removal.router, pools.router, instances.router, loops.router,
     snapshot.router, tables.router, partitions.router, usage.router, instance.router, placement_runs.router,
     archives.router, services.router, service_requests.router,
     health.router, reference.router, temporal_ui.router,
@@ -56,6 +57,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(
         auth.Authentication, engine=state.authentication_engine, threads=state.threads,
         warning_s=settings.api.key_warning_s, limits=settings.limits,
+        tokens=None if settings.api.oidc is None else Tokens(settings.api.oidc),
     )  # fmt: skip
     app.add_middleware(refusals.Noting, recorder=state.refusals)
     app.add_middleware(metrics.Counting, metrics=state.metrics)

@@ -1,6 +1,7 @@
-"""Authentication by API key and authorisation by role and tenant.
+"""Authentication by API key or token of an issuer, and authorisation by role and tenant.
 
-The key of a request under `/v1` or `/temporal` is looked up by its hash before the rest of the request is read.
+The key of a request under `/v1` or `/temporal` is looked up by its hash before the rest of the request is read; a token
+is checked by `api.oidc`.
 Endpoints then require a role with `Balancer`, `Viewer`, `Submitter` or `Operator`. An endpoint that requires no role
 still needs a valid key.
 """
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
@@ -25,8 +26,11 @@ from api.problems import HttpProblem, ProblemType, not_found, of_database, over_
 from api.threads import Threads
 from infra.config.services import LimitSettings
 from infra.db.tenants import ApiKey
-from infra.keys import hash_api_key
+from infra.keys import KEY_PREFIX, hash_api_key
 from infra.temporal_client import UI_PATH
+
+if TYPE_CHECKING:
+    from api.oidc import Tokens
 
 _CALLER = "mizzen.caller"
 _FAILURE = "mizzen.login-failure"
@@ -60,10 +64,10 @@ _ORDER = {role: number for number, role in enumerate(Role)}
 
 @dataclass(frozen=True)
 class Caller:
-    """The API key that authenticated a request."""
+    """The API key or token that authenticated a request."""
 
     id: str
-    """Id of the key; it is the actor in the audit log."""
+    """Id of the key, or `oidc:` and the token's subject; it is the actor in the audit log."""
     role: Role
     tenant: str | None
     """The key can read and change only objects of this tenant; None: of all tenants."""
@@ -71,6 +75,8 @@ class Caller:
     expires_at: datetime | None = None
     machine: str | None = None
     """The key can read only this machine's page; None: the key is not one of a machine."""
+    is_token: bool = False
+    """Whether an issuer's token, and not an API key, authenticated the request."""
 
     def may(self, role: Role) -> bool:
         """Returns whether the key has at least `role`.
@@ -114,14 +120,15 @@ def caller_of(scope: Scope) -> Caller | None:
     return caller if isinstance(caller, Caller) else None
 
 
-def authenticate(engine: Engine, authorization: str | None) -> Caller:
-    """Returns the caller for an `Authorization` header.
+def authenticate(engine: Engine, authorization: str | None, tokens: "Tokens | None" = None) -> Caller:
+    """Returns the caller for an `Authorization` header. `tokens` checks tokens of an issuer; None: only keys are valid.
 
     Unknown and revoked keys get the same response. A key is looked up by its hash, so the time of the lookup reveals
     nothing about existing keys.
 
     Raises:
         LoginFailed: 401, there is no valid key.
+        HttpProblem: 503, the token cannot be checked now.
     """
     scheme, _, key = (authorization or "").strip().partition(" ")
     key = key.strip()
@@ -129,6 +136,8 @@ def authenticate(engine: Engine, authorization: str | None) -> Caller:
         raise LoginFailed("no key", _NO_KEY)
     if scheme.lower() != "bearer" or not key:
         raise LoginFailed("no bearer token", "the Authorization header must have the form: Bearer mzn_...")
+    if tokens is not None and not key.startswith(KEY_PREFIX):
+        return tokens.caller(key)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         row = connection.execute(_KEY, {"sha256": hash_api_key(key)}).first()
     if row is None or row.revoked_at is not None:
@@ -181,12 +190,21 @@ class Authentication:
     `threads.suspects`, so that the address cannot occupy the threads for other logins.
     """
 
-    def __init__(self, app: ASGIApp, engine: Engine, threads: Threads, warning_s: float, limits: LimitSettings) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        engine: Engine,
+        threads: Threads,
+        warning_s: float,
+        limits: LimitSettings,
+        tokens: "Tokens | None",
+    ) -> None:
         self._app = app
         self._engine = engine
         self._threads = threads
         self._warning_s = warning_s
         self._limits = limits
+        self._tokens = tokens
         self._failed = FailedLogins(limits.failed_logins_per_address, limits.failed_logins_burst)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -200,7 +218,7 @@ class Authentication:
             given = Headers(scope=scope).get("authorization")
             if _is_below(scope["path"], UI_PATH):
                 given = _of_browser(given)
-            scope[_CALLER] = await pool.run(partial(authenticate, self._engine, given))
+            scope[_CALLER] = await pool.run(partial(authenticate, self._engine, given, self._tokens))
         except LoginFailed as problem:
             if _is_below(scope["path"], UI_PATH):
                 problem.headers = {"WWW-Authenticate": _BROWSER_CHALLENGE}
@@ -210,6 +228,8 @@ class Authentication:
             await answer.response()(scope, receive, send)
         except SQLAlchemyError as error:
             await of_database(error).response()(scope, receive, send)
+        except HttpProblem as problem:
+            await problem.response()(scope, receive, send)
         else:
             await self._app(scope, receive, self._warning(scope[_CALLER], send))
 
@@ -225,7 +245,8 @@ class Authentication:
     def _warning(self, caller: Caller, send: Send) -> Send:
         """Returns a `send` that adds the expiry header if the key expires soon."""
         expires_at = caller.expires_at
-        if expires_at is None or expires_at - datetime.now(UTC) > timedelta(seconds=self._warning_s):
+        # A token lives for minutes, and its holder gets a new one without an operator.
+        if caller.is_token or expires_at is None or expires_at - datetime.now(UTC) > timedelta(seconds=self._warning_s):
             return send
         header = (EXPIRY_HEADER.encode(), expires_at.astimezone(UTC).isoformat(timespec="seconds").encode())
 

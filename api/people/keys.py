@@ -12,7 +12,7 @@ from api.auth import AnyKey, Operator, Role
 from api.bodies import Body, JsonOnly, Line, MachineId, Name
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, Page, page
-from api.problems import HttpProblem, ProblemType, existing, invalid
+from api.problems import HttpProblem, ProblemType, existing, invalid, not_found
 from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
@@ -23,6 +23,9 @@ from infra.keys import new_api_key
 
 _LONGEST_S = 10 * 366 * 86400
 router = Router(prefix="/v1", tags=["tenants"], dependencies=[JsonOnly])
+open_router = Router()
+LOGIN_PATH = "/.well-known/mizzen-login"
+"""Path of the settings of `mizzen login`."""
 
 
 class KeyBody(Body):
@@ -83,6 +86,15 @@ class IdentityView(View):
 async def whoami(caller: AnyKey) -> IdentityView:
     """Returns the id, role, tenant, machine, label and expiry of the key that is used."""
     return IdentityView.from_row(caller)
+
+
+@open_router.get(LOGIN_PATH, include_in_schema=False)
+async def login_settings(state: StateOf) -> dict[str, str]:
+    """Returns what `mizzen login` needs for the device flow. It needs no key."""
+    oidc = state.settings.api.oidc
+    if oidc is None or oidc.client_id is None:
+        raise not_found("issuer", "for `mizzen login`")
+    return {"issuer": oidc.issuer, "client_id": oidc.client_id, "scope": oidc.scope, "token": oidc.token}
 
 
 @router.get("/keys", summary="List API keys")

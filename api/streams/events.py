@@ -160,7 +160,7 @@ async def _stream(
     state: ApiState, caller: Caller, cursor: Cursor, workload: str | None, follow: bool
 ) -> AsyncGenerator[bytes, None]:
     tenant = caller.tenant
-    with state.hub.register(caller.id, workload, tenant, waits=follow) as follower:
+    with state.hub.register(caller, workload, tenant, waits=follow) as follower:
         yield b"retry: 1000\n\n"
         spoke_s, failures = time.monotonic(), 0
         while True:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 
 import psycopg
@@ -43,8 +44,8 @@ class Follower:
 
     workload: str | None
     tenant: str | None
-    key: str
-    """Id of the API key with which it was opened."""
+    caller: Caller
+    """Who has opened it."""
     closing: asyncio.Event
     due: asyncio.Event = field(default_factory=asyncio.Event)
     is_revoked: bool = False
@@ -121,9 +122,11 @@ class Hub:
                 del self._streams[owner]
 
     @contextmanager
-    def register(self, key: str, workload: str | None, tenant: str | None = None, *, waits: bool) -> Iterator[Follower]:
+    def register(
+        self, caller: Caller, workload: str | None, tenant: str | None = None, *, waits: bool
+    ) -> Iterator[Follower]:
         """Context manager that registers a stream. The first that `waits` starts the listener, the last stops it."""
-        follower = Follower(workload, tenant, key, self._closing)
+        follower = Follower(workload, tenant, caller, self._closing)
         if not waits:
             yield follower
             return
@@ -193,10 +196,13 @@ class Hub:
             cursor = Cursor(found[-1].txid, found[-1].id)
 
     async def _end_revoked(self) -> None:
-        keys = {follower.key for follower in self._followers}
+        keys = {follower.caller.id for follower in self._followers if not follower.caller.is_token}
         valid = select(ApiKey.id).where(ApiKey.id.in_(keys), ApiKey.is_good())
         good = await in_db(self._engine, lambda session: set(session.scalars(valid)))
+        now = datetime.now(UTC)
         for follower in self._followers:
-            if follower.key in keys - good:
+            caller = follower.caller
+            has_expired = caller.is_token and caller.expires_at is not None and caller.expires_at <= now
+            if has_expired or caller.id in keys - good:
                 follower.is_revoked = True
                 follower.due.set()

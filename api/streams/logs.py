@@ -250,7 +250,7 @@ async def _stream(
     tail: int | None,
     follow: bool,
 ) -> AsyncGenerator[bytes, None]:
-    with state.hub.register(caller.id, workload, waits=follow) as follower:
+    with state.hub.register(caller, workload, waits=follow) as follower:
         try:
             while True:
                 async for text in _attempt(state, follower, workload, tasks, attempt, tail, follow):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
 
+from infra.config.oidc import OidcSettings
 from infra.config.section import Section
 
 
@@ -43,6 +44,8 @@ class ApiSettings(Section):
     restart."""
     tls_key: Path | None = None
     """PEM file with the private key of `tls_cert`, without a password."""
+    oidc: OidcSettings | None = None
+    """An issuer whose tokens are accepted beside API keys; None: only keys are."""
     one_tenant: str | None = None
     """Why the API refuses a second tenant; None: it does not. `mizzen up` sets it where it cannot separate tasks."""
     trusted_proxies: tuple[str, ...] = ()

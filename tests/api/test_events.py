@@ -12,6 +12,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from api.auth import Caller, Role
 from api.streams import events as streams
 from api.streams import hub
 from api.streams.hub import Hub
@@ -202,15 +203,18 @@ async def test_every_event_once_and_in_order_over_reconnections(world: ApiWorld,
     assert 100 < len(committed) < 240
 
 
+_CALLER = Caller("k", Role.OPERATOR, None, "")
+
+
 async def test_only_those_concerned_are_woken(world: ApiWorld) -> None:
     """An event wakes only the followers of its workload, of its tenant and of all events."""
     own = Hub(world.engine, LimitSettings())
     with (
-        own.register("k", "wl-a", waits=True) as same,
-        own.register("k", "wl-b", waits=True) as other,
-        own.register("k", None, "vision", waits=True) as tenant,
-        own.register("k", None, "speech", waits=True) as stranger,
-        own.register("k", None, waits=True) as everyone,
+        own.register(_CALLER, "wl-a", waits=True) as same,
+        own.register(_CALLER, "wl-b", waits=True) as other,
+        own.register(_CALLER, None, "vision", waits=True) as tenant,
+        own.register(_CALLER, None, "speech", waits=True) as stranger,
+        own.register(_CALLER, None, waits=True) as everyone,
     ):
         followers = (same, other, tenant, stranger, everyone)
         for follower in followers:  # the listener wakes all followers once when it starts
