@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from agent import connect_rules
 from agent.cgroups import TaskLimits, engine_parent, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
-from agent.containers.images import BadImage, ImageStore
 from agent.containers.launch import container_of
+from agent.containers.local_images import BadImage, ImageStore
 from agent.isolation import check_store, give_bucket, give_store, local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command
 from agent.logs import Masker
