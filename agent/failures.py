@@ -4,7 +4,7 @@ import errno
 
 from temporalio.exceptions import ApplicationError
 
-from agent.containers.images import BadImage, ImageUnavailable
+from agent.containers.local_images import BadImage, ImageUnavailable
 from agent.ports import NoFreePort, PortTaken, TooManyPorts
 from agent.sealed import CannotUnseal
 from agent.staged import BadLaunch

@@ -44,7 +44,7 @@ class TaskLaunch:
     sandbox: Mapping[str, Any] | None = None
     """Arguments of `agent.sandbox.hold`; None: the task runs without a sandbox."""
     container: Mapping[str, Any] | None = None
-    """What `agent.containers.supervisor` needs, with command and environment; None: the task brings no image."""
+    """What `agent.containers.container_shim` needs, with command and environment; None: the task brings no image."""
     setup: tuple[str, ...] | None = None
     """Command that runs before `argv`, once; None: there is none."""
 

@@ -341,11 +341,11 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     launch = {**defaults, "begun": f"{folder}/{BEGUN_FILE}", **launch}
     if launch["container"] is not None:
         # Imported only where it is used: HTTP costs time and memory.
-        from agent.containers.supervisor import Refused, supervise_container
+        from agent.containers.container_shim import NotCreated, supervise_container
 
         try:
             supervise_container(folder, launch, started)
-        except Refused as error:
+        except NotCreated as error:
             print(error, file=sys.stderr, flush=True)
             os.write(started, b"0")
         return

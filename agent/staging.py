@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from agent.config import AgentConfig
-from agent.containers.images import BadImage, ImageStore
+from agent.containers.local_images import BadImage, ImageStore
 from agent.credentials.keeper import NoCredentials
 from agent.isolation import check_store, give_bucket, give_store
 from agent.logs import Masker

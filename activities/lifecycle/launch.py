@@ -16,7 +16,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.data import checkpoint_stores
-from activities.lifecycle import images
+from activities.lifecycle import image_digests
 from activities.lifecycle.lent_work import limit_of
 from activities.lifecycle.staging import bucket_named, clear_failure, failures_shown, is_shown
 from domain import ids
@@ -302,7 +302,7 @@ class LaunchActivities:
         self, request: StageRequest, spec: WorkloadSpec, known: Mapping[str, str], secrets: Mapping[str, str]
     ) -> dict[str, str]:
         """Returns the images of the workload with their digests. Records new ones; the first one recorded counts."""
-        found = images.pinned(spec, known, secrets, self._settings.tasks.registries)
+        found = image_digests.pinned(spec, known, secrets, self._settings.tasks.registries)
         if found.keys() <= known.keys():
             return found
         with transaction(self._engine) as session:
@@ -317,7 +317,7 @@ class LaunchActivities:
             ApplicationError: `MissingSecret` or `UnreadableSecret`.
         """
         names = {name for job in spec.jobs for name in job.secrets.values()}
-        names |= {secret for _, secret in images.images_of(spec) if secret is not None}
+        names |= {secret for _, secret in image_digests.images_of(spec) if secret is not None}
         if not names:
             return {}
         key = load_master_key(self._settings.master_key_path)

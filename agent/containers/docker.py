@@ -18,7 +18,7 @@ _HEADER_BYTES = 8
 
 
 class DockerEngine:
-    """The engine at a socket; see `agent.containers.engine.Engine`."""
+    """The engine at a socket; see `agent.containers.engine.ContainerEngine`."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -86,7 +86,7 @@ class Image:
     has_command: bool
 
 
-class Engine(Protocol):
+class ContainerEngine(Protocol):
     """A container engine of this machine. All methods block, and raise `EngineError`."""
 
     def describe(self) -> "EngineFacts":
@@ -135,7 +135,7 @@ class EngineFacts:
     """Why its containers cannot be used for tasks; None: they can."""
 
 
-def open_engine(socket_path: str) -> Engine:
+def open_engine(socket_path: str) -> ContainerEngine:
     """Returns the engine that listens on a Unix socket. Does not connect."""
     from agent.containers.docker import DockerEngine
 

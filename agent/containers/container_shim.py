@@ -21,7 +21,7 @@ from typing import Any
 
 from agent import shim
 from agent.cgroups import engine_parent, kill_cgroup, remove_cgroup, remove_engine_parent
-from agent.containers.engine import Container, ContainerState, Engine, EngineError, open_engine
+from agent.containers.engine import Container, ContainerEngine, ContainerState, EngineError, open_engine
 from agent.records import write_durably
 from agent.sandbox import claim, let_go
 from agent.termination import TaskNotice, read_processes
@@ -35,7 +35,7 @@ _FIRST = "first"
 """File in `private` with the name of the container whose shared memory the others use."""
 
 
-class Refused(Exception):
+class NotCreated(Exception):
     """The engine does not make the container. The message says why."""
 
 
@@ -43,7 +43,7 @@ def supervise_container(folder: str, launch: dict[str, Any], started: int) -> No
     """Runs the container of `launch` to its end and records its exit status. See `agent.shim.supervise`.
 
     Raises:
-        Refused: the engine does not make the container.
+        NotCreated: the engine does not make the container.
     """
     engine = open_engine(launch["container"]["socket"])
     private = launch["container"]["private"]
@@ -67,7 +67,7 @@ def supervise_container(folder: str, launch: dict[str, Any], started: int) -> No
 class _Task:
     """A container, as its shim tracks it."""
 
-    def __init__(self, folder: str, launch: dict[str, Any], engine: Engine, container: Container) -> None:
+    def __init__(self, folder: str, launch: dict[str, Any], engine: ContainerEngine, container: Container) -> None:
         self._folder = folder
         self._launch = launch
         self._engine = engine
@@ -90,7 +90,7 @@ class _Task:
         """Runs the container to its end and returns its exit record. Closes `started` once the task is recorded.
 
         Raises:
-            Refused: the engine does not make the container.
+            NotCreated: the engine does not make the container.
         """
         output = os.open(self._launch["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with _sharing(private, self._engine, self._name, is_shared=self._is_shared) as shares_with:
@@ -99,7 +99,7 @@ class _Task:
                 self._engine.create(replace(self._container, shares_with=shares_with))
                 pieces = self._engine.output(self._name)
             except EngineError as error:
-                raise Refused(f"the container engine: {error}") from None
+                raise NotCreated(f"the container engine: {error}") from None
             self._record(started)
             try:
                 self._engine.start(self._name)
@@ -233,7 +233,7 @@ class _Task:
 
 
 @contextlib.contextmanager
-def _sharing(private: str, engine: Engine, name: str, *, is_shared: bool) -> Iterator[str | None]:
+def _sharing(private: str, engine: ContainerEngine, name: str, *, is_shared: bool) -> Iterator[str | None]:
     """Gives the name of the container whose shared memory this one uses; None: it has its own.
 
     It is that of the attempt's container that started first, if that one still runs. One container starts at a time.

@@ -7,7 +7,7 @@ import pytest
 from nacl.public import PrivateKey
 from temporalio.exceptions import ApplicationError
 
-from activities.lifecycle.images import pinned
+from activities.lifecycle.image_digests import pinned
 from activities.lifecycle.launch import LaunchActivities
 from agent.sealed import unseal
 from domain.images import PULL_LOGIN

@@ -6,7 +6,7 @@ from collections import defaultdict
 from http.client import NOT_FOUND
 from pathlib import Path
 
-from agent.containers.engine import Engine, EngineError, EngineFacts, Image, open_engine
+from agent.containers.engine import ContainerEngine, EngineError, EngineFacts, Image, open_engine
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class ImageStore:
             raise ImageUnavailable(f"image {name}: the engine has fetched it and does not know it")
         return found
 
-    def _engine(self) -> Engine:
+    def _engine(self) -> ContainerEngine:
         if self._socket is None:
             raise ImageUnavailable("this machine has no container engine")
         return open_engine(str(self._socket))
