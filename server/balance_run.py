@@ -52,6 +52,8 @@ async def run_balance(options: Mapping[str, Any]) -> None:
     )
     try:
         context = active_context(options["context"])
+        if context.login is not None and context.key is None:
+            raise NotConfigured("`mizzen balance` needs an API key of the role balancer, not a login")
         tls = tls_context(urlsplit(context.api).scheme, context.ca)
     except NotConfigured as error:
         raise ConfigurationError(str(error)) from None

@@ -70,6 +70,11 @@ class SigningIssuer:
         """While it is not set, the issuer does not answer."""
         self.open.set()
         self.reads = 0
+        self.forms: list[dict[str, str]] = []
+        self.outcomes: list[str] = []
+        """Errors with which polls of the device flow are answered, in this order, before the tokens."""
+        self.refresh_token = ""
+        self.lifetime_s = 600
 
     def token(self, *, key: Any = None, header: dict[str, Any] | None = None, **claims: Any) -> str:
         """Returns a token with these claims beside valid ones; None leaves a claim out."""
@@ -81,6 +86,22 @@ class SigningIssuer:
             {"alg": "RS256", "kid": "one", **(header or {})}, body, signing, algorithms=["RS256", "HS256"]
         )
 
+    def granted(self, path: str, form: dict[str, str]) -> tuple[int, Any]:
+        """Returns status and body of a request of the device flow (RFC 8628) or of a renewal."""
+        self.forms.append(form)
+        if path == "/device":
+            where = {"verification_uri": f"{self.url}/confirm", "user_code": "ABCD-EFGH"}
+            return 200, {"device_code": "d1", **where, "expires_in": 60, "interval": 0.05}
+        if form["grant_type"] == "refresh_token" and form["refresh_token"] != self.refresh_token:
+            return 400, {"error": "invalid_grant"}
+        if form["grant_type"].endswith("device_code") and self.outcomes:
+            return 400, {"error": self.outcomes.pop(0)}
+        self.refresh_token = f"r{len(self.forms)}"
+        return 200, {
+            "access_token": "opaque", "token_type": "Bearer", "expires_in": self.lifetime_s,
+            "id_token": self.token(exp=int(time.time()) + 600), "refresh_token": self.refresh_token,
+        }  # fmt: skip
+
     def document(self, path: str) -> Any:
         """Returns the document at a path."""
         self.reads += 1
@@ -88,7 +109,12 @@ class SigningIssuer:
         if path in self.answers:
             return self.answers[path]
         if path.endswith("openid-configuration"):
-            return {"issuer": self.url, "jwks_uri": f"{self.url}/jwks"}
+            return {
+                "issuer": self.url,
+                "jwks_uri": f"{self.url}/jwks",
+                "device_authorization_endpoint": f"{self.url}/device",
+                "token_endpoint": f"{self.url}/token",
+            }
         return {"keys": [self.key.as_dict(private=False)]}
 
 
@@ -100,6 +126,15 @@ def served(issuer: SigningIssuer) -> Iterator[None]:
         def do_GET(self) -> None:
             body = json.dumps(issuer.document(self.path)).encode()
             self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            text = self.rfile.read(int(self.headers["content-length"])).decode()
+            status, found = issuer.granted(self.path, {name: one for name, (one,) in parse_qs(text).items()})
+            body = json.dumps(found).encode()
+            self.send_response(status)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -1,6 +1,8 @@
 """The commands `login` and `contexts`, which select the API to use; and `completion` and `version`."""
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
@@ -19,6 +21,25 @@ from mizzen.cli.session import (
     stdin_text,
 )
 from mizzen.client.contexts import Context, load_contexts, save_contexts
+from mizzen.client.errors import NotConfigured
+
+if TYPE_CHECKING:
+    from mizzen.client.device import Login
+
+
+def _device_login(url: str, ca: str | None, *, is_needed: bool) -> "Login | None":
+    from mizzen.client.device import log_in, login_settings
+
+    settings = login_settings(url, ca)
+    if settings is None:
+        if is_needed:
+            raise NotConfigured(f"{url} has no issuer for logins; use an API key (--key -)")
+        return None
+
+    def show(page: str, code: str) -> None:
+        say(f"open {page} in a browser, and confirm the code {code}")
+
+    return log_in(settings, ca, show)
 
 
 @click.command(cls=OutputCommand)
@@ -29,22 +50,34 @@ from mizzen.client.contexts import Context, load_contexts, save_contexts
     help="The API key; `-` reads it from stdin. If it is not given, the command prompts for it.",
 )
 @click.option("--ca", envvar="MIZZEN_API_CA", help="PEM file with authorities to trust beside the system's.")
+@click.option(
+    "--device/--no-device",
+    default=None,
+    help="Log in at the API's issuer in a browser (default: in a terminal without --key, if the API has an issuer).",
+)
 @click.pass_obj
-def login(session: Session, url: str, key: str | None, ca: str | None) -> None:
+def login(session: Session, url: str, key: str | None, ca: str | None, device: bool | None) -> None:
     """Check the URL and key of an API, and save them.
 
     They are saved as a context, which becomes the current one. Its name is the value of `--context`, or the API's host
     name. Other users of the machine can see a key on the command line: use `--key -` instead.
     """
-    key = stdin_text("--key", "API key") if key in (None, "-") else key
     ca = None if ca is None else str(Path(ca).absolute())
-    with client_class()(url, key, ca=ca, patience_s=session.patience_s, on_expiry=say_expiry) as client:
+    issued = None
+    if device or (device is None and key is None and sys.stdin.isatty()):
+        issued = _device_login(url, ca, is_needed=bool(device))
+    if issued is None and key in (None, "-"):
+        key = stdin_text("--key", "API key")
+    key = key if issued is None else None
+    with client_class()(
+        url, key if issued is None else issued.token, ca=ca, patience_s=session.patience_s, on_expiry=say_expiry
+    ) as client:
         identity = client.whoami()
     host = urlsplit(url).hostname or url
     if url.startswith("http://") and host not in ("localhost", "127.0.0.1", "::1"):
         say(f"the API key is sent unencrypted to {host}: use https instead")
     chosen = session.context or host
-    path = save_contexts(load_contexts().with_context(chosen, Context(url.rstrip("/"), key, ca)))
+    path = save_contexts(load_contexts().with_context(chosen, Context(url.rstrip("/"), key, ca, issued)))
     whose = f"tenant {identity['tenant']}" if identity.get("tenant") else identity.get("machine") or "all tenants"
     say(f"saved in {path}")
     body = {"context": chosen, "api": url, **identity}

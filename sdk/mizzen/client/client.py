@@ -32,7 +32,8 @@ class Client(Data, FleetMethods, Services):
 
     Args:
         url: URL of the API.
-        api_key: the API key; None: no key is sent.
+        api_key: the API key, or a function that returns a token for each request; None: no key is sent.
+        ca: PEM file with authorities to trust beside the system's.
         patience_s: the time for which a request is retried while the API is unreachable or busy.
         room_patience_s: the time for which a submission is retried while its tenant's queue is full; 0: it fails at
             once.
@@ -46,7 +47,7 @@ class Client(Data, FleetMethods, Services):
     def __init__(
         self,
         url: str,
-        api_key: str | None = None,
+        api_key: str | Callable[[], str] | None = None,
         *,
         ca: str | None = None,
         patience_s: float = 30.0,
@@ -64,7 +65,7 @@ class Client(Data, FleetMethods, Services):
     def from_environment(cls, context: str | None = None, **options: Any) -> Self:
         """Create a client for `context`, or for the context that `contexts.active_context` selects."""
         chosen = active_context(context)
-        return cls(chosen.api, chosen.key, ca=chosen.ca, **options)
+        return cls(chosen.api, chosen.credential, ca=chosen.ca, **options)
 
     @property
     def url(self) -> str:

@@ -11,12 +11,17 @@ The file holds keys, so it is written with mode 0600. It is replaced atomically.
 """
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mizzen.client.errors import NotConfigured
+from mizzen.client.errors import NotConfigured, Unreachable
+
+if TYPE_CHECKING:
+    from mizzen.client.device import Login
 
 API_VARIABLE = "MIZZEN_API"
 CA_VARIABLE = "MIZZEN_API_CA"
@@ -32,6 +37,13 @@ class Context:
     key: str | None = field(default=None, repr=False)
     ca: str | None = None
     """PEM file with certificates of authorities that the client trusts beside the system's."""
+    login: "Login | None" = field(default=None, repr=False)
+    """Tokens of an OIDC issuer, instead of a key."""
+
+    @property
+    def credential(self) -> "str | Callable[[], str] | None":
+        """The key, or a function that returns a valid token."""
+        return self.key if self.login is None or self.key else partial(_token, self)
 
 
 @dataclass(frozen=True)
@@ -109,11 +121,51 @@ def _context(path: Path, name: object, entry: Any) -> Context:
     if not isinstance(entry, dict) or not isinstance(entry.get("api"), str):
         raise NotConfigured(f"{path}: contexts.{name}: expected a mapping with `api`, a URL, and `key`")
     key, ca = (None if (value := entry.get(name)) is None else str(value) for name in ("key", "ca"))
-    return Context(entry["api"], key, ca)
+    login = entry.get("login")
+    if login is None:
+        return Context(entry["api"], key, ca)
+    from mizzen.client.device import Login
+
+    try:
+        return Context(entry["api"], key, ca, Login(**login))
+    except TypeError:
+        raise NotConfigured(f"{path}: contexts.{name}.login: is damaged; run `mizzen login` again") from None
 
 
 def _body(context: Context) -> dict[str, Any]:
-    return {name: value for name, value in vars(context).items() if value is not None}
+    body = {name: value for name, value in vars(context).items() if value is not None}
+    return body if context.login is None else body | {"login": vars(context.login)}
+
+
+def _token(context: Context) -> str:
+    """Return the token of a login, renewed if it expires soon. Other processes use the renewed one.
+
+    Raises:
+        NotConfigured: it cannot be renewed.
+        Unreachable: the issuer does not answer.
+    """
+    import fcntl
+
+    from mizzen.client.device import renew
+
+    path = config_path()
+    # Only one process renews: many issuers accept a refresh token once.
+    with path.with_name(".config.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        contexts = load_contexts()
+        for name, saved in contexts.named.items():
+            if saved.api == context.api and saved.login is not None:
+                if saved.login.is_fresh:
+                    return saved.login.token
+                try:
+                    login = renew(saved.login, saved.ca)
+                except Unreachable:
+                    if time.time() < saved.login.expires_at_s:
+                        return saved.login.token
+                    raise
+                save_contexts(replace(contexts, named={**contexts.named, name: replace(saved, login=login)}))
+                return login.token
+    raise NotConfigured(f"the login at {context.api} was removed; run `mizzen login` again")
 
 
 def save_contexts(contexts: Contexts) -> Path:

@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -71,7 +72,7 @@ class Transport:
     def __init__(
         self,
         url: str,
-        key: str | None,
+        key: str | Callable[[], str] | None,
         patience_s: float,
         answer_s: float,
         on_retry: Callable[[str, float], None] | None = None,
@@ -87,11 +88,15 @@ class Transport:
         self._on_retry = on_retry or (lambda error, left_s: None)
         self._on_expiry = on_expiry
         headers = {"accept": "application/json", "user-agent": "mizzen/0.1"}
-        if key:
+        hooks: list[Callable[[httpx.Request], None]] = []
+        if callable(key):
+            hooks.append(partial(_authorise, key))
+        elif key:
             headers["authorization"] = f"Bearer {key}"
         self._http = httpx.Client(
             base_url=self.url,
             headers=headers,
+            event_hooks={"request": hooks},
             timeout=self._timeout(answer_s),
             verify=tls_context(parts.scheme, ca),
             # A proxy cannot reach services on this machine.
@@ -212,6 +217,10 @@ class Transport:
 
     def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
         return Unreachable(f"no response from {self.url}: {error or type(error).__name__}")
+
+
+def _authorise(token: Callable[[], str], request: httpx.Request) -> None:
+    request.headers["authorization"] = f"Bearer {token()}"
 
 
 def tls_context(scheme: str, ca: str | None) -> ssl.SSLContext:
