@@ -10,8 +10,8 @@ from typing import Any
 from agent import connect_rules, device_rules
 from agent.cgroups import TaskLimits, engine_parent, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
-from agent.containers.local_images import ImageStore
 from agent.containers.launch import container_of
+from agent.containers.local_images import ImageStore
 from agent.credentials.keeper import TaskCredentials
 from agent.device_rules import HeldGpus
 from agent.isolation import local_checkpoints, sandbox_of
