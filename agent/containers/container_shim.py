@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from http.client import CONFLICT
 from typing import Any
 
 from agent import shim
@@ -95,8 +96,7 @@ class _Task:
         output = os.open(self._launch["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with _sharing(private, self._engine, self._name, is_shared=self._is_shared) as shares_with:
             try:
-                self._engine.remove(self._name)  # Of a shim that was killed before it recorded the task.
-                self._engine.create(replace(self._container, shares_with=shares_with))
+                self._create(replace(self._container, shares_with=shares_with))
                 pieces = self._engine.output(self._name)
             except EngineError as error:
                 raise NotCreated(f"the container engine: {error}") from None
@@ -129,6 +129,15 @@ class _Task:
             remove_cgroup(path)
             if parent is not None:
                 remove_engine_parent(parent)
+
+    def _create(self, container: Container) -> None:
+        try:
+            self._engine.create(container)
+        except EngineError as error:
+            if error.status != CONFLICT:
+                raise
+            self._engine.remove(self._name)  # Of a shim that was killed before it recorded the task.
+            self._engine.create(container)
 
     def _record(self, started: int) -> None:
         own = shim.process_stat(os.getpid())
