@@ -72,6 +72,7 @@ class NodeActivities:
         lender: Lender,
         locks: StartLocks,
         gpus: GpuWatch,
+        *,
         uplink: "Uplink | None" = None,
     ) -> None:
         self._config = config

@@ -24,7 +24,8 @@ from typing import Self
 from agent import records, shim, tasks
 from agent.cgroups import processes_below
 from agent.config import AgentConfig
-from agent.state import AttemptFolder, StateFolder, read_json, remove_tree
+from agent.sandbox import remove_tree
+from agent.state import AttemptFolder, StateFolder, read_json
 from agent.tasks import RunFolder
 from domain.launch import TaskPlace
 from domain.task_reports import DiskReport

@@ -93,7 +93,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     _say_credentials(config)
     uplink = None if traffic is None else traffic.uplink
     gpus = GpuWatch(state, config.machine, config.gpus)
-    activities = NodeActivities(config, state, stager, shipping, notices, lender, locks, gpus, uplink)
+    activities = NodeActivities(config, state, stager, shipping, notices, lender, locks, gpus, uplink=uplink)
     tidying = asyncio.create_task(_tidy(config, state, lender))
     listening = asyncio.create_task(notices.run())
     lending = [asyncio.create_task(work) for work in (lender.run(), lender.reopen_polls(), gpus.run())]

@@ -20,6 +20,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -176,6 +177,14 @@ def clear(folder: str) -> bool:
     return not os.path.exists(folder)
 
 
+def remove_tree(path: str | os.PathLike[str]) -> None:
+    """Removes a folder with its content as far as possible. Folders that a task has nested can be of any depth."""
+    with contextlib.suppress(RecursionError):  # From a depth of about a thousand.
+        shutil.rmtree(path, ignore_errors=True)
+    if os.path.lexists(path):
+        subprocess.run(["rm", "-rf", "--one-file-system", "--", path], stderr=subprocess.DEVNULL, check=False)
+
+
 def _locked(lock: int, kind: int) -> bool:
     """Takes a lock, unless others hold it."""
     with contextlib.suppress(BlockingIOError):
@@ -260,8 +269,7 @@ def _remove(folder: str) -> None:
         # The lock last: until then, a process that wants the folders waits for it.
         for name in sorted(os.listdir(folder), key=lambda name: name == _LOCK):
             path = f"{folder}/{name}"
-            # Not `rmtree`, which fails at a depth of about a thousand.
-            subprocess.run(["rm", "-rf", "--one-file-system", "--", path], stderr=subprocess.DEVNULL, check=False)
+            (remove_tree(path) if os.path.isdir(path) else os.unlink(path))
         os.rmdir(folder)
 
 

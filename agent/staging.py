@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from agent.config import AgentConfig
 from agent.containers.local_images import BadImage, ImageStore
-from agent.credentials.keeper import NoCredentials
+from agent.credentials.task_credentials import NoCredentials
 from agent.isolation import check_store, give_bucket, give_store
 from agent.logs import Masker
 from agent.notices import MachineNotices

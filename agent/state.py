@@ -23,7 +23,6 @@ import logging
 import os
 import re
 import secrets
-import subprocess
 import threading
 import time
 from collections.abc import Iterable
@@ -108,7 +107,7 @@ class AttemptFolder:
     def remove(self) -> None:
         """Deletes the folder."""
         sandbox.clear(str(self.private))
-        remove_tree(self.path)
+        sandbox.remove_tree(self.path)
 
 
 class StateFolder:
@@ -308,14 +307,6 @@ class StateFolder:
             if number.isdigit() and _WORKLOAD.fullmatch(workload_id):
                 found.append(self.attempt(workload_id, int(number)))
         return sorted(found, key=lambda a: (a.workload_id, a.attempt))
-
-
-def remove_tree(path: Path) -> None:
-    """Removes a folder with its content as far as possible. Folders that a task has nested can be of any depth.
-
-    Python's `rmtree` fails at a depth of about a thousand.
-    """
-    subprocess.run(["rm", "-rf", "--one-file-system", "--", path], stderr=subprocess.DEVNULL, check=False)
 
 
 def make_folder(path: Path) -> None:

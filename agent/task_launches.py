@@ -12,7 +12,7 @@ from agent.cgroups import TaskLimits, engine_parent, limit, make_cgroup, remove_
 from agent.config import AgentConfig
 from agent.containers.launch import container_of
 from agent.containers.local_images import ImageStore
-from agent.credentials.keeper import TaskCredentials
+from agent.credentials.task_credentials import TaskCredentials
 from agent.device_rules import HeldGpus
 from agent.isolation import local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command
@@ -112,8 +112,9 @@ class TaskLaunches:
         own = self.plain_launch(staged, place, masters, port, held.visible(place.slots) if held.ids() else None)
         run, owner = staged.run(place), self.owner(staged)
         found = container_of(
-            self._config, staged.launch, staged.runs, run, place, self._images.get(image), own.env, owner, held.ids()
-        )
+            self._config, launch=staged.launch, runs=staged.runs, run=run, place=place, image=self._images.get(image),
+            env=own.env, owner=owner, gpus=held.ids(),
+        )  # fmt: skip
         if self._config.cgroup and place.memory_bytes:
             limits = self._task_limits(place)
             found["spec"] |= {"memory_bytes": limits.memory_bytes, "processes": limits.processes}

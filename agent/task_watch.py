@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from temporalio import activity
 
 from agent import tasks
-from agent.credentials.keeper import TaskCredentials
+from agent.credentials.task_credentials import TaskCredentials
 from agent.disk import DiskWatch
 from agent.gpu_watch import GpuWatch
 from agent.notices import MachineNotices

@@ -8,7 +8,7 @@
     work/                                   working directory and HOME; owned by the task's user
     report/report.json                      the task's report; the folder is owned by the task's user
     interval.json                           how often the task should save, if a coordinator decides it
-    credentials/                            credentials of the task for its buckets (`agent.credentials.keeper`)
+    credentials/                            credentials of the task for its buckets (`agent.credentials`)
     disk.json                               why the task was stopped, if its attempt used up the disk (`agent.disk`)
     serving.json                            readiness of a task that serves requests (`agent.task_readiness`)
     ship.json                               how much of the output was shipped (`agent.logs`)

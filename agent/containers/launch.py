@@ -31,6 +31,7 @@ _TMPFS = "rw,nosuid,nodev,mode=1777"
 
 def container_of(
     config: AgentConfig,
+    *,
     launch: LaunchDescription,
     runs: Sequence[RunFolder],
     run: RunFolder,

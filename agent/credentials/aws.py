@@ -14,7 +14,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from agent.credentials.scope import Prefix, Scope
+from agent.credentials.scope import BucketScope, Prefix
 
 _MOST_CHARACTERS = 2048
 """STS accepts no longer policies."""
@@ -43,7 +43,7 @@ class AwsCredentials:
         return "\n".join([*lines, ""])
 
 
-def session_policy(scope: Scope, partition: str = "aws") -> str:
+def session_policy(scope: BucketScope, partition: str = "aws") -> str:
     """Returns the policy (JSON) that allows what is in `scope`.
 
     If it would be too long for STS, it allows to read all objects beside the tables, instead of those of each table.
@@ -51,11 +51,11 @@ def session_policy(scope: Scope, partition: str = "aws") -> str:
     policy = _policy(scope, partition)
     if len(policy) > _MOST_CHARACTERS:
         beside = {Prefix(one.bucket, one.prefix.rstrip("/").rpartition("/")[0] + "/") for one in scope.reads}
-        policy = _policy(Scope(scope.writes, tuple(sorted(beside))), partition)
+        policy = _policy(BucketScope(scope.writes, tuple(sorted(beside))), partition)
     return policy
 
 
-def assume(role: str, scope: Scope, name: str, lifetime_s: float) -> AwsCredentials:
+def assume(role: str, scope: BucketScope, name: str, lifetime_s: float) -> AwsCredentials:
     """Returns credentials for `scope`, valid for `lifetime_s`.
 
     Args:
@@ -89,7 +89,7 @@ def assume(role: str, scope: Scope, name: str, lifetime_s: float) -> AwsCredenti
     return AwsCredentials(process, storage.meta.region_name, None if "amazonaws.com" in endpoint else endpoint)
 
 
-def _policy(scope: Scope, partition: str) -> str:
+def _policy(scope: BucketScope, partition: str) -> str:
     statements: list[dict[str, Any]] = []
     for actions, prefixes in ((_WRITE, scope.writes), (_READ, scope.reads)):
         if prefixes:

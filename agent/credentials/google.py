@@ -10,7 +10,7 @@ import google.auth
 from google.auth import downscoped as _downscoped
 from google.auth.transport.requests import Request
 
-from agent.credentials.scope import Prefix, Scope
+from agent.credentials.scope import BucketScope, Prefix
 
 downscoped: Any = _downscoped
 """Without types: the library has none for it."""
@@ -20,7 +20,7 @@ _READ, _WRITE = "inRole:roles/storage.objectViewer", "inRole:roles/storage.objec
 _TIMEOUT_S = 10.0
 
 
-def boundary(scope: Scope) -> Any:
+def boundary(scope: BucketScope) -> Any:
     """Returns the access boundary that allows what is in `scope`: a rule for each bucket and kind of access."""
     rules = []
     for permission, prefixes in ((_WRITE, scope.writes), (_READ, scope.reads)):
@@ -36,7 +36,7 @@ def boundary(scope: Scope) -> Any:
     return downscoped.CredentialAccessBoundary(rules)
 
 
-def narrowed_token(scope: Scope) -> dict[str, Any]:
+def narrowed_token(scope: BucketScope) -> dict[str, Any]:
     """Returns a token for `scope` (`token`) and when it expires (`expiry`, ISO 8601 in UTC), within an hour.
 
     Raises:

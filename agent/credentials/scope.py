@@ -16,7 +16,7 @@ class Prefix:
 
 
 @dataclass(frozen=True)
-class Scope:
+class BucketScope:
     """The prefixes that the tasks of an attempt may use in the buckets of one kind of store."""
 
     writes: tuple[Prefix, ...]
@@ -28,9 +28,9 @@ class Scope:
         return bool(self.writes or self.reads)
 
 
-def scope_of(launch: LaunchDescription, scheme: str) -> Scope:
+def bucket_scope(launch: LaunchDescription, scheme: str) -> BucketScope:
     """Returns what the tasks of an attempt need in buckets whose URLs have this scheme (`s3` or `gs`)."""
-    return Scope(_prefixes([launch.checkpoint.uri], scheme), _prefixes(launch.tables.values(), scheme))
+    return BucketScope(_prefixes([launch.checkpoint.uri], scheme), _prefixes(launch.tables.values(), scheme))
 
 
 def _prefixes(uris: Iterable[str], scheme: str) -> tuple[Prefix, ...]:

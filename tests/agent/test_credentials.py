@@ -15,8 +15,8 @@ from google.oauth2.credentials import Credentials
 
 from agent.config import AgentConfig
 from agent.credentials.aws import session_policy
-from agent.credentials.keeper import TaskCredentials
-from agent.credentials.scope import Prefix, Scope, scope_of
+from agent.credentials.scope import BucketScope, Prefix, bucket_scope
+from agent.credentials.task_credentials import TaskCredentials
 from bench import buckets
 from domain.ids import checkpoint_marker_key, checkpoint_prefix
 from domain.launch import LaunchDescription
@@ -186,9 +186,11 @@ def _age(file: Path) -> None:
 def test_a_long_policy_allows_all_tables() -> None:
     """A policy of STS has at most 2,048 characters. Checkpoints stay exact."""
     own = (Prefix("b", "r/checkpoints/wl-1/"),)
-    few = session_policy(Scope(own, (Prefix("b", "r/tables/a*b/"),)))
+    few = session_policy(BucketScope(own, (Prefix("b", "r/tables/a*b/"),)))
     assert "r/tables/a${*}b/*" in few
-    many = session_policy(Scope(own, tuple(Prefix("b", f"r/tables/table-with-a-long-name-{n}/") for n in range(60))))
+    many = session_policy(
+        BucketScope(own, tuple(Prefix("b", f"r/tables/table-with-a-long-name-{n}/") for n in range(60)))
+    )
     assert len(many) <= 2048
     assert '"arn:aws:s3:::b/r/tables/*"' in many and '"arn:aws:s3:::b/r/checkpoints/wl-1/*"' in many
 
@@ -199,7 +201,7 @@ def test_stores_of_other_kinds_are_left_out(lab: Lab) -> None:
     tables = {"a": "gs://bucket/x/tables/a/", "b": "s3://other/tables/b/"}
     launch = launch.model_copy(update={"tables": tables})
     assert launch.checkpoint.uri.startswith("file:")
-    assert scope_of(launch, "s3") == Scope((), (Prefix("other", "tables/b/"),))
-    assert scope_of(launch, "gs") == Scope((), (Prefix("bucket", "x/tables/a/"),))
-    assert not scope_of(launch.model_copy(update={"tables": {}}), "s3")
+    assert bucket_scope(launch, "s3") == BucketScope((), (Prefix("other", "tables/b/"),))
+    assert bucket_scope(launch, "gs") == BucketScope((), (Prefix("bucket", "x/tables/a/"),))
+    assert not bucket_scope(launch.model_copy(update={"tables": {}}), "s3")
     assert Path(launch.checkpoint.uri.removeprefix("file://")).name.endswith("checkpoints")

@@ -15,7 +15,9 @@ OTHERS = {
     "agent/network/shaping.py": "isolated",
     "agent/zygote_client.py": "isolated",
     "agent/stores.py": "isolated",
-    "agent/staging.py": "MIZZEN_PYTHON of tasks",
+    "agent/task_launches.py": "MIZZEN_PYTHON of tasks",
+    "agent/containers/launch.py": "the variable of containers",
+    "agent/containers/inside/sitecustomize.py": "the variable of containers",
     "infra/stack/temporal.py": "the folder of installed programs",
     "server/demo/checks.py": "starts a script, which imports from its own folder",
 }

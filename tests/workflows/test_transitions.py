@@ -5,6 +5,7 @@ from itertools import pairwise
 from domain.lifecycle.attempts import NEXT_PHASES
 from domain.phases import Phase
 from tests.workflows import (
+    test_launch_refused,
     test_leaving,
     test_loading,
     test_loss,
@@ -15,7 +16,9 @@ from tests.workflows import (
 )
 from tests.workflows.stories import PATHS
 
-TOLD_IN = (test_placing, test_running, test_mail, test_loss, test_replacement, test_leaving, test_loading)
+TOLD_IN = (
+    test_placing, test_launch_refused, test_running, test_mail, test_loss, test_replacement, test_leaving, test_loading,
+)  # fmt: skip
 
 NEVER_MADE = {
     # Only by a replacement workflow that cannot continue, if tasks failed whose start was not recorded.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agent.config import AgentConfig
-from agent.credentials.scope import Scope, scope_of
+from agent.credentials.scope import BucketScope, bucket_scope
 from agent.launch import Owner
 from agent.state import make_folder
 from agent.tasks import RunFolder
@@ -47,7 +47,7 @@ class TaskCredentials:
         self._name = f"mizzen-{launch.workload_id}.{launch.attempt}"
         self._role = config.s3_role
         self._lifetime_s = config.credentials_s
-        s3, gcs = scope_of(launch, "s3"), scope_of(launch, "gs")
+        s3, gcs = bucket_scope(launch, "s3"), bucket_scope(launch, "gs")
         self._given: list[tuple[str, float, Callable[[], Callable[[Path], dict[str, str]]]]] = []
         """For each kind of store: the file that is renewed, its lifetime in seconds, and a request for credentials. The
         request returns a function that makes the content of the files in a task's folder, by name."""
@@ -100,7 +100,7 @@ class TaskCredentials:
         for run in self._runs:
             shutil.rmtree(_folder(run), ignore_errors=True)
 
-    def _aws(self, scope: Scope) -> Callable[[Path], dict[str, str]]:
+    def _aws(self, scope: BucketScope) -> Callable[[Path], dict[str, str]]:
         # Imported only where it is used: boto3 costs an agent half a second and 20 MB.
         from agent.credentials.aws import assume
 
@@ -109,7 +109,7 @@ class TaskCredentials:
         process = json.dumps(given.process)
         return lambda folder: {"aws.json": process, "aws-config": given.config(folder / "aws.json")}
 
-    def _google(self, scope: Scope) -> Callable[[Path], dict[str, str]]:
+    def _google(self, scope: BucketScope) -> Callable[[Path], dict[str, str]]:
         from agent.credentials.google import narrowed_token
 
         token = json.dumps(narrowed_token(scope))
