@@ -131,7 +131,8 @@ class BacklogStack:
         exit_.callback(self._stop)
         self.url = f"http://127.0.0.1:{port}"
         self.until(lambda: "mizzen is up" in (folder / "up.log").read_text(), 120.0)
-        self.address = load_settings(self.data / "run" / "settings.yaml").temporal.address or ""
+        self.temporal = load_settings(self.data / "run" / "settings.yaml").temporal
+        self.address = self.temporal.address or ""
         self.engine = open_engine(EmbeddedPostgres(self.data / "postgres").url)
         exit_.callback(self.engine.dispose)
         self.key = (self.data / "operator.key").read_text().strip()

@@ -37,7 +37,6 @@ from bench import backlog
 from bench.harness import InvalidBenchmark
 from domain.ids import machine_id
 from domain.protocol.activities import Activity
-from infra.config.services import TemporalSettings
 from infra.db.models import Machine, Workload
 from infra.payloads import DATA_CONVERTER
 from infra.temporal_client import connect
@@ -87,10 +86,9 @@ class _Agent:
             bucket_url=(stack.data / "buckets" / "east").resolve().as_uri(), state_dir=folder / "agent",
             owner=str(os.getuid()),
         )  # fmt: skip
-        address = stack.address
 
         async def connected() -> Client:
-            plain: Any = (await connect(TemporalSettings(address=address))).config()
+            plain: Any = (await connect(stack.temporal)).config()
             return Client(**plain | {"interceptors": [self.count]})
 
         thread = threading.Thread(

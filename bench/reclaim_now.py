@@ -46,7 +46,8 @@ def _agent(stack: backlog.BacklogStack, folder: Path, exit_: ExitStack) -> Path:
     state = folder / "agent"
     bucket = (stack.data / "buckets" / "east").resolve().as_uri()
     command = [
-        *dies_with_parent(), sys.executable, "-m", "server", "agent", "--temporal", stack.address, "--region", "east",
+        *dies_with_parent(), sys.executable, "-m", "server", "agent", "--temporal", stack.address,
+        "--payload-keys", str(stack.temporal.payload_keys), "--region", "east",
         "--cluster", "lent", "--name", "m", "--gpus", str(GPUS), "--gpu-type", "lent", "--cpus", "16", "--memory",
         "16GiB", "--bucket", bucket, "--state-dir", str(state), "--owner", str(os.getuid()),
     ]  # fmt: skip
