@@ -24,7 +24,7 @@ import transformers  # noqa: F401
 from tests_integrations.scripts import TOUCHES, Aim, Ended, run, run_gang
 
 FOLDER = Path(__file__).parent / "trainings"
-TRAININGS = ("cnn", "gpt", "trainer", "lightning_swa", "ddp")
+TRAININGS = ("cnn", "gpt", "transformers_trainer", "lightning_swa", "ddp")
 RESULTS = ("result.json", "result.1.json", "model.pt")
 _RANKS = {"ddp": 2}
 
