@@ -282,6 +282,7 @@ class NodeActivities:
                 reserve_report(run)
                 tasks.start(run, self._stager.launches.launch_of(staged, staged.places[index], masters))
 
+        await asyncio.to_thread(limit_of, self._config, self._state, staged.folder, staged.places)  # It is kept.
         await asyncio.gather(*(asyncio.to_thread(start, run, index) for index, run in enumerate(staged.runs)))
         self._ship(staged, staged.runs)
 

@@ -1,4 +1,4 @@
-"""Which GPUs tasks may open: those that their attempt holds on this machine, for example for copies between its GPUs.
+"""Which GPUs a task may open: all those of its attempt on this machine, because NCCL copies between them directly.
 
 In a sandbox only the device files of these GPUs are visible. If the agent runs as root, in every mode of isolation,
 rules on the cgroup of each task refuse to open the files of the other GPUs: a small eBPF program on the task's cgroup

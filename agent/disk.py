@@ -158,6 +158,9 @@ class DiskWatch:
         self._runs = runs
         self._limit = limit
         self.exceeded = False
+        self._used = DiskUse()
+        self._whole: DiskUse | None = None
+        """What the whole file system had when the attempt had `_used`; None: the attempt was not measured yet."""
 
     async def keep(self) -> None:
         """Watches until cancelled, or until it has stopped the tasks. Nothing that fails here ends it."""
@@ -169,54 +172,57 @@ class DiskWatch:
                 await asyncio.sleep(_LONGEST_S)
 
     async def finish(self) -> None:
-        """Measures once more after the end of the tasks: one may have failed because it had filled the disk.
+        """Measures again after the end of the tasks if they may have filled the disk, and one has failed because of it.
 
         Removes the working directories if the limit was reached, because the next attempt needs the space. The output
         and the report stay.
         """
         try:
-            if not self.exceeded:
+            now = await asyncio.to_thread(self._now)
+            if not self.exceeded and (self._whole is None or self._at_most(now).exceeds(self._limit)):
                 used, _ = await asyncio.to_thread(measure, [self._attempt.path])
                 if used.exceeds(self._limit):
                     await self._stop(used)
-                else:
-                    await asyncio.to_thread(self._save, used)
         except OSError as error:
             _log.warning("the disk space of %s cannot be measured: %s", self._attempt.key, error)
         if self.exceeded or any(disk_report(run) is not None for run in self._runs):
             await asyncio.gather(*(asyncio.to_thread(remove_tree, run.work) for run in self._runs))
 
     async def _watch(self) -> None:
-        used, whole = DiskUse(), DiskUse()
-        measured_s = took_s = float("-inf")
+        due_s = took_s = 0.0
         while True:
-            now = await asyncio.to_thread(self._whole)
-            at_most = used + now.grown_since(whole)
-            due_s = measured_s + max(_MEASURE_EVERY_S, 20 * took_s)
-            if at_most.exceeds(self._limit) or time.monotonic() > due_s:
+            now = await asyncio.to_thread(self._now)
+            at_most = self._at_most(now)
+            if self._whole is None or at_most.exceeds(self._limit) or time.monotonic() > due_s:
                 began_s = time.monotonic()
                 found, is_all = await asyncio.to_thread(measure, [self._attempt.path], self._pids())
-                measured_s = time.monotonic()
-                took_s = measured_s - began_s
+                took_s = time.monotonic() - began_s
+                due_s = time.monotonic() + max(_MEASURE_EVERY_S, 20 * took_s)
                 # The bound counts if tasks hide files from the agent.
-                used, whole = (found if is_all else max(found, at_most, key=lambda use: use.size_bytes)), now
-                if used.exceeds(self._limit):
-                    if await self._stop(used):
+                self._used = found if is_all else max(found, at_most, key=lambda use: use.size_bytes)
+                self._whole = now
+                if self._used.exceeds(self._limit):
+                    if await self._stop(self._used):
                         return
                 else:
-                    await asyncio.to_thread(self._save, used)
+                    await asyncio.to_thread(self._save)
                 await asyncio.sleep(took_s)
-                at_most = used
+                at_most = self._used
             left_bytes, left_files = self._limit.size_bytes - at_most.size_bytes, self._limit.files - at_most.files
             pause_s = min(left_bytes / _FASTEST_BYTES_S, left_files / _FASTEST_FILES_S)
             await asyncio.sleep(min(_LONGEST_S, max(_SHORTEST_S, pause_s)))
 
-    def _whole(self) -> DiskUse:
+    def _at_most(self, now: DiskUse) -> DiskUse:
+        """Returns the most that the attempt can have, given what the whole file system has."""
+        return self._used + now.grown_since(self._whole or now)
+
+    def _now(self) -> DiskUse:
         disk = os.statvfs(self._attempt.path)
         return DiskUse((disk.f_blocks - disk.f_bfree) * disk.f_frsize, disk.f_files - disk.f_ffree)
 
-    def _save(self, used: DiskUse) -> None:
-        records.publish(str(self._attempt.path / _FILE), {"limit": asdict(self._limit), "used": asdict(used)})
+    def _save(self) -> None:
+        body = {"limit": asdict(self._limit), "used": asdict(self._used)}
+        records.publish(str(self._attempt.path / _FILE), body)
 
     def _pids(self) -> set[int]:
         shims = {identities[0].pid for run in self._runs if (identities := run.identities()) is not None}
@@ -227,8 +233,8 @@ class DiskWatch:
     async def _stop(self, used: DiskUse) -> bool:
         """Records that the limit was reached and kills the tasks. Returns False if that could not be recorded.
 
-        The end of a task without the record could be mistaken for a success. The record is of the task that has most,
-        among those that run or have failed. There is none if the attempt is being stopped anyway.
+        The end of a task without the record could be mistaken for a success. The record names the task with the largest
+        folder among those that run or have failed. Nothing is recorded if a stop of the attempt was requested before.
         """
         ends = {run.path: run.exit() for run in self._runs}
         guilty = [run for run in self._runs if (end := ends[run.path]) is None or not (end.succeeded or end.noticed)]

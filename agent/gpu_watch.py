@@ -102,6 +102,8 @@ class GpuWatch:
 
         All its tasks on this machine have ended.
         """
+        if not self._slots or not await asyncio.to_thread(nvml.uses):
+            return
         held = await asyncio.to_thread(self._held_by, folder)
         give_up_s = time.monotonic() + _FREE_S
         while left := await asyncio.to_thread(self._left_by, folder, held):

@@ -88,7 +88,9 @@ def sandbox_of(
 def task_paths(
     launch: LaunchDescription, runs: Sequence[RunFolder], paths: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Returns the existing paths of this machine that the tasks `runs` may read, and those that they may write.
+    """Returns the paths of this machine that the tasks `runs` may read, and those that they may write.
+
+    Paths that do not exist are left out.
 
     `paths` has the meaning of `AgentConfig.paths`.
     """

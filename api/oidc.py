@@ -1,7 +1,7 @@
 """OIDC tokens beside API keys: signature, issuer, audience and times of a token, and the role and tenant of its claims.
 
-The issuer's keys are read in a thread of their own. Until then a token with an unknown key gets 503, so an issuer that
-does not answer blocks neither API keys nor tokens whose key is known.
+The issuer's keys are read in a separate thread, and a token with an unknown key gets 503 meanwhile. So while the issuer
+does not answer, API keys and tokens with a known key still work.
 """
 
 import json

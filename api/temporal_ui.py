@@ -38,7 +38,7 @@ class CodecVerb(StrEnum):
 
 @router.post(CODEC_PATH + "/{verb}", include_in_schema=False, dependencies=[JsonOnly])
 async def temporal_codec(state: StateOf, _: Operator, verb: CodecVerb, request: Request) -> Response:
-    """Decrypts or encrypts payloads. Those that cannot be decrypted are returned unchanged."""
+    """Decrypts or encrypts payloads. A payload that cannot be decrypted is returned unchanged."""
     codec = state.payload_codec
     if codec is None:
         raise not_found("page", CODEC_PATH)

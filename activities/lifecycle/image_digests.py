@@ -1,8 +1,8 @@
 """Finds out which image a tag names: its digest, which is kept, so that every attempt runs the same bits.
 
-The workers of the control plane ask the registry, by the HTTP API of the OCI distribution specification. A document
-names the registry, so only registries at public addresses are asked, and those that the operator lists
-(`tasks.registries`): a document must not make workers send requests to services in their own network.
+The workers of the control plane ask the registry, by the HTTP API of the OCI distribution specification. The
+registry's name comes from a document of a user, which must not make workers send requests into their own network.
+Therefore only registries at public addresses are asked, and those that the operator lists (`tasks.registries`).
 """
 
 import re

@@ -14,60 +14,25 @@ from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.lifecycle import reconcile
-from activities.lifecycle.dispatch import Dispatcher
 from activities.lifecycle.reconcile import Reconciler
 from activities.lifecycle.singletons import SINGLETONS, assert_singletons, keep_singletons
 from activities.lifecycle.workload_start import read_start
 from domain import ids
 from domain.phases import Phase
 from domain.protocol.workloads import WorkloadInput
-from infra.config.settings import Settings
 from infra.db.logs import Outbox
 from infra.db.models import Attempt, Workload
 from infra.db.placement_runs import begin_placement_run
 from infra.db.tables import Replica
+from tests.activities.reconciling import age, deliver, due, listed, patient
 from tests.activities.temporal import told_workload
 from tests.activities.world import World
-
-
-def _patient(world: World, **changes: float) -> Settings:
-    """Returns settings under which every difference is due immediately and each round lists all workflows."""
-    reconcile = world.settings.reconcile.model_copy(update={"disagree_s": 0.0, "sweep_s": 0.0, **changes})
-    return world.settings.model_copy(update={"reconcile": reconcile})
 
 
 @pytest.fixture
 def reconciler(town: World, client: Client) -> Reconciler:
     """The reconciler of the town, without a worker."""
-    return Reconciler(town.engine, _patient(town), client)
-
-
-def _age(world: World) -> None:
-    """Moves all events and mail 30 s into the past and marks all mail delivered."""
-    world.delivered()
-    with world.session() as session:
-        session.execute(text("update event set at = at - interval '31 seconds'"))
-        session.execute(text("update workload set submitted_at = submitted_at - interval '31 seconds'"))
-        aged = "created_at = created_at - interval '31 seconds', delivered_at = delivered_at - interval '30 seconds'"
-        session.execute(text(f"update outbox set {aged}"))
-
-
-def _due(world: World, kind: str) -> list[str | None]:
-    with world.session() as session:
-        rows = select(Outbox.workload).where(Outbox.delivered_at.is_(None), Outbox.kind == kind).order_by(Outbox.id)
-        return list(session.scalars(rows))
-
-
-async def _deliver(world: World, url: str, client: Client) -> None:
-    await Dispatcher(world.engine, url, client)._deliver_batch()
-
-
-async def _listed(client: Client, query: str, count: int) -> None:
-    """Waits until Temporal's listing, which lags, shows this many workflows."""
-    give_up_s = asyncio.get_running_loop().time() + 20
-    while (await client.count_workflows(query)).count != count:
-        assert asyncio.get_running_loop().time() < give_up_s, query
-        await asyncio.sleep(0.05)
+    return Reconciler(town.engine, patient(town), client)
 
 
 async def test_a_workflow_that_is_gone_is_started_anew(
@@ -80,14 +45,14 @@ async def test_a_workflow_that_is_gone_is_started_anew(
     terminated, unknown, queued = town.running(), town.running(), town.submit()
     with town.session() as session:
         session.execute(text("update outbox set delivered_at = now() where workload = :w"), {"w": unknown})
-    await _deliver(town, database_url, client)
-    _age(town)
+    await deliver(town, database_url, client)
+    age(town)
     for workload in (terminated, queued):
         await client.get_workflow_handle(ids.workload_workflow_id(workload)).terminate()
-    await _listed(client, f"WorkflowId STARTS_WITH 'workload/{town.prefix}' AND ExecutionStatus = 'Running'", 0)
+    await listed(client, f"WorkflowId STARTS_WITH 'workload/{town.prefix}' AND ExecutionStatus = 'Running'", 0)
     await reconciler.round()
-    assert queued not in _due(town, "start")
-    await _deliver(town, database_url, client)
+    assert queued not in due(town, "start")
+    await deliver(town, database_url, client)
     for workload in (terminated, unknown):
         state = (await told_workload(client, workload)).state
         assert (state["workload_id"], state["attempt"], state["placed"]) == (workload, 1, True)
@@ -107,8 +72,8 @@ async def test_a_workflow_that_no_worker_can_carry_on_is_replaced(
 ) -> None:
     """A workflow whose tasks keep failing is terminated and replaced, although its search attributes match Postgres."""
     workload, well = town.running(), town.running()
-    await _deliver(town, database_url, client)
-    _age(town)
+    await deliver(town, database_url, client)
+    age(town)
     handle = client.get_workflow_handle(ids.workload_workflow_id(workload))
     await handle.terminate()
     with town.session() as session:
@@ -126,10 +91,10 @@ async def test_a_workflow_that_no_worker_can_carry_on_is_replaced(
             "WorkloadWorkflow", start.state, id=handle.id, task_queue=queue, task_timeout=timedelta(seconds=1),
             search_attributes=shown,
         )  # fmt: skip
-        await _listed(client, f"WorkflowId = '{handle.id}' AND TemporalReportedProblems IS NOT NULL", 1)
+        await listed(client, f"WorkflowId = '{handle.id}' AND TemporalReportedProblems IS NOT NULL", 1)
     await reconciler.round()
     assert (await handle.describe()).status is WorkflowExecutionStatus.TERMINATED
-    assert _due(town, "start") == [workload]
+    assert due(town, "start") == [workload]
     other = await client.get_workflow_handle(ids.workload_workflow_id(well)).describe()
     assert other.status is WorkflowExecutionStatus.RUNNING
 
@@ -149,12 +114,12 @@ async def test_the_workflow_of_an_ended_workload_is_ended(
 ) -> None:
     """The workflow of a workload that ended while it was queued is terminated."""
     ended = town.submit()
-    await _deliver(town, database_url, client)
+    await deliver(town, database_url, client)
     town.change(ended, Phase.CANCELLED)
-    _age(town)
-    await _listed(client, f"WorkflowId = '{ids.workload_workflow_id(ended)}' AND ExecutionStatus = 'Running'", 1)
+    age(town)
+    await listed(client, f"WorkflowId = '{ids.workload_workflow_id(ended)}' AND ExecutionStatus = 'Running'", 1)
     await reconciler.round()
-    await _listed(client, f"WorkflowId = '{ids.workload_workflow_id(ended)}' AND ExecutionStatus = 'Running'", 0)
+    await listed(client, f"WorkflowId = '{ids.workload_workflow_id(ended)}' AND ExecutionStatus = 'Running'", 0)
 
 
 async def test_a_new_workflow_counts_what_earlier_attempts_were(town: World, client: Client) -> None:
@@ -273,7 +238,7 @@ async def test_a_machine_that_nobody_attends_to_is_lost(town: World, client: Cli
     lifecycle = town.settings.lifecycle.model_copy(update={"heartbeat_timeout_s": 1e-9, "node_lost_after_s": 1e-9})
     workload = town.running()
     town.delivered()
-    reconciler = Reconciler(town.engine, _patient(town).model_copy(update={"lifecycle": lifecycle}), client)
+    reconciler = Reconciler(town.engine, patient(town).model_copy(update={"lifecycle": lifecycle}), client)
     for state in ("ready", "lost"):
         await reconciler.round()
         with town.session() as session:
@@ -289,7 +254,7 @@ async def test_a_workload_that_is_older_than_its_records(town: World, reconciler
     with town.session() as session:
         session.execute(text("delete from event"))
     await reconciler.round()
-    assert workload in _due(town, "start")
+    assert workload in due(town, "start")
 
 
 async def test_singletons_are_asserted(town: World, client: Client) -> None:
@@ -322,7 +287,7 @@ async def test_singletons_are_asserted(town: World, client: Client) -> None:
 async def test_operators_see_whose_workflow_it_is(town: World, client: Client, database_url: str) -> None:
     """A workflow starts with a summary, a memo, and search attributes for name, phase, reason and attempt."""
     workload = town.submit()
-    await _deliver(town, database_url, client)
+    await deliver(town, database_url, client)
     handle = client.get_workflow_handle(ids.workload_workflow_id(workload))
     described = await handle.describe()
     shown = {p.key.name: p.value for p in described.typed_search_attributes}

@@ -1,6 +1,5 @@
 """Fixtures of the agent's tests: a check for leftover processes, and a worker that calls agents."""
 
-import os
 import shutil
 import subprocess
 import tempfile
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.fake_gpus import fake_gpus, fake_library
-from tests.agent.harness import Lab, processes_of
+from tests.agent.harness import Lab, processes_of, small_disk
 
 __all__ = ["fake_gpus", "fake_library"]
 DISK_BYTES, DISK_FILES = 64 << 20, 4000
@@ -51,14 +50,5 @@ async def open_lab(temporal_address: str) -> AsyncIterator[Lab]:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """Mounts a small file system, in which the state of the agents is."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small file system")
-    path = tmp_path / "disk"
-    path.mkdir()
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},nr_inodes={DISK_FILES}", "tmpfs", path], check=True
-    )
-    try:
+    with small_disk(tmp_path / "disk", f"size={DISK_BYTES},nr_inodes={DISK_FILES}") as path:
         yield path
-    finally:
-        subprocess.run(["umount", "-l", path], check=True)

@@ -105,6 +105,19 @@ async def until_async(holds: Callable[[], Any], patience_s: float = 20.0) -> Any
 
 
 @contextlib.contextmanager
+def small_disk(path: Path, options: str) -> Iterator[Path]:
+    """Mounts a file system in memory at `path`, which is made, with options such as `size=12m`. Skips without root."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+@contextlib.contextmanager
 def dev_server(port: int) -> Iterator[None]:
     """Runs a Temporal dev server that stores its data in memory."""
     binary = shutil.which("temporal") or str(Path(sys.executable).parent / "temporal")

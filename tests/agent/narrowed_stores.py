@@ -8,6 +8,7 @@ import json
 import re
 import secrets
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,18 +37,19 @@ class Narrowed:
     refused: list[str] = field(default_factory=list)
 
 
-class _Proxy(BaseHTTPRequestHandler):
+class _Proxy(BaseHTTPRequestHandler, ABC):
     protocol_version = "HTTP/1.1"
     behind: ClassVar[str]
     seen: ClassVar[Narrowed]
     policies: ClassVar[dict[str, Any]]
 
+    @abstractmethod
     def allows(self, body: bytes) -> bool:
-        raise NotImplementedError
+        """Returns whether the credentials of the request allow it."""
 
+    @abstractmethod
     def issue(self, body: bytes) -> bytes | None:
         """Returns the answer to a request for credentials; None: it is none."""
-        raise NotImplementedError
 
     def handle_any(self) -> None:
         body = self._body()

@@ -4,8 +4,6 @@ The folder is a small file system of its own. The tests check what tasks wrote o
 """
 
 import asyncio
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +13,7 @@ from agent import tasks
 from agent.state import StateFolder
 from agent.tasks import TaskState
 from domain.protocol.machines import NodeOutcome
-from tests.agent.harness import Lab, description, until_async
-
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+from tests.agent.harness import Lab, description, small_disk, until_async
 
 
 class Disk:
@@ -44,13 +40,8 @@ class Disk:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
     """Mounts a small file system."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path], check=True)
-    try:
+    with small_disk(tmp_path / "disk", "size=1m") as path:
         yield Disk(path)
-    finally:
-        subprocess.run(["umount", "-l", path], check=True)
 
 
 WAIT = "while [ ! -e {folder}/go ]; do sleep 0.02; done; echo $RANK >> {folder}/done"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from agent.host import tidy
 from agent.state import StateFolder
 from domain.protocol.machines import NodeOutcome
 from domain.task_reports import LeftFiles
-from tests.agent.harness import Lab, description, ended, task_launch, until_async
+from tests.agent.harness import Lab, description, ended, small_disk, task_launch, until_async
 
 
 @pytest.mark.parametrize(("keep_s", "kept_s"), [(None, 1.0), (3600.0, 3600.0), (99999.0, 7200.0)])
@@ -76,15 +75,8 @@ def _attempt(
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """Mounts a file system of 12 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small file system")
-    path = tmp_path / "disk"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", path], check=True)
-    try:
+    with small_disk(tmp_path / "disk", "size=12m") as path:
         yield path
-    finally:
-        subprocess.run(["umount", "-l", path], check=True)
 
 
 def test_the_oldest_goes_first_if_the_disk_fills(disk: Path) -> None:
