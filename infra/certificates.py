@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from infra.errors import ConfigurationError
+from infra.files import stamp
 
-_Stamp = tuple[tuple[int, int, int], ...]
+_Stamp = tuple[tuple[int, int, int] | None, ...]
 _log = logging.getLogger(__name__)
 
 
@@ -30,9 +31,9 @@ class Certificates:
         return context
 
     def _choose(self, connection: ssl.SSLObject, _: str, __: ssl.SSLContext) -> None:
-        stamp = self._look()
-        if stamp != self._stamp:
-            self._stamp = stamp
+        now = self._look()
+        if now != self._stamp:
+            self._stamp = now
             try:
                 self._newest = self._context()
             except ConfigurationError as error:
@@ -65,11 +66,4 @@ class Certificates:
 
     def _look(self) -> _Stamp:
         """Returns what changes when the files are replaced. A missing file counts as a change."""
-        found = []
-        for path in (self._chain, self._key):
-            try:
-                stat = path.stat()
-            except OSError:
-                continue
-            found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
-        return tuple(found)
+        return stamp(self._chain), stamp(self._key)

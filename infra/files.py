@@ -57,3 +57,12 @@ def write_private(path: Path, text: str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """Returns what changes when a file is replaced or written: inode, time of modification and size; None: no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from domain.ids import MACHINE_PATTERN, MACHINE_RULE
 from infra.errors import ConfigurationError, MizzenError
-from infra.files import write_private
+from infra.files import stamp, write_private
 
 _KEY_BYTES = 32
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -105,7 +105,7 @@ class PayloadKeys:
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises ConfigurationError like `read_keys`."""
         self._path, self._clock = path, clock
-        self._looked_s, self._stamp = clock(), _stamp(path)
+        self._looked_s, self._stamp = clock(), stamp(path)
         self._keys = read_keys(path)
         self._ciphers: dict[tuple[str, str | None], AESGCM] = {}
 
@@ -145,23 +145,15 @@ class PayloadKeys:
     def _look(self) -> None:
         """Reads the file again if it has changed. The earlier keys stay if it cannot be read."""
         self._looked_s = self._clock()
-        stamp = _stamp(self._path)
-        if stamp is None or stamp == self._stamp:
+        now = stamp(self._path)
+        if now is None or now == self._stamp:
             return
-        self._stamp = stamp
+        self._stamp = now
         try:
             self._keys = read_keys(self._path)
         except ConfigurationError:
             return
         self._ciphers.clear()
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _parsed(path: Path, number: int, line: str) -> PayloadKey:

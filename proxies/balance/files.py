@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from infra.errors import ConfigurationError
-from infra.files import write_private
+from infra.files import stamp, write_private
 from proxies.balance.configuration import CERTIFICATE, KEYS
 from proxies.balance.runtime import RuntimeSocket, RuntimeSocketError
 
@@ -16,19 +16,12 @@ class WatchedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._seen = self._state()
+        self._seen = stamp(path)
 
     def has_changed(self) -> bool:
         """Returns whether the file differs from that of the last call, or of the start."""
-        before, self._seen = self._seen, self._state()
+        before, self._seen = self._seen, stamp(self.path)
         return before != self._seen
-
-    def _state(self) -> tuple[int, int, int] | None:
-        try:
-            found = self.path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
