@@ -277,6 +277,9 @@ class Writer:
             self._check()
 
     def _commit(self, step: int, written: tuple[Part, ...], save: int, nonce: str) -> Manifest:
+        # A process that was paused while it wrote the parts would otherwise find its newer attempt only after the commit,
+        # and could not remove its parts then.
+        self.log.refresh()
         while True:
             self._check()
             identity = CheckpointId(attempt=self.attempt, save=max(save, self.log.next_save), step=step)
