@@ -126,7 +126,7 @@ async def test_why_says_how_far_the_start_of_the_tasks_is(shared_world: ApiWorld
     shared_world.add_attempt(id_, 1, "north/alpha/m1", 0, preparing=told)
     why = await get(shared_world, f"/v1/workloads/{id_}/why")
     assert [r["code"] for r in why["reasons"]] == ["starting_tasks", "preparing"]
-    assert why["reasons"][1]["text"] == "machine north/alpha/m1: fetching image shell:1: 12 of 800 MB"
+    assert why["reasons"][1]["sentence"] == "machine north/alpha/m1: fetching image shell:1: 12 of 800 MB"
 
 
 ENDS = [
