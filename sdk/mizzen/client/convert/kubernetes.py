@@ -1,0 +1,367 @@
+"""Converts Kubernetes' Jobs and JobSets; a file may have several objects."""
+
+import re
+from typing import Any
+
+from mizzen.client.convert import kubernetes_fields as table
+from mizzen.client.convert.conversion import CannotConvert, Conversion, fitting_name, named, shown, without_empty
+from mizzen.client.convert.kubernetes_pods import PodJob, convert_pod
+from mizzen.client.convert.kubernetes_variables import PodIndex
+from mizzen.client.convert.quantities import duration_text
+from mizzen.client.convert.source_tree import KeyedSection, Located, as_text, read_trees
+
+_MOST_RETRIES = 1000
+_DEFAULT_BACKOFF = 6
+_MOST_TASKS = 100_000
+
+
+def convert(text: str, name: str) -> Conversion:
+    """Convert the YAML or JSON `text`; `name` is that of its file, without the folder.
+
+    Raises:
+        CannotConvert: see the message.
+    """
+    conversion = Conversion("kubernetes")
+    objects = [one for tree in read_trees(text) for one in _objects(tree)]
+    configs = {str(one.within("metadata", "name")): one for one in objects if one.within("kind") == "ConfigMap"}
+    for one in objects:
+        kind = one.within("kind")
+        if kind == "Job":
+            conversion.documents.append(_Manifest(conversion, one, configs).job())
+        elif kind == "JobSet":
+            conversion.documents += _Manifest(conversion, one, configs).jobset()
+        else:
+            _other(conversion, one, str(kind))
+    if not conversion.documents:
+        raise CannotConvert(objects[0].line if objects else 1, f"{name} has neither a Job nor a JobSet")
+    return conversion
+
+
+def _objects(tree: Located) -> list[Located]:
+    if not isinstance(tree.value, dict):
+        raise CannotConvert(tree.line, "a manifest must be a mapping with apiVersion and kind")
+    if tree.within("kind") == "List" and "items" in tree.keys:
+        return [one for item in tree.keys["items"].items for one in _objects(item)]
+    return [tree]
+
+
+def _other(conversion: Conversion, one: Located, kind: str) -> None:
+    source = f"{kind} {shown(one.within('metadata', 'name'))}"
+    if kind == "ConfigMap":
+        conversion.changed(one.line, source, "files or env", "its values are copied to where a Job uses them")
+    elif kind in table.OTHER_KINDS:
+        conversion.dropped(one.line, source, table.OTHER_KINDS[kind])
+    else:
+        why = table.OTHER_LOST.get(kind, "only Jobs and JobSets are converted")
+        conversion.lost(one.line, source, why)
+
+
+class _Manifest:
+    """One Job or JobSet."""
+
+    def __init__(self, conversion: Conversion, tree: Located, configs: dict[str, Located]) -> None:
+        self._conversion, self._configs = conversion, configs
+        self._object = KeyedSection(conversion, tree)
+        for key, pattern in (("apiVersion", r"(batch/v1|jobset\.x-k8s\.io/v1.*)"), ("kind", "Job|JobSet")):
+            node = self._object.text(key)
+            if node is None or not re.fullmatch(pattern, node.value):
+                right = "batch/v1 for a Job, and jobset.x-k8s.io/v1alpha2 for a JobSet"
+                raise CannotConvert(node.line if node else tree.line, f"{key}: must be {right}")
+            self._object.carried(key, node, "version")
+        self._name, self._labels, self._source_name = self._metadata()
+        jobs = tree.within("spec", "replicatedJobs")
+        self._siblings = (
+            [str(one.get("name")) for one in jobs if isinstance(one, dict)] if isinstance(jobs, list) else []
+        )
+        self._spec = self._object.section("spec")
+
+    def _metadata(self) -> tuple[str, dict[str, str], str]:
+        metadata = self._object.section("metadata")
+        node, prefix = metadata.text("name"), metadata.text("generateName")
+        given = node or prefix
+        if given is None:
+            raise CannotConvert(self._object.line, "metadata.name is missing")
+        key = "name" if node else "generateName"
+        name = named(self._conversion, given.line, f"metadata.{key}: {given.value}", given.value)
+        labels = {}
+        for label, value in metadata.entries("labels").items():
+            if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?", label):
+                labels[label] = as_text(value.plain)
+                self._conversion.carried(value.line, f"metadata.labels.{label}", "labels")
+            else:
+                self._conversion.dropped(
+                    value.line, f"metadata.labels.{label}", "a label's key has at most 63 characters"
+                )
+        metadata.close(table.METADATA_DROPPED, {})
+        return name, labels, given.value
+
+    def job(self) -> dict[str, Any]:
+        """Return the document of a Job."""
+        spec = self._spec
+        counts = _Counts(spec)
+        template = spec.section("template")
+        is_gang = counts.is_gang(template)
+        index = PodIndex(
+            index='"$RANK"' if is_gang else '"$MIZZEN_ARRAY_INDEX"',
+            is_indexed=counts.is_indexed,
+            hosts={rf"\b{re.escape(self._source_name)}-0\.[a-z0-9][a-z0-9.-]*": "$MASTER_ADDR"},
+        )
+        pod = convert_pod(template, "main", "jobs[0]", index, self._configs)
+        tasks, array = counts.shape(is_gang)
+        if is_gang:
+            pod.fields["tasks"] = tasks
+        limits = without_empty({"max_runtime": self._deadline(), "retries": self._retries()})
+        self._suspend()
+        spec.close(table.JOB_DROPPED, table.JOB_LOST)
+        self._end()
+        return _document(self._name, self._labels, [pod], limits, array)
+
+    def _deadline(self) -> str | None:
+        node = self._spec.number("activeDeadlineSeconds", 1)
+        if node is None:
+            return None
+        why = "it counts the running time of the workload, or of an element of an array, and not its time in the queue"
+        self._spec.changed("activeDeadlineSeconds", node, "limits.max_runtime", why)
+        return duration_text(node.value)
+
+    def _retries(self) -> Any:
+        spec = self._spec
+        total, each = spec.number("backoffLimit"), spec.number("backoffLimitPerIndex")
+        if total is not None:
+            why = "it counts attempts of the gang, or of an element of an array, and not pods of the whole Job"
+            spec.changed("backoffLimit", total, "limits.retries", why)
+        if each is not None:
+            spec.carried("backoffLimitPerIndex", each, "limits.retries")
+        given = each or total
+        if given is None:
+            why = f"Kubernetes tries {_DEFAULT_BACKOFF} times again by default"
+            self._conversion.carried(spec.line, "no backoffLimit", f"limits.retries ({why})")
+        retries = min(given.value, _MOST_RETRIES) if given is not None else _DEFAULT_BACKOFF
+        policy = spec.section("podFailurePolicy")
+        exits: dict[str, int] = {}
+        for rule in policy.each("rules"):
+            exits |= _exits(rule)
+        policy.close({}, {})
+        return {"exit": {**exits, "other": retries}} if exits else retries
+
+    def _suspend(self) -> None:
+        if (node := self._spec.take("suspend")) is not None:
+            if node.value:
+                self._spec.lost("suspend", node, "run `mizzen hold NAME` after the submission")
+            else:
+                self._spec.dropped("suspend", node, "a workload starts as soon as it can")
+
+    def _end(self) -> None:
+        self._object.close({"status": "it is written by Kubernetes"}, {})
+
+    def jobset(self) -> list[dict[str, Any]]:
+        """Return the documents of a JobSet: one, and one more for each job that waits for another one's end."""
+        spec, names, waits = self._spec, [], {}
+        jobs: dict[str, tuple[PodJob, str | None]] = {}
+        for number, one in enumerate(spec.each("replicatedJobs")):
+            name = one.text("name")
+            if name is None:
+                raise CannotConvert(one.line, f"{one.path} has no name")
+            names.append(fitting_name(name.value))
+            self._conversion.carried(name.line, f"{one.path}.name: {name.value}", f"jobs[{number}].name")
+            if before := self._waits(one):
+                waits[names[-1]] = before
+            jobs[names[-1]] = self._replicated(one, names[-1], number)
+        if not jobs:
+            raise CannotConvert(spec.line, "spec.replicatedJobs has no job")
+        retries = self._failures()
+        self._suspend()
+        if node := spec.take("startupPolicy"):
+            spec.changed("startupPolicy", node, "jobs", "all jobs of a document start together")
+        spec.close(table.JOBSET_DROPPED, table.JOBSET_LOST)
+        self._end()
+        return self._split(jobs, waits, retries)
+
+    def _split(
+        self, jobs: dict[str, tuple[PodJob, str | None]], waits: dict[str, str], retries: int | None
+    ) -> list[dict[str, Any]]:
+        documents = []
+        first = [name for name in jobs if name not in waits]
+        if not first:
+            raise CannotConvert(self._spec.line, "each job of the JobSet depends on another one")
+        own = {name: self._name if name in first else f"{self._name[:40]}-{name[:20]}" for name in jobs}
+        for group in (first, *([name] for name in waits)):
+            pods = [jobs[name][0] for name in group]
+            deadlines = [deadline for name in group if (deadline := jobs[name][1])]
+            limits = without_empty({"max_runtime": deadlines[0] if deadlines else None, "retries": retries})
+            document = _document(own[group[0]], self._labels, pods, limits, None)
+            if group is not first:
+                after = [{"workload": own.get(waits[group[0]], self._name), "condition": "succeeded"}]
+                document = {"version": 1, "name": document["name"], "after": after, **document}
+            documents.append(document)
+        return documents
+
+    def _waits(self, one: KeyedSection) -> str | None:
+        found = None
+        for dependency in one.each("dependsOn"):
+            name, status = dependency.text("name"), dependency.text("status")
+            if name is None or status is None or status.value not in ("Complete", "Ready"):
+                raise CannotConvert(
+                    dependency.line, f"{dependency.path}: needs a name, and the status Complete or Ready"
+                )
+            source = f"{dependency.path}: {name.value} {status.value}"
+            if status.value == "Complete":
+                found = fitting_name(name.value)
+                why = "the job is a workload of its own"
+                self._conversion.changed(dependency.line, source, "after", why)
+            else:
+                why = "all jobs of a document start together: wait for the other one's port in the program"
+                self._conversion.changed(dependency.line, source, "jobs", why)
+            dependency.close({}, {})
+        return found
+
+    def _replicated(self, one: KeyedSection, name: str, number: int) -> tuple[PodJob, str | None]:
+        replicas = one.number("replicas", 1)
+        if node := one.take("groupName"):
+            one.dropped("groupName", node, "jobs have no groups")
+        template = one.section("template")
+        if node := template.take("metadata"):
+            template.dropped("metadata", node, "labels belong to the document; those of the JobSet are there")
+        job = template.section("spec")
+        counts = _Counts(job)
+        pods = counts.pods
+        base = re.escape(self._source_name)
+        other = "${MIZZEN_JOB_%s_ADDR%%%%:*}"
+        hosts = {rf"\b{base}-{re.escape(name)}-0-0(?:\.[a-z0-9][a-z0-9.-]*)?": "$MASTER_ADDR"}
+        hosts |= {
+            rf"\b{base}-{re.escape(sibling)}-0-0(?:\.[a-z0-9][a-z0-9.-]*)?": other % sibling.upper().replace("-", "_")
+            for sibling in self._siblings if sibling != name
+        }  # fmt: skip
+        index = PodIndex(f"$((RANK % {pods}))", f"$((RANK / {pods}))", counts.is_indexed, hosts)
+        pod = convert_pod(job.section("template"), name, f"jobs[{number}]", index, self._configs)
+        counts.note(f"jobs[{number}].tasks")
+        pod.fields["tasks"] = pods * (replicas.value if replicas else 1)
+        if replicas is not None:
+            one.carried("replicas", replicas, f"jobs[{number}].tasks")
+        inner = job.number("activeDeadlineSeconds", 1)
+        if inner is not None:
+            why = "it counts the running time of the whole workload"
+            job.changed("activeDeadlineSeconds", inner, "limits.max_runtime", why)
+        for key, why in (("backoffLimit", "the gang starts again as `limits.retries` says"),
+                         ("podFailurePolicy", "the gang starts again as `limits.retries` says")):  # fmt: skip
+            if node := job.take(key):
+                job.changed(key, node, "limits.retries", why)
+        job.close(table.JOB_DROPPED, table.JOB_LOST)
+        template.close({}, {})
+        one.close({}, {})
+        return pod, duration_text(inner.value) if inner is not None else None
+
+    def _failures(self) -> int | None:
+        policy = self._spec.section("failurePolicy")
+        node = policy.number("maxRestarts")
+        if node is not None:
+            policy.carried("maxRestarts", node, "limits.retries")
+        policy.close(
+            {"restartStrategy": "the whole gang starts again"},
+            {"rules": "give `limits.retries` for each exit status"},
+        )
+        return min(node.value, _MOST_RETRIES) if node is not None else None
+
+
+def _exits(rule: KeyedSection) -> dict[str, int]:
+    """Return the retries by exit status that a rule of a podFailurePolicy gives."""
+    action, codes, conditions = rule.text("action"), rule.take("onExitCodes"), rule.take("onPodConditions")
+    source = f"{rule.path}: {action.value if action else ''}"
+    rule.close({}, {})
+    values = codes.within("values") if codes is not None else None
+    if action is not None and codes is not None and isinstance(values, list):
+        if action.value in ("FailJob", "FailIndex") and codes.within("operator") == "In":
+            rule.conversion.carried(rule.line, f"{source} {shown(values)}", "limits.retries.exit")
+            return {as_text(value): 0 for value in values}
+        if action.value == "Ignore" and codes.within("operator") == "In":
+            rule.conversion.changed(
+                rule.line, f"{source} {shown(values)}", "limits.retries.exit", f"at most {_MOST_RETRIES} times"
+            )
+            return {as_text(value): _MOST_RETRIES for value in values}
+        if action.value == "Count":
+            rule.conversion.carried(rule.line, f"{source} {shown(values)}", "limits.retries")
+            return {}
+    if action is not None and action.value == "Ignore" and conditions is not None:
+        rule.conversion.carried(rule.line, f"{source} disruptions", "limits.retries (they do not count)")
+        return {}
+    rule.conversion.lost(rule.line, source, "give `limits.retries` for each exit status")
+    return {}
+
+
+class _Counts:
+    """The parallelism and the completions of a Job."""
+
+    def __init__(self, spec: KeyedSection) -> None:
+        self._spec = spec
+        self._parallel, self._all = spec.number("parallelism"), spec.number("completions")
+        self._mode = spec.text("completionMode")
+        if self._mode is not None and self._mode.value not in ("Indexed", "NonIndexed"):
+            raise CannotConvert(self._mode.line, f"completionMode: {self._mode.value}: must be Indexed or NonIndexed")
+        self.is_indexed = self._mode is not None and self._mode.value == "Indexed"
+        for node in (self._parallel, self._all):
+            if node is not None and not 1 <= node.value <= _MOST_TASKS:
+                raise CannotConvert(
+                    node.line, f"parallelism and completions must be from 1 to {_MOST_TASKS}, this is {node.value}"
+                )
+
+    @property
+    def pods(self) -> int:
+        """Pods that run together in a JobSet."""
+        return max(self._parallel.value if self._parallel else 1, self._all.value if self._all else 1)
+
+    def is_gang(self, template: KeyedSection) -> bool:
+        """Return whether the pods run together and talk to each other: they have host names, or no completions."""
+        if self._all is None or self._all.value == 1:
+            return True
+        return self.is_indexed and template.has("spec", "subdomain")
+
+    def note(self, target: str) -> None:
+        """Explain the counts of a gang."""
+        for key, node in (("parallelism", self._parallel), ("completions", self._all)):
+            if node is not None and self._all is None and node.value > 1:
+                self._spec.changed(key, node, target, "all tasks must succeed, and one success does not end the others")
+            elif node is not None and node.value < self.pods:
+                self._spec.changed(key, node, target, f"all {self.pods} tasks start together")
+            elif node is not None:
+                self._spec.carried(key, node, target)
+        if self._mode is not None:
+            self._spec.carried("completionMode", self._mode, "MIZZEN_TASK")
+
+    def shape(self, is_gang: bool) -> tuple[int, dict[str, Any] | None]:
+        """Return the number of tasks, or the array, with remarks."""
+        if is_gang:
+            self.note("jobs[0].tasks")
+            return self.pods, None
+        assert self._all is not None
+        self._spec.carried("completions", self._all, "array.indexes")
+        throttle = self._parallel.value if self._parallel is not None else 1
+        if self._parallel is not None:
+            self._spec.carried("parallelism", self._parallel, "array.throttle")
+        else:
+            self._spec.conversion.carried(
+                self._spec.line, "no parallelism", "array.throttle (Kubernetes' default is 1)"
+            )
+        if self._mode is not None:
+            self._spec.carried("completionMode", self._mode, "array")
+        limit = {"throttle": throttle} if throttle < self._all.value else {}
+        return 1, {"indexes": f"0-{self._all.value - 1}", **limit}
+
+
+def _document(
+    name: str, labels: dict[str, str], pods: list[PodJob], limits: dict[str, Any], array: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return a document with the jobs of `pods`."""
+    regions = [region for pod in pods for region in pod.regions]
+    capacity = [kind for pod in pods for kind in pod.capacity]
+    graces = [pod.grace for pod in pods if pod.grace]
+    return without_empty({
+        "version": 1, "name": name, "labels": labels, "array": array,
+        "checkpoint": {"grace": graces[0]} if graces else None, "limits": limits,
+        "regions": {"allow": list(dict.fromkeys(regions))} if regions else None,
+        "capacity": list(dict.fromkeys(capacity)),
+        "files": {path: text for pod in pods for path, text in pod.files.items()},
+        "jobs": [{key: pod.fields[key] for key in _ORDER if key in pod.fields} for pod in pods],
+    })  # fmt: skip
+
+
+_ORDER = ("name", "tasks", "resources", "image", "image_pull_secret", "run", "env", "secrets")

@@ -1,0 +1,577 @@
+"""Converts Python files that submit functions with submitit. The file is parsed and never executed."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import PurePath
+from typing import Any
+
+from mizzen.client.convert import submitit_parameters as table
+from mizzen.client.convert.conversion import (
+    CannotConvert,
+    Carryover,
+    Conversion,
+    Remark,
+    fitting_name,
+    named,
+    shown,
+    without_empty,
+)
+from mizzen.client.convert.quantities import duration_text, gpu_model, memory_text
+from mizzen.client.convert.slurm_options import SlurmOption
+from mizzen.client.convert.slurm_resources import size_of
+from mizzen.client.convert.submitit_values import Constants, NotLiteral, constants_of
+
+_RESULTS = ("result", "results", "wait", "done", "exception", "exceptions", "stdout", "stderr", "cancel", "get_info",
+            "awaitable", "watcher")  # fmt: skip
+_DEFAULT_MIN = 5
+_GUESSED_BYTES_OF_CORE = 4 << 30
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass
+class _Executor:
+    line: int
+    kind: str
+    parameters: dict[str, tuple[int, str, Any]] = field(default_factory=dict)
+    """Names without `slurm_`, to the line, the name in the source, and the value."""
+
+
+def convert(text: str, name: str) -> Conversion:
+    """Convert the Python file `text`; `name` is that of its file, without the folder.
+
+    Raises:
+        CannotConvert: see the message.
+    """
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise CannotConvert(error.lineno or 1, f"not Python: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise CannotConvert(1, f"not Python: {type(error).__name__}: nested too deeply, or not text") from None
+    try:
+        return _Program(tree, name).convert()
+    except RecursionError:
+        raise CannotConvert(1, "an expression is nested too deeply") from None
+
+
+class _Program:
+    def __init__(self, tree: ast.Module, name: str) -> None:
+        self._tree, self._conversion = tree, Conversion("submitit")
+        self._module = PurePath(name).stem
+        self._default = fitting_name(self._module)
+        self._constants = constants_of(tree)
+        self._executors: dict[str, _Executor] = {}
+        self._imports: dict[str, str] = {}
+        self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+
+    def convert(self) -> Conversion:
+        self._read_imports()
+        calls = sorted(self._calls(), key=lambda call: (call.lineno, call.col_offset))
+        for call in calls:
+            self._executor(call)
+        submissions = [call for call in calls if self._is_submission(call)]
+        if not submissions:
+            raise CannotConvert(1, "no executor.submit(...) and no executor.map_array(...): nothing is submitted")
+        for call in submissions:
+            self._submission(call, len(submissions))
+        self._results(calls)
+        self._rest(submissions)
+        return self._conversion
+
+    def _calls(self) -> Iterator[ast.Call]:
+        return (node for node in ast.walk(self._tree) if isinstance(node, ast.Call))
+
+    def _read_imports(self) -> None:
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    self._imports[alias.asname or alias.name] = f"from {node.module} import {ast.unparse(alias)}"
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    self._imports[alias.asname or alias.name.partition(".")[0]] = f"import {ast.unparse(alias)}"
+            if isinstance(node, (ast.Import, ast.ImportFrom)) and "submitit" in ast.unparse(node):
+                self._conversion.dropped(node.lineno, shown(ast.unparse(node)), "mizzen needs no submitit")
+
+    def _executor(self, call: ast.Call) -> None:
+        """Read the creation of an executor, or a change of its parameters."""
+        function = call.func
+        kind = (
+            function.attr
+            if isinstance(function, ast.Attribute)
+            else function.id
+            if isinstance(function, ast.Name)
+            else ""
+        )
+        if kind in table.SYMBOLS:
+            name = self._target(call)
+            executor = self._executors[name] = _Executor(call.lineno, kind)
+            for argument in call.args:
+                self._conversion.dropped(
+                    call.lineno, f"{kind}({shown(ast.unparse(argument))})", table.DROPPED["folder"]
+                )
+            self._keep(executor, call)
+        elif kind == "update_parameters" and isinstance(function, ast.Attribute):
+            owner = ast.unparse(function.value)
+            if owner not in self._executors:
+                self._executors[owner] = _Executor(call.lineno, "AutoExecutor")
+            self._keep(self._executors[owner], call)
+
+    def _target(self, call: ast.Call) -> str:
+        parent = self._parents.get(call)
+        if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
+            return ast.unparse(parent.targets[0])
+        if isinstance(parent, ast.withitem) and parent.optional_vars is not None:
+            return ast.unparse(parent.optional_vars)
+        if isinstance(parent, ast.AnnAssign):
+            return ast.unparse(parent.target)
+        return ast.unparse(call)
+
+    def _keep(self, executor: _Executor, call: ast.Call) -> None:
+        for keyword in call.keywords:
+            line = keyword.value.lineno
+            pairs: list[tuple[str, Any]]
+            try:
+                value = self._constants.value(keyword.value)
+            except NotLiteral as error:
+                source = f"{keyword.arg or '**'}={shown(ast.unparse(keyword.value), 40)}"
+                plain = (keyword.arg or "").removeprefix("slurm_")
+                if plain in table.DROPPED:
+                    self._conversion.dropped(line, source, table.DROPPED[plain])
+                else:
+                    self._conversion.lost(line, source, f"{error}: write the value into the document")
+                continue
+            pairs = [(keyword.arg, value)] if keyword.arg else list(value.items()) if isinstance(value, dict) else []
+            for name, given in pairs:
+                self._parameter(executor, line, str(name), given)
+
+    def _parameter(self, executor: _Executor, line: int, name: str, value: Any) -> None:
+        plain = name.removeprefix("slurm_")
+        plain = table.SLURM_NAMES.get(plain, plain)
+        source = f"{name}={shown(repr(value), 40)}"
+        if name.startswith(("local_", "debug_")):
+            self._conversion.dropped(line, source, "it concerns submitit's local executors only")
+        elif plain == "additional_parameters" and isinstance(value, dict):
+            for key, inner in value.items():
+                self._parameter(executor, line, f"slurm_{str(key).replace('-', '_')}", inner)
+        elif plain in table.READ:
+            if plain in executor.parameters:
+                before = executor.parameters[plain]
+                self._conversion.dropped(
+                    before[0], f"{before[1]}={shown(repr(before[2]), 40)}", f"line {line} gives it again"
+                )
+            executor.parameters[plain] = (line, name, value)
+        elif plain in table.DROPPED:
+            self._conversion.dropped(line, source, table.DROPPED[plain])
+        else:
+            why = table.LOST.get(plain, "`mizzen convert` does not know this parameter; check its spelling")
+            self._conversion.lost(line, source, why)
+
+    def _is_submission(self, call: ast.Call) -> bool:
+        function = call.func
+        if not isinstance(function, ast.Attribute) or function.attr not in ("submit", "map_array", "submit_array"):
+            return False
+        owner = ast.unparse(function.value)
+        return owner in self._executors or function.attr == "map_array" or "executor" in owner.lower()
+
+    def _submission(self, call: ast.Call, of: int) -> None:
+        assert isinstance(call.func, ast.Attribute)
+        owner = ast.unparse(call.func.value)
+        executor = self._executors.get(owner) or (
+            next(iter(self._executors.values()))
+            if len(self._executors) == 1
+            else _Executor(call.lineno, "AutoExecutor")
+        )
+        if not call.args or any(isinstance(one, ast.Starred) for one in call.args):
+            raise CannotConvert(
+                call.lineno, f"{shown(ast.unparse(call))}: the function and its arguments must be written out"
+            )
+        if call.func.attr == "submit_array":
+            raise CannotConvert(call.lineno, "submit_array: write executor.map_array(function, values)")
+        number = len(self._conversion.documents) + 1
+        function, setup = self._function(call, call.args[0])
+        if call.func.attr == "map_array":
+            script, array = self._map(call, function, executor)
+        else:
+            script, array = self._submit(call, function)
+        document = self._document(executor, number if of > 1 else 0, call, array)
+        document["jobs"][0]["run"] = f"#!/usr/bin/env python3\n{_START}{self._slurm()}{setup}\n{script}\n"
+        self._conversion.documents.append(document)
+
+    def _slurm(self) -> str:
+        """Return the assignments of Slurm's variables that the file reads."""
+        lines = {}
+        for node in ast.walk(self._tree):
+            name = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(name, str) and re.fullmatch("SLURM_[A-Z_]+", name):
+                if name in table.VARIABLES:
+                    lines[name] = f'os.environ["{name}"] = os.environ.get("{table.VARIABLES[name]}", "")\n'
+                    self._conversion.carried(node.lineno, name, "jobs[0].run")
+                else:
+                    self._conversion.lost(node.lineno, name, "mizzen has no such value: write it into `env`")
+        return "".join(lines.values())
+
+    def _function(self, call: ast.Call, node: ast.expr) -> tuple[str, str]:
+        """Return an expression for what is called, and the imports that it needs."""
+        root = node
+        while isinstance(root, (ast.Attribute, ast.Call)):
+            root = root.value if isinstance(root, ast.Attribute) else root.func
+        if not isinstance(root, ast.Name):
+            raise CannotConvert(
+                call.lineno, f"{shown(ast.unparse(node))}: only functions with a name can be imported; write a def"
+            )
+        if isinstance(node, ast.Call):
+            self._conversion.changed(
+                node.lineno, shown(ast.unparse(node)), "jobs[0].run", "each attempt makes the object anew"
+            )
+        elif root.id in self._constants.named and not self._is_defined(root.id):
+            value = self._constants.named[root.id]
+            if not isinstance(value, ast.Call):
+                raise CannotConvert(call.lineno, f"{root.id}: only functions with a name can be imported; write a def")
+            return self._function(call, value)
+        if root.id in self._imports:
+            return ast.unparse(self._resolved(node)), self._imports[root.id]
+        if not self._is_defined(root.id):
+            raise CannotConvert(call.lineno, f"{root.id}: is neither defined nor imported in this file")
+        if not _MODULE.fullmatch(self._module):
+            raise CannotConvert(
+                call.lineno, f"{self._module}.py cannot be imported: rename the file, with letters, digits and _"
+            )
+        if self._runs_at_import(call):
+            message = f"tasks import {root.id} from {self._module}.py, and this line would submit again"
+            raise CannotConvert(call.lineno, f'{message}: put it below `if __name__ == "__main__":`')
+        return ast.unparse(self._resolved(node)), f"from {self._module} import {root.id}"
+
+    def _resolved(self, node: ast.expr) -> ast.expr:
+        """Replace names of literals in the arguments of a call."""
+        if not isinstance(node, ast.Call):
+            return node
+        arguments = [self._literal(node, one) for one in node.args]
+        keywords = [ast.keyword(one.arg, self._literal(node, one.value)) for one in node.keywords]
+        return ast.Call(node.func, arguments, keywords)
+
+    def _literal(self, call: ast.Call, node: ast.expr) -> ast.expr:
+        try:
+            return ast.parse(self._constants.expression(node), mode="eval").body
+        except NotLiteral as error:
+            message = (
+                f"{shown(ast.unparse(call))}: {error}; write the arguments as literals, or compute them in the function"
+            )
+            raise CannotConvert(node.lineno, message) from None
+
+    def _is_defined(self, name: str) -> bool:
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        return any(isinstance(node, kinds) and node.name == name for node in self._tree.body)
+
+    def _runs_at_import(self, node: ast.AST) -> bool:
+        while (parent := self._parents.get(node)) is not None:
+            if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                return False
+            if isinstance(parent, ast.If) and "__name__" in ast.unparse(parent.test):
+                return False
+            node = parent
+        return True
+
+    def _submit(self, call: ast.Call, function: str) -> tuple[str, dict[str, Any] | None]:
+        loop = self._loop(call)
+        if loop is None:
+            arguments = [self._constants_text(call, one) for one in call.args[1:]]
+            arguments += [f"{one.arg}={self._constants_text(call, one.value)}" for one in call.keywords if one.arg]
+            self._conversion.carried(call.lineno, shown(ast.unparse(call)), "jobs[0].run")
+            return f"{function}({', '.join(arguments)})", None
+        names, values = self._loop_values(loop)
+        arguments = [self._in_loop(call, one, names) for one in call.args[1:]]
+        arguments += [f"{one.arg}={self._in_loop(call, one.value, names)}" for one in call.keywords if one.arg]
+        count = len(self._constants.value(loop.iter))
+        if not count:
+            raise CannotConvert(loop.lineno, "the loop submits nothing: its list is empty")
+        why = "the calls of the loop are the elements of an array"
+        self._conversion.changed(call.lineno, shown(ast.unparse(call)), "array", why)
+        lines = (
+            f'{", ".join(names)} = {values}[int(os.environ["MIZZEN_ARRAY_INDEX"])]\n{function}({", ".join(arguments)})'
+        )
+        return lines, {"indexes": f"0-{count - 1}"}
+
+    def _loop(self, call: ast.Call) -> ast.For | None:
+        """Return the loop around a call, or None."""
+        node: ast.AST = call
+        found = None
+        while (parent := self._parents.get(node)) is not None and not isinstance(parent, (ast.FunctionDef, ast.Module)):
+            if isinstance(parent, (ast.ListComp, ast.GeneratorExp)):
+                if len(parent.generators) != 1 or parent.generators[0].ifs or found:
+                    raise CannotConvert(
+                        call.lineno, "nested loops and conditions around a submission: write one list of arguments"
+                    )
+                one = parent.generators[0]
+                found = ast.For(one.target, one.iter, [], [], lineno=parent.lineno, col_offset=0)
+            elif isinstance(parent, ast.For):
+                if found:
+                    raise CannotConvert(call.lineno, "nested loops around a submission: write one list of arguments")
+                found = parent
+            elif isinstance(parent, ast.While) or (
+                isinstance(parent, ast.If) and "__name__" not in ast.unparse(parent.test)
+            ):
+                raise CannotConvert(parent.lineno, "a condition around a submission cannot be read: submit without it")
+            node = parent
+        return found
+
+    def _loop_values(self, loop: ast.For) -> tuple[list[str], str]:
+        targets = loop.target.elts if isinstance(loop.target, (ast.Tuple, ast.List)) else [loop.target]
+        names = [one.id for one in targets if isinstance(one, ast.Name)]
+        if len(names) != len(targets):
+            raise CannotConvert(loop.lineno, "the variables of a loop around a submission must be names")
+        return names, self._constants_text(loop, loop.iter)
+
+    def _in_loop(self, call: ast.Call, node: ast.expr, names: list[str]) -> str:
+        used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+        if used & {*names} and not used - {*names, "str", "int", "float"}:
+            return ast.unparse(node)
+        return self._constants_text(call, node)
+
+    def _map(self, call: ast.Call, function: str, executor: _Executor) -> tuple[str, dict[str, Any]]:
+        lists = [self._constants_text(call, one) for one in call.args[1:]]
+        values = [self._constants.value(one) for one in call.args[1:]]
+        if not values or any(not isinstance(one, (list, tuple, range)) for one in values):
+            raise CannotConvert(call.lineno, f"{shown(ast.unparse(call))}: needs at least one list of arguments")
+        count = min(len(one) for one in values)
+        if count == 0:
+            raise CannotConvert(call.lineno, f"{shown(ast.unparse(call))}: a list of arguments is empty")
+        self._conversion.carried(call.lineno, shown(ast.unparse(call)), "array")
+        lines = (
+            f'arguments = list(zip({", ".join(lists)}))[int(os.environ["MIZZEN_ARRAY_INDEX"])]\n{function}(*arguments)'
+        )
+        return lines, {"indexes": f"0-{count - 1}"}
+
+    def _constants_text(self, call: ast.AST, node: ast.expr) -> str:
+        try:
+            return self._constants.expression(node)
+        except NotLiteral as error:
+            message = f"{error}; the file is not run, so write the values as a list, a range or a number"
+            raise CannotConvert(node.lineno, message) from None
+
+    def _document(
+        self, executor: _Executor, number: int, call: ast.Call, array: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        shape = _Parameters(self._conversion, executor)
+        name = shape.name(self._default, number)
+        if array is not None:
+            array = {**array, **shape.throttle()}
+        elif "array_parallelism" in executor.parameters:
+            shape.drop("array_parallelism", "nothing here is an array")
+        why = "the files of this folder are copied to each task; changes and results stay there: write them to a bucket"
+        self._conversion.changed(call.lineno, "the working directory", "workdir", why)
+        job = {"name": "main", "tasks": shape.tasks(), "resources": shape.resources(), "setup": shape.setup()}
+        return without_empty({
+            "version": 1, "name": name, "workdir": ".", "array": array, "checkpoint": shape.notice(),
+            "limits": shape.limits(), "jobs": [without_empty(job)],
+        })  # fmt: skip
+
+    def _results(self, calls: list[ast.Call]) -> None:
+        for call in calls:
+            function = call.func
+            if not isinstance(function, ast.Attribute):
+                continue
+            if function.attr in ("result", "results") or (
+                function.attr in _RESULTS and self._is_of_job(function.value)
+            ):
+                why = "a workload returns no value: let the function write its result to a bucket; `mizzen wait NAME` waits"
+                self._conversion.lost(call.lineno, shown(ast.unparse(call)), why)
+            elif ast.unparse(function).startswith("submitit.") and function.attr not in table.SYMBOLS:
+                why = "read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the environment"
+                self._conversion.lost(call.lineno, shown(ast.unparse(call)), why)
+            elif function.attr == "batch":
+                self._conversion.changed(call.lineno, shown(ast.unparse(call)), "array", "a loop in it is an array")
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.FunctionDef) and node.name == "checkpoint":
+                why = "it is not called: save and load with mizzen's library, or when SIGTERM arrives"
+                self._conversion.lost(node.lineno, "def checkpoint", why)
+
+    def _rest(self, submissions: list[ast.Call]) -> None:
+        """Remark on the other statements: those around the submissions, and those that tasks import."""
+        noted = {remark.line for remark in self._conversion.remarks}
+        around = [parent for call in submissions for parent in self._around(call)]
+        for block in dict.fromkeys(around):
+            for node in block.body if isinstance(block, (ast.If, ast.FunctionDef)) else ():
+                if not noted & {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}:
+                    is_value = isinstance(node, (ast.Assign, ast.AnnAssign))
+                    why = "it is not run, and its value is copied where it is used" if is_value else "it is not run"
+                    self._conversion.dropped(
+                        node.lineno, shown(ast.unparse(node)), f"{why}: tasks run the function only"
+                    )
+        for node in self._tree.body:
+            if node not in around and node.lineno not in noted:
+                first = Remark(node.lineno, shown(ast.unparse(node).partition("\n")[0]), Carryover.CARRIED, "workdir")
+                last = node.end_lineno if node.end_lineno != node.lineno else None
+                self._conversion.remarks.append(replace(first, last_line=last))
+
+    def _around(self, node: ast.AST) -> list[ast.AST]:
+        """Return the blocks in which a submission is, from the inner one."""
+        found = []
+        while (parent := self._parents.get(node)) is not None:
+            if isinstance(parent, (ast.If, ast.FunctionDef)):
+                found.append(parent)
+            node = parent
+        return found
+
+    def _is_of_job(self, node: ast.expr) -> bool:
+        return bool(re.search(r"\bjobs?\b|_job|future", ast.unparse(node))) or any(
+            isinstance(one, ast.Call) and self._is_submission(one) for one in ast.walk(node)
+        )
+
+
+_START = "import os\nimport sys\n\nsys.path.insert(0, os.getcwd())\n"
+
+
+class _Parameters:
+    """Fields of a document from the parameters of an executor. Each parameter is explained once for a document."""
+
+    def __init__(self, conversion: Conversion, executor: _Executor) -> None:
+        self._conversion, self._executor = conversion, executor
+        self._given = executor.parameters
+
+    def _take(self, name: str, target: str, why: str = "") -> Any:
+        """Return the value of a parameter, or None if it is absent."""
+        if name not in self._given:
+            return None
+        line, source, value = self._given[name]
+        text = f"{source}={shown(repr(value), 40)}"
+        if why:
+            self._conversion.changed(line, text, target, why)
+        else:
+            self._conversion.carried(line, text, target)
+        return value
+
+    def drop(self, name: str, why: str) -> None:
+        """Explain a parameter that is not needed."""
+        line, source, value = self._given[name]
+        self._conversion.dropped(line, f"{source}={shown(repr(value), 40)}", why)
+
+    def _number(self, name: str, target: str, why: str = "") -> int | None:
+        value = self._take(name, target, why)
+        if value is None:
+            return None
+        if isinstance(value, str) and value.isdecimal() and len(value) < 10:
+            value = int(value)
+        if type(value) is not int or value < 0:
+            line, source, _ = self._given[name]
+            raise CannotConvert(line, f"{source}={shown(repr(value))}: must be a whole number")
+        return value
+
+    def name(self, default: str, number: int) -> str:
+        """Return the name of the workload. `number` tells several submissions apart, 0 if there is one."""
+        suffix = f"-{number}" if number else ""
+        if "name" not in self._given:
+            why = f"the name is {default}{suffix}, after the file"
+            self._conversion.changed(self._executor.line, "no name", "name", why)
+            return f"{default[:50]}{suffix}"
+        line, source, value = self._given["name"]
+        return named(self._conversion, line, f"{source}={value!r}", f"{str(value)[:50]}{suffix}")
+
+    def throttle(self) -> dict[str, int]:
+        """Return the throttle of an array, which submitit sets to 256 by default."""
+        given = self._number("array_parallelism", "array.throttle")
+        return {"throttle": given} if given else {}
+
+    def tasks(self) -> int | None:
+        """Return the number of tasks."""
+        nodes = self._number("nodes", "jobs[0].tasks") or 1
+        each = self._number("tasks_per_node", "jobs[0].tasks") or 1
+        self._nodes, self._each = nodes, each
+        return nodes * each if nodes * each > 1 else None
+
+    def resources(self) -> dict[str, Any]:
+        """Return the resources of a task; call `tasks` first."""
+        accelerators, gpus = self._gpus()
+        cores = self._number("cpus_per_task", "jobs[0].resources.cpus") or 1
+        if (per_gpu := self._number("cpus_per_gpu", "jobs[0].resources.cpus")) and gpus:
+            cores = per_gpu * gpus
+        return {**accelerators, "cpus": cores, "memory": self._memory(cores, gpus)}
+
+    def _gpus(self) -> tuple[dict[str, Any], int]:
+        types: list[str] = []
+        count = None
+        for name in ("gpus_per_node", "num_gpus", "gres", "gpus_per_task"):
+            if name not in self._given:
+                continue
+            line, source, value = self._given[name]
+            self._take(name, "jobs[0].resources.accelerators")
+            words = [word for word in str(value).split(":") if word != "gpu"]
+            if not words or not words[-1].isdecimal() or int(words[-1]) > 62 or len(words) > 2:
+                raise CannotConvert(line, f"{source}={value!r}: must be a number of at most 62, such as 8, or a100:8")
+            types, count = words[:-1], int(words[-1])
+            if name != "gpus_per_task" and count % self._each:
+                message = f"{source}={value!r}: {count} GPUs cannot be divided among {self._each} tasks"
+                raise CannotConvert(line, f"{message}; each task has GPUs of its own")
+            if name != "gpus_per_task" and self._each > 1:
+                why = f"each task sees only its own GPUs, as devices from 0, and not all {count} of the node"
+                self._conversion.changed(line, f"{source}={value!r}", "jobs[0].resources.accelerators", why)
+                count //= self._each
+        models = self._models()
+        if not count:
+            return {}, 0
+        types = types or models
+        if not types:
+            line, source, value = next(
+                self._given[one] for one in ("gpus_per_node", "num_gpus", "gres", "gpus_per_task") if one in self._given
+            )
+            why = "no GPU type is given: replace `gpu` with a type that `mizzen machines` shows"
+            self._conversion.changed(line, f"{source}={value!r}", "jobs[0].resources.accelerators", why)
+        named = [f"{kind}:{count}" for kind in types or ["gpu"]]
+        return {"accelerators": named[0] if len(named) == 1 else named}, count
+
+    def _models(self) -> list[str]:
+        if "constraint" not in self._given:
+            return []
+        line, source, value = self._given["constraint"]
+        found = [gpu_model(part) for part in re.split(r"[|]", str(value))]
+        if all(found):
+            self._take("constraint", "jobs[0].resources.accelerators")
+            return [one for one in found if one]
+        why = "machines have no features: name GPU types in `accelerators`, or restrict `regions`"
+        self._conversion.lost(line, f"{source}={value!r}", why)
+        return []
+
+    def _memory(self, cores: int, gpus: int) -> str:
+        factors = {"mem_gb": Fraction(1 << 30, self._each), "mem": Fraction(1, self._each),
+                   "mem_per_cpu": Fraction(cores), "mem_per_gpu": Fraction(max(1, gpus))}  # fmt: skip
+        for name, factor in factors.items():
+            value = self._take(name, "jobs[0].resources.memory")
+            if value is None:
+                continue
+            line, source, _ = self._given[name]
+            try:
+                number = (
+                    Fraction(str(value))
+                    if name == "mem_gb"
+                    else size_of(SlurmOption(line, name, str(value), f"{source}={value!r}"))
+                )
+                return memory_text(int(number * factor))
+            except ValueError as error:
+                raise CannotConvert(line, f"{source}={value!r}: {error}") from None
+        why = "4GiB for each core is written, because no parameter gives the memory"
+        self._conversion.changed(self._executor.line, "no mem_gb", "jobs[0].resources.memory", why)
+        return memory_text(_GUESSED_BYTES_OF_CORE * cores)
+
+    def setup(self) -> str | None:
+        """Return the commands before the function."""
+        value = self._take("setup", "jobs[0].setup", "it runs in a shell of its own: variables that it sets are gone")
+        lines = [str(one) for one in value] if isinstance(value, (list, tuple)) else []
+        return "\n".join(lines) + "\n" if any(line.strip() for line in lines) else None
+
+    def limits(self) -> dict[str, Any]:
+        """Return the limits."""
+        why = "the limit is on the running time of all attempts together"
+        minutes = self._number("timeout_min", "limits.max_runtime", why)
+        if minutes is None:
+            said = f"submitit gives a job {_DEFAULT_MIN} minutes by default; here there is no limit"
+            self._conversion.changed(self._executor.line, "no timeout_min", "limits.max_runtime", said)
+            return {}
+        return {"max_runtime": duration_text(minutes * 60)} if minutes else {}
+
+    def notice(self) -> dict[str, str] | None:
+        """Return the section `checkpoint`, with the time from the notice to the end."""
+        why = "SIGTERM is sent instead of SIGUSR2"
+        seconds = self._number("signal_delay_s", "checkpoint.grace", why)
+        return {"grace": duration_text(min(seconds, 3600))} if seconds else None
