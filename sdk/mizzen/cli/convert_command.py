@@ -86,8 +86,8 @@ def _read(file: str) -> bytes:
 def _tell(name: str, found: "Conversion", report: str) -> None:
     if report == "json":
         remarks = [
-            {"line": one.line, "last_line": one.last_line or one.line, "source": one.source, "outcome": one.outcome.value,
-             "target": one.target or None, "why": one.why or None}
+            {"line": one.line, "last_line": one.last_line or one.line, "outcome": one.outcome.value,
+             "source": one.source, "target": one.target or None, "why": one.why or None}
             for one in found.remarks
         ]  # fmt: skip
         _print_json({"file": name, "kind": found.kind, "counts": found.counts, "remarks": remarks})

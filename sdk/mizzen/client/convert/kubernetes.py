@@ -69,10 +69,7 @@ class _Manifest:
                 raise CannotConvert(node.line if node else tree.line, f"{key}: must be {right}")
             self._object.carried(key, node, "version")
         self._name, self._labels, self._source_name = self._metadata()
-        jobs = tree.within("spec", "replicatedJobs")
-        self._siblings = (
-            [str(one.get("name")) for one in jobs if isinstance(one, dict)] if isinstance(jobs, list) else []
-        )
+        self._groups = _groups(tree.within("spec", "replicatedJobs"))
         self._spec = self._object.section("spec")
 
     def _metadata(self) -> tuple[str, dict[str, str], str]:
@@ -155,18 +152,20 @@ class _Manifest:
         self._object.close({"status": "it is written by Kubernetes"}, {})
 
     def jobset(self) -> list[dict[str, Any]]:
-        """Return the documents of a JobSet: one, and one more for each job that waits for another one's end."""
-        spec, names, waits = self._spec, [], {}
+        """Return the documents of a JobSet: one, and one for each job that waits for another one's end."""
+        spec = self._spec
         jobs: dict[str, tuple[PodJob, str | None]] = {}
-        for number, one in enumerate(spec.each("replicatedJobs")):
+        waits: dict[str, str] = {}
+        numbers = {name: number for group in self._groups.values() for number, name in enumerate(group)}
+        for one in spec.each("replicatedJobs"):
             name = one.text("name")
-            if name is None:
-                raise CannotConvert(one.line, f"{one.path} has no name")
-            names.append(fitting_name(name.value))
+            if name is None or name.value not in numbers or name.value in jobs:
+                raise CannotConvert(one.line, f"{one.path}: needs a name of its own")
+            number = numbers[name.value]
             self._conversion.carried(name.line, f"{one.path}.name: {name.value}", f"jobs[{number}].name")
             if before := self._waits(one):
-                waits[names[-1]] = before
-            jobs[names[-1]] = self._replicated(one, names[-1], number)
+                waits[name.value] = before
+            jobs[name.value] = self._replicated(one, name.value, number)
         if not jobs:
             raise CannotConvert(spec.line, "spec.replicatedJobs has no job")
         retries = self._failures()
@@ -175,26 +174,27 @@ class _Manifest:
             spec.changed("startupPolicy", node, "jobs", "all jobs of a document start together")
         spec.close(table.JOBSET_DROPPED, table.JOBSET_LOST)
         self._end()
-        return self._split(jobs, waits, retries)
+        return [self._group(first, jobs, waits, retries) for first in self._groups]
 
-    def _split(
-        self, jobs: dict[str, tuple[PodJob, str | None]], waits: dict[str, str], retries: int | None
-    ) -> list[dict[str, Any]]:
-        documents = []
-        first = [name for name in jobs if name not in waits]
-        if not first:
-            raise CannotConvert(self._spec.line, "each job of the JobSet depends on another one")
-        own = {name: self._name if name in first else f"{self._name[:40]}-{name[:20]}" for name in jobs}
-        for group in (first, *([name] for name in waits)):
-            pods = [jobs[name][0] for name in group]
-            deadlines = [deadline for name in group if (deadline := jobs[name][1])]
-            limits = without_empty({"max_runtime": deadlines[0] if deadlines else None, "retries": retries})
-            document = _document(own[group[0]], self._labels, pods, limits, None)
-            if group is not first:
-                after = [{"workload": own.get(waits[group[0]], self._name), "condition": "succeeded"}]
-                document = {"version": 1, "name": document["name"], "after": after, **document}
-            documents.append(document)
-        return documents
+    def _group(
+        self, first: str, jobs: dict[str, tuple[PodJob, str | None]], waits: dict[str, str], retries: int | None
+    ) -> dict[str, Any]:
+        """Return the document of the jobs that start together."""
+        names = self._groups[first]
+        deadlines = [deadline for name in names if (deadline := jobs[name][1])]
+        limits = without_empty({"max_runtime": deadlines[0] if deadlines else None, "retries": retries})
+        document = _document(self._name_of(first), self._labels, [jobs[name][0] for name in names], limits, None)
+        if first not in waits:
+            return document
+        before = next((root for root, group in self._groups.items() if waits[first] in group), None)
+        if before is None:
+            raise CannotConvert(self._spec.line, f"dependsOn: {waits[first]}: no job of the JobSet has this name")
+        after = [{"workload": self._name_of(before), "condition": "succeeded"}]
+        return {"version": 1, "name": document["name"], "after": after, **document}
+
+    def _name_of(self, first: str) -> str:
+        """Return the name of the workload of a group."""
+        return self._name if first == next(iter(self._groups)) else fitting_name(f"{self._name[:40]}-{first[:20]}")
 
     def _waits(self, one: KeyedSection) -> str | None:
         found = None
@@ -206,7 +206,7 @@ class _Manifest:
                 )
             source = f"{dependency.path}: {name.value} {status.value}"
             if status.value == "Complete":
-                found = fitting_name(name.value)
+                found = name.value
                 why = "the job is a workload of its own"
                 self._conversion.changed(dependency.line, source, "after", why)
             else:
@@ -226,14 +226,18 @@ class _Manifest:
         counts = _Counts(job)
         pods = counts.pods
         base = re.escape(self._source_name)
-        other = "${MIZZEN_JOB_%s_ADDR%%%%:*}"
-        hosts = {rf"\b{base}-{re.escape(name)}-0-0(?:\.[a-z0-9][a-z0-9.-]*)?": "$MASTER_ADDR"}
-        hosts |= {
-            rf"\b{base}-{re.escape(sibling)}-0-0(?:\.[a-z0-9][a-z0-9.-]*)?": other % sibling.upper().replace("-", "_")
-            for sibling in self._siblings if sibling != name
-        }  # fmt: skip
+        hosts = {}
+        for sibling in (sibling for group in self._groups.values() for sibling in group):
+            pattern = rf"\b{base}-{re.escape(sibling)}-0-0(?:\.[a-z0-9][a-z0-9.-]*)?"
+            if sibling == name:
+                hosts[pattern] = "$MASTER_ADDR"
+            elif any(name in group and sibling in group for group in self._groups.values()):
+                hosts[pattern] = f"${{MIZZEN_JOB_{fitting_name(sibling).upper().replace('-', '_')}_ADDR%%:*}}"
+            elif re.search(pattern, job.text_of()):
+                why = "the two jobs are different workloads, which do not have each other's addresses"
+                self._conversion.lost(one.line, f"{one.path}: the host {self._source_name}-{sibling}-0-0", why)
         index = PodIndex(f"$((RANK % {pods}))", f"$((RANK / {pods}))", counts.is_indexed, hosts)
-        pod = convert_pod(job.section("template"), name, f"jobs[{number}]", index, self._configs)
+        pod = convert_pod(job.section("template"), fitting_name(name), f"jobs[{number}]", index, self._configs)
         counts.note(f"jobs[{number}].tasks")
         pod.fields["tasks"] = pods * (replicas.value if replicas else 1)
         if replicas is not None:
@@ -261,6 +265,25 @@ class _Manifest:
             {"rules": "give `limits.retries` for each exit status"},
         )
         return min(node.value, _MOST_RETRIES) if node is not None else None
+
+
+def _groups(jobs: Any) -> dict[str, list[str]]:
+    """Return the names of a JobSet's jobs that start together, by the first of them.
+
+    A job that waits for the end of another one begins a group; one that waits until another is ready is in its group.
+    """
+    groups: dict[str, list[str]] = {}
+    for job in jobs if isinstance(jobs, list) else []:
+        if not isinstance(job, dict) or not isinstance(name := job.get("name"), str):
+            continue
+        depends = job.get("dependsOn")
+        waits = [one for one in depends if isinstance(one, dict)] if isinstance(depends, list) else []
+        ready = {str(one.get("name")) for one in waits if one.get("status") == "Ready"}
+        ends = any(one.get("status") == "Complete" for one in waits)
+        fitting = [first for first, group in groups.items() if ready & {*group}]
+        first = name if ends or not groups else fitting[0] if fitting else next(iter(groups))
+        groups.setdefault(first, []).append(name)
+    return groups
 
 
 def _exits(rule: KeyedSection) -> dict[str, int]:

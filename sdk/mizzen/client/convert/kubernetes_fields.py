@@ -43,7 +43,8 @@ POD_DROPPED: Mapping[str, str] = {
     "dnsPolicy": "tasks use the machine's resolver", "enableServiceLinks": "tasks have no service links",
     "runtimeClassName": "the machine's container engine gives the GPUs", "os": "machines run Linux",
     "setHostnameAsFQDN": "tasks have no host names", "hostname": "tasks have no host names; MASTER_ADDR has the first",
-    "shareProcessNamespace": "a task has one container", "hostIPC": "/dev/shm is shared by the attempt's tasks on a machine",
+    "shareProcessNamespace": "a task has one container",
+    "hostIPC": "/dev/shm is shared by the attempt's tasks on a machine",
     "readinessGates": "batch tasks get no requests", "overhead": "operators reserve what machines need",
 }  # fmt: skip
 POD_LOST: Mapping[str, str] = {
@@ -86,7 +87,8 @@ OTHER_LOST: Mapping[str, str] = {
     "PersistentVolume": "mizzen mounts no volumes: use `tables`, `workdir` or a bucket",
     "Secret": "store the values with `mizzen tenants secrets`; a document has only their names",
     "CronJob": "mizzen has no timetable: submit the job from cron",
-    "Pod": "write a Job", "Deployment": "use a service: `mizzen serve up`", "StatefulSet": "use a service: `mizzen serve up`",
+    "Pod": "write a Job", "Deployment": "use a service: `mizzen serve up`",
+    "StatefulSet": "use a service: `mizzen serve up`",
     "PyTorchJob": "write a JobSet, or a document with one job for each replica type",
     "MPIJob": "mizzen has no MPI launcher: use torchrun, with one task for each node",
     "RayJob": "write a document with jobs for the head and the workers",
@@ -105,5 +107,6 @@ SPOT_LABELS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 PLAIN_LABELS: Mapping[str, str] = {
     "kubernetes.io/os": "machines run Linux", "beta.kubernetes.io/os": "machines run Linux",
-    "kubernetes.io/arch": "the image decides the architecture", "nvidia.com/gpu.present": "`accelerators` asks for GPUs",
+    "kubernetes.io/arch": "the image decides the architecture",
+    "nvidia.com/gpu.present": "`accelerators` asks for GPUs",
 }  # fmt: skip

@@ -1,6 +1,5 @@
 """The pod template of a Job: a job of a document, and what belongs to the whole document."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -220,8 +219,8 @@ class _Pod:
             self._mount(mount, volumes[name.value], name.value, path.value)
             keys = ("readOnly", "recursiveReadOnly", "mountPropagation", "subPath", "subPathExpr")
             mount.close(dict.fromkeys(keys, "mizzen mounts no volumes"), {})
-        for name in volumes.keys() - mounted:
-            container.conversion.dropped(volumes[name].line, f"volumes: {name}", "the container does not mount it")
+        for unused in volumes.keys() - mounted:
+            container.conversion.dropped(volumes[unused].line, f"volumes: {unused}", "the container does not mount it")
 
     def _mount(self, mount: KeyedSection, volume: Located, name: str, path: str) -> None:
         note, source = mount.conversion, f"volumeMounts: {name}: {path}"

@@ -21,6 +21,8 @@ _FIELDS: Mapping[str, tuple[str, str]] = {
     "metadata.labels['jobset.sigs.k8s.io/jobset-name']": ('"$MIZZEN_WORKLOAD_NAME"', ""),
     "metadata.labels['jobset.sigs.k8s.io/replicatedjob-name']": ('"$MIZZEN_JOB"', ""),
 }
+_ENTRY_POINT = "/entry-point-of-the-image"
+"""Stands for what a user must write."""
 _SHELLS = {"sh", "bash", "dash", "ash"}
 
 
@@ -161,7 +163,7 @@ def in_shell(text: str, found: Variables, index: PodIndex) -> str | None:
     is_dynamic = False
     position = 0
     hosts = [(re.compile(pattern), value) for pattern, value in index.hosts.items()]
-    patterns = [(_REFERENCE, "")] + hosts
+    patterns = [(_REFERENCE, ""), *hosts]
     while True:
         matches = [(one, value) for pattern, value in patterns if (one := pattern.search(text, position))]
         if not matches:
@@ -190,8 +192,9 @@ def command_of(
         if node is not None and (key == "command" or command is not None):
             container.carried(key, node, f"{at}.run")
     if args is not None and command is None:
-        why = "the image's entry point is unknown here, and `run` replaces it: write it before the arguments"
+        why = f"the image's entry point is unknown here: write it into `run`, instead of {_ENTRY_POINT}"
         container.lost("args", args, why)
+        words.insert(0, _ENTRY_POINT)
     prologue = [f"export {name}={value}" for name, value in variables.exported.items()]
     prologue += [f"cd {quote(folder)}"] if folder else []
     if not words:
@@ -202,7 +205,7 @@ def command_of(
         return None
     inner = _script_in(words)
     if inner is not None:
-        text = in_shell_script(inner, variables, index, container)
+        text = in_shell_script(inner, variables, index)
         is_bash = words[0].rpartition("/")[2] == "bash"
         options = [word for word in words[1:-1] if word != "-c"]
         head = f"#!{'/bin/bash' if is_bash else '/bin/sh'}{''.join(f' {option}' for option in _options(options))}"
@@ -229,7 +232,7 @@ def _script_in(words: list[str]) -> str | None:
     return words[-1] if any("c" in word for word in words[1:-1]) else None
 
 
-def in_shell_script(text: str, variables: Variables, index: PodIndex, container: KeyedSection) -> str:
+def in_shell_script(text: str, variables: Variables, index: PodIndex) -> str:
     """Return a script with `$(NAME)` of Kubernetes and host names of pods replaced."""
     known = variables.env.keys() | variables.exported.keys() | variables.own | variables.secrets.keys()
 

@@ -51,7 +51,7 @@ def quantity(text: str) -> Fraction:
     if found is None or (found[2] and found[3]):
         raise ValueError("must be a quantity such as 500m, 4, 16Gi or 512M")
     unit = found[3] or ""
-    number = Fraction(found[1]) * 10 ** int(found[2] or 0)
+    number = Fraction(found[1]) * Fraction(10) ** int(found[2] or 0)
     return number / 1000 if unit == "m" else number * _FACTORS[unit]
 
 
@@ -62,6 +62,6 @@ def cores(number: Fraction) -> int | float:
 
 
 def gpu_model(text: str) -> str | None:
-    """Return the GPU type in a label, a feature or a product's name, such as `NVIDIA-A100-SXM4-80GB`; None: it is none."""
+    """Return the GPU type in a label or a product's name, such as `NVIDIA-A100-SXM4-80GB`; None: there is none."""
     found = _GPU_MODELS.fullmatch(text.strip())
     return None if found is None else found[1].lower().replace("_", "").replace(" ", "").replace("-", "")

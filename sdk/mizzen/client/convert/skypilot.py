@@ -82,11 +82,11 @@ class _Task:
         if tasks is not None:
             why = "tasks with the resources of a node; several can be on one machine if it has room for them"
             section.changed("num_nodes", tasks, "jobs[0].tasks", why if tasks.value > 1 else "one task")
-        env, secrets = self._env(), self._secrets()
+        env, secrets = self._env(), self._secrets("jobs[0].secrets")
         setup, run = self._scripts(resources.gpus, has_image=resources.image is not None)
         workdir = self._workdir()
         for target, source in section.entries("file_mounts").items():
-            why = f"mizzen mounts no buckets: name data in `tables`, or copy {target} in setup; local files are in `workdir`"
+            why = f"mizzen mounts nothing: use `tables`, or copy {target} in setup; local files are in `workdir`"
             self._conversion.lost(source.line, f"file_mounts.{target}", why)
         section.close(table.DROPPED, table.LOST)
         job = {"name": "main", "tasks": tasks.value if tasks else None, "resources": resources.fields,
@@ -134,7 +134,7 @@ class _Task:
                 self._conversion.carried(value.line, path, f"jobs[0].env.{variable}")
         return env
 
-    def _secrets(self) -> dict[str, str]:
+    def _secrets(self, at: str) -> dict[str, str]:
         secrets: dict[str, str] = {}
         for variable, value in self._section.entries("secrets").items():
             if not VARIABLE.fullmatch(variable) or RESERVED.match(variable):
@@ -145,7 +145,7 @@ class _Task:
             why = (
                 f"store the value with `mizzen tenants secrets` under the name {secrets[variable]}; no value is copied"
             )
-            self._conversion.changed(value.line, f"secrets.{variable}", f"jobs[0].secrets.{variable}", why)
+            self._conversion.changed(value.line, f"secrets.{variable}", f"{at}.{variable}", why)
         return secrets
 
     def _scripts(self, gpus: int, *, has_image: bool) -> tuple[str | None, str]:
@@ -166,7 +166,7 @@ class _Task:
             )
             self._conversion.changed(line, "pip install", "jobs[0].setup", why)
         elif has_image and _PIP.search(both):
-            why = "the image is read-only: install the packages in the image, or with `pip install --target` into the working directory"
+            why = "the image is read-only: install the packages in it, or with --target into the working directory"
             self._conversion.lost(given[0].line, "pip install", why)
         if setup is None or "setup" not in texts:
             return None, start + texts["run"]
@@ -210,7 +210,7 @@ class _Task:
     def _service(self) -> dict[str, Any]:
         """Return a service document: mizzen reads SkyPilot's fields, and runs the scripts as SkyPilot does."""
         document: dict[str, Any] = {"name": self._name()}
-        if secrets := self._secrets():
+        if secrets := self._secrets("secrets"):
             document["secrets"] = secrets
         self._copy(self._section, "", document)
         return document

@@ -71,7 +71,7 @@ class _Batch:
         self._note_signal(signal, body)
         if request.nodes > 1 and not body.is_spread:
             option = self._options["nodes"] if "nodes" in self._options else self._options["ntasks"]
-            why = "nothing in the script starts tasks on the other nodes (no srun), so there is one task, with one node's resources"
+            why = "nothing in the script starts tasks on the other nodes (no srun): there is one task, with one node"
             self._conversion.lost(option.line, option.text, why)
         self._conversion.documents.append(self._document(request, body, grace))
         return self._conversion
@@ -178,7 +178,7 @@ class _Batch:
 
     def _note_variables(self, found: dict[str, Any], unknown: set[str], request: Request) -> None:
         for name, variable in found.items():
-            line = next((line for line, text in self._body if name in text), None)
+            line = self._line_of(name)
             if line is not None and variable.differs:
                 self._conversion.changed(line, f"${name}", "jobs[0].run", variable.differs)
             elif line is not None and name == "SLURM_LOCALID" and variable.value == "0":
@@ -187,8 +187,12 @@ class _Batch:
             elif line is not None:
                 self._conversion.carried(line, f"${name}", "jobs[0].run")
         for name in sorted(unknown):
-            line = next((line for line, text in self._body if name in text), 1)
-            self._conversion.lost(line, f"${name}", "mizzen has no such value: write it into `env`")
+            self._conversion.lost(self._line_of(name) or 1, f"${name}", "mizzen has no such value: write it into `env`")
+
+    def _line_of(self, name: str) -> int | None:
+        """Return the first line of the script that names a variable."""
+        pattern = re.compile(rf"\b{name}\b")
+        return next((line for line, text in self._body if pattern.search(text)), None)
 
     def _env(self) -> dict[str, str]:
         option = self._options.get("export")
@@ -220,12 +224,12 @@ class _Batch:
                 self._note_file(option)
         option = self._options.get("chdir")
         if option is None:
-            why = "sbatch starts in the folder in which it is called; its files are copied to each task, and changes stay there"
+            why = "the files of the folder are copied to each task; changes stay on its machine until the end"
             self._conversion.changed(1, "the working directory", "workdir", why)
             return "."
         if _FILE_NAMES.search(option.value):
             raise CannotConvert(option.line, f"{option.text}: write a folder without %")
-        why = "the folder's files are copied to each task; changes stay on its machine until the end"
+        why = "the files of the folder are copied to each task; changes stay on its machine until the end"
         self._conversion.changed(option.line, option.text, "workdir", why)
         return option.value
 
@@ -252,7 +256,7 @@ class _Batch:
 
     def _retries(self) -> dict[str, int] | None:
         if option := self._options.get("requeue"):
-            why = "a workload that is preempted or loses a machine always returns to the queue; a failed one does by `limits.retries`"
+            why = "it returns to the queue after preemption or a lost machine; `limits.retries` is for its own failures"
             self._conversion.changed(option.line, option.text, "limits.retries", why)
         option = self._options.get("no-requeue")
         if option is None:
@@ -286,5 +290,5 @@ class _Batch:
             why = f"SIGTERM is sent instead of SIG{signal}; the script's trap is for it"
             self._conversion.changed(option.line, option.text, "checkpoint.grace", why)
         else:
-            why = f"SIGTERM is sent instead of SIG{signal}: let the program handle SIGTERM (`checkpoint.grace` has the time)"
+            why = f"SIGTERM instead of SIG{signal}: let the program handle it (`checkpoint.grace` is the time)"
             self._conversion.lost(option.line, option.text, why)

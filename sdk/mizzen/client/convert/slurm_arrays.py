@@ -92,7 +92,7 @@ def dependencies_of(conversion: Conversion, option: SlurmOption) -> list[dict[st
             assert job is not None
             name = f"slurm-{re.sub(r'[^a-z0-9]+', '-', job[1].lower()).strip('-')}"
             found.append({"workload": name, "condition": _CONDITIONS[match[1]]})
-            why = f"after[{len(found) - 1}].workload is {name}, a placeholder: write the name or the id of the workload that replaces job {job[1]}"
+            why = f"after[{len(found) - 1}].workload: write the workload that replaces job {job[1]} instead of {name}"
             conversion.lost(option.line, f"--dependency={match[1]}:{job[0]}", why)
     if "?" in option.value:
         conversion.lost(option.line, option.text, "one of several conditions cannot be said: all of `after` must hold")

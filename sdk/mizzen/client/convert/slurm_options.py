@@ -38,7 +38,7 @@ _OF_SBATCH = "it concerns the command sbatch, not the job"
 _WHERE = "mizzen chooses the machines itself and keeps the tasks of a job near each other"
 DROPPED: Mapping[str, str] = {
     "account": _TENANT, "qos": _TENANT, "wckey": _TENANT, "mcs-label": _TENANT,
-    "partition": "mizzen has no partitions: resources and `regions` decide where it runs; `capacity: [spot]` is one for "
+    "partition": "mizzen has no partitions: resources and `regions` decide where it runs; `capacity: [spot]` asks for "
                  "machines that may be taken away",
     "clusters": "mizzen chooses among all clusters; restrict it with `regions`",
     "comment": "add `labels` for filters", "extra": "add `labels` for filters",
@@ -111,7 +111,7 @@ def options_of(line: int, text: str) -> list[SlurmOption]:
         word = words.pop(0)
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
-            name = _full(line, name)
+            name = _full(name)
             needs = not equals and name not in FLAGS and name not in OPTIONAL
         elif word.startswith("-") and len(word) > 1:
             letter, value = word[1], word[2:].removeprefix("=")
@@ -144,7 +144,7 @@ def _words(line: int, text: str) -> list[str]:
     raise CannotConvert(line, f"#SBATCH {text}: a quotation mark is not closed")
 
 
-def _full(line: int, name: str) -> str:
+def _full(name: str) -> str:
     """Return the full name of a long option: sbatch accepts unambiguous beginnings, and _ is not -."""
     if name in NAMES:
         return name

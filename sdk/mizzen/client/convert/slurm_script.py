@@ -120,8 +120,8 @@ class _Body:
     def _say_spread(self) -> None:
         first = next((line for line, text in self._groups if text.strip() and not text.lstrip().startswith("#")), 1)
         why = (
-            f"each of the {self._allocation.tasks} tasks runs the whole script, instead of one that starts them with srun; "
-            "steps do not wait for each other"
+            f"each of the {self._allocation.tasks} tasks runs the whole script, and steps do not wait for each other; "
+            "in Slurm it runs once, and srun starts the tasks"
         )
         self._conversion.changed(first, "the script", "jobs[0].run", why)
 
@@ -165,7 +165,7 @@ class _Body:
                 self._conversion.carried(line, f"srun --container-image={image}", "jobs[0].image")
             alone = is_spread and step.tasks(self._allocation.nodes, self._allocation.tasks) == 1
             if alone:
-                why = "only task 0 runs this step, and the other tasks do not wait for it: do it in `setup` of a job before"
+                why = "only task 0 runs this step, and the others do not wait: do it in a workload before (`after`)"
                 self._conversion.lost(line, source, why)
             else:
                 self._conversion.changed(
@@ -239,7 +239,7 @@ class _Body:
 
     def _note_range(self, begin: int, end: int) -> None:
         last = end if end > begin else None
-        texts = {line: text for line, text in self._groups}
+        texts = dict(self._groups)
         if all(not text.strip() for line, text in texts.items() if begin <= line <= end):
             return
         source = "the script's lines" if last else shown(texts[begin])

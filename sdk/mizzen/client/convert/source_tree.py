@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from mizzen.client import yaml_core
-from mizzen.client.convert.conversion import Conversion, CannotConvert, shown
+from mizzen.client.convert.conversion import CannotConvert, Conversion, shown
 
 MAX_VALUES = 20_000
 """Values in a file, where each use of an alias counts with all that it contains."""
@@ -138,6 +138,10 @@ class KeyedSection:
     def has(self, *path: str) -> bool:
         """Return whether there is a value at a path of keys."""
         return path[0] in self._left and Located(self.line, self._left).within(*path) is not None
+
+    def text_of(self) -> str:
+        """Return the keys that were not read yet as one text, to search in."""
+        return str(Located(self.line, self._left).plain)
 
     def take(self, key: str) -> Located | None:
         """Return the value of a key, which the caller explains. A key with null is as if it were absent."""

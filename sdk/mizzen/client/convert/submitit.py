@@ -3,8 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -15,28 +14,15 @@ from mizzen.client.convert.conversion import (
     Conversion,
     Remark,
     fitting_name,
-    named,
     shown,
     without_empty,
 )
-from mizzen.client.convert.quantities import duration_text, gpu_model, memory_text
-from mizzen.client.convert.slurm_options import SlurmOption
-from mizzen.client.convert.slurm_resources import size_of
-from mizzen.client.convert.submitit_values import Constants, NotLiteral, constants_of
+from mizzen.client.convert.submitit_shape import ExecutorShape, SubmititExecutor
+from mizzen.client.convert.submitit_values import NotLiteral, constants_of
 
 _RESULTS = ("result", "results", "wait", "done", "exception", "exceptions", "stdout", "stderr", "cancel", "get_info",
             "awaitable", "watcher")  # fmt: skip
-_DEFAULT_MIN = 5
-_GUESSED_BYTES_OF_CORE = 4 << 30
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-@dataclass
-class _Executor:
-    line: int
-    kind: str
-    parameters: dict[str, tuple[int, str, Any]] = field(default_factory=dict)
-    """Names without `slurm_`, to the line, the name in the source, and the value."""
 
 
 def convert(text: str, name: str) -> Conversion:
@@ -63,7 +49,7 @@ class _Program:
         self._module = PurePath(name).stem
         self._default = fitting_name(self._module)
         self._constants = constants_of(tree)
-        self._executors: dict[str, _Executor] = {}
+        self._executors: dict[str, SubmititExecutor] = {}
         self._imports: dict[str, str] = {}
         self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
 
@@ -107,7 +93,7 @@ class _Program:
         )
         if kind in table.SYMBOLS:
             name = self._target(call)
-            executor = self._executors[name] = _Executor(call.lineno, kind)
+            executor = self._executors[name] = SubmititExecutor(call.lineno, kind)
             for argument in call.args:
                 self._conversion.dropped(
                     call.lineno, f"{kind}({shown(ast.unparse(argument))})", table.DROPPED["folder"]
@@ -116,7 +102,7 @@ class _Program:
         elif kind == "update_parameters" and isinstance(function, ast.Attribute):
             owner = ast.unparse(function.value)
             if owner not in self._executors:
-                self._executors[owner] = _Executor(call.lineno, "AutoExecutor")
+                self._executors[owner] = SubmititExecutor(call.lineno, "AutoExecutor")
             self._keep(self._executors[owner], call)
 
     def _target(self, call: ast.Call) -> str:
@@ -129,7 +115,7 @@ class _Program:
             return ast.unparse(parent.target)
         return ast.unparse(call)
 
-    def _keep(self, executor: _Executor, call: ast.Call) -> None:
+    def _keep(self, executor: SubmititExecutor, call: ast.Call) -> None:
         for keyword in call.keywords:
             line = keyword.value.lineno
             pairs: list[tuple[str, Any]]
@@ -147,7 +133,7 @@ class _Program:
             for name, given in pairs:
                 self._parameter(executor, line, str(name), given)
 
-    def _parameter(self, executor: _Executor, line: int, name: str, value: Any) -> None:
+    def _parameter(self, executor: SubmititExecutor, line: int, name: str, value: Any) -> None:
         plain = name.removeprefix("slurm_")
         plain = table.SLURM_NAMES.get(plain, plain)
         source = f"{name}={shown(repr(value), 40)}"
@@ -182,7 +168,7 @@ class _Program:
         executor = self._executors.get(owner) or (
             next(iter(self._executors.values()))
             if len(self._executors) == 1
-            else _Executor(call.lineno, "AutoExecutor")
+            else SubmititExecutor(call.lineno, "AutoExecutor")
         )
         if not call.args or any(isinstance(one, ast.Starred) for one in call.args):
             raise CannotConvert(
@@ -192,8 +178,9 @@ class _Program:
             raise CannotConvert(call.lineno, "submit_array: write executor.map_array(function, values)")
         number = len(self._conversion.documents) + 1
         function, setup = self._function(call, call.args[0])
+        array: dict[str, Any] | None
         if call.func.attr == "map_array":
-            script, array = self._map(call, function, executor)
+            script, array = self._map(call, function)
         else:
             script, array = self._submit(call, function)
         document = self._document(executor, number if of > 1 else 0, call, array)
@@ -205,7 +192,7 @@ class _Program:
         lines = {}
         for node in ast.walk(self._tree):
             name = node.value if isinstance(node, ast.Constant) else None
-            if isinstance(name, str) and re.fullmatch("SLURM_[A-Z_]+", name):
+            if isinstance(node, ast.Constant) and isinstance(name, str) and re.fullmatch("SLURM_[A-Z_]+", name):
                 if name in table.VARIABLES:
                     lines[name] = f'os.environ["{name}"] = os.environ.get("{table.VARIABLES[name]}", "")\n'
                     self._conversion.carried(node.lineno, name, "jobs[0].run")
@@ -215,7 +202,7 @@ class _Program:
 
     def _function(self, call: ast.Call, node: ast.expr) -> tuple[str, str]:
         """Return an expression for what is called, and the imports that it needs."""
-        root = node
+        root: ast.expr = node
         while isinstance(root, (ast.Attribute, ast.Call)):
             root = root.value if isinstance(root, ast.Attribute) else root.func
         if not isinstance(root, ast.Name):
@@ -277,8 +264,8 @@ class _Program:
     def _submit(self, call: ast.Call, function: str) -> tuple[str, dict[str, Any] | None]:
         loop = self._loop(call)
         if loop is None:
-            arguments = [self._constants_text(call, one) for one in call.args[1:]]
-            arguments += [f"{one.arg}={self._constants_text(call, one.value)}" for one in call.keywords if one.arg]
+            arguments = [self._text(one) for one in call.args[1:]]
+            arguments += [f"{one.arg}={self._text(one.value)}" for one in call.keywords if one.arg]
             self._conversion.carried(call.lineno, shown(ast.unparse(call)), "jobs[0].run")
             return f"{function}({', '.join(arguments)})", None
         names, values = self._loop_values(loop)
@@ -322,16 +309,16 @@ class _Program:
         names = [one.id for one in targets if isinstance(one, ast.Name)]
         if len(names) != len(targets):
             raise CannotConvert(loop.lineno, "the variables of a loop around a submission must be names")
-        return names, self._constants_text(loop, loop.iter)
+        return names, self._text(loop.iter)
 
     def _in_loop(self, call: ast.Call, node: ast.expr, names: list[str]) -> str:
         used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
         if used & {*names} and not used - {*names, "str", "int", "float"}:
             return ast.unparse(node)
-        return self._constants_text(call, node)
+        return self._text(node)
 
-    def _map(self, call: ast.Call, function: str, executor: _Executor) -> tuple[str, dict[str, Any]]:
-        lists = [self._constants_text(call, one) for one in call.args[1:]]
+    def _map(self, call: ast.Call, function: str) -> tuple[str, dict[str, Any]]:
+        lists = [self._text(one) for one in call.args[1:]]
         values = [self._constants.value(one) for one in call.args[1:]]
         if not values or any(not isinstance(one, (list, tuple, range)) for one in values):
             raise CannotConvert(call.lineno, f"{shown(ast.unparse(call))}: needs at least one list of arguments")
@@ -344,7 +331,7 @@ class _Program:
         )
         return lines, {"indexes": f"0-{count - 1}"}
 
-    def _constants_text(self, call: ast.AST, node: ast.expr) -> str:
+    def _text(self, node: ast.expr) -> str:
         try:
             return self._constants.expression(node)
         except NotLiteral as error:
@@ -352,9 +339,9 @@ class _Program:
             raise CannotConvert(node.lineno, message) from None
 
     def _document(
-        self, executor: _Executor, number: int, call: ast.Call, array: dict[str, Any] | None
+        self, executor: SubmititExecutor, number: int, call: ast.Call, array: dict[str, Any] | None
     ) -> dict[str, Any]:
-        shape = _Parameters(self._conversion, executor)
+        shape = ExecutorShape(self._conversion, executor)
         name = shape.name(self._default, number)
         if array is not None:
             array = {**array, **shape.throttle()}
@@ -376,17 +363,23 @@ class _Program:
             if function.attr in ("result", "results") or (
                 function.attr in _RESULTS and self._is_of_job(function.value)
             ):
-                why = "a workload returns no value: let the function write its result to a bucket; `mizzen wait NAME` waits"
+                why = "a workload returns no value: let the function write it to a bucket; `mizzen wait NAME` waits"
                 self._conversion.lost(call.lineno, shown(ast.unparse(call)), why)
             elif ast.unparse(function).startswith("submitit.") and function.attr not in table.SYMBOLS:
-                why = "read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the environment"
-                self._conversion.lost(call.lineno, shown(ast.unparse(call)), why)
+                self._helper(call, function.attr)
             elif function.attr == "batch":
                 self._conversion.changed(call.lineno, shown(ast.unparse(call)), "array", "a loop in it is an array")
         for node in ast.walk(self._tree):
             if isinstance(node, ast.FunctionDef) and node.name == "checkpoint":
                 why = "it is not called: save and load with mizzen's library, or when SIGTERM arrives"
                 self._conversion.lost(node.lineno, "def checkpoint", why)
+
+    def _helper(self, call: ast.Call, name: str) -> None:
+        if name == "monitor_jobs":
+            self._conversion.dropped(call.lineno, shown(ast.unparse(call)), "use `mizzen wait NAME`")
+        else:
+            why = table.HELPERS.get(name, "it needs submitit and Slurm in the task: leave it out")
+            self._conversion.lost(call.lineno, shown(ast.unparse(call)), why)
 
     def _rest(self, submissions: list[ast.Call]) -> None:
         """Remark on the other statements: those around the submissions, and those that tasks import."""
@@ -408,7 +401,7 @@ class _Program:
 
     def _around(self, node: ast.AST) -> list[ast.AST]:
         """Return the blocks in which a submission is, from the inner one."""
-        found = []
+        found: list[ast.AST] = []
         while (parent := self._parents.get(node)) is not None:
             if isinstance(parent, (ast.If, ast.FunctionDef)):
                 found.append(parent)
@@ -422,156 +415,3 @@ class _Program:
 
 
 _START = "import os\nimport sys\n\nsys.path.insert(0, os.getcwd())\n"
-
-
-class _Parameters:
-    """Fields of a document from the parameters of an executor. Each parameter is explained once for a document."""
-
-    def __init__(self, conversion: Conversion, executor: _Executor) -> None:
-        self._conversion, self._executor = conversion, executor
-        self._given = executor.parameters
-
-    def _take(self, name: str, target: str, why: str = "") -> Any:
-        """Return the value of a parameter, or None if it is absent."""
-        if name not in self._given:
-            return None
-        line, source, value = self._given[name]
-        text = f"{source}={shown(repr(value), 40)}"
-        if why:
-            self._conversion.changed(line, text, target, why)
-        else:
-            self._conversion.carried(line, text, target)
-        return value
-
-    def drop(self, name: str, why: str) -> None:
-        """Explain a parameter that is not needed."""
-        line, source, value = self._given[name]
-        self._conversion.dropped(line, f"{source}={shown(repr(value), 40)}", why)
-
-    def _number(self, name: str, target: str, why: str = "") -> int | None:
-        value = self._take(name, target, why)
-        if value is None:
-            return None
-        if isinstance(value, str) and value.isdecimal() and len(value) < 10:
-            value = int(value)
-        if type(value) is not int or value < 0:
-            line, source, _ = self._given[name]
-            raise CannotConvert(line, f"{source}={shown(repr(value))}: must be a whole number")
-        return value
-
-    def name(self, default: str, number: int) -> str:
-        """Return the name of the workload. `number` tells several submissions apart, 0 if there is one."""
-        suffix = f"-{number}" if number else ""
-        if "name" not in self._given:
-            why = f"the name is {default}{suffix}, after the file"
-            self._conversion.changed(self._executor.line, "no name", "name", why)
-            return f"{default[:50]}{suffix}"
-        line, source, value = self._given["name"]
-        return named(self._conversion, line, f"{source}={value!r}", f"{str(value)[:50]}{suffix}")
-
-    def throttle(self) -> dict[str, int]:
-        """Return the throttle of an array, which submitit sets to 256 by default."""
-        given = self._number("array_parallelism", "array.throttle")
-        return {"throttle": given} if given else {}
-
-    def tasks(self) -> int | None:
-        """Return the number of tasks."""
-        nodes = self._number("nodes", "jobs[0].tasks") or 1
-        each = self._number("tasks_per_node", "jobs[0].tasks") or 1
-        self._nodes, self._each = nodes, each
-        return nodes * each if nodes * each > 1 else None
-
-    def resources(self) -> dict[str, Any]:
-        """Return the resources of a task; call `tasks` first."""
-        accelerators, gpus = self._gpus()
-        cores = self._number("cpus_per_task", "jobs[0].resources.cpus") or 1
-        if (per_gpu := self._number("cpus_per_gpu", "jobs[0].resources.cpus")) and gpus:
-            cores = per_gpu * gpus
-        return {**accelerators, "cpus": cores, "memory": self._memory(cores, gpus)}
-
-    def _gpus(self) -> tuple[dict[str, Any], int]:
-        types: list[str] = []
-        count = None
-        for name in ("gpus_per_node", "num_gpus", "gres", "gpus_per_task"):
-            if name not in self._given:
-                continue
-            line, source, value = self._given[name]
-            self._take(name, "jobs[0].resources.accelerators")
-            words = [word for word in str(value).split(":") if word != "gpu"]
-            if not words or not words[-1].isdecimal() or int(words[-1]) > 62 or len(words) > 2:
-                raise CannotConvert(line, f"{source}={value!r}: must be a number of at most 62, such as 8, or a100:8")
-            types, count = words[:-1], int(words[-1])
-            if name != "gpus_per_task" and count % self._each:
-                message = f"{source}={value!r}: {count} GPUs cannot be divided among {self._each} tasks"
-                raise CannotConvert(line, f"{message}; each task has GPUs of its own")
-            if name != "gpus_per_task" and self._each > 1:
-                why = f"each task sees only its own GPUs, as devices from 0, and not all {count} of the node"
-                self._conversion.changed(line, f"{source}={value!r}", "jobs[0].resources.accelerators", why)
-                count //= self._each
-        models = self._models()
-        if not count:
-            return {}, 0
-        types = types or models
-        if not types:
-            line, source, value = next(
-                self._given[one] for one in ("gpus_per_node", "num_gpus", "gres", "gpus_per_task") if one in self._given
-            )
-            why = "no GPU type is given: replace `gpu` with a type that `mizzen machines` shows"
-            self._conversion.changed(line, f"{source}={value!r}", "jobs[0].resources.accelerators", why)
-        named = [f"{kind}:{count}" for kind in types or ["gpu"]]
-        return {"accelerators": named[0] if len(named) == 1 else named}, count
-
-    def _models(self) -> list[str]:
-        if "constraint" not in self._given:
-            return []
-        line, source, value = self._given["constraint"]
-        found = [gpu_model(part) for part in re.split(r"[|]", str(value))]
-        if all(found):
-            self._take("constraint", "jobs[0].resources.accelerators")
-            return [one for one in found if one]
-        why = "machines have no features: name GPU types in `accelerators`, or restrict `regions`"
-        self._conversion.lost(line, f"{source}={value!r}", why)
-        return []
-
-    def _memory(self, cores: int, gpus: int) -> str:
-        factors = {"mem_gb": Fraction(1 << 30, self._each), "mem": Fraction(1, self._each),
-                   "mem_per_cpu": Fraction(cores), "mem_per_gpu": Fraction(max(1, gpus))}  # fmt: skip
-        for name, factor in factors.items():
-            value = self._take(name, "jobs[0].resources.memory")
-            if value is None:
-                continue
-            line, source, _ = self._given[name]
-            try:
-                number = (
-                    Fraction(str(value))
-                    if name == "mem_gb"
-                    else size_of(SlurmOption(line, name, str(value), f"{source}={value!r}"))
-                )
-                return memory_text(int(number * factor))
-            except ValueError as error:
-                raise CannotConvert(line, f"{source}={value!r}: {error}") from None
-        why = "4GiB for each core is written, because no parameter gives the memory"
-        self._conversion.changed(self._executor.line, "no mem_gb", "jobs[0].resources.memory", why)
-        return memory_text(_GUESSED_BYTES_OF_CORE * cores)
-
-    def setup(self) -> str | None:
-        """Return the commands before the function."""
-        value = self._take("setup", "jobs[0].setup", "it runs in a shell of its own: variables that it sets are gone")
-        lines = [str(one) for one in value] if isinstance(value, (list, tuple)) else []
-        return "\n".join(lines) + "\n" if any(line.strip() for line in lines) else None
-
-    def limits(self) -> dict[str, Any]:
-        """Return the limits."""
-        why = "the limit is on the running time of all attempts together"
-        minutes = self._number("timeout_min", "limits.max_runtime", why)
-        if minutes is None:
-            said = f"submitit gives a job {_DEFAULT_MIN} minutes by default; here there is no limit"
-            self._conversion.changed(self._executor.line, "no timeout_min", "limits.max_runtime", said)
-            return {}
-        return {"max_runtime": duration_text(minutes * 60)} if minutes else {}
-
-    def notice(self) -> dict[str, str] | None:
-        """Return the section `checkpoint`, with the time from the notice to the end."""
-        why = "SIGTERM is sent instead of SIGUSR2"
-        seconds = self._number("signal_delay_s", "checkpoint.grace", why)
-        return {"grace": duration_text(min(seconds, 3600))} if seconds else None

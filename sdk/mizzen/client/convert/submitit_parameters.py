@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 SLURM_NAMES: Mapping[str, str] = {
-    "time": "timeout_min", "job_name": "name", "ntasks_per_node": "tasks_per_node", "mem": "mem", "partition": "partition",
+    "time": "timeout_min", "job_name": "name", "ntasks_per_node": "tasks_per_node", 
 }  # fmt: skip
 """Slurm's names of parameters, with or without `slurm_`, to those that are read."""
 READ = frozenset({
@@ -39,3 +39,9 @@ VARIABLES: Mapping[str, str] = {
     "SLURM_JOB_NAME": "MIZZEN_WORKLOAD_NAME",
 }  # fmt: skip
 """Variables of Slurm to those of a task with the same meaning."""
+_RANKS = "read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the environment"
+HELPERS: Mapping[str, str] = {
+    "JobEnvironment": _RANKS, "TorchDistributedEnvironment": _RANKS,
+    "DelayedSubmission": "a preempted workload starts again by itself, with the same arguments",
+}  # fmt: skip
+"""What to use instead of submitit's own functions in a task."""

@@ -69,8 +69,14 @@ class Constants:
         left, right = self._value(node.left, depth + 1), self._value(node.right, depth + 1)
         is_small = all(isinstance(one, (int, float)) and abs(one) < 1e15 for one in (left, right))
         if is_small and isinstance(node.op, (ast.Mult, ast.Add, ast.Sub)):
-            operations = {ast.Mult: left * right, ast.Add: left + right, ast.Sub: left - right}
-            return operations[type(node.op)]  # type: ignore[index]
+            result: int | float = (
+                left * right
+                if isinstance(node.op, ast.Mult)
+                else left + right
+                if isinstance(node.op, ast.Add)
+                else left - right
+            )
+            return result
         raise NotLiteral(f"{ast.unparse(node)[:60]!r} is not a literal")
 
     def _call(self, node: ast.Call, depth: int) -> Any:
