@@ -1,7 +1,7 @@
 """Converts files of other schedulers into mizzen's documents, with a remark for each line or option of the file.
 
-One module reads each kind of file: `slurm` batch scripts, `skypilot` tasks and services, `kubernetes` Jobs and JobSets,
-and `submitit` the Python files that submit functions. No file is executed.
+One module reads each kind of file: `slurm_job` batch scripts, `skypilot` tasks and services, `kubernetes` Jobs and
+JobSets, and `submitit` the Python files that submit functions. No file is executed.
 """
 
 import re
@@ -65,7 +65,7 @@ def _kind_of(text: str, name: str) -> str:
 def _module(kind: str) -> Callable[[str, str], Conversion]:
     # Imported here because PyYAML is slow to import.
     if kind == "slurm":
-        from mizzen.client.convert.slurm import convert
+        from mizzen.client.convert.slurm_job import convert
     elif kind == "skypilot":
         from mizzen.client.convert.skypilot import convert
     elif kind == "kubernetes":

@@ -22,7 +22,7 @@ def convert(text: str, name: str) -> Conversion:
         CannotConvert: see the message.
     """
     conversion = Conversion("kubernetes")
-    objects = [one for tree in read_trees(text) for one in _objects(tree)]
+    objects = [one for tree in read_trees(text) for one in _objects(conversion, tree)]
     configs = {str(one.within("metadata", "name")): one for one in objects if one.within("kind") == "ConfigMap"}
     for one in objects:
         kind = one.within("kind")
@@ -37,11 +37,12 @@ def convert(text: str, name: str) -> Conversion:
     return conversion
 
 
-def _objects(tree: Located) -> list[Located]:
+def _objects(conversion: Conversion, tree: Located) -> list[Located]:
     if not isinstance(tree.value, dict):
         raise CannotConvert(tree.line, "a manifest must be a mapping with apiVersion and kind")
     if tree.within("kind") == "List" and "items" in tree.keys:
-        return [one for item in tree.keys["items"].items for one in _objects(item)]
+        conversion.dropped(tree.line, "kind: List", "its items are converted one by one")
+        return [one for item in tree.keys["items"].items for one in _objects(conversion, item)]
     return [tree]
 
 

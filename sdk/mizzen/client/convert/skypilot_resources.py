@@ -22,7 +22,7 @@ _KINDS_DIFFER = (
 
 
 @dataclass
-class Wanted:
+class SkyPilotResources:
     """What a task asks for, as fields of a document."""
 
     fields: dict[str, Any] = field(default_factory=dict)
@@ -35,13 +35,13 @@ class Wanted:
     retries: Any = None
 
 
-def convert_resources(section: KeyedSection) -> Wanted:
+def convert_resources(section: KeyedSection) -> SkyPilotResources:
     """Return what the section asks for.
 
     Raises:
         CannotConvert: a value is invalid.
     """
-    wanted = Wanted()
+    wanted = SkyPilotResources()
     types = _accelerators(section, section.take("accelerators"))
     spot = section.take("use_spot")
     kinds = [] if spot is None else [_spot(section, spot)]
@@ -128,7 +128,7 @@ def _accelerators(section: KeyedSection, node: Located | None) -> list[tuple[str
     return found
 
 
-def _sizes(section: KeyedSection, wanted: Wanted) -> None:
+def _sizes(section: KeyedSection, wanted: SkyPilotResources) -> None:
     guess = max(1, wanted.gpus)
     cpus = _amount(section, "cpus", _GUESSED_CORES * guess)
     wanted.fields["cpus"] = cores(Fraction(cpus[0]))
@@ -160,7 +160,7 @@ def _amount(section: KeyedSection, key: str, default: int) -> tuple[Fraction, st
     return Fraction(found[1]), (found[2] or "")[:1].upper()
 
 
-def _places(section: KeyedSection, wanted: Wanted) -> None:
+def _places(section: KeyedSection, wanted: SkyPilotResources) -> None:
     for key in ("cloud", "infra", "region", "zone"):
         node = section.text(key)
         if node is None:
@@ -187,7 +187,7 @@ def _places(section: KeyedSection, wanted: Wanted) -> None:
         section.carried("labels", node, "labels")
 
 
-def _recovery(section: KeyedSection, wanted: Wanted) -> None:
+def _recovery(section: KeyedSection, wanted: SkyPilotResources) -> None:
     """Read `job_recovery`, and `spot_recovery`, its older name: a strategy, or a mapping."""
     for name in ("job_recovery", "spot_recovery"):
         node = section.take(name)

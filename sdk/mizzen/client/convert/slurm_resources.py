@@ -64,7 +64,7 @@ def size_of(option: SlurmOption) -> int:
     return int(Fraction(found[1]) * (1 << _SHIFT[(found[2] or "M").upper()]))
 
 
-class Request:
+class SlurmRequest:
     """What the options ask for, node by node, and the resources of a task of mizzen."""
 
     def __init__(self, conversion: Conversion, options: Options) -> None:
@@ -213,6 +213,9 @@ class Request:
         return cores(Fraction(self.cores * in_node))
 
     def _memory(self, is_spread: bool, cpus: int | float, gpus: int) -> str:
+        given = [self._options[name] for name in ("mem", "mem-per-cpu", "mem-per-gpu") if name in self._options]
+        if len(given) > 1:
+            raise CannotConvert(given[1].line, f"{given[1].text}: {given[0].text} is given, too; give one of them")
         tasks_in_node = max(1, self.tasks // self.nodes) if is_spread else 1
         for name, factor in (("mem", Fraction(1, tasks_in_node)), ("mem-per-cpu", Fraction(cpus)),
                              ("mem-per-gpu", Fraction(max(1, gpus)))):  # fmt: skip

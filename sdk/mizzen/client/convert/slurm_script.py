@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mizzen.client.convert.conversion import CannotConvert, Carryover, Conversion, Remark, shown
-from mizzen.client.convert.slurm_steps import STEP_LOST, Step, steps_of
+from mizzen.client.convert.slurm_steps import STEP_LOST, SlurmStep, steps_of
 
-_AT_COMMAND = r"((?:^|[;&|({`]|\b(?:then|do|else|if|while|!))[ \t]*(?:\w+=\S*[ \t]+)*)"
+_AT_COMMAND = r"((?:^|[;&|({`]|\b(?:then|do|else|if|while|!))[ \t]*(?:\w+=[^\s;&|(){}`]*[ \t]+)*)"
 _MODULES = re.compile(rf"{_AT_COMMAND}(module|ml)(?=\s)", re.MULTILINE)
 _MPI = re.compile(rf"{_AT_COMMAND}(mpirun|mpiexec)(?=\s)", re.MULTILINE)
 _COMMANDS = re.compile(rf"{_AT_COMMAND}(sbatch|squeue|scancel|scontrol|sacct|sinfo|sstat|salloc|sbcast)(?=\s|$)", re.M)
@@ -36,7 +36,7 @@ _PATHS = re.compile(
 
 
 @dataclass(frozen=True)
-class Allocation:
+class SlurmAllocation:
     """What the options ask for."""
 
     nodes: int
@@ -62,7 +62,7 @@ _LONGEST = 16 << 10
 """Characters in a line with its continuation lines."""
 
 
-def convert_body(conversion: Conversion, lines: list[tuple[int, str]], allocation: Allocation) -> Converted:
+def convert_body(conversion: Conversion, lines: list[tuple[int, str]], allocation: SlurmAllocation) -> Converted:
     """Return the commands in `lines`, which have their numbers in the source.
 
     Raises:
@@ -72,7 +72,7 @@ def convert_body(conversion: Conversion, lines: list[tuple[int, str]], allocatio
 
 
 class _Body:
-    def __init__(self, conversion: Conversion, lines: list[tuple[int, str]], allocation: Allocation) -> None:
+    def __init__(self, conversion: Conversion, lines: list[tuple[int, str]], allocation: SlurmAllocation) -> None:
         self._conversion = conversion
         self._allocation = allocation
         self._groups = list(_joined(lines))
@@ -98,7 +98,7 @@ class _Body:
         self._note_kept(kept)
         return Converted("\n".join(out), is_spread, self._image, self._traps)
 
-    def _decide(self, steps: list[Step]) -> bool:
+    def _decide(self, steps: list[SlurmStep]) -> bool:
         """Return whether each of several tasks runs the script."""
         given, counts = self._allocation, [step.tasks(self._allocation.nodes, self._allocation.tasks) for step in steps]
         for step, count in zip(steps, counts, strict=True):

@@ -38,7 +38,7 @@ STEP_LOST: Mapping[str, str] = {
 
 
 @dataclass
-class Step:
+class SlurmStep:
     """One `srun` command."""
 
     line: int
@@ -76,7 +76,7 @@ class Step:
         return int(given)
 
 
-def steps_of(line: int, text: str) -> list[Step]:
+def steps_of(line: int, text: str) -> list[SlurmStep]:
     """Return the `srun` commands in a line of a script with its continuation lines.
 
     Raises:
@@ -93,8 +93,8 @@ def _is_code(text: str, found: re.Match[str]) -> bool:
     return bool(re.search(r"(?:^|[;&|({`]|\b(?:then|do|else|time|exec|nohup|if|while|!))\s*(?:\w+=\S*\s+)*$", before))
 
 
-def _step(line: int, text: str, start: int, position: int) -> Step:
-    step = Step(line, start, position)
+def _step(line: int, text: str, start: int, position: int) -> SlurmStep:
+    step = SlurmStep(line, start, position)
     while True:
         position = _skip(text, position)
         word = _WORD.match(text, position)

@@ -1,11 +1,15 @@
 """Writes documents as YAML: scripts as blocks of text, and strings quoted where mizzen's reader needs it."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import yaml
 
 from mizzen.client import yaml_core
+
+_OTHER_BREAKS = re.compile("[\r\x85\u2028\u2029]")
+"""Characters that end a line in YAML, so that a block of text would have a line end instead."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -16,7 +20,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = '"' if _OTHER_BREAKS.search(text) else "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)

@@ -18,8 +18,8 @@ from mizzen.client.convert.conversion import (
 from mizzen.client.convert.quantities import duration_text
 from mizzen.client.convert.slurm_arrays import Elements, dependencies_of, elements_of, not_before_of
 from mizzen.client.convert.slurm_options import SlurmOption, options_of
-from mizzen.client.convert.slurm_resources import Options, Request, seconds_of
-from mizzen.client.convert.slurm_script import Allocation, Converted, convert_body
+from mizzen.client.convert.slurm_resources import Options, SlurmRequest, seconds_of
+from mizzen.client.convert.slurm_script import Converted, SlurmAllocation, convert_body
 from mizzen.client.convert.slurm_variables import exports
 
 _DIRECTIVE = re.compile(r"#SBATCH(?:\s+(.*))?$")
@@ -63,11 +63,13 @@ class _Batch:
         self._table()
         if not any(text.strip() and not text.lstrip().startswith("#") for _, text in self._body):
             raise CannotConvert(len(self._lines), "the script has no command")
-        request = Request(self._conversion, self._options)
+        request = SlurmRequest(self._conversion, self._options)
         if option := self._options.get("constraint"):
             request.constrain(option)
         signal, grace = self._signal()
-        body = convert_body(self._conversion, self._body, Allocation(request.nodes, request.tasks, signal or "TERM"))
+        body = convert_body(
+            self._conversion, self._body, SlurmAllocation(request.nodes, request.tasks, signal or "TERM")
+        )
         self._note_signal(signal, body)
         if request.nodes > 1 and not body.is_spread:
             option = self._options["nodes"] if "nodes" in self._options else self._options["ntasks"]
@@ -113,7 +115,7 @@ class _Batch:
             elif option.name not in table.READ:
                 self._conversion.lost(option.line, option.text, "sbatch has no such option; check its spelling")
 
-    def _document(self, request: Request, body: Converted, grace: str | None) -> dict[str, Any]:
+    def _document(self, request: SlurmRequest, body: Converted, grace: str | None) -> dict[str, Any]:
         elements = self._elements(body)
         files, run = self._scripts(request, body, elements)
         name = self._options.get("job-name")
@@ -152,7 +154,7 @@ class _Batch:
                 self._conversion.lost(line, shown(text), why)
         return elements_of(self._conversion, option)
 
-    def _scripts(self, request: Request, body: Converted, elements: Elements | None) -> tuple[dict[str, str], str]:
+    def _scripts(self, request: SlurmRequest, body: Converted, elements: Elements | None) -> tuple[dict[str, str], str]:
         """Return the files and the script of the job."""
         first, script = self._lines[0], body.script.strip("\n")
         self._conversion.carried(1, shown(first), "jobs[0].run")
@@ -176,7 +178,7 @@ class _Batch:
         command = f"exec {first[2:].strip()} ./{_SCRIPT}"
         return {_SCRIPT: f"{first}\n{script}\n"}, "\n".join(["#!/bin/bash", *prologue, command]) + "\n"
 
-    def _note_variables(self, found: dict[str, Any], unknown: set[str], request: Request) -> None:
+    def _note_variables(self, found: dict[str, Any], unknown: set[str], request: SlurmRequest) -> None:
         for name, variable in found.items():
             line = self._line_of(name)
             if line is not None and variable.differs:
