@@ -16,6 +16,7 @@ from mizzen.client.convert import MOST_BYTES, convert
 from mizzen.client.convert.conversion import CannotConvert, Carryover, Conversion
 from mizzen.client.convert.source_tree import MAX_VALUES, Located, read_trees
 from tests.cli.conversions import converted, each_of, execute, problems, refusal, report, source, sources
+from tests.cli.service import Service
 from tests.depth import examples
 
 SOURCES = sources()
@@ -98,6 +99,8 @@ def test_a_damaged_file_gives_a_document_or_a_message(path: Path, data: st.DataO
         assert error.line >= 1 and error.reason
         return
     assert found.documents and found.remarks
+    if "service" not in path.stem:  # The fields of services are copied, and the API checks their values.
+        assert [problem for document in found.documents for problem in problems(document)] == []
 
 
 def test_a_submitted_function_runs_with_the_arguments_of_its_element(tmp_path: Path) -> None:
@@ -225,6 +228,21 @@ def test_exit_codes_and_the_report_as_json(tmp_path: Path, capsys: pytest.Captur
     assert run(["convert", str(tmp_path / "absent")]) == 2 and "No such file" in capsys.readouterr().err
     assert run(["convert", str(tmp_path)]) == 2 and "directory" in capsys.readouterr().err
     assert run(["convert", str(source), "-o", str(tmp_path / "no" / "out")]) == 2
+
+
+def test_a_converted_script_is_accepted_by_the_api(
+    as_vision: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`mizzen submit` takes what `mizzen convert` has written, with the files of the script's folder."""
+    source, out = tmp_path / "job.sbatch", tmp_path / "job.yaml"
+    source.write_text(
+        SCRIPT.format("#SBATCH --job-name=converted --ntasks=2 --mem=1G -t 10").replace("echo", "srun echo")
+    )
+    assert run(["convert", str(source), "-o", str(out)]) == 0
+    assert run(["submit", str(out), "-o", "json"]) == 0
+    workload = json.loads(capsys.readouterr().out)[0]
+    assert workload["name"] == "converted" and workload["spec"]["jobs"][0]["tasks"] == 2
+    assert workload["spec"]["limits"]["max_runtime"] == 600
 
 
 def test_stdin_and_the_kind_that_is_given(tmp_path: Path) -> None:

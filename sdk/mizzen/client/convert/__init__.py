@@ -7,6 +7,7 @@ JobSets, and `submitit` the Python files that submit functions. No file is execu
 import re
 from collections.abc import Callable
 
+from mizzen.client.convert.checks import check
 from mizzen.client.convert.conversion import CannotConvert, Conversion
 
 KINDS = ("slurm", "skypilot", "kubernetes", "submitit")
@@ -22,6 +23,7 @@ def convert(data: bytes, name: str, kind: str | None = None) -> Conversion:
     """
     text = _text(data)
     conversion = _module(kind or _kind_of(text, name))(text, name)
+    check(conversion)
     if b"\r\n" in data:
         why = "the lines ended with a carriage return, as in DOS; it was removed"
         conversion.changed(1, "the line ends", "the document", why)

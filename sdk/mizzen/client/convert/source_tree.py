@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import yaml
@@ -94,6 +95,10 @@ class _Walk:
             raise CannotConvert(line, str(error).partition(": ")[2]) from None
         if not isinstance(value, _SCALARS):
             raise CannotConvert(line, f"the tag {found.tag} is not supported; write the value without its tag")
+        if isinstance(value, float) and not isfinite(value):
+            raise CannotConvert(line, f"{found.value[:40]} is too large a number")
+        if isinstance(value, str) and "\0" in value:
+            raise CannotConvert(line, "a text with a NUL character, which no document may have")
         return Located(line, value)
 
     def _mapping(self, found: yaml.MappingNode, depth: int) -> dict[str, Located]:

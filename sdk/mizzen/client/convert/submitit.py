@@ -2,6 +2,7 @@
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePath
@@ -32,7 +33,9 @@ def convert(text: str, name: str) -> Conversion:
         CannotConvert: see the message.
     """
     try:
-        tree = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Warnings of the compiler about the file are not about the conversion.
+            tree = ast.parse(text)
     except SyntaxError as error:
         raise CannotConvert(error.lineno or 1, f"not Python: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:

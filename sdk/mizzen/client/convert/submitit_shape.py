@@ -129,7 +129,7 @@ class ExecutorShape:
         found = [gpu_model(part) for part in re.split(r"[|]", str(value))]
         if all(found):
             self._take("constraint", "jobs[0].resources.accelerators")
-            return [one for one in found if one]
+            return [*dict.fromkeys(one for one in found if one)]
         why = "machines have no features: name GPU types in `accelerators`, or restrict `regions`"
         self._conversion.lost(line, f"{source}={value!r}", why)
         return []
