@@ -21,6 +21,8 @@ from tests.depth import examples
 
 SOURCES = sources()
 YAML = [path for path in SOURCES if path.suffix in (".yaml", ".json")]
+NAMES = "\n".join(f"a{n} = [{', '.join([f'a{n - 1}'] * 10)}]" for n in range(1, 10))
+"""Names of lists that stand for a thousand million values."""
 SCRIPT = "#!/bin/bash\n{}\necho hello\n"
 
 
@@ -111,6 +113,21 @@ def test_a_submitted_function_runs_with_the_arguments_of_its_element(tmp_path: P
     assert shown == "s3://bucket/in 11 16\n"
 
 
+def test_loops_become_the_elements_of_an_array(tmp_path: Path) -> None:
+    """The elements are the calls of nested loops, in their order, with all arguments."""
+    text = (
+        "import submitit\nfrom work import show\nmore = {'k': 1}\nex = submitit.AutoExecutor('x')\n"
+        "for rate in [10**-i for i in range(1, 3)]:\n    for n, name in enumerate(['a', 'b']):\n"
+        "        ex.submit(show, rate, n, tag=f'{name}-{rate}', **more)\n"
+    )
+    (tmp_path / "work.py").write_text("def show(*given, **named):\n    print(given, named)\n")
+    [document] = convert(text.encode(), "program.py").documents
+    assert document["array"] == {"indexes": "0-3"}
+    found = [execute(document["jobs"][0]["run"], tmp_path, MIZZEN_ARRAY_INDEX=str(n)) for n in range(4)]
+    wanted = [(rate, n, name) for rate in (0.1, 0.01) for n, name in enumerate(["a", "b"])]
+    assert found == [f"{(rate, n)} {{'tag': '{name}-{rate}', 'k': 1}}\n" for rate, n, name in wanted]
+
+
 @pytest.mark.parametrize(
     ("body", "right"),
     [
@@ -123,8 +140,10 @@ def test_a_submitted_function_runs_with_the_arguments_of_its_element(tmp_path: P
         ("ex = submitit.AutoExecutor('x')\nex.submit(lambda: 1)\n", "write a def"),
         ("ex = submitit.AutoExecutor('x')\nex.submit(f)\n", "neither defined nor imported"),
         ("from a import f\nex = submitit.AutoExecutor('x')\nwhile g():\n    ex.submit(f)\n", "submit without it"),
-        ("from a import f\nex = submitit.AutoExecutor('x')\nex.map_array(f, range(10**9))\n", "is not a literal"),
-        ("from a import f\nex = submitit.AutoExecutor('x')\nex.map_array(f, range(999999999))\n", "at most"),
+        ("from a import f\nex = submitit.AutoExecutor('x')\nex.map_array(f, range(10**9))\n", "at most 100000"),
+        ("from a import f\nex = submitit.AutoExecutor('x')\nif g():\n    ex.submit(f)\n", "submit without it"),
+        ("from a import f\nex = submitit.AutoExecutor('x')\nfor i in []:\n    ex.submit(f, i)\n", "submits 0 calls"),
+        (f"from a import f\nex = submitit.AutoExecutor('x')\na0 = [1]\n{NAMES}\nex.map_array(f, a9)\n", "parts"),
         ("from a import f\nex = submitit.AutoExecutor('x', nodes='a')\nex.submit(f)\n", "must be a whole number"),
         ("from a import f\nex = submitit.AutoExecutor('x', mem_gb='a')\nex.submit(f)\n", "mem_gb"),
     ],

@@ -124,6 +124,19 @@ def test_a_script_runs_in_each_task_as_in_slurm(tmp_path: Path) -> None:
     assert document["checkpoint"] == {"grace": "1m"}
 
 
+def test_srun_is_removed_wherever_it_stands(tmp_path: Path) -> None:
+    """Options in a variable, `srun` in a variable, and after other commands; what is left of it is said."""
+    body = (
+        'ARGS=" --wait=60 \\\n  --label "\nLAUNCHER="srun --cpu-bind=none"\nCMD=\'srun echo c\'\n'
+        "true; srun $ARGS --jobid $SLURM_JOBID bash -c 'echo a'\n$LAUNCHER echo b\n$CMD\n"
+        "X=1 srun -l echo d && if true; then time srun echo e; fi\n"
+    )
+    found = batch("-n 2", body=body)
+    assert execute(found.documents[0]["jobs"][0]["run"], tmp_path) == "a\nb\nc\nd\ne\n"
+    left = batch("-n 2", body="srun a\ntimeout 9 srun b").remarks
+    assert [one.line for one in left if "remove srun" in one.why] == [4]
+
+
 def test_a_script_in_python_runs_as_a_file(tmp_path: Path) -> None:
     [document] = converted(source("program")).documents
     for name, text in document["files"].items():

@@ -4,7 +4,16 @@ import re
 from typing import Any
 
 from mizzen.client.convert import kubernetes_fields as table
-from mizzen.client.convert.conversion import CannotConvert, Conversion, fitting_name, named, shown, without_empty
+from mizzen.client.convert.conversion import (
+    CannotConvert,
+    Carryover,
+    Conversion,
+    fitting_name,
+    named,
+    shown,
+    without_empty,
+)
+from mizzen.client.convert.kubernetes_counts import PodCounts
 from mizzen.client.convert.kubernetes_pods import PodJob, convert_pod
 from mizzen.client.convert.kubernetes_variables import PodIndex
 from mizzen.client.convert.quantities import duration_text
@@ -12,7 +21,6 @@ from mizzen.client.convert.source_tree import KeyedSection, Located, as_text, re
 
 _MOST_RETRIES = 1000
 _DEFAULT_BACKOFF = 6
-_MOST_TASKS = 100_000
 
 
 def convert(text: str, name: str) -> Conversion:
@@ -33,7 +41,9 @@ def convert(text: str, name: str) -> Conversion:
         else:
             _other(conversion, one, str(kind))
     if not conversion.documents:
-        raise CannotConvert(objects[0].line if objects else 1, f"{name} has neither a Job nor a JobSet")
+        lost = "; ".join(f"{one.source}: {one.why}" for one in conversion.remarks if one.outcome is Carryover.LOST)
+        message = f"{name} has neither a Job nor a JobSet{f' ({lost})' if lost else ''}"
+        raise CannotConvert(objects[0].line if objects else 1, message)
     return conversion
 
 
@@ -96,7 +106,7 @@ class _Manifest:
     def job(self) -> dict[str, Any]:
         """Return the document of a Job."""
         spec = self._spec
-        counts = _Counts(spec)
+        counts = PodCounts(spec)
         template = spec.section("template")
         is_gang = counts.is_gang(template)
         index = PodIndex(
@@ -144,7 +154,9 @@ class _Manifest:
 
     def _suspend(self) -> None:
         if (node := self._spec.take("suspend")) is not None:
-            if node.value:
+            if node.value and "kueue.x-k8s.io/queue-name" in self._labels:
+                self._spec.dropped("suspend", node, "it is for Kueue; mizzen's own queue starts the workload")
+            elif node.value:
                 self._spec.lost("suspend", node, "run `mizzen hold NAME` after the submission")
             else:
                 self._spec.dropped("suspend", node, "a workload starts as soon as it can")
@@ -224,7 +236,7 @@ class _Manifest:
         if node := template.take("metadata"):
             template.dropped("metadata", node, "labels belong to the document; those of the JobSet are there")
         job = template.section("spec")
-        counts = _Counts(job)
+        counts = PodCounts(job)
         pods = counts.pods
         base = re.escape(self._source_name)
         hosts = {}
@@ -310,65 +322,6 @@ def _exits(rule: KeyedSection) -> dict[str, int]:
         return {}
     rule.conversion.lost(rule.line, source, "give `limits.retries` for each exit status")
     return {}
-
-
-class _Counts:
-    """The parallelism and the completions of a Job."""
-
-    def __init__(self, spec: KeyedSection) -> None:
-        self._spec = spec
-        self._parallel, self._all = spec.number("parallelism"), spec.number("completions")
-        self._mode = spec.text("completionMode")
-        if self._mode is not None and self._mode.value not in ("Indexed", "NonIndexed"):
-            raise CannotConvert(self._mode.line, f"completionMode: {self._mode.value}: must be Indexed or NonIndexed")
-        self.is_indexed = self._mode is not None and self._mode.value == "Indexed"
-        for node in (self._parallel, self._all):
-            if node is not None and not 1 <= node.value <= _MOST_TASKS:
-                raise CannotConvert(
-                    node.line, f"parallelism and completions must be from 1 to {_MOST_TASKS}, this is {node.value}"
-                )
-
-    @property
-    def pods(self) -> int:
-        """Pods that run together in a JobSet."""
-        return max(self._parallel.value if self._parallel else 1, self._all.value if self._all else 1)
-
-    def is_gang(self, template: KeyedSection) -> bool:
-        """Return whether the pods run together and talk to each other: they have host names, or no completions."""
-        if self._all is None or self._all.value == 1:
-            return True
-        return self.is_indexed and template.has("spec", "subdomain")
-
-    def note(self, target: str) -> None:
-        """Explain the counts of a gang."""
-        for key, node in (("parallelism", self._parallel), ("completions", self._all)):
-            if node is not None and self._all is None and node.value > 1:
-                self._spec.changed(key, node, target, "all tasks must succeed, and one success does not end the others")
-            elif node is not None and node.value < self.pods:
-                self._spec.changed(key, node, target, f"all {self.pods} tasks start together")
-            elif node is not None:
-                self._spec.carried(key, node, target)
-        if self._mode is not None:
-            self._spec.carried("completionMode", self._mode, "MIZZEN_TASK")
-
-    def shape(self, is_gang: bool) -> tuple[int, dict[str, Any] | None]:
-        """Return the number of tasks, or the array, with remarks."""
-        if is_gang:
-            self.note("jobs[0].tasks")
-            return self.pods, None
-        assert self._all is not None
-        self._spec.carried("completions", self._all, "array.indexes")
-        throttle = self._parallel.value if self._parallel is not None else 1
-        if self._parallel is not None:
-            self._spec.carried("parallelism", self._parallel, "array.throttle")
-        else:
-            self._spec.conversion.carried(
-                self._spec.line, "no parallelism", "array.throttle (Kubernetes' default is 1)"
-            )
-        if self._mode is not None:
-            self._spec.carried("completionMode", self._mode, "array")
-        limit = {"throttle": throttle} if throttle < self._all.value else {}
-        return 1, {"indexes": f"0-{self._all.value - 1}", **limit}
 
 
 def _document(

@@ -64,8 +64,12 @@ def variables_of(container: KeyedSection, at: str, index: PodIndex, configs: Map
         _from_config(source, at, found, configs)
     for entry in container.each("env"):
         name = entry.text("name")
-        if name is None or not VARIABLE.fullmatch(name.value):
+        if name is None:
             raise CannotConvert(entry.line, f"{entry.path}: needs the name of a variable")
+        if not VARIABLE.fullmatch(name.value):
+            why = "a variable's name has letters, digits and _: give it another name"
+            entry.conversion.lost(entry.line, f"env: {name.value}", why)
+            continue
         _variable(entry, name.value, at, found, index, configs)
         entry.close({}, {})
     return found

@@ -188,7 +188,7 @@ class _Task:
             self._conversion.changed(node.line, f"{key}: $SKYPILOT_NODE_IPS", f"jobs[0].{key}", _FIRST_ADDRESS)
         for name in dict.fromkeys(_UNKNOWN.findall(text)):
             self._conversion.lost(node.line, f"{key}: ${name}", "mizzen has no such value: write it into `env`")
-        if re.search(r"\bsky\s+\w+", text):
+        if re.search(r"\bsky\s+(?:launch|exec|status|jobs|serve|start|stop|down|queue|logs|cancel|check)\b", text):
             self._conversion.lost(
                 node.line, f"{key}: sky", "SkyPilot does not run this task: use `mizzen` outside of it"
             )

@@ -174,9 +174,10 @@ def _places(section: KeyedSection, wanted: SkyPilotResources) -> None:
         else:
             why = "mizzen has no clouds and zones in documents: restrict it with `regions`, names of the installation"
             section.lost(key, node, why)
-    if node := section.text("image_id"):
-        if node.value.startswith("docker:"):
-            wanted.image = node.value.removeprefix("docker:")
+    if node := section.take("image_id"):
+        image = as_text(node.plain)
+        if image.startswith("docker:"):
+            wanted.image = image.removeprefix("docker:")
             section.carried("image_id", node, "jobs[0].image")
         else:
             section.lost(

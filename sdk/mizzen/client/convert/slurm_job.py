@@ -97,6 +97,8 @@ class _Batch:
             raise CannotConvert(
                 number, f"#SBATCH {text}: convert each part of a heterogeneous job by itself, as a job of a document"
             )
+        if not text.strip():
+            self._conversion.dropped(number, "#SBATCH", "the line has no option")
         for option in options_of(number, text):
             if before := self._options.get(option.name):
                 self._conversion.dropped(before.line, before.text, f"line {number} gives --{option.name} again")
@@ -162,6 +164,7 @@ class _Batch:
         in_node = max(1, request.tasks // request.nodes)
         values["SLURM_CPUS_PER_TASK"] = str(request.cores)
         values["SLURM_CPUS_ON_NODE"] = str(request.cores * (1 if body.is_spread else in_node))
+        values["SLURM_JOB_CPUS_PER_NODE"] = values["SLURM_CPUS_ON_NODE"]
         values |= dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(request.nodes))
         values |= dict.fromkeys(("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), str(in_node))
         values["SLURM_NODEID"] = f"$((RANK / {in_node}))"

@@ -27,6 +27,8 @@ _TRAP = re.compile(
     r"(\btrap\s+(?:'[^']*'|\"[^\"]*\"|\S+)[ \t]+)((?:[A-Z0-9]+[ \t]+)*[A-Z0-9]+)(?=[ \t]*(?:$|[;&#]))", re.M
 )
 _HOME = re.compile(r"(?<![\w./])~/|\$\{?HOME\b|\b(?:conda|mamba|micromamba)\s+activate\b|\bsource\s+activate\b")
+_CONTAINER = re.compile(rf"{_AT_COMMAND}(singularity|apptainer|enroot|docker|podman)(?=\s)", re.MULTILINE)
+_FOLDER = re.compile(r"(?:^|[;&|]\s*)cd\s+[\"']?/(?!tmp)[^\s;&|]*", re.MULTILINE)
 _SITE = re.compile(
     r"\$\{?(SCRATCH|WORK|PROJECT|GROUP_HOME|LOCAL_?SCRATCH|JOBSCRATCH|TMPDIR|USER|LOGNAME|HOSTNAME|PBS_\w+)\b"
 )
@@ -58,6 +60,7 @@ class Converted:
     """Whether a trap of the script handles the allocation's signal."""
 
 
+_ASSIGNED = re.compile(r"\s*(?:export\s+)?(\w+)=(?:([\"'])([^\"']*)\2|(\S*))\s*$")
 _LONGEST = 16 << 10
 """Characters in a line with its continuation lines."""
 
@@ -76,6 +79,10 @@ class _Body:
         self._conversion = conversion
         self._allocation = allocation
         self._groups = list(_joined(lines))
+        found = [_ASSIGNED.match(text) for _, text in self._groups]
+        self._assigned = {
+            one[1]: (one[3] or one[4] or "").replace("\\\n", " ").strip() for one in found if one is not None
+        }
         for line, text in self._groups:
             if len(text) > _LONGEST:
                 raise CannotConvert(line, f"a line with more than {_LONGEST} characters: break it into several")
@@ -83,7 +90,7 @@ class _Body:
         self._traps = False
 
     def convert(self) -> Converted:
-        steps = [step for line, text in self._groups for step in steps_of(line, _HOST.sub("", text))]
+        steps = [step for line, text in self._groups for step in self._steps_of(line, _HOST.sub("", text))]
         is_spread = self._decide(steps)
         if is_spread:
             self._say_spread()
@@ -97,6 +104,9 @@ class _Body:
                 kept.append((line, last))
         self._note_kept(kept)
         return Converted("\n".join(out), is_spread, self._image, self._traps)
+
+    def _steps_of(self, line: int, text: str) -> list[SlurmStep]:
+        return steps_of(line, text, self._assigned)
 
     def _decide(self, steps: list[SlurmStep]) -> bool:
         """Return whether each of several tasks runs the script."""
@@ -153,7 +163,7 @@ class _Body:
 
     def _steps(self, line: int, text: str, is_spread: bool) -> str:
         """Remove `srun` and its options."""
-        for step in reversed(steps_of(line, text)):
+        for step in reversed(self._steps_of(line, text)):
             source = " ".join(
                 ["srun", *(f"--{name}={value}" if value else f"--{name}" for name, value in step.options.items())]
             )
@@ -179,6 +189,9 @@ class _Body:
         for found in _MODULES.finditer(text):
             why = "mizzen has no environment modules: give the job an `image`, or install the software in `setup`"
             self._conversion.lost(line, _command(text, found), why)
+        if re.search(r"(?<![\w./$-])srun(?=[\s\"'])", text):
+            why = "mizzen starts the tasks: remove srun and its options from this line"
+            self._conversion.lost(line, shown(text), why)
         for found in _COMMANDS.finditer(text):
             self._conversion.lost(line, _command(text, found), f"Slurm does not run this task; {_INSTEAD[found[2]]}")
         return _COMMANDS.sub(r"\1: \2", _MODULES.sub(r"\1: \2", text))
@@ -214,6 +227,12 @@ class _Body:
 
     def _places(self, line: int, text: str) -> None:
         """Remark on paths and variables that a task does not have."""
+        if found := _CONTAINER.search(text):
+            why = "the tasks of a job with an `image` run in it; machines may not have this program"
+            self._conversion.lost(line, shown(text[found.start(1) :]), why)
+        if found := _FOLDER.search(text):
+            why = "a task begins in its working directory, which has the files of `workdir`: leave it out"
+            self._conversion.lost(line, shown(found[0].strip(" ;&")), why)
         if found := _HOME.search(text):
             why = (
                 "HOME is the working directory of the task, without the files of your home: make the environment in "

@@ -8,6 +8,9 @@ from mizzen.client.convert.conversion import CannotConvert
 from mizzen.client.convert.slurm_options import FLAGS, LETTERS
 
 _SRUN = re.compile(r"(?<![\w./$:=-])srun(?=\s)")
+_QUOTED = re.compile(r"(?:^|[\s;])\w+=([\"'])$")
+"""An assignment of a command to a variable, such as `LAUNCHER="srun ..."`."""
+_VARIABLE = re.compile(r"[\"']?\$\{?(\w+)\}?[\"']?")
 _BEFORE = 500
 """Characters before a command that show whether it is one."""
 _GAP = re.compile(r"(?:\s|\\\n)*")
@@ -76,13 +79,22 @@ class SlurmStep:
         return int(given)
 
 
-def steps_of(line: int, text: str) -> list[SlurmStep]:
+def steps_of(line: int, text: str, assigned: Mapping[str, str]) -> list[SlurmStep]:
     """Return the `srun` commands in a line of a script with its continuation lines.
+
+    `assigned` are the texts of the script's variables: a variable after `srun` may have options.
 
     Raises:
         CannotConvert: an option's value or the command is missing.
     """
-    return [_step(line, text, found.start(), found.end()) for found in _SRUN.finditer(text) if _is_code(text, found)]
+    steps = []
+    for found in _SRUN.finditer(text):
+        if not _is_code(text, found):
+            continue
+        quoted = _QUOTED.search(text[max(0, found.start() - _BEFORE) : found.start()])
+        end = text.find(quoted[1], found.end()) if quoted else -1
+        steps.append(_step(line, text[:end] if end > 0 else text, found.start(), found.end(), assigned, bool(quoted)))
+    return steps
 
 
 def _is_code(text: str, found: re.Match[str]) -> bool:
@@ -90,16 +102,26 @@ def _is_code(text: str, found: re.Match[str]) -> bool:
     if "#" in before and re.search(r"(^|\s)#", before):
         return False
     # A command begins a line, or follows an operator, a keyword, an assignment or another command such as time.
+    if _QUOTED.search(before):
+        return True
     return bool(re.search(r"(?:^|[;&|({`]|\b(?:then|do|else|time|exec|nohup|if|while|!))\s*(?:\w+=\S*\s+)*$", before))
 
 
-def _step(line: int, text: str, start: int, position: int) -> SlurmStep:
+def _step(line: int, text: str, start: int, position: int, assigned: Mapping[str, str], is_quoted: bool) -> SlurmStep:
     step = SlurmStep(line, start, position)
     while True:
         position = _skip(text, position)
         word = _WORD.match(text, position)
+        if word is None and is_quoted:  # The command follows where the variable is used.
+            step.command = len(text)
+            return step
         if word is None:
             raise CannotConvert(line, "srun: no command follows its options")
+        variable = _VARIABLE.fullmatch(word[0])
+        if variable and (given := assigned.get(variable[1], "")).startswith("-"):
+            step.options.update(_step(line, f"{given} true", 0, 0, {}, False).options)
+            position = word.end()
+            continue
         if not word[0].startswith("-"):
             step.command = position
             return step

@@ -16,6 +16,7 @@ class Variable(NamedTuple):
 
 _ID = "it is the id of the workload, such as wl-..., and not a number"
 _FIRST = "it has only the address of the first task's machine"
+_GPUS = "$(printf %s \"${CUDA_VISIBLE_DEVICES:-}\" | tr , '\\n' | grep -c . || true)"
 _OF_TASKS: Mapping[str, Variable] = {
     "SLURM_PROCID": Variable('"$RANK"'),
     "SLURM_NTASKS": Variable('"$WORLD_SIZE"'),
@@ -40,7 +41,10 @@ _OF_TASKS: Mapping[str, Variable] = {
     "SLURM_STEP_NODELIST": Variable('"$MASTER_ADDR"', _FIRST),
     "SLURM_LAUNCH_NODE_IPADDR": Variable('"$MASTER_ADDR"'),
     "SLURM_SRUN_COMM_HOST": Variable('"$MASTER_ADDR"'),
-    "SLURM_GPUS_ON_NODE": Variable("$(printf %s \"${CUDA_VISIBLE_DEVICES:-}\" | tr , '\\n' | grep -c . || true)"),
+    "SLURM_GPUS_ON_NODE": Variable(_GPUS),
+    "SLURM_GPUS_PER_NODE": Variable(_GPUS),
+    "SLURM_GPUS_PER_TASK": Variable(_GPUS),
+    "SLURM_GPUS": Variable(_GPUS, "it is the number of GPUs of the task"),
     "SLURM_JOB_GPUS": Variable('"${CUDA_VISIBLE_DEVICES:-}"'),
     "SLURM_STEP_GPUS": Variable('"${CUDA_VISIBLE_DEVICES:-}"'),
 }

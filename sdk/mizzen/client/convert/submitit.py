@@ -3,8 +3,9 @@
 import ast
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import replace
+from math import prod
 from pathlib import PurePath
 from typing import Any
 
@@ -18,11 +19,13 @@ from mizzen.client.convert.conversion import (
     shown,
     without_empty,
 )
+from mizzen.client.convert.submitit_executors import ExecutorReader
 from mizzen.client.convert.submitit_shape import ExecutorShape, SubmititExecutor
 from mizzen.client.convert.submitit_values import NotLiteral, constants_of
 
 _RESULTS = ("result", "results", "wait", "done", "exception", "exceptions", "stdout", "stderr", "cancel", "get_info",
             "awaitable", "watcher")  # fmt: skip
+_MOST_ELEMENTS = 100_000
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -52,7 +55,8 @@ class _Program:
         self._module = PurePath(name).stem
         self._default = fitting_name(self._module)
         self._constants = constants_of(tree)
-        self._executors: dict[str, SubmititExecutor] = {}
+        self._reader = ExecutorReader(self._conversion, self._constants)
+        self._executors = self._reader.executors
         self._imports: dict[str, str] = {}
         self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
 
@@ -60,7 +64,7 @@ class _Program:
         self._read_imports()
         calls = sorted(self._calls(), key=lambda call: (call.lineno, call.col_offset))
         for call in calls:
-            self._executor(call)
+            self._reader.read(call, self._parents.get(call))
         submissions = [call for call in calls if self._is_submission(call)]
         if not submissions:
             raise CannotConvert(1, "no executor.submit(...) and no executor.map_array(...): nothing is submitted")
@@ -83,80 +87,6 @@ class _Program:
                     self._imports[alias.asname or alias.name.partition(".")[0]] = f"import {ast.unparse(alias)}"
             if isinstance(node, (ast.Import, ast.ImportFrom)) and "submitit" in ast.unparse(node):
                 self._conversion.dropped(node.lineno, shown(ast.unparse(node)), "mizzen needs no submitit")
-
-    def _executor(self, call: ast.Call) -> None:
-        """Read the creation of an executor, or a change of its parameters."""
-        function = call.func
-        kind = (
-            function.attr
-            if isinstance(function, ast.Attribute)
-            else function.id
-            if isinstance(function, ast.Name)
-            else ""
-        )
-        if kind in table.SYMBOLS:
-            name = self._target(call)
-            executor = self._executors[name] = SubmititExecutor(call.lineno, kind)
-            for argument in call.args:
-                self._conversion.dropped(
-                    call.lineno, f"{kind}({shown(ast.unparse(argument))})", table.DROPPED["folder"]
-                )
-            self._keep(executor, call)
-        elif kind == "update_parameters" and isinstance(function, ast.Attribute):
-            owner = ast.unparse(function.value)
-            if owner not in self._executors:
-                self._executors[owner] = SubmititExecutor(call.lineno, "AutoExecutor")
-            self._keep(self._executors[owner], call)
-
-    def _target(self, call: ast.Call) -> str:
-        parent = self._parents.get(call)
-        if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
-            return ast.unparse(parent.targets[0])
-        if isinstance(parent, ast.withitem) and parent.optional_vars is not None:
-            return ast.unparse(parent.optional_vars)
-        if isinstance(parent, ast.AnnAssign):
-            return ast.unparse(parent.target)
-        return ast.unparse(call)
-
-    def _keep(self, executor: SubmititExecutor, call: ast.Call) -> None:
-        for keyword in call.keywords:
-            line = keyword.value.lineno
-            pairs: list[tuple[str, Any]]
-            try:
-                value = self._constants.value(keyword.value)
-            except NotLiteral as error:
-                source = f"{keyword.arg or '**'}={shown(ast.unparse(keyword.value), 40)}"
-                plain = (keyword.arg or "").removeprefix("slurm_")
-                if plain in table.DROPPED:
-                    self._conversion.dropped(line, source, table.DROPPED[plain])
-                else:
-                    self._conversion.lost(line, source, f"{error}: write the value into the document")
-                continue
-            pairs = [(keyword.arg, value)] if keyword.arg else list(value.items()) if isinstance(value, dict) else []
-            for name, given in pairs:
-                self._parameter(executor, line, str(name), given)
-
-    def _parameter(self, executor: SubmititExecutor, line: int, name: str, value: Any) -> None:
-        plain = name.removeprefix("slurm_")
-        plain = table.SLURM_NAMES.get(plain, plain)
-        source = f"{name}={shown(repr(value), 40)}"
-        if name.startswith(("local_", "debug_")):
-            self._conversion.dropped(line, source, "it concerns submitit's local executors only")
-        elif plain == "additional_parameters" and isinstance(value, dict):
-            for key, inner in value.items():
-                self._parameter(executor, line, f"slurm_{str(key).replace('-', '_')}", inner)
-        elif plain in table.READ:
-            if plain in executor.parameters:
-                before = executor.parameters[plain]
-                self._conversion.dropped(
-                    before[0], f"{before[1]}={shown(repr(before[2]), 40)}", f"line {line} gives it again"
-                )
-            executor.parameters[plain] = (line, name, value)
-        elif plain in table.DROPPED:
-            self._conversion.dropped(line, source, table.DROPPED[plain])
-        else:
-            why = table.LOST.get(plain, "`mizzen convert` does not know this parameter; check its spelling")
-            self._conversion.lost(line, source, why)
 
     def _is_submission(self, call: ast.Call) -> bool:
         function = call.func
@@ -265,41 +195,40 @@ class _Program:
         return True
 
     def _submit(self, call: ast.Call, function: str) -> tuple[str, dict[str, Any] | None]:
-        loop = self._loop(call)
-        if loop is None:
-            arguments = [self._text(one) for one in call.args[1:]]
-            arguments += [f"{one.arg}={self._text(one.value)}" for one in call.keywords if one.arg]
+        loops = self._loops(call)
+        names = [name for loop in loops for name in self._targets(loop)]
+        arguments = [self._in_loop(one, names) for one in call.args[1:]]
+        for one in call.keywords:
+            text = self._in_loop(one.value, names)
+            arguments.append(f"{one.arg}={text}" if one.arg else f"**{text}")
+        last = f"{function}({', '.join(arguments)})"
+        if not loops:
             self._conversion.carried(call.lineno, shown(ast.unparse(call)), "jobs[0].run")
-            return f"{function}({', '.join(arguments)})", None
-        names, values = self._loop_values(loop)
-        arguments = [self._in_loop(call, one, names) for one in call.args[1:]]
-        arguments += [f"{one.arg}={self._in_loop(call, one.value, names)}" for one in call.keywords if one.arg]
-        count = len(self._constants.value(loop.iter))
-        if not count:
-            raise CannotConvert(loop.lineno, "the loop submits nothing: its list is empty")
+            return last, None
+        count = prod(len(self._values(loop)) for loop in loops)
+        if not 1 <= count <= _MOST_ELEMENTS:
+            raise CannotConvert(loops[0].lineno, f"the loop submits {count} calls; an array has 1 to {_MOST_ELEMENTS}")
         why = "the calls of the loop are the elements of an array"
         self._conversion.changed(call.lineno, shown(ast.unparse(call)), "array", why)
-        lines = (
-            f'{", ".join(names)} = {values}[int(os.environ["MIZZEN_ARRAY_INDEX"])]\n{function}({", ".join(arguments)})'
-        )
-        return lines, {"indexes": f"0-{count - 1}"}
+        lists = " ".join(f"for {ast.unparse(loop.target)} in {self._text(loop.iter)}" for loop in loops)
+        pattern = f"({names[0]},)" if len(names) == 1 else f"({', '.join(names)})"
+        return f"{pattern} = [{pattern} {lists}][{_INDEX}]\n{last}", {"indexes": f"0-{count - 1}"}
 
-    def _loop(self, call: ast.Call) -> ast.For | None:
-        """Return the loop around a call, or None."""
+    def _loops(self, call: ast.Call) -> list[ast.For]:
+        """Return the loops around a call, from the outer one."""
         node: ast.AST = call
-        found = None
+        found: list[ast.For] = []
         while (parent := self._parents.get(node)) is not None and not isinstance(parent, (ast.FunctionDef, ast.Module)):
             if isinstance(parent, (ast.ListComp, ast.GeneratorExp)):
-                if len(parent.generators) != 1 or parent.generators[0].ifs or found:
-                    raise CannotConvert(
-                        call.lineno, "nested loops and conditions around a submission: write one list of arguments"
-                    )
-                one = parent.generators[0]
-                found = ast.For(one.target, one.iter, [], [], lineno=parent.lineno, col_offset=0)
+                if any(one.ifs for one in parent.generators):
+                    raise CannotConvert(call.lineno, "a condition around a submission cannot be read: write one list")
+                loops = [
+                    ast.For(one.target, one.iter, [], [], lineno=parent.lineno, col_offset=0)
+                    for one in parent.generators
+                ]
+                found = [*loops, *found]
             elif isinstance(parent, ast.For):
-                if found:
-                    raise CannotConvert(call.lineno, "nested loops around a submission: write one list of arguments")
-                found = parent
+                found.insert(0, parent)
             elif isinstance(parent, ast.While) or (
                 isinstance(parent, ast.If) and "__name__" not in ast.unparse(parent.test)
             ):
@@ -307,14 +236,21 @@ class _Program:
             node = parent
         return found
 
-    def _loop_values(self, loop: ast.For) -> tuple[list[str], str]:
-        targets = loop.target.elts if isinstance(loop.target, (ast.Tuple, ast.List)) else [loop.target]
-        names = [one.id for one in targets if isinstance(one, ast.Name)]
-        if len(names) != len(targets):
+    def _targets(self, loop: ast.For) -> list[str]:
+        """Return the names of a loop's variables."""
+        names = [one for one in ast.walk(loop.target) if isinstance(one, ast.Name)]
+        if not all(isinstance(one, (ast.Name, ast.Tuple, ast.List, ast.expr_context)) for one in ast.walk(loop.target)):
             raise CannotConvert(loop.lineno, "the variables of a loop around a submission must be names")
-        return names, self._text(loop.iter)
+        return [one.id for one in names]
 
-    def _in_loop(self, call: ast.Call, node: ast.expr, names: list[str]) -> str:
+    def _values(self, loop: ast.For) -> Sized:
+        self._text(loop.iter)  # An error names the line.
+        values = self._constants.value(loop.iter)
+        if not isinstance(values, (list, tuple, range)):
+            raise CannotConvert(loop.lineno, f"{shown(ast.unparse(loop.iter))}: must be a list or a range")
+        return values
+
+    def _in_loop(self, node: ast.expr, names: list[str]) -> str:
         used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
         if used & {*names} and not used - {*names, "str", "int", "float"}:
             return ast.unparse(node)
@@ -329,9 +265,7 @@ class _Program:
         if count == 0:
             raise CannotConvert(call.lineno, f"{shown(ast.unparse(call))}: a list of arguments is empty")
         self._conversion.carried(call.lineno, shown(ast.unparse(call)), "array")
-        lines = (
-            f'arguments = list(zip({", ".join(lists)}))[int(os.environ["MIZZEN_ARRAY_INDEX"])]\n{function}(*arguments)'
-        )
+        lines = f"arguments = list(zip({', '.join(lists)}))[{_INDEX}]\n{function}(*arguments)"
         return lines, {"indexes": f"0-{count - 1}"}
 
     def _text(self, node: ast.expr) -> str:
@@ -417,4 +351,5 @@ class _Program:
         )
 
 
+_INDEX = 'int(os.environ["MIZZEN_ARRAY_INDEX"])'
 _START = "import os\nimport sys\n\nsys.path.insert(0, os.getcwd())\n"
