@@ -249,7 +249,7 @@ class _Manifest:
             elif re.search(pattern, job.text_of()):
                 why = "the two jobs are different workloads, which do not have each other's addresses"
                 self._conversion.lost(one.line, f"{one.path}: the host {self._source_name}-{sibling}-0-0", why)
-        index = PodIndex(f"$((RANK % {pods}))", f"$((RANK / {pods}))", counts.is_indexed, hosts)
+        index = PodIndex(f"$((RANK % {pods}))", f"$((RANK / {pods}))", not counts.is_unindexed, hosts)
         pod = convert_pod(job.section("template"), fitting_name(name), f"jobs[{number}]", index, self._configs)
         counts.note(f"jobs[{number}].tasks")
         pod.fields["tasks"] = pods * (replicas.value if replicas else 1)

@@ -22,6 +22,7 @@ class PodCounts:
         self._mode = spec.text("completionMode")
         if self._mode is not None and self._mode.value not in ("Indexed", "NonIndexed"):
             raise CannotConvert(self._mode.line, f"completionMode: {self._mode.value}: must be Indexed or NonIndexed")
+        self.is_unindexed = self._mode is not None and self._mode.value == "NonIndexed"
         self.is_indexed = self._mode is not None and self._mode.value == "Indexed"
         for node in (self._parallel, self._all):
             if node is not None and not 1 <= node.value <= _MOST_TASKS:

@@ -9,8 +9,8 @@ from mizzen.client.convert.conversion import RESERVED, SET_BY_MIZZEN, VARIABLE, 
 from mizzen.client.convert.source_tree import KeyedSection, Located, as_text
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
-_INDEX_FIELD = re.compile(r"metadata\.(?:annotations|labels)\['(?:batch\.kubernetes\.io/job-completion-index)'\]")
-_JOBSET_FIELD = re.compile(r"metadata\.(?:annotations|labels)\['jobset\.sigs\.k8s\.io/job-(?:global-)?index'\]")
+_INDEX_FIELD = "metadata.labels['batch.kubernetes.io/job-completion-index']"
+_JOBSET_FIELD = re.compile(r"metadata\.labels\['jobset\.sigs\.k8s\.io/job-(?:global-)?index'\]")
 _FIELDS: Mapping[str, tuple[str, str]] = {
     "metadata.name": ('"$MIZZEN_WORKLOAD_NAME-$MIZZEN_JOB-$RANK"', "it is WORKLOAD-JOB-TASK"),
     "metadata.namespace": ('"$MIZZEN_TENANT"', "it is the tenant"),
@@ -106,7 +106,7 @@ def _variable(
         given = f": {shown(as_text(value.plain))}" if value is not None else ""
         note.changed(entry.line, f"env: {name}{given}", f"{at}.run", SET_BY_MIZZEN)
     elif node := origin.take("fieldRef"):
-        _field(entry, name, as_text(node.within("fieldPath")), found, index)
+        _field(entry, name, as_text(node.within("fieldPath")), at, found, index)
     elif node := origin.take("secretKeyRef"):
         found.secrets[name] = fitting_name(f"{node.within('name')}-{node.within('key')}")
         why = f"store the value with `mizzen tenants secrets` under the name {found.secrets[name]}"
@@ -138,20 +138,21 @@ def _literal(entry: KeyedSection, name: str, text: str, at: str, found: Variable
         entry.conversion.changed(entry.line, f"env: {name}: {shown(text, 40)}", f"{at}.run", why)
 
 
-def _field(entry: KeyedSection, name: str, path: str, found: Variables, index: PodIndex) -> None:
+def _field(entry: KeyedSection, name: str, path: str, at: str, found: Variables, index: PodIndex) -> None:
     note, source = entry.conversion, f"env: {name}: fieldRef: {path}"
-    if _INDEX_FIELD.fullmatch(path):
+    path = path.replace("metadata.annotations[", "metadata.labels[", 1)  # Both have the same values.
+    if path == _INDEX_FIELD:
         found.exported[name] = index.index
-        note.carried(entry.line, source, "jobs[].run")
+        note.carried(entry.line, source, f"{at}.run")
     elif _JOBSET_FIELD.fullmatch(path):
         found.exported[name] = index.replica
-        note.carried(entry.line, source, "jobs[].run")
+        note.carried(entry.line, source, f"{at}.run")
     elif path in _FIELDS:
         found.exported[name], why = _FIELDS[path]
         if why:
-            note.changed(entry.line, source, "jobs[].run", why)
+            note.changed(entry.line, source, f"{at}.run", why)
         else:
-            note.carried(entry.line, source, "jobs[].run")
+            note.carried(entry.line, source, f"{at}.run")
     else:
         note.lost(entry.line, source, "mizzen has no such value: write it into `env`")
 

@@ -130,7 +130,7 @@ class _Task:
             elif not VARIABLE.fullmatch(variable) or isinstance(value.value, (dict, list)):
                 raise CannotConvert(value.line, f"{path}: must be a variable's name and a single value")
             else:
-                env[variable] = as_text(value.value)
+                env[variable] = str(value.value)  # SkyPilot writes True, where YAML has true.
                 self._conversion.carried(value.line, path, f"jobs[0].env.{variable}")
         return env
 
