@@ -108,7 +108,7 @@ def test_a_damaged_file_gives_a_document_or_a_message(path: Path, data: st.DataO
 def test_a_submitted_function_runs_with_the_arguments_of_its_element(tmp_path: Path) -> None:
     path = source("batch")
     [document] = converted(path).documents
-    (tmp_path / "batch.py").write_text(path.read_text().replace("import submitit\n", ""))
+    (tmp_path / "batch.py").write_text(path.read_text())
     shown = execute(document["jobs"][0]["run"], tmp_path, MIZZEN_ARRAY_INDEX="11")
     assert shown == "s3://bucket/in 11 16\n"
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("file")
+@click.argument("file", type=click.Path(allow_dash=True))
 @click.option(
     "-o",
     "--output",

@@ -173,7 +173,8 @@ class _Batch:
             values |= dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), str(request.tasks))
         elif request.gpus_of_node and in_node > 1:
             values["SLURM_LOCALID"] = "0"  # The device of the task; the other GPUs of its node are hidden.
-        found, unknown = exports(script, values, is_spread=body.is_spread, has_array=elements is not None)
+        is_step = body.is_spread or (body.has_steps and request.tasks == 1)
+        found, unknown = exports(script, values, is_step=is_step, has_array=elements is not None)
         self._note_variables(found, unknown, request)
         prologue = [f"export {name}={variable.value}" for name, variable in found.items()]
         if _SHELL.match(first):

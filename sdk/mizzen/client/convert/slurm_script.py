@@ -55,6 +55,8 @@ class Converted:
     script: str
     is_spread: bool
     """Whether each task runs the script, instead of the first one only."""
+    has_steps: bool
+    """Whether the script calls `srun`."""
     image: str | None
     handles_signal: bool
     """Whether a trap of the script handles the allocation's signal."""
@@ -103,7 +105,7 @@ class _Body:
             if edited == text:
                 kept.append((line, last))
         self._note_kept(kept)
-        return Converted("\n".join(out), is_spread, self._image, self._traps)
+        return Converted("\n".join(out), is_spread, bool(steps), self._image, self._traps)
 
     def _steps_of(self, line: int, text: str) -> list[SlurmStep]:
         return steps_of(line, text, self._assigned)

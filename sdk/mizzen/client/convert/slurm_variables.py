@@ -53,14 +53,15 @@ _OF_EACH_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS"
 
 
 def exports(
-    script: str, literals: Mapping[str, str], *, is_spread: bool, has_array: bool
+    script: str, literals: Mapping[str, str], *, is_step: bool, has_array: bool
 ) -> tuple[dict[str, Variable], set[str]]:
     """Return the variables that a script needs, and those in the script that have no counterpart.
 
-    `literals` are values that the options determine; they replace those of the tasks.
+    `is_step` is whether `srun` starts the programs of the script. `literals` are values that the options determine; they
+    replace those of the tasks.
     """
     used = set(NAME.findall(script))
-    if is_spread:
+    if is_step:
         used |= {*_OF_EACH_TASK}
     if has_array:
         used.add("SLURM_ARRAY_TASK_ID")

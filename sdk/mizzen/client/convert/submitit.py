@@ -71,6 +71,7 @@ class _Program:
         for call in submissions:
             self._submission(call, len(submissions))
         self._results(calls)
+        self._note_import()
         self._rest(submissions)
         return self._conversion
 
@@ -85,8 +86,9 @@ class _Program:
             elif isinstance(node, ast.Import):
                 for alias in node.names:
                     self._imports[alias.asname or alias.name.partition(".")[0]] = f"import {ast.unparse(alias)}"
-            if isinstance(node, (ast.Import, ast.ImportFrom)) and "submitit" in ast.unparse(node):
-                self._conversion.dropped(node.lineno, shown(ast.unparse(node)), "mizzen needs no submitit")
+            if isinstance(node, ast.ClassDef) and any("submitit." in ast.unparse(base) for base in node.bases):
+                why = "tasks import it, and have no submitit: derive it from object, or install submitit in `setup`"
+                self._conversion.lost(node.lineno, f"class {node.name}", why)
 
     def _is_submission(self, call: ast.Call) -> bool:
         function = call.func
@@ -119,6 +121,20 @@ class _Program:
         document = self._document(executor, number if of > 1 else 0, call, array)
         document["jobs"][0]["run"] = f"#!/usr/bin/env python3\n{_START}{self._slurm()}{setup}\n{script}\n"
         self._conversion.documents.append(document)
+
+    def _note_import(self) -> None:
+        """Remark on `import submitit`, which tasks execute if they import the file."""
+        imports_file = any(_STAND_IN in one["jobs"][0]["run"] for one in self._conversion.documents)
+        for node in ast.walk(self._tree):
+            if isinstance(node, (ast.Import, ast.ImportFrom)) and "submitit" in ast.unparse(node):
+                source = shown(ast.unparse(node))
+                if imports_file:
+                    why = (
+                        "tasks import this file; an empty module takes the place of submitit where it is not installed"
+                    )
+                    self._conversion.changed(node.lineno, source, "jobs[0].run", why)
+                else:
+                    self._conversion.dropped(node.lineno, source, "mizzen needs no submitit")
 
     def _slurm(self) -> str:
         """Return the assignments of Slurm's variables that the file reads."""
@@ -162,7 +178,7 @@ class _Program:
         if self._runs_at_import(call):
             message = f"tasks import {root.id} from {self._module}.py, and this line would submit again"
             raise CannotConvert(call.lineno, f'{message}: put it below `if __name__ == "__main__":`')
-        return ast.unparse(self._resolved(node)), f"from {self._module} import {root.id}"
+        return ast.unparse(self._resolved(node)), f"{_STAND_IN}from {self._module} import {root.id}"
 
     def _resolved(self, node: ast.expr) -> ast.expr:
         """Replace names of literals in the arguments of a call."""
@@ -352,4 +368,10 @@ class _Program:
 
 
 _INDEX = 'int(os.environ["MIZZEN_ARRAY_INDEX"])'
+_STAND_IN = """\
+try:
+    import submitit
+except ModuleNotFoundError:
+    sys.modules["submitit"] = type(sys)("submitit")
+"""
 _START = "import os\nimport sys\n\nsys.path.insert(0, os.getcwd())\n"
