@@ -137,6 +137,13 @@ def test_srun_is_removed_wherever_it_stands(tmp_path: Path) -> None:
     assert [one.line for one in left if "remove srun" in one.why] == [4]
 
 
+def test_a_single_step_has_its_rank(tmp_path: Path) -> None:
+    [document] = batch("-n 1", body="srun bash -c 'echo $SLURM_PROCID of $SLURM_NTASKS'").documents
+    assert execute(document["jobs"][0]["run"], tmp_path) == "0 of 1\n"
+    [document] = batch("-n 1", body="srun env").documents
+    assert {"SLURM_PROCID=0", "SLURM_NTASKS=1"} <= {*execute(document["jobs"][0]["run"], tmp_path).split("\n")}
+
+
 def test_a_script_in_python_runs_as_a_file(tmp_path: Path) -> None:
     [document] = converted(source("program")).documents
     for name, text in document["files"].items():

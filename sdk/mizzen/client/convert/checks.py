@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from mizzen.client.convert.conversion import CannotConvert, Conversion, shown
+from mizzen.client.convert.conversion import BRACES, CannotConvert, Conversion, shown
 
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _HOST = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]{0,251}[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?"
@@ -26,6 +26,9 @@ def check(conversion: Conversion) -> None:
         CannotConvert: a value is not possible. The message names the line that it is from.
     """
     for document in conversion.documents:
+        if "array" in document and "{{" in str(document) and conversion.kind != "slurm":  # `slurm_job` names each line.
+            line = next((one.line for one in conversion.remarks if one.target == "jobs[0].run"), 1)
+            conversion.lost(line, "{{", BRACES)
         for path, value, right in _wrong(document) if "jobs" in document else ():
             fitting = [one.line for one in conversion.remarks if one.target and path.startswith(one.target)]
             raise CannotConvert(max(fitting, default=1), f"{path}: {shown(value)!r} {right}")

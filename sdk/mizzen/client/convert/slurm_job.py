@@ -6,6 +6,7 @@ from typing import Any
 
 from mizzen.client.convert import slurm_options as table
 from mizzen.client.convert.conversion import (
+    BRACES,
     RESERVED,
     SET_BY_MIZZEN,
     VARIABLE,
@@ -152,8 +153,7 @@ class _Batch:
             return None
         for line, text in self._body:
             if "{{" in text:
-                why = "a document with an array reads {{ }}: escape it, or move the line into a file of `workdir`"
-                self._conversion.lost(line, shown(text), why)
+                self._conversion.lost(line, shown(text), BRACES)
         return elements_of(self._conversion, option)
 
     def _scripts(self, request: SlurmRequest, body: Converted, elements: Elements | None) -> tuple[dict[str, str], str]:

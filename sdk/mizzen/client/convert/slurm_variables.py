@@ -57,8 +57,8 @@ def exports(
 ) -> tuple[dict[str, Variable], set[str]]:
     """Return the variables that a script needs, and those in the script that have no counterpart.
 
-    `is_step` is whether `srun` starts the programs of the script. `literals` are values that the options determine; they
-    replace those of the tasks.
+    `is_step` is whether `srun` starts the programs of the script. `literals` are values that the options determine:
+    they replace those of the tasks.
     """
     used = set(NAME.findall(script))
     if is_step:
