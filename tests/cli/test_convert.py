@@ -131,7 +131,8 @@ def test_loops_become_the_elements_of_an_array(tmp_path: Path) -> None:
 def test_what_only_submitit_gives_is_lost() -> None:
     text = (
         "import submitit\n\n\nclass Job(submitit.helpers.Checkpointable):\n    def __call__(self, x):\n"
-        "        print(x)\n\n\nif __name__ == '__main__':\n    submitit.AutoExecutor('x').map_array(Job(), ['{{ x }}'])\n"
+        "        print(x)\n\n\nif __name__ == '__main__':\n"
+        "    submitit.AutoExecutor('x').map_array(Job(), ['{{ x }}'])\n"
     )
     lost = {one.line: one.source for one in convert(text.encode(), "job.py").remarks if one.outcome == Carryover.LOST}
     assert lost == {4: "class Job", 10: "{{"}
