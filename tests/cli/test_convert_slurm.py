@@ -104,9 +104,9 @@ def test_times(time: str, limit: str | None) -> None:
 def test_elements_have_the_numbers_of_the_source(array: str, numbers: list[int], tmp_path: Path) -> None:
     """The script of each element prints the number that it has in Slurm."""
     [document] = batch(f"--array={array}", body="echo $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT").documents
-    low, _, high = document["array"]["indexes"].partition("-")
+    assert document["array"]["indexes"] == array.partition("%")[0]
     script = document["jobs"][0]["run"]
-    found = [execute(script, tmp_path, MIZZEN_ARRAY_INDEX=str(n)) for n in range(int(low), int(high) + 1)]
+    found = [execute(script, tmp_path, MIZZEN_ARRAY_INDEX=str(n)) for n in numbers]
     assert found == [f"{number} of {len(numbers)}\n" for number in numbers]
 
 
@@ -137,6 +137,26 @@ def test_srun_is_removed_wherever_it_stands(tmp_path: Path) -> None:
     assert [one.line for one in left if "remove srun" in one.why] == [4]
 
 
+def test_braces_in_arrays_are_escaped() -> None:
+    body = "docker inspect -f '{{.Id}}' x"
+    assert "{{{{.Id}}" in batch("--array=0-1", body=body).documents[0]["jobs"][0]["run"]
+    assert "'{{.Id}}" in batch("-n 1", body=body).documents[0]["jobs"][0]["run"]
+
+
+@pytest.mark.parametrize(
+    ("option", "field", "value"),
+    [
+        ("--begin=now+2hours", "not_before", "2h"),
+        ("--begin=2026-01-31", "not_before", "2026-01-31T00:00:00Z"),
+        ("--dependency=singleton", "after", [{"workload": "job", "condition": "ended"}]),
+        ("--dependency=afternotok:7", "after", [{"workload": "slurm-7", "condition": "failed"}]),
+        ("--kill-on-invalid-dep=no", "if_never", "keep"),
+    ],
+)
+def test_dependencies_and_times(option: str, field: str, value: Any) -> None:
+    assert batch(option).documents[0][field] == value
+
+
 def test_a_single_step_has_its_rank(tmp_path: Path) -> None:
     [document] = batch("-n 1", body="srun bash -c 'echo $SLURM_PROCID of $SLURM_NTASKS'").documents
     assert execute(document["jobs"][0]["run"], tmp_path) == "0 of 1\n"
@@ -148,7 +168,7 @@ def test_a_script_in_python_runs_as_a_file(tmp_path: Path) -> None:
     [document] = converted(source("program")).documents
     for name, text in document["files"].items():
         (tmp_path / name).write_text(text)
-    assert execute(document["jobs"][0]["run"], tmp_path, MIZZEN_ARRAY_INDEX="3") == "fits model 7\n"
+    assert execute(document["jobs"][0]["run"], tmp_path, MIZZEN_ARRAY_INDEX="7") == "fits model 7\n"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ JobSets, and `submitit` the Python files that submit functions. No file is execu
 import re
 from collections.abc import Callable
 
-from mizzen.client.convert.checks import check
+from mizzen.client.convert.checks import check, with_escaped_braces
 from mizzen.client.convert.conversion import CannotConvert, Conversion
 
 KINDS = ("slurm", "skypilot", "kubernetes", "submitit")
@@ -24,6 +24,7 @@ def convert(data: bytes, name: str, kind: str | None = None) -> Conversion:
     text = _text(data)
     conversion = _module(kind or _kind_of(text, name))(text, name)
     check(conversion)
+    conversion.documents = [with_escaped_braces(one) if "array" in one else one for one in conversion.documents]
     if b"\r\n" in data:
         why = "the lines ended with a carriage return, as in DOS; it was removed"
         conversion.changed(1, "the line ends", "the document", why)

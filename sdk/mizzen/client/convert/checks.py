@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from mizzen.client.convert.conversion import BRACES, CannotConvert, Conversion, shown
+from mizzen.client.convert.conversion import CannotConvert, Conversion, shown
 
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _HOST = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]{0,251}[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?"
@@ -26,9 +26,6 @@ def check(conversion: Conversion) -> None:
         CannotConvert: a value is not possible. The message names the line that it is from.
     """
     for document in conversion.documents:
-        if "array" in document and "{{" in str(document) and conversion.kind != "slurm":  # `slurm_job` names each line.
-            line = next((one.line for one in conversion.remarks if one.target == "jobs[0].run"), 1)
-            conversion.lost(line, "{{", BRACES)
         for path, value, right in _wrong(document) if "jobs" in document else ():
             fitting = [one.line for one in conversion.remarks if one.target and path.startswith(one.target)]
             raise CannotConvert(max(fitting, default=1), f"{path}: {shown(value)!r} {right}")
@@ -57,3 +54,19 @@ def _wrong(document: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
                 yield f"{at}.{key}", job[key], f"must have at most {_MOST_SCRIPT_BYTES} bytes: use files of `workdir`"
         if job.get("tasks", 1) > _MOST_TASKS:
             yield f"{at}.tasks", job["tasks"], f"must be at most {_MOST_TASKS}"
+
+
+def with_escaped_braces(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document with an array in which two opening braces stand for themselves, and not for a parameter."""
+    jobs = [{key: _escaped(value) if key in ("run", "setup", "env") else value for key, value in job.items()}
+            for job in document["jobs"]]  # fmt: skip
+    files = {"files": _escaped(document["files"])} if "files" in document else {}
+    return {**document, **files, "jobs": jobs}
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace("{{", "{{{{")
+    if isinstance(value, list):
+        return [_escaped(one) for one in value]
+    return {name: _escaped(one) for name, one in value.items()}

@@ -19,8 +19,6 @@ RESERVED = re.compile(
 """Variables that a document cannot set."""
 SET_BY_MIZZEN = "mizzen sets it for each task"
 
-BRACES = "a document with an array reads {{ }}: escape it, or move it into a file of `workdir`"
-
 
 class Carryover(StrEnum):
     """What became of a line or an option of the source."""

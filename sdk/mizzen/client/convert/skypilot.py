@@ -175,7 +175,7 @@ class _Task:
             self._conversion.changed(setup.line, "setup", "jobs[0].run", why)
             inner = f"(\n{texts['setup'].rstrip()}\n) || exit\n"
             return None, start + (inner + texts["run"] if "run" in texts else texts["setup"])
-        why = "it runs in each task of each attempt, and its files are gone when the attempt has ended"
+        why = "it runs at each attempt, and its files are gone when the attempt has ended"
         self._conversion.changed(setup.line, "setup", "jobs[0].setup", why)
         return start + texts["setup"], start + texts["run"]
 

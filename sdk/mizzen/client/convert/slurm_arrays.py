@@ -4,15 +4,18 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from mizzen.client.convert.conversion import CannotConvert, Conversion, shown
+from mizzen.client.convert.conversion import CannotConvert, Conversion
+from mizzen.client.convert.quantities import duration_text
 from mizzen.client.convert.slurm_options import SlurmOption
 
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
-_MOST_LISTED = 1000
+_MOST_ELEMENTS = 100_000
 _AFTER = re.compile(r"(after|afterany|afterok|afternotok|aftercorr|afterburstbuffer):(.+)")
 _JOB = re.compile(r"([A-Za-z0-9_$%{}.-]{1,60})(?:\+([0-9]+))?")
 _CONDITIONS = {"after": "started", "afterany": "ended", "afterok": "succeeded", "afternotok": "failed",
                "aftercorr": "succeeded", "afterburstbuffer": "ended"}  # fmt: skip
+_LATER = re.compile(r"now\+([0-9]{1,7})(second|minute|hour|day|week)?s?")
+_LATER_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 7 * 86400}
 _AT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:T[0-9]{2}:[0-9]{2}(?::[0-9]{2})?)?")
 
 
@@ -47,31 +50,18 @@ def elements_of(conversion: Conversion, option: SlurmOption) -> Elements:
         ranges.append(range(low, high + 1, step))
     count = sum(len(one) for one in ranges)
     first, last = min(one[0] for one in ranges), max(one[-1] for one in ranges)
-    limit = {"throttle": int(throttle)} if percent else {}
-    names = {"MIN": first, "MAX": last, "COUNT": count}
+    if count > _MOST_ELEMENTS:
+        raise CannotConvert(option.line, f"{option.text}: {count} elements; an array has at most {_MOST_ELEMENTS}")
+    conversion.carried(option.line, option.text, "array")
+    names = {"MIN": first, "MAX": last, "COUNT": count, "STEP": ranges[0].step}
     variables = {f"SLURM_ARRAY_TASK_{name}": str(number) for name, number in names.items()}
-    one = ranges[0]
-    if len(ranges) == 1 and one.step == 1:
-        conversion.carried(option.line, option.text, "array")
-        variables["SLURM_ARRAY_TASK_ID"] = '"$MIZZEN_ARRAY_INDEX"'
-        return Elements({"indexes": f"{first}-{last}", **limit}, {**variables, "SLURM_ARRAY_TASK_STEP": "1"})
-    if len(ranges) == 1:
-        value = f"$((MIZZEN_ARRAY_INDEX * {one.step} + {first}))"
-        variables["SLURM_ARRAY_TASK_STEP"] = str(one.step)
-    elif count <= _MOST_LISTED:
-        numbers = " ".join(str(number) for one in ranges for number in one)
-        value = f"$(echo {numbers} | cut -d ' ' -f $((MIZZEN_ARRAY_INDEX + 1)))"
-    else:
-        raise CannotConvert(
-            option.line, f"{shown(option.text)}: a list of {count} indexes; write one range for each array"
-        )
-    why = f"the elements are 0 to {count - 1}; SLURM_ARRAY_TASK_ID has the number of the source"
-    conversion.changed(option.line, option.text, "array", why)
-    return Elements({"indexes": f"0-{count - 1}", **limit}, {**variables, "SLURM_ARRAY_TASK_ID": value})
+    limit = {"throttle": int(throttle)} if percent else {}
+    indexes = {"indexes": listed.replace(" ", "")}
+    return Elements({**indexes, **limit}, {**variables, "SLURM_ARRAY_TASK_ID": '"$MIZZEN_ARRAY_INDEX"'})
 
 
-def dependencies_of(conversion: Conversion, option: SlurmOption) -> list[dict[str, str]]:
-    """Return the field `after` for an option such as `afterok:123:124,afterany:125`.
+def dependencies_of(conversion: Conversion, option: SlurmOption, name: str) -> list[dict[str, str]]:
+    """Return the field `after` of the workload `name` for an option such as `afterok:123:124,afterany:125`.
 
     Raises:
         CannotConvert: the value is not a list of dependencies.
@@ -79,8 +69,9 @@ def dependencies_of(conversion: Conversion, option: SlurmOption) -> list[dict[st
     found = []
     for part in re.split(r"[,?]", option.value):
         if part == "singleton":
-            why = "jobs of the same name do not wait for each other: name the one before it in `after`"
-            conversion.lost(option.line, f"--dependency={part}", why)
+            found.append({"workload": name, "condition": "ended"})
+            why = "it waits for the newest workload of its name: leave it out of the first one"
+            conversion.changed(option.line, f"--dependency={part}", "after", why)
             continue
         match = _AFTER.fullmatch(part)
         jobs = [_JOB.fullmatch(job) for job in match[2].split(":")] if match else []
@@ -90,9 +81,9 @@ def dependencies_of(conversion: Conversion, option: SlurmOption) -> list[dict[st
             )
         for job in jobs:
             assert job is not None
-            name = f"slurm-{re.sub(r'[^a-z0-9]+', '-', job[1].lower()).strip('-')}"
-            found.append({"workload": name, "condition": _CONDITIONS[match[1]]})
-            why = f"after[{len(found) - 1}].workload: write the workload that replaces job {job[1]} instead of {name}"
+            other = f"slurm-{re.sub(r'[^a-z0-9]+', '-', job[1].lower()).strip('-')}"
+            found.append({"workload": other, "condition": _CONDITIONS[match[1]]})
+            why = f"after[{len(found) - 1}].workload: write the workload that replaces job {job[1]} instead of {other}"
             conversion.lost(option.line, f"--dependency={match[1]}:{job[0]}", why)
     if "?" in option.value:
         conversion.lost(option.line, option.text, "one of several conditions cannot be said: all of `after` must hold")
@@ -100,7 +91,10 @@ def dependencies_of(conversion: Conversion, option: SlurmOption) -> list[dict[st
 
 
 def not_before_of(conversion: Conversion, option: SlurmOption) -> str | None:
-    """Return the field `not_before` for an absolute time, or None with a remark."""
+    """Return the field `not_before` for a date or `now+1hour`, or None with a remark."""
+    if later := _LATER.fullmatch(option.value):
+        conversion.carried(option.line, option.text, "not_before")
+        return duration_text(int(later[1]) * _LATER_S[later[2] or "second"])
     if not _AT.fullmatch(option.value):
         why = "a document needs a date: write it into `not_before`, such as 2026-01-31T20:00:00Z"
         conversion.lost(option.line, option.text, why)

@@ -6,7 +6,6 @@ from typing import Any
 
 from mizzen.client.convert import slurm_options as table
 from mizzen.client.convert.conversion import (
-    BRACES,
     RESERVED,
     SET_BY_MIZZEN,
     VARIABLE,
@@ -109,8 +108,7 @@ class _Batch:
         """Remark on the options that need no calculation."""
         for option in self._options.values():
             if option.name == "kill-on-invalid-dep" and option.value == "no":
-                why = "a dependency that can never hold ends the workload: submit it again after the other one is"
-                self._conversion.lost(option.line, option.text, why)
+                self._conversion.carried(option.line, option.text, "if_never")
             elif option.name in table.DROPPED:
                 self._conversion.dropped(option.line, option.text, table.DROPPED[option.name])
             elif option.name in table.LOST:
@@ -133,13 +131,16 @@ class _Batch:
             "env": env,
         }
         after, not_before = self._options.get("dependency"), self._options.get("begin")
+        given = named(self._conversion, name.line if name else 1, name.text if name else "the file's name",
+                      name.value if name else PurePath(self._name).stem)  # fmt: skip
+        keeps = self._options.get("kill-on-invalid-dep")
         return without_empty({
             "version": 1,
-            "name": named(self._conversion, name.line if name else 1, name.text if name else "the file's name",
-                          name.value if name else PurePath(self._name).stem),
+            "name": given,
             "workdir": self._workdir(),
             "array": elements.array if elements else None,
-            "after": dependencies_of(self._conversion, after) if after else None,
+            "after": dependencies_of(self._conversion, after, given) if after else None,
+            "if_never": "keep" if keeps and keeps.value == "no" else None,
             "not_before": not_before_of(self._conversion, not_before) if not_before else None,
             "checkpoint": {"grace": grace} if grace else None,
             "limits": without_empty(limits),
@@ -151,9 +152,6 @@ class _Batch:
         option = self._options.get("array")
         if option is None:
             return None
-        for line, text in self._body:
-            if "{{" in text:
-                self._conversion.lost(line, shown(text), BRACES)
         return elements_of(self._conversion, option)
 
     def _scripts(self, request: SlurmRequest, body: Converted, elements: Elements | None) -> tuple[dict[str, str], str]:

@@ -318,7 +318,9 @@ class _Program:
             ):
                 why = "a workload returns no value: let the function write it to a bucket; `mizzen wait NAME` waits"
                 self._conversion.lost(call.lineno, shown(ast.unparse(call)), why)
-            elif ast.unparse(function).startswith("submitit.") and function.attr not in table.SYMBOLS:
+            elif (
+                re.fullmatch(r"submitit\.(helpers\.)?\w+", ast.unparse(function)) and function.attr not in table.SYMBOLS
+            ):
                 self._helper(call, function.attr)
             elif function.attr == "batch":
                 self._conversion.changed(call.lineno, shown(ast.unparse(call)), "array", "a loop in it is an array")
