@@ -4,7 +4,8 @@
 end in their unit. Commands are not interpreted.
 """
 
-from typing import Any
+from datetime import datetime
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -109,6 +110,19 @@ class LimitsSpec(_Frozen):
     """Number of retries after failures of the user's tasks; preemptions and machine losses do not count."""
 
 
+class DependencySpec(_Frozen):
+    """What must hold before a workload enters the queue: a condition on a workload, or on a partition of a table."""
+
+    workload: str | None = None
+    """Name or id of a workload, as in the document."""
+    id: str | None = None
+    """Id of the workload that `workload` named at the submission."""
+    table: str | None = None
+    partition: str | None = None
+    condition: str = "succeeded"
+    """`succeeded`, `ended`, `failed` or `started`; of a partition `ready`."""
+
+
 class WorkloadSpec(_Frozen):
     """A workload: a gang that gets all its resources at once, in one region, or none."""
 
@@ -141,12 +155,24 @@ class WorkloadSpec(_Frozen):
     long as `tasks.keep_runs_s` says."""
     isolation: Isolation | None = None
     """The weakest mode of isolation of machines on which the workload may run; None: as its tenant."""
+    after: tuple[DependencySpec, ...] = ()
+    not_before: datetime | None = None
+    """The workload enters the queue at this time at the earliest."""
+    delay_s: float | None = None
+    """The same in seconds after the submission."""
+    if_never: Literal["end", "keep"] = "end"
+    """What happens if one of `after` can never hold: the workload is cancelled, or stays blocked."""
     cluster: str | None = None
     """The dedicated cluster whose machines are the only ones on which the workload may run; None: any shared one."""
 
     def requests(self) -> tuple[JobRequest, ...]:
         """Returns the scheduling requests of the jobs."""
         return tuple(job.request(self.kinds) for job in self.jobs)
+
+    @property
+    def has_dependencies(self) -> bool:
+        """Whether something must hold before the workload enters the queue."""
+        return bool(self.after) or self.not_before is not None or self.delay_s is not None
 
     @property
     def kinds(self) -> tuple[str, ...]:

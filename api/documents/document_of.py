@@ -5,7 +5,7 @@ Reading the document gives the same specification (`api.documents.workload`). Fi
 
 from typing import Any
 
-from domain.spec import CheckpointSpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
+from domain.spec import CheckpointSpec, DependencySpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 
 _CHECKPOINT = {"interval_s": "interval", "grace_s": "grace", "keep": "keep", "max_failing_s": "max_failing",
                "max_failures": "max_failures"}  # fmt: skip
@@ -34,6 +34,9 @@ def document_of(spec: WorkloadSpec) -> dict[str, Any]:
         "limits": _changed(spec.limits, LimitsSpec(), _LIMITS),
         "regions": {name: value for name, value in regions.items() if value},
         "capacity": spec.capacity and [kind.value for kind in spec.capacity],
+        "after": [_dependency(one) for one in spec.after],
+        "not_before": spec.delay_s if spec.not_before is None else spec.not_before.isoformat(),
+        "if_never": None if spec.if_never == "end" else spec.if_never,
         "keep": spec.keep_s,
         "isolation": spec.isolation and spec.isolation.value,
     }
@@ -56,6 +59,10 @@ def _job(job: JobSpec) -> dict[str, Any]:
             "secrets": job.secrets,
         }
     )
+
+
+def _dependency(one: DependencySpec) -> dict[str, Any]:
+    return _given(one.model_dump(exclude={"id"}))
 
 
 def _resources(resources: ResourceSpec) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from api.documents.dependencies import IF_NEVER, NOT_BEFORE, after
 from api.documents.forms import (
     NAME,
     SCRIPT,
@@ -320,6 +321,9 @@ WORKLOAD = section({
         missing="the workload needs at least one job"),
     "tables": Field(list_of(_TABLE, "tables", 64, unique=True, each=(_other_variable, _TABLES_DIFFER)), "Input tables"),
     "workdir": workdir("mizzen submit"),
+    "after": after(_TABLE),
+    "not_before": NOT_BEFORE,
+    "if_never": IF_NEVER,
     "checkpoint": Field(CHECKPOINT),
     "limits": Field(LIMITS),
     "regions": Field(REGIONS, to=""),

@@ -1,4 +1,4 @@
-"""Puts a new workload into the queue, with its event and the wake of the scheduler."""
+"""Puts a new workload into the queue, with its dependencies, its event and the wake of the scheduler."""
 
 from sqlalchemy.orm import Session
 
@@ -6,6 +6,7 @@ from domain.ids import new_workload_id
 from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
 from infra.db import events, outbox
+from infra.db.dependencies import add_dependencies
 from infra.db.models import Workload
 
 
@@ -17,22 +18,26 @@ def enqueue(session: Session, spec: WorkloadSpec, by: str) -> Workload:
         spec: a specification that was checked against the installation.
         by: who submitted it: the id of an API key, or `mizzen`.
     """
-    reason = Reason(ReasonCode.SCAN_PENDING)
     row = Workload(
         id=new_workload_id(),
         tenant=spec.tenant,
         name=spec.name,
         labels=dict(spec.labels),
         spec=spec.model_dump(mode="json"),
-        reason=reason.to_json(),
         level=spec.level,
         submitted_by=by,
     )
     session.add(row)
     session.flush()
+    blocker = add_dependencies(session, row.id, spec) if spec.has_dependencies else None
+    if spec.has_dependencies:
+        session.refresh(row)
+    reason = blocker or Reason(ReasonCode.SCAN_PENDING)
+    row.reason = reason.to_json()
     events.record(
         session, "workload.pending", tenant=row.tenant, workload=row.id, attempt=0, reason=reason, dedup="submitted",
         detail={"name": row.name},
     )  # fmt: skip
-    outbox.wake_scheduler(session)
+    if blocker is None:
+        outbox.wake_scheduler(session)
     return row
