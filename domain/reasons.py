@@ -71,6 +71,7 @@ class ReasonCode(StrEnum):
     SAVES_FAILED = "saves_failed"
     NOT_READY = "not_ready"
     RETRIES_EXHAUSTED = "retries_exhausted"
+    RESTARTS_EXHAUSTED = "restarts_exhausted"
     CHECKPOINT_UNLOADABLE = "checkpoint_unloadable"
     MAX_RUNTIME = "max_runtime"
     PENDING_EXPIRED = "pending_expired"
@@ -210,7 +211,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ),
     ReasonCode.RETRIES_EXHAUSTED: (
         "task {task} ended with {status} and {retries:no retries are allowed|its 1 retry is used up|all # retries are"
-        " used up}"
+        " used up}{exit:? for exit status {exit}}"
+    ),
+    ReasonCode.RESTARTS_EXHAUSTED: (
+        "{words}; limits.retries.{limit} of its document allows {retries:no restart|1 restart|# restarts} after this"
     ),
     ReasonCode.CHECKPOINT_UNLOADABLE: (
         "task {task} could not load its checkpoint"

@@ -45,7 +45,8 @@ class TaskSpec(_Frozen):
     script: str | None = None
     """Script, run with the interpreter of its first line, or by bash with `-e`."""
     setup: str | None = None
-    """Script that runs once in each task before the command, in the same way, with the same user and directory."""
+    """Script that runs before the command, once on each machine (`agent.task_setup`), with the same user, in the same
+    way."""
     env: dict[str, str] = Field(default_factory=dict)
     image: str | None = None
     """Reference of a container image (`domain.images`) in which the tasks run; None: they use the machine's files."""
@@ -66,6 +67,8 @@ class JobSpec(TaskSpec):
     resources: ResourceSpec
     secrets: dict[str, str] = Field(default_factory=dict)
     """Environment variable to the name of one of the tenant's secrets."""
+    restart: Literal["gang", "task"] = "gang"
+    """What is started again after the failure of a task: the workload, or the task alone, on its machine."""
     image_pull_secret: str | None = None
     """Name of the tenant's secret with `USER:PASSWORD` for the registry of the image."""
 
@@ -106,8 +109,20 @@ class LimitsSpec(_Frozen):
     """Seconds without progress, log output or checkpoint after which a gang counts as hung."""
     max_pending_s: float | None = None
     """Seconds in the queue, since the submission or the last return to the queue, after which the workload fails."""
-    retries: int = 0
+    retries: int | None = 0
     """Number of retries after failures of the user's tasks; preemptions and machine losses do not count."""
+    retries_by_exit: dict[str, int | None] = Field(default_factory=dict)
+    """Exit status, as a shell has it (128 and the number of the signal), to the number of retries after it. Failures
+    with these statuses do not count for `retries`."""
+    max_preemptions: int | None = None
+    """Preemptions after which the workload is queued again; after one more, it fails."""
+    max_losses: int | None = None
+    """The same for losses of machines."""
+
+    @property
+    def restarts(self) -> dict[str, int | None]:
+        """Exit status, or `other` for all that are not listed, to the number of retries."""
+        return {**self.retries_by_exit, "other": self.retries}
 
 
 class DependencySpec(_Frozen):

@@ -31,8 +31,8 @@ from api.workloads.views import (
     WorkloadDetail,
     WorkloadView,
 )
+from domain.lifecycle.retries import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
-from domain.reasons import ReasonCode
 from domain.slots import TaskSlots, bits
 from domain.spec import WorkloadSpec
 from domain.task_reports import BandwidthReport
@@ -44,10 +44,6 @@ from infra.db.published_queue import Newest
 from infra.db.tasks import tasks_of
 from infra.db.tenants import Tenant
 
-PREEMPTIONS = (
-    ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.MACHINE_DRAINED, ReasonCode.PLATFORM_NOTICE,
-)  # fmt: skip
-"""Outcomes of attempts that count as preemptions."""
 # Statements that every request uses are built once, because building one takes as long as executing it.
 _FOUND = select(Workload).where(Workload.id == bindparam("id"))
 _LOCKED = _FOUND.with_for_update().execution_options(populate_existing=True)
