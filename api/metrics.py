@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.services.metrics import service_metrics, service_totals
 from api.streams.hub import Hub
-from domain.lifecycle.retries import PREEMPTIONS
+from domain.lifecycle.retry_limits import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
 from infra.db import published_queue
 from infra.db.buckets import bucket_states

@@ -8,7 +8,7 @@ from temporalio.exceptions import FailureError
 with workflow.unsafe.imports_passed_through():
     from domain.lifecycle.attempts import FIRST, Step
     from domain.lifecycle.endings import Ending, code_of, final, stopped_early, unless_completed
-    from domain.lifecycle.retries import PREEMPTIONS, limit_reached
+    from domain.lifecycle.retry_limits import PREEMPTIONS, limit_reached
     from domain.phases import TERMINAL_PHASES, Phase
     from domain.protocol.activities import Activity
     from domain.protocol.mail import Mail, MailKind

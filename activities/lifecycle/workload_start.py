@@ -16,7 +16,7 @@ from domain import ids
 from domain.lifecycle.attempts import LATEST
 from domain.lifecycle.endings import FAILURES
 from domain.lifecycle.launch_limits import is_only_launch
-from domain.lifecycle.retries import PREEMPTIONS, exit_status
+from domain.lifecycle.retry_limits import PREEMPTIONS, exit_status
 from domain.lifecycle.suspicion import NONE, Suspicion
 from domain.phases import PLACED_PHASES, Phase
 from domain.protocol.workloads import WorkloadInput

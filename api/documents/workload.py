@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from api.documents.dependencies import IF_NEVER, NOT_BEFORE, after
+from api.documents.after import IF_NEVER, NOT_BEFORE, after
 from api.documents.forms import (
     NAME,
     SCRIPT,

@@ -31,7 +31,7 @@ from api.workloads.views import (
     WorkloadDetail,
     WorkloadView,
 )
-from domain.lifecycle.retries import PREEMPTIONS
+from domain.lifecycle.retry_limits import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
 from domain.slots import TaskSlots, bits
 from domain.spec import WorkloadSpec

@@ -8,7 +8,7 @@ from typing import Any
 from domain.ids import task_log
 from domain.lifecycle.checkpoint_load import FailedLoad, failed_load, loaded
 from domain.lifecycle.gangs import GangEnd
-from domain.lifecycle.retries import RetryLimit, exit_status
+from domain.lifecycle.retry_limits import RetryLimit, exit_status
 from domain.lifecycle.suspicion import MOST_ATTEMPTS, NONE, Doubt, Suspicion, doubt
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol.mail import Mail, MailKind

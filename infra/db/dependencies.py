@@ -52,8 +52,8 @@ class Dependency(Base):
 
 
 _NAMED = text(
-    "select id from workload where tenant = :tenant and (id = :given or name = :given)"
-    " order by id = :given desc, id desc limit 1"
+    "(select id from workload where id = :given and tenant = :tenant) union all"
+    " (select id from workload where tenant = :tenant and name = :given order by id desc limit 1) limit 1"
 )
 _ADD = text(
     "insert into dependency (workload, place, predecessor, predecessor_name, condition, state, outcome, decided_at)"

@@ -18,22 +18,23 @@ def enqueue(session: Session, spec: WorkloadSpec, by: str) -> Workload:
         spec: a specification that was checked against the installation.
         by: who submitted it: the id of an API key, or `mizzen`.
     """
+    reason = Reason(ReasonCode.SCAN_PENDING)
     row = Workload(
         id=new_workload_id(),
         tenant=spec.tenant,
         name=spec.name,
         labels=dict(spec.labels),
         spec=spec.model_dump(mode="json"),
+        reason=reason.to_json(),
         level=spec.level,
         submitted_by=by,
     )
     session.add(row)
     session.flush()
     blocker = add_dependencies(session, row.id, spec) if spec.has_dependencies else None
-    if spec.has_dependencies:
+    if blocker is not None:
         session.refresh(row)
-    reason = blocker or Reason(ReasonCode.SCAN_PENDING)
-    row.reason = reason.to_json()
+        reason, row.reason = blocker, blocker.to_json()
     events.record(
         session, "workload.pending", tenant=row.tenant, workload=row.id, attempt=0, reason=reason, dedup="submitted",
         detail={"name": row.name},

@@ -92,7 +92,7 @@ class GraphOffice:
             specs.append(after(predecessor, condition))
             on.append(partial(self.plain[predecessor].state, condition))
         if self.chance.random() < 0.2:
-            day = self.days + self.chance.choice([0, 1])
+            day = max(1, self.days + self.chance.choice([0, 1]))
             specs.append(DependencySpec(table="days", partition=f"d{day}", condition="ready"))
             on.append(lambda: "met" if day <= self.days else "waiting")
         is_late = self.chance.random() < 0.2

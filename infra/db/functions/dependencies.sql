@@ -2,13 +2,23 @@
 -- workload into the queue if that was the last one. What can never hold ends the workload in a later transaction
 -- (`activities.lifecycle.dependencies`), so that a long chain of dependents does not delay the end of the first.
 
+-- Whether no other phase follows a phase.
+create function is_final(phase text) returns boolean language sql immutable parallel safe as $$
+    select phase in ('succeeded', 'failed', 'cancelled')
+$$;
+
+-- Whether tasks of a workload in a phase run, or must have run.
+create function shows_start(phase text) returns boolean language sql immutable parallel safe as $$
+    select phase in ('running', 'succeeded')
+$$;
+
 -- Whether a condition on a workload that is in a phase holds (`met`), may hold later (`waiting`), or can never hold.
 create function condition_state(condition text, predecessor text, phase text) returns text language sql stable as $$
     select case
-        when condition = phase or condition = 'ended' and phase in ('succeeded', 'failed', 'cancelled') then 'met'
-        when condition = 'started' and (phase in ('running', 'succeeded') or exists (
+        when condition = phase or condition = 'ended' and is_final(phase) then 'met'
+        when condition = 'started' and (shows_start(phase) or exists (
             select from attempt where workload = predecessor and started_at is not null)) then 'met'
-        when phase in ('succeeded', 'failed', 'cancelled') then 'never'
+        when is_final(phase) then 'never'
         else 'waiting' end
 $$;
 
@@ -24,7 +34,7 @@ begin
     return null;
 end $$;
 create trigger predecessor_changed after update of phase on workload for each row
-    when (old.phase is distinct from new.phase and new.phase in ('running', 'succeeded', 'failed', 'cancelled'))
+    when (old.phase is distinct from new.phase and (shows_start(new.phase) or is_final(new.phase)))
     execute function decide_dependents();
 
 create function decide_dependents_of_partitions() returns trigger language plpgsql as $$
@@ -46,7 +56,8 @@ begin
     update workload as w set blocked = found.blocked, held_at = coalesce(w.held_at, now())
     from (
         select workload, case when bool_or(state = 'never') then 'never' else 'waiting' end as blocked
-        from dependency where workload in (select workload from changed) and state in ('waiting', 'never') group by workload) as found
+        from dependency where workload in (select workload from changed) and state in ('waiting', 'never')
+        group by workload) as found
     where w.id = found.workload and w.finished_at is null and w.blocked is distinct from found.blocked;
 
     with eligible as (

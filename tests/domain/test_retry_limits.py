@@ -8,7 +8,7 @@ import pytest
 
 from domain.lifecycle.endings import FailureCounts, judge
 from domain.lifecycle.gangs import TaskFailure
-from domain.lifecycle.retries import exit_status
+from domain.lifecycle.retry_limits import exit_status
 from domain.phases import Phase
 from tests.domain.test_endings import FAILED, PLAN, case
 
