@@ -326,12 +326,11 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    output = os.open(launch["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     body: dict[str, Any] = {"boot_id": boot_id(), "started_at_s": time.time(), "cgroup": launch["cgroup"]}
     body["limits"] = launch["limits"]
     restarts, now, kills = Restarts(launch["restarts"]), launch, 0
     while True:
-        pid = _begin(folder, now, output, sandbox, body, started)
+        pid = _begin(folder, now, sandbox, body, started)
         if not launch["restarts"]:
             launch.pop("env")  # Do not keep secrets in memory.
         task = _Task(folder, launch, pid, "/proc" if sandbox is None else sandbox.proc)
@@ -343,7 +342,9 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
         in_setup = launch["setup"] is not None and begun_at_s(launch["begun"]) is None
         if in_setup or task.given is not None or _is_stopped(folder) or (line := restarts.next(code)) is None:
             break
+        output = _open_output(launch)
         os.write(output, line.encode())
+        os.close(output)
         if signal.sigtimedwait({signal.SIGTERM}, PAUSE_S) is not None:
             break
         now, kills, started = launch | {"setup": None}, memory_kills(launch["limits"]), None
@@ -365,10 +366,10 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
 
 
 def _begin(
-    folder: str, launch: dict[str, Any], output: int, sandbox: Sandbox | None, body: dict[str, Any], started: int | None
+    folder: str, launch: dict[str, Any], sandbox: Sandbox | None, body: dict[str, Any], started: int | None
 ) -> int:
     """Forks the task, records it in `body` and `pid.json`, and lets it run; returns its pid."""
-    shim = os.getpid()
+    output, shim = _open_output(launch), os.getpid()
     gate, opener = os.pipe()
     told, telling = os.pipe()
     pid = os.fork()
@@ -377,7 +378,7 @@ def _begin(
         if started is not None:
             os.close(started)
         _become_task(launch, shim, output, (gate, telling), sandbox)
-    for descriptor in (gate, telling):
+    for descriptor in (gate, output, telling):
         os.close(descriptor)
     # In a PID namespace, `getpid` and `fork` return other numbers than those of the machine.
     identities = {"shim": int(os.readlink("/proc/self")), "task": int(os.read(told, 16) or 0)}
@@ -391,6 +392,10 @@ def _begin(
     if started is not None:
         os.close(started)
     return pid
+
+
+def _open_output(launch: dict[str, Any]) -> int:
+    return os.open(launch["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def _is_stopped(folder: str) -> bool:

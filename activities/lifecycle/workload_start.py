@@ -97,7 +97,9 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
         ready=placed and bool(attempts) and attempts[0].ready_at is not None,
         stopping=row.phase == Phase.CHECKPOINTING,
         failures=sum(code in FAILURES for code in codes),
-        by_exit=Counter(exit_status(end["detail"]["status"]) for end in ends if end.get("code") in FAILURES),
+        by_exit=Counter(
+            exit_status(end.get("detail", {}).get("status", "")) for end in ends if end.get("code") in FAILURES
+        ),
         preemptions=sum(code in PREEMPTIONS for code in codes),
         losses=codes.count(ReasonCode.MACHINE_LOST.value),
         hangs=_in_a_row(codes, ReasonCode.NO_PROGRESS),
