@@ -329,8 +329,9 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     body: dict[str, Any] = {"boot_id": boot_id(), "started_at_s": time.time(), "cgroup": launch["cgroup"]}
     body["limits"] = launch["limits"]
     restarts, now, kills = Restarts(launch["restarts"]), launch, 0
+    waiting: int | None = started
     while True:
-        pid = _begin(folder, now, sandbox, body, started)
+        pid = _begin(folder, now, sandbox, body, waiting)
         if not launch["restarts"]:
             launch.pop("env")  # Do not keep secrets in memory.
         task = _Task(folder, launch, pid, "/proc" if sandbox is None else sandbox.proc)
@@ -347,7 +348,7 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
         os.close(output)
         if signal.sigtimedwait({signal.SIGTERM}, PAUSE_S) is not None:
             break
-        now, kills, started = launch | {"setup": None}, memory_kills(launch["limits"]), None
+        now, kills, waiting = launch | {"setup": None}, memory_kills(launch["limits"]), None
     memory = memory_use(launch["limits"], kills)
     for path in {*launch["limits"], *filter(None, [launch["cgroup"]])}:
         remove_cgroup(path)

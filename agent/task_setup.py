@@ -28,7 +28,7 @@ _CLOCK_S = 0.05
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def execute(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+def execute(argv: list[str], env: Mapping[str, str]) -> NoReturn:
     """Replaces this process with a command; if that is not possible, ends it."""
     try:
         os.execvpe(argv[0], argv, env)
@@ -62,7 +62,7 @@ def _begun(text: bytes) -> float | None:
     return None if text.strip() in (b"", _NOT_BEGUN.strip()) else float(text)
 
 
-def run_setup(argv: Sequence[str], env: Mapping[str, str], shares: Sequence[str]) -> None:
+def run_setup(argv: list[str], env: Mapping[str, str], shares: Sequence[str]) -> None:
     """Runs the setup command in the working directory, and gives the folders `shares` what it has made.
 
     If the command fails, ends this process in the same way.

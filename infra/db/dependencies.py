@@ -76,7 +76,8 @@ _ADD_TIME = text(
 
 def named(session: Session, tenant: str, reference: str) -> str | None:
     """Returns the tenant's workload with this id, else its newest with this name; None: there is none."""
-    return session.scalar(_NAMED, {"tenant": tenant, "given": reference})
+    found: str | None = session.scalar(_NAMED, {"tenant": tenant, "given": reference})
+    return found
 
 
 def add_dependencies(session: Session, workload: str, spec: WorkloadSpec) -> Reason | None:
