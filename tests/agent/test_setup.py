@@ -3,14 +3,18 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent import tasks
+from agent.config import AgentConfig
 from agent.outcomes import outcome
 from agent.task_setup import begun_at_s
 from agent.tasks import RunFolder
-from tests.agent.harness import ended, process_name, processes_of, run_folder, task_launch, until
+from domain.launch import LaunchDescription
+from domain.protocol.machines import NodeOutcome
+from tests.agent.harness import Lab, description, ended, process_name, processes_of, run_folder, task_launch, until
 
 _COMMAND = ("sh", "-c", "echo command >> order; exit 4")
 
@@ -145,3 +149,42 @@ def test_a_failed_setup_starts_no_command(tmp_path: Path) -> None:
     assert [_order(run) for run in runs] == [[], [], []]
     first = outcome("m", runs, None).exits[0]
     assert (first.task, first.exit_code, first.in_setup) == (0, 5, True)
+
+
+# ---------------------------------------------------------------------------------------------------- the whole agent
+
+
+def _with_setup(lab: Lab, config: AgentConfig, setup: str, *commands: str, **job: Any) -> LaunchDescription:
+    launch = description(lab.region, config, *commands)
+    jobs = {"main": launch.jobs["main"].model_copy(update={"setup": setup, **job})}
+    launch = launch.model_copy(update={"jobs": jobs, "files": {"conf/lr": "0.1\n"}})
+    lab.write(launch)
+    return launch
+
+
+async def test_isolated_tasks_share_one_setup(lab: Lab) -> None:
+    """In the strongest isolation, too: a program that the setup installs runs in every task, and one task restarts."""
+    config = lab.config()
+    tool = "printf '#!/bin/sh\\necho tool $RANK' > env/bin/tool; chmod +x env/bin/tool"
+    setup = f"echo x >> made.count; mkdir -p env/bin; {tool}"
+    use = "env/bin/tool; cat conf/lr made.count"
+    once = f"{use}; test -e again || {{ touch again; exit 9; }}"
+    launch = _with_setup(lab, config, f"{setup}; echo 0.2 > conf/lr", use, once, use, restarts={"9": 1})
+    async with lab.agent(config):
+        result: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    assert [(e.exit_code, e.in_setup) for e in result.exits] == [(0, False)] * 3 and not result.stopped
+    assert {e.task: e.restarts for e in result.exits} == {0: 0, 1: 0, 2: 0}
+    for task in range(3):
+        lines = lab.folder_of(launch, config, task=task).output.read_text().splitlines()
+        assert lines[:3] == [f"tool {task}", "0.2", "x"]
+        assert len(lines) == (7 if task == 1 else 3)
+
+
+async def test_a_failed_setup_fails_the_attempt(lab: Lab) -> None:
+    """The agent stops the tasks that wait for it; the task that ran it is the one that failed."""
+    config = lab.config()
+    launch = _with_setup(lab, config, "exit 5", "echo command", "echo command")
+    async with lab.agent(config):
+        result: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    assert [(e.task, e.exit_code, e.in_setup) for e in result.exits] == [(0, 5, True), (1, None, True)]
+    assert lab.folder_of(launch, config, task=1).output.read_text() == ""
