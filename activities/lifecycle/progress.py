@@ -16,7 +16,7 @@ from activities.leader import Leader, lead
 from activities.lifecycle import lent_work
 from activities.lifecycle.beats import Beat, for_each, own_progress, read_beats
 from activities.lifecycle.dependencies import decide_dependencies
-from activities.lifecycle.workloads import record_checkpoint, set_bandwidth, set_progress
+from activities.lifecycle.workloads import record_checkpoint, set_bandwidth, set_preparing, set_progress
 from activities.services.readiness import record_readiness
 from domain.phases import QUEUED_PHASES, Phase
 from domain.protocol.mail import MailKind
@@ -27,6 +27,9 @@ from infra.db import events, outbox
 from infra.db.models import Attempt, Workload
 from infra.db.queued_end import end_queued
 from infra.db.session import in_thread, transaction
+
+_BRINGS_IMAGE = func.jsonb_path_exists(Workload.spec, "$.jobs[*].image ? (@ != null)")
+"""Before its tasks run, only the fetching of an image takes long enough to be worth a look."""
 
 
 class ProgressReader:
@@ -64,7 +67,10 @@ class ProgressReader:
         running = (
             select(Workload.id, Workload.attempt)
             .where(Workload.finished_at.is_(None))
-            .where(Workload.phase.in_([Phase.RUNNING.value, Phase.CHECKPOINTING.value]))
+            .where(
+                Workload.phase.in_([Phase.RUNNING.value, Phase.CHECKPOINTING.value])
+                | ((Workload.phase == Phase.PROVISIONING.value) & _BRINGS_IMAGE)
+            )
             .order_by(Workload.id)
         )
         at_most = self._settings.lifecycle.collect_at_most
@@ -86,6 +92,7 @@ class ProgressReader:
             progress = [p for reports in reported.values() for p in reports]
             saved_before = own.checkpoint_step
             set_progress(own, progress)
+            set_preparing(own, {b.machine: b.said.preparing for b in beats if b.said is not None})
             set_bandwidth(own, [b.said.bandwidth for b in beats if b.said is not None and b.said.bandwidth])
             if own.checkpoint_step != saved_before:
                 record_checkpoint(session, row, own)

@@ -28,7 +28,8 @@ _LIVE = text(
     "select id, name, tenant, region, reason, phase, attempt,"
     " coalesce((spec ->> 'one_attempt')::boolean, false) as one_attempt,"
     " (spec -> 'limits' ->> 'max_preemptions')::int as max_preemptions,"
-    " (spec -> 'limits' ->> 'max_losses')::int as max_losses"
+    " (spec -> 'limits' ->> 'max_losses')::int as max_losses,"
+    " jsonb_path_exists(spec, '$.jobs[*].image ? (@ != null)') as brings_image"
     " from workload where id = :workload and finished_at is null"
 )
 _NEVER_RAN = {code.value for code in (ReasonCode.LAUNCH_FAILED, ReasonCode.LAUNCH_TIMED_OUT, ReasonCode.CANNOT_START)}
@@ -55,6 +56,7 @@ def read_start(session: Session, workload: str) -> Start | None:
     if row.attempt > 0:
         state, rank = _state_of(session, row)
     state.max_preemptions, state.max_losses = row.max_preemptions, row.max_losses
+    state.brings_image = row.brings_image
     code = (row.reason or {}).get("code", ReasonCode.SCAN_PENDING.value)
     facts = {"name": row.name, "tenant": row.tenant, "region": row.region or "", "reason": code}
     shown: dict[str, str | int] = {
