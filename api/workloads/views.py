@@ -149,9 +149,9 @@ class DependencyView(View):
 
     predecessor: str | None = Field(description="Id of the workload that it is about")
     predecessor_name: str | None
-    data_table: str | None
+    table: str | None
     partition: str | None
-    due_at: datetime | None
+    not_before: datetime | None
     condition: str = Field(description="`succeeded`, `ended`, `failed`, `started`, `ready` or `due`")
     state: str = Field(description="`waiting`, `met`, or `never`: it can no longer hold")
     phase: str | None = Field(description="The predecessor's phase, or the one that decided it")

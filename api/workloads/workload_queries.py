@@ -37,7 +37,7 @@ from domain.slots import TaskSlots, bits
 from domain.spec import WorkloadSpec
 from domain.task_reports import BandwidthReport
 from infra.db.costs import costs_of
-from infra.db.dependencies import dependencies_of
+from infra.db.dependencies import Dependency, dependencies_of
 from infra.db.lost_work import lost_by
 from infra.db.models import Allocation, Attempt, Workload
 from infra.db.published_queue import Newest
@@ -142,9 +142,11 @@ def _specified(session: Session, row: Workload) -> dict[str, Any]:
     """Returns what the document says, and the dependencies with their states."""
     spec = WorkloadSpec.model_validate(row.spec)
     found = dependencies_of(session, [row.id]).get(row.id, []) if spec.has_dependencies else []
-    return {
-        "spec": document_of(spec), "after": [DependencyView.from_row(one.row, phase=one.phase) for one in found]
-    }  # fmt: skip
+    return {"spec": document_of(spec), "after": [_dependency(*one) for one in found]}
+
+
+def _dependency(row: Dependency, phase: str | None) -> DependencyView:
+    return DependencyView.from_row(row, table=row.data_table, not_before=row.due_at, phase=phase)
 
 
 def allocations(session: Session, row: Workload, limit: int, after: tuple[int, str]) -> AllocationList:

@@ -252,7 +252,7 @@ def test_workloads_wait_for_others(
     options = ["--after", "prepare:ended", "--not-before", "2999-01-01T00:00Z", "--no-files", "-d", "-o", "json"]
     assert run(["run", *options, "--", "true"]) == 0
     [made] = json.loads(capsys.readouterr().out)
-    assert [(one["condition"], one["due_at"]) for one in made["after"]] == [
+    assert [(one["condition"], one["not_before"]) for one in made["after"]] == [
         ("ended", None), ("due", "2999-01-01T00:00:00Z"),
     ]  # fmt: skip
     assert run(["submit", file, "--after", "nothing"]) == 2

@@ -63,13 +63,13 @@ def _after_lines(workload: Mapping[str, Any]) -> list[str]:
     """Return what the workload depends on, with the states."""
     lines = ["", "after"] if workload.get("after") else []
     for one in workload.get("after", ()):
-        if one["due_at"]:
-            what = formats.clock(one["due_at"])
+        if one["not_before"]:
+            what = formats.clock(one["not_before"])
         elif one["predecessor"]:
             which = f"{one['predecessor_name']} ({one['predecessor']}, {one['phase'] or 'deleted'})"
             what = f"{which} has {one['condition']}"
         else:
-            what = f"table {one['data_table']} has the partition {one['partition']}"
+            what = f"table {one['table']} has the partition {one['partition']}"
         lines.append(f"  {cell(what)}: {one['state']}")
     return lines
 

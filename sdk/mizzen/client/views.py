@@ -154,9 +154,9 @@ class Dependency(TypedDict):
     predecessor: str | None
     """Id of the workload that it is about."""
     predecessor_name: str | None
-    data_table: str | None
+    table: str | None
     partition: str | None
-    due_at: str | None
+    not_before: str | None
     condition: str
     """`succeeded`, `ended`, `failed`, `started`, `ready` or `due`."""
     state: str
