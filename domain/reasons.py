@@ -107,6 +107,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.DEPENDENCY: "waits until {name} ({workload}) has {condition}; it is {phase}",
     ReasonCode.DEPENDENCY_NEVER: (
         "it depends on {name} ({workload}) having {condition}, which cannot happen any more: it is {phase}"
+        "{kept:?; `mizzen release` gives this condition up}"
     ),
     ReasonCode.PARTITION_MISSING: "waits until table {table} has the partition {partition}",
     ReasonCode.NOT_BEFORE: "its document does not let it start before {at}",

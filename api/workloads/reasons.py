@@ -119,7 +119,7 @@ def _why_queued(
     found = [quota, *((waiting or {}).get("reasons", []))]
     if row.held_by is not None:
         found = [Reason(ReasonCode.HELD, {"by": row.held_by}).to_json(), quota]
-    if blockers := [reason for one in depends if (reason := one.reason()) is not None]:
+    if blockers := [reason for one in depends if (reason := one.reason(kept=True)) is not None]:
         found = [*(found[:1] if row.held_by is not None else ()), *(reason.to_json() for reason in blockers)]
     views: list[ReasonView] = []
     for body in found:

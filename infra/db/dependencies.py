@@ -6,7 +6,7 @@ decided by a periodic round (`activities.lifecycle.dependencies`).
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import CheckConstraint, ForeignKey, Index, func, select, text, update
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
@@ -123,8 +123,11 @@ class DecidedDependency(NamedTuple):
     row: Dependency
     phase: str | None
 
-    def reason(self) -> Reason | None:
-        """Returns why the workload does not enter the queue; None: this condition holds."""
+    def reason(self, *, kept: bool = False) -> Reason | None:
+        """Returns why the workload does not enter the queue; None: this condition holds.
+
+        `kept`: the workload can still enter the queue if the user gives up what can never hold.
+        """
         row = self.row
         if row.state in ("met", "waived"):
             return None
@@ -132,9 +135,11 @@ class DecidedDependency(NamedTuple):
             return Reason(ReasonCode.NOT_BEFORE, {"at": in_words(row.due_at.timestamp())})
         if row.predecessor is None:
             return Reason(ReasonCode.PARTITION_MISSING, {"table": row.data_table, "partition": row.partition})
-        code = ReasonCode.DEPENDENCY_NEVER if row.state == "never" else ReasonCode.DEPENDENCY
-        detail = {"workload": row.predecessor, "name": row.predecessor_name, "condition": row.condition}
-        return Reason(code, detail | {"phase": self.phase})
+        detail: dict[str, Any] = {"workload": row.predecessor, "name": row.predecessor_name}
+        detail |= {"condition": row.condition, "phase": self.phase}
+        if row.state == "waiting":
+            return Reason(ReasonCode.DEPENDENCY, detail)
+        return Reason(ReasonCode.DEPENDENCY_NEVER, detail | ({"kept": True} if kept else {}))
 
 
 def dependencies_of(session: Session, workloads: Collection[str]) -> dict[str, list[DecidedDependency]]:

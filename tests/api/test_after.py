@@ -105,6 +105,7 @@ async def test_what_can_never_hold_ends_the_workload_or_keeps_it(world: ApiWorld
     assert (why["phase"], why["summary"]) == ("cancelled", f"cancelled: it {sentence} (after 0 attempts)")
     kept = await get(world, f"/v1/workloads/{keeps['id']}")
     assert (kept["phase"], kept["blocked"], kept["reason"]["code"]) == ("pending", "never", "dependency_never")
+    assert kept["reason"]["sentence"] == f"it {sentence}; `mizzen release` gives this condition up"
     assert [w["id"] for w in (await get(world, "/v1/workloads", phase="blocked"))["items"]] == [keeps["id"]]
     released = (await act(world, f"/v1/workloads/{keeps['id']}/release", "vision")).json()
     assert (released["blocked"], released["reason"]["code"]) == ("waiting", "not_before")
