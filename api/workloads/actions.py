@@ -22,6 +22,7 @@ from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from domain.protocol.mail import MailKind
 from domain.reasons import Reason, ReasonCode
 from infra.db import events, outbox
+from infra.db.dependencies import waive
 from infra.db.models import Workload
 from infra.db.queued_end import end_queued
 
@@ -80,7 +81,7 @@ def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
                 ProblemType.WRONG_PHASE, f"workload {row.id} is {row.phase}: only queued workloads can be held"
             )
         if row.held_by is None:
-            row.held_by, row.held_at = caller.id, func.now()
+            row.held_by, row.held_at = caller.id, func.coalesce(Workload.held_at, func.now())
             reason = Reason(ReasonCode.HELD, {"by": caller.id})
             _record(session, caller, row, "workload.held", "workload.hold", reason)
         return mask(session, caller, view(session, state.queue, row))
@@ -88,16 +89,27 @@ def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
 
 @router.post("/{id}/release", status_code=202, summary="Release a held workload", responses=refusals(404, 409))
 def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
-    """Ends the hold of a workload. Releasing a workload that is not held changes nothing."""
+    """Ends the hold of a workload, and gives up its dependencies that can never hold. Else it changes nothing."""
     with state.transaction() as session:
         row = find(session, caller, id, lock=True)
         _require_live(row)
-        if row.held_by is not None:
-            held_s = func.greatest(func.coalesce(func.extract("epoch", func.now() - Workload.held_at), 0.0), 0.0)
-            row.paused_s = Workload.paused_s + held_s
-            row.held_by, row.held_at, row.unheld_at = None, None, func.now()
+        kept = row.blocked == "never"
+        if kept:
+            waive(session, row.id)
+            session.refresh(row)
+        if row.held_by is not None or kept:
+            _end_hold(row)
             _record(session, caller, row, "workload.released", "workload.release", None)
         return mask(session, caller, view(session, state.queue, row))
+
+
+def _end_hold(row: Workload) -> None:
+    """Ends the hold, if there is one. A pause goes on as long as the workload waits for dependencies."""
+    if row.held_by is not None and row.blocked is None:
+        held_s = func.greatest(func.coalesce(func.extract("epoch", func.now() - Workload.held_at), 0.0), 0.0)
+        row.paused_s = Workload.paused_s + held_s
+        row.held_at, row.unheld_at = None, func.now()
+    row.held_by = None
 
 
 @router.post("/{id}/preempt", status_code=202, summary="Preempt a workload", responses=refusals(404, 409))

@@ -1,6 +1,7 @@
 """Imports all models, and exports the metadata of all tables."""
 
 from infra.db import capacity as capacity
+from infra.db import dependencies as dependencies
 from infra.db import logs as logs
 from infra.db import models as models
 from infra.db import placement_runs as placement_runs

@@ -30,11 +30,17 @@ def _step(workload: Mapping[str, Any]) -> object:
     return (workload["progress"] or {}).get("step")
 
 
+def _phase(workload: Mapping[str, Any]) -> str:
+    if workload["held_by"] and workload["queued"]:
+        return "held"
+    return "blocked" if workload.get("blocked") else str(workload["phase"])
+
+
 WORKLOAD_COLUMNS = (
     Column("ID", lambda w: w["id"]),
     Column("NAME", lambda w: w["name"], flexible=True),
     Column("TENANT", lambda w: w["tenant"], drop=2, flexible=True),
-    Column("PHASE", lambda w: "held" if w["held_by"] and w["queued"] else w["phase"]),
+    Column("PHASE", _phase),
     Column("REGION", lambda w: w["region"], drop=3),
     Column("STEP", _step, drop=5, right=True),
     Column("PREEMPTED", lambda w: w["preemptions"], drop=6, right=True),
@@ -65,7 +71,7 @@ _POLL_S = 0.2
     "phases",
     multiple=True,
     shell_complete=complete_phase,
-    help="List only the workloads in this phase; also `held` or `live` (repeatable).",
+    help="List only the workloads in this phase; also `held`, `blocked` or `live` (repeatable).",
 )
 @click.option("--live", is_flag=True, help="List only the workloads that have not ended.")
 @label_option("List only the workloads with this label")
