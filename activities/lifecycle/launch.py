@@ -20,6 +20,7 @@ from activities.lifecycle import image_digests
 from activities.lifecycle.lent_work import limit_of
 from activities.lifecycle.staging import bucket_named, clear_failure, failures_shown, is_shown
 from domain import ids
+from domain.arrays import filled
 from domain.hazard import hazard_per_h
 from domain.images import PULL_LOGIN
 from domain.isolation import Isolation, strongest
@@ -97,7 +98,7 @@ class LaunchActivities:
                 .join(Tenant, Tenant.name == Workload.tenant)
                 .where(Workload.id == request.workload_id, Attempt.attempt == request.attempt)
             ).one()
-            spec = WorkloadSpec.model_validate(row.spec)
+            spec = filled(WorkloadSpec.model_validate(row.spec), row.array_id or "")
             if attempt.released_at is not None:
                 message = f"attempt {request.attempt} of {request.workload_id} is released"
                 raise ApplicationError(message, type="ReleasedAttempt", non_retryable=True)

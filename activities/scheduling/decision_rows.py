@@ -31,6 +31,8 @@ class QueuedRow(NamedTuple):
     """The time from which its wait counts: its submission, later by its time on hold."""
     ask: str | None
     """The demand; None: the workload is not queued."""
+    window: str | None = None
+    """For an array: those of its elements that a scan ranks, as `array_window` in `arrays.sql` writes them."""
 
 
 class AttemptRow(NamedTuple):
@@ -126,9 +128,12 @@ class UseRow(NamedTuple):
     cpus_milli: int
 
 
+_MOST_RANKED = 256
+"""The elements of an array that one scan ranks. If all of them are awarded, the next scan follows at once."""
 _WORKLOAD = (
-    "select id, tenant, level, held_by is not null, submitted_at + make_interval(secs => paused_s),"
-    f" case when {_QUEUED} then ask end from workload"
+    "select w.id, tenant, level, held_by is not null, submitted_at + make_interval(secs => paused_s),"
+    f" case when {_QUEUED} then ask end, case when {_QUEUED} then array_window(a, {_MOST_RANKED}) end"
+    " from workload as w left join workload_array as a on a.id = w.id"
 )
 _ATTEMPT = (
     "select a.workload, a.attempt, w.tenant, w.level, a.region, a.awarded_at, a.released_at, a.started_at,"
@@ -153,7 +158,7 @@ _MACHINE = (
     " from machine as m join cluster as c on c.region = m.region and c.name = m.cluster"
 )
 _TYPES: dict[type, tuple[str, ...]] = {
-    QueuedRow: ("text", "text", "int8", "bool", "int8", "text"),
+    QueuedRow: ("text", "text", "int8", "bool", "int8", "text", "text"),
     AttemptRow: (
         "text", "int8", "text", "int8", "text", "int8", "int8", "int8", "int8", "bool", "bool", "int8", "jsonb", "int8",
         "float8", "float8",
@@ -191,7 +196,7 @@ class SnapshotReader:
 
     def workloads(self, ids: Collection[str]) -> Iterator[QueuedRow]:
         """Yields the workloads with these ids that exist."""
-        return map(QueuedRow._make, self._found(f"{_WORKLOAD} where id = any(%s)", [list(ids)]))
+        return map(QueuedRow._make, self._found(f"{_WORKLOAD} where w.id = any(%s)", [list(ids)]))
 
     def queue(self) -> Iterator[QueuedRow]:
         """Yields all queued workloads."""

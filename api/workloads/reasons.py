@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from domain.lifecycle.instances import InstancePhase
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import Reason, ReasonCode, running_since
 from infra.db import published_queue
+from infra.db.arrays import ArrayCounts, counts_of
 from infra.db.capacity import InstanceRow
 from infra.db.logs import Event, Waiting
 from infra.db.models import Attempt, Workload
@@ -59,6 +60,8 @@ class Why:
     """All reasons; lists show only the first. A queued workload has at least one."""
     entry: published_queue.QueuePosition | None = None
     """The workload's position in the last scan, if it is queued."""
+    array: ArrayCounts | None = None
+    """The elements by state, if it is an array."""
 
     @property
     def first(self) -> ReasonView | None:
@@ -68,6 +71,26 @@ class Why:
 
 def why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row]) -> dict[str, Why]:
     """Returns the reasons for the state of each workload, by id."""
+    arrays = counts_of(session, [row.id for row in rows if not row.attempt])
+    found = _why_all(session, queue, rows)
+    found |= {id_: replace(found[id_], array=counts) for id_, counts in arrays.items()}
+    for row in rows:
+        counts = arrays.get(row.id) if row.finished_at is None and row.held_by is None else None
+        if counts is not None and (reason := _why_no_element(counts)) is not None:
+            found[row.id] = Why([_view(reason)], None, counts)
+    return found
+
+
+def _why_no_element(counts: ArrayCounts) -> Reason | None:
+    """Returns why no element of a live array waits for a placement; None: some do."""
+    if not counts.waiting:
+        return Reason(ReasonCode.ARRAY_STARTED, {"live": counts.live, "elements": counts.elements})
+    if counts.throttle is not None and counts.live >= counts.throttle:
+        return Reason(ReasonCode.ARRAY_THROTTLED, {"live": counts.live, "throttle": counts.throttle})
+    return None
+
+
+def _why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row]) -> dict[str, Why]:
     queued = [row for row in rows if Phase(row.phase) in QUEUED_PHASES]
     newest = queue.load(session) if queued else published_queue.NOTHING
     entries = newest.find_all([row.id for row in queued])

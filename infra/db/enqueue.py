@@ -6,6 +6,7 @@ from domain.ids import new_workload_id
 from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
 from infra.db import events, outbox
+from infra.db.arrays import insert_array
 from infra.db.models import Workload
 
 
@@ -30,6 +31,8 @@ def enqueue(session: Session, spec: WorkloadSpec, by: str) -> Workload:
     )
     session.add(row)
     session.flush()
+    if spec.array is not None:
+        insert_array(session, row.id, spec.array)
     events.record(
         session, "workload.pending", tenant=row.tenant, workload=row.id, attempt=0, reason=reason, dedup="submitted",
         detail={"name": row.name},

@@ -24,6 +24,7 @@ class Overrides:
     labels: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     tasks: int | None = None
+    array: str | None = None
     settings: tuple[tuple[str, Any], ...] = ()
     """Pairs of a path, such as `jobs.0.run`, and a value."""
 
@@ -37,6 +38,8 @@ class Overrides:
         for path, value in self.settings:
             _set(out, path, value)
         out |= {key: value for key, value in (("tenant", self.tenant), ("name", self.name)) if value is not None}
+        if self.array is not None:
+            _set_array(out, self.array)
         # If a section does not have the form that it must have, the API rejects the document.
         if self.labels:
             _merge(out, "labels", self.labels)
@@ -53,7 +56,9 @@ class Overrides:
 
 
 def override_options(command: F) -> F:
-    """Add the options of `Overrides`, as the arguments `tenant`, `name`, `labels_`, `env`, `tasks` and `settings`."""
+    """Add the options of `Overrides`, as the arguments `tenant`, `name`, `labels_`, `env`, `tasks`, `array` and
+    `settings`.
+    """
     for option in reversed(
         (
             click.option("--tenant", help="Use this tenant instead of the document's."),
@@ -61,6 +66,7 @@ def override_options(command: F) -> F:
             label_option("Add a label"),
             env_option,
             click.option("--tasks", type=click.IntRange(min=1), help="Use this number of tasks."),
+            array_option,
             click.option(
                 "--set",
                 "settings",
@@ -98,6 +104,26 @@ env_option = click.option(
     help="Set a variable of all tasks; without a value, to that which it has here (repeatable).",
 )
 """The option --env, the argument `env`."""
+
+
+array_option = click.option(
+    "--array",
+    metavar="INDEXES[%NUMBER]",
+    help="Make it an array with these indexes, such as 0-999%50: at most 50 of 1000 elements at a time.",
+)
+"""The option --array, the argument `array`."""
+
+
+def _set_array(body: dict[str, Any], given: str) -> None:
+    """Set the indexes and the throttle of a document; a matrix stays."""
+    present = body.get("array")
+    if not isinstance(present, dict):
+        body["array"] = given
+        return
+    indexes, _, throttle = given.partition("%")
+    present["indexes"] = indexes
+    if throttle:
+        present["throttle"] = int(throttle) if throttle.isdigit() else throttle
 
 
 def _pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
