@@ -171,8 +171,9 @@ _FOR_WANT_OF_MACHINES = {
 def read_shortages(session: Session, queue: published_queue.Newest) -> list[Shortage]:
     """Returns the workloads for which no region has room, in queue order.
 
-    Of an array, the elements that wait are listed. Workloads that are held or over-quota are left out. A region is listed only if it lacks nothing but machines: a
-    region that does not answer, or that lacks the workload's data, is left out.
+    Of an array, the elements that wait are listed. Workloads that are held or over-quota are left out. A region is
+    listed only if it lacks nothing but machines: a region that does not answer, or that lacks the workload's data, is
+    left out.
     """
     newest = queue.load(session)
     rows = session.execute(

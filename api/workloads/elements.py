@@ -125,6 +125,11 @@ def elements_of(array: str) -> ColumnElement[bool]:
     return or_(and_(own, Workload.finished_at.is_(None)), and_(own, Workload.finished_at.is_not(None)))
 
 
+def has_no_waiting() -> ColumnElement[bool]:
+    """Returns the condition that a workload is an array all of whose elements have started."""
+    return exists().where(WorkloadArray.id == Workload.id, func.isempty(WorkloadArray.waiting))
+
+
 def shown_in(phases: Collection[str]) -> ColumnElement[bool]:
     """Returns the condition that a workload is shown in one of these phases: an array that has begun is running."""
     begun = exists().where(

@@ -5,6 +5,7 @@ An array is a row in `workload`, the head, which stays in the phase `pending` un
 transaction that changes the set holds the lock of the head's row.
 """
 
+import json
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -83,8 +84,8 @@ _STOP = text(
 
 def insert_array(session: Session, workload: str, array: ArraySpec) -> None:
     """Inserts the row of an array whose head was inserted in this transaction."""
-    body = {"id": workload, "ranges": ArraySpec(ranges=array.ranges).model_dump_json(include={"ranges"})}
-    session.execute(_INSERT, body | {"elements": arrays.size(array.ranges), "throttle": array.throttle})
+    body = {"id": workload, "ranges": json.dumps(array.ranges), "throttle": array.throttle}
+    session.execute(_INSERT, body | {"elements": arrays.size(array.ranges)})
 
 
 def counts_of(session: Session, workloads: Collection[str]) -> dict[str, ArrayCounts]:

@@ -28,7 +28,7 @@ create function take_elements(head text, positions bigint[], indexes bigint[]) r
         id, tenant, name, labels, spec, reason, level, held_by, held_at, unheld_at, paused_s, submitted_at,
         submitted_by, array_id, array_index)
     select h.id || '-' || e.index, h.tenant, h.name, h.labels,
-           jsonb_set(h.spec, '{array}', h.spec -> 'array' || jsonb_build_object(
+           jsonb_set(h.spec, '{array}', (h.spec -> 'array') || jsonb_build_object(
                'throttle', null, 'ranges', jsonb_build_array(jsonb_build_array(e.index, e.index, 1)))),
            h.reason, h.level, h.held_by, h.held_at, h.unheld_at, h.paused_s,
            h.submitted_at + e.position * interval '1 microsecond', h.submitted_by, h.id, e.index
@@ -54,9 +54,9 @@ create trigger array_changed after update on workload_array for each row
 create function note_element_end() returns trigger language plpgsql as $$
 begin
     insert into change (kind, key) values ('workload', new.array_id);
+    perform from workload_array where id = new.array_id for share;
     insert into outbox (kind, body)
-    select 'array', jsonb_build_object('array', a.id)
-    from (select id, waiting from workload_array where id = new.array_id for share) as a where isempty(a.waiting);
+    select 'array', jsonb_build_object('array', id) from workload_array where id = new.array_id and isempty(waiting);
     return null;
 end $$;
 create trigger element_ended after update of finished_at on workload for each row
