@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import accumulate, product
 from math import prod
 
+from domain.ids import array_of
 from domain.spec import ArraySpec, IndexRange, JobSpec, WorkloadSpec
 
 INDEX = "index"
@@ -127,31 +128,36 @@ def fill(text: str, values: Mapping[str, str]) -> str:
     return _BRACES.sub(value, text)
 
 
-def filled(spec: WorkloadSpec, array_id: str) -> WorkloadSpec:
-    """Returns what an element runs: the values are in its strings and in the environment of its tasks.
-
-    Args:
-        spec: the specification of an element, whose array has one index.
-        array_id: id of the array.
-    """
+def filled(spec: WorkloadSpec) -> WorkloadSpec:
+    """Returns the specification of an element, whose array has one index, with the values in its strings."""
     if spec.array is None:
         return spec
-    index = spec.array.ranges[0][0]
-    own = parameters(spec.array, index)
-    values = own | {INDEX: str(index)}
-    environment = {"MIZZEN_ARRAY_ID": array_id, "MIZZEN_ARRAY_INDEX": str(index)}
-    environment |= {f"MIZZEN_PARAM_{name.upper()}": value for name, value in own.items()}
-    jobs = tuple(_filled_job(job, values, environment) for job in spec.jobs)
+    values = _values(spec.array)
+    jobs = tuple(_filled_job(job, values) for job in spec.jobs)
     files = {path: fill(content, values) for path, content in spec.files.items()}
     return spec.model_copy(update={"jobs": jobs, "files": files})
 
 
-def _filled_job(job: JobSpec, values: Mapping[str, str], environment: Mapping[str, str]) -> JobSpec:
+def variables(spec: WorkloadSpec, workload_id: str) -> dict[str, str]:
+    """Returns the variables of an element's tasks, by name; none if the workload is no element of an array."""
+    if spec.array is None:
+        return {}
+    values = _values(spec.array)
+    own = {"MIZZEN_ARRAY_ID": array_of(workload_id), "MIZZEN_ARRAY_INDEX": values.pop(INDEX)}
+    return own | {f"MIZZEN_PARAM_{name.upper()}": value for name, value in values.items()}
+
+
+def _values(array: ArraySpec) -> dict[str, str]:
+    index = array.ranges[0][0]
+    return parameters(array, index) | {INDEX: str(index)}
+
+
+def _filled_job(job: JobSpec, values: Mapping[str, str]) -> JobSpec:
     return job.model_copy(
         update={
             "argv": tuple(fill(word, values) for word in job.argv),
             "script": None if job.script is None else fill(job.script, values),
             "setup": None if job.setup is None else fill(job.setup, values),
-            "env": {name: fill(value, values) for name, value in job.env.items()} | environment,
+            "env": {name: fill(value, values) for name, value in job.env.items()},
         }
     )

@@ -93,6 +93,11 @@ def element_id(array: str, index: int) -> str:
     return f"{array}-{index}"
 
 
+def array_of(element: str) -> str:
+    """Returns the id of an element's array."""
+    return element.rpartition("-")[0]
+
+
 def split_element(workload_id: str) -> tuple[str, int] | None:
     """Returns the array's id and the index in the id of an element; None: it is not one."""
     found = _ELEMENT.fullmatch(workload_id)

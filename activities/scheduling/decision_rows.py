@@ -132,7 +132,7 @@ _MOST_RANKED = 256
 """The elements of an array that one scan ranks. If all of them are awarded, the next scan follows at once."""
 _WORKLOAD = (
     "select w.id, tenant, level, held_by is not null, submitted_at + make_interval(secs => paused_s),"
-    f" case when {_QUEUED} then ask end, case when {_QUEUED} then array_window(a, {_MOST_RANKED}) end"
+    f" case when {_QUEUED} then ask end, case when {_QUEUED} and a.id is not null then array_window(a, {_MOST_RANKED}) end"
     " from workload as w left join workload_array as a on a.id = w.id"
 )
 _ATTEMPT = (

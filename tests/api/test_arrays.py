@@ -128,7 +128,8 @@ async def test_waiting_elements_of_a_tenant_are_limited(world: ApiWorld) -> None
         assert refused.status_code == 429
         assert refused.json()["limit"] == {"name": "limits.elements_per_tenant", "value": 200_000}
         assert "200000 waiting elements" in refused.text
-    await _submit(world, "0", key="speech", tenant=None)
+    jobs = [{"name": "main", "run": "true"}]
+    await _submit(world, "0", key="speech", tenant=None, jobs=jobs)
 
 
 @pytest.mark.parametrize(

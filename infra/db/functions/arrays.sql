@@ -20,7 +20,7 @@ create function array_window(a workload_array, most bigint) returns text languag
         order by p limit greatest(0, least(most, a.throttle - array_live(a.id)))) as first
 $$;
 
--- Inserts the rows of waiting elements, and removes them from those that wait. The caller has locked the head.
+-- Inserts the rows of waiting elements, with their first event, and removes them from those that wait. The caller has locked the head.
 --
 -- An element has the age of its array. The microseconds keep the order of the elements in the queue.
 create function take_elements(head text, positions bigint[], indexes bigint[]) returns void language sql as $$
@@ -33,6 +33,10 @@ create function take_elements(head text, positions bigint[], indexes bigint[]) r
            h.reason, h.level, h.held_by, h.held_at, h.unheld_at, h.paused_s,
            h.submitted_at + e.position * interval '1 microsecond', h.submitted_by, h.id, e.index
     from workload as h, unnest(positions, indexes) as e (position, index) where h.id = head;
+
+    insert into event (kind, tenant, workload, attempt, reason, detail, dedup)
+    select 'workload.pending', tenant, id, 0, reason, jsonb_build_object('name', name, 'array', array_id), 'submitted'
+    from workload where id = any (select head || '-' || i from unnest(indexes) as i);
 
     update workload_array
     set waiting = waiting - (select range_agg(int4range(p::int, p::int + 1)) from unnest(positions) as p)
