@@ -5,7 +5,7 @@ and ends surplus instances.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Engine, func, literal_column, select
+from sqlalchemy import Engine, Label, func, literal_column, select
 from sqlalchemy.orm import Session
 
 from activities.capacity.clusters import make_cluster, set_prices
@@ -158,7 +158,7 @@ def _keep_prices(session: Session, offers: Sequence[Offer]) -> None:
         set_prices(session, region, cluster, own)
 
 
-_WINDOW = literal_column(
+_WINDOW: Label[str | None] = literal_column(
     f"(select array_window(a, {MOST_SHORTAGES}) from workload_array as a where a.id = workload.id)"
 ).label("window")
 _FOR_WANT_OF_MACHINES = {

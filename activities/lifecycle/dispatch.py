@@ -27,7 +27,7 @@ from domain.protocol.mail import Mail, MailKind
 from domain.protocol.services import ServiceRef
 from infra.config.scheduling import CapacitySettings, SchedulerSettings
 from infra.db import notifications
-from infra.db.arrays import end_array
+from infra.db.array_rows import end_array
 from infra.db.logs import Outbox
 from infra.db.notifications import notified
 from infra.db.outbox import CHANNEL

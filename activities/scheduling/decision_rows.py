@@ -128,11 +128,14 @@ class UseRow(NamedTuple):
     cpus_milli: int
 
 
-_MOST_RANKED = 256
-"""The elements of an array that one scan ranks. If all of them are awarded, the next scan follows at once."""
+_FEWEST_RANKED, _MOST_RANKED = 16, 256
+"""A scan ranks so many elements of an array, more the more of them are live. If some are awarded, the next scan follows
+at once, so a long array is placed in scans of doubling size. While none can be placed, a scan costs little."""
 _WORKLOAD = (
     "select w.id, tenant, level, held_by is not null, submitted_at + make_interval(secs => paused_s),"
-    f" case when {_QUEUED} then ask end, case when {_QUEUED} and a.id is not null then array_window(a, {_MOST_RANKED}) end"
+    f" case when {_QUEUED} then ask end,"
+    f" case when {_QUEUED} and a.id is not null"
+    f" then array_window(a, least({_MOST_RANKED}, {_FEWEST_RANKED} + array_live(a.id))) end"
     " from workload as w left join workload_array as a on a.id = w.id"
 )
 _ATTEMPT = (

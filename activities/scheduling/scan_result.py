@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,8 @@ from infra.db import published_queue
 from infra.db.logs import ScanBatch
 
 
-class WaitingElement(NamedTuple):
+@dataclass(frozen=True)
+class WaitingElement:
     """An element of an array that was never placed, so that it has no row."""
 
     array: str
@@ -68,7 +69,8 @@ class ScannedWorkload:
     def to_json(self) -> list[Any]:
         """Returns the entry for regions to read."""
         reason = self.reason.to_json() if self.reason else None
-        return [self.workload, self.rank, self.gpu_types, reason, self.displaces, self.element]
+        element = None if self.element is None else astuple(self.element)
+        return [self.workload, self.rank, self.gpu_types, reason, self.displaces, element]
 
     @classmethod
     def from_json(cls, body: Sequence[Any]) -> "ScannedWorkload":
@@ -127,7 +129,7 @@ class ScannedQueue:
             scan.pending.needed[over],
         )
 
-    def _without_later_elements(self) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]:
+    def _without_later_elements(self) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int32]]:
         """Returns the published ids, and their rows in the scan, both in queue order."""
         order = self._scan.order
         ids: npt.NDArray[np.bytes_] = self._scan.queue.pending.id[order]

@@ -174,7 +174,8 @@ def check_array(at: At, values: dict[str, Any]) -> dict[str, Any]:
     if at.get("limits", "max_pending").value is not None:
         message = "not possible with array: the time in the queue differs between its elements"
         at.get("limits", "max_pending").wrong(message, rule=_NO_EXPIRY)
-    longest = {name: max(options, key=lambda one: len(one.encode())) for name, options in array.matrix.items()} | {INDEX: "9" * 9}
+    longest = {name: max(options, key=lambda one: len(one.encode())) for name, options in array.matrix.items()}
+    longest[INDEX] = "9" * 9
     places = [place for n, job in enumerate(values.get("jobs", [])) for place in _texts(at, n, job)]
     places += [at.get("files").child(path, content) for path, content in values.get("files", {}).items()]
     filled = sum(len(_fill(place, longest).encode()) for place in places)

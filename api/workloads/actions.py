@@ -25,7 +25,7 @@ from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from domain.protocol.mail import MailKind
 from domain.reasons import Reason, ReasonCode
 from infra.db import events, outbox
-from infra.db.arrays import end_array, set_throttle
+from infra.db.array_rows import end_array, set_throttle
 from infra.db.models import Workload
 from infra.db.queued_end import end_queued
 

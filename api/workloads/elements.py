@@ -15,7 +15,7 @@ from domain.lifecycle.endings import FAILURES
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from domain.spec import ArraySpec, WorkloadSpec
-from infra.db.arrays import ArrayCounts, WorkloadArray, stop_waiting, take_element
+from infra.db.array_rows import ArrayCounts, WorkloadArray, stop_waiting, take_element
 from infra.db.models import Attempt, Workload
 
 _WAITS = text("select waiting @> cast(:position as int) from workload_array where id = :id")

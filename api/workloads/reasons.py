@@ -15,7 +15,7 @@ from domain.lifecycle.instances import InstancePhase
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import Reason, ReasonCode, running_since
 from infra.db import published_queue
-from infra.db.arrays import ArrayCounts, counts_of
+from infra.db.array_rows import ArrayCounts, counts_of
 from infra.db.capacity import InstanceRow
 from infra.db.logs import Event, Waiting
 from infra.db.models import Attempt, Workload

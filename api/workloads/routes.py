@@ -147,6 +147,7 @@ def _label(pair: str) -> dict[str, str]:
 def list_workloads(
     state: StateOf,
     caller: Viewer,
+    *,
     tenant: Annotated[str | None, Query(description="Only workloads of this tenant")] = None,
     phase: Annotated[
         list[Phase | Literal["held", "live"]] | None,

@@ -38,7 +38,7 @@ from domain.reasons import ReasonCode
 from domain.slots import TaskSlots, bits
 from domain.spec import WorkloadSpec
 from domain.task_reports import BandwidthReport
-from infra.db.arrays import counts_of
+from infra.db.array_rows import counts_of
 from infra.db.costs import costs_of
 from infra.db.lost_work import lost_by
 from infra.db.models import Allocation, Attempt, Workload

@@ -6,7 +6,7 @@ from domain.ids import new_workload_id
 from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
 from infra.db import events, outbox
-from infra.db.arrays import insert_array
+from infra.db.array_rows import insert_array
 from infra.db.models import Workload
 
 

@@ -216,7 +216,7 @@ class Workload(Base):
     expired_at: Mapped[datetime | None]
     """When the logs and checkpoints of the finished workload were deleted."""
     array_id: Mapped[str | None]
-    """The array (`infra.db.arrays`) of which the workload is an element; None: it is none. Not a foreign key, because
+    """The array (`infra.db.array_rows`) of which the workload is an element; None: it is none. Not a foreign key:
     each deletion of a workload would look for its elements in both of the indexes below, or in the whole table."""
     array_index: Mapped[int | None]
     __table_args__ = (

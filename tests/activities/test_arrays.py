@@ -13,7 +13,7 @@ from domain.phases import TERMINAL_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
 from domain.spec import ArraySpec, LimitsSpec
 from infra.db import published_queue
-from infra.db.arrays import counts_of, end_array, set_throttle, stop_waiting, take_element
+from infra.db.array_rows import counts_of, end_array, set_throttle, stop_waiting, take_element
 from infra.db.logs import Outbox
 from infra.db.models import Workload
 from infra.db.queued_end import end_queued

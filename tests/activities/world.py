@@ -31,7 +31,7 @@ from domain.task_reports import TaskProgress
 from infra.config.scheduling import LifecycleSettings, SchedulerSettings
 from infra.config.settings import Settings
 from infra.db import events, outbox
-from infra.db.arrays import insert_array
+from infra.db.array_rows import insert_array
 from infra.db.base import Base
 from infra.db.logs import Outbox, Waiting
 from infra.db.models import Allocation, Attempt, Eviction, Machine, Region, Workload

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import func, select
 
 from domain.phases import Phase
-from infra.db.arrays import take_element
+from infra.db.array_rows import take_element
 from infra.db.logs import Outbox
 from infra.db.models import Workload
 from tests.api.calls import act, get

@@ -1,4 +1,4 @@
--- The elements of arrays (`infra.db.arrays`).
+-- The elements of arrays (`infra.db.array_rows`).
 
 -- Returns the number of integers in a set.
 create function multirange_size(numbers int4multirange) returns bigint language sql immutable parallel safe as $$
@@ -20,7 +20,8 @@ create function array_window(a workload_array, most bigint) returns text languag
         order by p limit greatest(0, least(most, a.throttle - array_live(a.id)))) as first
 $$;
 
--- Inserts the rows of waiting elements, with their first event, and removes them from those that wait. The caller has locked the head.
+-- Inserts the rows of waiting elements, with their first event, and removes them from those that wait. The caller has
+-- locked the head.
 --
 -- An element has the age of its array. The microseconds keep the order of the elements in the queue.
 create function take_elements(head text, positions bigint[], indexes bigint[]) returns void language sql as $$

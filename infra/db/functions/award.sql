@@ -19,7 +19,8 @@ create type award_element as (head text, position bigint, index bigint);
 
 -- A workload with its plan, as `activities.scheduling.awards` sends it. The last four fields are set by the check.
 create type award_candidate as (
-    workload text, element award_element, rank bigint, region text, plan jsonb, gpu_types jsonb, cpus_milli bigint, detail jsonb,
+    workload text, element award_element, rank bigint, region text, plan jsonb, gpu_types jsonb, cpus_milli bigint,
+    detail jsonb,
     machines award_request[], victims award_victim[],
     reason jsonb,          -- Of its phase, if everything is held at once.
     waiting_reason jsonb,  -- Of its phase, if it waits for victims.
