@@ -114,7 +114,7 @@ IndexRange = tuple[int, int, int]
 
 
 class ArraySpec(_Frozen):
-    """Many elements of one document, which are placed independently (`domain.arrays`)."""
+    """Many elements of one document, which are placed independently (`domain.array_elements`)."""
 
     ranges: tuple[IndexRange, ...] = ()
     """The indexes of the elements; in the row of an element, only its own."""

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from domain.arrays import index_at
+from domain.array_elements import index_at
 from domain.ids import element_id
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason

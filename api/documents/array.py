@@ -20,7 +20,7 @@ from api.documents.forms import (
     text,
 )
 from api.documents.position import At, listed
-from domain.arrays import INDEX, UnknownParameter, combinations, fill, indexes, size
+from domain.array_elements import INDEX, UnknownParameter, combinations, fill, indexes, size
 from domain.spec import ArraySpec, IndexRange
 
 MOST_ELEMENTS = 100_000

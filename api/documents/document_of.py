@@ -5,7 +5,7 @@ Reading the document gives the same specification (`api.documents.workload`). Fi
 
 from typing import Any
 
-from domain.arrays import shown_indexes
+from domain.array_elements import shown_indexes
 from domain.spec import ArraySpec, CheckpointSpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 
 _CHECKPOINT = {"interval_s": "interval", "grace_s": "grace", "keep": "keep", "max_failing_s": "max_failing",

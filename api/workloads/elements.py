@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from api.auth import Caller
 from api.problems import invalid
 from api.workloads.views import ArrayView, ElementView
-from domain.arrays import parameters, position_of
+from domain.array_elements import parameters, position_of
 from domain.ids import element_id
 from domain.lifecycle.endings import FAILURES
 from domain.phases import Phase

@@ -18,7 +18,7 @@ from api.state import ApiState
 from api.views import write_audit
 from api.workloads.views import SubmittedView
 from api.workloads.workload_queries import detail, submitted
-from domain.arrays import size
+from domain.array_elements import size
 from domain.spec import WorkloadSpec
 from infra.config.scheduling import TaskSettings
 from infra.db.enqueue import enqueue

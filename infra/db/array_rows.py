@@ -13,7 +13,7 @@ from sqlalchemy import CheckConstraint, ForeignKey, text
 from sqlalchemy.dialects.postgresql import INT4MULTIRANGE, JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from domain import arrays
+from domain.array_elements import size
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from domain.spec import ArraySpec
@@ -85,7 +85,7 @@ _STOP = text(
 def insert_array(session: Session, workload: str, array: ArraySpec) -> None:
     """Inserts the row of an array whose head was inserted in this transaction."""
     body = {"id": workload, "ranges": json.dumps(array.ranges), "throttle": array.throttle}
-    session.execute(_INSERT, body | {"elements": arrays.size(array.ranges)})
+    session.execute(_INSERT, body | {"elements": size(array.ranges)})
 
 
 def counts_of(session: Session, workloads: Collection[str]) -> dict[str, ArrayCounts]:
