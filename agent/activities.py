@@ -40,6 +40,7 @@ from domain.protocol.activities import Activity
 from domain.protocol.machines import (
     DETACHED,
     Attend,
+    NodeHeartbeat,
     NodeOutcome,
     NodePrepared,
     Pace,
@@ -104,7 +105,10 @@ class NodeActivities:
         """
         self._check_machine(request.machine)
         with _detaching(), self._judging(request):
-            async with self._heartbeats():
+            async with self._heartbeats(request):
+                if request.only_images:
+                    await asyncio.to_thread(self._stager.fetch_images, request)
+                    return NodePrepared(self._config.machine, self._config.address, {})
                 _, ports = await self._stage(request)
                 self._refuse_stopped(request.workload_id, request.attempt)
         return NodePrepared(self._config.machine, self._config.address, ports)
@@ -115,7 +119,7 @@ class NodeActivities:
         self._check_machine(request.machine)
         with _detaching():
             with self._judging(request):
-                async with self._heartbeats():
+                async with self._heartbeats(request):
                     staged, masters = await self._prepared(request)
                     async with self._locks.of(request.workload_id):
                         self._refuse_stopped(request.workload_id, request.attempt)
@@ -389,14 +393,21 @@ class NodeActivities:
         return interval_s if timeout is None else min(interval_s, timeout.total_seconds() / 4)
 
     @contextlib.asynccontextmanager
-    async def _heartbeats(self) -> AsyncIterator[None]:
-        """Sends heartbeats while the body runs. The first one is sent one interval after the start."""
+    async def _heartbeats(self, starting: PrepareNode | RunNode | None = None) -> AsyncIterator[None]:
+        """Sends heartbeats while the body runs. The first one is sent one interval after the start.
+
+        `starting`: the attempt that is being staged; the heartbeats then say what it waits for.
+        """
         pause_s = self._pause_s(self._config.heartbeat_interval_s)
 
         async def beat() -> None:
             while True:
                 await asyncio.sleep(pause_s)
-                activity.heartbeat()
+                if starting is None:
+                    activity.heartbeat()
+                else:
+                    waits = self._stager.waits_for(starting.workload_id, starting.attempt)
+                    activity.heartbeat(NodeHeartbeat([], 0, preparing=waits))
 
         heartbeat_task = asyncio.create_task(beat())
         try:

@@ -94,6 +94,10 @@ class AgentConfig(BaseModel):
     """The longest time for which a document may keep an attempt's folder, in seconds."""
     keep_free: float = Field(0.1, ge=0, le=1)
     """While less than this fraction of the disk is free, folders that documents keep are removed, oldest first."""
+    keep_images_s: float = Field(7 * 86400.0, ge=0)
+    """How long an image that the agent has fetched is kept after its last use, in seconds."""
+    images_bytes: int = Field(100 << 30, ge=0)
+    """The most that these images may have together; beyond it, the longest unused ones are removed."""
     disk_fraction: float | None = Field(0.9, gt=0, le=1)
     """The part of the disk's free space that tasks may use together (`agent.disk`). None: they have no limit."""
     output_bytes: int = Field(1 << 30, ge=1 << 22)

@@ -17,7 +17,7 @@ from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 from agent import records, sealed, tasks
 from agent.activities import NodeActivities
 from agent.config import AgentConfig
-from agent.containers.leftovers import remove_stray
+from agent.containers.leftovers import remove_images, remove_stray
 from agent.gpu_watch import GpuWatch
 from agent.lending.lender import Lender
 from agent.lending.owner_socket import open_socket, serve_owner
@@ -380,6 +380,7 @@ async def _tidy(config: AgentConfig, state: StateFolder, lender: Lender) -> None
         await asyncio.to_thread(remove_stray, config, state)
         await asyncio.sleep(max(1.0, min(60.0, config.keep_runs_s)))
         try:
+            await asyncio.to_thread(remove_images, config, state)
             await asyncio.to_thread(tidy, state, config, is_owners=lender.lending.is_whole)
             await asyncio.to_thread(forget_outcomes, state, config.keep_outcomes_s)
             await asyncio.to_thread(state.forget_stopped, config.keep_stopped_s)

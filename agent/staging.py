@@ -11,6 +11,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from agent.config import AgentConfig
+from agent.containers.engine import Image
+from agent.containers.image_cleanup import FetchedImages
 from agent.containers.local_images import BadImage, ImageStore
 from agent.credentials.task_credentials import NoCredentials
 from agent.isolation import check_store, give_bucket, give_store
@@ -26,6 +28,7 @@ from agent.unpack import fill_workdir
 from domain.ids import archive_key
 from domain.images import PULL_LOGIN
 from domain.launch import LaunchDescription, TaskPlace
+from domain.protocol.machines import PrepareNode
 from infra.archives import BadArchive
 from mizzen.objects import MissingObject, ObjectStore
 
@@ -73,9 +76,16 @@ class Stager:
         self._config = config
         self._state = state
         self._open_bucket = open_bucket
-        self._images = ImageStore(config.engine_socket)
+        self._images = ImageStore(config.engine_socket, FetchedImages(state.images))
+        self._fetching = dict[str, tuple[str, str]]()
+        """Key of an attempt to the image that is being fetched for it, and how far that is."""
         self.launches = TaskLaunches(config, state, notices, self._images)
         """Makes the shim's input for the tasks of staged attempts."""
+
+    def waits_for(self, workload_id: str, attempt: int) -> str:
+        """Returns what an attempt that is being staged waits for, for people; empty: nothing that takes long."""
+        image, far = self._fetching.get(self._state.attempt(workload_id, attempt).key, ("", ""))
+        return f"fetching image {image}{far and ': '}{far}" if image else ""
 
     def load(self, folder: AttemptFolder) -> StagedAttempt | None:
         """Returns an attempt that was staged before, or None if it was not.
@@ -116,16 +126,7 @@ class Stager:
         staged = self.load(folder)
         if staged is None:
             url = self._config.bucket_url or bucket_url
-            with _asking(launch_key):
-                document = self._open_bucket(url).get(launch_key)
-            _check_launch(document, launch_sha256, launch_key)
-            try:
-                launch = LaunchDescription.model_validate_json(document)
-            except ValidationError as error:
-                raise BadLaunch(f"{launch_key}: {error}") from None
-            if (launch.workload_id, launch.attempt) != (workload_id, attempt):
-                raise BadLaunch(f"{launch_key}: belongs to {launch.workload_id}.{launch.attempt}, not to {folder.key}")
-            staged = self._staged(folder, launch)
+            document, staged = self._read(folder, launch_key, url, launch_sha256)
             self._state.reserve_stop(workload_id)
             folder.save_launch(document, url)
         missing = [place for place in staged.places if not staged.run(place).work.exists()]
@@ -150,15 +151,47 @@ class Stager:
         self._check_remote_store(bucket_url, staged)
         return staged
 
+    def fetch_images(self, request: PrepareNode) -> None:
+        """Fetches the images of an attempt that is to start here, and keeps nothing else of it.
+
+        Raises: as `stage`.
+        """
+        folder = self._state.attempt(request.workload_id, request.attempt)
+        url = self._config.bucket_url or request.bucket_url
+        self._pull(self._read(folder, request.launch_key, url, request.launch_sha256)[1])
+
+    def _read(self, folder: AttemptFolder, key: str, bucket_url: str, sha256: str) -> tuple[bytes, StagedAttempt]:
+        """Returns the launch description of an attempt, as it is in the bucket and checked."""
+        with _asking(key):
+            document = self._open_bucket(bucket_url).get(key)
+        _check_launch(document, sha256, key)
+        try:
+            launch = LaunchDescription.model_validate_json(document)
+        except ValidationError as error:
+            raise BadLaunch(f"{key}: {error}") from None
+        if (launch.workload_id, launch.attempt) != (folder.workload_id, folder.attempt):
+            raise BadLaunch(f"{key}: belongs to {launch.workload_id}.{launch.attempt}, not to {folder.key}")
+        return document, self._staged(folder, launch)
+
     def _pull(self, staged: StagedAttempt) -> None:
         """Fetches the images that are missing on this machine."""
         for name in sorted({place.job for place in staged.places}):
             job = staged.launch.jobs[name]
             if job.image is None:
                 continue
-            found = self._images.fetch(job.image, staged.secrets.get(name, {}).get(PULL_LOGIN))
+            found = self._fetch(staged.folder.key, job.image, staged.secrets.get(name, {}).get(PULL_LOGIN))
             if not (found.has_command or job.argv or job.script is not None):
                 raise BadImage(f"image {job.image}: has no command, and job {name} gives none in `run`")
+
+    def _fetch(self, key: str, image: str, login: str | None) -> Image:
+        def progress(far: str) -> None:
+            self._fetching[key] = image, far
+
+        progress("")
+        try:
+            return self._images.fetch(image, login, progress)
+        finally:
+            del self._fetching[key]
 
     def _check_remote_store(self, bucket_url: str, staged: StagedAttempt) -> None:
         """Checks the store of the checkpoints with the environment of one task of each job, unless tasks have started.

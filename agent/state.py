@@ -115,6 +115,8 @@ class StateFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self.images = self.path / "images"
+        """Records of the images that the agent has fetched (`agent.containers.image_cleanup`)."""
         self._lock: int | None = None
         self._folder: int | None = None
         self._fence = threading.Lock()

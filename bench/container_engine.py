@@ -93,8 +93,13 @@ class DockerHere:
                 self.process.kill()
                 self.process.wait()
 
-    def load(self, name: str, config: dict[str, Any] | None = None, *, bare: bool = False) -> None:
-        """Makes an image with busybox as its shell, without Python. `bare`: it gets the machine's `/usr` as a mount."""
+    def load(
+        self, name: str, config: dict[str, Any] | None = None, *, bare: bool = False, extra: Path | None = None
+    ) -> None:
+        """Makes an image with busybox as its shell, without Python, and with the file `extra` as `/extra`.
+
+        `bare`: it gets the machine's `/usr` as a mount.
+        """
         body = io.BytesIO()
         with tarfile.open(fileobj=body, mode="w") as tar:
             for folder in (
@@ -123,6 +128,8 @@ class DockerHere:
                 entry = tarfile.TarInfo(f"bin/{applet}")
                 entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
                 tar.addfile(entry)
+            if extra is not None:
+                tar.add(extra, "extra")
         self._import(name, config, body)
 
     def _import(self, name: str, config: dict[str, Any] | None, body: io.BytesIO) -> None:

@@ -46,6 +46,7 @@ class ReasonCode(StrEnum):
     STAGING_FAILED = "staging_failed"
     COPYING_CHECKPOINT = "copying_checkpoint"
     STARTING_TASKS = "starting_tasks"
+    PREPARING = "preparing"
     RUNNING = "running"
     # Why a workload was placed, stopped or moved.
     AWARDED = "awarded"
@@ -170,6 +171,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.STAGING_FAILED: "its start in region {region} cannot be prepared: {error}; retried until it succeeds",
     ReasonCode.COPYING_CHECKPOINT: "its checkpoint is being copied from {source} to {region}",
     ReasonCode.STARTING_TASKS: "starting {tasks:1 task|# tasks} on {machines:1 machine|# machines}",
+    ReasonCode.PREPARING: "machine {machine}: {waits_for}",
     ReasonCode.RUNNING: "attempt {attempt} has run in {region} since {since}",
     ReasonCode.AWARDED: (
         "placed in {region} on {machines:1 machine|# machines}{victims:|, evicting 1 workload|, evicting # workloads}"

@@ -36,7 +36,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from domain.reasons import Reason, ReasonCode
     from domain.task_reports import OWNER, TaskProgress
-    from workflows.effects import on_region, record, show_in_temporal
+    from workflows.effects import give_up, on_region, record, show_in_temporal
     from workflows.flushes import PendingSaves
     from workflows.gang import GangTasks
     from workflows.mailbox import Mailbox
@@ -137,8 +137,17 @@ class AttemptRun:
     async def _wait(self) -> StepOutcome:
         if self._ready:
             return StepOutcome.DONE
+        fetching = asyncio.ensure_future(self._fetch_images()) if self._state.brings_image else None
         mail = await self._mailbox.next({MailKind.SLOTS_READY, *STOPS_EARLY})
+        if fetching is not None:
+            give_up(fetching)
         return StepOutcome.DONE if mail.kind == MailKind.SLOTS_READY else self._is_told(mail)
+
+    async def _fetch_images(self) -> None:
+        """Lets agents fetch the images while victims still save. What fails here is tried again by `_prepare`."""
+        state = self._state
+        plan = await record(Activity.STAGE, StageRequest(state.workload_id, state.attempt), LaunchPlan)
+        await GangTasks(state.workload_id, state.attempt, plan).fetch_images()
 
     async def _stage(self) -> StepOutcome:
         stage = StageRequest(self._state.workload_id, self._state.attempt)

@@ -77,7 +77,12 @@ class GangTasks:
                 raise answer
         return failed
 
-    async def _prepare(self, node: NodeLaunch) -> NodePrepared:
+    async def fetch_images(self) -> None:
+        """Requests every agent to fetch the images of its tasks. `prepare` finds out what could not be fetched."""
+        fetches = (self._prepare(node, only_images=True) for node in self._plan.nodes)
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+    async def _prepare(self, node: NodeLaunch, *, only_images: bool = False) -> NodePrepared:
         prepared: NodePrepared = await workflow.execute_activity(
             Activity.PREPARE_NODE.value,
             PrepareNode(
@@ -88,6 +93,7 @@ class GangTasks:
                 self._plan.bucket_url,
                 node.leads_jobs,
                 self._plan.launch_sha256,
+                only_images,
             ),
             task_queue=ids.agent_queue(node.machine),
             result_type=NodePrepared,

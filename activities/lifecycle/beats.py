@@ -27,7 +27,7 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Beat:
-    """A machine that is to run tasks of a workload, and its newest heartbeat."""
+    """A machine that prepares or runs tasks of a workload, and its newest heartbeat."""
 
     machine: str
     since_s: float
@@ -78,7 +78,7 @@ async def for_each(workloads: Iterable[str], one: Callable[[str], Awaitable[None
 
 def _is_live_run(info: PendingActivityInfo) -> bool:
     given_up = info.state == PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED  # of an earlier attempt
-    return info.activity_type.name == Activity.RUN_NODE.value and not given_up
+    return info.activity_type.name in (Activity.RUN_NODE, Activity.PREPARE_NODE) and not given_up
 
 
 async def _beat(info: PendingActivityInfo, codec: PayloadCodec | None) -> Beat:

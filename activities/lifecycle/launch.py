@@ -215,7 +215,8 @@ class LaunchActivities:
             retries=spec.limits.retries,
             heartbeat_timeout_s=lifecycle.heartbeat_timeout_s,
             node_lost_after_s=lifecycle.node_lost_after_s,
-            starts_at_once=len(allocations) == 1 and spec.workdir is None,
+            # An image may take minutes, in which the workload does not run.
+            starts_at_once=len(allocations) == 1 and spec.workdir is None and not any(image_digests.images_of(spec)),
             drain_s=spec.serving.drain_s if spec.serving is not None else None,
             store_url=store_url,
             checkpoint_store=kept[1],

@@ -15,7 +15,7 @@ from temporalio.client import Client
 from activities.leader import Leader, lead
 from activities.lifecycle import lent_work
 from activities.lifecycle.beats import Beat, for_each, own_progress, read_beats
-from activities.lifecycle.workloads import record_checkpoint, set_bandwidth, set_progress
+from activities.lifecycle.workloads import record_checkpoint, set_bandwidth, set_preparing, set_progress
 from activities.services.readiness import record_readiness
 from domain.phases import QUEUED_PHASES, Phase
 from domain.protocol.mail import MailKind
@@ -26,6 +26,9 @@ from infra.db import events, outbox
 from infra.db.models import Attempt, Workload
 from infra.db.queued_end import end_queued
 from infra.db.session import in_thread, transaction
+
+_BRINGS_IMAGE = func.jsonb_path_exists(Workload.spec, "$.jobs[*].image ? (@ != null)")
+"""Before its tasks run, only the fetching of an image takes long enough to be worth a look."""
 
 
 class ProgressReader:
@@ -62,7 +65,10 @@ class ProgressReader:
         running = (
             select(Workload.id, Workload.attempt)
             .where(Workload.finished_at.is_(None))
-            .where(Workload.phase.in_([Phase.RUNNING.value, Phase.CHECKPOINTING.value]))
+            .where(
+                Workload.phase.in_([Phase.RUNNING.value, Phase.CHECKPOINTING.value])
+                | ((Workload.phase == Phase.PROVISIONING.value) & _BRINGS_IMAGE)
+            )
             .order_by(Workload.id)
         )
         at_most = self._settings.lifecycle.collect_at_most
@@ -84,6 +90,7 @@ class ProgressReader:
             progress = [p for reports in reported.values() for p in reports]
             saved_before = own.checkpoint_step
             set_progress(own, progress)
+            set_preparing(own, {b.machine: b.said.preparing for b in beats if b.said is not None})
             set_bandwidth(own, [b.said.bandwidth for b in beats if b.said is not None and b.said.bandwidth])
             if own.checkpoint_step != saved_before:
                 record_checkpoint(session, row, own)

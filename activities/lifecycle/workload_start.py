@@ -24,7 +24,8 @@ from infra.db.models import Attempt
 
 _LIVE = text(
     "select id, name, tenant, region, reason, phase, attempt,"
-    " coalesce((spec ->> 'one_attempt')::boolean, false) as one_attempt"
+    " coalesce((spec ->> 'one_attempt')::boolean, false) as one_attempt,"
+    " jsonb_path_exists(spec, '$.jobs[*].image ? (@ != null)') as brings_image"
     " from workload where id = :workload and finished_at is null"
 )
 _NEVER_RAN = {code.value for code in (ReasonCode.LAUNCH_FAILED, ReasonCode.LAUNCH_TIMED_OUT, ReasonCode.CANNOT_START)}
@@ -50,6 +51,7 @@ def read_start(session: Session, workload: str) -> Start | None:
     state, rank = WorkloadInput(row.id, table=LATEST, one_attempt=row.one_attempt), None
     if row.attempt > 0:
         state, rank = _state_of(session, row)
+    state.brings_image = row.brings_image
     code = (row.reason or {}).get("code", ReasonCode.SCAN_PENDING.value)
     facts = {"name": row.name, "tenant": row.tenant, "region": row.region or "", "reason": code}
     shown: dict[str, str | int] = {

@@ -30,6 +30,7 @@ from infra.db.usage import record_attempt
 
 _LONGEST_KEPT_S = 366 * 86400.0
 _LONGEST_PATH = 4096
+_LONGEST_TEXT = 200
 _MOST_USES = 256
 """Tasks of an attempt whose use of GPUs is kept."""
 _MOST_LEFT = 100
@@ -134,6 +135,11 @@ def set_bandwidth(attempt: Attempt, measured: Sequence[BandwidthReport]) -> None
     if possible:
         least = min(possible, key=lambda one: one.lower_bytes_s)
         attempt.bandwidth = asdict(replace(least, at_s=min(least.at_s, datetime.now(UTC).timestamp())))
+
+
+def set_preparing(attempt: Attempt, told: Mapping[str, str]) -> None:
+    """Writes what the start of the tasks waits for, by machine. Any agent of the gang may send any text."""
+    attempt.preparing = {machine: text[:_LONGEST_TEXT] for machine, text in sorted(told.items()) if text} or None
 
 
 def record_checkpoint(session: Session, row: Workload, attempt: Attempt) -> None:

@@ -46,6 +46,7 @@ class DockerEngine:
             env,
             tuple(config.get("Volumes") or ()),
             has_command=bool(config.get("Entrypoint") or config.get("Cmd")),
+            size_bytes=int(found.get("Size") or 0),
         )
 
     def pull(self, name: str, login: tuple[str, str] | None, progress: Callable[[str], None]) -> None:
@@ -65,6 +66,14 @@ class DockerEngine:
                     layers[line.get("id", "")] = detail.get("current", 0), detail["total"]
                     done, total = (sum(pair[n] for pair in layers.values()) for n in (0, 1))
                     progress(f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
+
+    def remove_image(self, name: str) -> None:
+        """Removes an image, unless a container uses it."""
+        try:
+            self._ask("DELETE", f"/images/{quote(name)}").close()
+        except EngineError as error:
+            if error.status != 404:
+                raise
 
     def create(self, container: Container) -> str:
         """Makes a container and returns its id."""

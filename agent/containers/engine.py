@@ -84,6 +84,7 @@ class Image:
     volumes: tuple[str, ...]
     """Paths for which the engine would make volumes, which have no limit."""
     has_command: bool
+    size_bytes: int
 
 
 class ContainerEngine(Protocol):
@@ -97,6 +98,9 @@ class ContainerEngine(Protocol):
 
     def pull(self, name: str, login: tuple[str, str] | None, progress: Callable[[str], None]) -> None:
         """Fetches an image from its registry. `login`: user and password. `progress` gets short texts for people."""
+
+    def remove_image(self, name: str) -> None:
+        """Removes an image. Does nothing if it is not there. Status 409: a container uses it."""
 
     def create(self, container: Container) -> str:
         """Makes a container and returns its id."""

@@ -1,10 +1,13 @@
-"""Removes containers that nothing watches any more: their shim and their agent were killed, or their folder deleted."""
+"""Removes containers that nothing watches any more, because their shim and agent were killed or their folder deleted,
+and images that no attempt needs.
+"""
 
 import logging
 from pathlib import Path
 
 from agent.config import AgentConfig
 from agent.containers.engine import FOLDER_LABEL, MACHINE_LABEL, EngineError, open_engine
+from agent.containers.image_cleanup import FetchedImages
 from agent.state import StateFolder
 from agent.tasks import TaskState, inspect
 
@@ -36,3 +39,17 @@ def remove_stray(config: AgentConfig, state: StateFolder) -> list[str]:
     except EngineError as error:
         _log.warning("containers that are left cannot be removed: %s", error)
     return removed
+
+
+def remove_images(config: AgentConfig, state: StateFolder) -> list[str]:
+    """Removes images by age and size (`FetchedImages.remove_old`), and returns their names."""
+    if config.engine_socket is None:
+        return []
+    launches = (attempt.launch() for attempt in state.unfinished())
+    needed = {job.image for launch in launches if launch for job in launch.jobs.values() if job.image}
+    try:
+        engine = open_engine(str(config.engine_socket))
+        return FetchedImages(state.images).remove_old(engine, needed, config.keep_images_s, config.images_bytes)
+    except EngineError as error:
+        _log.warning("images that are not needed cannot be removed: %s", error)
+        return []

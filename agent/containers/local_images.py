@@ -3,10 +3,12 @@
 import logging
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from http.client import NOT_FOUND
 from pathlib import Path
 
 from agent.containers.engine import ContainerEngine, EngineError, EngineFacts, Image, open_engine
+from agent.containers.image_cleanup import FetchedImages
 
 _log = logging.getLogger(__name__)
 
@@ -22,9 +24,10 @@ class BadImage(Exception):
 class ImageStore:
     """The images of this machine's engine. Thread-safe; the methods block."""
 
-    def __init__(self, socket: Path | None) -> None:
+    def __init__(self, socket: Path | None, fetched: FetchedImages) -> None:
         """`socket` is the engine's; None: the machine has no engine, and every method raises `ImageUnavailable`."""
         self._socket = socket
+        self._fetched = fetched
         self._fetching: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._facts: EngineFacts | None = None
 
@@ -55,8 +58,13 @@ class ImageStore:
             raise ImageUnavailable(f"image {name}: was removed from this machine")
         return found
 
-    def fetch(self, name: str, login: str | None) -> Image:
-        """Fetches an image, unless it is on this machine, and returns it. `login`: `USER:PASSWORD` for its registry.
+    def fetch(self, name: str, login: str | None, progress: Callable[[str], None]) -> Image:
+        """Fetches an image, unless it is on this machine, and returns it.
+
+        Args:
+            name: the image, with its digest.
+            login: `USER:PASSWORD` for its registry.
+            progress: gets short texts for people.
 
         Raises:
             BadImage: its registry does not have it.
@@ -69,12 +77,14 @@ class ImageStore:
                     user, _, password = (login or "").partition(":")
                     _log.info("fetching image %s", name)
                     try:
-                        engine.pull(name, (user, password) if login else None, lambda text: None)
+                        engine.pull(name, (user, password) if login else None, progress)
                     except EngineError as error:
                         if error.status == NOT_FOUND:
                             raise BadImage(f"image {name}: {error}") from None
                         raise
-                    found = engine.image(name)
+                    if (found := engine.image(name)) is not None:
+                        self._fetched.add(name, found.size_bytes)
+                self._fetched.use(name)
         except EngineError as error:
             raise ImageUnavailable(f"image {name}: {error}") from None
         if found is None:

@@ -23,6 +23,7 @@ from infra.db.models import Attempt, Workload
 OVERDUE_S = 15.0
 """Every change of the queue requests a scan. After this time without one, `why` reports that the scan is overdue."""
 
+_MACHINES_SHOWN = 3
 _IDS = bindparam("ids", type_=ARRAY(Text))
 _NOW = select(func.clock_timestamp())
 _CHANGED = select(Event.workload, func.max(Event.at)).where(Event.workload == any_(_IDS)).group_by(Event.workload)
@@ -106,11 +107,12 @@ def _why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row
     out |= {id_: Why([view], entries.get(id_)) for id_, view in _unscanned(session, unexplained).items()}
     running = [row for row in rows if row.phase == Phase.RUNNING]
     started = _started(session, running)
+    preparing = _preparing(session, [row.id for row in rows if row.phase == Phase.PROVISIONING])
     for row in rows:
         if row.id not in out:
             since = started.get(row.id) if row.phase == Phase.RUNNING else None
             found = reason_view(row.reason) if since is None else _view(running_since(row.attempt, row.region, since))
-            out[row.id] = Why([found] if found is not None else [])
+            out[row.id] = Why([*([found] if found is not None else []), *preparing.get(row.id, ())])
     return out
 
 
@@ -166,6 +168,22 @@ def _started(session: Session, rows: Sequence[Row]) -> dict[str, datetime | None
         Attempt.workload.in_([row.id for row in rows]), Attempt.released_at.is_(None)
     )
     return {w: at for w, number, at in session.execute(found) if (w, number) in newest}
+
+
+def _preparing(session: Session, ids: Sequence[str]) -> dict[str, list[ReasonView]]:
+    """Returns what the starts of these workloads wait for, on the first machines by name."""
+    if not ids:
+        return {}
+    found = select(Attempt.workload, Attempt.preparing).where(
+        Attempt.workload.in_(ids), Attempt.released_at.is_(None), Attempt.preparing.is_not(None)
+    )
+    return {
+        workload: [
+            _view(Reason(ReasonCode.PREPARING, {"machine": machine, "waits_for": text}))
+            for machine, text in sorted(told.items())[:_MACHINES_SHOWN]
+        ]
+        for workload, told in session.execute(found)
+    }
 
 
 def _view(reason: Reason) -> ReasonView:

@@ -55,6 +55,8 @@ class PrepareNode:
     """Jobs whose task 0 runs on this machine: the agent reserves a rendezvous port for each."""
     launch_sha256: str
     """`LaunchPlan.launch_sha256`."""
+    only_images: bool = False
+    """Only fetch the images of the tasks: the attempt does not hold its slots yet."""
 
 
 @dataclass
@@ -85,12 +87,14 @@ class RunNode:
 
 @dataclass
 class NodeHeartbeat:
-    """Heartbeat details of `node.run`."""
+    """Heartbeat details of `node.run`, and of `node.prepare`."""
 
     progress: list[TaskProgress]
     running: int
     bandwidth: BandwidthReport | None = None
     """What the agent has measured for the machine; None: nothing yet."""
+    preparing: str = ""
+    """What the start of the tasks waits for on this machine, with its progress, for people."""
 
 
 @dataclass

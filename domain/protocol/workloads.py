@@ -41,6 +41,8 @@ class WorkloadInput:
     """Version of the table of steps (`domain.lifecycle.attempts.TABLES`) that the workflow follows to its end."""
     one_attempt: bool = False
     """True: the workload is not queued again. Whatever ends its attempt ends the workload."""
+    brings_image: bool = False
+    """Whether tasks run in an image: agents fetch it while the victims of the attempt still save."""
     mails: list[Mail] = field(default_factory=list)
     """Mail that is not handled yet."""
     seen_mail: list[int] = field(default_factory=list)

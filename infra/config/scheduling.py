@@ -169,6 +169,12 @@ class TaskSettings(Section):
     keep_free: float = Field(0.1, ge=0, le=1)
     """While less than this fraction of a machine's disk is free, folders that documents keep are removed, oldest
     first."""
+    keep_images_s: float = Field(7 * 86400.0, ge=0)
+    """How long an image of a container is kept on its machine after its last use, in seconds. Only images that agents
+    have fetched are removed."""
+    images_bytes: int = Field(100 << 30, ge=0)
+    """The most that these images may have together on a machine. Beyond it, the longest unused ones are removed. Layers
+    that several images share count for each."""
     disk_fraction: float | None = Field(0.9, gt=0, le=1)
     """The part of the free space of a machine's disk that its tasks may use together, each attempt in proportion to its
     share of the machine. The same for the number of files. None: no limit."""

@@ -303,6 +303,8 @@ class Attempt(Base):
     """Result of loading the checkpoint: `state`, `error`, `skipped`."""
     failing: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The saves that have failed since the last checkpoint, a `domain.task_reports.FailingReport`; None: none."""
+    preparing: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """Machine to what its start of the tasks waits for, for people; None: nothing that takes long."""
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The last platform notice that a task reacted to, with its `decision`."""
     left_files: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))

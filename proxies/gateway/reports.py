@@ -30,7 +30,7 @@ class _Kind:
 
 
 _KINDS = {
-    Activity.PREPARE_NODE: _Kind(NodePrepared),
+    Activity.PREPARE_NODE: _Kind(NodePrepared, NodeHeartbeat),
     Activity.RUN_NODE: _Kind(NodeOutcome, NodeHeartbeat),
     Activity.STOP_NODE: _Kind(NodeOutcome),
     Activity.PACE_NODE: _Kind(),

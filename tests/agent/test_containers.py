@@ -30,11 +30,13 @@ def docker() -> Iterator[DockerHere]:
         yield here
 
 
-def _config(lab: Lab, docker: DockerHere, **changes: Any) -> AgentConfig:
+def image_config(lab: Lab, docker: DockerHere, **changes: Any) -> AgentConfig:
     return lab.config(engine_socket=docker.socket, **changes)
 
 
-def _launch(lab: Lab, config: AgentConfig, *commands: str, image: str = IMAGE, **changes: Any) -> LaunchDescription:
+def image_launch(
+    lab: Lab, config: AgentConfig, *commands: str, image: str = IMAGE, **changes: Any
+) -> LaunchDescription:
     launch = description(lab.region, config, *commands, **changes)
     body = launch.model_dump(mode="json")
     for job in body["jobs"].values():
@@ -61,8 +63,8 @@ echo "processes: $(ls /proc | grep -c '^[0-9]*$')"
 
 async def test_a_task_runs_as_a_container_without_privileges(lab: Lab, docker: DockerHere) -> None:
     """It has the tenant's user, no capabilities, a read-only image, its folders and nothing else of the machine."""
-    config = _config(lab, docker)
-    launch = _launch(lab, config, LOOK)
+    config = image_config(lab, docker)
+    launch = image_launch(lab, config, LOOK)
     async with lab.agent(config):
         outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
     run = lab.folder_of(launch, config)
@@ -84,9 +86,9 @@ async def test_a_task_runs_as_a_container_without_privileges(lab: Lab, docker: D
 
 async def test_commands_and_exit_statuses(lab: Lab, docker: DockerHere) -> None:
     """`run` replaces the entry point, a list needs no shell, and without a command the image's own runs."""
-    config = _config(lab, docker)
-    script = _launch(lab, config, "echo to stdout; echo to stderr >&2; exit 7")
-    listed = _launch(lab, config, "true").model_copy(
+    config = image_config(lab, docker)
+    script = image_launch(lab, config, "echo to stdout; echo to stderr >&2; exit 7")
+    listed = image_launch(lab, config, "true").model_copy(
         update={"jobs": {"main": script.jobs["main"].model_copy(update={"script": None, "argv": ("id", "-u")})}}
     )
     own = listed.model_copy(
@@ -121,8 +123,8 @@ async def test_a_stop_gives_notice_and_waits(
     lab: Lab, docker: DockerHere, command: str, exit_: tuple[int | None, int | None]
 ) -> None:
     """The task's process gets SIGTERM, also one without a handler, which the first of a container would not get."""
-    config = _config(lab, docker)
-    launch = _launch(lab, config, command, grace_s=60)
+    config = image_config(lab, docker)
+    launch = image_launch(lab, config, command, grace_s=60)
     run = lab.folder_of(launch, config)
     async with lab.agent(config):
         running = await lab.run(launch, config.machine)
@@ -136,8 +138,8 @@ async def test_a_stop_gives_notice_and_waits(
 
 async def test_a_stubborn_task_is_killed_at_the_deadline(lab: Lab, docker: DockerHere) -> None:
     """Also its children, which are in the container."""
-    config = _config(lab, docker)
-    launch = _launch(lab, config, "trap '' TERM; (trap '' TERM; sleep 600) & touch ready; sleep 600", grace_s=60)
+    config = image_config(lab, docker)
+    launch = image_launch(lab, config, "trap '' TERM; (trap '' TERM; sleep 600) & touch ready; sleep 600", grace_s=60)
     run = lab.folder_of(launch, config)
     async with lab.agent(config):
         running = await lab.run(launch, config.machine)
@@ -150,8 +152,10 @@ async def test_a_stubborn_task_is_killed_at_the_deadline(lab: Lab, docker: Docke
 
 async def test_a_task_outlives_its_agent(lab: Lab, docker: DockerHere) -> None:
     """The next agent re-attaches to the container, whose output and exit status are complete."""
-    config = _config(lab, docker)
-    launch = _launch(lab, config, "echo begun; touch ready; until [ -e go ]; do sleep 0.1; done; echo over; exit 3")
+    config = image_config(lab, docker)
+    launch = image_launch(
+        lab, config, "echo begun; touch ready; until [ -e go ]; do sleep 0.1; done; echo over; exit 3"
+    )
     run = lab.folder_of(launch, config)
     async with lab.agent(config):
         running = await lab.run(launch, config.machine)
@@ -166,8 +170,8 @@ async def test_a_task_outlives_its_agent(lab: Lab, docker: DockerHere) -> None:
 
 async def test_a_killed_shim_leaves_no_container(lab: Lab, docker: DockerHere) -> None:
     """The agent ends the container, and reports that the exit status is unknown."""
-    config = _config(lab, docker)
-    launch = _launch(lab, config, "touch ready; sleep 600")
+    config = image_config(lab, docker)
+    launch = image_launch(lab, config, "touch ready; sleep 600")
     run = lab.folder_of(launch, config)
     async with lab.agent(config):
         running = await lab.run(launch, config.machine)
@@ -183,9 +187,9 @@ async def test_a_killed_shim_leaves_no_container(lab: Lab, docker: DockerHere) -
 
 async def test_limits(lab: Lab, docker: DockerHere) -> None:
     """A task with too much memory is out of memory, and one with too many processes gets no more."""
-    config = _config(lab, docker, processes_per_task=20, processes_per_cpu=0)
-    fills = _launch(lab, config, "tail /dev/zero > /dev/null")
-    forks = _launch(lab, config, "n=0; while [ $n -lt 40 ]; do sleep 5 & n=$((n+1)); done; echo all")
+    config = image_config(lab, docker, processes_per_task=20, processes_per_cpu=0)
+    fills = image_launch(lab, config, "tail /dev/zero > /dev/null")
+    forks = image_launch(lab, config, "n=0; while [ $n -lt 40 ]; do sleep 5 & n=$((n+1)); done; echo all")
     async with lab.agent(config):
         full: NodeOutcome = await (await lab.run(fills, config.machine)).result(NodeOutcome)
         many: NodeOutcome = await (await lab.run(forks, config.machine)).result(NodeOutcome)
@@ -196,10 +200,12 @@ async def test_limits(lab: Lab, docker: DockerHere) -> None:
 
 async def test_tasks_of_an_attempt_share_memory(lab: Lab, docker: DockerHere) -> None:
     """Also `/tmp`; another attempt sees neither."""
-    config = _config(lab, docker)
+    config = image_config(lab, docker)
     waits = "until [ -s /dev/shm/x ] && [ -s /tmp/x ]; do sleep 0.1; done; touch done"
-    launch = _launch(lab, config, "echo 1 > /dev/shm/x; echo 1 > /tmp/x; until [ -e go ]; do sleep 0.1; done", waits)
-    other = _launch(lab, config, "ls /dev/shm /tmp")
+    launch = image_launch(
+        lab, config, "echo 1 > /dev/shm/x; echo 1 > /tmp/x; until [ -e go ]; do sleep 0.1; done", waits
+    )
+    other = image_launch(lab, config, "ls /dev/shm /tmp")
     first, second = (lab.folder_of(launch, config, task=task) for task in (0, 1))
     async with lab.agent(config):
         running = await lab.run(launch, config.machine)
@@ -213,8 +219,10 @@ async def test_tasks_of_an_attempt_share_memory(lab: Lab, docker: DockerHere) ->
 
 async def test_the_engine_may_restart(lab: Lab, docker: DockerHere) -> None:
     """A container of an engine with live restore goes on; its later output and its exit status are recorded."""
-    config = _config(lab, docker)
-    launch = _launch(lab, config, "echo begun; touch ready; until [ -e go ]; do sleep 0.1; done; echo over; exit 4")
+    config = image_config(lab, docker)
+    launch = image_launch(
+        lab, config, "echo begun; touch ready; until [ -e go ]; do sleep 0.1; done; echo over; exit 4"
+    )
     run = lab.folder_of(launch, config)
     async with lab.agent(config):
         running = await lab.run(launch, config.machine)
@@ -230,14 +238,14 @@ async def test_the_engine_may_restart(lab: Lab, docker: DockerHere) -> None:
 
 async def test_an_image_that_is_not_there_is_told(lab: Lab, docker: DockerHere) -> None:
     """The error names the image and what the engine says; on a machine without an engine, too."""
-    config = _config(lab, docker)
-    launch = _launch(lab, config, "true", image="127.0.0.1:9/none:1")
+    config = image_config(lab, docker)
+    launch = image_launch(lab, config, "true", image="127.0.0.1:9/none:1")
     async with lab.agent(config):
         failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
     assert failure.type == "ImageUnavailable"
     assert "127.0.0.1:9/none:1" in str(failure)
     docker.load("empty:1")
-    launch = _launch(lab, config, "true", image="empty:1")
+    launch = image_launch(lab, config, "true", image="empty:1")
     lab.write(
         own := launch.model_copy(update={"jobs": {"main": launch.jobs["main"].model_copy(update={"script": None})}})
     )
@@ -245,7 +253,7 @@ async def test_an_image_that_is_not_there_is_told(lab: Lab, docker: DockerHere) 
         failure = await (await lab.run(own, config.machine, attempts=1)).failure()
     assert failure.type == "BadImage"
     without = lab.config("m2")
-    launch = _launch(lab, without, "true")
+    launch = image_launch(lab, without, "true")
     async with lab.agent(without):
         failure = await (await lab.run(launch, without.machine, attempts=1)).failure()
     assert "no container engine" in str(failure)
@@ -254,9 +262,9 @@ async def test_an_image_that_is_not_there_is_told(lab: Lab, docker: DockerHere) 
 @pytest.mark.parametrize("place", ["$PWD", "/tmp", "/var/tmp"])
 async def test_a_task_that_fills_the_disk_is_stopped(lab: Lab, docker: DockerHere, disk: Path, place: str) -> None:
     """Also with a file that is deleted and still open, which only the processes in the container have."""
-    config = _config(lab, docker, state_dir=disk / "state")
+    config = image_config(lab, docker, state_dir=disk / "state")
     command = f"exec 3> {place}/big; rm {place}/big; while true; do head -c 1000000 /dev/zero >&3; sleep 0.02; done"
-    launch = _launch(lab, config, command)
+    launch = image_launch(lab, config, command)
     async with lab.agent(config):
         outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
     assert outcome.exits[0].disk is not None, lab.folder_of(launch, config).output.read_text()
@@ -264,7 +272,7 @@ async def test_a_task_that_fills_the_disk_is_stopped(lab: Lab, docker: DockerHer
 
 async def test_containers_that_nothing_watches_are_removed(lab: Lab, docker: DockerHere) -> None:
     """Those of the machine whose folders are gone, and no others."""
-    config = _config(lab, docker)
+    config = image_config(lab, docker)
     for name, machine in (("left", config.machine), ("other", "r/c/other")):
         docker.docker("run", "-d", "--name", name, "--network=host", "--label", f"mizzen.machine={machine}", IMAGE)
     async with lab.agent(config):
@@ -276,7 +284,7 @@ async def test_containers_that_nothing_watches_are_removed(lab: Lab, docker: Doc
 async def test_an_image_with_python_and_without_mizzen(lab: Lab, docker: DockerHere) -> None:
     """It gets the SDK, whose reports and checkpoints work, and what the image has of its own stays in effect."""
     docker.load("bare:1", {"ENV": "PYTHONPATH=/etc"}, bare=True)
-    config = _config(lab, docker, paths=("/usr",))
+    config = image_config(lab, docker, paths=("/usr",))
     program = """
 import mizzen, sys
 with mizzen.Checkpointer() as checkpoints:
@@ -288,7 +296,7 @@ print(mizzen.__file__, "/etc" in sys.path, "/run/mizzen/python" in sys.path)
     checkpoints = Path(f"{config.state_dir}-checkpoints")
     checkpoints.mkdir(parents=True)
     os.chown(checkpoints, UID, UID)
-    launch = _launch(lab, config, f"cat > p.py <<'END'\n{program}\nEND\npython3 p.py", image="bare:1")
+    launch = image_launch(lab, config, f"cat > p.py <<'END'\n{program}\nEND\npython3 p.py", image="bare:1")
     async with lab.agent(config):
         outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
     said = lab.folder_of(launch, config).output.read_text()
@@ -299,8 +307,8 @@ print(mizzen.__file__, "/etc" in sys.path, "/run/mizzen/python" in sys.path)
 
 async def test_gpus_are_those_that_the_attempt_holds(lab: Lab, docker: DockerHere, fake_gpus: FakeGpus) -> None:
     """The engine is asked for them; this one has no toolkit of NVIDIA, and says so. Other images get no GPU."""
-    config = _config(lab, docker, gpu_type="a100", gpus=2)
-    launch = _launch(lab, config, 'echo "sees $NVIDIA_VISIBLE_DEVICES"')
+    config = image_config(lab, docker, gpu_type="a100", gpus=2)
+    launch = image_launch(lab, config, 'echo "sees $NVIDIA_VISIBLE_DEVICES"')
     none = launch.model_copy(update={"tasks": tuple(task.model_copy(update={"slots": ()}) for task in launch.tasks)})
     none = none.model_copy(update={"workload_id": "wl-none"})
     lab.write(none)

@@ -118,6 +118,17 @@ async def test_why_a_placed_workload_is_where_it_is(
     assert (why["position"], why["of"]) == (None, None)
 
 
+async def test_why_says_how_far_the_start_of_the_tasks_is(shared_world: ApiWorld) -> None:
+    """While machines fetch the image, `why` says how far the first of them are."""
+    reason = Reason(ReasonCode.STARTING_TASKS, {"tasks": 2, "machines": 1})
+    id_ = shared_world.add_workload(Phase.PROVISIONING, reason=reason.to_json())
+    told = {"north/alpha/m1": "fetching image shell:1: 12 of 800 MB"}
+    shared_world.add_attempt(id_, 1, "north/alpha/m1", 0, preparing=told)
+    why = await get(shared_world, f"/v1/workloads/{id_}/why")
+    assert [r["code"] for r in why["reasons"]] == ["starting_tasks", "preparing"]
+    assert why["reasons"][1]["sentence"] == "machine north/alpha/m1: fetching image shell:1: 12 of 800 MB"
+
+
 ENDS = [
     (Phase.SUCCEEDED, Reason(ReasonCode.COMPLETED, {"tasks": 2}),
      "succeeded: all 2 tasks ended with exit code 0 (after 1 attempt)"),

@@ -28,7 +28,8 @@ def test_a_quarter_of_a_minute_of_faults_breaks_no_promise(tmp_path: Path) -> No
     assert outcome.faults.total() >= len(schedule.faults) // 2, told
     assert outcome.workloads >= len(schedule.submissions) // 2, told
     assert any(phase == "succeeded" for phase in outcome.observed.phases.values()), told
-    # Without acknowledged ids, the checks `lost`, `finished-again` and `cancel-ignored` would be vacuous.
+    # Without acknowledged ids and cancellations, the checks `lost`, `finished-again` and `cancel-ignored` would be
+    # vacuous. A workload may have finished before its cancellation arrives, so that is not required to succeed.
     acknowledged = [order for order in outcome.observed.orders if order.ids]
     assert len(acknowledged) >= len(schedule.submissions) // 2, told
-    assert any(order.cancelled_s is not None for order in acknowledged), told
+    assert any(order.cancel_sent_s is not None for order in acknowledged), told

@@ -172,7 +172,8 @@ class Users:
     def _cancel_storm(self, what: Request) -> None:
         """Cancels a quarter of the newest twelve workloads, each with two concurrent requests."""
         give_up_s = time.monotonic() + _PATIENCE_S
-        while not (newest := [pair for pair in self._acknowledged()[-12:] if pair[0].cancel_sent_s is None]):
+        # The newest come first: they are the least likely to have finished.
+        while not (newest := [pair for pair in self._acknowledged()[:-13:-1] if pair[0].cancel_sent_s is None]):
             if time.monotonic() > give_up_s:
                 return
             time.sleep(0.3)

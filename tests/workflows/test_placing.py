@@ -3,7 +3,7 @@
 from domain.phases import Phase
 from domain.protocol.activities import Activity
 from domain.protocol.mail import MailKind
-from domain.protocol.workloads import CheckpointCopy
+from domain.protocol.workloads import CheckpointCopy, WorkloadInput
 from tests.workflows.lab import AWAY, HOME, Life
 from tests.workflows.running import ends_well
 from tests.workflows.stories import goes
@@ -89,6 +89,27 @@ async def test_nothing_is_staged_before_the_victims_gave_up_their_slots(life: Li
     await life.mail(MailKind.SLOTS_READY)
     await life.runs()
     assert [s.attempt for s in life.facts.staged] == [1]
+    await ends_well(life)
+
+
+@goes(
+    "pending", "placing waiting_for_victims", "provisioning starting_tasks", "running running",
+    "succeeded completed",
+)  # fmt: skip
+async def test_images_are_fetched_while_the_victims_give_up_their_slots(unborn: Life) -> None:
+    """Agents are asked for the images only; a fetch that does not end delays nothing."""
+    life = unborn
+    life.agents[1].held.add(Activity.PREPARE_NODE)
+    await life.begins(WorkloadInput(life.id, brings_image=True))
+    await life.award(ready=False)
+    for agent in life.agents:
+        await life.asks(agent, Activity.PREPARE_NODE)
+    assert [[r.only_images for r in a.requests(Activity.PREPARE_NODE)] for a in life.agents] == [[True], [True]]
+    await life.mail(MailKind.SLOTS_READY)
+    await life.asks(life.agents[1], Activity.PREPARE_NODE, 2)
+    life.agents[1].held.clear()
+    await life.runs()
+    assert [[r.only_images for r in a.requests(Activity.PREPARE_NODE)] for a in life.agents] == [[True, False]] * 2
     await ends_well(life)
 
 

@@ -277,8 +277,8 @@ class Writer:
             self._check()
 
     def _commit(self, step: int, written: tuple[Part, ...], save: int, nonce: str) -> Manifest:
-        # A process that was paused while it wrote the parts would otherwise find its newer attempt only after the commit,
-        # and could not remove its parts then.
+        # A process that was paused while it wrote the parts would otherwise find the newer attempt only after the
+        # commit, and could not remove its parts then.
         self.log.refresh()
         while True:
             self._check()

@@ -1,0 +1,192 @@
+"""Images of tasks on a machine: how far a fetch is, registries that fail, and the removal of what nobody needs."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.containers.image_cleanup import FetchedImages
+from agent.containers.leftovers import remove_images
+from agent.state import StateFolder
+from domain.protocol.machines import NodeOutcome
+from tests.agent.harness import Lab, until_async
+from tests.agent.test_containers import image_config, image_launch
+from tests.containers import DockerHere, dockerd, registry
+
+_SIZE_BYTES = 24 << 20
+
+
+class RegistryLink:
+    """A connection to a registry that can be slow or cut."""
+
+    def __init__(self, host: str) -> None:
+        self._registry = host.rpartition(":")[2]
+        self.bytes_s: float | None = None
+        """None: as fast as possible."""
+        self.left_bytes: int | None = None
+        """What answers may still carry before the link is cut; None: any number."""
+        self.host = ""
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator["RegistryLink"]:
+        """Listens on a free port of loopback."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.host = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield self
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            there, back = await asyncio.open_connection("127.0.0.1", int(self._registry))
+            try:
+                await asyncio.wait(
+                    [asyncio.create_task(self._copy(reader, back)), asyncio.create_task(self._answer(there, writer))],
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            finally:
+                back.close()
+                writer.close()
+
+    async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while piece := await source.read(65536):
+            target.write(piece)
+            await target.drain()
+
+    async def _answer(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while piece := await source.read(65536):
+            if self.left_bytes is not None:
+                self.left_bytes -= len(piece)
+                if self.left_bytes < 0:
+                    return
+            target.write(piece)
+            await target.drain()
+            if self.bytes_s is not None:
+                await asyncio.sleep(len(piece) / self.bytes_s)
+
+
+@pytest.fixture(scope="module")
+def docker() -> Iterator[DockerHere]:
+    """A dockerd without images, which does not repeat downloads by itself: that takes a minute."""
+    with dockerd("--max-download-attempts", "1") as here:
+        yield here
+
+
+@pytest.fixture(scope="module")
+def registry_host(docker: DockerHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A registry with `big:1`, whose one layer cannot be compressed, `other:1`, and `changed:1`, which is damaged."""
+    folder = tmp_path_factory.mktemp("images")
+    with registry(folder / "registry") as host:
+        for name in ("big", "other", "changed"):
+            (folder / "noise").write_bytes(os.urandom(_SIZE_BYTES))
+            docker.load(f"{host}/{name}:1", extra=folder / "noise")
+            docker.docker("push", f"{host}/{name}:1")
+            docker.engine.remove_image(f"{host}/{name}:1")
+        newest = max((folder / "registry").rglob("blobs/sha256/*/*/data"), key=_age_of_layer)
+        with newest.open("r+b") as layer:
+            layer.seek(_SIZE_BYTES // 2)
+            layer.write(b"another content")
+        yield host
+
+
+def _age_of_layer(blob: Path) -> float:
+    found = blob.stat()
+    return found.st_mtime if found.st_size > _SIZE_BYTES else 0.0
+
+
+async def test_a_slow_fetch_says_how_far_it_is(lab: Lab, docker: DockerHere, registry_host: str) -> None:
+    """The heartbeats name the image and the megabytes; a machine that has the image does not fetch it again."""
+    config = image_config(lab, docker, heartbeat_interval_s=0.2)
+    async with RegistryLink(registry_host).open() as link, lab.agent(config):
+        link.bytes_s = _SIZE_BYTES / 4
+        launch = image_launch(lab, config, "true", image=f"{link.host}/big:1")
+        running = await lab.run(launch, config.machine)
+        texts = set[str]()
+        while not any(text.endswith(" of 26 MB") for text in texts):
+            said = await running.heartbeat()
+            texts.add((said or {}).get("preparing") or "")
+            await asyncio.sleep(0.1)
+        assert all(text.startswith(f"fetching image {link.host}/big:1") for text in texts if text)
+        outcome: NodeOutcome = await running.result(NodeOutcome)
+        assert outcome.exits[0].exit_code == 0
+        link.left_bytes = 0
+        again = image_launch(lab, config, "true", image=f"{link.host}/big:1")
+        outcome = await (await lab.run(again, config.machine)).result(NodeOutcome)
+        assert outcome.exits[0].exit_code == 0
+    docker.engine.remove_image(f"{link.host}/big:1")
+
+
+async def test_a_machine_may_fetch_the_image_before_it_has_the_slots(
+    lab: Lab, docker: DockerHere, registry_host: str
+) -> None:
+    """Nothing of the attempt is kept but the image."""
+    config = image_config(lab, docker)
+    async with lab.agent(config):
+        image = f"{registry_host}/big:1"
+        launch = image_launch(lab, config, "true", image=image)
+        await lab.prepare(launch, config.machine, only_images=True)
+        assert docker.engine.image(image) is not None
+        assert StateFolder(config.state_dir).attempts() == []
+    docker.engine.remove_image(image)
+
+
+async def test_a_registry_that_dies_midway_is_asked_again(lab: Lab, docker: DockerHere, registry_host: str) -> None:
+    """A fetch that is cut is a failure that a retry can cure; the retry runs when the registry is back."""
+    config = image_config(lab, docker)
+    async with RegistryLink(registry_host).open() as link, lab.agent(config):
+        link.left_bytes = _SIZE_BYTES // 2
+        image = f"{link.host}/big:1"
+        launch = image_launch(lab, config, "true", image=image)
+        failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
+        assert failure.type == "ImageUnavailable" and image in str(failure)
+        link.left_bytes = None
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+        assert outcome.exits[0].exit_code == 0
+    docker.engine.remove_image(image)
+
+
+async def test_content_that_is_not_that_of_the_digest_is_not_run(
+    lab: Lab, docker: DockerHere, registry_host: str
+) -> None:
+    """A digest that the registry does not have ends the work; one whose content is another is never run."""
+    config = image_config(lab, docker)
+    async with lab.agent(config):
+        image = f"{registry_host}/big@sha256:{'0' * 64}"
+        launch = image_launch(lab, config, "true", image=image)
+        failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
+        assert failure.type == "BadImage" and image in str(failure)
+        launch = image_launch(lab, config, "true", image=f"{registry_host}/changed:1")
+        failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
+        assert failure.type == "ImageUnavailable" and "verification failed" in str(failure)
+
+
+async def test_images_are_removed_by_age_and_size(lab: Lab, docker: DockerHere, registry_host: str) -> None:
+    """Only images that the agent has fetched, and that no attempt on the machine needs."""
+    docker.load("mine:1")
+    config = image_config(lab, docker)
+    big, other = (f"{registry_host}/{name}:1" for name in ("big", "other"))
+    async with lab.agent(config):
+        for image in (big, other):
+            launch = image_launch(lab, config, "true", image=image)
+            await (await lab.run(launch, config.machine)).result(NodeOutcome)
+        state = StateFolder(config.state_dir)
+        records = {one.name: one for one in FetchedImages(state.images).all()}
+        assert set(records) == {big, other} and records[big].size_bytes > _SIZE_BYTES
+        os.utime(records[big].record, (1.0, 1.0))
+        held = image_launch(lab, config, "while true; do sleep 0.1; done", image=big)
+        running = await lab.run(held, config.machine)
+        await until_async(lambda: lab.folder_of(held, config).started_at_s() is not None)
+        assert remove_images(config, state) == []
+        await lab.stop(held, config.machine, 0.0)
+        await running.result(NodeOutcome)
+        small = config.model_copy(update={"images_bytes": records[big].size_bytes})
+        assert remove_images(small, state) == [other]  # The held attempt has used the other one since.
+        assert remove_images(small, state) == []
+        assert remove_images(config.model_copy(update={"keep_images_s": 0.0}), state) == [big]
+    assert not list(FetchedImages(state.images).all())
+    assert [docker.engine.image(name) for name in (big, other)] == [None, None]
+    assert docker.engine.image("mine:1") is not None
