@@ -246,5 +246,5 @@ def preempt(session: Session, workloads: tuple[str, ...]) -> None:
 @click.argument("elements", type=click.IntRange(min=0))
 @click.pass_obj
 def throttle(session: Session, workload: str, elements: int) -> None:
-    """Set how many ELEMENTS of an array run at a time; 0: as many as there is room for."""
+    """Set how many elements of an array run at a time; 0: as many as there is room for."""
     _act(session, (workload,), lambda id_: session.client.throttle(id_, elements))
