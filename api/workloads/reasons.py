@@ -103,6 +103,7 @@ def _why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row
         )
         for row in queued
     }
+    out |= _like_their_arrays(session, queue, [row for row in queued if not out[row.id].reasons])
     unexplained = [row for row in queued if not out[row.id].reasons]
     out |= {id_: Why([view], entries.get(id_)) for id_, view in _unscanned(session, unexplained).items()}
     running = [row for row in rows if row.phase == Phase.RUNNING]
@@ -114,6 +115,16 @@ def _why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row
             found = reason_view(row.reason) if since is None else _view(running_since(row.attempt, row.region, since))
             out[row.id] = Why([*([found] if found is not None else []), *preparing.get(row.id, ())])
     return out
+
+
+def _like_their_arrays(session: Session, queue: published_queue.Newest, rows: Sequence[Row]) -> dict[str, Why]:
+    """Returns the reasons of elements that no scan has ranked: those for which the next element of the array waits."""
+    arrays = {row.id: row.array_id for row in rows if isinstance(row, Workload) and row.array_id is not None}
+    if not arrays:
+        return {}
+    heads = session.scalars(select(Workload).where(Workload.id.in_(set(arrays.values())))).all()
+    found = why_all(session, queue, heads)
+    return {id_: Why(found[array].reasons) for id_, array in arrays.items() if array in found}
 
 
 def why_new(row: Row) -> Why:

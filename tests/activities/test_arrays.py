@@ -3,12 +3,17 @@
 import random
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 from sqlalchemy import select, text
 
+from activities.capacity.pools import read_shortages
+from activities.lifecycle.housekeeping import HousekeepingActivities
+from activities.scheduling.scheduler_state import SchedulerState
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
 from domain.spec import ArraySpec, LimitsSpec
@@ -169,6 +174,66 @@ def test_a_pass_that_is_late_awards_nothing_twice(fleet: World) -> None:
     check(fleet)
 
 
+def test_the_last_end_is_seen_among_concurrent_ones(fleet: World) -> None:
+    """Elements end while the others are cancelled, at the same time; the array ends all the same."""
+    for _ in range(examples(20)):
+        array = fleet.submit(array=_array((0, 99, 1)))
+        _settle(fleet)
+        for index in range(_SLOTS):
+            fleet.run(f"{array}-{index}")
+
+        def stop(array: str = array) -> None:
+            with fleet.session() as session:
+                session.get_one(Workload, array, with_for_update=True)
+                stop_waiting(session, array, whole=False)
+                end_array(session, array)
+
+        ends: list[Callable[[], None]] = [
+            partial(fleet.release, f"{array}-{index}", Phase.SUCCEEDED) for index in range(_SLOTS)
+        ]
+        with ThreadPoolExecutor(_SLOTS + 1) as threads:
+            for done in [threads.submit(work) for work in [*ends, stop]]:
+                done.result()
+        _end_arrays(fleet)
+        assert fleet.workload(array).phase == Phase.CANCELLED
+    check(fleet)
+
+
+def test_old_elements_are_deleted_after_their_array(fleet: World) -> None:
+    """Their records are kept as long as the array is live or kept, because its counts include them."""
+    house = HousekeepingActivities(fleet.engine, fleet.settings)
+    array = fleet.submit(array=_array((0, 7, 1)))
+    _settle(fleet)
+    fleet.run(f"{array}-0")
+    fleet.release(f"{array}-0", Phase.SUCCEEDED)
+    long_ago = text("now() - interval '1000 days'")
+    fleet.alter(Workload, f"{array}-0", finished_at=long_ago, expired_at=long_ago)
+    house._delete_records()
+    with fleet.session() as session:
+        assert counts_of(session, [array])[array].succeeded == 1
+        stop_waiting(session, array, whole=True)
+    for index in range(1, 7):
+        if index in _elements(fleet, array):
+            fleet.release(f"{array}-{index}", Phase.CANCELLED)
+            fleet.alter(Workload, f"{array}-{index}", finished_at=long_ago, expired_at=long_ago)
+    _end_arrays(fleet)
+    fleet.alter(Workload, array, finished_at=long_ago, expired_at=long_ago)
+    house._delete_records()
+    assert _elements(fleet, array) == {}
+    house._delete_records()
+    with fleet.session() as session:
+        assert session.get(Workload, array) is None and counts_of(session, [array]) == {}
+
+
+def test_a_pool_grows_for_all_waiting_elements(fleet: World) -> None:
+    """Each element that the throttle admits is a shortage of its own."""
+    array = fleet.submit(array=_array((0, 99, 1), throttle=30))
+    _settle(fleet)
+    with fleet.session() as session:
+        found = read_shortages(session, published_queue.Newest())
+    assert [one.workload for one in found] == [f"{array}-{index}" for index in range(6, 30)]
+
+
 @dataclass
 class _Plain:
     """What must be true of an array, by the plain rule."""
@@ -313,6 +378,13 @@ class _Walk:
             )  # fmt: skip
             assert self.world.workload(array).phase == plain.phase
         check(self.world)
+        # A scheduler that follows the changes sees what a new one reads.
+        followed, fresh = self.world.scheduler_state, SchedulerState(self.world.engine, self.world.settings.scheduler)
+        with followed.current(), fresh.current():
+            assert followed.queue.elements == fresh.queue.elements
+            for name in ("id", "at_s"):
+                one, other = (getattr(state.queue.queue.pending, name).tolist() for state in (followed, fresh))
+                assert one == other
 
 
 @pytest.mark.parametrize("seed", range(examples(60)))

@@ -7,10 +7,11 @@ import pytest
 from sqlalchemy import func, select
 
 from domain.phases import Phase
+from domain.reasons import Reason, ReasonCode
 from infra.db.array_rows import take_element
-from infra.db.logs import Outbox
+from infra.db.logs import Outbox, Waiting
 from infra.db.models import Workload
-from tests.api.calls import act, get
+from tests.api.calls import T0, act, get
 from tests.api.world import ApiWorld, document
 
 
@@ -70,6 +71,24 @@ async def test_an_element_can_be_shown_before_it_has_a_row(world: ApiWorld) -> N
             action = await client.post(f"/v1/workloads/{id_}/cancel")
             assert action.status_code in (403, 404)
     assert _rows(world) == 1
+
+
+async def test_waiting_elements_wait_for_what_their_array_waits(world: ApiWorld) -> None:
+    """A scan need not have ranked an element: its reasons are those of the array."""
+    array = await _submit(world, "0-9")
+    refusal = Reason(ReasonCode.ISOLATION_TOO_WEAK, {"machines": "m", "region": "north"}).to_json()
+    with world.session() as session:
+        session.get_one(Workload, array).submitted_at = T0
+        session.add(Waiting(workload=array, reasons={"reasons": [refusal]}))
+    for id_ in (array, f"{array}-7"):
+        reasons = (await get(world, f"/v1/workloads/{id_}/why"))["reasons"]
+        assert [reason["code"] for reason in reasons] == ["isolation_too_weak"]
+    async with world.client("vision") as client:
+        await client.patch(f"/v1/workloads/{array}", json={"throttle": 1})
+    _take(world, array, 0)
+    for id_ in (array, f"{array}-7"):
+        (reason,) = (await get(world, f"/v1/workloads/{id_}/why"))["reasons"]
+        assert reason["code"] == "array_throttled" and "1 element has started" in reason["sentence"]
 
 
 async def test_lists_have_one_row_for_an_array(world: ApiWorld) -> None:
