@@ -9,7 +9,8 @@ from datetime import datetime
 from functools import partial
 from math import inf
 
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, cast, func, select, text
+from sqlalchemy.dialects.postgresql import JSONPATH
 from temporalio.client import Client
 
 from activities.leader import Leader, lead
@@ -27,7 +28,7 @@ from infra.db.models import Attempt, Workload
 from infra.db.queued_end import end_queued
 from infra.db.session import in_thread, transaction
 
-_BRINGS_IMAGE = func.jsonb_path_exists(Workload.spec, "$.jobs[*].image ? (@ != null)")
+_BRINGS_IMAGE = func.jsonb_path_exists(Workload.spec, cast("$.jobs[*].image ? (@ != null)", JSONPATH))
 """Before its tasks run, only the fetching of an image takes long enough to be worth a look."""
 
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 from temporalio.client import Client
 
 from activities.lifecycle.beats import read_beats
@@ -21,7 +21,7 @@ from domain.protocol.machines import NodeHeartbeat
 from domain.search_attributes import PHASE, PRIORITY, REGION, TENANT
 from domain.spec import LimitsSpec
 from domain.task_reports import BandwidthReport, TaskProgress
-from infra.db.models import Attempt, Cluster, Machine
+from infra.db.models import Attempt, Cluster, Machine, Workload
 from tests.activities.agents import OpenEndedAgent
 from tests.activities.temporal import dispatching, end_all, until
 from tests.activities.world import World, job
@@ -221,6 +221,29 @@ async def test_one_that_cannot_be_asked_keeps_nobody_from_their_turn(
     with pytest.raises(RuntimeError, match="no answer"):
         await site.collect()
     assert site.town.attempt(other).last_step == 7 and site.town.attempt(workload).last_step is None
+
+
+async def test_what_a_start_waits_for_comes_out_of_heartbeats(site: Site) -> None:
+    """Before its tasks run, only a workload with an image is read; texts of agents are cut."""
+    workload = await site.placed()
+    agent = site.agent(workload)
+    await agent.says(workload, NodeHeartbeat([], 0, preparing="fetching image shell:1: 12 of 800 MB" + 999 * "x"))
+    in_start = update(Workload).where(Workload.id == workload).values(phase=Phase.PROVISIONING.value)
+    with site.town.session() as session:
+        session.execute(in_start)
+    await site.collect()
+    assert site.town.attempt(workload).preparing is None
+    spec = site.town.workload(workload).spec
+    spec["jobs"][0]["image"] = "shell:1"
+    with site.town.session() as session:
+        session.execute(in_start.values(spec=spec))
+    await site.collect()
+    told = site.town.attempt(workload).preparing
+    assert told is not None and list(told) == [agent.machine]
+    assert told[agent.machine].startswith("fetching image shell:1: 12 of 800 MB") and len(told[agent.machine]) == 200
+    await agent.says(workload, NodeHeartbeat([], 1))
+    await site.collect()
+    assert site.town.attempt(workload).preparing is None
 
 
 async def test_progress_is_read_of_so_many_at_a_time(site: Site) -> None:

@@ -45,7 +45,7 @@ def main() -> None:
     print(f"resumed at {step}", flush=True)
     peers = _peers(rank, tasks)
     while step < steps:
-        time.sleep(0.05)
+        time.sleep(0.1)
         if rank:
             peers[0].sendall(state.ljust(_SIZE).encode())
             told = _receive(peers[0], _SIZE * tasks).replace(" ", "")
@@ -57,6 +57,7 @@ def main() -> None:
         state = hashlib.sha256(f"{state} {told}".encode()).hexdigest()
         step += 1
         mizzen.progress(step)
+        print(f"step {step}", flush=True)
         saver.save(step, {"state": state}, own=("state",))
         if mizzen.preempted() and step < steps:
             mizzen.exit_preempted()
