@@ -101,7 +101,7 @@ def environment(
     """
     job = launch.jobs[place.job]
     theirs = {k: v for k, v in {**job.env, **secrets}.items() if not k.startswith("MIZZEN_")}
-    ours = {
+    ours = launch.array_variables | {
         "MIZZEN_WORKLOAD": launch.workload_id,
         "MIZZEN_WORKLOAD_NAME": launch.name,
         "MIZZEN_TENANT": launch.tenant,

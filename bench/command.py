@@ -40,6 +40,7 @@ SUITES = {
     "copies": "copies",
     "end-to-end": "end_to_end",
     "backlog": "backlog",
+    "waiting-elements": "waiting_elements",
     "machines": "machines",
     "balance": "balance",
     "reclaim-now": "reclaim_now",

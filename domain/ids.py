@@ -27,6 +27,7 @@ _NAME = re.compile(NAME_PATTERN)
 _TABLE = re.compile(TABLE_PATTERN)
 _PARTITION = re.compile(PARTITION_PATTERN)
 _RUN = re.compile(RUN_PATTERN)
+_ELEMENT = re.compile(r"(wl-[0-9a-z]{16})-(0|[1-9][0-9]{0,8})")
 INSTANCE_PREFIX = "in-"
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -85,6 +86,22 @@ def new_workload_id() -> str:
     Ids sort by age.
     """
     return f"wl-{_base32(time.time_ns() // 1_000_000, 9)}{_base32(secrets.randbits(35), 7)}"
+
+
+def element_id(array: str, index: int) -> str:
+    """Returns the id of an element of an array."""
+    return f"{array}-{index}"
+
+
+def array_of(element: str) -> str:
+    """Returns the id of an element's array."""
+    return element.rpartition("-")[0]
+
+
+def split_element(workload_id: str) -> tuple[str, int] | None:
+    """Returns the array's id and the index in the id of an element; None: it is not one."""
+    found = _ELEMENT.fullmatch(workload_id)
+    return None if found is None else (found[1], int(found[2]))
 
 
 def new_instance_id() -> str:

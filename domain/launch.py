@@ -111,6 +111,8 @@ class LaunchDescription(_Frozen):
     keep_s: float | None = None
     """How long the agents keep the tasks' working directories after the end of the attempt, in seconds; None: by their
     own setting."""
+    array_variables: dict[str, str] = Field(default_factory=dict)
+    """Variables of all tasks with the index and the parameters of an element of an array (`domain.array_elements`)."""
     serving: ServingSpec | None = None
     """How task 0 of the first job serves requests; None: the workload serves none."""
     sealed_secrets: dict[str, str] = Field(default_factory=dict)

@@ -43,6 +43,8 @@ class ReasonCode(StrEnum):
     RESERVED_OPEN = "reserved_open"
     WAITING_FOR_CAPACITY = "waiting_for_capacity"
     AWARD_CONFLICT = "award_conflict"
+    ARRAY_THROTTLED = "array_throttled"
+    ARRAY_STARTED = "array_started"
     # Why a placed workload is not running yet.
     WAITING_FOR_VICTIMS = "waiting_for_victims"
     STAGING_FAILED = "staging_failed"
@@ -77,6 +79,7 @@ class ReasonCode(StrEnum):
     MAX_RUNTIME = "max_runtime"
     PENDING_EXPIRED = "pending_expired"
     CANCELLED_BY_USER = "cancelled_by_user"
+    ARRAY_ENDED = "array_ended"
     # Why a machine is cordoned.
     CORDONED_BY_OPERATOR = "cordoned_by_operator"
     KEEPS_FAILING_GANGS = "keeps_failing_gangs"
@@ -171,6 +174,11 @@ _SENTENCES: dict[ReasonCode, str] = {
         "launching {machines} {machine_type} in {zone}, expected in {expected_s:1 second|# seconds}"
     ),
     ReasonCode.AWARD_CONFLICT: "region {region} changed between its bid and the award; it bids again",
+    ReasonCode.ARRAY_THROTTLED: (
+        "{live:1 element has|# elements have} started and not ended, and its throttle is {throttle}; `mizzen throttle`"
+        " changes it"
+    ),
+    ReasonCode.ARRAY_STARTED: "all of its elements have started; {live} of {elements} have not ended",
     ReasonCode.WAITING_FOR_VICTIMS: "waits for the slots of {victims}, which it evicts",
     ReasonCode.STAGING_FAILED: "its start in region {region} cannot be prepared: {error}; retried until it succeeds",
     ReasonCode.COPYING_CHECKPOINT: "its checkpoint is being copied from {source} to {region}",
@@ -226,6 +234,9 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.MAX_RUNTIME: "ran for {ran_s} s; its maximum runtime is {limit_s} s",
     ReasonCode.PENDING_EXPIRED: "waited in the queue for {waited_s} s; its limit is {limit_s} s",
     ReasonCode.CANCELLED_BY_USER: "cancelled by {by}",
+    ReasonCode.ARRAY_ENDED: (
+        "{succeeded} of {elements:1 element|# elements} succeeded, {failed} failed, {cancelled:1 was|# were} cancelled"
+    ),
     ReasonCode.CORDONED_BY_OPERATOR: "cordoned by {by}",
     ReasonCode.KEY_NOT_TRUSTED: (
         "its agent registers with the key {key}, but the machine's pinned key is {pinned};"

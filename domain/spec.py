@@ -138,6 +138,23 @@ class DependencySpec(_Frozen):
     """`succeeded`, `ended`, `failed` or `started`; of a partition `ready`."""
 
 
+IndexRange = tuple[int, int, int]
+"""The first index, the last index, and the step between indexes."""
+
+
+class ArraySpec(_Frozen):
+    """Many elements of one document, which are placed independently (`domain.array_elements`)."""
+
+    ranges: tuple[IndexRange, ...] = ()
+    """The indexes of the elements; in the row of an element, only its own."""
+    throttle: int | None = None
+    """How many elements run at a time, as submitted; None: as many as there is room for."""
+    matrix: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Names of parameters to their values. An index is the number of a combination."""
+    exclude: tuple[dict[str, str], ...] = ()
+    """Values of parameters whose combinations are left out."""
+
+
 class WorkloadSpec(_Frozen):
     """A workload: a gang that gets all its resources at once, in one region, or none."""
 
@@ -149,6 +166,7 @@ class WorkloadSpec(_Frozen):
     level: int | None = None
     """A priority level below the tenant's; None: the tenant's level."""
     jobs: tuple[JobSpec, ...]
+    array: ArraySpec | None = None
     tables: tuple[str, ...] = ()
     files: dict[str, str] = Field(default_factory=dict)
     """Relative path to text; the files are written into each task's working directory."""

@@ -5,11 +5,12 @@ and ends surplus instances.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, Label, func, literal_column, select
 from sqlalchemy.orm import Session
 
 from activities.capacity.clusters import make_cluster, set_prices
 from activities.capacity.ledger import add_instance, recently_refused, request_end
+from activities.scheduling.scan_result import waiting_elements
 from capacity.offers import Offer, OfferKey, Shape
 from capacity.pools import Changes, Instance, Pool, PoolKey, cluster_of
 from capacity.rounds import plan_round
@@ -157,6 +158,9 @@ def _keep_prices(session: Session, offers: Sequence[Offer]) -> None:
         set_prices(session, region, cluster, own)
 
 
+_WINDOW: Label[str | None] = literal_column(
+    f"(select array_window(a, {MOST_SHORTAGES}) from workload_array as a where a.id = workload.id)"
+).label("window")
 _FOR_WANT_OF_MACHINES = {
     ReasonCode.INSUFFICIENT_CAPACITY.value,
     ReasonCode.NO_HARDWARE.value,
@@ -167,12 +171,13 @@ _FOR_WANT_OF_MACHINES = {
 def read_shortages(session: Session, queue: published_queue.Newest) -> list[Shortage]:
     """Returns the workloads for which no region has room, in queue order.
 
-    Workloads that are held or over-quota are left out. A region is listed only if it lacks nothing but machines: a
-    region that does not answer, or that lacks the workload's data, is left out.
+    Of an array, the elements that wait are listed. Workloads that are held or over-quota are left out. A region is
+    listed only if it lacks nothing but machines: a region that does not answer, or that lacks the workload's data, is
+    left out.
     """
     newest = queue.load(session)
     rows = session.execute(
-        select(Workload.id, Workload.ask, Waiting.reasons)
+        select(Workload.id, Workload.ask, Waiting.reasons, _WINDOW)
         .join(Waiting, Waiting.workload == Workload.id)
         .where(Workload.phase.in_(sorted(QUEUED_PHASES)), Workload.finished_at.is_(None), Workload.held_by.is_(None))
     ).all()
@@ -184,8 +189,10 @@ def read_shortages(session: Session, queue: published_queue.Newest) -> list[Shor
     for _, row in ranked[:MOST_SHORTAGES]:
         regions = _regions(row.reasons)
         if regions and row.ask is not None:
-            out.append(Shortage(row.id, demand_of(row.ask).jobs, regions))
-    return out
+            jobs = demand_of(row.ask).jobs
+            ids = [row.id] if row.window is None else [one.id for one in waiting_elements(row.id, row.window)]
+            out += [Shortage(id_, jobs, regions) for id_ in ids]
+    return out[:MOST_SHORTAGES]
 
 
 def _regions(body: Mapping[str, Any]) -> frozenset[str]:

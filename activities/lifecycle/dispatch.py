@@ -27,6 +27,7 @@ from domain.protocol.mail import Mail, MailKind
 from domain.protocol.services import ServiceRef
 from infra.config.scheduling import CapacitySettings, SchedulerSettings
 from infra.db import notifications
+from infra.db.array_rows import end_array
 from infra.db.logs import Outbox
 from infra.db.notifications import notified
 from infra.db.outbox import CHANNEL
@@ -225,6 +226,8 @@ class Dispatcher:
                 deliver = self._instance(str(body["instance"]))
             elif row.kind == "service":
                 deliver = self._service(str(body["service"]))
+            elif row.kind == "array":
+                deliver = in_db(self._engine, end_array, str(body["array"]))
             elif row.kind == "unconfirmed":
                 grace_s = float(body.get("grace_s", 0.0))
                 deliver = self._unconfirmed(ids.machine_workflow_id(body["machine"]), str(body["run"]), grace_s)

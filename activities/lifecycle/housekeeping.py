@@ -36,6 +36,15 @@ _KEEP_CHANGES_S = 3600.0
 """The retention time of the change log. A scheduler process whose last read is older does a full read."""
 
 
+_DELETE_WORKLOADS = text(
+    # The counts of an array include its elements, so these are kept as long as the array. It is deleted after them.
+    "delete from workload as w where w.expired_at is not null"
+    " and w.finished_at < now() - make_interval(secs => :keep_s)"
+    " and not exists (select from workload as head where head.id = w.array_id"
+    "  and (head.finished_at is null or head.finished_at >= now() - make_interval(secs => :keep_s)))"
+    " and not exists (select from workload as element where element.array_id = w.id"
+    "  and element.finished_at is not null)"
+)
 _STORES_S = 180.0
 """The time for work in stores in one round. The activity has five minutes."""
 
@@ -72,7 +81,7 @@ class HousekeepingActivities:
     def _delete_records(self) -> None:
         long_ago = _ago(self._settings.lifecycle.keep_records_s)
         with transaction(self._engine) as session:
-            session.execute(delete(Workload).where(Workload.expired_at.is_not(None), Workload.finished_at < long_ago))
+            session.execute(_DELETE_WORKLOADS, {"keep_s": self._settings.lifecycle.keep_records_s})
             known = exists().where(Workload.id == Event.workload)
             session.execute(delete(Event).where(Event.at < long_ago, ~known))
             session.execute(delete(Audit).where(Audit.at < long_ago))

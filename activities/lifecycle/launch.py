@@ -19,7 +19,7 @@ from activities.data import checkpoint_stores
 from activities.lifecycle import image_digests
 from activities.lifecycle.lent_work import limit_of
 from activities.lifecycle.staging import bucket_named, clear_failure, failures_shown, is_shown
-from domain import ids
+from domain import array_elements, ids
 from domain.hazard import hazard_per_h
 from domain.images import PULL_LOGIN
 from domain.isolation import Isolation, strongest
@@ -97,7 +97,7 @@ class LaunchActivities:
                 .join(Tenant, Tenant.name == Workload.tenant)
                 .where(Workload.id == request.workload_id, Attempt.attempt == request.attempt)
             ).one()
-            spec = WorkloadSpec.model_validate(row.spec)
+            spec = array_elements.filled(WorkloadSpec.model_validate(row.spec))
             if attempt.released_at is not None:
                 message = f"attempt {request.attempt} of {request.workload_id} is released"
                 raise ApplicationError(message, type="ReleasedAttempt", non_retryable=True)
@@ -420,6 +420,7 @@ class LaunchActivities:
             files=spec.files,
             workdir=spec.workdir,
             keep_s=spec.keep_s,
+            array_variables=array_elements.variables(spec, request.workload_id),
             isolation=isolation,
             jobs={
                 job.name: JobLaunch(

@@ -67,7 +67,7 @@ class AuctionActivities:
             number = int(session.execute(text("select nextval('scan_number')")).scalar_one())
         with self._state.current() as state:
             scan = state.queue.scan(state.now_s)
-            scanned = self._scanned = ScannedQueue(number, state.now_s, scan)
+            scanned = self._scanned = ScannedQueue(number, state.now_s, scan, dict(state.queue.elements))
             ranks = state.queue.other_ranks(scan)
             regions, now_s = state.regions.keys() - self._here, state.now_s
         self._counters["scans"] += 1

@@ -94,7 +94,18 @@ class BatchAward:
             # 4. A plan was not committed: read the changes from Postgres, and discard the plans after it.
             self._read_anew(done)
             # 5. Continue with the same workload, or with the next one.
-            self._left = self._left[done.settled if self._tries_again(done) else done.settled + 1 :]
+            self._left = self._after(done)
+
+    def _after(self, done: AwardRound) -> list[BidSubject]:
+        """Returns what the next round plans, after a plan that was not committed."""
+        if self._tries_again(done):
+            return self._left[done.settled :]
+        element = self._left[done.settled].queued.element
+        rest = self._left[done.settled + 1 :]
+        if element is None or done.committed.verdict is not awards.AwardFailure.GONE:
+            return rest
+        # The array was cancelled or is on hold, or its throttle admits no more of its elements.
+        return [a for a in rest if a.queued.element is None or a.queued.element.array != element.array]
 
     def _place(self) -> AwardRound:
         """Computes outcomes, and concurrently commits earlier ones."""
@@ -119,7 +130,8 @@ class BatchAward:
             return
         with transaction(self._engine) as session:
             outbox.wake_readers(session)
-            if any(map(_lets_others_evict, self._left[: done.settled], done.outcomes)):
+            settled = list(zip(self._left[: done.settled], done.outcomes, strict=False))
+            if any(_lets_others_evict(*each) or _has_followers(*each) for each in settled):
                 outbox.wake_scheduler(session)
 
     def _note(self, done: AwardRound) -> None:
@@ -158,8 +170,9 @@ def _planned(
     """Yields the awards to commit, one for each plan. Appends every outcome to `outcomes`."""
     for a, outcome in zip(left, candidate_outcomes, strict=True):
         outcomes.append(outcome)
-        if outcome.bid is not None and outcome.bid.plan is not None:
-            yield awards.PlannedAward(outcome.bid.plan, a.queued.rank, a.demand.jobs, outcome.bid.victim_attempts)
+        if (bid := outcome.bid) is not None and bid.plan is not None:
+            queued = a.queued
+            yield awards.PlannedAward(bid.plan, queued.rank, a.demand.jobs, bid.victim_attempts, queued.element)
 
 
 def _lets_others_evict(a: BidSubject, outcome: AuctionOutcome) -> bool:
@@ -168,6 +181,11 @@ def _lets_others_evict(a: BidSubject, outcome: AuctionOutcome) -> bool:
     In that case the next scan must lower their rank, so that other workloads may evict them.
     """
     return outcome.plan is not None and not a.request.displaces.issubset(outcome.plan.victims)
+
+
+def _has_followers(a: BidSubject, outcome: AuctionOutcome) -> bool:
+    """Returns whether an element of an array was awarded: the next scan ranks more of its elements."""
+    return outcome.plan is not None and a.queued.element is not None
 
 
 Answers = dict[str, Bid]

@@ -18,6 +18,7 @@ import psycopg
 from psycopg import Connection
 from sqlalchemy import Engine
 
+from activities.scheduling.scan_result import WaitingElement
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import JobRequest, Plan
 from domain.slots import plan_body, shares
@@ -37,6 +38,8 @@ class PlannedAward:
     jobs: tuple[JobRequest, ...]
     victims: Mapping[str, int] = field(default_factory=dict)
     """The plan's victims, each with the number of the attempt to evict."""
+    element: WaitingElement | None = None
+    """Set if the workload is an element of an array that gets its row with the award."""
 
 
 class AwardFailure(Enum):
@@ -126,11 +129,13 @@ def _one_by_one(connection: Connection[Any], awards: Sequence[PlannedAward]) -> 
 def _body(planned: PlannedAward) -> dict[str, Any]:
     """Returns the JSON body of an award for `award_plans`."""
     plan, rank, victims = planned.plan, planned.rank, list(planned.plan.victims)
+    element = planned.element
     wanted = shares(planned.jobs, plan.jobs)
     reason = Reason(ReasonCode.AWARDED, {"region": plan.region, "machines": len(wanted), "victims": len(victims)})
     waiting = Reason(ReasonCode.WAITING_FOR_VICTIMS, {"victims": victims, "region": plan.region})
     return {
         "workload": plan.workload,
+        "element": element and {"head": element.array, "position": element.position, "index": element.index},
         "rank": rank,
         "region": plan.region,
         "plan": {

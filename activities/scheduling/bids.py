@@ -69,7 +69,7 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubjec
     """Returns the workloads that are still queued and not on hold, in queue order, with their demand from Postgres."""
     if not queued:
         return []
-    rows = session.execute(_ASKS, {"ids": [e.workload for e in queued], "phases": sorted(QUEUED_PHASES)})
+    rows = session.execute(_ASKS, {"ids": list({e.row for e in queued}), "phases": sorted(QUEUED_PHASES)})
     demands, said = dict[str, WorkloadDemand](), dict[str, tuple[float, int]]()
     required = dict[str, Isolation]()
     for workload, written, at_s, level, isolation in rows:
@@ -79,7 +79,7 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubjec
     machines = {workload: one.machines for workload, one in avoided.items()}
     moving = moves_of(
         session,
-        {e.workload: _jobs(e, demands[e.workload]) for e in queued if e.workload in demands},
+        {e.workload: _jobs(e, demands[e.row]) for e in queued if e.element is None and e.row in demands},
         {workload: demand.max_runtime_s for workload, demand in demands.items()},
         machines,
     )
@@ -88,20 +88,20 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubjec
     return [
         BidSubject(
             e,
-            demands[e.workload],
+            demands[e.row],
             placement_request(
                 e,
-                demands[e.workload],
+                demands[e.row],
                 immune_to(e.workload, evictors),
                 moving.get(e.workload),
-                avoided.get(e.workload, NOTHING_AVOIDED),
+                avoided.get(e.row, NOTHING_AVOIDED),
                 doubts,
             ),
             replicas,
-            *said[e.workload],
+            *said[e.row],
         )
         for e in queued
-        if e.workload in demands
+        if e.row in demands
     ]
 
 

@@ -34,6 +34,8 @@ class QueuedRow(NamedTuple):
     """The time from which its wait counts: its submission, later by its time on hold."""
     ask: str | None
     """The demand; None: the workload is not queued, or waits for its dependencies."""
+    window: str | None = None
+    """For an array: those of its elements that a scan ranks, as `array_window` in `arrays.sql` writes them."""
 
 
 class AttemptRow(NamedTuple):
@@ -129,9 +131,15 @@ class UseRow(NamedTuple):
     cpus_milli: int
 
 
+_FEWEST_RANKED, _MOST_RANKED = 16, 256
+"""A scan ranks so many elements of an array, more the more of them are live. If some are awarded, the next scan follows
+at once, so a long array is placed in scans of doubling size. While none can be placed, a scan costs little."""
 _WORKLOAD = (
-    "select id, tenant, level, held_by is not null, submitted_at + make_interval(secs => paused_s),"
-    f" case when {_QUEUED} then ask end from workload"
+    "select w.id, tenant, level, held_by is not null, submitted_at + make_interval(secs => paused_s),"
+    f" case when {_QUEUED} then ask end,"
+    f" case when {_QUEUED} and a.id is not null"
+    f" then array_window(a, least({_MOST_RANKED}, {_FEWEST_RANKED} + array_live(a.id))) end"
+    " from workload as w left join workload_array as a on a.id = w.id"
 )
 _ATTEMPT = (
     "select a.workload, a.attempt, w.tenant, w.level, a.region, a.awarded_at, a.released_at, a.started_at,"
@@ -156,7 +164,7 @@ _MACHINE = (
     " from machine as m join cluster as c on c.region = m.region and c.name = m.cluster"
 )
 _TYPES: dict[type, tuple[str, ...]] = {
-    QueuedRow: ("text", "text", "int8", "bool", "int8", "text"),
+    QueuedRow: ("text", "text", "int8", "bool", "int8", "text", "text"),
     AttemptRow: (
         "text", "int8", "text", "int8", "text", "int8", "int8", "int8", "int8", "bool", "bool", "int8", "jsonb", "int8",
         "float8", "float8",
@@ -194,7 +202,7 @@ class SnapshotReader:
 
     def workloads(self, ids: Collection[str]) -> Iterator[QueuedRow]:
         """Yields the workloads with these ids that exist."""
-        return map(QueuedRow._make, self._found(f"{_WORKLOAD} where id = any(%s)", [list(ids)]))
+        return map(QueuedRow._make, self._found(f"{_WORKLOAD} where w.id = any(%s)", [list(ids)]))
 
     def queue(self) -> Iterator[QueuedRow]:
         """Yields all queued workloads."""

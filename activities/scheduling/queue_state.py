@@ -1,11 +1,12 @@
 """The columns of GMS in a scheduler process: tenants and their use, pending and placed workloads."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from activities.scheduling.decision_rows import EPOCH_US, AttemptRow, MachineRow, QueuedRow
+from activities.scheduling.scan_result import WaitingElement, waiting_elements
 from activities.scheduling.usage import Amount, Usage
 from domain.demand import demand_of
 from domain.scheduling import CreditWeights, PlacedWorkload, QueuedWorkload, TenantState
@@ -38,6 +39,10 @@ class QueueState:
         self._ready: dict[str, Amount] = {}
         """The GPUs and CPUs of each ready machine."""
         self._fleet = (0, 0)
+        self._windows: dict[str, dict[str, float]] = {}
+        """By array, the ids of its elements in the columns, with the time from which their wait counts."""
+        self.elements: dict[str, WaitingElement] = {}
+        """By id, the workloads in the columns that are elements of arrays without a row."""
         self.ranks: dict[bytes, int] = {}
         """The ranks of placed workloads in Postgres."""
 
@@ -61,17 +66,39 @@ class QueueState:
 
     def put_workloads(self, rows: Iterable[QueuedRow], moved: Collection[str] = ()) -> None:
         """Updates workloads, queued or not. Those in `moved` may have waited from another time, or be deleted."""
+        rows = list(rows)
         news: list[QueueChange[QueuedWorkload]] = []
         for id_ in moved:
             for row in np.flatnonzero(self.queue.pending.id == id_.encode()):
                 news.append(QueueChange(float(self.queue.pending.at_s[row]), id_, None))
+        # The last change of a workload wins: an element that has left the window may be queued with a row of its own.
+        news += self._leave_windows([*moved, *(w.id for w in rows)])
         for w in rows:
+            if w.window is not None:
+                news += self._enter_window(w, w.window)
+                continue
             at_s = seconds(w.waits_from_us)
             now = None
             if w.ask is not None:
                 now = QueuedWorkload(w.id, w.tenant, at_s, demand_of(w.ask).jobs, w.level, w.held)
             news.append(QueueChange(at_s, w.id, now))
         self.queue.apply(news, ())
+
+    def _leave_windows(self, arrays: Iterable[str]) -> Iterator[QueueChange[QueuedWorkload]]:
+        for array in arrays:
+            for id_, at_s in self._windows.pop(array, {}).items():
+                del self.elements[id_]
+                yield QueueChange(at_s, id_, None)
+
+    def _enter_window(self, w: QueuedRow, window: str) -> Iterator[QueueChange[QueuedWorkload]]:
+        """Adds the elements of an array that a scan ranks, in the order of their positions."""
+        own = self._windows[w.id] = {}
+        jobs = demand_of(w.ask or "{}").jobs
+        for element in waiting_elements(w.id, window):
+            id_ = element.id
+            own[id_] = at_s = seconds(w.waits_from_us + element.position)
+            self.elements[id_] = element
+            yield QueueChange(at_s, id_, QueuedWorkload(id_, w.tenant, at_s, jobs, w.level, w.held))
 
     def put_attempts(self, gone: Iterable[AttemptRow], new: Iterable[AttemptRow]) -> None:
         """Removes the attempts `gone`, given in their old state, and adds the attempts `new`, both with their use."""

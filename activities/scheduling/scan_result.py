@@ -1,16 +1,22 @@
 """The queue as ranked by a scan, unchanged during the pass: in batches for the regions, and as a publication."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from domain.array_elements import index_at
+from domain.ids import element_id
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason
+from domain.spec import IndexRange
 from gms.columns import QueueColumns, Rows
 from gms.scan import Scan
 from infra.db import published_queue
@@ -18,10 +24,33 @@ from infra.db.logs import ScanBatch
 
 
 @dataclass(frozen=True)
+class WaitingElement:
+    """An element of an array that was never placed, so that it has no row."""
+
+    array: str
+    position: int
+    index: int
+
+    @property
+    def id(self) -> str:
+        """The id of its row, when it has one."""
+        return element_id(self.array, self.index)
+
+
+def waiting_elements(array: str, window: str) -> Iterator[WaitingElement]:
+    """Yields the elements of an array that `array_window` in `arrays.sql` has written, in order."""
+    body = json.loads(window)
+    ranges: tuple[IndexRange, ...] = tuple((first, last, step) for first, last, step in body["ranges"])
+    for position in body["positions"]:
+        yield WaitingElement(array, position, index_at(ranges, position))
+
+
+@dataclass(frozen=True)
 class ScannedWorkload:
     """One queued workload of a batch."""
 
     workload: str
+    """Its id; that of an element of an array, too, which gets its row when it is awarded."""
     rank: int
     gpu_types: tuple[tuple[str, ...], ...] | None
     """For each job, the GPU types for which its tenant has quota left; None: all types of its document."""
@@ -29,24 +58,38 @@ class ScannedWorkload:
     """Why it is over-quota, if it is."""
     displaces: tuple[str, ...] = ()
     """Placed workloads of its tenant with a worse rank, which its award makes over-quota."""
+    element: WaitingElement | None = None
+    """Set if it is an element of an array without a row."""
+
+    @property
+    def row(self) -> str:
+        """The id of the row with its demand: its own, or that of its array."""
+        return self.workload if self.element is None else self.element.array
 
     def to_json(self) -> list[Any]:
         """Returns the entry for regions to read."""
         reason = self.reason.to_json() if self.reason else None
-        return [self.workload, self.rank, self.gpu_types, reason, self.displaces]
+        element = None if self.element is None else astuple(self.element)
+        return [self.workload, self.rank, self.gpu_types, reason, self.displaces, element]
 
     @classmethod
     def from_json(cls, body: Sequence[Any]) -> "ScannedWorkload":
         """Parses the result of `to_json`."""
-        workload, rank, types, reason, displaces = body
+        workload, rank, types, reason, displaces, element = body
         narrowed = None if types is None else tuple(tuple(t) for t in types)
-        return cls(workload, int(rank), narrowed, Reason.from_json(reason) if reason else None, tuple(displaces))
+        why = Reason.from_json(reason) if reason else None
+        own = None if element is None else WaitingElement(*element)
+        return cls(workload, int(rank), narrowed, why, tuple(displaces), own)
 
 
 class ScannedQueue:
     """The order of the queue at a scan, independent of later changes."""
 
-    def __init__(self, number: int, now_s: float, scan: Scan) -> None:
+    def __init__(
+        self, number: int, now_s: float, scan: Scan, elements: Mapping[str, WaitingElement] = MappingProxyType({})
+    ) -> None:
+        """`elements`: by id, the workloads of the scan that are elements of arrays without a row."""
+        self._elements = elements
         self.number = number
         self.now_s = now_s
         self._scan = replace(scan, queue=_kept(scan.queue))
@@ -61,28 +104,44 @@ class ScannedQueue:
             ranked = self._scan.ranked(row)
             asked = tuple(job.gpu_types for job in queue.gangs[int(queue.pending.columns["wants"][row])])
             narrowed = None if ranked.gpu_types == asked else ranked.gpu_types
-            found.append(ScannedWorkload(ranked.id, ranked.rank, narrowed, ranked.reason, ranked.displaces))
+            element = self._elements.get(ranked.id)
+            found.append(ScannedWorkload(ranked.id, ranked.rank, narrowed, ranked.reason, ranked.displaces, element))
         return found
 
     def published(self) -> published_queue.PublishedQueue:
-        """Returns the whole queue as a publication for other processes."""
+        """Returns the whole queue as a publication for other processes. An array has its first element's place."""
         scan, queue = self._scan, self._scan.queue
-        rank = scan.pending.rank[scan.order]
-        over = scan.order[rank == OVER_QUOTA_RANK]
+        ids, order = self._without_later_elements()
+        rank = scan.pending.rank[order]
+        over = order[rank == OVER_QUOTA_RANK]
         types = [queue.gangs.type_name(number) for number in range(len(queue.gangs.types))]
         return published_queue.PublishedQueue(
             self.number,
             self.now_s,
             [published_queue.PublishedQuota(t.name, t.quota_gpus, t.quota_cpus_milli) for t in queue.tenants],
             types,
-            queue.pending.id[scan.order],
+            ids,
             rank,
-            scan.pending.credit[scan.order],
-            queue.pending.columns["tenant"][scan.order],
+            scan.pending.credit[order],
+            queue.pending.columns["tenant"][order],
             scan.pending.lacks[over],
             scan.pending.used[over],
             scan.pending.needed[over],
         )
+
+    def _without_later_elements(self) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int32]]:
+        """Returns the published ids, and their rows in the scan, both in queue order."""
+        order = self._scan.order
+        ids: npt.NDArray[np.bytes_] = self._scan.queue.pending.id[order]
+        if not self._elements:
+            return ids, order
+        keep, seen = np.ones(len(order), np.bool_), set[str]()
+        for place, id_ in enumerate(ids.tolist()):
+            if (element := self._elements.get(id_.decode())) is not None:
+                keep[place] = element.array not in seen
+                ids[place] = element.array.encode()
+                seen.add(element.array)
+        return ids[keep], order[keep]
 
 
 def _kept(queue: QueueColumns) -> QueueColumns:

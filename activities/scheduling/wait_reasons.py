@@ -57,8 +57,10 @@ def explain_batch(
     `conflicts`: by workload, a reason that replaces the regions' reasons. `unreachable`: regions that took no part in
     the auction.
     """
-    reasons = {}
+    reasons = dict[str, list[Reason]]()
     for a in waiting:
+        if a.queued.row in reasons:
+            continue  # The row of an array says why its first element waits.
         workload, outcome = a.queued.workload, outcomes[a.queued.workload]
         found = [conflicts[workload]] if workload in conflicts else list(outcome.reasons)
         if a.queued.reason is not None:
@@ -67,7 +69,7 @@ def explain_batch(
         if workload not in conflicts and targets:
             reachable = [region for region in targets if region not in unreachable]
             found = _bring_data(engine, state, a, reachable, unreachable) + found
-        reasons[workload] = found
+        reasons[a.queued.row] = found
     explain(engine, reasons)
 
 
@@ -79,10 +81,10 @@ def _bring_data(
     with transaction(engine) as session:
         if on_demand.may_be_placed_later(session, a.demand, a.level, unreachable):
             return []
-        if not on_demand.is_on_its_way(session, a.queued.workload, a.demand.tables):
+        if not on_demand.is_on_its_way(session, a.queued.row, a.demand.tables):
             offers = [region_bid(state.planner(r), a, ignore_data=True) for r in reachable if r in state.regions]
     with transaction(engine) as session:
-        row = session.get(Workload, a.queued.workload, with_for_update=True)
+        row = session.get(Workload, a.queued.row, with_for_update=True)
         if row is None or Phase(row.phase) not in QUEUED_PHASES:
             return []
         return on_demand.bring_data(session, row, a.demand, a.level, offers)

@@ -6,7 +6,8 @@ Reading the document gives the same specification (`api.documents.workload`). Fi
 from typing import Any
 
 from api.documents.retries import retries_of
-from domain.spec import CheckpointSpec, DependencySpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
+from domain.array_elements import shown_indexes
+from domain.spec import ArraySpec, CheckpointSpec, DependencySpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 
 _CHECKPOINT = {"interval_s": "interval", "grace_s": "grace", "keep": "keep", "max_failing_s": "max_failing",
                "max_failures": "max_failures"}  # fmt: skip
@@ -27,6 +28,7 @@ def document_of(spec: WorkloadSpec) -> dict[str, Any]:
         "priority": spec.level,
         "recurring": spec.recurring,
         "jobs": [_job(job) for job in spec.jobs],
+        "array": spec.array and _array(spec.array),
         "tables": list(spec.tables),
         "files": spec.files,
         "workdir": spec.workdir,
@@ -41,6 +43,12 @@ def document_of(spec: WorkloadSpec) -> dict[str, Any]:
         "isolation": spec.isolation and spec.isolation.value,
     }
     return _given(fields)
+
+
+def _array(array: ArraySpec) -> dict[str, Any]:
+    matrix = {name: list(values) for name, values in array.matrix.items()}
+    fields = {"indexes": shown_indexes(array.ranges), "throttle": array.throttle, "matrix": matrix}
+    return _given({**fields, "exclude": list(array.exclude)})
 
 
 def _job(job: JobSpec) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from api.documents.after import IF_NEVER, NOT_BEFORE, after
+from api.documents.array import ARRAY, ARRAY_RULES, check_array
 from api.documents.forms import (
     NAME,
     SCRIPT,
@@ -328,6 +329,7 @@ WORKLOAD = section({
     "jobs": Field(
         list_of(JOB, "jobs", 32, empty="must have at least one job").checked(_gang, _UNIQUE_JOBS, _ALL_TASKS),
         missing="the workload needs at least one job"),
+    "array": ARRAY,
     "tables": Field(list_of(_TABLE, "tables", 64, unique=True, each=(_other_variable, _TABLES_DIFFER)), "Input tables"),
     "workdir": workdir("mizzen submit"),
     "after": after(_TABLE),
@@ -343,7 +345,8 @@ WORKLOAD = section({
                   "end of an attempt", "keep_s"),
     "isolation": Field(one_of(tuple(mode.value for mode in Isolation), "a mode of isolation").to(Isolation),
                        "The weakest isolation of tasks on machines where the workload may run; default: the tenant's"),
-}, f"A workload: a gang that gets all its resources at once, in one region, or none. {UNICODE}")  # fmt: skip
+}, f"A workload: a gang that gets all its resources at once, in one region, or none. {UNICODE}"
+).checked(check_array, *ARRAY_RULES)  # fmt: skip
 
 
 class Draft:

@@ -3,18 +3,21 @@
 from collections.abc import Sequence
 from typing import Annotated
 
+from fastapi import Query
 from pydantic import Field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from api.auth import Caller, Operator, Submitter
 from api.bodies import MAX_TEXT, Body, JsonOnly, Name
+from api.documents.array import MOST_ELEMENTS
 from api.masking import mask
 from api.openapi import refusals
 from api.problems import HttpProblem, ProblemType, invalid
 from api.routing import Router
 from api.state import StateOf
 from api.views import write_audit
+from api.workloads.elements import Stopped, is_array, live_elements, require_array, stop_elements
 from api.workloads.views import CancelledView, WorkloadView
 from api.workloads.workload_queries import effective_level, find, view
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
@@ -22,6 +25,7 @@ from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from domain.protocol.mail import MailKind
 from domain.reasons import Reason, ReasonCode
 from infra.db import events, outbox
+from infra.db.array_rows import end_array, set_throttle
 from infra.db.dependencies import waive
 from infra.db.models import Workload
 from infra.db.queued_end import end_queued
@@ -40,17 +44,22 @@ class CancelByLabel(Body):
     tenant: Name | None = None
 
 
-class LevelChange(Body):
-    """A new, lower priority of a workload."""
+class WorkloadChange(Body):
+    """A new, lower priority of a workload, or a new throttle of an array."""
 
-    level: int = Field(ge=HIGHEST_LEVEL, le=LOWEST_LEVEL, strict=True, examples=[6])
+    level: int | None = Field(None, ge=HIGHEST_LEVEL, le=LOWEST_LEVEL, strict=True, examples=[6])
+    throttle: int | None = Field(
+        None, ge=0, le=MOST_ELEMENTS, strict=True, description="How many elements run at a time; 0: no limit"
+    )
 
 
 @router.post("/cancel", status_code=202, summary="Cancel workloads by label")
 def cancel_by_label(body: CancelByLabel, state: StateOf, caller: Submitter) -> CancelledView:
     """Cancels all live workloads with these labels."""
     with state.transaction() as session:
-        wanted = select(Workload).where(Workload.finished_at.is_(None), Workload.labels.contains(body.labels))
+        wanted = select(Workload).where(
+            Workload.finished_at.is_(None), Workload.array_id.is_(None), Workload.labels.contains(body.labels)
+        )
         for tenant in (body.tenant, caller.tenant):
             if tenant is not None:
                 wanted = wanted.where(Workload.tenant == tenant)
@@ -60,19 +69,29 @@ def cancel_by_label(body: CancelByLabel, state: StateOf, caller: Submitter) -> C
 
 
 @router.post("/{id}/cancel", status_code=202, summary="Cancel a workload", responses=refusals(404, 409))
-def cancel(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
+def cancel(
+    id: str,
+    state: StateOf,
+    caller: Submitter,
+    only: Annotated[
+        Stopped | None,
+        Query(description="Of an array: only elements never placed, or that failed and have another attempt"),
+    ] = None,
+) -> WorkloadView:
     """Cancels a workload in any phase. Cancelling a cancelled workload changes nothing."""
     with state.transaction() as session:
         row = find(session, caller, id, lock=True)
+        if only is not None:
+            require_array(row, "query.only")
         if row.phase != Phase.CANCELLED:
             _require_live(row)
-            _cancel(session, caller, [row])
+            _cancel(session, caller, [row], only)
         return mask(session, caller, view(session, state.queue, row))
 
 
 @router.post("/{id}/hold", status_code=202, summary="Hold a workload in the queue", responses=refusals(404, 409))
 def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
-    """Keeps a queued workload in the queue until it is released."""
+    """Keeps a queued workload in the queue until it is released; of an array also its queued elements."""
     with state.transaction() as session:
         row = find(session, caller, id, lock=True)
         _require_live(row)
@@ -80,10 +99,11 @@ def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
             raise HttpProblem(
                 ProblemType.WRONG_PHASE, f"workload {row.id} is {row.phase}: only queued workloads can be held"
             )
-        if row.held_by is None:
-            row.held_by, row.held_at = caller.id, func.coalesce(Workload.held_at, func.now())
-            reason = Reason(ReasonCode.HELD, {"by": caller.id})
-            _record(session, caller, row, "workload.held", "workload.hold", reason)
+        for one in (row, *live_elements(session, row, Workload.phase.in_(sorted(QUEUED_PHASES)))):
+            if one.held_by is None:
+                one.held_by, one.held_at = caller.id, func.coalesce(Workload.held_at, func.now())
+                reason = Reason(ReasonCode.HELD, {"by": caller.id})
+                _record(session, caller, one, "workload.held", "workload.hold", reason)
         return mask(session, caller, view(session, state.queue, row))
 
 
@@ -97,9 +117,10 @@ def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
         if kept:
             waive(session, row.id)
             session.refresh(row)
-        if row.held_by is not None or kept:
-            _end_hold(row)
-            _record(session, caller, row, "workload.released", "workload.release", None)
+        for one in (row, *live_elements(session, row)):
+            if one.held_by is not None or (kept and one is row):
+                _end_hold(one)
+                _record(session, caller, one, "workload.released", "workload.release", None)
         return mask(session, caller, view(session, state.queue, row))
 
 
@@ -128,19 +149,36 @@ def preempt(id: str, state: StateOf, caller: Operator) -> WorkloadView:
         return mask(session, caller, view(session, state.queue, row))
 
 
-@router.patch("/{id}", summary="Lower a workload's priority", responses=refusals(404, 409))
-def change(id: str, body: LevelChange, state: StateOf, caller: Submitter) -> WorkloadView:
-    """Sets a level below (numerically above) the workload's current level. The same level changes nothing."""
+@router.patch("/{id}", summary="Lower a workload's priority, or throttle an array", responses=refusals(404, 409))
+def change(id: str, body: WorkloadChange, state: StateOf, caller: Submitter) -> WorkloadView:
+    """Sets a level below (numerically above) the workload's current level, or the throttle of an array.
+
+    The same value changes nothing. A throttle below the number of elements that run stops none of them.
+    """
+    if body.level is None and body.throttle is None:
+        raise invalid("level", "give a level, or the throttle of an array")
     with state.transaction() as session:
         row = find(session, caller, id, lock=True)
         _require_live(row)
-        level = effective_level(session, row)
-        if body.level < level:
-            raise invalid("level", f"must not raise the priority, which is now {level}", body.level)
-        if body.level > level:
-            row.level = body.level
-            _record(session, caller, row, "workload.level", "workload.lower", None, level=body.level, before=level)
+        if body.throttle is not None:
+            require_array(row, "throttle")
+            set_throttle(session, row.id, body.throttle or None)
+            _record(session, caller, row, "workload.throttle", "workload.throttle", None, throttle=body.throttle)
+        if body.level is not None:
+            _lower(session, caller, row, body.level)
         return mask(session, caller, view(session, state.queue, row))
+
+
+def _lower(session: Session, caller: Caller, row: Workload, wanted: int) -> None:
+    """Lowers the priority of a workload, and of the elements of an array that have a higher one."""
+    level = effective_level(session, row)
+    if wanted < level:
+        raise invalid("level", f"must not raise the priority, which is now {level}", wanted)
+    for one in (row, *live_elements(session, row)):
+        before = effective_level(session, one)
+        if wanted > before:
+            one.level = wanted
+            _record(session, caller, one, "workload.level", "workload.lower", None, level=wanted, before=before)
 
 
 def _require_live(row: Workload) -> None:
@@ -148,8 +186,17 @@ def _require_live(row: Workload) -> None:
         raise HttpProblem(ProblemType.WRONG_PHASE, f"workload {row.id} has already ended with phase {row.phase}")
 
 
-def _cancel(session: Session, caller: Caller, rows: Sequence[Workload]) -> None:
-    """Cancels locked workloads: ends queued ones directly, and sends mail to the workflows of the others."""
+def _cancel(session: Session, caller: Caller, found: Sequence[Workload], only: Stopped | None = None) -> None:
+    """Cancels locked workloads: ends queued ones directly, and sends mail to the workflows of the others.
+
+    An array ends with the last of its elements. `only` are those of its elements that are cancelled.
+    """
+    arrays = [row for row in found if is_array(row)]
+    rows = [row for row in found if not is_array(row)]
+    for array in arrays:
+        rows += stop_elements(session, array, only)
+        detail_of = {} if only is None else {"only": only.value}
+        write_audit(session, caller, _CANCEL, array.id, tenant=array.tenant, **detail_of)
     detail = {"by": caller.id}
     reason = Reason(ReasonCode.CANCELLED_BY_USER, detail)
     queued = {row.id: (reason, detail) for row in rows if Phase(row.phase) in QUEUED_PHASES}
@@ -158,6 +205,8 @@ def _cancel(session: Session, caller: Caller, rows: Sequence[Workload]) -> None:
             outbox.mail(session, row.id, MailKind.CANCEL, 0, by=caller.id)
             write_audit(session, caller, _CANCEL, row.id, tenant=row.tenant)
     end_queued(session, Phase.CANCELLED, queued, actor=caller.id, action=_CANCEL)
+    for array in arrays:
+        end_array(session, array.id)
 
 
 def _record(

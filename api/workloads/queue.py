@@ -14,6 +14,7 @@ from api.openapi import refusals
 from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, reason_view
+from api.workloads.elements import has_no_waiting
 from api.workloads.reasons import QueueRow, Waits, Why, waits_of, why_all
 from api.workloads.views import QueueEntry, QueueView, WhyView
 from api.workloads.workload_queries import effective_level, find
@@ -55,7 +56,7 @@ def queue(
         waiting = (
             select(*_COLUMNS)
             .join(Tenant, Tenant.name == Workload.tenant)
-            .where(Workload.phase.in_(sorted(QUEUED_PHASES)), Workload.finished_at.is_(None))
+            .where(Workload.phase.in_(sorted(QUEUED_PHASES)), Workload.finished_at.is_(None), ~has_no_waiting())
         )
         if caller.tenant is not None:
             waiting = waiting.where(Workload.tenant == caller.tenant)

@@ -15,6 +15,10 @@ _AT_ONCE = 1000
 _FRESH_S = 5.0
 _FAR = 5000
 """Upper bound of submissions of one tenant that all API processes together accept within `_FRESH_S`."""
+_ELEMENTS = text(
+    "select coalesce(sum(multirange_size(a.waiting)), 0) from workload_array as a join workload as w on w.id = a.id"
+    " where w.tenant = :tenant and w.finished_at is null"
+)
 
 
 @dataclass
@@ -58,6 +62,23 @@ class QueueLimit:
                 "queued_per_tenant", self._most,
                 f"tenant {tenant} has {workloads} in the queue; submit again when some have started",
                 self._retry_s,
+            )  # fmt: skip
+
+    def require_elements(self, session: Session, tenant: str, more: int, most: int) -> None:
+        """Checks that `more` elements of an array may wait beside those of the tenant that wait already.
+
+        The limit is exact: submissions of arrays of one tenant are serialised by a lock until they commit.
+
+        Raises:
+            Problem: 429, the tenant would have more than `most`.
+        """
+        session.execute(text("select pg_advisory_xact_lock(hashtext('array'), hashtext(:t))"), {"t": tenant})
+        waiting = int(session.execute(_ELEMENTS, {"tenant": tenant}).scalar_one())
+        if waiting + more > most:
+            raise over_limit(
+                "elements_per_tenant", most,
+                f"tenant {tenant} has {waiting} waiting elements of arrays, and this array has {more};"
+                " submit again when some have started", self._retry_s,
             )  # fmt: skip
 
     def _count(self, session: Session, tenant: str) -> int:

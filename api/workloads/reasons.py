@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from domain.lifecycle.instances import InstancePhase
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import Reason, ReasonCode, running_since
 from infra.db import published_queue
+from infra.db.array_rows import ArrayCounts, counts_of
 from infra.db.capacity import InstanceRow
 from infra.db.dependencies import DecidedDependency, dependencies_of
 from infra.db.logs import Event, Waiting
@@ -62,6 +63,8 @@ class Why:
     """All reasons; lists show only the first. A queued workload has at least one."""
     entry: published_queue.QueuePosition | None = None
     """The workload's position in the last scan, if it is queued."""
+    array: ArrayCounts | None = None
+    """The elements by state, if it is an array."""
 
     @property
     def first(self) -> ReasonView | None:
@@ -71,6 +74,26 @@ class Why:
 
 def why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row]) -> dict[str, Why]:
     """Returns the reasons for the state of each workload, by id."""
+    arrays = counts_of(session, [row.id for row in rows if not row.attempt])
+    found = _why_all(session, queue, rows)
+    found |= {id_: replace(found[id_], array=counts) for id_, counts in arrays.items()}
+    for row in rows:
+        counts = arrays.get(row.id) if row.finished_at is None and row.held_by is None else None
+        if counts is not None and (reason := _why_no_element(counts)) is not None:
+            found[row.id] = Why([_view(reason)], None, counts)
+    return found
+
+
+def _why_no_element(counts: ArrayCounts) -> Reason | None:
+    """Returns why no element of a live array waits for a placement; None: some do."""
+    if not counts.waiting:
+        return Reason(ReasonCode.ARRAY_STARTED, {"live": counts.live, "elements": counts.elements})
+    if counts.throttle is not None and counts.live >= counts.throttle:
+        return Reason(ReasonCode.ARRAY_THROTTLED, {"live": counts.live, "throttle": counts.throttle})
+    return None
+
+
+def _why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row]) -> dict[str, Why]:
     queued = [row for row in rows if Phase(row.phase) in QUEUED_PHASES]
     newest = queue.load(session) if queued else published_queue.NOTHING
     entries = newest.find_all([row.id for row in queued])
@@ -87,6 +110,7 @@ def why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row]
         )
         for row in queued
     }
+    out |= _like_their_arrays(session, queue, [row for row in queued if not out[row.id].reasons])
     unexplained = [row for row in queued if not out[row.id].reasons]
     out |= {id_: Why([view], entries.get(id_)) for id_, view in _unscanned(session, unexplained).items()}
     running = [row for row in rows if row.phase == Phase.RUNNING]
@@ -98,6 +122,16 @@ def why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row]
             found = reason_view(row.reason) if since is None else _view(running_since(row.attempt, row.region, since))
             out[row.id] = Why([*([found] if found is not None else []), *preparing.get(row.id, ())])
     return out
+
+
+def _like_their_arrays(session: Session, queue: published_queue.Newest, rows: Sequence[Row]) -> dict[str, Why]:
+    """Returns the reasons of elements that no scan has ranked: those for which the next element of the array waits."""
+    arrays = {row.id: row.array_id for row in rows if isinstance(row, Workload) and row.array_id is not None}
+    if not arrays:
+        return {}
+    heads = session.scalars(select(Workload).where(Workload.id.in_(set(arrays.values())))).all()
+    found = why_all(session, queue, heads)
+    return {id_: Why(found[array].reasons) for id_, array in arrays.items() if array in found}
 
 
 def why_new(row: Row) -> Why:

@@ -24,6 +24,7 @@ from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import reason_view
 from api.workloads import workload_queries
+from api.workloads.elements import elements_of, shown_in
 from api.workloads.submission import admit, parse, submit
 from api.workloads.views import AllocationList, AttemptList, DryRunView, SubmittedView, WorkloadDetail, WorkloadPage
 from domain.ids import CONTROL_QUEUE
@@ -146,6 +147,7 @@ def _label(pair: str) -> dict[str, str]:
 def list_workloads(
     state: StateOf,
     caller: Viewer,
+    *,
     tenant: Annotated[str | None, Query(description="Only workloads of this tenant")] = None,
     phase: Annotated[
         list[Phase | Literal["held", "blocked", "live"]] | None,
@@ -156,11 +158,15 @@ def list_workloads(
     ] = None,
     label: Annotated[list[str] | None, Query(max_length=20, description="Only with these labels, key=value")] = None,
     name: Annotated[str | None, Query(description="Only with this name")] = None,
+    array: Annotated[str | None, Query(description="Elements of this array that have been placed")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
     cursor: Annotated[str | None, Query(max_length=100, description="`next_cursor` of the previous page")] = None,
 ) -> WorkloadPage:
-    """Lists workloads that match all filters, newest first. New submissions do not shift the following pages."""
-    wanted = select(Workload)
+    """Lists workloads that match all filters, newest first. New submissions do not shift the following pages.
+
+    An array is one workload. Its elements are listed only with `array`.
+    """
+    wanted = select(Workload).where(Workload.array_id.is_(None) if array is None else elements_of(array))
     for only in (caller.tenant, tenant):
         if only is not None:
             wanted = wanted.where(Workload.tenant == only)
@@ -169,7 +175,7 @@ def list_workloads(
         live = Workload.phase.not_in(sorted(TERMINAL_PHASES))
         also = {"held": Workload.held_by.is_not(None) & queued, "live": live}
         also["blocked"] = Workload.blocked.is_not(None) & queued
-        wanted = wanted.where(or_(Workload.phase.in_(phase), *(also[name] for name in phase if name in also)))
+        wanted = wanted.where(or_(shown_in(phase), *(also[name] for name in phase if name in also)))
     for pair in label or ():
         wanted = wanted.where(Workload.labels.contains(_label(pair)))
     if name is not None:

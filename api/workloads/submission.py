@@ -18,6 +18,7 @@ from api.state import ApiState
 from api.views import write_audit
 from api.workloads.views import SubmittedView
 from api.workloads.workload_queries import detail, submitted
+from domain.array_elements import size
 from domain.spec import WorkloadSpec
 from infra.config.scheduling import TaskSettings
 from infra.db.enqueue import enqueue
@@ -115,6 +116,9 @@ def _insert(
     digest: str,
 ) -> SubmittedView:
     state.queue_limit.require(session, spec.tenant)
+    if spec.array is not None:
+        most = state.settings.limits.elements_per_tenant
+        state.queue_limit.require_elements(session, spec.tenant, size(spec.array.ranges), most)
     row = enqueue(session, spec, caller.id)
     if key is not None:
         # The insert waits for a concurrent request with the same key, and then conflicts with its row.

@@ -112,6 +112,26 @@ class PlacementView(View):
     slots: list[int] = Field(description="Indices of its slots on the machine")
 
 
+class ArrayView(View):
+    """The elements of an array by state."""
+
+    elements: int
+    waiting: int = Field(description="Never placed, and to be placed")
+    live: int = Field(description="Placed, or waiting for another attempt")
+    succeeded: int
+    failed: int
+    cancelled: int
+    throttle: int | None = Field(description="The most live elements; null: no limit")
+
+
+class ElementView(View):
+    """What an element of an array is."""
+
+    array: str = Field(description="Id of the array")
+    index: int
+    parameters: dict[str, str] = Field(description="Its values of the matrix")
+
+
 class WorkloadView(View):
     """A workload, with the fields that lists contain."""
 
@@ -142,6 +162,8 @@ class WorkloadView(View):
     progress: ProgressView | None
     jobs: list[JobView]
     tables: list[str]
+    array: ArrayView | None = Field(description="Its elements, if it is an array")
+    element: ElementView | None = Field(description="Its place in its array, if it is an element of one")
 
 
 class DependencyView(View):

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
@@ -15,6 +16,7 @@ from api.documents.document_of import document_of
 from api.paging import page
 from api.problems import not_found
 from api.views import reason_view
+from api.workloads.elements import array_view, element_view, waiting_element
 from api.workloads.reasons import Why, waits_of, why_all, why_new
 from api.workloads.views import (
     AllocationList,
@@ -31,11 +33,13 @@ from api.workloads.views import (
     WorkloadDetail,
     WorkloadView,
 )
+from domain.ids import split_element
 from domain.lifecycle.retry_limits import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
 from domain.slots import TaskSlots, bits
 from domain.spec import WorkloadSpec
 from domain.task_reports import BandwidthReport
+from infra.db.array_rows import counts_of
 from infra.db.costs import costs_of
 from infra.db.dependencies import Dependency, dependencies_of
 from infra.db.lost_work import lost_by
@@ -53,10 +57,14 @@ _LEVELS = select(Tenant.name, Tenant.level).where(Tenant.name == any_(bindparam(
 def find(session: Session, caller: Caller, workload_id: str, *, lock: bool = False) -> Workload:
     """Returns the row of a workload. `lock`: lock the row for update.
 
+    An element of an array that was never placed gets a row if `lock` is set, else a row that is not in the database.
+
     Raises:
         Problem: 404, with the same message if the workload does not exist and if it belongs to another tenant.
     """
     row = session.scalars(_LOCKED if lock else _FOUND, {"id": workload_id}).first()
+    if row is None and (element := split_element(workload_id)) is not None:
+        row = waiting_element(session, caller, *element, lock=lock)
     if row is None or not caller.sees(row.tenant):
         raise not_found("workload", workload_id, is_hidden=row is not None)
     return row
@@ -134,7 +142,8 @@ def _bandwidth(attempt: Attempt) -> BandwidthView | None:
 
 def submitted(session: Session, row: Workload) -> WorkloadDetail:
     """Returns a workload that was created in this transaction; it has no scan result and no attempt yet."""
-    (fields,) = _fields(session, [row], {row.id: why_new(row)})
+    counts = counts_of(session, [row.id]).get(row.id) if row.spec.get("array") is not None else None
+    (fields,) = _fields(session, [row], {row.id: replace(why_new(row), array=counts)})
     return WorkloadDetail(**fields, **_specified(session, row), placement=[], cost_usd=0.0, unpriced_h=0.0)
 
 
@@ -189,7 +198,7 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
             "name": row.name,
             "tenant": row.tenant,
             "labels": row.labels,
-            "phase": row.phase,
+            "phase": _shown_phase(row, whys[row.id]),
             "reason": whys[row.id].first,
             "attempt": row.attempt,
             "level": max(levels[row.tenant], row.level or 0),
@@ -202,15 +211,27 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
             "region": row.region,
             "checkpoint_region": row.checkpoint_region,
             "checkpoint_store": row.checkpoint_store,
-            "queued": Phase(row.phase) in QUEUED_PHASES,
+            "queued": _is_queued(row, whys[row.id]),
             "preemptions": preempted.get(row.id, 0),
             "lost_s": lost.get(row.id, 0.0),
             "progress": progress.get(row.id),
             "jobs": [_job(job) for job in row.spec.get("jobs", [])],
             "tables": row.spec.get("tables", []),
+            "array": array_view(whys[row.id].array),
+            "element": element_view(row),
         }
         for row in rows
     ]
+
+
+def _is_queued(row: Workload, why: Why) -> bool:
+    return Phase(row.phase) in QUEUED_PHASES and (why.array is None or why.array.waiting > 0)
+
+
+def _shown_phase(row: Workload, why: Why) -> str:
+    """Returns the phase that users see: an array with elements that were placed is running."""
+    has_begun = row.finished_at is None and why.array is not None and why.array.has_begun
+    return Phase.RUNNING if has_begun else row.phase
 
 
 def _job(job: dict[str, Any]) -> JobView:

@@ -119,8 +119,11 @@ class LimitSettings(Section):
     streams_per_tenant: int = Field(64, gt=0)
     queued_per_tenant: int = Field(20_000, gt=0)
     """Maximum number of queued workloads of a tenant, checked in the transaction that submits a workload."""
+    elements_per_tenant: int = Field(200_000, gt=0)
+    """Maximum number of elements of a tenant's arrays that were never placed. Each array also counts as a workload."""
     full_queue_retry_s: int = Field(60, gt=0)
-    """Retry-After, in seconds, of a submission that is refused because of `queued_per_tenant`."""
+    """Retry-After, in seconds, of a submission that is refused because of `queued_per_tenant` or
+    `elements_per_tenant`."""
     secrets_per_tenant: int = Field(1000, gt=0)
     archive_bytes_per_tenant: int = Field(4 << 30, gt=0)
     """Maximum total size of a tenant's uploaded working directories, compressed."""

@@ -6,6 +6,7 @@ from domain.ids import new_workload_id
 from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
 from infra.db import events, outbox
+from infra.db.array_rows import insert_array
 from infra.db.dependencies import add_dependencies
 from infra.db.models import Workload
 
@@ -31,6 +32,8 @@ def enqueue(session: Session, spec: WorkloadSpec, by: str) -> Workload:
     )
     session.add(row)
     session.flush()
+    if spec.array is not None:
+        insert_array(session, row.id, spec.array)
     blocker = add_dependencies(session, row.id, spec) if spec.has_dependencies else None
     if blocker is not None:
         session.refresh(row)

@@ -218,7 +218,18 @@ class Workload(Base):
     submitted_by: Mapped[str] = mapped_column(server_default="")
     expired_at: Mapped[datetime | None]
     """When the logs and checkpoints of the finished workload were deleted."""
+    array_id: Mapped[str | None]
+    """The array (`infra.db.array_rows`) of which the workload is an element; None: it is none. Not a foreign key:
+    each deletion of a workload would look for its elements in both of the indexes below, or in the whole table."""
+    array_index: Mapped[int | None]
     __table_args__ = (
+        Index("element_live", "array_id", postgresql_where=text("array_id is not null and finished_at is null")),
+        Index(
+            "element_ended",
+            "array_id",
+            "phase",
+            postgresql_where=text("array_id is not null and finished_at is not null"),
+        ),
         CheckConstraint(f"phase in ({', '.join(repr(p.value) for p in Phase)})", name="workload_phase"),
         CheckConstraint("blocked in ('waiting', 'never')", name="workload_blocked"),
         Index("workload_tenant", "tenant", "id"),

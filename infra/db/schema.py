@@ -1,5 +1,6 @@
 """Imports all models, and exports the metadata of all tables."""
 
+from infra.db import array_rows as array_rows
 from infra.db import capacity as capacity
 from infra.db import dependencies as dependencies
 from infra.db import logs as logs

@@ -121,6 +121,9 @@ def check_events(world: World) -> None:
             life = lives[workload.id]
             assert life[0] == (0, Phase.PENDING) and life[-1][1] == workload.phase
             assert len(life) == len(set(life))
+            if workload.spec.get("array") is not None and workload.array_id is None:
+                assert len(life) == 1 or (len(life) == 2 and life[1][1] in TERMINAL_PHASES)
+                continue  # An array is pending until its elements have ended.
             for (before, phase), (after, next_phase) in itertools.pairwise(life):
                 assert next_phase in NEXT_PHASES[phase]
                 assert after == before + (next_phase is Phase.PLACING)

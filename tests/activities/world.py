@@ -31,6 +31,7 @@ from domain.task_reports import TaskProgress
 from infra.config.scheduling import LifecycleSettings, SchedulerSettings
 from infra.config.settings import Settings
 from infra.db import events, outbox
+from infra.db.array_rows import insert_array
 from infra.db.base import Base
 from infra.db.logs import Outbox, Waiting
 from infra.db.models import Allocation, Attempt, Eviction, Machine, Region, Workload
@@ -179,6 +180,8 @@ class World:
                 )
             )  # fmt: skip
             session.flush()
+            if spec.array is not None:
+                insert_array(session, name, spec.array)
             events.record(
                 session, "workload.pending", tenant=tenant, workload=name, attempt=0, reason=reason, dedup="submitted"
             )

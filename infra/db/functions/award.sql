@@ -14,9 +14,13 @@ create type award_allocation as (
     awaited_memory_bytes bigint, ready boolean
 );
 
+-- A waiting element of an array, which has no row yet.
+create type award_element as (head text, position bigint, index bigint);
+
 -- A workload with its plan, as `activities.scheduling.awards` sends it. The last four fields are set by the check.
 create type award_candidate as (
-    workload text, rank bigint, region text, plan jsonb, gpu_types jsonb, cpus_milli bigint, detail jsonb,
+    workload text, element award_element, rank bigint, region text, plan jsonb, gpu_types jsonb, cpus_milli bigint,
+    detail jsonb,
     machines award_request[], victims award_victim[],
     reason jsonb,          -- Of its phase, if everything is held at once.
     waiting_reason jsonb,  -- Of its phase, if it waits for victims.
@@ -25,6 +29,10 @@ create type award_candidate as (
 
 -- A locked workload. `queued`: it is in a queued phase, and no user holds it back.
 create type award_workload as (tenant text, attempt bigint, queued boolean);
+
+-- An array whose head is locked: the positions of the elements that wait, and the number of elements that the throttle
+-- still admits (null: any).
+create type award_array as (waiting int4multirange, admitted bigint);
 
 -- A locked machine. `free_slots` and `promised_slots` are masks; `free_slots` is null if the machine takes no work.
 create type award_machine as (
@@ -127,11 +135,16 @@ declare
     -- The locked rows, and their ids in the same order, in which `array_position` finds the index of a row.
     workload_ids text[];
     workloads award_workload[];
+    has_elements boolean;
+    head_ids text[];
+    heads award_array[];
     machine_ids text[];
     machines award_machine[];
     -- What is checked at the moment.
     candidate award_candidate;
     workload award_workload;
+    head_index int;
+    head award_array;
     requested award_request;
     machine_index int;
     machine award_machine;
@@ -150,9 +163,16 @@ begin
     into workload_ids, workloads
     from (
         select id, tenant, attempt, phase, held_by from workload where id = any (array(
-            select c.workload from unnest(batch) as c
+            select coalesce((c.element).head, c.workload) from unnest(batch) as c
             union all select v.victim from unnest(batch) as c, unnest(c.victims) as v))
         order by id for update) as w;
+
+    -- The arrays are read after their heads were locked.
+    has_elements := exists (select from unnest(batch) as c where (c.element).head is not null);
+    if has_elements then
+        select array_agg(a.id), array_agg((a.waiting, a.throttle - array_live(a.id))::award_array)
+        into head_ids, heads from workload_array as a where a.id = any (workload_ids);
+    end if;
 
     -- 2. Lock the machines, by id.
     select array_agg(m.id),
@@ -168,11 +188,20 @@ begin
     -- 3. Check each candidate against the state that the candidates before it leave.
     <<check_candidates>>
     foreach candidate in array batch loop
-        -- 3.1 The workload must still be queued.
-        workload := workloads[array_position(workload_ids, candidate.workload)];
+        -- 3.1 The workload must still be queued. An element must wait, and the throttle of its array must admit it.
+        workload := workloads[array_position(
+            workload_ids, coalesce((candidate.element).head, candidate.workload))];
         if workload.queued is not true then
             verdict := 'gone';
             exit check_candidates;
+        end if;
+        head_index := array_position(head_ids, (candidate.element).head);
+        if head_index is not null then
+            head := heads[head_index];
+            if not head.waiting @> (candidate.element).position::int or head.admitted <= 0 then
+                verdict := 'gone';
+                exit check_candidates;
+            end if;
         end if;
 
         -- 3.2 The candidate must still be allowed to evict its victims.
@@ -214,6 +243,10 @@ begin
             candidate.reason := candidate.waiting_reason;
         end if;
         accepted := accepted || candidate;
+        if head_index is not null then
+            head.admitted := head.admitted - 1;
+            heads[head_index] := head;
+        end if;
     end loop;
 
     awarded := cardinality(accepted);
@@ -222,7 +255,13 @@ begin
         return;
     end if;
 
-    -- 4. Write the attempts, phases, events and mail of the accepted candidates.
+    -- 4. Insert the rows of elements of arrays.
+    if has_elements then
+        perform take_elements(e.head, array_agg(e.position), array_agg(e.index))
+        from (select (c.element).* from unnest(accepted) as c) as e where e.head is not null group by e.head;
+    end if;
+
+    -- 5. Write the attempts, phases, events and mail of the accepted candidates.
     insert into attempt (workload, attempt, region, plan, awarded_at, ready_at, gpu_types, cpus_milli, rank)
     select c.workload, c.attempt, c.region, c.plan, clock_timestamp(), case when c.ready then clock_timestamp() end,
            c.gpu_types, c.cpus_milli, c.rank
@@ -245,14 +284,14 @@ begin
 
     delete from waiting as q using unnest(accepted) as c where q.workload = c.workload;
 
-    -- 5. Write the allocations.
+    -- 6. Write the allocations.
     insert into allocation (workload, attempt, machine, slots, awaited, cpus_milli, awaited_cpus_milli, memory_bytes,
                             awaited_memory_bytes, held_at)
     select c.workload, c.attempt, l.machine, l.held, l.awaited, l.cpus_milli, l.awaited_cpus_milli, l.memory_bytes,
            l.awaited_memory_bytes, case when l.ready then clock_timestamp() end
     from unnest(accepted) as c, unnest(c.allocations) as l;
 
-    -- 6. Start the evictions: record them, mark the victims' attempts, and send mail to the victims.
+    -- 7. Start the evictions: record them, mark the victims' attempts, and send mail to the victims.
     if evicted <> '{}' then
         insert into eviction (evictor, evictor_attempt, victim, victim_attempt)
         select c.workload, c.attempt, v.victim, v.attempt

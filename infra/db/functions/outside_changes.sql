@@ -4,8 +4,16 @@ begin
     perform nextval('outside_change');
     return null;
 end $$;
-create trigger workload_submitted after insert on workload
-    for each statement execute function count_outside_change();
+-- The first placement of an element of an array inserts a row, but is no change from outside.
+create function count_submissions() returns trigger language plpgsql as $$
+begin
+    if exists (select from inserted where array_id is null) then
+        perform nextval('outside_change');
+    end if;
+    return null;
+end $$;
+create trigger workload_submitted after insert on workload referencing new table as inserted
+    for each statement execute function count_submissions();
 create trigger workload_ended after update of finished_at on workload for each row
     when (old.finished_at is distinct from new.finished_at) execute function count_outside_change();
 create trigger workload_has_another_level after update of level on workload for each row

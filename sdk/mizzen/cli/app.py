@@ -42,6 +42,7 @@ class _Application(LazyGroup):
             "hold": Lazy("workload_commands:hold", "Keep workloads in the queue until they are released."),
             "release": Lazy("workload_commands:release", "Release held workloads, so that they can be placed again."),
             "lower": Lazy("workload_commands:lower", "Lower a workload's priority."),
+            "throttle": Lazy("workload_commands:throttle", "Set how many elements of an array run at a time."),
             "preempt": Lazy(
                 "workload_commands:preempt", "Return workloads to the queue after they have saved a checkpoint."
             ),

@@ -49,6 +49,8 @@ def print_logs(session: Session, workload_id: str, prefix: str = "", **options: 
     printed to stderr, because no lines arrive for now.
     """
     workload = session.client.workload(workload_id)
+    if workload["array"]:
+        raise click.UsageError(f"{workload_id} is an array: give one of its elements, such as {workload_id}/INDEX")
     if workload["queued"] or not workload["attempt"]:
         say(f"{workload_id} is {session.client.why(workload_id)['summary']}")
     out = sys.stdout.buffer

@@ -24,6 +24,7 @@ class Overrides:
     labels: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     tasks: int | None = None
+    array: str | None = None
     after: tuple[str, ...] = ()
     """Dependencies that are added to those of the document."""
     not_before: str | None = None
@@ -44,6 +45,8 @@ class Overrides:
         if self.after:
             before = out.get("after") or []
             out["after"] = [*before, *self.after] if isinstance(before, list) else before
+        if self.array is not None:
+            _set_array(out, self.array)
         # If a section does not have the form that it must have, the API rejects the document.
         if self.labels:
             _merge(out, "labels", self.labels)
@@ -68,6 +71,7 @@ def override_options(command: F) -> F:
             label_option("Add a label"),
             env_option,
             click.option("--tasks", type=click.IntRange(min=1), help="Use this number of tasks."),
+            array_option,
             after_option,
             not_before_option,
             click.option(
@@ -116,6 +120,26 @@ after_option = click.option(
 not_before_option = click.option(
     "--not-before", metavar="TIME", help="Wait until this time, such as 2026-11-28T08:00+01:00, or for a duration: 2h."
 )
+
+
+array_option = click.option(
+    "--array",
+    metavar="INDEXES[%NUMBER]",
+    help="Make it an array with these indexes, such as 0-999%50: at most 50 of 1000 elements at a time.",
+)
+"""The option --array, the argument `array`."""
+
+
+def _set_array(body: dict[str, Any], given: str) -> None:
+    """Set the indexes and the throttle of a document; a matrix stays."""
+    present = body.get("array")
+    if not isinstance(present, dict):
+        body["array"] = given
+        return
+    indexes, _, throttle = given.partition("%")
+    present["indexes"] = indexes
+    if throttle:
+        present["throttle"] = int(throttle) if throttle.isdigit() else throttle
 
 
 def _pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:

@@ -51,6 +51,9 @@ def show_page(workload: Mapping[str, Any]) -> str:
         at = [f"{p['task']}@{p['machine']}" for p in workload["placement"] if p["job"] == job["name"]]
         if at:
             lines.append(f"    {' '.join(at)}")
+    if workload.get("failed"):
+        lines += ["", "failed elements"]
+        lines += [f"  {one['element']['index']}: {cell(formats.reason(one['reason']))}" for one in workload["failed"]]
     lines += _gpu_lines(workload)
     lines += left_lines(workload)
     if workload["attempts"]:
@@ -107,6 +110,8 @@ def left_lines(workload: Mapping[str, Any]) -> list[str]:
 def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     reason = formats.reason(workload["reason"])
     yield "phase", f"{workload['phase']}{f' - {reason}' if reason else ''}"
+    yield "elements", _elements(workload["array"])
+    yield "element", _element(workload["element"])
     yield "held", f"by {workload['held_by']}" if workload["held_by"] else None
     yield "region", workload["region"]
     yield "level", None if workload["level"] is None else str(workload["level"])
@@ -128,6 +133,24 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "cost", _cost(workload)
     yield "tables", ", ".join(_tables(workload))
     yield "labels", formats.pairs(workload["labels"])
+
+
+def _elements(array: Mapping[str, Any] | None) -> str | None:
+    """Return the elements of an array by state."""
+    if array is None:
+        return None
+    states = ("waiting", "live", "succeeded", "failed", "cancelled")
+    counts = ", ".join(f"{array[state]} {state}" for state in states if array[state])
+    throttle = f", at most {array['throttle']} at a time" if array["throttle"] else ""
+    return f"{array['elements']} ({counts}){throttle}"
+
+
+def _element(element: Mapping[str, Any] | None) -> str | None:
+    """Return the place of an element in its array."""
+    if element is None:
+        return None
+    parameters = formats.pairs(element["parameters"])
+    return f"{element['index']} of {element['array']}{f' with {parameters}' if parameters else ''}"
 
 
 def _waited(workload: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import click
 
 from mizzen.cli.exits import Exit, exit_of
 from mizzen.cli.log_commands import print_logs
-from mizzen.cli.overrides import after_option, env_option, not_before_option
+from mizzen.cli.overrides import after_option, array_option, env_option, not_before_option
 from mizzen.cli.plain.printer import emit_list
 from mizzen.cli.session import OutputCommand, Session, complain, complete_tenant, finish, label_option, say
 from mizzen.cli.submit import say_end
@@ -38,6 +38,7 @@ _STATUS = re.compile(r"(exit code|signal) (\d+)")
 @click.option(
     "--tasks", type=click.IntRange(min=1), default=1, show_default=True, help="Number of tasks, which start together."
 )
+@array_option
 @click.option("--name", help="The workload's name (default: that of the program).")
 @click.option("--tenant", shell_complete=complete_tenant, help="The tenant, if the API key has none.")
 @click.option("--priority", type=click.IntRange(1, 7), help="A level below the tenant's; 7 is the lowest.")
@@ -101,6 +102,7 @@ def _document(
     cpus: float | None,
     memory: str | None,
     tasks: int,
+    array: str | None,
     name: str | None,
     tenant: str | None,
     priority: int | None,
@@ -119,7 +121,7 @@ def _document(
     job = {"name": "main", "tasks": tasks, "run": list(command), "resources": resources, "env": env}
     job["secrets"] = dict(_secret(one) for one in secrets)
     fields = {"name": name or _name(command[0]), "tenant": tenant, "priority": priority, "labels": labels_}
-    when = {"after": list(after), "not_before": not_before}
+    when = {"after": list(after), "not_before": not_before, "array": array}
     return _given({"version": 1, **fields, "jobs": [_given(job)], "limits": limits, "isolation": isolation, **when})
 
 
@@ -146,7 +148,8 @@ def _until_the_end(session: Session, workload: Workload) -> NoReturn:
     is_asked = False
     while True:
         try:
-            print_logs(session, id_, follow=True)
+            if not workload["array"]:
+                print_logs(session, id_, follow=True)
             [done] = session.client.wait([id_])
             break
         except KeyboardInterrupt:

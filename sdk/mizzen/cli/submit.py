@@ -71,6 +71,7 @@ def submit(
     labels_: dict[str, str],
     env: dict[str, str],
     tasks: int | None,
+    array: str | None,
     after: tuple[str, ...],
     not_before: str | None,
     settings: tuple[tuple[str, Any], ...],
@@ -91,7 +92,7 @@ def submit(
     documents = read_files(files) if origin is None else [document_of(session, origin)]
     if len(documents) > 1 and (name or follow):
         raise click.UsageError("--name and --follow can be used with only one document")
-    overrides = Overrides(tenant, name, labels_, env, tasks, after, not_before, settings)
+    overrides = Overrides(tenant, name, labels_, env, tasks, array, after, not_before, settings)
     bodies = [overrides.applied(document.body) for document in documents]
     if dry_run:
         _emit_plans(session, documents, bodies)
@@ -131,18 +132,47 @@ def submit(
 
 @click.command(cls=OutputCommand, default_output="name")
 @WORKLOADS
+@click.option("--failed", is_flag=True, help="Of an array, submit only the elements that failed.")
 @click.pass_obj
-def retry(session: Session, workloads: tuple[str, ...]) -> None:
-    """Submit the documents of workloads again. The ids of the new workloads are printed."""
+def retry(session: Session, workloads: tuple[str, ...], failed: bool) -> None:
+    """Submit the documents of workloads again. The ids of the new workloads are printed.
+
+    NAME/INDEX is an element of an array: the new array has only this index.
+    """
 
     def again(reference: str) -> Workload:
         document = document_of(session, reference)
+        if failed:
+            _keep_failed(session, reference, document.body)
         return session.client.submit(document.body)
 
     done, code = session.each_name(workloads, again)
     if done:
         emit_list(session, done, WORKLOAD_COLUMNS)
     finish(code)
+
+
+def _keep_failed(session: Session, reference: str, body: dict[str, Any]) -> None:
+    """Leave only the indexes of failed elements in the document of an array."""
+    array = session.resolve(reference)
+    if not isinstance(body.get("array"), dict):
+        raise ClientError("--failed is possible only for an array")
+    found = session.client.workloads(array=array, phases=("failed",))
+    indexes = sorted(w["element"]["index"] for w in found if w["element"])
+    if not indexes:
+        raise ClientError("none of its elements has failed")
+    body["array"]["indexes"] = _ranges(indexes)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return sorted numbers as ranges, such as `3,7-9`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 @click.command(cls=OutputCommand)
@@ -261,7 +291,8 @@ def _follow(session: Session, workload: Workload) -> NoReturn:
     id_ = workload["id"]
     say(f"submitted {workload['name']} as {id_}")
     try:
-        print_logs(session, id_, follow=True)
+        if not workload["array"]:
+            print_logs(session, id_, follow=True)
         [done] = session.client.wait([id_])
     except KeyboardInterrupt:
         interrupted(f"{id_} continues; `mizzen logs -f {id_}` follows it again, `mizzen cancel {id_}` stops it")

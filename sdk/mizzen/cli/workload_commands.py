@@ -30,15 +30,29 @@ def _step(workload: Mapping[str, Any]) -> object:
     return (workload["progress"] or {}).get("step")
 
 
+def _name(workload: Mapping[str, Any]) -> str:
+    element = workload["element"]
+    return f"{workload['name']}/{element['index']}" if element else str(workload["name"])
+
+
 def _phase(workload: Mapping[str, Any]) -> str:
+    """Return the phase; of an array also how many of its elements have ended: `running 812/1000, 3 failed`."""
+    phase = str(workload["phase"])
     if workload["held_by"] and workload["queued"]:
-        return "held"
-    return "blocked" if workload.get("blocked") else str(workload["phase"])
+        phase = "held"
+    elif workload.get("blocked"):
+        phase = "blocked"
+    array = workload["array"]
+    if array is None:
+        return phase
+    ended = array["elements"] - array["waiting"] - array["live"]
+    failed = f", {array['failed']} failed" if array["failed"] else ""
+    return f"{phase} {ended}/{array['elements']}{failed}"
 
 
 WORKLOAD_COLUMNS = (
     Column("ID", lambda w: w["id"]),
-    Column("NAME", lambda w: w["name"], flexible=True),
+    Column("NAME", _name, flexible=True),
     Column("TENANT", lambda w: w["tenant"], drop=2, flexible=True),
     Column("PHASE", _phase),
     Column("REGION", lambda w: w["region"], drop=3),
@@ -62,6 +76,8 @@ _QUEUE_COLUMNS = (
 _CANCEL_S = 2.0
 """The time that `cancel` waits for its workloads to end before it prints them. Workloads without slots end at once."""
 _POLL_S = 0.2
+_SHOWN_FAILED = 10
+"""The failed elements of an array that `show` lists."""
 
 
 @click.command(cls=OutputCommand)
@@ -104,9 +120,13 @@ def ls(
 @WORKLOAD
 @click.pass_obj
 def show(session: Session, workload: str) -> None:
-    """Show one workload with its attempts."""
+    """Show one workload with its attempts, or an array with the elements that failed. NAME/INDEX is an element."""
     id_ = session.resolve(workload)
-    body = {**session.client.workload(id_), "attempts": session.client.attempts(id_)}
+    found = session.client.workload(id_)
+    body: dict[str, Any] = {**found, "attempts": session.client.attempts(id_) if found["attempt"] else []}
+    if found["array"]:
+        failed = session.client.workloads(array=id_, phases=("failed",), limit=_SHOWN_FAILED)
+        body["failed"] = list(failed)
     emit_one(session, body, lambda: show_page(body))
 
 
@@ -146,14 +166,25 @@ def _act(session: Session, references: tuple[str, ...], act: Callable[[str], Any
 @click.argument("workloads", nargs=-1, shell_complete=complete_workload)
 @label_option("Cancel all workloads with this label")
 @click.option("--tenant", help="With --label: cancel only the workloads of this tenant.")
+@click.option("--waiting", "only", flag_value="waiting", help="Cancel only the elements of arrays that never started.")
+@click.option(
+    "--failed", "only", flag_value="failed", help="Cancel only the elements of arrays that failed and are tried again."
+)
 @click.pass_obj
-def cancel(session: Session, workloads: tuple[str, ...], labels_: dict[str, str], tenant: str | None) -> None:
-    """Cancel workloads in any phase."""
+def cancel(
+    session: Session, workloads: tuple[str, ...], labels_: dict[str, str], tenant: str | None, only: str | None
+) -> None:
+    """Cancel workloads in any phase. NAME/INDEX is an element of an array."""
     if bool(workloads) == bool(labels_):
         raise click.UsageError("give either workloads or --label")
     if tenant and not labels_:
         raise click.UsageError("--tenant can only be used with --label")
+    if only and labels_:
+        raise click.UsageError(f"--{only} cannot be used with --label")
     code = 0
+    if only:
+        _act(session, workloads, lambda id_: session.client.cancel(id_, only))
+        return
     if workloads:
         asked, code = session.each(workloads, session.client.cancel)
         ids = [workload["id"] for workload in asked]
@@ -212,3 +243,12 @@ def lower(session: Session, workload: str, level: int) -> None:
 def preempt(session: Session, workloads: tuple[str, ...]) -> None:
     """Return workloads to the queue after they have saved a checkpoint (operators)."""
     _act(session, workloads, session.client.preempt)
+
+
+@click.command(cls=OutputCommand)
+@WORKLOAD
+@click.argument("elements", type=click.IntRange(min=0))
+@click.pass_obj
+def throttle(session: Session, workload: str, elements: int) -> None:
+    """Set how many elements of an array run at a time; 0: as many as there is room for."""
+    _act(session, (workload,), lambda id_: session.client.throttle(id_, elements))

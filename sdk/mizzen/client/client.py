@@ -117,14 +117,19 @@ class Client(Data, FleetMethods, Services):
         phases: Iterable[str] = (),
         labels: Mapping[str, str] | None = None,
         name: str | None = None,
+        array: str | None = None,
         limit: int | None = None,
     ) -> Iterator[views.Workload]:
-        """Return the workloads that match all filters, at most `limit`. Pages are fetched as they are needed."""
+        """Return the workloads that match all filters, at most `limit`. Pages are fetched as they are needed.
+
+        An array is one workload. Its elements that have been placed are returned if `array` is its id.
+        """
         params = {
             "tenant": tenant,
             "phase": list(phases),
             "label": [f"{key}={value}" for key, value in (labels or {}).items()],
             "name": name,
+            "array": array,
         }
         return self._pages("workloads", params, limit)
 
@@ -144,9 +149,14 @@ class Client(Data, FleetMethods, Services):
         """Return the current and past allocations of a workload, oldest first."""
         return list(self._pages(("workloads", workload_id, "allocations"), {}, None))
 
-    def cancel(self, workload_id: str) -> views.Workload:
-        """Cancel a workload in any phase. If it has already succeeded or failed, raise `Conflict`."""
-        return self._act(workload_id, "cancel")
+    def cancel(self, workload_id: str, only: str | None = None) -> views.Workload:
+        """Cancel a workload in any phase. If it has already succeeded or failed, raise `Conflict`.
+
+        `only`, for arrays: `waiting`, the elements that were never placed, or `failed`, those with another attempt.
+        """
+        params = {"only": only} if only else {}
+        answer = self._call("POST", "workloads", workload_id, "cancel", params=params, idempotent=True)
+        return cast(views.Workload, answer)
 
     def cancel_labelled(self, labels: Mapping[str, str], tenant: str | None = None) -> list[str]:
         """Cancel all live workloads with these labels. Return their ids."""
@@ -170,6 +180,11 @@ class Client(Data, FleetMethods, Services):
     def lower(self, workload_id: str, level: int) -> views.Workload:
         """Lower the priority of a workload to `level` (7 is the lowest)."""
         answer = self._call("PATCH", "workloads", workload_id, body={"level": level}, idempotent=True)
+        return cast(views.Workload, answer)
+
+    def throttle(self, array_id: str, throttle: int) -> views.Workload:
+        """Set how many elements of an array run at a time; 0: no limit."""
+        answer = self._call("PATCH", "workloads", array_id, body={"throttle": throttle}, idempotent=True)
         return cast(views.Workload, answer)
 
     def wait(

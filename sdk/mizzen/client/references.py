@@ -10,7 +10,8 @@ from mizzen.client.views import Workload
 if TYPE_CHECKING:
     from mizzen.client.client import Client
 
-_ID = re.compile(r"wl-[0-9a-z]{16}")
+_ID = re.compile(r"wl-[0-9a-z]{16}(-[0-9]{1,9})?")
+_ELEMENT = re.compile(r"(.+)/([0-9]{1,9})")
 _LISTED = 10
 
 
@@ -20,7 +21,7 @@ def resolve(
     """Return the id of the workload to which `reference` refers, for an action that changes the workload.
 
     A reference is an id, a name, or the start of an id (wl-...). If live workloads have the name, those that have ended
-    are ignored.
+    are ignored. `REFERENCE/INDEX` is an element of an array.
 
     Args:
         client: the client of the API.
@@ -33,6 +34,8 @@ def resolve(
     """
     if _ID.fullmatch(reference):
         return reference
+    if (element := _ELEMENT.fullmatch(reference)) is not None:
+        return f"{resolve(client, element[1], choose)}-{int(element[2])}"
     found = list(client.workloads(name=reference, phases=("live",))) or list(client.workloads(name=reference))
     if not found:
         return _by_start(client, reference)
@@ -54,6 +57,8 @@ def resolve_newest(client: "Client", reference: str, note: Callable[[Workload], 
     """
     if _ID.fullmatch(reference):
         return reference
+    if (element := _ELEMENT.fullmatch(reference)) is not None:
+        return f"{resolve_newest(client, element[1], note)}-{int(element[2])}"
     found = list(client.workloads(name=reference, limit=2))  # Newest first.
     if not found:
         return _by_start(client, reference)

@@ -148,6 +148,31 @@ class Job(TypedDict):
     resources: TaskResources
 
 
+class Array(TypedDict):
+    """The elements of an array by state."""
+
+    elements: int
+    waiting: int
+    """Never placed, and to be placed."""
+    live: int
+    """Placed, or waiting for another attempt."""
+    succeeded: int
+    failed: int
+    cancelled: int
+    throttle: int | None
+    """The most live elements; None: no limit."""
+
+
+class Element(TypedDict):
+    """What an element of an array is."""
+
+    array: str
+    """Id of the array."""
+    index: int
+    parameters: dict[str, str]
+    """Its values of the matrix."""
+
+
 class Dependency(TypedDict):
     """What must hold before a workload enters the queue: about a workload, a partition of a table, or the time."""
 
@@ -213,6 +238,10 @@ class Workload(TypedDict):
     progress: Progress | None
     jobs: list[Job]
     tables: list[str]
+    array: Array | None
+    """Its elements, if it is an array."""
+    element: Element | None
+    """Its place in its array, if it is an element of one."""
 
 
 class WorkloadDetail(Workload):

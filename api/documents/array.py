@@ -1,0 +1,204 @@
+"""The field `array` of a workload document, and the braces that it allows in the document's strings."""
+
+import re
+from math import prod
+from typing import Any
+
+from api.documents.forms import (
+    MOST_WORD,
+    Field,
+    Form,
+    Keys,
+    Schema,
+    cases,
+    integer,
+    is_integer,
+    is_number,
+    list_of,
+    map_of,
+    section,
+    text,
+)
+from api.documents.position import At, listed
+from domain.array_elements import INDEX, UnknownParameter, combinations, fill, indexes, size
+from domain.spec import ArraySpec, IndexRange
+
+MOST_ELEMENTS = 100_000
+_MOST_FILLED_BYTES = 512 << 10
+_NUMBER = "(0|[1-9][0-9]{0,8})"
+_RANGE = f"{_NUMBER}(-{_NUMBER}(:[1-9][0-9]{{0,8}})?)?"
+_INDEXES = f"{_RANGE}(,{_RANGE}){{0,999}}"
+_WANTED = "indexes such as 0-999 or 0-9,20-29:2"
+_SHORT = f"{_WANTED}, and the number of elements that run at a time, as in 0-999%50"
+_ORDER = "A range ends at its start or later, and no index is given twice"
+_MOST = f"An array has at most {MOST_ELEMENTS} elements"
+_NEEDED = "Needed without a matrix. With a matrix, an index is the number of a combination; default: all of them"
+_IN_MATRIX = "With a matrix, indexes are below the number of its combinations, and at least one combination is left"
+_EXCLUDED = "exclude has parameters of the matrix and their values"
+_ONE_VARIABLE = "No two parameters have the same name in capital letters"
+_BRACES = (
+    "With an array, {{ index }} and {{ NAME }} of a parameter stand for the values of the element in run, setup, env"
+    " and files, and {{{{ stands for {{"
+)
+_FILLED = f"With the longest values, run, setup, env and files have at most {_MOST_FILLED_BYTES} bytes together"
+_NO_EXPIRY = "Not possible with array"
+
+
+def _ranges(at: At, given: str) -> tuple[IndexRange, ...]:
+    found = [tuple(map(int, re.findall("[0-9]+", part))) for part in given.split(",")]
+    ranges = tuple(_range(*numbers) for numbers in found)
+    for numbers, part in zip(found, given.split(","), strict=True):
+        if len(numbers) > 1 and numbers[1] < numbers[0]:
+            at.wrong(f"the range {part} ends before its start", rule=_ORDER)
+            return ()
+    count = size(ranges)
+    if count > MOST_ELEMENTS:
+        at.wrong(f"an array may have at most {MOST_ELEMENTS} elements, these are {count}", rule=_MOST)
+        return ()
+    if len(set(indexes(ranges))) < count:
+        at.wrong("an index is given twice", rule=_ORDER)
+    return ranges
+
+
+def _range(first: int, last: int | None = None, step: int = 1) -> IndexRange:
+    last = first if last is None else last
+    return first, last - (last - first) % step, step if last - first >= step else 1
+
+
+def _short(at: At, given: str) -> ArraySpec:
+    written, _, throttle = given.partition("%")
+    return ArraySpec(ranges=_ranges(at, written), throttle=int(throttle) if throttle else None)
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(int(value)) if is_integer(value) else str(value)
+
+
+def _value(at: At) -> Any:
+    given = at.value
+    if isinstance(given, bool) or (is_number(given) and abs(given) <= MOST_WORD):
+        return _value_text(given)
+    return _VALUE_TEXT.read(at)
+
+
+_VALUE_TEXT = text("a string, a number or a boolean", 256)
+_VALUE_SCHEMA: Schema = {
+    "anyOf": [
+        _VALUE_TEXT.schema,
+        {"type": "number", "minimum": -MOST_WORD, "maximum": MOST_WORD},
+        {"type": "boolean"},
+    ]
+}
+_VALUE = Form(_VALUE_SCHEMA, _value)
+_PARAMETER = Keys(
+    "^[A-Za-z_][A-Za-z0-9_]{0,62}$",
+    "a parameter's name must have letters, digits and underscores, and not begin with a digit",
+    {f"^{INDEX}$": "{} stands for the index of the element"},
+)
+_MATRIX = map_of(
+    _PARAMETER,
+    list_of(_VALUE, "values", 10_000, empty="must have at least one value").to(tuple),
+    "a mapping of parameters to lists of values",
+    16,
+)
+_EXCLUDE = list_of(map_of(_PARAMETER, _VALUE, "a mapping of parameters to values", 16), "combinations", 1000)
+
+
+def _checked(at: At, array: ArraySpec) -> ArraySpec | None:
+    if not array.matrix:
+        if at.get("indexes").value is None:
+            at.missing("indexes", f"give {_WANTED}, or a matrix", rule=_NEEDED)
+        elif array.exclude:
+            at.get("exclude").wrong("only possible with a matrix", rule=_EXCLUDED)
+        return array
+    if len({name.upper() for name in array.matrix}) < len(array.matrix):
+        at.get("matrix").wrong("two parameters have the same name in capital letters", rule=_ONE_VARIABLE)
+    for number, entry in enumerate(array.exclude):
+        for name, value in entry.items():
+            if value not in array.matrix.get(name, ()):
+                known = f"values of {name}" if name in array.matrix else f"parameters {listed(array.matrix)}"
+                place = at.get("exclude").child(number, entry).child(name, value)
+                place.wrong(f"must be one of the {known}", rule=_EXCLUDED)
+    return _within_matrix(at, array)
+
+
+def _within_matrix(at: At, array: ArraySpec) -> ArraySpec | None:
+    product = prod(map(len, array.matrix.values()))
+    if product > MOST_ELEMENTS:
+        at.get("matrix").wrong(f"may have at most {MOST_ELEMENTS} combinations, these are {product}", rule=_MOST)
+        return None
+    count = combinations(array)
+    if not count:
+        return at.get("exclude").wrong("leaves no combination of the matrix", rule=_IN_MATRIX)  # type: ignore[no-any-return]
+    if at.get("indexes").value is None:
+        return array.model_copy(update={"ranges": ((0, count - 1, 1),)})
+    most = max((last for _, last, _ in array.ranges), default=0)
+    if most >= count:
+        at.get("indexes").wrong(f"the matrix has the combinations 0-{count - 1}, not {most}", rule=_IN_MATRIX)
+    return array
+
+
+_SECTION = section({
+    "indexes": Field(
+        text(_WANTED, 20_000, f"^{_INDEXES}$", f"must be {_WANTED}").checked(_ranges, _ORDER, _MOST),
+        f"The indexes of the elements, {_WANTED}. {_NEEDED}", "ranges"),
+    "throttle": Field(integer(1, MOST_ELEMENTS), "How many elements run at a time; default: as many as there is room "
+                      "for"),
+    "matrix": Field(_MATRIX, "Parameters with their values; an element has one combination. The last one changes "
+                    "fastest"),
+    "exclude": Field(_EXCLUDE.to(tuple), "Combinations that are left out; a parameter that is absent stands for all of "
+                     "its values"),
+}, model=ArraySpec).checked(_checked, _NEEDED, _MOST, _IN_MATRIX, _EXCLUDED, _ONE_VARIABLE)  # fmt: skip
+ARRAY = Field(
+    cases(
+        {
+            str: text(_SHORT, 20_000, f"^{_INDEXES}(%[1-9][0-9]{{0,4}})?$", f"must be {_SHORT}").checked(
+                _short, _ORDER, _MOST
+            ),
+            dict: _SECTION,
+        },
+        f"must be {_SHORT}, or a mapping; it is {{}}",
+    ),
+    "Many elements of this document, which are placed independently, each with an index (docs/arrays.md)",
+)
+ARRAY_RULES = (_BRACES, _FILLED, _NO_EXPIRY)
+
+
+def check_array(at: At, values: dict[str, Any]) -> dict[str, Any]:
+    """Checks the strings of a document with an array, and what it cannot have. Returns the values of its fields."""
+    array: ArraySpec | None = values.get("array")
+    if array is None:
+        return values
+    if at.get("limits", "max_pending").value is not None:
+        message = "not possible with array: the time in the queue differs between its elements"
+        at.get("limits", "max_pending").wrong(message, rule=_NO_EXPIRY)
+    longest = {name: max(options, key=lambda one: len(one.encode())) for name, options in array.matrix.items()}
+    longest[INDEX] = "9" * 9
+    places = [place for n, job in enumerate(values.get("jobs", [])) for place in _texts(at, n, job)]
+    places += [at.get("files").child(path, content) for path, content in values.get("files", {}).items()]
+    filled = sum(len(_fill(place, longest).encode()) for place in places)
+    if filled > _MOST_FILLED_BYTES:
+        message = f"with the longest values of its parameters, the document's strings have {filled} bytes; at most "
+        at.get("array").wrong(f"{message}{_MOST_FILLED_BYTES} are possible", rule=_FILLED)
+    return values
+
+
+def _texts(at: At, number: int, job: dict[str, Any]) -> list[At]:
+    own = at.get("jobs").child(number, at.get("jobs").value[number])
+    run = own.get("run")
+    words = [run.child(n, word) for n, word in enumerate(job.get("argv", ()))]
+    words += [own.get(name).with_value(job[field]) for name, field in (("run", "script"), ("setup", "setup"))
+              if job.get(field) is not None]  # fmt: skip
+    return words + [own.get("env").child(name, value) for name, value in job.get("env", {}).items()]
+
+
+def _fill(place: At, values: dict[str, str]) -> str:
+    try:
+        return fill(place.value, values)
+    except UnknownParameter as error:
+        name = str(error)
+        what = f"{name} is no parameter of the array" if name else "two braces name no parameter of the array"
+        place.wrong(f"{what}: use {{{{ NAME }}}} with {listed(values)}, or {{{{{{{{ for two braces", rule=_BRACES)
+        return ""

@@ -1,0 +1,140 @@
+"""Arrays and their elements in requests: elements that have no row yet, and what lists show of an array."""
+
+from collections.abc import Collection
+from enum import StrEnum
+
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select, text
+from sqlalchemy.orm import Session
+
+from api.auth import Caller
+from api.problems import invalid
+from api.workloads.views import ArrayView, ElementView
+from domain.array_elements import parameters, position_of
+from domain.ids import element_id
+from domain.lifecycle.endings import FAILURES
+from domain.phases import Phase
+from domain.reasons import Reason, ReasonCode
+from domain.spec import ArraySpec, WorkloadSpec
+from infra.db.array_rows import ArrayCounts, WorkloadArray, stop_waiting, take_element
+from infra.db.models import Attempt, Workload
+
+_WAITS = text("select waiting @> cast(:position as int) from workload_array where id = :id")
+_FAILED_BEFORE = exists().where(Attempt.workload == Workload.id)
+
+
+class Stopped(StrEnum):
+    """Which elements of an array are cancelled."""
+
+    WAITING = "waiting"
+    FAILED = "failed"
+
+
+def waiting_element(session: Session, caller: Caller, array: str, index: int, *, lock: bool) -> Workload | None:
+    """Returns the row of an element that was never placed; None: the caller sees no array that has it.
+
+    With `lock`, a waiting element gets a row of its own, which is locked. Otherwise the row is not in the database.
+    """
+    head = session.get(Workload, array, with_for_update=lock or None)
+    if head is None or not caller.sees(head.tenant) or head.spec.get("array") is None:
+        return None
+    spec = WorkloadSpec.model_validate(head.spec)
+    assert spec.array is not None
+    position = position_of(spec.array.ranges, index)
+    if position is None:
+        return None
+    waits = bool(session.execute(_WAITS, {"id": array, "position": position}).scalar_one())
+    if lock:
+        if waits:
+            take_element(session, array, position, index)
+        return session.get(Workload, element_id(array, index), with_for_update=True)
+    own = spec.array.model_copy(update={"ranges": ((index, index, 1),), "throttle": None})
+    return _unplaced(head, spec.model_copy(update={"array": own}), index, waits=waits)
+
+
+def _unplaced(head: Workload, spec: WorkloadSpec, index: int, *, waits: bool) -> Workload:
+    """Returns the row that a waiting or cancelled element would have."""
+    ended = Reason(ReasonCode.CANCELLED_BY_USER, {"by": "its array"}).to_json()
+    return Workload(
+        id=element_id(head.id, index), tenant=head.tenant, name=head.name, labels=head.labels,
+        spec=spec.model_dump(mode="json"), phase=Phase.PENDING if waits else Phase.CANCELLED,
+        reason=head.reason if waits else ended, attempt=0, level=head.level, held_by=head.held_by,
+        held_at=head.held_at, unheld_at=head.unheld_at, paused_s=head.paused_s, submitted_at=head.submitted_at,
+        finished_at=None if waits else head.finished_at, submitted_by=head.submitted_by,
+        array_id=head.id, array_index=index,
+    )  # fmt: skip
+
+
+def require_array(row: Workload, field: str) -> None:
+    """Checks that a workload is an array.
+
+    Raises:
+        Problem: 422, it is none; `field` is what only an array can have.
+    """
+    if not is_array(row):
+        raise invalid(field, f"is possible only for an array, and workload {row.id} is none")
+
+
+def is_array(row: Workload) -> bool:
+    """Returns whether a workload is an array, and not an element of one."""
+    return row.array_id is None and row.spec.get("array") is not None
+
+
+def live_elements(session: Session, row: Workload, *conditions: ColumnElement[bool]) -> list[Workload]:
+    """Locks and returns the elements with rows that have not ended; none if the workload is no array."""
+    if not is_array(row):
+        return []
+    own = select(Workload).where(Workload.array_id == row.id, Workload.finished_at.is_(None), *conditions)
+    return list(session.scalars(own.order_by(Workload.id).with_for_update()).all())
+
+
+def stop_elements(session: Session, row: Workload, only: Stopped | None) -> list[Workload]:
+    """Cancels waiting elements of a locked array; returns the locked elements with rows that are to be cancelled.
+
+    `only`: `waiting` are the elements that were never placed, `failed` those that failed and have another attempt.
+    None: all of them.
+    """
+    if only is not Stopped.FAILED:
+        stop_waiting(session, row.id, whole=only is None)
+    if only is Stopped.WAITING:
+        return []
+    code = Attempt.outcome["code"].astext.in_(sorted(FAILURES))
+    return live_elements(session, row, *([_FAILED_BEFORE.where(code)] if only is Stopped.FAILED else []))
+
+
+def array_view(counts: ArrayCounts | None) -> ArrayView | None:
+    """Returns the view of an array's elements."""
+    if counts is None:
+        return None
+    return ArrayView(
+        elements=counts.elements, waiting=counts.waiting, live=counts.live, succeeded=counts.succeeded,
+        failed=counts.failed, cancelled=counts.cancelled, throttle=counts.throttle,
+    )  # fmt: skip
+
+
+def element_view(row: Workload) -> ElementView | None:
+    """Returns what an element of an array is; None: the workload is none."""
+    if row.array_id is None or row.array_index is None:
+        return None
+    own = parameters(ArraySpec.model_validate(row.spec["array"]), row.array_index)
+    return ElementView(array=row.array_id, index=row.array_index, parameters=own)
+
+
+def elements_of(array: str) -> ColumnElement[bool]:
+    """Returns the condition that a workload is an element of an array, in the terms of the indexes of elements."""
+    own = Workload.array_id == array
+    return or_(and_(own, Workload.finished_at.is_(None)), and_(own, Workload.finished_at.is_not(None)))
+
+
+def has_no_waiting() -> ColumnElement[bool]:
+    """Returns the condition that a workload is an array all of whose elements have started."""
+    return exists().where(WorkloadArray.id == Workload.id, func.isempty(WorkloadArray.waiting))
+
+
+def shown_in(phases: Collection[str]) -> ColumnElement[bool]:
+    """Returns the condition that a workload is shown in one of these phases: an array that has begun is running."""
+    begun = exists().where(
+        WorkloadArray.id == Workload.id, func.multirange_size(WorkloadArray.waiting) < WorkloadArray.elements
+    )
+    is_begun = and_(Workload.phase == Phase.PENDING, begun)
+    found = and_(Workload.phase.in_(phases), or_(Workload.phase != Phase.PENDING, ~begun))
+    return or_(found, is_begun) if Phase.RUNNING in phases else found

@@ -1,0 +1,132 @@
+"""Arrays: workloads with many elements, of which those that were never placed have no row.
+
+An array is a row in `workload`, the head, which stays in the phase `pending` until its end, and a row in
+`workload_array` with the elements that wait. An award takes elements out of this set and inserts their rows. A
+transaction that changes the set holds the lock of the head's row.
+"""
+
+import json
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from sqlalchemy import CheckConstraint, ForeignKey, text
+from sqlalchemy.dialects.postgresql import INT4MULTIRANGE, JSONB
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from domain.array_elements import size
+from domain.phases import Phase
+from domain.reasons import Reason, ReasonCode
+from domain.spec import ArraySpec
+from infra.db.base import Base
+from infra.db.queued_end import end_queued
+
+
+class WorkloadArray(Base):
+    """The elements of an array."""
+
+    __tablename__ = "workload_array"
+    id: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
+    ranges: Mapped[list[Any]] = mapped_column(JSONB)
+    """The indexes of the elements, as in `domain.spec.ArraySpec`."""
+    elements: Mapped[int]
+    """Number of elements."""
+    waiting: Mapped[Any] = mapped_column(INT4MULTIRANGE)
+    """The positions of the elements that have no row yet and are to be placed."""
+    throttle: Mapped[int | None] = mapped_column(CheckConstraint("throttle > 0", name="array_throttle"))
+    """The most elements with a row that have not ended; None: no limit."""
+    cancelled: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether the whole array was cancelled."""
+
+
+class ArrayCounts(NamedTuple):
+    """The elements of an array by state."""
+
+    elements: int
+    waiting: int
+    """Those that were never placed, and are to be placed."""
+    live: int
+    """Those with a row that have not ended: they run, or wait for another attempt."""
+    succeeded: int
+    failed: int
+    throttle: int | None
+    is_cancelled: bool
+
+    @property
+    def cancelled(self) -> int:
+        """The elements that were cancelled, whether they were ever placed or not."""
+        return self.elements - self.waiting - self.live - self.succeeded - self.failed
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an element is not waiting any more."""
+        return self.waiting < self.elements
+
+
+_INSERT = text(
+    "insert into workload_array (id, ranges, elements, waiting, throttle)"
+    " values (:id, cast(:ranges as jsonb), :elements, int4multirange(int4range(0, :elements)), :throttle)"
+)
+_COUNTS = text(
+    "select a.id, a.elements, multirange_size(a.waiting), array_live(a.id), ended.succeeded, ended.failed, a.throttle,"
+    " a.cancelled from workload_array as a cross join lateral ("
+    " select count(*) filter (where phase = 'succeeded') as succeeded,"
+    " count(*) filter (where phase = 'failed') as failed"
+    " from workload where array_id = a.id and finished_at is not null) as ended where a.id = any(:ids)"
+)
+_THROTTLE = text("update workload_array set throttle = :throttle where id = :id")
+_LOCK = text("select id from workload where id = :id and finished_at is null for update")
+_TAKE = text("select take_elements(:id, array[cast(:position as bigint)], array[cast(:index as bigint)])")
+_STOP = text(
+    "update workload_array set waiting = '{}', cancelled = cancelled or :whole where id = :id and"
+    " (waiting <> '{}' or :whole)"
+)
+
+
+def insert_array(session: Session, workload: str, array: ArraySpec) -> None:
+    """Inserts the row of an array whose head was inserted in this transaction."""
+    body = {"id": workload, "ranges": json.dumps(array.ranges), "throttle": array.throttle}
+    session.execute(_INSERT, body | {"elements": size(array.ranges)})
+
+
+def counts_of(session: Session, workloads: Collection[str]) -> dict[str, ArrayCounts]:
+    """Returns the elements by state of those of `workloads` that are arrays, by id."""
+    if not workloads:
+        return {}
+    return {id_: ArrayCounts(*counts) for id_, *counts in session.execute(_COUNTS, {"ids": list(workloads)})}
+
+
+def take_element(session: Session, array: str, position: int, index: int) -> None:
+    """Gives a waiting element a row of its own. The caller must have locked the head's row."""
+    session.execute(_TAKE, {"id": array, "position": position, "index": index})
+
+
+def stop_waiting(session: Session, array: str, *, whole: bool) -> None:
+    """Cancels all waiting elements. The caller must have locked the head's row. `whole`: the array is cancelled."""
+    session.execute(_STOP, {"id": array, "whole": whole})
+
+
+def set_throttle(session: Session, array: str, throttle: int | None) -> None:
+    """Sets the most elements with a row that have not ended; None: no limit. The head's row must be locked."""
+    session.execute(_THROTTLE, {"id": array, "throttle": throttle})
+
+
+def end_array(session: Session, array: str) -> None:
+    """Ends an array if no element waits and all elements with rows have ended. Otherwise nothing changes."""
+    if session.execute(_LOCK, {"id": array}).first() is None:
+        return
+    counts = counts_of(session, [array])[array]
+    if counts.waiting or counts.live:
+        return
+    detail = {
+        "elements": counts.elements, "succeeded": counts.succeeded, "failed": counts.failed,
+        "cancelled": counts.cancelled,
+    }  # fmt: skip
+    end_queued(session, _end_phase(counts), {array: (Reason(ReasonCode.ARRAY_ENDED, detail), {})})
+
+
+def _end_phase(counts: ArrayCounts) -> Phase:
+    if counts.is_cancelled:
+        return Phase.CANCELLED
+    if counts.failed:
+        return Phase.FAILED
+    return Phase.CANCELLED if counts.cancelled else Phase.SUCCEEDED

@@ -1,0 +1,69 @@
+-- The elements of arrays (`infra.db.array_rows`).
+
+-- Returns the number of integers in a set.
+create function multirange_size(numbers int4multirange) returns bigint language sql immutable parallel safe as $$
+    select coalesce(sum(upper(r) - lower(r)), 0) from unnest(numbers) as r
+$$;
+
+-- Returns the number of elements with a row that have not ended.
+create function array_live(head text) returns bigint language sql stable as $$
+    select count(*) from workload where array_id = head and finished_at is null
+$$;
+
+-- Returns the elements that a scan ranks: at most `most` of those that wait and that the throttle admits, as positions
+-- in ascending order, with the indexes of the array.
+create function array_window(a workload_array, most bigint) returns text language sql stable as $$
+    select jsonb_build_object('ranges', a.ranges, 'positions', coalesce(jsonb_agg(p), '[]'))::text
+    from (
+        select p from unnest(a.waiting) as r
+        cross join lateral generate_series(lower(r), least(upper(r)::bigint - 1, lower(r) + most)) as p
+        order by p limit greatest(0, least(most, a.throttle - array_live(a.id)))) as first
+$$;
+
+-- Inserts the rows of waiting elements, with their first event, and removes them from those that wait. The caller has
+-- locked the head.
+--
+-- An element has the age of its array. The microseconds keep the order of the elements in the queue.
+create function take_elements(head text, positions bigint[], indexes bigint[]) returns void language sql as $$
+    insert into workload (
+        id, tenant, name, labels, spec, reason, level, held_by, held_at, unheld_at, paused_s, submitted_at,
+        submitted_by, array_id, array_index)
+    select h.id || '-' || e.index, h.tenant, h.name, h.labels,
+           jsonb_set(h.spec, '{array}', (h.spec -> 'array') || jsonb_build_object(
+               'throttle', null, 'ranges', jsonb_build_array(jsonb_build_array(e.index, e.index, 1)))),
+           h.reason, h.level, h.held_by, h.held_at, h.unheld_at, h.paused_s,
+           h.submitted_at + e.position * interval '1 microsecond', h.submitted_by, h.id, e.index
+    from workload as h, unnest(positions, indexes) as e (position, index) where h.id = head;
+
+    insert into event (kind, tenant, workload, attempt, reason, detail, dedup)
+    select 'workload.pending', tenant, id, 0, reason, jsonb_build_object('name', name, 'array', array_id), 'submitted'
+    from workload where id = any (select head || '-' || i from unnest(indexes) as i);
+
+    update workload_array
+    set waiting = waiting - (select range_agg(int4range(p::int, p::int + 1)) from unnest(positions) as p)
+    where id = head;
+$$;
+
+-- Logs what the scan of an array's elements depends on.
+create function log_array_change() returns trigger language plpgsql as $$
+begin
+    insert into change (kind, key) values ('workload', new.id);
+    return null;
+end $$;
+create trigger array_changed after update on workload_array for each row
+    when ((new.waiting, new.throttle) is distinct from (old.waiting, old.throttle))
+    execute function log_array_change();
+
+-- The end of an element: the throttle may admit another one, and the array may have ended. The lock makes a concurrent
+-- change of the waiting elements wait for the commit, or shows it.
+create function note_element_end() returns trigger language plpgsql as $$
+begin
+    insert into change (kind, key) values ('workload', new.array_id);
+    perform from workload_array where id = new.array_id for share;
+    insert into outbox (kind, body)
+    select 'array', jsonb_build_object('array', id) from workload_array where id = new.array_id and isempty(waiting);
+    return null;
+end $$;
+create trigger element_ended after update of finished_at on workload for each row
+    when (new.array_id is not null and old.finished_at is null and new.finished_at is not null)
+    execute function note_element_end();

@@ -1,0 +1,208 @@
+"""Arrays over the API: one row for an array, elements that have no row yet, and actions on all of them."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from domain.phases import Phase
+from domain.reasons import Reason, ReasonCode
+from infra.db.array_rows import take_element
+from infra.db.logs import Outbox, Waiting
+from infra.db.models import Attempt, Workload
+from tests.api.calls import T0, act, get
+from tests.api.world import ApiWorld, document
+
+
+async def _submit(world: ApiWorld, array: Any, key: str = "vision", **changes: Any) -> str:
+    async with world.client(key) as client:
+        answer = await client.post("/v1/workloads", json=document(array=array, **changes))
+        assert answer.status_code == 202, answer.text
+        assert answer.json()["array"]["live"] == 0
+        return str(answer.json()["id"])
+
+
+async def _refusal(world: ApiWorld, array: Any, **changes: Any) -> list[tuple[str, str]]:
+    async with world.client("vision") as client:
+        answer = await client.post("/v1/workloads", json=document(array=array, **changes))
+        assert answer.status_code == 422, answer.text
+        return [(error["path"], error["message"]) for error in answer.json()["errors"]]
+
+
+def _take(world: ApiWorld, array: str, *positions: int) -> None:
+    with world.session() as session:
+        session.get_one(Workload, array, with_for_update=True)
+        for position in positions:
+            take_element(session, array, position, position)
+
+
+def _rows(world: ApiWorld) -> int:
+    with world.session() as session:
+        return session.scalar(select(func.count()).select_from(Workload)) or 0
+
+
+async def test_ten_thousand_elements_are_one_row(world: ApiWorld) -> None:
+    """The request writes one row (`bench.waiting_elements` measures its CPU time)."""
+    array = await _submit(world, "0-9999%50")
+    assert _rows(world) == 1
+    found = await get(world, f"/v1/workloads/{array}")
+    assert found["array"] == {
+        "elements": 10_000, "waiting": 10_000, "live": 0, "succeeded": 0, "failed": 0, "cancelled": 0, "throttle": 50,
+    }  # fmt: skip
+    assert found["spec"]["array"] == {"indexes": "0-9999", "throttle": 50}
+    assert found["phase"] == "pending" and found["queued"]
+
+
+async def test_an_element_can_be_shown_before_it_has_a_row(world: ApiWorld) -> None:
+    """It is pending, with its parameters. Elements that the array does not have are not found."""
+    array = await _submit(world, {"matrix": {"lr": [0.1, 1], "seed": ["a", "b"]}})
+    shown = await get(world, f"/v1/workloads/{array}-2")
+    assert shown["element"] == {"array": array, "index": 2, "parameters": {"lr": "1", "seed": "a"}}
+    assert (shown["phase"], shown["array"], shown["attempt"]) == ("pending", None, 0)
+    assert (await get(world, f"/v1/workloads/{array}-2/why"))["phase"] == "pending"
+    assert (await get(world, f"/v1/workloads/{array}-2/attempts"))["items"] == []
+    assert _rows(world) == 1
+    for key, id_ in (("operator", f"{array}-4"), ("operator", f"{array}-02"), ("speech", f"{array}-2")):
+        async with world.client(key) as client:
+            assert (await client.get(f"/v1/workloads/{id_}")).status_code == 404
+            action = await client.post(f"/v1/workloads/{id_}/cancel")
+            assert action.status_code in (403, 404)
+    assert _rows(world) == 1
+
+
+async def test_waiting_elements_wait_for_what_their_array_waits(world: ApiWorld) -> None:
+    """A scan need not have ranked an element: its reasons are those of the array."""
+    array = await _submit(world, "0-9")
+    refusal = Reason(ReasonCode.ISOLATION_TOO_WEAK, {"machines": "m", "region": "north"}).to_json()
+    with world.session() as session:
+        session.get_one(Workload, array).submitted_at = T0
+        session.add(Waiting(workload=array, reasons={"reasons": [refusal]}))
+    for id_ in (array, f"{array}-7"):
+        reasons = (await get(world, f"/v1/workloads/{id_}/why"))["reasons"]
+        assert [reason["code"] for reason in reasons] == ["isolation_too_weak"]
+    async with world.client("vision") as client:
+        await client.patch(f"/v1/workloads/{array}", json={"throttle": 1})
+    _take(world, array, 0)
+    for id_ in (array, f"{array}-7"):
+        (reason,) = (await get(world, f"/v1/workloads/{id_}/why"))["reasons"]
+        assert reason["code"] == "array_throttled" and "1 element has started" in reason["sentence"]
+
+
+async def test_lists_have_one_row_for_an_array(world: ApiWorld) -> None:
+    """Elements with rows are listed only with `array`. An array of which an element was placed is running."""
+    array = await _submit(world, "0-9", name="sweep")
+    _take(world, array, 0, 1)
+    page = await get(world, "/v1/workloads", name="sweep")
+    assert [(item["id"], item["phase"], item["array"]["live"]) for item in page["items"]] == [(array, "running", 2)]
+    own = await get(world, "/v1/workloads", array=array)
+    assert [item["id"] for item in own["items"]] == [f"{array}-1", f"{array}-0"]
+    for phase, found in (("running", [array]), ("pending", []), ("live", [array])):
+        assert [item["id"] for item in (await get(world, "/v1/workloads", phase=phase))["items"]] == found
+
+
+async def test_actions_concern_the_array_and_its_elements(world: ApiWorld) -> None:
+    """Hold, release, a lower priority, the throttle and cancellation."""
+    array = await _submit(world, "0-9")
+    _take(world, array, 0, 1)
+    await act(world, f"/v1/workloads/{array}/hold")
+    assert (await get(world, f"/v1/workloads/{array}-0"))["held_by"] is not None
+    await act(world, f"/v1/workloads/{array}/release")
+    assert (await get(world, f"/v1/workloads/{array}-0"))["held_by"] is None
+    async with world.client("vision") as client:
+        changed = await client.patch(f"/v1/workloads/{array}", json={"level": 7, "throttle": 3})
+        assert changed.status_code == 202 or changed.status_code == 200, changed.text
+        assert changed.json()["array"]["throttle"] == 3
+        assert (await get(world, f"/v1/workloads/{array}-1"))["level"] == 7
+        refused = await client.patch(f"/v1/workloads/{array}-1", json={"throttle": 3})
+        assert refused.status_code == 422 and "only for an array" in refused.text
+        await client.post(f"/v1/workloads/{array}/cancel", params={"only": "waiting"})
+        counts = (await get(world, f"/v1/workloads/{array}"))["array"]
+        assert (counts["waiting"], counts["live"], counts["cancelled"]) == (0, 2, 8)
+        assert (await get(world, f"/v1/workloads/{array}-5"))["phase"] == "cancelled"
+        done = await client.post(f"/v1/workloads/{array}/cancel")
+        assert done.json()["phase"] == "cancelled"
+    counts = (await get(world, f"/v1/workloads/{array}"))["array"]
+    assert (counts["live"], counts["cancelled"]) == (0, 10)
+
+
+async def test_only_elements_that_failed_are_cancelled(world: ApiWorld) -> None:
+    """Those that failed before and wait for another attempt; others go on."""
+    array = await _submit(world, "0-9")
+    _take(world, array, 0, 1)
+    with world.session() as session:
+        for position, code in ((0, ReasonCode.TASK_FAILED), (1, ReasonCode.EVICTED)):
+            own = Attempt(
+                workload=f"{array}-{position}", attempt=1, region="north", plan={}, released_at=T0, gpu_types={},
+                cpus_milli=1, outcome=Reason(code).to_json(),
+            )  # fmt: skip
+            session.add(own)
+            session.get_one(Workload, own.workload).attempt = 1
+    async with world.client("vision") as client:
+        answer = await client.post(f"/v1/workloads/{array}/cancel", params={"only": "failed"})
+        counts = answer.json()["array"]
+        assert (counts["waiting"], counts["live"], counts["cancelled"]) == (8, 1, 1)
+        refused = await client.post(f"/v1/workloads/{array}-1/cancel", params={"only": "failed"})
+        assert refused.status_code == 422 and "only for an array" in refused.text
+    assert (await get(world, f"/v1/workloads/{array}-0"))["phase"] == "cancelled"
+
+
+async def test_one_waiting_element_is_cancelled(world: ApiWorld) -> None:
+    """It gets a row, and the others wait on."""
+    array = await _submit(world, "5-9")
+    assert (await act(world, f"/v1/workloads/{array}-7/cancel")).json()["phase"] == "cancelled"
+    assert _rows(world) == 2
+    assert (await get(world, f"/v1/workloads/{array}"))["array"]["waiting"] == 4
+    with world.session() as session:
+        assert session.scalar(select(func.count()).select_from(Outbox).where(Outbox.kind == "array")) == 0
+
+
+async def test_waiting_elements_of_a_tenant_are_limited(world: ApiWorld) -> None:
+    """The limit counts elements without a row over all arrays of a tenant."""
+    await _submit(world, "0-99999")
+    await _submit(world, "0-99999")
+    async with world.client("vision") as client:
+        refused = await client.post("/v1/workloads", json=document(array="0-0"))
+        assert refused.status_code == 429
+        assert refused.json()["limit"] == {"name": "limits.elements_per_tenant", "value": 200_000}
+        assert "200000 waiting elements" in refused.text
+    jobs = [{"name": "main", "run": "true"}]
+    await _submit(world, "0", key="speech", tenant=None, jobs=jobs)
+
+
+@pytest.mark.parametrize(
+    ("array", "path", "words"),
+    [
+        ("9-1", "array", "ends before its start"),
+        ("0-9,5", "array", "given twice"),
+        ("0-100000", "array", "at most 100000 elements, these are 100001"),
+        ("0-9%0", "array", "must be indexes such as"),
+        ({"throttle": 3}, "array.indexes", "missing: give indexes"),
+        ({"matrix": {"lr": [1], "LR": [2]}}, "array.matrix", "same name in capital letters"),
+        ({"matrix": {"index": [1]}}, "array.matrix.index", "stands for the index"),
+        ({"matrix": {"lr": [1, 2]}, "exclude": [{"lr": 3}]}, "array.exclude[0].lr", "one of the values of lr"),
+        ({"matrix": {"lr": [1, 2]}, "exclude": [{"lr": 1}, {"lr": 2}]}, "array.exclude", "leaves no combination"),
+        ({"matrix": {"lr": [1, 2]}, "indexes": "0-2"}, "array.indexes", "combinations 0-1, not 2"),
+    ],
+)
+async def test_wrong_arrays(world: ApiWorld, array: Any, path: str, words: str) -> None:
+    """The error names the field and what would be right; nothing is submitted."""
+    (error,) = await _refusal(world, array)
+    assert error[0] == path and words in error[1]
+    assert _rows(world) == 0
+
+
+async def test_braces_are_read_only_in_documents_with_an_array(world: ApiWorld) -> None:
+    """A name that is no parameter is an error; without an array it is text."""
+    jobs = [{"name": "main", "run": ["echo", "{{ lr }}"], "env": {"A": "{{"}}]
+    refused = await _refusal(world, {"matrix": {"lt": [1]}}, jobs=jobs)
+    assert refused == [
+        ("jobs[0].run[1]", "lr is no parameter of the array: use {{ NAME }} with index, lt, or {{{{ for two braces"),
+        (
+            "jobs[0].env.A",
+            "two braces name no parameter of the array: use {{ NAME }} with index, lt, or {{{{ for two braces",
+        ),
+    ]
+    async with world.client("vision") as client:
+        plain = await client.post("/v1/workloads", json=document(jobs=jobs))
+        assert plain.json()["spec"]["jobs"][0]["run"] == ["echo", "{{ lr }}"]
+        assert plain.json()["phase"] == Phase.PENDING
