@@ -147,15 +147,32 @@ def processes_below(path: str) -> set[int]:
     return processes_in(folder for folder, _, _ in os.walk(path))
 
 
-def memory_use(folders: Iterable[str]) -> tuple[int, int] | None:
-    """Returns the memory limit and peak in bytes if the kernel killed a process at the limit, else None."""
+_MEMORY = (
+    ("memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
+    ("memory.events", "memory.max", "memory.peak"),
+)
+"""Names of the files with the kills at the memory limit, the limit and the peak, in both versions of cgroups."""
+
+
+def memory_kills(folders: Iterable[str]) -> int:
+    """Returns how many processes the kernel has killed at the memory limit."""
+    found = 0
     for path in folders:
-        for kills, limit_file, peak_file in (
-            ("memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
-            ("memory.events", "memory.max", "memory.peak"),
-        ):
+        for kills, _, _ in _MEMORY:
             with contextlib.suppress(OSError, ValueError):
-                if _keyed(f"{path}/{kills}").get("oom_kill"):
+                found = max(found, _keyed(f"{path}/{kills}").get("oom_kill", 0))
+    return found
+
+
+def memory_use(folders: Iterable[str], kills_before: int = 0) -> tuple[int, int] | None:
+    """Returns the memory limit and peak in bytes if the kernel killed a process at the limit, else None.
+
+    `kills_before`: the kills that do not count (`memory_kills`).
+    """
+    for path in folders:
+        for kills, limit_file, peak_file in _MEMORY:
+            with contextlib.suppress(OSError, ValueError):
+                if _keyed(f"{path}/{kills}").get("oom_kill", 0) > kills_before:
                     limit_bytes = _number(f"{path}/{limit_file}")
                     try:
                         return limit_bytes, _number(f"{path}/{peak_file}")

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC
 from pathlib import Path
 from types import MappingProxyType
@@ -47,6 +47,12 @@ class TaskLaunch:
     """What `agent.containers.container_shim` needs, with command and environment; None: the task brings no image."""
     setup: tuple[str, ...] | None = None
     """Command that runs before `argv`, once; None: there is none."""
+    setup_by: str | None = None
+    """The file `begun` of the task that runs `setup` for this one; None: this task runs it."""
+    shares: tuple[str, ...] = ()
+    """The working directories that get what `setup` has made (`agent.task_setup`)."""
+    restarts: Mapping[str, int | None] = field(default_factory=dict)
+    """Exit status, or `other`, to the number of restarts of the task alone (`agent.restarts`)."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the shim's input as a JSON object."""

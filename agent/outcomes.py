@@ -96,6 +96,7 @@ def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> N
                 memory_limit_bytes=end.memory_limit_bytes,
                 memory_peak_bytes=end.memory_peak_bytes,
                 in_setup=end.in_setup,
+                restarts=end.restarts,
                 not_ready=never_ready(run) if end.noticed else None,
                 disk=disk_report(run) if end.noticed or not end.succeeded else None,
             )

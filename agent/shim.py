@@ -10,7 +10,8 @@ In FOLDER the shim
 - writes `pid.json` before the task runs: its own identity and the task's (pid, start time, boot id);
 - is a child subreaper: processes that the task leaves running become its children, and it kills them;
 - writes `exit.json` when no process of the task is left. Both files are synced to the disk;
-- with a setup script, `begun` contains the time at which the script succeeded and the command began.
+- with a setup script, `begun` contains the time at which the script succeeded and the command began;
+- starts the command again after failures, as far as the launch allows (`agent.restarts`).
 
 A shim never starts a task in a folder with `pid.json` or `exit.json`, so a task starts at most once despite retries.
 
@@ -25,35 +26,40 @@ import ctypes
 import fcntl
 import json
 import os
-import resource
 import signal
 import sys
 import time
 from functools import cache
 from typing import Any, NoReturn
 
-from agent.cgroups import join, kill_cgroup, memory_use, processes_in, remove_cgroup
+from agent.cgroups import join, kill_cgroup, memory_kills, memory_use, processes_in, remove_cgroup
 from agent.records import reserve, write_durably, write_reserved
+from agent.restarts import PAUSE_S, Restarts
 from agent.sandbox import Sandbox, hold
 from agent.seccomp import restrict
-from agent.termination import SETUP, TaskNotice, read_processes
+from agent.task_setup import (
+    BEGUN_FILE,
+    CANNOT_RUN,
+    await_setup,
+    begun_at_s,
+    execute,
+    mark_begun,
+    open_awaited,
+    open_begun,
+    run_setup,
+)
+from agent.termination import TaskNotice, read_processes
 
 PID_FILE = "pid.json"
 EXIT_FILE = "exit.json"
 STOP_FILE = "stop.json"
 LOCK_FILE = "lock"
-BEGUN_FILE = "begun"
 _TABLES = 3
 """The number of times that the processes are listed while a child is left but none is found."""
 _WRITE_AGAIN_S = 0.25
-CANNOT_RUN = 127
-"""Exit code of a task whose command cannot be executed, as in shells."""
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-_NOT_BEGUN = b"-".ljust(32)
-"""Content of `begun` until the command begins. The later content has the same size, so it needs no more disk space."""
 WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -129,8 +135,9 @@ def _become_task(
         if os.read(gate[0], 1) != b"x":
             os._exit(CANNOT_RUN)
         os.umask(0o022)
-        # Opened as the agent's user, so the setup script and the command cannot write to this file.
-        begun = None if launch["setup"] is None else _open_begun(launch["begun"])
+        # Opened as the agent's user, so the setup script and the command cannot write to these files.
+        begun = None if launch["setup"] is None else open_begun(launch["begun"])
+        awaited = None if begun is None or launch["setup_by"] is None else open_awaited(launch["setup_by"])
         if launch["uid"] is not None:
             os.fchown(1, launch["uid"], launch["gid"])
         if sandbox is not None:
@@ -150,53 +157,15 @@ def _become_task(
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
         if begun is not None:
-            _set_up(launch, begun)
+            if awaited is None:
+                run_setup(launch["setup"], launch["env"], launch["shares"])
+            else:
+                await_setup(awaited)
+            mark_begun(begun)
     except BaseException as error:
         os.write(2, f"mizzen: cannot start the task: {error}\n".encode())
         os._exit(CANNOT_RUN)
-    _execute(launch["argv"], launch["env"])
-
-
-def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
-    try:
-        os.execvpe(argv[0], argv, env)
-    except BaseException as error:
-        os.write(2, f"mizzen: cannot run {argv[0]!r}: {error}\n".encode())
-    os._exit(CANNOT_RUN)
-
-
-def _open_begun(path: str) -> int:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    os.write(descriptor, _NOT_BEGUN)
-    return descriptor
-
-
-def _set_up(launch: dict[str, Any], begun: int) -> None:
-    """Runs the setup command and returns if it succeeds. Otherwise ends this process in the way the script ended."""
-    _libc.prctl(_PR_SET_NAME, SETUP.encode(), 0, 0, 0)
-    pid = os.fork()
-    if pid == 0:
-        _execute(launch["setup"], launch["env"])
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code > 0:
-        os._exit(code)
-    if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # A core dump of this process would say nothing.
-        if -code != signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-        os._exit(CANNOT_RUN)
-    os.pwrite(begun, f"{time.time():.6f}".encode().ljust(len(_NOT_BEGUN)), 0)
-
-
-def begun_at_s(path: str) -> float | None:
-    """Returns when the command began after its setup, in epoch seconds, from the file `begun`; None: not yet."""
-    try:
-        with open(path, "rb") as file:
-            text = file.read().strip()
-    except FileNotFoundError:
-        return None
-    return None if text in (b"", _NOT_BEGUN.strip()) else float(text)
+    execute(launch["argv"], launch["env"])
 
 
 class _Task:
@@ -338,6 +307,7 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     for name in (EXIT_FILE, STOP_FILE):
         reserve(f"{folder}/{name}")
     defaults: dict[str, Any] = {"limits": [], "setup": None, "sandbox": None, "container": None}
+    defaults |= {"setup_by": None, "shares": (), "restarts": {}}
     launch = {**defaults, "begun": f"{folder}/{BEGUN_FILE}", **launch}
     if launch["container"] is not None:
         # Imported only where it is used: HTTP costs time and memory.
@@ -356,49 +326,82 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    output = os.open(launch["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    shim = os.getpid()
+    body: dict[str, Any] = {"boot_id": boot_id(), "started_at_s": time.time(), "cgroup": launch["cgroup"]}
+    body["limits"] = launch["limits"]
+    restarts, now, kills = Restarts(launch["restarts"]), launch, 0
+    waiting: int | None = started
+    while True:
+        pid = _begin(folder, now, sandbox, body, waiting)
+        if not launch["restarts"]:
+            launch.pop("env")  # Do not keep secrets in memory.
+        task = _Task(folder, launch, pid, "/proc" if sandbox is None else sandbox.proc)
+        task.wait()
+        task.kill()
+        task.reap()
+        status = os.waitpid(pid, 0)[1] if task.status is None else task.status
+        code = os.waitstatus_to_exitcode(status if task.given is None else task.given.status(status, task.ended))
+        in_setup = launch["setup"] is not None and begun_at_s(launch["begun"]) is None
+        if in_setup or task.given is not None or _is_stopped(folder) or (line := restarts.next(code)) is None:
+            break
+        output = _open_output(launch)
+        os.write(output, line.encode())
+        os.close(output)
+        if signal.sigtimedwait({signal.SIGTERM}, PAUSE_S) is not None:
+            break
+        now, kills, waiting = launch | {"setup": None}, memory_kills(launch["limits"]), None
+    memory = memory_use(launch["limits"], kills)
+    for path in {*launch["limits"], *filter(None, [launch["cgroup"]])}:
+        remove_cgroup(path)
+    exited: dict[str, Any] = {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None}
+    exited["ended_at_s"] = time.time()
+    exited["noticed"] = task.was_noticed
+    if in_setup:
+        exited["in_setup"] = True
+    if used := restarts.used(code):
+        exited["restarts"] = used
+    if memory is not None and code != 0:
+        exited["memory_limit_bytes"], exited["memory_peak_bytes"] = memory
+    write_exit(folder, exited)
+    if sandbox is not None:  # After the status, because large folders take long.
+        sandbox.release()
+
+
+def _begin(
+    folder: str, launch: dict[str, Any], sandbox: Sandbox | None, body: dict[str, Any], started: int | None
+) -> int:
+    """Forks the task, records it in `body` and `pid.json`, and lets it run; returns its pid."""
+    output, shim = _open_output(launch), os.getpid()
     gate, opener = os.pipe()
     told, telling = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(opener)
-        os.close(started)
+        if started is not None:
+            os.close(started)
         _become_task(launch, shim, output, (gate, telling), sandbox)
     for descriptor in (gate, output, telling):
         os.close(descriptor)
     # In a PID namespace, `getpid` and `fork` return other numbers than those of the machine.
     identities = {"shim": int(os.readlink("/proc/self")), "task": int(os.read(told, 16) or 0)}
     os.close(told)
-    body: dict[str, Any] = {"boot_id": boot_id(), "started_at_s": time.time(), "cgroup": launch["cgroup"]}
-    body["limits"] = launch["limits"]
     for name, number in identities.items():
         stat = process_stat(number)
         body[name] = {"pid": number, "start": stat[2] if stat is not None else 0}
     write_durably(f"{folder}/{PID_FILE}", body)
     os.write(opener, b"x")
     os.close(opener)
-    os.close(started)
-    launch.pop("env")  # Do not keep secrets in memory.
-    task = _Task(folder, launch, pid, "/proc" if sandbox is None else sandbox.proc)
-    task.wait()
-    task.kill()
-    task.reap()
-    status = os.waitpid(pid, 0)[1] if task.status is None else task.status
-    code = os.waitstatus_to_exitcode(status if task.given is None else task.given.status(status, task.ended))
-    memory = memory_use(launch["limits"])
-    for path in {*launch["limits"], *filter(None, [launch["cgroup"]])}:
-        remove_cgroup(path)
-    exited: dict[str, Any] = {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None}
-    exited["ended_at_s"] = time.time()
-    exited["noticed"] = task.was_noticed
-    if launch["setup"] is not None and begun_at_s(launch["begun"]) is None:
-        exited["in_setup"] = True
-    if memory is not None and code != 0:
-        exited["memory_limit_bytes"], exited["memory_peak_bytes"] = memory
-    write_exit(folder, exited)
-    if sandbox is not None:  # After the status, because large folders take long.
-        sandbox.release()
+    if started is not None:
+        os.close(started)
+    return pid
+
+
+def _open_output(launch: dict[str, Any]) -> int:
+    return os.open(launch["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _is_stopped(folder: str) -> bool:
+    """Whether a stop was requested, although the task may have ended before it got the notice."""
+    return os.path.exists(f"{folder}/{STOP_FILE}")
 
 
 def write_exit(folder: str, exited: dict[str, Any]) -> None:

@@ -151,6 +151,7 @@ class TaskLaunches:
         )
         owner = self.owner(staged)
         search = f"{env['PATH']}:{DEFAULT_PATH}"
+        first, *others = (staged.run(other) for other in staged.places if other.job == place.job)
         return TaskLaunch(
             argv=job.argv if job.script is None else script_command(job.script, run.script, search),
             env=env,
@@ -162,6 +163,9 @@ class TaskLaunches:
             groups=owner.groups if owner else (),
             sandbox=self._sandbox(staged, owner),
             setup=None if job.setup is None else script_command(job.setup, run.setup_script, search),
+            setup_by=None if run == first else str(first.begun),
+            shares=tuple(str(other.work) for other in others) if run == first else (),
+            restarts=job.restarts,
         )
 
     def _sandbox(self, staged: StagedAttempt, owner: Owner | None) -> dict[str, Any] | None:

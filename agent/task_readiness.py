@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from agent import records, shim
+from agent import records
 from agent.http_probe import probe
 from agent.port_maps import map_port
 from agent.ports import SERVING, reserve, reserve_fixed
 from agent.state import AttemptFolder
+from agent.task_setup import begun_at_s
 from agent.tasks import RunFolder
 from domain.serving_spec import ProbeSpec
 from domain.task_reports import NotReadyReport, ServingReport
@@ -148,7 +149,7 @@ class Readiness:
                 pause_s = min(_LONGEST_PAUSE_S, 1.5 * pause_s)
 
     def _in_setup(self) -> bool:
-        return self._has_setup and shim.begun_at_s(str(self._run.path / shim.BEGUN_FILE)) is None
+        return self._has_setup and begun_at_s(str(self._run.begun)) is None
 
     async def _change(self, ready: bool, error: str | None) -> None:
         self._state = replace(

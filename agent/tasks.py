@@ -4,7 +4,7 @@
     output.log                              standard output and error of the task
     shim.log                                errors of the shim
     script.sh, setup.sh                     the job's script and its setup script, if it has them
-    begun                                   when the command began, after the setup script
+    begun                                   when the command began, after the setup script (`agent.task_setup`)
     work/                                   working directory and HOME; owned by the task's user
     report/report.json                      the task's report; the folder is owned by the task's user
     interval.json                           how often the task should save, if a coordinator decides it
@@ -34,6 +34,7 @@ from agent import cgroups, records, sandbox, shim
 from agent.containers.engine import EngineError, open_engine
 from agent.launch import TaskLaunch
 from agent.processes import ProcessIdentity, kill_until_gone, with_run_ids
+from agent.task_setup import BEGUN_FILE
 from agent.zygote_client import NoZygote, start_shim
 from domain.ids import run_id
 
@@ -74,6 +75,8 @@ class ReportedExit:
     """Whether the task got notice before it ended. True if its shim has recorded no exit status."""
     in_setup: bool = False
     """Whether the task ended before its setup script had succeeded."""
+    restarts: int = 0
+    """The restarts of the task alone that counted for the limit of this end (`agent.restarts`)."""
 
     @property
     def succeeded(self) -> bool:
@@ -148,6 +151,11 @@ class RunFolder:
         """Path of the task's setup script."""
         return self.path / "setup.sh"
 
+    @property
+    def begun(self) -> Path:
+        """Path of the file that says when the command began after the setup script."""
+        return self.path / BEGUN_FILE
+
     def exit(self) -> ReportedExit | None:
         """Returns how the task ended, or None if no exit status was recorded yet."""
         body = self._read(shim.EXIT_FILE)
@@ -162,6 +170,7 @@ class RunFolder:
             body.get("memory_peak_bytes"),
             body.get("noticed", True),
             body.get("in_setup", False),
+            body.get("restarts", 0),
         )
 
     def stop(self) -> Stop | None:

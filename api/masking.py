@@ -17,7 +17,8 @@ from infra.db.models import Workload
 V = TypeVar("V", bound=BaseModel)
 _ID = re.compile(r"\bwl-[0-9a-z]{16}(?:-[0-9]+)?\b")
 _RUN = re.compile(rf"{_ID.pattern}(?:, {_ID.pattern})*")
-_NOT_SEARCHED = frozenset({"id", "workload", "spec", "labels", "name", "jobs", "tables", "progress", "load"})
+_NOT_SEARCHED = frozenset({"id", "workload", "spec", "labels", "name", "jobs", "tables", "progress", "load",
+                           "after"})  # fmt: skip
 """Response fields that are not masked: they describe a workload that the caller may see, or its owner wrote them."""
 
 

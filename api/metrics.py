@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.services.metrics import service_metrics, service_totals
 from api.streams.hub import Hub
-from api.workloads.workload_queries import PREEMPTIONS
+from domain.lifecycle.retry_limits import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
 from infra.db import published_queue
 from infra.db.buckets import bucket_states
@@ -73,8 +73,11 @@ class InstallationCollector(Collector):
             for name, number in phases.items():
                 workloads.add_metric([name], number)
             yield workloads
-            queued = sum(phases[phase] for phase in QUEUED_PHASES)
+            ((blocked,),) = rows("select count(*) from workload where finished_at is null and blocked is not null")
+            queued = sum(phases[phase] for phase in QUEUED_PHASES) - _number(blocked)
             yield GaugeMetricFamily("mizzen_queue_length", "Workloads in the queue", value=queued)
+            says = "Workloads that wait for their dependencies"
+            yield GaugeMetricFamily("mizzen_blocked_workloads", says, value=_number(blocked))
             slots = GaugeMetricFamily(
                 "mizzen_gpu_slots", "GPU slots of machines that are not lost", labels=["region", "gpu_type", "state"]
             )

@@ -19,6 +19,10 @@ class ReasonCode(StrEnum):
     # Why a workload is not placed.
     SCAN_PENDING = "scan_pending"
     HELD = "held"
+    DEPENDENCY = "dependency"
+    DEPENDENCY_NEVER = "dependency_never"
+    PARTITION_MISSING = "partition_missing"
+    NOT_BEFORE = "not_before"
     QUOTA_EXCEEDED = "quota_exceeded"
     REGION_EXCLUDED = "region_excluded"
     REGION_SILENT = "region_silent"
@@ -70,6 +74,7 @@ class ReasonCode(StrEnum):
     SAVES_FAILED = "saves_failed"
     NOT_READY = "not_ready"
     RETRIES_EXHAUSTED = "retries_exhausted"
+    RESTARTS_EXHAUSTED = "restarts_exhausted"
     CHECKPOINT_UNLOADABLE = "checkpoint_unloadable"
     MAX_RUNTIME = "max_runtime"
     PENDING_EXPIRED = "pending_expired"
@@ -102,6 +107,13 @@ _AGAIN = "{retry_at:?; it is tried again from {retry_at} on}"
 _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.SCAN_PENDING: "waits for the next scan of the queue",
     ReasonCode.HELD: "held by {by}; `mizzen release` ends the hold",
+    ReasonCode.DEPENDENCY: "waits until {name} ({workload}) has {condition}; it is {phase}",
+    ReasonCode.DEPENDENCY_NEVER: (
+        "it depends on {name} ({workload}) having {condition}, which cannot happen any more: it is {phase}"
+        "{kept:?; `mizzen release` gives this condition up}"
+    ),
+    ReasonCode.PARTITION_MISSING: "waits until table {table} has the partition {partition}",
+    ReasonCode.NOT_BEFORE: "its document does not let it start before {at}",
     ReasonCode.QUOTA_EXCEEDED: "tenant {tenant} uses {used} of {quota} {resource} and this workload needs {needs} more",
     ReasonCode.REGION_EXCLUDED: "the workload's regions do not include {region}",
     ReasonCode.REGION_SILENT: (
@@ -210,7 +222,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ),
     ReasonCode.RETRIES_EXHAUSTED: (
         "task {task} ended with {status} and {retries:no retries are allowed|its 1 retry is used up|all # retries are"
-        " used up}"
+        " used up}{exit:? for exit status {exit}}"
+    ),
+    ReasonCode.RESTARTS_EXHAUSTED: (
+        "{words}; limits.retries.{limit} of its document allows {retries:no restart|1 restart|# restarts} after this"
     ),
     ReasonCode.CHECKPOINT_UNLOADABLE: (
         "task {task} could not load its checkpoint"

@@ -4,7 +4,8 @@
 end in their unit. Commands are not interpreted.
 """
 
-from typing import Any
+from datetime import datetime
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -44,7 +45,8 @@ class TaskSpec(_Frozen):
     script: str | None = None
     """Script, run with the interpreter of its first line, or by bash with `-e`."""
     setup: str | None = None
-    """Script that runs once in each task before the command, in the same way, with the same user and directory."""
+    """Script that runs before the command, once on each machine (`agent.task_setup`), with the same user, in the same
+    way."""
     env: dict[str, str] = Field(default_factory=dict)
     image: str | None = None
     """Reference of a container image (`domain.images`) in which the tasks run; None: they use the machine's files."""
@@ -65,6 +67,8 @@ class JobSpec(TaskSpec):
     resources: ResourceSpec
     secrets: dict[str, str] = Field(default_factory=dict)
     """Environment variable to the name of one of the tenant's secrets."""
+    restart: Literal["gang", "task"] = "gang"
+    """What is started again after the failure of a task: the workload, or the task alone, on its machine."""
     image_pull_secret: str | None = None
     """Name of the tenant's secret with `USER:PASSWORD` for the registry of the image."""
 
@@ -105,8 +109,33 @@ class LimitsSpec(_Frozen):
     """Seconds without progress, log output or checkpoint after which a gang counts as hung."""
     max_pending_s: float | None = None
     """Seconds in the queue, since the submission or the last return to the queue, after which the workload fails."""
-    retries: int = 0
+    retries: int | None = 0
     """Number of retries after failures of the user's tasks; preemptions and machine losses do not count."""
+    retries_by_exit: dict[str, int | None] = Field(default_factory=dict)
+    """Exit status, as a shell has it (128 and the number of the signal), to the number of retries after it. Failures
+    with these statuses do not count for `retries`."""
+    max_preemptions: int | None = None
+    """Preemptions after which the workload is queued again; after one more, it fails."""
+    max_losses: int | None = None
+    """The same for losses of machines."""
+
+    @property
+    def restarts(self) -> dict[str, int | None]:
+        """Exit status, or `other` for all that are not listed, to the number of retries."""
+        return {**self.retries_by_exit, "other": self.retries}
+
+
+class DependencySpec(_Frozen):
+    """What must hold before a workload enters the queue: a condition on a workload, or on a partition of a table."""
+
+    workload: str | None = None
+    """Name or id of a workload, as in the document."""
+    id: str | None = None
+    """Id of the workload that `workload` named at the submission."""
+    table: str | None = None
+    partition: str | None = None
+    condition: str = "succeeded"
+    """`succeeded`, `ended`, `failed` or `started`; of a partition `ready`."""
 
 
 IndexRange = tuple[int, int, int]
@@ -159,12 +188,24 @@ class WorkloadSpec(_Frozen):
     long as `tasks.keep_runs_s` says."""
     isolation: Isolation | None = None
     """The weakest mode of isolation of machines on which the workload may run; None: as its tenant."""
+    after: tuple[DependencySpec, ...] = ()
+    not_before: datetime | None = None
+    """The workload enters the queue at this time at the earliest."""
+    delay_s: float | None = None
+    """The same in seconds after the submission."""
+    if_never: Literal["end", "keep"] = "end"
+    """What happens if one of `after` can never hold: the workload is cancelled, or stays blocked."""
     cluster: str | None = None
     """The dedicated cluster whose machines are the only ones on which the workload may run; None: any shared one."""
 
     def requests(self) -> tuple[JobRequest, ...]:
         """Returns the scheduling requests of the jobs."""
         return tuple(job.request(self.kinds) for job in self.jobs)
+
+    @property
+    def has_dependencies(self) -> bool:
+        """Whether something must hold before the workload enters the queue."""
+        return bool(self.after) or self.not_before is not None or self.delay_s is not None
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -348,6 +348,7 @@ class GangTasks:
             first.not_ready,
             first.disk,
             machine,
+            max(0, first.restarts),  # The agent of a volunteer's machine may say anything.
         )
 
 

@@ -75,9 +75,9 @@ class Verdicts:
 
     def _counts(self) -> FailureCounts:
         state = self._state
-        return FailureCounts(state.failures, state.hangs, state.unloadable, self.suspicion())
+        return FailureCounts(state.failures, state.hangs, state.unloadable, self.suspicion(), state.by_exit)
 
     def _keep(self, counts: FailureCounts) -> None:
         self._state.failures, self._state.hangs = counts.failures, counts.hangs
-        self._state.unloadable = counts.unloadable
+        self._state.unloadable, self._state.by_exit = counts.unloadable, dict(counts.by_exit)
         self._state.suspects, self._state.unconfirmed = list(counts.suspicion.machines), counts.suspicion.attempts

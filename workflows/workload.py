@@ -8,6 +8,7 @@ from temporalio.exceptions import FailureError
 with workflow.unsafe.imports_passed_through():
     from domain.lifecycle.attempts import FIRST, Step
     from domain.lifecycle.endings import Ending, code_of, final, stopped_early, unless_completed
+    from domain.lifecycle.retry_limits import PREEMPTIONS, limit_reached
     from domain.phases import TERMINAL_PHASES, Phase
     from domain.protocol.activities import Activity
     from domain.protocol.mail import Mail, MailKind
@@ -101,10 +102,16 @@ class WorkloadWorkflow:
             await gang.stop(plan.grace_s, lost=end.blames_machine)
             end = self._final(unless_completed(end, await gang.result(), plan))
             await self._try_release(attempt, end)
+        self._state.preemptions += end.reason.code in PREEMPTIONS
+        self._state.losses += end.reason.code == ReasonCode.MACHINE_LOST
         return end
 
     def _final(self, end: Ending) -> Ending:
-        return final(end) if self._state.one_attempt else end
+        """Returns the ending, which is a failure if the workload is not queued again after it."""
+        if self._state.one_attempt:
+            return final(end)
+        reason = None if end.phase in TERMINAL_PHASES else limit_reached(end.reason, self._state)
+        return end if reason is None else replace(end, phase=Phase.FAILED, reason=reason)
 
     async def _try_release(self, attempt: AttemptRun, end: Ending) -> None:
         """Releases the attempt, and reports the machines on which its tasks may still run."""

@@ -213,6 +213,7 @@ class LaunchActivities:
             grace_s=spec.checkpoint.grace_s,
             max_runtime_s=spec.limits.max_runtime_s,
             retries=spec.limits.retries,
+            retries_by_exit=spec.limits.retries_by_exit,
             heartbeat_timeout_s=lifecycle.heartbeat_timeout_s,
             node_lost_after_s=lifecycle.node_lost_after_s,
             # An image may take minutes, in which the workload does not run.
@@ -426,6 +427,7 @@ class LaunchActivities:
                     role=job.role,
                     tasks=job.tasks,
                     master_machine=masters[job.name],
+                    restarts=spec.limits.restarts if job.restart == "task" else {},
                     **(job.task_fields() | {"image": pinned.get(job.image or "", job.image)}),
                 )
                 for job in spec.jobs

@@ -16,6 +16,7 @@ from temporalio.client import Client
 from activities.leader import Leader, lead
 from activities.lifecycle import lent_work
 from activities.lifecycle.beats import Beat, for_each, own_progress, read_beats
+from activities.lifecycle.dependencies import decide_dependencies
 from activities.lifecycle.workloads import record_checkpoint, set_bandwidth, set_preparing, set_progress
 from activities.services.readiness import record_readiness
 from domain.phases import QUEUED_PHASES, Phase
@@ -47,10 +48,11 @@ class ProgressReader:
         await lead(self._engine, Leader.PROGRESS, "progress", self.round, self._settings.lifecycle.collect_interval_s)
 
     async def round(self) -> None:
-        """Ends workloads that have waited too long; reads the progress of up to `collect_at_most` running workloads.
+        """Decides dependencies; ends workloads that have waited too long; reads the progress of running workloads.
 
-        Workloads are read in the order of their ids. The next round continues where this one ended.
+        Up to `collect_at_most` are read, in the order of their ids. The next round continues where this one ended.
         """
+        await in_thread(partial(decide_dependencies, self._engine))
         await in_thread(partial(expire_pending, self._engine))
         attempts = dict(await in_thread(self._placed))
 
@@ -135,7 +137,7 @@ _EXPIRED = text(
     " cross join lateral (select greatest(coalesce(a.released_at, w.submitted_at), w.unheld_at) as since) as eligible"
     # The condition of the index `workload_expiring`.
     " where w.finished_at is null and w.spec -> 'limits' ->> 'max_pending_s' is not null"
-    " and w.phase = any(:phases) and w.held_by is null"
+    " and w.phase = any(:phases) and w.held_by is null and w.blocked is null"
     " and extract(epoch from now() - eligible.since)"
     " > (w.spec -> 'limits' ->> 'max_pending_s')::float8"
     " order by w.id for update of w skip locked"
@@ -145,7 +147,7 @@ _EXPIRED = text(
 def expire_pending(engine: Engine) -> list[str]:
     """Fails the workloads that have been eligible for too long; returns their ids.
 
-    Held workloads do not expire, and the end of a hold starts the time again.
+    Held and blocked workloads do not expire, and the end of a pause starts the time again.
     """
     code = ReasonCode.PENDING_EXPIRED
     with transaction(engine) as session:

@@ -1,5 +1,6 @@
 """Starts a workload's workflow with its state from Postgres, and with the attributes that Temporal's UI shows."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -15,6 +16,7 @@ from domain import ids
 from domain.lifecycle.attempts import LATEST
 from domain.lifecycle.endings import FAILURES
 from domain.lifecycle.launch_limits import is_only_launch
+from domain.lifecycle.retry_limits import PREEMPTIONS, exit_status
 from domain.lifecycle.suspicion import NONE, Suspicion
 from domain.phases import PLACED_PHASES, Phase
 from domain.protocol.workloads import WorkloadInput
@@ -25,6 +27,8 @@ from infra.db.models import Attempt
 _LIVE = text(
     "select id, name, tenant, region, reason, phase, attempt,"
     " coalesce((spec ->> 'one_attempt')::boolean, false) as one_attempt,"
+    " (spec -> 'limits' ->> 'max_preemptions')::int as max_preemptions,"
+    " (spec -> 'limits' ->> 'max_losses')::int as max_losses,"
     " jsonb_path_exists(spec, '$.jobs[*].image ? (@ != null)') as brings_image"
     " from workload where id = :workload and finished_at is null"
 )
@@ -51,6 +55,7 @@ def read_start(session: Session, workload: str) -> Start | None:
     state, rank = WorkloadInput(row.id, table=LATEST, one_attempt=row.one_attempt), None
     if row.attempt > 0:
         state, rank = _state_of(session, row)
+    state.max_preemptions, state.max_losses = row.max_preemptions, row.max_losses
     state.brings_image = row.brings_image
     code = (row.reason or {}).get("code", ReasonCode.SCAN_PENDING.value)
     facts = {"name": row.name, "tenant": row.tenant, "region": row.region or "", "reason": code}
@@ -94,6 +99,11 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
         ready=placed and bool(attempts) and attempts[0].ready_at is not None,
         stopping=row.phase == Phase.CHECKPOINTING,
         failures=sum(code in FAILURES for code in codes),
+        by_exit=Counter(
+            exit_status(end.get("detail", {}).get("status", "")) for end in ends if end.get("code") in FAILURES
+        ),
+        preemptions=sum(code in PREEMPTIONS for code in codes),
+        losses=codes.count(ReasonCode.MACHINE_LOST.value),
         hangs=_in_a_row(codes, ReasonCode.NO_PROGRESS),
         unloadable=_in_a_row(codes, ReasonCode.CHECKPOINT_UNLOADABLE),
         suspects=list(suspicion.machines),

@@ -15,7 +15,10 @@ from domain.capacity import dedicated
 from domain.phases import QUEUED_PHASES
 from domain.scheduling import MachineState
 
-_QUEUED = f"phase in ({', '.join(repr(phase.value) for phase in sorted(QUEUED_PHASES))}) and finished_at is null"
+_QUEUED = (
+    f"phase in ({', '.join(repr(phase.value) for phase in sorted(QUEUED_PHASES))}) and finished_at is null"
+    " and blocked is null"
+)
 EPOCH_US = 946_684_800_000_000
 """The start of 2000 in microseconds since 1970. Times in rows are whole microseconds since 2000, as in Postgres."""
 
@@ -30,7 +33,7 @@ class QueuedRow(NamedTuple):
     waits_from_us: int
     """The time from which its wait counts: its submission, later by its time on hold."""
     ask: str | None
-    """The demand; None: the workload is not queued."""
+    """The demand; None: the workload is not queued, or waits for its dependencies."""
     window: str | None = None
     """For an array: those of its elements that a scan ranks, as `array_window` in `arrays.sql` writes them."""
 

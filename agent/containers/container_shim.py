@@ -25,6 +25,7 @@ from agent.cgroups import engine_parent, kill_cgroup, remove_cgroup, remove_engi
 from agent.containers.engine import Container, ContainerEngine, ContainerState, EngineError, open_engine
 from agent.records import write_durably
 from agent.sandbox import claim, let_go
+from agent.task_setup import CANNOT_RUN
 from agent.termination import TaskNotice, read_processes
 
 _AGAIN_S = 0.5
@@ -105,7 +106,7 @@ class _Task:
                 self._engine.start(self._name)
             except EngineError as error:
                 os.write(output, f"mizzen: the container cannot be started: {error}\n".encode())
-                return self._exited(shim.CANNOT_RUN)
+                return self._exited(CANNOT_RUN)
         copying = threading.Thread(target=self._copy, args=(pieces, output), daemon=True)
         copying.start()
         threading.Thread(target=self._await, daemon=True).start()

@@ -5,13 +5,13 @@ Reading the document gives the same specification (`api.documents.workload`). Fi
 
 from typing import Any
 
+from api.documents.retries import retries_of
 from domain.array_elements import shown_indexes
-from domain.spec import ArraySpec, CheckpointSpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
+from domain.spec import ArraySpec, CheckpointSpec, DependencySpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 
 _CHECKPOINT = {"interval_s": "interval", "grace_s": "grace", "keep": "keep", "max_failing_s": "max_failing",
                "max_failures": "max_failures"}  # fmt: skip
-_LIMITS = {"max_runtime_s": "max_runtime", "max_silence_s": "max_silence", "max_pending_s": "max_pending",
-           "retries": "retries"}  # fmt: skip
+_LIMITS = {"max_runtime_s": "max_runtime", "max_silence_s": "max_silence", "max_pending_s": "max_pending"}
 
 
 def document_of(spec: WorkloadSpec) -> dict[str, Any]:
@@ -33,9 +33,12 @@ def document_of(spec: WorkloadSpec) -> dict[str, Any]:
         "files": spec.files,
         "workdir": spec.workdir,
         "checkpoint": _changed(spec.checkpoint, CheckpointSpec(), _CHECKPOINT),
-        "limits": _changed(spec.limits, LimitsSpec(), _LIMITS),
+        "limits": _changed(spec.limits, LimitsSpec(), _LIMITS) | retries_of(spec.limits),
         "regions": {name: value for name, value in regions.items() if value},
         "capacity": spec.capacity and [kind.value for kind in spec.capacity],
+        "after": [_dependency(one) for one in spec.after],
+        "not_before": spec.delay_s if spec.not_before is None else spec.not_before.isoformat(),
+        "if_never": None if spec.if_never == "end" else spec.if_never,
         "keep": spec.keep_s,
         "isolation": spec.isolation and spec.isolation.value,
     }
@@ -57,6 +60,7 @@ def _job(job: JobSpec) -> dict[str, Any]:
             "span_clusters": job.span_clusters or None,
             "resources": _resources(job.resources),
             "setup": job.setup,
+            "restart": None if job.restart == "gang" else job.restart,
             "image": job.image,
             "image_pull_secret": job.image_pull_secret,
             "run": job.script if job.script is not None else list(job.argv),
@@ -64,6 +68,10 @@ def _job(job: JobSpec) -> dict[str, Any]:
             "secrets": job.secrets,
         }
     )
+
+
+def _dependency(one: DependencySpec) -> dict[str, Any]:
+    return _given(one.model_dump(exclude={"id"}))
 
 
 def _resources(resources: ResourceSpec) -> dict[str, Any]:

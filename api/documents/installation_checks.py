@@ -16,6 +16,7 @@ from api.documents.workload import Draft, WorkloadDraft
 from domain.priority import LOWEST_LEVEL
 from domain.spec import ResourceSpec
 from infra.archives import BadArchive
+from infra.db.dependencies import named
 from infra.db.models import Cluster, Machine, Region
 from infra.db.tables import Table
 from infra.db.tenants import Archive, Secret, Tenant
@@ -73,6 +74,7 @@ def check(session: Session, draft: WorkloadDraft, own_tenant: str | None, machin
         _check_priority(draft, tenant)
         _check_secrets(session, draft, tenant)
         _check_archive(session, draft, tenant)
+        _find_predecessors(session, draft, tenant)
 
 
 def check_keep(draft: WorkloadDraft, at_most_s: float) -> None:
@@ -185,6 +187,21 @@ def _check_secrets(session: Session, draft: Draft, tenant: Tenant) -> None:
     if draft.at.named("secret"):
         known = session.scalars(select(Secret.name).where(Secret.tenant == tenant.name)).all()
         _check_names(draft.at, "secret", known, f" of tenant {tenant.name}")
+
+
+def _find_predecessors(session: Session, draft: WorkloadDraft, tenant: Tenant) -> None:
+    """Adds the ids of the workloads that the dependencies name to the draft. Only earlier workloads have one, so that
+    dependencies have no cycle.
+    """
+    found = {}
+    for place, reference in draft.at.named("workload"):
+        found[reference] = named(session, tenant.name, reference)
+        if found[reference] is None:
+            # The message is the same for workloads of other tenants.
+            place.wrong(f"tenant {tenant.name} has no workload with the name or id {reference}; submit it first")
+    if found:
+        after = draft.fields.get("after", ())
+        draft.fields["after"] = tuple(one.model_copy(update={"id": found.get(one.workload)}) for one in after)
 
 
 def _check_archive(session: Session, draft: Draft, tenant: Tenant) -> None:

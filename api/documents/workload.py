@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from api.documents.after import IF_NEVER, NOT_BEFORE, after
 from api.documents.array import ARRAY, ARRAY_RULES, check_array
 from api.documents.forms import (
     NAME,
@@ -26,6 +27,7 @@ from api.documents.forms import (
     word,
 )  # fmt: skip
 from api.documents.position import At
+from api.documents.retries import RETRIES
 from api.documents.syntax import Value
 from api.problems import FieldError
 from domain.capacity import USUAL, CapacityKind
@@ -161,7 +163,9 @@ _RUN = cases({
 }, "must be a command as a list of strings, or a shell script as one string")  # fmt: skip
 RUN = "A list is a command. A string is a script, run by the interpreter of its first line (#!), or by bash with -e"
 COMMANDS = {
-    "setup": Field(_SCRIPT, "A script as in run, run once in each task before it; if it fails, run is skipped"),
+    "setup": Field(
+        _SCRIPT, "A script as in run, which runs before it, once on each machine; if it fails, run is skipped"
+    ),
     "run": Field(_RUN, RUN, ""),
     "env": Field(environment_of(word(text(most=32 << 10))), "Environment variables"),
     "secrets": secrets_of(name("secret")),
@@ -169,6 +173,7 @@ COMMANDS = {
 _IMAGE = text("a container image", MAX_IMAGE, IMAGE_PATTERN, f"must be {IMAGE_RULE}")
 _NEEDS_RUN = "Needed unless the job has an image with a command of its own"
 _NO_SETUP = "A job with an image has no setup"
+_NO_RESTART = "The tasks of a job with an image are not started again alone"
 _NO_PULL = "Only a job with an image has image_pull_secret"
 
 
@@ -177,6 +182,8 @@ def _command_or_image(at: At, values: dict[str, Any]) -> dict[str, Any]:
         if "setup" in values:
             message = "not possible with image: install what the job needs in the image, or do it in run"
             at.get("setup").wrong(message, rule=_NO_SETUP)
+        if values.get("restart") == "task":
+            at.get("restart").wrong("not possible with image: leave it out, or write gang", rule=_NO_RESTART)
     else:
         if at.get("run").value is None and at.get("image").value is None:
             at.missing("run", "give the command as a list, or a shell script as a string", rule=_NEEDS_RUN)
@@ -194,11 +201,14 @@ JOB = section({
     "resources": Field(RESOURCES),
     **COMMANDS,
     "run": Field(_RUN, f"{RUN}. Replaces the entry point of an image. {_NEEDS_RUN}", ""),
+    "restart": Field(one_of(("gang", "task"), "gang or task"), "What is started again after the failure of a task: the "
+                     f"workload, or the task alone, on its machine. {_NO_RESTART}", default="gang"),
     "image": Field(_IMAGE, "A container image in which the tasks run, on machines with a container engine"),
     "image_pull_secret": Field(name("secret"), "Name of the tenant's secret with USER:PASSWORD for the image's "
                                f"registry. {_NO_PULL}"),
 }, "Identical tasks with a role; each task is a process group on one machine").checked(
-    lambda at, values: _command_or_image(at, set_once(at, values)), _NOT_BOTH, _NEEDS_RUN, _NO_SETUP, _NO_PULL
+    lambda at, values: _command_or_image(at, set_once(at, values)), _NOT_BOTH, _NEEDS_RUN, _NO_SETUP, _NO_PULL,
+    _NO_RESTART,
 )  # fmt: skip
 
 # -------------------------------------------------------------------------------------------------- fields of workloads
@@ -303,7 +313,7 @@ LIMITS = section({
     "max_silence": Field(_TIME, "A gang without progress, output and checkpoint for this long is restarted",
                          "max_silence_s"),
     "max_pending": Field(_TIME, "Time in the queue without a break, after which the workload fails", "max_pending_s"),
-    "retries": Field(integer(0, 1000), "Retries after failures of the tasks themselves"),
+    "retries": RETRIES,
 }, model=LimitsSpec)  # fmt: skip
 REGIONS = section({
     "allow": Field(
@@ -322,6 +332,9 @@ WORKLOAD = section({
     "array": ARRAY,
     "tables": Field(list_of(_TABLE, "tables", 64, unique=True, each=(_other_variable, _TABLES_DIFFER)), "Input tables"),
     "workdir": workdir("mizzen submit"),
+    "after": after(_TABLE),
+    "not_before": NOT_BEFORE,
+    "if_never": IF_NEVER,
     "checkpoint": Field(CHECKPOINT),
     "limits": Field(LIMITS),
     "regions": Field(REGIONS, to=""),

@@ -154,7 +154,7 @@ def _workload(
         submitted_at=row.submitted_at,
         paused_s=row.paused_s,
         level=row.level,
-        held=row.held_by is not None,
+        held=(row.held_by or row.blocked) is not None,
         jobs=spec.requests(),
         regions=regions,
         ran_s=ran_s,

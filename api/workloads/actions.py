@@ -26,6 +26,7 @@ from domain.protocol.mail import MailKind
 from domain.reasons import Reason, ReasonCode
 from infra.db import events, outbox
 from infra.db.array_rows import end_array, set_throttle
+from infra.db.dependencies import waive
 from infra.db.models import Workload
 from infra.db.queued_end import end_queued
 
@@ -100,7 +101,7 @@ def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
             )
         for one in (row, *live_elements(session, row, Workload.phase.in_(sorted(QUEUED_PHASES)))):
             if one.held_by is None:
-                one.held_by, one.held_at = caller.id, func.now()
+                one.held_by, one.held_at = caller.id, func.coalesce(Workload.held_at, func.now())
                 reason = Reason(ReasonCode.HELD, {"by": caller.id})
                 _record(session, caller, one, "workload.held", "workload.hold", reason)
         return mask(session, caller, view(session, state.queue, row))
@@ -108,17 +109,28 @@ def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
 
 @router.post("/{id}/release", status_code=202, summary="Release a held workload", responses=refusals(404, 409))
 def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
-    """Ends the hold of a workload. Releasing a workload that is not held changes nothing."""
+    """Ends the hold of a workload, and gives up its dependencies that can never hold. Else it changes nothing."""
     with state.transaction() as session:
         row = find(session, caller, id, lock=True)
         _require_live(row)
+        kept = row.blocked == "never"
+        if kept:
+            waive(session, row.id)
+            session.refresh(row)
         for one in (row, *live_elements(session, row)):
-            if one.held_by is not None:
-                held_s = func.greatest(func.coalesce(func.extract("epoch", func.now() - Workload.held_at), 0.0), 0.0)
-                one.paused_s = Workload.paused_s + held_s
-                one.held_by, one.held_at, one.unheld_at = None, None, func.now()
+            if one.held_by is not None or (kept and one is row):
+                _end_hold(one)
                 _record(session, caller, one, "workload.released", "workload.release", None)
         return mask(session, caller, view(session, state.queue, row))
+
+
+def _end_hold(row: Workload) -> None:
+    """Ends the hold, if there is one. A pause goes on as long as the workload waits for dependencies."""
+    if row.held_by is not None and row.blocked is None:
+        held_s = func.greatest(func.coalesce(func.extract("epoch", func.now() - Workload.held_at), 0.0), 0.0)
+        row.paused_s = Workload.paused_s + held_s
+        row.held_at, row.unheld_at = None, func.now()
+    row.held_by = None
 
 
 @router.post("/{id}/preempt", status_code=202, summary="Preempt a workload", responses=refusals(404, 409))

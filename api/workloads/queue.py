@@ -129,9 +129,9 @@ def _why_queued(
     parts = []
     if row.attempt and stored is not None and stored.code != ReasonCode.SCAN_PENDING:
         parts.append(f"attempt {row.attempt} ended: {stored.sentence}")
-    if row.held_by is not None:
+    if row.held_by is not None and row.blocked is None:
         parts.append(reasons[0].sentence)
-    elif item is None:
+    elif item is None or row.blocked is not None:
         parts.append("; ".join(reason.sentence for reason in reasons))
     else:
         place = f"waits at position {item.position} of {length}"

@@ -17,6 +17,7 @@ from domain.reasons import Reason, ReasonCode, running_since
 from infra.db import published_queue
 from infra.db.array_rows import ArrayCounts, counts_of
 from infra.db.capacity import InstanceRow
+from infra.db.dependencies import DecidedDependency, dependencies_of
 from infra.db.logs import Event, Waiting
 from infra.db.models import Attempt, Workload
 
@@ -41,6 +42,7 @@ class QueueRow(NamedTuple):
     region: str | None
     level: int | None
     held_by: str | None
+    blocked: str | None
     held_at: datetime | None
     unheld_at: datetime | None
     paused_s: float
@@ -96,10 +98,15 @@ def _why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row
     newest = queue.load(session) if queued else published_queue.NOTHING
     entries = newest.find_all([row.id for row in queued])
     waiting = _waiting(session, queued)
+    blockers = dependencies_of(session, [row.id for row in queued if row.blocked is not None])
     coming = machines_on_their_way(session, [row.id for row in queued])
     out = {
         row.id: Why(
-            [*coming.get(row.id, ()), *_why_queued(row, entries.get(row.id), waiting.get(row.id))], entries.get(row.id)
+            [
+                *coming.get(row.id, ()),
+                *_why_queued(row, entries.get(row.id), waiting.get(row.id), blockers.get(row.id, ())),
+            ],
+            entries.get(row.id),
         )
         for row in queued
     }
@@ -133,13 +140,21 @@ def why_new(row: Row) -> Why:
 
 
 def _why_queued(
-    row: Row, entry: published_queue.QueuePosition | None, waiting: Mapping[str, Any] | None
+    row: Row,
+    entry: published_queue.QueuePosition | None,
+    waiting: Mapping[str, Any] | None,
+    depends: Sequence[DecidedDependency],
 ) -> list[ReasonView]:
-    """Returns the reasons of a queued workload: hold, quota, refusals of regions. Empty if it was never scanned."""
+    """Returns the reasons of a queued workload: hold, dependencies, quota, refusals of regions.
+
+    The list is empty if it was never scanned.
+    """
     quota = entry.reason.to_json() if entry is not None and entry.reason is not None else None
     found = [quota, *((waiting or {}).get("reasons", []))]
     if row.held_by is not None:
         found = [Reason(ReasonCode.HELD, {"by": row.held_by}).to_json(), quota]
+    if blockers := [reason for one in depends if (reason := one.reason(kept=True)) is not None]:
+        found = [*(found[:1] if row.held_by is not None else ()), *(reason.to_json() for reason in blockers)]
     views: list[ReasonView] = []
     for body in found:
         view = reason_view(body)
@@ -191,7 +206,7 @@ def _preparing(session: Session, ids: Sequence[str]) -> dict[str, list[ReasonVie
     return {
         workload: [
             _view(Reason(ReasonCode.PREPARING, {"machine": machine, "waits_for": text}))
-            for machine, text in sorted(told.items())[:_MACHINES_SHOWN]
+            for machine, text in sorted((told or {}).items())[:_MACHINES_SHOWN]
         ]
         for workload, told in session.execute(found)
     }
@@ -210,26 +225,27 @@ class Waits(NamedTuple):
     """How long a workload has waited, in seconds."""
 
     waited_s: float
-    """Since its submission, without the time on hold, until its end. It counts for credit and reservations."""
+    """Since its submission, without pauses, until its end. It counts for credit and reservations."""
     eligible_s: float | None
-    """Since it could last be placed: since its submission, its last attempt or its last hold, whichever ended last.
-    None: it is not queued, or is on hold."""
+    """Since it could last be placed: since its submission, its last attempt or its last pause, whichever ended last.
+    None: it is not queued, or is on hold or blocked."""
 
 
 def waits_of(session: Session, rows: Sequence[Row]) -> dict[str, Waits]:
     """Returns how long each workload has waited, by id."""
-    again = [row.id for row in rows if row.attempt and Phase(row.phase) in QUEUED_PHASES and row.held_by is None]
+    eligible = [row for row in rows if Phase(row.phase) in QUEUED_PHASES and (row.held_by or row.blocked) is None]
+    again = [row.id for row in eligible if row.attempt]
     found = session.execute(_RELEASED, {"ids": again}).all() if again else []
     released = {(workload, attempt): at for workload, attempt, at in found}
+    since = {row.id: (row.submitted_at, row.unheld_at, released.get((row.id, row.attempt))) for row in eligible}
     now = datetime.now(UTC)
     out = {}
     for row in rows:
         ends = [at for at in (row.finished_at, row.held_at) if at is not None]
         waited_s = (min(ends, default=now) - row.submitted_at).total_seconds() - row.paused_s
         eligible_s = None
-        if Phase(row.phase) in QUEUED_PHASES and row.held_by is None:
-            since = (row.submitted_at, row.unheld_at, released.get((row.id, row.attempt)))
-            eligible_s = max(0.0, (now - max(at for at in since if at is not None)).total_seconds())
+        if row.id in since:
+            eligible_s = max(0.0, (now - max(at for at in since[row.id] if at is not None)).total_seconds())
         out[row.id] = Waits(max(0.0, waited_s), eligible_s)
     return out
 

@@ -150,8 +150,11 @@ def list_workloads(
     *,
     tenant: Annotated[str | None, Query(description="Only workloads of this tenant")] = None,
     phase: Annotated[
-        list[Phase | Literal["held", "live"]] | None,
-        Query(max_length=20, description="Only these phases; `held`: queued and held; `live`: not ended"),
+        list[Phase | Literal["held", "blocked", "live"]] | None,
+        Query(
+            max_length=20,
+            description="Only these phases; `held`: queued and held; `blocked`: waits for others; `live`: not ended",
+        ),
     ] = None,
     label: Annotated[list[str] | None, Query(max_length=20, description="Only with these labels, key=value")] = None,
     name: Annotated[str | None, Query(description="Only with this name")] = None,
@@ -168,9 +171,10 @@ def list_workloads(
         if only is not None:
             wanted = wanted.where(Workload.tenant == only)
     if phase:
-        held = Workload.held_by.is_not(None) & Workload.phase.in_(sorted(QUEUED_PHASES))
+        queued = Workload.phase.in_(sorted(QUEUED_PHASES))
         live = Workload.phase.not_in(sorted(TERMINAL_PHASES))
-        also = {"held": held, "live": live}
+        also = {"held": Workload.held_by.is_not(None) & queued, "live": live}
+        also["blocked"] = Workload.blocked.is_not(None) & queued
         wanted = wanted.where(or_(shown_in(phase), *(also[name] for name in phase if name in also)))
     for pair in label or ():
         wanted = wanted.where(Workload.labels.contains(_label(pair)))

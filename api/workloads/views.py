@@ -9,10 +9,13 @@ from api.paging import Page
 from api.views import ReasonView, View
 from domain.phases import Phase
 
-_WAITED = "Seconds since the submission, without time on hold, until its end. They count for credit and reservations"
+_WAITED = (
+    "Seconds since the submission until its end, without time on hold or blocked."
+    " They count for credit and reservations"
+)
 _ELIGIBLE = (
-    "Seconds since it could last be placed: since the submission, or the end of its last attempt or hold;"
-    " null: it is not queued, or is on hold"
+    "Seconds since it could last be placed: since the submission, or the end of its last attempt, hold or block;"
+    " null: it is not queued, or is on hold or blocked"
 )
 
 
@@ -141,6 +144,9 @@ class WorkloadView(View):
     attempt: int = Field(description="Number of the newest attempt; 0 before the first")
     level: int = Field(description="The effective level: the tenant's, or the lower one that was requested")
     held_by: str | None
+    blocked: str | None = Field(
+        description="Before it enters the queue: `waiting` for its dependencies, or `never` if one can never hold"
+    )
     submitted_at: datetime
     waited_s: float = Field(description=_WAITED)
     eligible_s: float | None = Field(description=_ELIGIBLE)
@@ -160,8 +166,24 @@ class WorkloadView(View):
     element: ElementView | None = Field(description="Its place in its array, if it is an element of one")
 
 
+class DependencyView(View):
+    """What must hold before a workload enters the queue: about a workload, a partition of a table, or the time."""
+
+    predecessor: str | None = Field(description="Id of the workload that it is about")
+    predecessor_name: str | None
+    table: str | None
+    partition: str | None
+    not_before: datetime | None
+    condition: str = Field(description="`succeeded`, `ended`, `failed`, `started`, `ready` or `due`")
+    state: str = Field(description="`waiting`, `met`, or `never`: it can no longer hold")
+    phase: str | None = Field(description="The predecessor's phase, or the one that decided it")
+    decided_at: datetime | None
+
+
 class WorkloadDetail(WorkloadView):
     """A workload with its specification, the placement of its tasks, and its cost."""
+
+    after: list[DependencyView] = Field(description="Its dependencies; those that can never hold come first")
 
     spec: dict[str, Any] = Field(description="Its document, without defaults; it can be submitted again")
     placement: list[PlacementView]

@@ -24,6 +24,7 @@ from api.workloads.views import (
     AttemptList,
     AttemptView,
     BandwidthView,
+    DependencyView,
     JobView,
     LeftView,
     PlacementView,
@@ -33,23 +34,20 @@ from api.workloads.views import (
     WorkloadView,
 )
 from domain.ids import split_element
+from domain.lifecycle.retry_limits import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
-from domain.reasons import ReasonCode
 from domain.slots import TaskSlots, bits
 from domain.spec import WorkloadSpec
 from domain.task_reports import BandwidthReport
 from infra.db.array_rows import counts_of
 from infra.db.costs import costs_of
+from infra.db.dependencies import Dependency, dependencies_of
 from infra.db.lost_work import lost_by
 from infra.db.models import Allocation, Attempt, Workload
 from infra.db.published_queue import Newest
 from infra.db.tasks import tasks_of
 from infra.db.tenants import Tenant
 
-PREEMPTIONS = (
-    ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.MACHINE_DRAINED, ReasonCode.PLATFORM_NOTICE,
-)  # fmt: skip
-"""Outcomes of attempts that count as preemptions."""
 # Statements that every request uses are built once, because building one takes as long as executing it.
 _FOUND = select(Workload).where(Workload.id == bindparam("id"))
 _LOCKED = _FOUND.with_for_update().execution_options(populate_existing=True)
@@ -103,7 +101,7 @@ def detail(session: Session, queue: Newest, row: Workload) -> WorkloadDetail:
     ]
     spent = costs_of(session, row.id) if row.attempt else []
     return WorkloadDetail(
-        **fields, spec=_document(row), placement=placement,
+        **fields, **_specified(session, row), placement=placement,
         cost_usd=sum(cost.usd for cost in spent), unpriced_h=sum(cost.unpriced_h for cost in spent),
     )  # fmt: skip
 
@@ -146,11 +144,18 @@ def submitted(session: Session, row: Workload) -> WorkloadDetail:
     """Returns a workload that was created in this transaction; it has no scan result and no attempt yet."""
     counts = counts_of(session, [row.id]).get(row.id) if row.spec.get("array") is not None else None
     (fields,) = _fields(session, [row], {row.id: replace(why_new(row), array=counts)})
-    return WorkloadDetail(**fields, spec=_document(row), placement=[], cost_usd=0.0, unpriced_h=0.0)
+    return WorkloadDetail(**fields, **_specified(session, row), placement=[], cost_usd=0.0, unpriced_h=0.0)
 
 
-def _document(row: Workload) -> dict[str, Any]:
-    return document_of(WorkloadSpec.model_validate(row.spec))
+def _specified(session: Session, row: Workload) -> dict[str, Any]:
+    """Returns what the document says, and the dependencies with their states."""
+    spec = WorkloadSpec.model_validate(row.spec)
+    found = dependencies_of(session, [row.id]).get(row.id, []) if spec.has_dependencies else []
+    return {"spec": document_of(spec), "after": [_dependency(*one) for one in found]}
+
+
+def _dependency(row: Dependency, phase: str | None) -> DependencyView:
+    return DependencyView.from_row(row, table=row.data_table, not_before=row.due_at, phase=phase)
 
 
 def allocations(session: Session, row: Workload, limit: int, after: tuple[int, str]) -> AllocationList:
@@ -198,6 +203,7 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
             "attempt": row.attempt,
             "level": max(levels[row.tenant], row.level or 0),
             "held_by": row.held_by,
+            "blocked": row.blocked if Phase(row.phase) in QUEUED_PHASES else None,
             "submitted_at": row.submitted_at,
             "waited_s": waits[row.id].waited_s,
             "eligible_s": waits[row.id].eligible_s,

@@ -1,13 +1,14 @@
 """Decides what follows from the end of an attempt: a decision table of which the first matching row applies."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from domain.ids import task_log
 from domain.lifecycle.checkpoint_load import FailedLoad, failed_load, loaded
 from domain.lifecycle.gangs import GangEnd
+from domain.lifecycle.retry_limits import RetryLimit, exit_status
 from domain.lifecycle.suspicion import MOST_ATTEMPTS, NONE, Doubt, Suspicion, doubt
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol.mail import Mail, MailKind
@@ -45,6 +46,8 @@ class FailureCounts:
     """Consecutive attempts whose checkpoint could not be loaded. Attempts that never reached loading do not count."""
     suspicion: Suspicion = NONE
     """Failures on machines that owners lend, which are not confirmed."""
+    by_exit: Mapping[str, int] = field(default_factory=dict)
+    """`failures` by exit status."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,16 @@ class EndedAttempt:
         return count_loads(counts, self.end, self.own)
 
     @cached_property
+    def limit(self) -> RetryLimit:
+        """The limit that applies to the failure of the user's task."""
+        named, before, failed = self.plan.retries_by_exit, self.counts, self.end.first_failure
+        status = exit_status(failed.status)
+        if status in named:
+            return RetryLimit(named[status], before.by_exit.get(status, 0) + failed.restarts, status)
+        others = before.failures - sum(before.by_exit.get(one, 0) for one in named)
+        return RetryLimit(self.plan.retries, others + failed.restarts)
+
+    @cached_property
     def doubt(self) -> Doubt | None:
         """The doubt about a failure for which the workload would be to blame; None: the failure is confirmed."""
         if not self.repeats:
@@ -132,7 +145,7 @@ class EndingFields:
     applies: Callable[[EndedAttempt], bool]
     phase: Phase
     reason: Callable[[EndedAttempt], Reason]
-    counts: Callable[[FailureCounts], FailureCounts] = lambda counts: counts
+    counts: Callable[[EndedAttempt], FailureCounts] = lambda case: case.counts_after
     blames: Callable[[EndedAttempt], str | None] = lambda case: None
     confirmed: bool = False
     """Whether the row applies only to confirmed failures (`domain.lifecycle.suspicion`). If a failure is not confirmed,
@@ -247,8 +260,10 @@ FAILURES = frozenset(
 
 def _failed(case: EndedAttempt) -> Reason:
     failed = case.end.first_failure
-    detail: dict[str, Any] = {"task": failed.name, "status": failed.status, "retries": case.plan.retries}
-    final = case.counts.failures >= case.plan.retries
+    detail: dict[str, Any] = {"task": failed.name, "status": failed.status, "retries": case.limit.retries}
+    final = case.limit.is_reached
+    if case.limit.status is not None:
+        detail["exit"] = case.limit.status
     code = ReasonCode.RETRIES_EXHAUSTED if final else ReasonCode.TASK_FAILED
     if "/" in failed.name:
         detail["log"] = task_log(case.workload_id, case.attempt, failed.name)
@@ -268,21 +283,23 @@ def _failed(case: EndedAttempt) -> Reason:
         detail |= failed.memory
         code = ReasonCode.OUT_OF_MEMORY
     if not final:
-        detail["failures"] = case.counts.failures + 1
+        detail["failures"] = case.limit.used + 1
     assert code in FAILURES, f"{code} must be in FAILURES, by which a new workflow counts earlier failures"
     return Reason(code, detail)
 
 
-def _one_failure_more(counts: FailureCounts) -> FailureCounts:
-    return replace(counts, failures=counts.failures + 1)
+def _one_failure_more(case: EndedAttempt) -> FailureCounts:
+    counts, status = case.counts_after, exit_status(case.end.first_failure.status)
+    by_exit = {**counts.by_exit, status: counts.by_exit.get(status, 0) + 1}
+    return replace(counts, failures=counts.failures + 1, by_exit=by_exit)
 
 
-def _one_hang_more(counts: FailureCounts) -> FailureCounts:
-    return replace(counts, hangs=counts.hangs + 1)
+def _one_hang_more(case: EndedAttempt) -> FailureCounts:
+    return replace(case.counts_after, hangs=case.counts_after.hangs + 1)
 
 
-def _no_hang(counts: FailureCounts) -> FailureCounts:
-    return replace(counts, hangs=0)
+def _no_hang(case: EndedAttempt) -> FailureCounts:
+    return replace(case.counts_after, hangs=0)
 
 
 ENDINGS = (
@@ -322,7 +339,7 @@ ENDINGS = (
     ),
     EndingFields(
         "task failed, no retry left",
-        lambda case: case.told is None and case.counts.failures >= case.plan.retries,
+        lambda case: case.told is None and case.limit.is_reached,
         Phase.FAILED,
         _failed,
         _one_failure_more,
@@ -359,7 +376,7 @@ def judge(case: EndedAttempt) -> tuple[Ending, FailureCounts]:
     if row.confirmed and case.doubt is not None:
         reason = unconfirmed(row.reason(case), case.doubt)
         return Ending(Phase.PENDING, reason, case.end.progress), replace(case.counts_after, suspicion=case.doubt.after)
-    counts = row.counts(case.counts_after)
+    counts = row.counts(case)
     if row.confirmed:
         counts = replace(counts, suspicion=NONE)
     return Ending(row.phase, row.reason(case), case.end.progress, row.blames(case)), counts

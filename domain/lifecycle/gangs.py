@@ -38,6 +38,8 @@ class TaskFailure:
     """Set if the agent stopped the task because its attempt had used up its share of the disk."""
     machine: str | None = None
     """The machine that reported it."""
+    restarts: int = 0
+    """How often the task was started again alone before, as far as that counts for the limit of this failure."""
 
 
 @dataclass

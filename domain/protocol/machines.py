@@ -28,6 +28,8 @@ class TaskExit:
     """Set if the agent stopped the task because it did not become ready in time."""
     disk: DiskReport | None = None
     """Set if the agent stopped the task because its attempt had used up its share of the disk."""
+    restarts: int = 0
+    """How often the task was started again alone before, as far as that counts for the limit of this end."""
 
     @property
     def succeeded(self) -> bool:

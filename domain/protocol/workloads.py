@@ -22,6 +22,15 @@ class WorkloadInput:
     """With `placed`: the attempt's tasks have already received the notice to save and stop."""
     failures: int = 0
     """Number of failures of the user's tasks so far."""
+    by_exit: dict[str, int] = field(default_factory=dict)
+    """The same by exit status (`domain.lifecycle.endings.exit_status`)."""
+    preemptions: int = 0
+    """Number of attempts that ended by a preemption."""
+    losses: int = 0
+    """Number of attempts that ended by the loss of a machine."""
+    max_preemptions: int | None = None
+    max_losses: int | None = None
+    """Limits of these numbers (`domain.spec.LimitsSpec`)."""
     hangs: int = 0
     """Number of consecutive attempts that hung."""
     unloadable: int = 0
@@ -106,7 +115,7 @@ class LaunchPlan:
     """Region of the newest checkpoint; None: there was no earlier attempt."""
     grace_s: float
     max_runtime_s: float | None
-    retries: int
+    retries: int | None
     heartbeat_timeout_s: float
     node_lost_after_s: float
     """Timeout for an agent to accept the work of its node; after it, the machine counts as lost."""
@@ -123,6 +132,8 @@ class LaunchPlan:
     """The store of a cluster that has the newest checkpoint; None: the bucket of `checkpoint_region`."""
     launch_limit_s: float | None = None
     """The limit on the preparation on lent machines (`domain.lifecycle.launch_limits`); None: no machine is lent."""
+    retries_by_exit: dict[str, int | None] = field(default_factory=dict)
+    """`domain.spec.LimitsSpec.retries_by_exit`."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Puts a new workload into the queue, with its event and the wake of the scheduler."""
+"""Puts a new workload into the queue, with its dependencies, its event and the wake of the scheduler."""
 
 from sqlalchemy.orm import Session
 
@@ -7,6 +7,7 @@ from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
 from infra.db import events, outbox
 from infra.db.array_rows import insert_array
+from infra.db.dependencies import add_dependencies
 from infra.db.models import Workload
 
 
@@ -33,9 +34,14 @@ def enqueue(session: Session, spec: WorkloadSpec, by: str) -> Workload:
     session.flush()
     if spec.array is not None:
         insert_array(session, row.id, spec.array)
+    blocker = add_dependencies(session, row.id, spec) if spec.has_dependencies else None
+    if blocker is not None:
+        session.refresh(row)
+        reason, row.reason = blocker, blocker.to_json()
     events.record(
         session, "workload.pending", tenant=row.tenant, workload=row.id, attempt=0, reason=reason, dedup="submitted",
         detail={"name": row.name},
     )  # fmt: skip
-    outbox.wake_scheduler(session)
+    if blocker is None:
+        outbox.wake_scheduler(session)
     return row

@@ -196,12 +196,15 @@ class Workload(Base):
     level: Mapped[int | None]
     """Priority level that the user requested, lower than the tenant's level. None: the tenant's level."""
     held_by: Mapped[str | None]
+    blocked: Mapped[str | None]
+    """Whether it waits for its dependencies (`infra.db.dependencies`), or one of them can never hold. A trigger sets it
+    to None when all hold."""
     held_at: Mapped[datetime | None]
-    """When the present hold began."""
+    """When the present pause began: the workload is on hold or blocked."""
     unheld_at: Mapped[datetime | None]
-    """When the last hold ended."""
+    """When the last pause ended."""
     paused_s: Mapped[float] = mapped_column(server_default="0")
-    """Seconds on hold, over all holds that have ended. They do not count as waiting."""
+    """Seconds of all pauses that have ended. They do not count as waiting."""
     submitted_at: Mapped[datetime] = mapped_column(server_default=NOW)
     finished_at: Mapped[datetime | None]
     region: Mapped[str | None]
@@ -228,6 +231,7 @@ class Workload(Base):
             postgresql_where=text("array_id is not null and finished_at is not null"),
         ),
         CheckConstraint(f"phase in ({', '.join(repr(p.value) for p in Phase)})", name="workload_phase"),
+        CheckConstraint("blocked in ('waiting', 'never')", name="workload_blocked"),
         Index("workload_tenant", "tenant", "id"),
         # No index on the phase: it changes often, and updates of columns without an index are cheap.
         Index("workload_live", "id", postgresql_where=text("finished_at is null")),
@@ -235,6 +239,11 @@ class Workload(Base):
             "workload_expiring",
             "id",
             postgresql_where=text("finished_at is null and spec -> 'limits' ->> 'max_pending_s' is not null"),
+        ),
+        Index(
+            "workload_never",
+            "id",
+            postgresql_where=text("finished_at is null and blocked = 'never' and spec ->> 'if_never' = 'end'"),
         ),
         Index("workload_labels", "labels", postgresql_using="gin"),
         # Free space on each page for the next versions of its rows (HOT updates): these rows change often, in columns

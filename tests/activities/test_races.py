@@ -34,7 +34,7 @@ def contest(world: World) -> tuple[World, str, list[str]]:
     return world, evictor, victims
 
 
-def _waits_for_a_lock(world: World, done: Callable[[], bool]) -> bool:
+def waits_for_a_lock(world: World, done: Callable[[], bool]) -> bool:
     """Returns True once a connection waits for a lock, or False once `done`."""
     give_up_s = time.monotonic() + 20
     while time.monotonic() < give_up_s:
@@ -64,7 +64,7 @@ def test_two_victims_that_give_up_at_the_same_instant(contest: tuple[World, str,
             )
             session.execute(text("update workload set phase = 'pending', region = null where id = :w"), {"w": early})
             other = pool.submit(world.release, late, Phase.PREEMPTED)
-            _waits_for_a_lock(world, other.done)
+            waits_for_a_lock(world, other.done)
             assert world.mail(evictor, "slots_ready") == []
         other.result(20)
     assert len(world.mail(evictor, "slots_ready")) == 1
@@ -90,7 +90,7 @@ def test_a_victim_and_its_evictor_end_at_the_same_instant(
         victim = pool.submit(world.release, victims[0], Phase.PREEMPTED)
         assert handed_over.wait(20)
         ending = pool.submit(world.release, evictor, Phase.CANCELLED)
-        assert _waits_for_a_lock(world, ending.done)
+        assert waits_for_a_lock(world, ending.done)
         go_on.set()
         victim.result(20)
         ending.result(20)
@@ -110,7 +110,7 @@ def test_progress_and_release_at_the_same_instant(contest: tuple[World, str, lis
             session.flush()
             older = TaskProgress("main", 0, step=7, checkpoint_step=6, checkpoint_at_s=1.0, checkpoint_bytes=600)
             ending = pool.submit(world.release, victim, Phase.PREEMPTED, progress=[older])
-            assert _waits_for_a_lock(world, ending.done)
+            assert waits_for_a_lock(world, ending.done)
         ending.result(20)
     attempt = world.attempt(victim)
     assert (attempt.last_step, attempt.checkpoint_step, attempt.checkpoint_bytes) == (9, 8, 700)

@@ -20,6 +20,7 @@ from activities.lifecycle.workload_start import read_start
 from domain import ids
 from domain.phases import Phase
 from domain.protocol.workloads import WorkloadInput
+from domain.spec import LimitsSpec
 from infra.db.logs import Outbox
 from infra.db.models import Attempt, Workload
 from infra.db.placement_runs import begin_placement_run
@@ -123,24 +124,31 @@ async def test_the_workflow_of_an_ended_workload_is_ended(
 
 
 async def test_a_new_workflow_counts_what_earlier_attempts_were(town: World, client: Client) -> None:
-    """A restarted workflow gets the failures, consecutive hangs and running time of earlier attempts."""
-    workload = town.running()
+    """A restarted workflow gets the failures by status, preemptions, losses, hangs and runtime of earlier attempts."""
+    workload = town.running(limits=LimitsSpec(max_preemptions=4))
     with town.session() as session:
         first = session.get_one(Attempt, (workload, 1))
-        codes = ["out_of_memory", "not_ready", "no_progress", "setup_failed", "no_progress", "no_progress"]
-        for number, code in enumerate(codes, 1):
+        ends = [
+            ("out_of_memory", "signal 9"), ("not_ready", "an unknown status"), ("evicted", None),
+            ("machine_lost", None), ("platform_notice", None), ("setup_failed", "exit code 137"),
+            ("no_progress", None), ("no_progress", None),
+        ]  # fmt: skip
+        for number, (code, status) in enumerate(ends, 1):
             session.merge(
                 Attempt(
                     workload=workload, attempt=number, region="r", plan=first.plan, gpu_types={}, cpus_milli=0,
-                    started_at=text("now() - interval '10 seconds'"), released_at=text("now()"), outcome={"code": code},
+                    started_at=text("now() - interval '10 seconds'"), released_at=text("now()"),
+                    outcome={"code": code, "detail": {"status": status} if status else {}},
                 )
             )  # fmt: skip
-        session.execute(text("update workload set attempt = 6, phase = 'pending' where id = :w"), {"w": workload})
+        session.execute(text("update workload set attempt = 8, phase = 'pending' where id = :w"), {"w": workload})
     with town.session() as session:
         start = read_start(session, workload)
     assert start is not None
     state = start.state
-    assert (state.attempt, state.placed, state.failures, state.hangs, state.ran_s) == (6, False, 3, 2, 60.0)
+    assert (state.attempt, state.placed, state.failures, state.hangs, state.ran_s) == (8, False, 3, 2, 80.0)
+    assert state.by_exit == {"137": 2, "an unknown status": 1}
+    assert (state.preemptions, state.max_preemptions, state.losses, state.max_losses) == (2, 4, 1, None)
     assert (state.suspects, state.unconfirmed) == ([], 0)
 
 

@@ -16,6 +16,7 @@ from agent import shim, tasks
 from agent.cgroups import make_cgroup
 from agent.outcomes import outcome
 from agent.processes import ProcessIdentity
+from agent.task_setup import CANNOT_RUN
 from agent.tasks import RunFolder, TaskState
 from agent.zygote_client import start_shim
 from tests.agent.harness import STUBBORN, ended, processes_of, python, run_folder, task_launch, until, zygotes
@@ -47,7 +48,7 @@ def test_a_command_that_cannot_run(tmp_path: Path, argv: tuple[str, ...]) -> Non
     """A command that cannot be executed ends with code 127 and says why in the task's output."""
     run = run_folder(tmp_path)
     tasks.start(run, task_launch(run, *argv))
-    assert ended(run).exit_code == shim.CANNOT_RUN
+    assert ended(run).exit_code == CANNOT_RUN
     assert f"cannot run {argv[0]!r}" in run.output.read_text()
 
 

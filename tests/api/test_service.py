@@ -125,14 +125,16 @@ async def test_metrics(world: ApiWorld) -> None:
                       )  # fmt: skip
     async with world.client() as client:
         await client.post("/v1/workloads", json=document())
+        await client.post("/v1/workloads", json=document(not_before="2h"))
         await client.get("/v1/workloads/wl-none")
         found = (await client.get("/metrics")).text
     lines = dict(line.rsplit(" ", 1) for line in found.splitlines() if not line.startswith("#"))
     expected = {
-        'mizzen_workloads{phase="pending"}': 2,
+        'mizzen_workloads{phase="pending"}': 3,
         'mizzen_workloads{phase="running"}': 1,
         'mizzen_workloads{phase="failed"}': 0,
         "mizzen_queue_length": 2,
+        "mizzen_blocked_workloads": 1,
         'mizzen_gpu_slots{gpu_type="a100",region="north",state="total"}': 16,
         'mizzen_gpu_slots{gpu_type="a100",region="north",state="held"}': 3,
         'mizzen_gpu_slots{gpu_type="v100",region="south",state="promised"}': 0,
@@ -153,8 +155,8 @@ async def test_metrics(world: ApiWorld) -> None:
         "mizzen_database_up": 1,
         "mizzen_api_followers": 0,
         'mizzen_api_requests_total{method="GET",route="/v1/workloads/{id}",status="404"}': 1,
-        'mizzen_api_requests_total{method="POST",route="/v1/workloads",status="202"}': 1,
-        'mizzen_api_request_seconds_count{method="POST",route="/v1/workloads"}': 1,
+        'mizzen_api_requests_total{method="POST",route="/v1/workloads",status="202"}': 2,
+        'mizzen_api_request_seconds_count{method="POST",route="/v1/workloads"}': 2,
     }
     assert {name: float(lines[name]) for name in expected} == expected
     assert float(lines["mizzen_outbox_oldest_seconds"]) >= 0

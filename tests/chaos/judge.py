@@ -4,8 +4,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from math import inf
 
-from tests.chaos.observed import Observed, TaskRun
+from tests.chaos.observed import Observed, Order, TaskRun
 
 STATUS_WRITTEN_S = 2.0
 """The time after the end of a task by which the shim has written its exit status to disk."""
@@ -32,6 +33,7 @@ KINDS = {
     "older-saved": "an older attempt saved after a newer one had loaded",
     "checkpoint-lost": "an attempt resumed from an older step than one whose save had returned",
     "finished-again": "a gang whose tasks had all exited with 0 ran again",
+    "too-early": "a workload ran before the one that it depends on had succeeded",
     "lost": "an acknowledged workload does not exist",
     "refused": "a valid request was rejected",
     "not-placed": "after the last fault, a pass left a workload in the queue that fits an idle region",
@@ -47,7 +49,7 @@ KINDS = {
 
 def judge(seen: Observed) -> list[Violation]:
     """Returns all violations, by kind in the order of `KINDS`."""
-    checks = (_starts, _slots, _owned, _checkpoints, _workloads, _queue, _surroundings)
+    checks = (_starts, _slots, _owned, _checkpoints, _dependents, _workloads, _queue, _surroundings)
     found = [violation for check in checks for violation in check(seen)]
     order = list(KINDS)
     return sorted(found, key=lambda v: (order.index(v.kind), v.detail))
@@ -142,6 +144,34 @@ def _unsure(seen: Observed, runs: list[TaskRun], again_s: float) -> bool:
     return any(begin <= r.last_s + STATUS_WRITTEN_S and r.last_s <= end for begin, end in seen.blackouts for r in runs)
 
 
+def _ids(seen: Observed, name: str) -> set[str]:
+    """Returns the ids of the workloads with a name, from responses and from the listing."""
+    told = {id_ for order in seen.orders if order.name == name for id_ in order.ids}
+    return told | {id_ for id_, known in seen.names.items() if known == name}
+
+
+def _dependents(seen: Observed) -> Iterator[Violation]:
+    for order in seen.orders:
+        if order.after is None or order.after[1] != "succeeded":
+            continue
+        begun_s = [r.started_s for r in seen.runs if r.workload in _ids(seen, order.name)]
+        done_s = [
+            max(r.last_s for r in runs)
+            for workload in _ids(seen, order.after[0])
+            for _, runs in _finished(seen, workload)
+        ]
+        if begun_s and min(begun_s) < min(done_s, default=inf):
+            what = f"{min(done_s) - min(begun_s):.2f} s before" if done_s else "without"
+            yield Violation("too-early", f"{order.name}: began {what} the end of {order.after[0]}")
+
+
+def _waited_in_vain(seen: Observed, order: Order, why: str) -> bool:
+    """Returns whether a workload was rightly cancelled because what it depends on had not succeeded."""
+    if order.after is None or order.after[1] != "succeeded" or "dependency_never" not in why:
+        return False
+    return all(seen.phases.get(one) in ("failed", "cancelled") for one in _ids(seen, order.after[0]))
+
+
 def _workloads(seen: Observed) -> Iterator[Violation]:
     named: dict[str, set[str]] = {order.name: set(order.ids) for order in seen.orders}
     for workload, name in seen.names.items():
@@ -176,7 +206,7 @@ def _workloads(seen: Observed) -> Iterator[Violation]:
             killed = any(k.run_id.startswith(f"{workload}.") for k in seen.killed)
             if phase == "failed" and not any(r.exit_code for r in runs) and not (order.exit_code and killed):
                 yield Violation("wrong-end", f"{order.name} {workload}: failed ({why}), but none of its tasks failed")
-            if phase == "cancelled" and order.cancel_sent_s is None:
+            if phase == "cancelled" and order.cancel_sent_s is None and not _waited_in_vain(seen, order, why):
                 yield Violation("wrong-end", f"{order.name} {workload}: cancelled, but no user requested that")
             if order.cancelled_s is not None:
                 for run in runs:

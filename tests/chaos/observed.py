@@ -53,6 +53,8 @@ class Order:
     """All ids that responses returned; more than one is a violation."""
     refused: str | None = None
     """A response that rejected the request."""
+    after: tuple[str, str] | None = None
+    """The name of the workload that it depends on, and the condition."""
     cancel_sent_s: float | None = None
     cancelled_s: float | None = None
     """Time at which a cancellation was acknowledged."""

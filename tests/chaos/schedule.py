@@ -30,6 +30,8 @@ _LASTS_S = {
     "temporal-rolled-back": (2.0, 8.0),
     "award-error": (3.0, 9.0),
 }
+_DEPENDS = 3
+"""One of so many workloads depends on the one before it of its tenant."""
 REQUESTS = ("cancel-storm", "quota", "preempt", "drain", "cordon", "reclaim", "reclaim-stopped", "idle-machine")
 
 
@@ -58,6 +60,8 @@ class Submission:
     timeouts_s: tuple[float, ...]
     regions: tuple[str, ...] = tuple(REGIONS)
     """The regions in which the workload may run."""
+    after: tuple[str, str] | None = None
+    """The workload that it depends on, and the condition."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def _faults(chance: random.Random, duration_s: float, every_s: float) -> list[Fa
 
 
 def _submissions(chance: random.Random, duration_s: float, every_s: float) -> list[Submission]:
-    out = []
+    out: list[Submission] = []
     for number, at_s in enumerate(_times(chance, duration_s, every_s)):
         tenant = chance.choices(list(LEVELS), weights=(1, 3, 4))[0]
         tasks = chance.choice((1, 1, 1, 2, 3, 4, 8))
@@ -122,7 +126,11 @@ def _submissions(chance: random.Random, duration_s: float, every_s: float) -> li
         code = 3 if chance.random() < 0.08 else 0
         copies = 3 if chance.random() < 0.15 else 1
         early = tuple(chance.uniform(0.005, 0.3) for _ in range(chance.choice((0, 0, 1, 2))))
-        out.append(Submission(at_s, f"w-{number}", tenant, tasks, steps, code, copies, (*early, 10.0)))
+        before = [one.name for one in out if one.tenant == tenant]
+        condition = ("succeeded", "ended")[number // _DEPENDS % 2]
+        after = (before[-1], condition) if before and number % _DEPENDS == 0 else None
+        timeouts_s = (*early, 10.0)
+        out.append(Submission(at_s, f"w-{number}", tenant, tasks, steps, code, copies, timeouts_s, after=after))
     return out
 
 

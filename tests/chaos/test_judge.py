@@ -101,6 +101,17 @@ def _refused(seen: Observed) -> None:
     seen.orders[0].refused = "422 no such thing"
 
 
+def _dependent(seen: Observed, begin_s: float, condition: str = "succeeded") -> None:
+    """Adds a workload that depends on the other one, and begins at a time."""
+    seen.orders.append(Order("d", "key-d", 0, {"w2"}, after=("w", condition)))
+    seen.runs.append(_run(1, begin_s, begin_s + 5, workload="w2", machine="east/a/m-3", exit_code=0))
+    seen.phases["w2"], seen.names["w2"] = "succeeded", "d"
+
+
+def _too_early(seen: Observed) -> None:
+    _dependent(seen, 29.5)
+
+
 def _nameless(seen: Observed) -> None:
     """Removes all responses: the workload is known only by its name."""
     _endless(seen)
@@ -114,6 +125,7 @@ BROKEN: dict[str, Callable[[Observed], None]] = {
     "older-saved": _older,
     "checkpoint-lost": _lost_step,
     "finished-again": _again,
+    "too-early": _too_early,
     "lost": _gone,
     "refused": _refused,
     "not-placed": _left_waiting,
@@ -138,6 +150,25 @@ def test_a_workload_whose_answers_were_lost_is_judged_by_its_name() -> None:
     seen = _sound()
     _nameless(seen)
     assert {v.kind for v in judge(seen)} == {"never-ended"}
+
+
+def test_a_dependent_runs_after_the_success_of_the_other() -> None:
+    seen = _sound()
+    _dependent(seen, 30.5)
+    assert judge(seen) == []
+    seen = _sound()
+    _dependent(seen, 5.0, "ended")
+    assert judge(seen) == []
+
+
+def test_a_dependent_is_cancelled_only_if_the_other_did_not_succeed() -> None:
+    seen = _sound()
+    seen.orders.append(Order("d", "key-d", 0, {"w2"}, after=("w", "succeeded")))
+    seen.phases["w2"], seen.names["w2"], seen.reasons["w2"] = "cancelled", "d", "{'code': 'dependency_never'}"
+    assert {v.kind for v in judge(seen)} == {"wrong-end"}
+    seen.phases["w1"], seen.orders[0].cancel_sent_s = "cancelled", 12.0
+    seen.runs.pop()
+    assert judge(seen) == []
 
 
 def test_a_failure_needs_a_task_that_failed() -> None:

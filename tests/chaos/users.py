@@ -31,7 +31,7 @@ IDLE = "east/idle/a-machine"
 """A lent machine that accepts every request and starts nothing."""
 _GPU_TYPE = "a100"
 _LARGE = "all-of-"
-_UNPLACEABLE = ("held", "machines_avoided")
+_UNPLACEABLE = ("held", "machines_avoided", "dependency", "dependency_never")
 """Reasons for which a workload may not fit an idle region."""
 _ENDED = ("succeeded", "failed", "cancelled")
 
@@ -82,7 +82,7 @@ class Users:
 
     def submit(self, what: Submission) -> None:
         """Starts a submission on another thread."""
-        order = Order(what.name, f"chaos-{self._seed}-{what.name}", what.exit_code)
+        order = Order(what.name, f"chaos-{self._seed}-{what.name}", what.exit_code, after=what.after)
         with self._lock:
             self._seen.orders.append(order)
         for _ in range(what.copies):
@@ -100,6 +100,7 @@ class Users:
             "name": what.name,
             "tenant": what.tenant,
             "regions": {"allow": list(what.regions)},
+            "after": [] if what.after is None else [":".join(what.after)],
             "checkpoint": {"interval": "1s", "grace": "5s"},
             "limits": {"retries": 0 if what.exit_code else 50},
             # Some may be placed on the idle machine.
@@ -120,6 +121,7 @@ class Users:
         while time.monotonic() < give_up_s:
             timeout_s = what.timeouts_s[min(tries, len(what.timeouts_s) - 1)]
             tries += 1
+            is_early = what.after is not None and not self._is_acknowledged(what.after[0])
             try:
                 answer = self._http.post(
                     "/workloads", json=self._document(what), headers={"idempotency-key": order.key}, timeout=timeout_s
@@ -131,7 +133,7 @@ class Users:
                 with self._lock:
                     order.ids.add(answer.json()["id"])
                 return
-            if answer.status_code < 500 and answer.status_code not in (409, 429):
+            if answer.status_code < 500 and answer.status_code not in (409, 429) and not is_early:
                 order.refused = f"{answer.status_code} {answer.text[:300]}"
                 return
             time.sleep(0.5)
@@ -164,6 +166,10 @@ class Users:
             "idle-machine": self._idle_machine,
         }
         self._pending.append(self._threads.submit(act[what.kind], what))
+
+    def _is_acknowledged(self, name: str) -> bool:
+        with self._lock:
+            return any(order.name == name and order.ids for order in self._seen.orders)
 
     def _acknowledged(self) -> list[tuple[Order, str]]:
         with self._lock:

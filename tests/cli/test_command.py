@@ -52,8 +52,10 @@ def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
 
 
 def test_every_command_has_an_output_format_and_a_context() -> None:
-    """Every command has the options `--output`, `--context` and `--patience`."""
+    """Every command has the options `--output`, `--context` and `--patience`, except one that only writes a file."""
     for name, command in own_commands().items():
+        if name == "convert":
+            continue
         assert isinstance(command, OutputCommand), name
         flags = {flag for parameter in command.params for flag in parameter.opts}
         assert {"-o", "--output", "--context", "--patience"} <= flags, name

@@ -232,3 +232,30 @@ def test_run_submits_what_its_options_say(as_vision: Service, capsys: Capture, t
     assert run(["run", "--secret", "X", "--no-files", "true"]) == 2
     assert "--secret: 'X' is not of the form NAME=SECRET" in capsys.readouterr().err
     assert run(["run"]) == 2
+
+
+def test_workloads_wait_for_others(
+    as_vision: Service, submit: Submit, capsys: Capture, write: Callable[..., str]
+) -> None:
+    """--after and --not-before add to the document; `ls`, `why` and `show` say what a workload waits for."""
+    first = submit(name="prepare")
+    file = write(name="train", after=["prepare"])
+    assert run(["submit", file, "--after", "prepare:started", "--not-before", "2h"]) == 0
+    id_ = capsys.readouterr().out.strip()
+    assert run(["ls", "--phase", "blocked", "--name", "train"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:4] == [id_, "train", "vision", "blocked"]
+    assert run(["why", id_, "-o", "name"]) == 0
+    assert capsys.readouterr().out.split() == ["dependency", "dependency", "not_before"]
+    assert run(["show", id_]) == 0
+    shown = capsys.readouterr().out
+    assert f"  prepare ({first}, pending) has started: waiting\n" in shown and shown.count(": waiting\n") == 3
+    options = ["--after", "prepare:ended", "--not-before", "2999-01-01T00:00Z", "--no-files", "-d", "-o", "json"]
+    assert run(["run", *options, "--", "true"]) == 0
+    [made] = json.loads(capsys.readouterr().out)
+    assert [(one["condition"], one["not_before"]) for one in made["after"]] == [
+        ("ended", None), ("due", "2999-01-01T00:00:00Z"),
+    ]  # fmt: skip
+    assert run(["submit", file, "--after", "nothing"]) == 2
+    assert "after[1]: tenant vision has no workload with the name or id nothing" in capsys.readouterr().err
+    assert run(["submit", file, "--not-before", "tomorrow"]) == 2
+    assert "a time with its zone, such as 2026-11-28T08:00:00+01:00" in capsys.readouterr().err

@@ -25,6 +25,16 @@ SENTENCES = [
         {"task": "a/0", "status": "exit code 3", "retries": 2},
         "task a/0 ended with exit code 3 and all 2 retries are used up",
     ),
+    (
+        ReasonCode.RETRIES_EXHAUSTED,
+        {"task": "a/0", "status": "signal 9", "retries": 2, "exit": "137"},
+        "task a/0 ended with signal 9 and all 2 retries are used up for exit status 137",
+    ),
+    (
+        ReasonCode.RESTARTS_EXHAUSTED,
+        {"words": "machine m stopped answering", "limit": "lost", "retries": 1},
+        "machine m stopped answering; limits.retries.lost of its document allows 1 restart after this",
+    ),
     (ReasonCode.AWARDED, {"region": "r", "machines": 1, "victims": 0}, "placed in r on 1 machine"),
     (ReasonCode.AWARDED, {"region": "r", "machines": 1, "victims": 1}, "placed in r on 1 machine, evicting 1 workload"),
     (

@@ -83,8 +83,20 @@ EXAMPLES: list[tuple[str, EndedAttempt, Phase, ReasonCode, FailureCounts]] = [
         ReasonCode.STACK_STOPPED,
         BEFORE,
     ),
-    ("task failed, no retry left", case(), Phase.FAILED, ReasonCode.RETRIES_EXHAUSTED, FailureCounts(2, 2, 1)),
-    ("task failed", case(counts=FailureCounts(0, 2, 1)), Phase.PENDING, ReasonCode.TASK_FAILED, FailureCounts(1, 2, 1)),
+    (
+        "task failed, no retry left",
+        case(),
+        Phase.FAILED,
+        ReasonCode.RETRIES_EXHAUSTED,
+        FailureCounts(2, 2, 1, by_exit={"3": 1}),
+    ),
+    (
+        "task failed",
+        case(counts=FailureCounts(0, 2, 1)),
+        Phase.PENDING,
+        ReasonCode.TASK_FAILED,
+        FailureCounts(1, 2, 1, by_exit={"3": 1}),
+    ),
     ("hung again", case(told=HUNG), Phase.FAILED, ReasonCode.NO_PROGRESS, FailureCounts(1, 3, 1)),
     (
         "hung",

@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 _COMMAND = Path(sys.executable).parent / "mizzen"
 
 
-def _mizzen(stack: Up, folder: Path, *arguments: str, **more: object) -> subprocess.Popen[str]:
+def mizzen(stack: Up, folder: Path, *arguments: str, **more: object) -> subprocess.Popen[str]:
+    """Starts a command of the client in a folder."""
     environ = {**os.environ, "MIZZEN_API": stack.client().url, "MIZZEN_API_KEY": _key(stack)}
     return subprocess.Popen(
         [_COMMAND, *arguments], cwd=folder, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -28,7 +29,8 @@ def _key(stack: Up) -> str:
     return (stack.data / "operator.key").read_text().strip()
 
 
-def _ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Waits for the end of a command; returns its status and its output."""
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 
@@ -42,7 +44,7 @@ def test_a_command_runs_with_the_files_of_the_folder(shared: Up, tmp_path: Path)
     (tmp_path / "data.txt").write_text("from here\n")
     options = ("--tenant", "t", "--tasks", "2", "--env", "WORD=hello", "--memory", "64MiB", "--cpus", "0.1")
     script = 'cat data.txt; echo "$WORD $RANK"'
-    code, out, err = _ended(_mizzen(shared, tmp_path, "run", *options, "--", "sh", "-c", script))
+    code, out, err = ended(mizzen(shared, tmp_path, "run", *options, "--", "sh", "-c", script))
     assert code == 0, err
     assert sorted(line.partition("| ")[2] for line in out.splitlines()) == [
         "from here", "from here", "hello 0", "hello 1",
@@ -51,10 +53,10 @@ def test_a_command_runs_with_the_files_of_the_folder(shared: Up, tmp_path: Path)
     workload = shared.client().workload(id_)
     assert workload["name"] == "sh" and workload["spec"]["jobs"][0]["run"] == ["sh", "-c", script]
     # The document that the API returns can be submitted again, with changes.
-    again = _mizzen(shared, tmp_path, "submit", "--from", id_, "--set", "jobs.0.run=[cat, data.txt]", "--follow")
-    code, out, err = _ended(again)
+    again = mizzen(shared, tmp_path, "submit", "--from", id_, "--set", "jobs.0.run=[cat, data.txt]", "--follow")
+    code, out, err = ended(again)
     assert code == 0 and out.count("from here") == 2, err
-    code, out, err = _ended(_mizzen(shared, tmp_path, "retry", id_))
+    code, out, err = ended(mizzen(shared, tmp_path, "retry", id_))
     assert code == 0, err
     wait_until(lambda: shared.phase(out.strip()) == "succeeded", "the second try has succeeded")
 
@@ -62,21 +64,21 @@ def test_a_command_runs_with_the_files_of_the_folder(shared: Up, tmp_path: Path)
 @pytest.mark.parametrize(("script", "status"), [("exit 7", 7), ("kill -9 $$", 137)])
 def test_the_status_of_the_task_is_that_of_the_command(shared: Up, tmp_path: Path, script: str, status: int) -> None:
     """A signal counts as in a shell. The reason is printed."""
-    code, out, err = _ended(_mizzen(shared, tmp_path, "run", "--tenant", "t", "--no-files", "sh", "-c", script))
+    code, out, err = ended(mizzen(shared, tmp_path, "run", "--tenant", "t", "--no-files", "sh", "-c", script))
     assert (code, out) == (status, ""), err
     assert "has failed" in err
 
 
 def test_ctrl_c_without_a_terminal_cancels(shared: Up, tmp_path: Path) -> None:
     """The workload has ended when the command ends."""
-    process = _mizzen(
+    process = mizzen(
         shared, tmp_path, "run", "--tenant", "t", "--no-files", "--", "sh", "-c", "echo begun; exec sleep 600",
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
-    code, _, err = _ended(process)
+    code, _, err = ended(process)
     assert code == 130, err
     assert shared.phase(_submitted(err.splitlines())) == "cancelled"
 
@@ -86,12 +88,12 @@ def test_ctrl_c_on_a_terminal_asks(shared: Up, tmp_path: Path, answer: str, phas
     """It asks once, and the answer is obeyed."""
     mine, its = pty.openpty()
     script = "echo begun; exec sleep 600"
-    process = _mizzen(shared, tmp_path, "run", "--tenant", "t", "--no-files", "--", "sh", "-c", script, stdin=its)
+    process = mizzen(shared, tmp_path, "run", "--tenant", "t", "--no-files", "--", "sh", "-c", script, stdin=its)
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
     os.write(mine, f"{answer}\n".encode())
-    code, _, err = _ended(process)
+    code, _, err = ended(process)
     os.close(mine)
     os.close(its)
     assert code == 130 and "Detach or cancel?" in err, err

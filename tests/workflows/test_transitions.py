@@ -12,12 +12,14 @@ from tests.workflows import (
     test_mail,
     test_placing,
     test_replacement,
+    test_retries,
     test_running,
 )
 from tests.workflows.stories import PATHS
 
 TOLD_IN = (
     test_placing, test_launch_refused, test_running, test_mail, test_loss, test_replacement, test_leaving, test_loading,
+    test_retries,
 )  # fmt: skip
 
 NEVER_MADE = {

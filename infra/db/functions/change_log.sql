@@ -78,16 +78,18 @@ create function log_workload_change() returns trigger language plpgsql as $$
 begin
     insert into change (kind, key)
     values (
-        case when (new.submitted_at, new.paused_s) = (old.submitted_at, old.paused_s) then 'workload' else 'moved' end,
+        -- Schedulers have no row of a blocked workload that could move.
+        case when (new.submitted_at, new.paused_s) = (old.submitted_at, old.paused_s) or old.blocked is not null
+            then 'workload' else 'moved' end,
         new.id);
     return null;
 end $$;
 create trigger workload_changed after update on workload for each row when (
     (new.tenant, new.level, new.held_by is null, new.submitted_at, new.ask,
-     new.phase in ('pending', 'preempted') and new.finished_at is null, new.paused_s)
+     new.phase in ('pending', 'preempted') and new.finished_at is null, new.paused_s, new.blocked is null)
     is distinct from
     (old.tenant, old.level, old.held_by is null, old.submitted_at, old.ask,
-     old.phase in ('pending', 'preempted') and old.finished_at is null, old.paused_s))
+     old.phase in ('pending', 'preempted') and old.finished_at is null, old.paused_s, old.blocked is null))
     execute function log_workload_change();
 
 create function log_attempt_change() returns trigger language plpgsql as $$

@@ -30,6 +30,7 @@ class _Application(LazyGroup):
         "Workloads": {
             "run": Lazy("run_command:run", "Run a command in the fleet, print its output, and exit with its status."),
             "submit": Lazy("submit:submit", "Submit workload documents."),
+            "convert": Lazy("convert_command:convert", "Convert a file of another scheduler into a document."),
             "retry": Lazy("submit:retry", "Submit the documents of workloads again."),
             "wait": Lazy("submit:wait", "Wait until workloads have ended."),
             "ls": Lazy("workload_commands:ls", "List workloads."),

@@ -17,6 +17,7 @@ class Exit(IntEnum):
     UNAVAILABLE = 6
     IMPOSSIBLE = 7
     DAMAGED = 8
+    INCOMPLETE = 9
     FAULT = 70
     INTERRUPTED = 130
     PIPE = 141
@@ -32,6 +33,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.UNAVAILABLE: "the API or an object store is unreachable, unavailable or has an internal error",
     Exit.IMPOSSIBLE: "no region of the current fleet could ever run the workload (submit --dry-run)",
     Exit.DAMAGED: "a checkpoint is damaged (checkpoint verify, checkpoint export)",
+    Exit.INCOMPLETE: "something that changes the result could not be carried over (convert)",
     Exit.FAULT: "an internal error of the command",
     Exit.INTERRUPTED: "interrupted (Ctrl-C)",
     Exit.PIPE: "the reader of the output closed the pipe (`| head`)",

@@ -1,4 +1,4 @@
-"""Changes of a document by options of the command line: `--set`, `--env`, `--tasks`, `--tenant`, `--name`, `--label`.
+"""Changes of a document by options of the command line: `--set`, `--env`, `--tasks`, `--after`, `--label` and others.
 
 The API checks the result. Here only what has no place in the document is an error.
 """
@@ -25,6 +25,9 @@ class Overrides:
     env: Mapping[str, str] = field(default_factory=dict)
     tasks: int | None = None
     array: str | None = None
+    after: tuple[str, ...] = ()
+    """Dependencies that are added to those of the document."""
+    not_before: str | None = None
     settings: tuple[tuple[str, Any], ...] = ()
     """Pairs of a path, such as `jobs.0.run`, and a value."""
 
@@ -37,7 +40,11 @@ class Overrides:
         out = deepcopy(dict(body))
         for path, value in self.settings:
             _set(out, path, value)
-        out |= {key: value for key, value in (("tenant", self.tenant), ("name", self.name)) if value is not None}
+        given = {"tenant": self.tenant, "name": self.name, "not_before": self.not_before}
+        out |= {key: value for key, value in given.items() if value is not None}
+        if self.after:
+            before = out.get("after") or []
+            out["after"] = [*before, *self.after] if isinstance(before, list) else before
         if self.array is not None:
             _set_array(out, self.array)
         # If a section does not have the form that it must have, the API rejects the document.
@@ -56,9 +63,7 @@ class Overrides:
 
 
 def override_options(command: F) -> F:
-    """Add the options of `Overrides`, as the arguments `tenant`, `name`, `labels_`, `env`, `tasks`, `array` and
-    `settings`.
-    """
+    """Add the options of `Overrides`, as arguments with the names of its fields, except `labels_`."""
     for option in reversed(
         (
             click.option("--tenant", help="Use this tenant instead of the document's."),
@@ -67,6 +72,8 @@ def override_options(command: F) -> F:
             env_option,
             click.option("--tasks", type=click.IntRange(min=1), help="Use this number of tasks."),
             array_option,
+            after_option,
+            not_before_option,
             click.option(
                 "--set",
                 "settings",
@@ -104,6 +111,15 @@ env_option = click.option(
     help="Set a variable of all tasks; without a value, to that which it has here (repeatable).",
 )
 """The option --env, the argument `env`."""
+after_option = click.option(
+    "--after",
+    multiple=True,
+    metavar="WORKLOAD[:CONDITION]",
+    help="Wait until this workload has succeeded, or has `ended`, `failed` or `started` (repeatable).",
+)
+not_before_option = click.option(
+    "--not-before", metavar="TIME", help="Wait until this time, such as 2026-11-28T08:00+01:00, or for a duration: 2h."
+)
 
 
 array_option = click.option(

@@ -42,6 +42,7 @@ def show_page(workload: Mapping[str, Any]) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [f"{workload['id']}  {workload['name']}  (tenant {workload['tenant']})"]
     lines += [f"{name.ljust(width)}  {cell(value)}" for name, value in rows]
+    lines += _after_lines(workload)
     lines += ["", "jobs"]
     for job in workload["jobs"]:
         role = "" if job["role"] == job["name"] else f" ({job['role']})"
@@ -59,6 +60,21 @@ def show_page(workload: Mapping[str, Any]) -> str:
         lines += ["", "attempts"]
         lines += [f"  {line}" for line in table(workload["attempts"], _ATTEMPTS, None)]
     return "\n".join(lines)
+
+
+def _after_lines(workload: Mapping[str, Any]) -> list[str]:
+    """Return what the workload depends on, with the states."""
+    lines = ["", "after"] if workload.get("after") else []
+    for one in workload.get("after", ()):
+        if one["not_before"]:
+            what = formats.clock(one["not_before"])
+        elif one["predecessor"]:
+            which = f"{one['predecessor_name']} ({one['predecessor']}, {one['phase'] or 'deleted'})"
+            what = f"{which} has {one['condition']}"
+        else:
+            what = f"table {one['table']} has the partition {one['partition']}"
+        lines.append(f"  {cell(what)}: {one['state']}")
+    return lines
 
 
 def _gpu_lines(workload: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ import click
 
 from mizzen.cli.exits import Exit, exit_of
 from mizzen.cli.log_commands import print_logs
-from mizzen.cli.overrides import array_option, env_option
+from mizzen.cli.overrides import after_option, array_option, env_option, not_before_option
 from mizzen.cli.plain.printer import emit_list
 from mizzen.cli.session import OutputCommand, Session, complain, complete_tenant, finish, label_option, say
 from mizzen.cli.submit import say_end
@@ -45,6 +45,8 @@ _STATUS = re.compile(r"(exit code|signal) (\d+)")
 @click.option("--retries", type=click.IntRange(min=0), help="Retries after failures of the command (default: 0).")
 @click.option("--max-runtime", metavar="DURATION", help="Running time after which it is stopped, such as 2h.")
 @click.option("--isolation", help="The weakest isolation of machines on which it may run.")
+@after_option
+@not_before_option
 @label_option("Add a label")
 @env_option
 @click.option(
@@ -107,6 +109,8 @@ def _document(
     retries: int | None,
     max_runtime: str | None,
     isolation: str | None,
+    after: tuple[str, ...],
+    not_before: str | None,
     labels_: dict[str, str],
     env: dict[str, str],
     secrets: tuple[str, ...],
@@ -117,9 +121,8 @@ def _document(
     job = {"name": "main", "tasks": tasks, "run": list(command), "resources": resources, "env": env}
     job["secrets"] = dict(_secret(one) for one in secrets)
     fields = {"name": name or _name(command[0]), "tenant": tenant, "priority": priority, "labels": labels_}
-    return _given(
-        {"version": 1, **fields, "jobs": [_given(job)], "array": array, "limits": limits, "isolation": isolation}
-    )
+    more = {"array": array, "after": list(after), "not_before": not_before}
+    return _given({"version": 1, **fields, "jobs": [_given(job)], "limits": limits, "isolation": isolation, **more})
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

@@ -296,7 +296,7 @@ complete_pool = _completing(lambda client: [f"{p['region']}/{p['name']}" for p i
 complete_service = _completing(lambda client: [service["name"] for service in client.services()])
 complete_cluster = _completing(lambda client: [f"{c['region']}/{c['name']}" for c in client.clusters()])
 complete_phase = _completing(
-    lambda client: ["held", "live", *sorted({str(w["phase"]) for w in client.workloads(limit=_COMPLETED)})]
+    lambda client: ["blocked", "held", "live", *sorted({str(w["phase"]) for w in client.workloads(limit=_COMPLETED)})]
 )
 TABLE = click.argument("name", shell_complete=complete_table)
 REGION = click.argument("region", shell_complete=complete_region)

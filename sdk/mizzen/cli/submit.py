@@ -72,6 +72,8 @@ def submit(
     env: dict[str, str],
     tasks: int | None,
     array: str | None,
+    after: tuple[str, ...],
+    not_before: str | None,
     settings: tuple[tuple[str, Any], ...],
     follow: bool,
     wait_: bool,
@@ -90,7 +92,7 @@ def submit(
     documents = read_files(files) if origin is None else [document_of(session, origin)]
     if len(documents) > 1 and (name or follow):
         raise click.UsageError("--name and --follow can be used with only one document")
-    overrides = Overrides(tenant, name, labels_, env, tasks, array, settings)
+    overrides = Overrides(tenant, name, labels_, env, tasks, array, after, not_before, settings)
     bodies = [overrides.applied(document.body) for document in documents]
     if dry_run:
         _emit_plans(session, documents, bodies)
@@ -219,18 +221,33 @@ def complain_of(document: "Document", error: ClientError) -> None:
 
 
 def _check(session: Session, documents: "list[Document]", bodies: list[dict[str, Any]]) -> None:
-    """Print the problems of all documents, and end the command if a document is invalid."""
+    """Print the problems of all documents, and end the command if a document is invalid.
+
+    A document may depend on those before it, which the API does not have yet.
+    """
     code = 0
+    earlier: list[object] = []
     for document, body in zip(documents, bodies, strict=True):
         try:
-            session.client.dry_run(body, document.workdir, patience_s=0)
+            session.client.dry_run(_without(body, earlier), document.workdir, patience_s=0)
         except (Unavailable, Unreachable):
             pass  # It cannot be checked now; the submission checks it again.
         except ClientError as error:
             complain_of(document, error)
             code = code or exit_of(error)
+        earlier.append(body.get("name"))
     if code:
         finish(code)
+
+
+def _without(body: dict[str, Any], names: list[object]) -> dict[str, Any]:
+    """Return a document without its dependencies on workloads with these names."""
+
+    def named(one: object) -> object:
+        return one.partition(":")[0] if isinstance(one, str) else isinstance(one, dict) and one.get("workload")
+
+    after = body.get("after")
+    return body | {"after": [one for one in after if named(one) not in names]} if isinstance(after, list) else body
 
 
 def _emit_plans(session: Session, documents: "list[Document]", bodies: list[dict[str, Any]]) -> NoReturn:

@@ -37,7 +37,9 @@ def _name(workload: Mapping[str, Any]) -> str:
 
 def _phase(workload: Mapping[str, Any]) -> str:
     """Return the phase; of an array also how many of its elements have ended: `running 812/1000, 3 failed`."""
-    phase = "held" if workload["held_by"] and workload["queued"] else workload["phase"]
+    phase = "blocked" if workload.get("blocked") else workload["phase"]
+    if workload["held_by"] and workload["queued"]:
+        phase = "held"
     array = workload["array"]
     if array is None:
         return str(phase)
@@ -83,7 +85,7 @@ _SHOWN_FAILED = 10
     "phases",
     multiple=True,
     shell_complete=complete_phase,
-    help="List only the workloads in this phase; also `held` or `live` (repeatable).",
+    help="List only the workloads in this phase; also `held`, `blocked` or `live` (repeatable).",
 )
 @click.option("--live", is_flag=True, help="List only the workloads that have not ended.")
 @label_option("List only the workloads with this label")

@@ -173,6 +173,24 @@ class Element(TypedDict):
     """Its values of the matrix."""
 
 
+class Dependency(TypedDict):
+    """What must hold before a workload enters the queue: about a workload, a partition of a table, or the time."""
+
+    predecessor: str | None
+    """Id of the workload that it is about."""
+    predecessor_name: str | None
+    table: str | None
+    partition: str | None
+    not_before: str | None
+    condition: str
+    """`succeeded`, `ended`, `failed`, `started`, `ready` or `due`."""
+    state: str
+    """`waiting`, `met`, or `never`: it can no longer hold."""
+    phase: str | None
+    """The predecessor's phase, or the one that decided it."""
+    decided_at: str | None
+
+
 class Placement(TypedDict):
     """One task, with its machine and its slots."""
 
@@ -198,12 +216,15 @@ class Workload(TypedDict):
     level: int
     """The effective level: the tenant's, or the lower one that was requested."""
     held_by: str | None
+    blocked: str | None
+    """Before it enters the queue: `waiting` for its dependencies, or `never` if one can never hold."""
     submitted_at: str
     waited_s: float
-    """Seconds since the submission, without time on hold, until its end. They count for credit and reservations."""
+    """Seconds since the submission until its end, without time on hold or blocked. They count for credit and
+    reservations."""
     eligible_s: float | None
-    """Seconds since it could last be placed: since the submission, or the end of its last attempt or hold; None: it is
-    not queued, or is on hold."""
+    """Seconds since it could last be placed: since the submission, or the end of its last attempt, hold or block; None:
+    it is not queued, or is on hold or blocked."""
     finished_at: str | None
     region: str | None
     checkpoint_region: str | None
@@ -226,6 +247,8 @@ class Workload(TypedDict):
 class WorkloadDetail(Workload):
     """A workload with its specification, the placement of its tasks, and its cost."""
 
+    after: list[Dependency]
+    """Its dependencies; those that can never hold come first."""
     spec: dict[str, Any]
     """Its document, without defaults; it can be submitted again."""
     placement: list[Placement]
@@ -358,10 +381,11 @@ class QueueEntry(TypedDict):
     credit: float | None
     submitted_at: str
     waited_s: float
-    """Seconds since the submission, without time on hold, until its end. They count for credit and reservations."""
+    """Seconds since the submission until its end, without time on hold or blocked. They count for credit and
+    reservations."""
     eligible_s: float | None
-    """Seconds since it could last be placed: since the submission, or the end of its last attempt or hold; None: it is
-    not queued, or is on hold."""
+    """Seconds since it could last be placed: since the submission, or the end of its last attempt, hold or block; None:
+    it is not queued, or is on hold or blocked."""
     reasons: list[Reason]
 
 
@@ -391,10 +415,11 @@ class Why(TypedDict):
     of: int | None
     """Length of the queue."""
     waited_s: float
-    """Seconds since the submission, without time on hold, until its end. They count for credit and reservations."""
+    """Seconds since the submission until its end, without time on hold or blocked. They count for credit and
+    reservations."""
     eligible_s: float | None
-    """Seconds since it could last be placed: since the submission, or the end of its last attempt or hold; None: it is
-    not queued, or is on hold."""
+    """Seconds since it could last be placed: since the submission, or the end of its last attempt, hold or block; None:
+    it is not queued, or is on hold or blocked."""
 
 
 class Event(TypedDict):

@@ -6,11 +6,15 @@ API rejects, are resolved here.
 """
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import yaml
 
+T = TypeVar("T")
+
 _TAG = "tag:yaml.org,2002:"
+MERGE_TAG = f"{_TAG}merge"
 _WORDS = "yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF"
 
 
@@ -30,7 +34,7 @@ class _Loader(yaml.SafeLoader):
             if key.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark)
             seen.add(key.value)
-            if key.tag != f"{_TAG}merge":
+            if key.tag != MERGE_TAG:
                 key.tag = f"{_TAG}str"
         return node
 
@@ -45,14 +49,40 @@ for _name, _pattern, _first in (
     _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})$"), _first)
 
 
+RESOLVERS = _Loader.yaml_implicit_resolvers
+"""The plain scalars that are not strings, for a writer that must quote such strings."""
+
+
 def load_all(text: str) -> list[Any]:
     """Parse all documents in `text`.
 
     Raises:
         NotYaml: the text is not YAML, or a mapping has a duplicate key.
     """
+    return _checked(lambda: list(yaml.load_all(text, _Loader)))
+
+
+def compose_all(text: str) -> list[yaml.Node]:
+    """Parse all documents in `text` to nodes, which have positions. An alias is the node to which it refers.
+
+    Raises:
+        NotYaml: as for `load_all`.
+    """
+    return _checked(lambda: list(yaml.compose_all(text, _Loader)))
+
+
+def scalar(node: yaml.Node) -> Any:
+    """Return the value of a scalar node.
+
+    Raises:
+        NotYaml: the node has a tag that does not match its text, or an unknown one.
+    """
+    return _checked(lambda: _Loader("").construct_object(node))
+
+
+def _checked(parse: Callable[[], T]) -> T:
     try:
-        return list(yaml.load_all(text, _Loader))
+        return parse()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""

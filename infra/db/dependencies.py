@@ -1,0 +1,158 @@
+"""Dependencies: what must hold before a workload enters the queue. Triggers decide them (`functions/dependencies.sql`).
+
+The transaction that changes a workload's phase or adds a partition also decides the dependencies on it. Times are
+decided by a periodic round (`activities.lifecycle.dependencies`).
+"""
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, func, select, text, update
+from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
+
+from domain.reasons import Reason, ReasonCode, in_words
+from domain.spec import WorkloadSpec
+from infra.db.base import Base
+from infra.db.models import Workload
+from infra.db.tables import Table
+
+
+class Dependency(Base):
+    """One condition of a workload: about another workload, a partition of a table, or the time. It is decided once."""
+
+    __tablename__ = "dependency"
+    workload: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
+    place: Mapped[int] = mapped_column(primary_key=True)
+    """Its place in the document. The time comes last."""
+    predecessor: Mapped[str | None]
+    """The id of the workload that it is about. Not a foreign key: what was decided outlives that workload's record."""
+    predecessor_name: Mapped[str | None]
+    data_table: Mapped[str | None]
+    partition: Mapped[str | None]
+    due_at: Mapped[datetime | None]
+    condition: Mapped[str]
+    state: Mapped[str] = mapped_column(server_default="waiting")
+    """`met`: it holds, once and for all. `never`: it can no longer hold. `waived`: `never`, but a user gave it up."""
+    decided_at: Mapped[datetime | None]
+    outcome: Mapped[str | None]
+    """The predecessor's phase that decided it."""
+    __table_args__ = (
+        CheckConstraint("state in ('waiting', 'met', 'never', 'waived')", name="dependency_state"),
+        CheckConstraint(
+            "case condition when 'ready' then partition is not null and data_table is not null"
+            " when 'due' then due_at is not null"
+            " else condition in ('succeeded', 'ended', 'failed', 'started') and predecessor is not null end",
+            name="dependency_condition",
+        ),
+        Index("dependency_workload", "predecessor", postgresql_where=text("state = 'waiting'")),
+        Index("dependency_partition", "data_table", "partition", postgresql_where=text("state = 'waiting'")),
+        Index("dependency_due", "due_at", postgresql_where=text("state = 'waiting'")),
+    )
+
+
+_NAMED = text(
+    "(select id from workload where id = :given and tenant = :tenant) union all"
+    " (select id from workload where tenant = :tenant and name = :given order by id desc limit 1) limit 1"
+)
+_ADD = text(
+    "insert into dependency (workload, place, predecessor, predecessor_name, condition, state, outcome, decided_at)"
+    " select :workload, :place, id, name, :condition, found.state, case when found.state <> 'waiting' then phase end,"
+    " case when found.state <> 'waiting' then now() end"
+    " from workload cross join lateral condition_state(:condition, id, phase) as found (state) where id = :predecessor"
+)
+_ADD_PARTITION = text(
+    "insert into dependency (workload, place, data_table, partition, condition, state, decided_at)"
+    " select :workload, :place, :table, :partition, 'ready', case when p.name is null then 'waiting' else 'met' end,"
+    " p.created_at from (values (1)) as always (row)"
+    " left join data_partition as p on p.data_table = :table and p.name = :partition"
+)
+_ADD_TIME = text(
+    "insert into dependency (workload, place, due_at, condition, state)"
+    " select :workload, :place, due_at, 'due', case when due_at <= now() then 'met' else 'waiting' end"
+    " from (select coalesce(:at, now() + make_interval(secs => :delay_s)) as due_at) as given"
+)
+
+
+def named(session: Session, tenant: str, reference: str) -> str | None:
+    """Returns the tenant's workload with this id, else its newest with this name; None: there is none."""
+    found: str | None = session.scalar(_NAMED, {"tenant": tenant, "given": reference})
+    return found
+
+
+def add_dependencies(session: Session, workload: str, spec: WorkloadSpec) -> Reason | None:
+    """Inserts the dependencies of a workload that the transaction has inserted, decided as far as they can be now.
+
+    Predecessors and tables are locked until the end of the transaction, so that no change of them is missed. Returns
+    why the workload does not enter the queue yet; None: it does.
+
+    Raises:
+        LookupError: the record of a predecessor was deleted since the document was checked.
+    """
+    wanted = {one.id for one in spec.after if one.id is not None}
+    if gone := wanted - _locked(session, Workload.id, wanted):
+        raise LookupError(f"the records of {', '.join(sorted(gone))} were deleted")
+    _locked(session, Table.name, {one.table for one in spec.after if one.table is not None})
+    for place, one in enumerate(spec.after):
+        at = {"workload": workload, "place": place}
+        if one.id is not None:
+            session.execute(_ADD, at | {"predecessor": one.id, "condition": one.condition})
+        else:
+            session.execute(_ADD_PARTITION, at | {"table": one.table, "partition": one.partition})
+    if spec.not_before is not None or spec.delay_s is not None:
+        at = {"workload": workload, "place": len(spec.after)}
+        session.execute(_ADD_TIME, at | {"at": spec.not_before, "delay_s": spec.delay_s})
+    return next(filter(None, (one.reason() for one in dependencies_of(session, [workload])[workload])), None)
+
+
+def waive(session: Session, workload: str) -> None:
+    """Gives up the dependencies of a workload that can never hold."""
+    own = Dependency.workload == workload, Dependency.state == "never"
+    session.execute(update(Dependency).where(*own).values(state="waived"))
+
+
+def _locked(session: Session, key: InstrumentedAttribute[str], wanted: Collection[str]) -> set[str]:
+    """Locks the rows with these keys against changes; returns those that exist."""
+    rows = select(key).where(key.in_(wanted)).order_by(key).with_for_update(read=True)
+    return set(session.scalars(rows)) if wanted else set()
+
+
+class DecidedDependency(NamedTuple):
+    """A dependency, with the predecessor's phase: the present one, or the one that decided it."""
+
+    row: Dependency
+    phase: str | None
+
+    def reason(self, *, kept: bool = False) -> Reason | None:
+        """Returns why the workload does not enter the queue; None: this condition holds.
+
+        `kept`: the workload can still enter the queue if the user gives up what can never hold.
+        """
+        row = self.row
+        if row.state in ("met", "waived"):
+            return None
+        if row.due_at is not None:
+            return Reason(ReasonCode.NOT_BEFORE, {"at": in_words(row.due_at.timestamp())})
+        if row.predecessor is None:
+            return Reason(ReasonCode.PARTITION_MISSING, {"table": row.data_table, "partition": row.partition})
+        detail: dict[str, Any] = {"workload": row.predecessor, "name": row.predecessor_name}
+        detail |= {"condition": row.condition, "phase": self.phase}
+        if row.state == "waiting":
+            return Reason(ReasonCode.DEPENDENCY, detail)
+        return Reason(ReasonCode.DEPENDENCY_NEVER, detail | ({"kept": True} if kept else {}))
+
+
+def dependencies_of(session: Session, workloads: Collection[str]) -> dict[str, list[DecidedDependency]]:
+    """Returns the dependencies of workloads that have some, by id; those that can never hold come first."""
+    if not workloads:
+        return {}
+    rows = session.execute(
+        select(Dependency, func.coalesce(Dependency.outcome, Workload.phase))
+        .outerjoin(Workload, Workload.id == Dependency.predecessor)
+        .where(Dependency.workload.in_(workloads))
+        .order_by(Dependency.workload, Dependency.state != "never", Dependency.place)
+    )
+    found: dict[str, list[DecidedDependency]] = {}
+    for row, phase in rows:
+        found.setdefault(row.workload, []).append(DecidedDependency(row, phase))
+    return found
