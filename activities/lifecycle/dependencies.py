@@ -3,6 +3,7 @@
 from sqlalchemy import Engine, select, text
 
 from domain.phases import Phase
+from infra.db.array_rows import stop_waiting
 from infra.db.dependencies import dependencies_of
 from infra.db.models import Workload
 from infra.db.queued_end import end_queued
@@ -49,5 +50,6 @@ def _end_never(engine: Engine) -> list[str]:
             reason = depends[0].reason()
             assert reason is not None, f"{workload} is blocked, but its first dependency holds"
             ending[workload] = reason, reason.detail
+        stop_waiting(session, ending, whole=True)
         end_queued(session, Phase.CANCELLED, ending)
         return list(ending)

@@ -94,7 +94,7 @@ def stop_elements(session: Session, row: Workload, only: Stopped | None) -> list
     None: all of them.
     """
     if only is not Stopped.FAILED:
-        stop_waiting(session, row.id, whole=only is None)
+        stop_waiting(session, [row.id], whole=only is None)
     if only is Stopped.WAITING:
         return []
     code = Attempt.outcome["code"].astext.in_(sorted(FAILURES))

@@ -77,7 +77,7 @@ _THROTTLE = text("update workload_array set throttle = :throttle where id = :id"
 _LOCK = text("select id from workload where id = :id and finished_at is null for update")
 _TAKE = text("select take_elements(:id, array[cast(:position as bigint)], array[cast(:index as bigint)])")
 _STOP = text(
-    "update workload_array set waiting = '{}', cancelled = cancelled or :whole where id = :id and"
+    "update workload_array set waiting = '{}', cancelled = cancelled or :whole where id = any(:ids) and"
     " (waiting <> '{}' or :whole)"
 )
 
@@ -100,9 +100,12 @@ def take_element(session: Session, array: str, position: int, index: int) -> Non
     session.execute(_TAKE, {"id": array, "position": position, "index": index})
 
 
-def stop_waiting(session: Session, array: str, *, whole: bool) -> None:
-    """Cancels all waiting elements. The caller must have locked the head's row. `whole`: the array is cancelled."""
-    session.execute(_STOP, {"id": array, "whole": whole})
+def stop_waiting(session: Session, workloads: Collection[str], *, whole: bool) -> None:
+    """Cancels the waiting elements of those workloads that are arrays. The caller must have locked their rows.
+
+    `whole`: the arrays are cancelled.
+    """
+    session.execute(_STOP, {"ids": list(workloads), "whole": whole})
 
 
 def set_throttle(session: Session, array: str, throttle: int | None) -> None:

@@ -185,7 +185,7 @@ def test_the_last_end_is_seen_among_concurrent_ones(fleet: World) -> None:
         def stop(array: str = array) -> None:
             with fleet.session() as session:
                 session.get_one(Workload, array, with_for_update=True)
-                stop_waiting(session, array, whole=False)
+                stop_waiting(session, [array], whole=False)
                 end_array(session, array)
 
         ends: list[Callable[[], None]] = [
@@ -211,7 +211,7 @@ def test_old_elements_are_deleted_after_their_array(fleet: World) -> None:
     house._delete_records()
     with fleet.session() as session:
         assert counts_of(session, [array])[array].succeeded == 1
-        stop_waiting(session, array, whole=True)
+        stop_waiting(session, [array], whole=True)
     for index in range(1, 7):
         if index in _elements(fleet, array):
             fleet.release(f"{array}-{index}", Phase.CANCELLED)
@@ -339,7 +339,7 @@ class _Walk:
             plain.cancelled = plain.cancelled or self.chance.random() < 0.5
             with self.world.session() as session:
                 session.get_one(Workload, array, with_for_update=True)
-                stop_waiting(session, array, whole=plain.cancelled)
+                stop_waiting(session, [array], whole=plain.cancelled)
                 end_array(session, array)
             for index in list(plain.waiting):
                 plain.waiting.remove(index)

@@ -10,7 +10,8 @@ from sqlalchemy import func, text
 from activities.lifecycle.dependencies import decide_dependencies
 from activities.lifecycle.progress import expire_pending
 from domain.phases import Phase
-from domain.spec import LimitsSpec
+from domain.spec import ArraySpec, LimitsSpec
+from infra.db.array_rows import counts_of
 from infra.db.dependencies import dependencies_of
 from infra.db.enqueue import enqueue
 from infra.db.models import Workload
@@ -131,6 +132,34 @@ def test_a_long_chain_ends_with_its_first(place: World) -> None:
     assert place.workload(spared).blocked is None
     assert (place.workload(kept).phase, place.workload(kept).blocked) == (Phase.PENDING, "never")
     assert decide_dependencies(place.engine) == []
+
+
+def test_arrays_wait_and_are_waited_for(place: World) -> None:
+    """No element of a blocked array is placed; an array has started with its first element."""
+    elements = ArraySpec(ranges=((0, 2, 1),), throttle=1)
+    first = submit(place)
+    array = submit(place, after(first), array=elements)
+    on_start, on_end = submit(place, after(array, "started")), submit(place, after(array))
+    assert place.tick().awarded == 1
+    _ended(place, first)
+    assert place.tick().awarded == 1
+    assert place.workload(on_start).blocked == "waiting"
+    place.run(f"{array}-0")
+    assert (place.workload(on_start).blocked, place.workload(on_end).blocked) == (None, "waiting")
+    assert place.workload(submit(place, after(array, "started"))).blocked is None
+
+
+def test_an_array_that_waits_in_vain_ends_with_all_elements(place: World) -> None:
+    """Its elements are counted as cancelled."""
+    first = submit(place)
+    array = submit(place, after(first), array=ArraySpec(ranges=((0, 2, 1),)))
+    place.tick()
+    _ended(place, first, Phase.FAILED)
+    assert decide_dependencies(place.engine) == [array]
+    assert place.workload(array).phase == Phase.CANCELLED
+    with place.session() as session:
+        counts = counts_of(session, [array])[array]
+    assert (counts.waiting, counts.cancelled, counts.is_cancelled) == (0, 3, True)
 
 
 def test_what_was_decided_outlives_the_record(place: World) -> None:

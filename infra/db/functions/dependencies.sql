@@ -17,7 +17,9 @@ create function condition_state(condition text, predecessor text, phase text) re
     select case
         when condition = phase or condition = 'ended' and is_final(phase) then 'met'
         when condition = 'started' and (shows_start(phase) or exists (
-            select from attempt where workload = predecessor and started_at is not null)) then 'met'
+            select from attempt where workload = predecessor and started_at is not null) or exists (
+            select from workload as element join attempt on attempt.workload = element.id
+            where element.array_id = predecessor and attempt.started_at is not null)) then 'met'
         when is_final(phase) then 'never'
         else 'waiting' end
 $$;
@@ -30,6 +32,11 @@ begin
         set state = condition_state(d.condition, new.id, new.phase), outcome = new.phase, decided_at = now()
         where d.predecessor = new.id and d.state = 'waiting'
           and condition_state(d.condition, new.id, new.phase) <> 'waiting';
+    end if;
+    -- An array starts with its first element.
+    if new.array_id is not null and shows_start(new.phase) then
+        update dependency set state = 'met', outcome = new.phase, decided_at = now()
+        where predecessor = new.array_id and condition = 'started' and state = 'waiting';
     end if;
     return null;
 end $$;
