@@ -234,7 +234,7 @@ class DiskWatch:
         """Records that the limit was reached and kills the tasks. Returns False if that could not be recorded.
 
         The end of a task without the record could be mistaken for a success. The record names the task with the largest
-        folder among those that run or have failed. Nothing is recorded if a stop of the attempt was requested before.
+        folder, of the tasks that run or have failed. Nothing is recorded if the attempt was already told to stop.
         """
         ends = {run.path: run.exit() for run in self._runs}
         guilty = [run for run in self._runs if (end := ends[run.path]) is None or not (end.succeeded or end.noticed)]

@@ -88,9 +88,7 @@ def sandbox_of(
 def task_paths(
     launch: LaunchDescription, runs: Sequence[RunFolder], paths: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Returns the paths of this machine that the tasks `runs` may read, and those that they may write.
-
-    Paths that do not exist are left out.
+    """Returns two lists of existing paths of this machine: what the tasks `runs` may read, and what they may write.
 
     `paths` has the meaning of `AgentConfig.paths`.
     """

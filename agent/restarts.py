@@ -36,6 +36,5 @@ class Restarts:
             return None
         self._used[key] += 1
         ended = f"exit code {code}" if code > 0 else f"signal {-code}"
-        return (
-            f"mizzen: the task ended with {ended} and is started again: restart {self._used[key]} of {limit or 'any'}\n"
-        )
+        number = f"{self._used[key]}" if limit is None else f"{self._used[key]} of {limit}"
+        return f"mizzen: the task ended with {ended} and is started again: restart {number}\n"

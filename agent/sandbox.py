@@ -269,7 +269,10 @@ def _remove(folder: str) -> None:
         # The lock last: until then, a process that wants the folders waits for it.
         for name in sorted(os.listdir(folder), key=lambda name: name == _LOCK):
             path = f"{folder}/{name}"
-            (remove_tree(path) if os.path.isdir(path) else os.unlink(path))
+            if os.path.isdir(path):
+                remove_tree(path)
+            else:
+                os.unlink(path)
         os.rmdir(folder)
 
 

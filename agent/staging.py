@@ -191,7 +191,7 @@ class Stager:
         try:
             return self._images.fetch(image, login, progress)
         finally:
-            del self._fetching[key]
+            self._fetching.pop(key, None)  # A fetch in advance for the same attempt may have ended before.
 
     def _check_remote_store(self, bucket_url: str, staged: StagedAttempt) -> None:
         """Checks the store of the checkpoints with the environment of one task of each job, unless tasks have started.

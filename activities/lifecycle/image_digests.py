@@ -2,7 +2,7 @@
 
 The workers of the control plane ask the registry, by the HTTP API of the OCI distribution specification. The
 registry's name comes from a document of a user, which must not make workers send requests into their own network.
-Therefore only registries at public addresses are asked, and those that the operator lists (`tasks.registries`).
+Therefore they ask only registries at public addresses and the registries in `tasks.registries`.
 """
 
 import re

@@ -2,31 +2,29 @@
 
 import hashlib
 import json
-import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from nacl.exceptions import CryptoError
-from sqlalchemy import Engine, select, text, update
+from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.data import checkpoint_stores
 from activities.lifecycle import image_digests
+from activities.lifecycle.cluster_hazard import ClusterHazards
 from activities.lifecycle.lent_work import limit_of
 from activities.lifecycle.staging import bucket_named, clear_failure, failures_shown, is_shown
 from domain import array_elements, ids
-from domain.hazard import hazard_per_h
 from domain.images import PULL_LOGIN
 from domain.isolation import Isolation, strongest
 from domain.launch import CheckpointLaunch, JobLaunch, LaunchDescription, TaskPlace
 from domain.protocol.activities import Activity
 from domain.protocol.workloads import LaunchPlan, NodeLaunch, StageRequest
-from domain.reasons import ReasonCode
 from domain.slots import TaskSlots
 from domain.spec import WorkloadSpec
 from infra.config.settings import Settings
@@ -41,24 +39,6 @@ from infra.keys import decrypt_secret, load_master_key, seal_for_machine
 from mizzen.objects.store import ObjectStore
 from mizzen.objects.urls import open_store
 
-_INTERRUPTIONS = (ReasonCode.MACHINE_LOST, ReasonCode.PLATFORM_NOTICE)
-_WINDOW = timedelta(days=14)
-"""The window in which interruptions are counted. Older ones say little about a zone: its prices and users change."""
-_HAZARD_KEPT_S = 60.0
-"""The time for which a cluster's hazard is cached. It changes slowly, and the query is expensive."""
-
-_SEEN = text(
-    "with ran as (select a.workload, a.attempt, a.outcome ->> 'code' as code,"
-    " a.outcome -> 'detail' ->> 'machine' as machine,"
-    " extract(epoch from coalesce(a.released_at, now()) - greatest(a.started_at, now() - :window)) / 3600 as h"
-    " from attempt as a where a.region = :region and a.started_at is not null"
-    " and (a.released_at is null or a.released_at > now() - :window))"
-    " select count(distinct (workload, attempt)) filter ("
-    " where ran.code = any(:codes) and starts_with(ran.machine, :prefix)), coalesce(sum(greatest(ran.h, 0)), 0)"
-    " from ran join allocation as l using (workload, attempt) where starts_with(l.machine, :prefix)"
-)
-"""Returns the interruptions of a cluster's machines in the window, and the machine hours of its attempts."""
-
 
 class LaunchActivities:
     """The activities that prepare the start of a gang."""
@@ -66,8 +46,7 @@ class LaunchActivities:
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings
-        self._hazards: dict[tuple[str, str], tuple[float, float | None]] = {}
-        """The cached hazard of each cluster (region, name), with the expiry time of the entry (monotonic clock)."""
+        self._hazards = ClusterHazards()
 
     @activity.defn(name=Activity.STAGE.value)
     def stage(self, request: StageRequest) -> LaunchPlan:
@@ -116,7 +95,7 @@ class LaunchActivities:
                 attempt.store_url = checkpoint_stores.store_of(session, machines.values())
             store_url = attempt.store_url
             was_used = store_url is not None and checkpoint_stores.was_used(session, store_url, row.id, request.attempt)
-            hazard = self._hazard(session, [machines[a.machine] for a in allocations])
+            hazard = self._hazards.mean(session, [machines[a.machine] for a in allocations])
             lent = lent_of(session, machines)
             least_s, size_bytes = self._settings.lifecycle.lent_launch_s, len(body or b"")
             attempt.launch_limit_s = limit_of(session, row.id, lent, least_s, size_bytes)
@@ -222,35 +201,6 @@ class LaunchActivities:
             store_url=store_url,
             checkpoint_store=kept[1],
         )
-
-    def _hazard(self, session: Session, machines: Sequence[Machine]) -> float | None:
-        """Returns the mean hazard of the machines' clusters, in interruptions per machine hour in the window.
-
-        None: for at least one cluster there are too few observations.
-        """
-        found = [self._hazard_of(session, machine.region, machine.cluster) for machine in machines]
-        known = [hazard for hazard in found if hazard is not None]
-        return sum(known) / len(known) if known and len(known) == len(found) else None
-
-    def _hazard_of(self, session: Session, region: str, cluster: str) -> float | None:
-        """Returns the hazard of a cluster. It depends on zone and capacity kind, which a cluster's machines share.
-
-        Lost machines and machines that their platform reclaimed count as interruptions. Evictions, drains and
-        operators' preemptions do not count: tasks have their grace to save, and the zone is not the cause.
-        """
-        until_s, hazard = self._hazards.get((region, cluster), (0.0, None))
-        if time.monotonic() < until_s:
-            return hazard
-        values = {
-            "region": region,
-            "prefix": f"{region}/{cluster}/",
-            "codes": [c.value for c in _INTERRUPTIONS],
-            "window": _WINDOW,
-        }
-        interruptions, machine_h = session.execute(_SEEN, values).one()
-        hazard = hazard_per_h(int(interruptions), float(machine_h))
-        self._hazards[region, cluster] = time.monotonic() + _HAZARD_KEPT_S, hazard
-        return hazard
 
     @staticmethod
     def _stale_tables(session: Session, spec: WorkloadSpec, region: str) -> dict[str, datetime]:

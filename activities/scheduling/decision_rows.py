@@ -132,8 +132,9 @@ class UseRow(NamedTuple):
 
 
 _FEWEST_RANKED, _MOST_RANKED = 16, 256
-"""A scan ranks so many elements of an array, more the more of them are live. If some are awarded, the next scan follows
-at once, so a long array is placed in scans of doubling size. While none can be placed, a scan costs little."""
+"""A scan ranks `_FEWEST_RANKED` elements of an array, plus as many as are live, up to `_MOST_RANKED`. After an award
+the next scan follows at once, so the number of ranked elements grows from scan to scan. While no element can be placed,
+it stays small, and a scan costs little."""
 _WORKLOAD = (
     "select w.id, tenant, level, held_by is not null, submitted_at + make_interval(secs => paused_s),"
     f" case when {_QUEUED} then ask end,"

@@ -25,7 +25,7 @@ from infra.db.logs import ScanBatch
 
 @dataclass(frozen=True)
 class WaitingElement:
-    """An element of an array that was never placed, so that it has no row."""
+    """An element of an array that waits for its first placement. It has no row in the database yet."""
 
     array: str
     position: int

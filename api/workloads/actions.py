@@ -109,7 +109,7 @@ def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
 
 @router.post("/{id}/release", status_code=202, summary="Release a held workload", responses=refusals(404, 409))
 def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
-    """Ends the hold of a workload, and gives up its dependencies that can never hold. Else it changes nothing."""
+    """Ends the hold of a workload, and gives up its dependencies that can never hold. Otherwise nothing changes."""
     with state.transaction() as session:
         row = find(session, caller, id, lock=True)
         _require_live(row)
@@ -162,8 +162,8 @@ def change(id: str, body: WorkloadChange, state: StateOf, caller: Submitter) -> 
         _require_live(row)
         if body.throttle is not None:
             require_array(row, "throttle")
-            set_throttle(session, row.id, body.throttle or None)
-            _record(session, caller, row, "workload.throttle", "workload.throttle", None, throttle=body.throttle)
+            if set_throttle(session, row.id, body.throttle or None):
+                _record(session, caller, row, "workload.throttle", "workload.throttle", None, throttle=body.throttle)
         if body.level is not None:
             _lower(session, caller, row, body.level)
         return mask(session, caller, view(session, state.queue, row))

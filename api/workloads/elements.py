@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, and_, exists, func, or_, select, text
 from sqlalchemy.orm import Session
 
 from api.auth import Caller
-from api.problems import invalid
+from api.problems import HttpProblem, ProblemType, invalid
 from api.workloads.views import ArrayView, ElementView
 from domain.array_elements import parameters, position_of
 from domain.ids import element_id
@@ -33,6 +33,9 @@ def waiting_element(session: Session, caller: Caller, array: str, index: int, *,
     """Returns the row of an element that was never placed; None: the caller sees no array that has it.
 
     With `lock`, a waiting element gets a row of its own, which is locked. Otherwise the row is not in the database.
+
+    Raises:
+        Problem: 409, with `lock`: the array waits for its dependencies, which a row of its own would not know.
     """
     head = session.get(Workload, array, with_for_update=lock or None)
     if head is None or not caller.sees(head.tenant) or head.spec.get("array") is None:
@@ -44,6 +47,9 @@ def waiting_element(session: Session, caller: Caller, array: str, index: int, *,
         return None
     waits = bool(session.execute(_WAITS, {"id": array, "position": position}).scalar_one())
     if lock:
+        if waits and head.blocked is not None:
+            message = "waits for its dependencies: act on the whole array, or when its elements can start"
+            raise HttpProblem(ProblemType.WRONG_PHASE, f"array {array} {message}")
         if waits:
             take_element(session, array, position, index)
         return session.get(Workload, element_id(array, index), with_for_update=True)
@@ -90,8 +96,8 @@ def live_elements(session: Session, row: Workload, *conditions: ColumnElement[bo
 def stop_elements(session: Session, row: Workload, only: Stopped | None) -> list[Workload]:
     """Cancels waiting elements of a locked array; returns the locked elements with rows that are to be cancelled.
 
-    `only`: `waiting` are the elements that were never placed, `failed` those that failed and have another attempt.
-    None: all of them.
+    `only`: `waiting` means the elements that were never placed, and `failed` the elements that have failed and are
+    tried again. None: all elements.
     """
     if only is not Stopped.FAILED:
         stop_waiting(session, [row.id], whole=only is None)

@@ -183,7 +183,7 @@ class DependencyView(View):
 class WorkloadDetail(WorkloadView):
     """A workload with its specification, the placement of its tasks, and its cost."""
 
-    after: list[DependencyView] = Field(description="Its dependencies; those that can never hold come first")
+    after: list[DependencyView] = Field(description="Its dependencies, first the ones that can no longer hold")
 
     spec: dict[str, Any] = Field(description="Its document, without defaults; it can be submitted again")
     placement: list[PlacementView]

@@ -23,7 +23,7 @@ class WorkloadInput:
     failures: int = 0
     """Number of failures of the user's tasks so far."""
     by_exit: dict[str, int] = field(default_factory=dict)
-    """The same by exit status (`domain.lifecycle.endings.exit_status`)."""
+    """The same by exit status (`domain.lifecycle.retry_limits.exit_status`)."""
     preemptions: int = 0
     """Number of attempts that ended by a preemption."""
     losses: int = 0

@@ -1,4 +1,4 @@
-"""Arrays: workloads with many elements, of which those that were never placed have no row.
+"""Arrays: workloads with many elements. An element gets a row in `workload` when it is placed for the first time.
 
 An array is a row in `workload`, the head, which stays in the phase `pending` until its end, and a row in
 `workload_array` with the elements that wait. An award takes elements out of this set and inserts their rows. A
@@ -43,9 +43,9 @@ class ArrayCounts(NamedTuple):
 
     elements: int
     waiting: int
-    """Those that were never placed, and are to be placed."""
+    """The elements that wait for their first placement."""
     live: int
-    """Those with a row that have not ended: they run, or wait for another attempt."""
+    """The elements with a row that have not ended: they run, or wait for another attempt."""
     succeeded: int
     failed: int
     throttle: int | None
@@ -73,7 +73,10 @@ _COUNTS = text(
     " count(*) filter (where phase = 'failed') as failed"
     " from workload where array_id = a.id and finished_at is not null) as ended where a.id = any(:ids)"
 )
-_THROTTLE = text("update workload_array set throttle = :throttle where id = :id")
+_THROTTLE = text(
+    "update workload_array set throttle = cast(:throttle as int)"
+    " where id = :id and throttle is distinct from cast(:throttle as int) returning id"
+)
 _LOCK = text("select id from workload where id = :id and finished_at is null for update")
 _TAKE = text("select take_elements(:id, array[cast(:position as bigint)], array[cast(:index as bigint)])")
 _STOP = text(
@@ -108,9 +111,12 @@ def stop_waiting(session: Session, workloads: Collection[str], *, whole: bool) -
     session.execute(_STOP, {"ids": list(workloads), "whole": whole})
 
 
-def set_throttle(session: Session, array: str, throttle: int | None) -> None:
-    """Sets the most elements with a row that have not ended; None: no limit. The head's row must be locked."""
-    session.execute(_THROTTLE, {"id": array, "throttle": throttle})
+def set_throttle(session: Session, array: str, throttle: int | None) -> bool:
+    """Sets the most elements with a row that have not ended; None: no limit. The head's row must be locked.
+
+    Returns whether that is a change.
+    """
+    return session.execute(_THROTTLE, {"id": array, "throttle": throttle}).first() is not None
 
 
 def end_array(session: Session, array: str) -> None:

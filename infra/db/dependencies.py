@@ -112,7 +112,7 @@ def waive(session: Session, workload: str) -> None:
 
 
 def _locked(session: Session, key: InstrumentedAttribute[str], wanted: Collection[str]) -> set[str]:
-    """Locks the rows with these keys against changes; returns those that exist."""
+    """Locks the rows with these keys against changes, and returns the keys of the rows that exist."""
     rows = select(key).where(key.in_(wanted)).order_by(key).with_for_update(read=True)
     return set(session.scalars(rows)) if wanted else set()
 

@@ -289,14 +289,21 @@ class Lab:
         return Pending(handle)
 
     async def prepare(
-        self, launch: LaunchDescription, machine: str, leads: Sequence[str] = (), *, only_images: bool = False
+        self,
+        launch: LaunchDescription,
+        machine: str,
+        leads: Sequence[str] = (),
+        *,
+        only_images: bool = False,
+        attempts: int = 20,
     ) -> NodePrepared:
         """Runs `node.prepare` for an attempt whose description `write` has put into the bucket."""
         key, sha256 = _key(launch), digest(launch)
         request = PrepareNode(
             launch.workload_id, launch.attempt, machine, key, self.bucket_url, list(leads), sha256, only_images
         )
-        prepared: NodePrepared = await (await self.start(Activity.PREPARE_NODE, machine, request)).result(NodePrepared)
+        running = await self.start(Activity.PREPARE_NODE, machine, request, attempts)
+        prepared: NodePrepared = await running.result(NodePrepared)
         return prepared
 
     async def run(

@@ -134,6 +134,21 @@ async def test_a_machine_may_fetch_the_image_before_it_has_the_slots(
     docker.engine.remove_image(image)
 
 
+async def test_a_fetch_in_advance_may_overlap_with_the_preparation(
+    lab: Lab, docker: DockerHere, registry_host: str
+) -> None:
+    """Both requests for the same attempt succeed, whichever ends first."""
+    config = image_config(lab, docker)
+    async with RegistryLink(registry_host).open() as link, lab.agent(config):
+        link.bytes_s = _SIZE_BYTES / 2
+        image = f"{link.host}/big:1"
+        launch = image_launch(lab, config, "true", image=image)
+        advance = asyncio.create_task(lab.prepare(launch, config.machine, only_images=True, attempts=1))
+        await asyncio.sleep(0.5)
+        await asyncio.gather(advance, lab.prepare(launch, config.machine, attempts=1))
+    docker.engine.remove_image(image)
+
+
 async def test_a_registry_that_dies_midway_is_asked_again(lab: Lab, docker: DockerHere, registry_host: str) -> None:
     """A fetch that is cut is a failure that a retry can cure; the retry runs when the registry is back."""
     config = image_config(lab, docker)

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.array_rows import take_element
-from infra.db.logs import Outbox, Waiting
+from infra.db.logs import Event, Outbox, Waiting
 from infra.db.models import Attempt, Workload
 from tests.api.calls import T0, act, get
 from tests.api.world import ApiWorld, document
@@ -123,6 +123,30 @@ async def test_actions_concern_the_array_and_its_elements(world: ApiWorld) -> No
         assert done.json()["phase"] == "cancelled"
     counts = (await get(world, f"/v1/workloads/{array}"))["array"]
     assert (counts["live"], counts["cancelled"]) == (0, 10)
+
+
+async def test_the_same_throttle_changes_nothing(world: ApiWorld) -> None:
+    """Neither an event nor an entry of the audit list is written."""
+    array = await _submit(world, "0-9%3")
+    for throttle, changes in ((3, 0), (4, 1), (4, 1), (0, 2), (0, 2)):
+        async with world.client("vision") as client:
+            answer = await client.patch(f"/v1/workloads/{array}", json={"throttle": throttle})
+        assert answer.json()["array"]["throttle"] == (throttle or None)
+        with world.session() as session:
+            events = select(func.count()).where(Event.workload == array, Event.kind == "workload.throttle")
+            assert session.scalar(events) == changes
+
+
+async def test_an_element_of_a_blocked_array_cannot_start_by_itself(world: ApiWorld) -> None:
+    """It would have a row of its own, which does not know the dependencies of the array."""
+    world.add_workload(name="prepare")
+    array = await _submit(world, "0-2", after=["prepare"])
+    for action in ("hold", "cancel"):
+        answer = await act(world, f"/v1/workloads/{array}-1/{action}", "vision")
+        assert answer.status_code == 409, answer.text
+        assert "waits for its dependencies" in answer.json()["detail"]
+    assert (await get(world, f"/v1/workloads/{array}-1"))["phase"] == "pending"
+    assert _rows(world) == 2 and (await get(world, f"/v1/workloads/{array}"))["array"]["waiting"] == 3
 
 
 async def test_only_elements_that_failed_are_cancelled(world: ApiWorld) -> None:

@@ -18,8 +18,11 @@ create function condition_state(condition text, predecessor text, phase text) re
         when condition = phase or condition = 'ended' and is_final(phase) then 'met'
         when condition = 'started' and (shows_start(phase) or exists (
             select from attempt where workload = predecessor and started_at is not null) or exists (
-            select from workload as element join attempt on attempt.workload = element.id
-            where element.array_id = predecessor and attempt.started_at is not null)) then 'met'
+            -- The two indexes of elements are for those that have not ended, and for those that have.
+            select from (
+                select id from workload where array_id = predecessor and finished_at is null union all
+                select id from workload where array_id = predecessor and finished_at is not null) as element
+            join attempt on attempt.workload = element.id where attempt.started_at is not null)) then 'met'
         when is_final(phase) then 'never'
         else 'waiting' end
 $$;

@@ -63,7 +63,7 @@ class Overrides:
 
 
 def override_options(command: F) -> F:
-    """Add the options of `Overrides`, as arguments with the names of its fields, except `labels_`."""
+    """Add the options of `Overrides`. Each argument has the name of its field; that of `labels` is `labels_`."""
     for option in reversed(
         (
             click.option("--tenant", help="Use this tenant instead of the document's."),

@@ -14,6 +14,7 @@ from mizzen.cli.plain.printer import emit_list
 from mizzen.cli.session import OutputCommand, Session, complain, complete_tenant, finish, label_option, say
 from mizzen.cli.submit import say_end
 from mizzen.cli.workload_commands import WORKLOAD_COLUMNS
+from mizzen.client.documents import without_empty
 from mizzen.client.errors import ClientError
 from mizzen.client.views import Workload
 
@@ -116,17 +117,20 @@ def _document(
     secrets: tuple[str, ...],
 ) -> dict[str, Any]:
     """Return the document of one job that runs the command."""
-    resources = _given({"accelerators": list(gpus), "cpus": cpus, "memory": memory})
-    limits = _given({"retries": retries, "max_runtime": max_runtime})
+    resources = without_empty({"accelerators": list(gpus), "cpus": cpus, "memory": memory})
+    limits = without_empty({"retries": retries, "max_runtime": max_runtime})
     job = {"name": "main", "tasks": tasks, "run": list(command), "resources": resources, "env": env}
     job["secrets"] = dict(_secret(one) for one in secrets)
-    fields = {"name": name or _name(command[0]), "tenant": tenant, "priority": priority, "labels": labels_}
-    when = {"after": list(after), "not_before": not_before, "array": array}
-    return _given({"version": 1, **fields, "jobs": [_given(job)], "limits": limits, "isolation": isolation, **when})
-
-
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None and value not in ({}, [])}
+    fields: dict[str, Any] = {
+        "name": name or _name(command[0]),
+        "tenant": tenant,
+        "priority": priority,
+        "labels": labels_,
+    }
+    fields |= {"after": list(after), "not_before": not_before, "array": array, "isolation": isolation}
+    return without_empty(
+        {"version": 1, **fields, "jobs": [without_empty(job)], "limits": limits, "isolation": isolation}
+    )
 
 
 def _secret(given: str) -> tuple[str, str]:

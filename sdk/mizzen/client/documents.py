@@ -6,6 +6,7 @@ relative to the document's folder.
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise _Twice(key)
         out[key] = value
     return out
+
+
+def without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that have a value: no None, no empty mapping or list."""
+    return {name: value for name, value in fields.items() if value is not None and value not in ({}, [])}

@@ -248,7 +248,7 @@ class WorkloadDetail(Workload):
     """A workload with its specification, the placement of its tasks, and its cost."""
 
     after: list[Dependency]
-    """Its dependencies; those that can never hold come first."""
+    """Its dependencies, first the ones that can no longer hold."""
     spec: dict[str, Any]
     """Its document, without defaults; it can be submitted again."""
     placement: list[Placement]

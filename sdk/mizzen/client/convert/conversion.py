@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -116,11 +115,6 @@ def named(conversion: Conversion, line: int, source: str, given: str) -> str:
 def fitting_name(given: str) -> str:
     """Return a valid name of a workload or job that is near to `given`."""
     return _OUTSIDE.sub("-", given.lower()).strip("-")[:_NAME_LENGTH].strip("-") or "main"
-
-
-def without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that have a value: no None, no empty mapping or list."""
-    return {name: value for name, value in fields.items() if value is not None and value not in ({}, [])}
 
 
 def shown(value: object, most: int = 60) -> str:

@@ -11,13 +11,13 @@ from mizzen.client.convert.conversion import (
     fitting_name,
     named,
     shown,
-    without_empty,
 )
 from mizzen.client.convert.kubernetes_counts import PodCounts
 from mizzen.client.convert.kubernetes_pods import PodJob, convert_pod
 from mizzen.client.convert.kubernetes_variables import PodIndex
 from mizzen.client.convert.quantities import duration_text
 from mizzen.client.convert.source_tree import KeyedSection, Located, as_text, read_trees
+from mizzen.client.documents import without_empty
 
 _MOST_RETRIES = 1000
 _DEFAULT_BACKOFF = 6

@@ -7,10 +7,11 @@ from math import ceil
 from typing import Any
 
 from mizzen.client.convert import kubernetes_fields as table
-from mizzen.client.convert.conversion import CannotConvert, fitting_name, shown, without_empty
+from mizzen.client.convert.conversion import CannotConvert, fitting_name, shown
 from mizzen.client.convert.kubernetes_variables import PodIndex, command_of, variables_of
 from mizzen.client.convert.quantities import cores, duration_text, gpu_model, memory_text, quantity
 from mizzen.client.convert.source_tree import KeyedSection, Located, as_text
+from mizzen.client.documents import without_empty
 
 _GUESSED_BYTES = 4 << 30
 

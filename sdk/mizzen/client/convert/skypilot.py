@@ -13,10 +13,10 @@ from mizzen.client.convert.conversion import (
     Conversion,
     fitting_name,
     named,
-    without_empty,
 )
 from mizzen.client.convert.skypilot_resources import convert_resources
 from mizzen.client.convert.source_tree import KeyedSection, Located, as_text, read_trees
+from mizzen.client.documents import without_empty
 
 _PROLOGUE = """\
 export SKYPILOT_NODE_RANK="$RANK" SKYPILOT_NUM_NODES="$WORLD_SIZE" SKYPILOT_NODE_IPS="$MASTER_ADDR"

@@ -13,7 +13,6 @@ from mizzen.client.convert.conversion import (
     Conversion,
     named,
     shown,
-    without_empty,
 )
 from mizzen.client.convert.quantities import duration_text
 from mizzen.client.convert.slurm_arrays import Elements, dependencies_of, elements_of, not_before_of
@@ -21,6 +20,7 @@ from mizzen.client.convert.slurm_options import SlurmOption, options_of
 from mizzen.client.convert.slurm_resources import Options, SlurmRequest, seconds_of
 from mizzen.client.convert.slurm_script import Converted, SlurmAllocation, convert_body
 from mizzen.client.convert.slurm_variables import exports
+from mizzen.client.documents import without_empty
 
 _DIRECTIVE = re.compile(r"#SBATCH(?:\s+(.*))?$")
 _SHELL = re.compile(r"#!\s*\S*/(?:env\s+(?:-S\s+)?)?(?:ba|da|z|k)?sh(?:\s+.*)?$")

@@ -17,11 +17,11 @@ from mizzen.client.convert.conversion import (
     Remark,
     fitting_name,
     shown,
-    without_empty,
 )
 from mizzen.client.convert.submitit_executors import ExecutorReader
 from mizzen.client.convert.submitit_shape import ExecutorShape, SubmititExecutor
 from mizzen.client.convert.submitit_values import NotLiteral, constants_of
+from mizzen.client.documents import without_empty
 
 _RESULTS = ("result", "results", "wait", "done", "exception", "exceptions", "stdout", "stderr", "cancel", "get_info",
             "awaitable", "watcher")  # fmt: skip
