@@ -403,11 +403,8 @@ class NodeActivities:
         async def beat() -> None:
             while True:
                 await asyncio.sleep(pause_s)
-                if starting is None:
-                    activity.heartbeat()
-                else:
-                    waits = self._stager.waits_for(starting.workload_id, starting.attempt)
-                    activity.heartbeat(NodeHeartbeat([], 0, preparing=waits))
+                waits = "" if starting is None else self._stager.waits_for(starting.workload_id, starting.attempt)
+                activity.heartbeat(*([NodeHeartbeat([], 0, preparing=waits)] if waits else []))
 
         heartbeat_task = asyncio.create_task(beat())
         try:

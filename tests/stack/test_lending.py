@@ -41,6 +41,7 @@ def test_a_gang_leaves_the_machine_that_its_owner_takes(shared: Up, tmp_path: Pa
     wait_until(lambda: len(_steps(shared, workload, "starting")) == 2, "the next attempt has begun")
     resumed = _steps(shared, workload, "starting")[1]
     if how[0] == "--notice":
+        wait_until(lambda: _steps(shared, workload, "stopped"), "the output of the first attempt has arrived")
         assert [resumed] == _steps(shared, workload, "stopped")
     assert resumed >= saved
     assert not shared.takes_work(machine)
@@ -111,6 +112,7 @@ def test_a_gang_moves_between_buildings_with_stores(shared: Up, tmp_path: Path) 
         wait_until(lambda o=other, a=attempt: saved(o, a + 1), "the next attempt has saved in the other store")
         # Agents upload the output at intervals.
         wait_until(lambda a=attempt: len(_steps(shared, workload, "starting")) > a, "the output has arrived")
+        wait_until(lambda a=attempt: len(_steps(shared, workload, "stopped")) >= a, "the earlier output, too")
         assert _steps(shared, workload, "starting")[attempt] == _steps(shared, workload, "stopped")[attempt - 1]
         assert saved(building, attempt)[0] == _steps(shared, workload, "stopped")[attempt - 1]
         assert not saved(building, attempt + 1)
