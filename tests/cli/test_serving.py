@@ -54,18 +54,18 @@ def test_services_from_up_to_down(as_vision: Service, capsys: Capture, tmp_path:
 
 def test_wrong_files_are_refused(as_vision: Service, capsys: Capture, tmp_path: Path) -> None:
     """The error names the file, the field and the value; nothing is created."""
-    file = tmp_path / "chat.yaml"
+    file = tmp_path / "refused.yaml"
     for text, complaint in (
         (yaml.safe_dump({"service": {"replicas": 0.5}, "run": "x"}), "service.replicas"),
         (SKYPILOT + "file_mounts: {/a: s3://b}\n", "file_mounts"),
         ("a: 1\n---\nb: 2\n", "2 documents"),
-        ("{", "chat.yaml"),
+        ("{", "refused.yaml"),
     ):
         file.write_text(text)
         assert run(["serve", "up", str(file)]) == 2
         assert complaint in capsys.readouterr().err
     assert run(["serve", "up", str(tmp_path / "missing.yaml")]) == 2
-    assert run(["serve", "status", "chat"]) == 3
+    assert run(["serve", "status", "refused"]) == 3
 
 
 def test_logs_of_a_service_with_many_replicas(
