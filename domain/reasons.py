@@ -175,8 +175,8 @@ _SENTENCES: dict[ReasonCode, str] = {
     ),
     ReasonCode.AWARD_CONFLICT: "region {region} changed between its bid and the award; it bids again",
     ReasonCode.ARRAY_THROTTLED: (
-        "{live:1 element has|# elements have} started and not ended, and its throttle is {throttle}; `mizzen throttle`"
-        " changes it"
+        "{placed:1 element holds|# elements hold} slots{older:?, older ones come first}, and the throttle of the array"
+        " is {throttle}; `mizzen throttle` changes it"
     ),
     ReasonCode.ARRAY_STARTED: "all of its elements have started; {live} of {elements} have not ended",
     ReasonCode.WAITING_FOR_VICTIMS: "waits for the slots of {victims}, which it evicts",

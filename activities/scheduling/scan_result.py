@@ -1,10 +1,10 @@
 """The queue as ranked by a scan, unchanged during the pass: in batches for the regions, and as a publication."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,12 +37,21 @@ class WaitingElement:
         return element_id(self.array, self.index)
 
 
-def waiting_elements(array: str, window: str) -> Iterator[WaitingElement]:
-    """Yields the elements of an array that `array_window` in `arrays.sql` has written, in order."""
+class ArrayWindow(NamedTuple):
+    """The elements of an array that a scan ranks."""
+
+    waiting: Sequence[WaitingElement] = ()
+    """Those without a row, in order."""
+    throttled: frozenset[str] = frozenset()
+    """The ids of the elements with a row that are queued, but that the throttle keeps out."""
+
+
+def read_window(array: str, window: str) -> ArrayWindow:
+    """Returns what `array_window` in `arrays.sql` has written about an array."""
     body = json.loads(window)
     ranges: tuple[IndexRange, ...] = tuple((first, last, step) for first, last, step in body["ranges"])
-    for position in body["positions"]:
-        yield WaitingElement(array, position, index_at(ranges, position))
+    waiting = [WaitingElement(array, position, index_at(ranges, position)) for position in body["positions"]]
+    return ArrayWindow(waiting, frozenset(body["throttled"]))
 
 
 @dataclass(frozen=True)

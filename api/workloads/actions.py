@@ -207,6 +207,7 @@ def _cancel(session: Session, caller: Caller, found: Sequence[Workload], only: S
     end_queued(session, Phase.CANCELLED, queued, actor=caller.id, action=_CANCEL)
     for array in arrays:
         end_array(session, array.id)
+        outbox.wake_scheduler(session)  # The places of the cancelled elements are left to others.
 
 
 def _record(

@@ -121,7 +121,7 @@ class ArrayView(View):
     succeeded: int
     failed: int
     cancelled: int
-    throttle: int | None = Field(description="The most live elements; null: no limit")
+    throttle: int | None = Field(description="The most elements that hold slots at a time; null: no limit")
 
 
 class ElementView(View):

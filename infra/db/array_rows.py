@@ -33,7 +33,7 @@ class WorkloadArray(Base):
     waiting: Mapped[Any] = mapped_column(INT4MULTIRANGE)
     """The positions of the elements that have no row yet and are to be placed."""
     throttle: Mapped[int | None] = mapped_column(CheckConstraint("throttle > 0", name="array_throttle"))
-    """The most elements with a row that have not ended; None: no limit."""
+    """The most elements that hold slots, or were awarded some; None: no limit."""
     cancelled: Mapped[bool] = mapped_column(server_default=text("false"))
     """Whether the whole array was cancelled."""
 
@@ -77,6 +77,10 @@ _THROTTLE = text(
     "update workload_array set throttle = cast(:throttle as int)"
     " where id = :id and throttle is distinct from cast(:throttle as int) returning id"
 )
+_WINDOWS = text(
+    "select a.id, array_placed(a.id), a.throttle, array_window(a, 256)::jsonb from workload_array as a"
+    " where a.id = any(:ids) and a.throttle is not null"
+)
 _LOCK = text("select id from workload where id = :id and finished_at is null for update")
 _TAKE = text("select take_elements(:id, array[cast(:position as bigint)], array[cast(:index as bigint)])")
 _STOP = text(
@@ -98,6 +102,33 @@ def counts_of(session: Session, workloads: Collection[str]) -> dict[str, ArrayCo
     return {id_: ArrayCounts(*counts) for id_, *counts in session.execute(_COUNTS, {"ids": list(workloads)})}
 
 
+class KeptOut(NamedTuple):
+    """What the throttle of an array keeps out."""
+
+    placed: int
+    """Number of elements that hold slots, or were awarded some."""
+    throttle: int
+    unplaced: bool
+    """Whether elements without a row are kept out, if there are any."""
+    queued: frozenset[str]
+    """The ids of queued elements with a row that are kept out."""
+
+    def reason(self) -> Reason:
+        """Returns why an element waits that is kept out."""
+        detail = {"placed": self.placed, "throttle": self.throttle}
+        return Reason(ReasonCode.ARRAY_THROTTLED, detail | ({"older": True} if self.placed < self.throttle else {}))
+
+
+def kept_out(session: Session, arrays: Collection[str]) -> dict[str, KeptOut]:
+    """Returns what the throttle keeps out, of those of `arrays` that have one, by id."""
+    if not arrays:
+        return {}
+    return {
+        id_: KeptOut(placed, throttle, not window["positions"], frozenset(window["throttled"]))
+        for id_, placed, throttle, window in session.execute(_WINDOWS, {"ids": list(arrays)})
+    }
+
+
 def take_element(session: Session, array: str, position: int, index: int) -> None:
     """Gives a waiting element a row of its own. The caller must have locked the head's row."""
     session.execute(_TAKE, {"id": array, "position": position, "index": index})
@@ -112,7 +143,7 @@ def stop_waiting(session: Session, workloads: Collection[str], *, whole: bool) -
 
 
 def set_throttle(session: Session, array: str, throttle: int | None) -> bool:
-    """Sets the most elements with a row that have not ended; None: no limit. The head's row must be locked.
+    """Sets the most elements that hold slots at a time; None: no limit. The head's row must be locked.
 
     Returns whether that is a change.
     """

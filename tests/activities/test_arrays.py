@@ -20,7 +20,7 @@ from domain.spec import ArraySpec, LimitsSpec
 from infra.db import published_queue
 from infra.db.array_rows import counts_of, end_array, set_throttle, stop_waiting, take_element
 from infra.db.logs import Outbox
-from infra.db.models import Workload
+from infra.db.models import Attempt, Workload
 from infra.db.queued_end import end_queued
 from infra.db.tenants import Tenant
 from tests.activities.invariants import check
@@ -163,7 +163,7 @@ def test_a_pass_that_is_late_awards_nothing_twice(fleet: World) -> None:
     with fleet.session() as session:
         session.get_one(Workload, array, with_for_update=True)
         take_element(session, array, 3, 3)
-        set_throttle(session, array, 3)
+        set_throttle(session, array, 2)
     assert fleet.award(ticket).awarded == 2
     assert sorted(_placed(fleet, array)) == [0, 1]
     with fleet.session() as session:
@@ -172,6 +172,47 @@ def test_a_pass_that_is_late_awards_nothing_twice(fleet: World) -> None:
     _settle(fleet)
     assert sorted(_placed(fleet, array)) == [0, 1, 2, 3]
     check(fleet)
+
+
+def test_an_element_that_cannot_start_takes_no_place(fleet: World) -> None:
+    """With a throttle of 1, other elements run while one is on hold, and while one avoids machines."""
+    array = fleet.submit(array=_array((0, 9, 1), throttle=1))
+    _settle(fleet)
+    assert _placed(fleet, array) == [0]
+    fleet.run(f"{array}-0")
+    fleet.release(f"{array}-0", Phase.PENDING)
+    fleet.alter(Workload, f"{array}-0", held_by="me")
+    _settle(fleet)
+    assert _placed(fleet, array) == [1]
+    fleet.run(f"{array}-1")
+    fleet.release(f"{array}-1", Phase.PENDING)
+    outcome = {"code": "unconfirmed_failure", "detail": {"avoided": ["east/c/a", "east/c/b"]}}
+    fleet.alter(Attempt, (f"{array}-1", 1), outcome=outcome)
+    _settle(fleet)
+    assert _placed(fleet, array) == [2]
+    fleet.release(f"{array}-2", Phase.SUCCEEDED)
+    fleet.alter(Attempt, (f"{array}-1", 1), outcome={"code": "machine_lost", "detail": {}})
+    fleet.alter(Workload, f"{array}-0", held_by=None)
+    _settle(fleet)
+    assert _placed(fleet, array) == [0], "the older element comes first"
+    assert fleet.queue() == []
+    check(fleet)
+
+
+def test_a_throttle_that_is_lowered_during_a_pass_is_kept(fleet: World) -> None:
+    """Neither elements without a row nor those that are queued again exceed it."""
+    array = fleet.submit(array=_array((0, 9, 1), throttle=5))
+    _settle(fleet)
+    for index in range(3):
+        fleet.run(f"{array}-{index}")
+        fleet.release(f"{array}-{index}", Phase.PENDING)
+    ticket = fleet.bid()
+    assert fleet.queue() == [f"{array}-{index}" for index in range(3)]
+    with fleet.session() as session:
+        session.get_one(Workload, array, with_for_update=True)
+        set_throttle(session, array, 3)
+    assert fleet.award(ticket).awarded == 1
+    assert _placed(fleet, array) == [3, 4, 0]
 
 
 def test_the_last_end_is_seen_among_concurrent_ones(fleet: World) -> None:
@@ -242,6 +283,10 @@ class _Plain:
     throttle: int | None
     waiting: list[int] = field(default_factory=list)
     queued: set[int] = field(default_factory=set)
+    stopped: set[int] = field(default_factory=set)
+    """Elements with a row that are on hold."""
+    lowered: set[int] = field(default_factory=set)
+    """Elements with a row whose priority is lower."""
     placed: set[int] = field(default_factory=set)
     ended: dict[int, Phase] = field(default_factory=dict)
     held: bool = False
@@ -250,12 +295,12 @@ class _Plain:
     def __post_init__(self) -> None:
         self.waiting = list(self.indexes)
 
-    def admitted(self) -> list[int]:
-        """Returns the elements that may be placed now, in order. An element with a row has a hold of its own."""
-        live = len(self.queued) + len(self.placed)
-        room = len(self.waiting) if self.throttle is None else max(0, self.throttle - live)
-        room = 0 if self.held else room
-        return sorted([*self.queued, *self.waiting[:room]], key=self.indexes.index)
+    def next(self) -> int | None:
+        """Returns the element that is placed next, if there is room. An element with a row has a hold of its own."""
+        if self.throttle is not None and len(self.placed) >= self.throttle:
+            return None
+        found = [*(self.queued - self.stopped), *(() if self.held else self.waiting)]
+        return min(found, key=lambda index: (index in self.lowered, self.indexes.index(index)), default=None)
 
     def place(self, index: int) -> None:
         if index in self.queued:
@@ -298,11 +343,12 @@ class _Walk:
     def pass_(self) -> None:
         _settle(self.world)
         free = _SLOTS - sum(len(plain.placed) for plain in self.arrays.values())
-        # Of equal rank, the older array comes first.
-        for plain in self.arrays.values():
-            while free and (admitted := plain.admitted()):
-                plain.place(admitted[0])
-                free -= 1
+        # Of equal rank, the older array comes first. Lowered elements come after all others.
+        for is_lowered in (False, True):
+            for plain in self.arrays.values():
+                while free and (index := plain.next()) is not None and (index in plain.lowered) <= is_lowered:
+                    plain.place(index)
+                    free -= 1
 
     def end_element(self) -> None:
         for array, plain in self.arrays.items():
@@ -358,6 +404,20 @@ class _Walk:
             plain.held = not plain.held
             self.world.alter(Workload, array, held_by="me" if plain.held else None)
 
+    def hold_element(self) -> None:
+        array, plain = self.chance.choice(list(self.arrays.items()))
+        if plain.queued:
+            index = self.chance.choice(sorted(plain.queued))
+            plain.stopped ^= {index}
+            self.world.alter(Workload, f"{array}-{index}", held_by="me" if index in plain.stopped else None)
+
+    def lower_element(self) -> None:
+        array, plain = self.chance.choice(list(self.arrays.items()))
+        if plain.queued or plain.placed:
+            index = self.chance.choice(sorted(plain.queued | plain.placed))
+            plain.lowered.add(index)
+            self.world.alter(Workload, f"{array}-{index}", level=5)
+
     def check(self) -> None:
         for array, plain in self.arrays.items():
             rows = _elements(self.world, array)
@@ -369,6 +429,7 @@ class _Walk:
                 else:
                     assert plain.ended[index] == row.phase
             assert (found["queued"], found["placed"]) == (plain.queued, plain.placed)
+            assert sorted(_placed(self.world, array)) == sorted(plain.placed)
             with self.world.session() as session:
                 counts = counts_of(session, [array])[array]
             ends = Counter(plain.ended.values())
@@ -390,10 +451,11 @@ class _Walk:
 @pytest.mark.parametrize("seed", range(examples(60)))
 def test_arrays_as_by_the_plain_rule(fleet: World, seed: int) -> None:
     """Elements are placed in their order, up to the throttle, each once at a time, and none is lost."""
+    fleet.configure(min_runtime_s=1e6)  # No element evicts one of lower priority.
     walk = _Walk(fleet, seed)
     steps: list[Callable[[], None]] = [
         walk.pass_, walk.pass_, walk.end_element, walk.end_element, walk.cancel_element, walk.cancel_waiting,
-        walk.throttle, walk.hold,
+        walk.throttle, walk.hold, walk.hold_element, walk.lower_element,
     ]  # fmt: skip
     for _ in range(25):
         walk.chance.choice(steps)()

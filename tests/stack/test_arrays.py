@@ -77,8 +77,8 @@ def test_cancel_and_throttle(shared: Up) -> None:
         return sum(1 for _ in running) == number
 
     wait_until(lambda: live(2), "two elements run")
-    assert "its throttle is 2" in _mizzen(shared, "why", "many")[1]
-    assert "its throttle is 2" in _mizzen(shared, "why", "many/9999")[1]
+    assert "the throttle of the array is 2" in _mizzen(shared, "why", "many")[1]
+    assert "the throttle of the array is 2" in _mizzen(shared, "why", "many/9999")[1]
     assert _mizzen(shared, "throttle", "many", "4")[0] == 0
     wait_until(lambda: live(4), "four elements run")
     assert _mizzen(shared, "cancel", "many/1")[0] == 0

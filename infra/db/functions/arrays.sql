@@ -10,14 +10,46 @@ create function array_live(head text) returns bigint language sql stable as $$
     select count(*) from workload where array_id = head and finished_at is null
 $$;
 
--- Returns the elements that a scan ranks: at most `most` of those that wait and that the throttle admits, as positions
--- in ascending order, with the indexes of the array.
+-- Returns the number of elements that hold slots, or were awarded some. The throttle limits them.
+create function array_placed(head text) returns bigint language sql stable as $$
+    select count(*) from workload
+    where array_id = head and finished_at is null and phase not in ('pending', 'preempted')
+$$;
+
+-- Returns the elements that a scan ranks: `positions` has at most `most` of those that wait for their first placement,
+-- in ascending order, and `throttled` the ids of those with a row that the throttle keeps out. `ranges` has the indexes.
+--
+-- All elements that are queued and not held compete for the places that the throttle leaves, the older first. An
+-- element that avoids machines on which it failed takes no place from others before its award, because it may find no
+-- room for a long time.
 create function array_window(a workload_array, most bigint) returns text language sql stable as $$
-    select jsonb_build_object('ranges', a.ranges, 'positions', coalesce(jsonb_agg(p), '[]'))::text
-    from (
-        select p from unnest(a.waiting) as r
+    with place as (
+        select greatest(0, a.throttle - array_placed(a.id)) as free where a.throttle is not null
+    ), queued as (
+        select w.id, coalesce(w.level, 1) as level, w.submitted_at + make_interval(secs => w.paused_s) as since,
+               exists (select from attempt where workload = w.id and attempt = w.attempt
+                                             and outcome -> 'detail' ? 'avoided') as avoids
+        from workload as w, place
+        where w.array_id = a.id and w.finished_at is null and w.phase in ('pending', 'preempted') and w.held_by is null
+    ), waiting as (
+        select p as position from unnest(a.waiting) as r
         cross join lateral generate_series(lower(r), least(upper(r)::bigint - 1, lower(r) + most)) as p
-        order by p limit greatest(0, least(most, a.throttle - array_live(a.id)))) as first
+        order by p limit least(most, (select free from place))
+    ), admitted as (
+        select id, position from (
+            select id, null::bigint as position, false as held, level, since from queued where not avoids
+            union all
+            select null, q.position, h.held_by is not null, coalesce(h.level, 1),
+                   h.submitted_at + make_interval(secs => h.paused_s) + q.position * interval '1 microsecond'
+            from waiting as q, workload as h where h.id = a.id) as competing
+        order by held, level, since limit (select free from place)
+    )
+    select jsonb_build_object(
+        'ranges', a.ranges,
+        'positions', (select coalesce(jsonb_agg(position order by position), '[]') from admitted where id is null),
+        'throttled', (
+            select coalesce(jsonb_agg(id), '[]') from queued, place
+            where free = 0 or not avoids and not exists (select from admitted where admitted.id = queued.id)))::text
 $$;
 
 -- Inserts the rows of waiting elements, with their first event, and removes them from those that wait. The caller has
@@ -67,3 +99,16 @@ end $$;
 create trigger element_ended after update of finished_at on workload for each row
     when (new.array_id is not null and old.finished_at is null and new.finished_at is not null)
     execute function note_element_end();
+
+-- Logs that the elements have changed that compete for the places of a throttle.
+create function log_competing_element() returns trigger language plpgsql as $$
+begin
+    insert into change (kind, key)
+    select 'workload', id from workload_array where id = new.array_id and throttle is not null;
+    return null;
+end $$;
+create trigger element_changed after update on workload for each row when (
+    new.array_id is not null and
+    (new.phase in ('pending', 'preempted'), new.held_by is null, new.level, new.paused_s) is distinct from
+    (old.phase in ('pending', 'preempted'), old.held_by is null, old.level, old.paused_s))
+    execute function log_competing_element();

@@ -160,7 +160,7 @@ class Array(TypedDict):
     failed: int
     cancelled: int
     throttle: int | None
-    """The most live elements; None: no limit."""
+    """The most elements that hold slots at a time; None: no limit."""
 
 
 class Element(TypedDict):
