@@ -21,6 +21,7 @@ class ReasonCode(StrEnum):
     HELD = "held"
     DEPENDENCY = "dependency"
     DEPENDENCY_NEVER = "dependency_never"
+    ELEMENT_DEPENDENCY = "element_dependency"
     PARTITION_MISSING = "partition_missing"
     NOT_BEFORE = "not_before"
     QUOTA_EXCEEDED = "quota_exceeded"
@@ -111,6 +112,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.DEPENDENCY_NEVER: (
         "it depends on {name} ({workload}) having {condition}, which cannot happen any more: it is {phase}"
         "{kept:?; `mizzen release` gives this condition up}"
+    ),
+    ReasonCode.ELEMENT_DEPENDENCY: (
+        "{elements:1 element waits|# elements wait} until the elements of the same index of {name} ({workload}) have"
+        " {condition}"
     ),
     ReasonCode.PARTITION_MISSING: "waits until table {table} has the partition {partition}",
     ReasonCode.NOT_BEFORE: "its document does not let it start before {at}",

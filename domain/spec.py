@@ -136,6 +136,8 @@ class DependencySpec(_Frozen):
     partition: str | None = None
     condition: str = "succeeded"
     """`succeeded`, `ended`, `failed` or `started`; of a partition `ready`."""
+    same_index: bool = False
+    """Whether each element of the array waits for the element of the other array with the same index."""
 
 
 IndexRange = tuple[int, int, int]

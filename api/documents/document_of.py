@@ -71,7 +71,7 @@ def _job(job: JobSpec) -> dict[str, Any]:
 
 
 def _dependency(one: DependencySpec) -> dict[str, Any]:
-    return _given(one.model_dump(exclude={"id"}))
+    return _given(one.model_dump(exclude={"id"}) | {"same_index": one.same_index or None})
 
 
 def _resources(resources: ResourceSpec) -> dict[str, Any]:

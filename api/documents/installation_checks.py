@@ -9,13 +9,16 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from api.data.archives import check_files
+from api.documents.after import ON_ARRAY, SAME_INDEX
 from api.documents.feasibility import EqualMachines
 from api.documents.position import At, listed, nearest
 from api.documents.service import ServiceDraft
 from api.documents.workload import Draft, WorkloadDraft
+from domain.array_elements import indexes, position_of, shown_indexes
 from domain.priority import LOWEST_LEVEL
-from domain.spec import ResourceSpec
+from domain.spec import ArraySpec, ResourceSpec
 from infra.archives import BadArchive
+from infra.db.array_rows import WorkloadArray
 from infra.db.dependencies import named
 from infra.db.models import Cluster, Machine, Region
 from infra.db.tables import Table
@@ -193,7 +196,7 @@ def _find_predecessors(session: Session, draft: WorkloadDraft, tenant: Tenant) -
     """Adds the ids of the workloads that the dependencies name to the draft. Only earlier workloads have one, so that
     dependencies have no cycle.
     """
-    found = {}
+    found: dict[str, str | None] = {}
     for place, reference in draft.at.named("workload"):
         found[reference] = named(session, tenant.name, reference)
         if found[reference] is None:
@@ -202,6 +205,23 @@ def _find_predecessors(session: Session, draft: WorkloadDraft, tenant: Tenant) -
     if found:
         after = draft.fields.get("after", ())
         draft.fields["after"] = tuple(one.model_copy(update={"id": found.get(one.workload)}) for one in after)
+    for place, reference in draft.at.named(SAME_INDEX):
+        if (workload := found[reference]) is not None:
+            _check_indexes(session, draft, place, reference, workload)
+
+
+def _check_indexes(session: Session, draft: WorkloadDraft, place: At, reference: str, workload: str) -> None:
+    """Checks that a workload is an array that has all indexes of the document's array."""
+    array: ArraySpec | None = draft.fields.get("array")
+    body = session.scalar(select(WorkloadArray.ranges).where(WorkloadArray.id == workload))
+    if body is None:
+        place.wrong(f"workload {reference} is no array", rule=ON_ARRAY)
+    elif array is not None:
+        ranges = tuple((first, last, step) for first, last, step in body)
+        missing = (index for index in indexes(array.ranges) if position_of(ranges, index) is None)
+        if ranges != array.ranges and (index := next(missing, None)) is not None:
+            message = f"array {reference} has no index {index}; it has {shown_indexes(ranges)[:200]}"
+            place.wrong(message, rule=ON_ARRAY)
 
 
 def _check_archive(session: Session, draft: Draft, tenant: Tenant) -> None:

@@ -113,9 +113,8 @@ def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
     with state.transaction() as session:
         row = find(session, caller, id, lock=True)
         _require_live(row)
-        kept = row.blocked == "never"
+        kept = (row.blocked == "never" or row.spec.get("if_never") == "keep") and waive(session, row.id)
         if kept:
-            waive(session, row.id)
             session.refresh(row)
         for one in (row, *live_elements(session, row)):
             if one.held_by is not None or (kept and one is row):

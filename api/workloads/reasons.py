@@ -17,7 +17,7 @@ from domain.reasons import Reason, ReasonCode, running_since
 from infra.db import published_queue
 from infra.db.array_rows import ArrayCounts, KeptOut, counts_of, kept_out
 from infra.db.capacity import InstanceRow
-from infra.db.dependencies import DecidedDependency, dependencies_of
+from infra.db.dependencies import DecidedDependency, dependencies_of, why_elements_blocked
 from infra.db.logs import Event, Waiting
 from infra.db.models import Attempt, Workload
 
@@ -80,9 +80,16 @@ def why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row]
     queued = [row for row in rows if Phase(row.phase) in QUEUED_PHASES and row.held_by is None and row.blocked is None]
     elements = {row.id: row.array_id for row in queued if isinstance(row, Workload) and row.array_id is not None}
     throttled = kept_out(session, {row.id for row in queued if row.id in arrays} | set(elements.values()))
+    blocked = [id_ for id_, counts in arrays.items() if 0 < counts.waiting == counts.blocked]
+    depends = why_elements_blocked(session, blocked)
+    for row in rows:
+        if row.blocked is not None and isinstance(row, Workload) and row.array_id is not None:
+            found[row.id] = Why([view for view in [reason_view(row.reason)] if view is not None])
     for row in queued:
         counts, kept = arrays.get(row.id), throttled.get(elements.get(row.id, row.id))
-        if counts is not None and (reason := _why_no_element(counts, kept)) is not None:
+        if row.id in depends:
+            found[row.id] = Why([*map(_view, depends[row.id])], None, counts)
+        elif counts is not None and (reason := _why_no_element(counts, kept)) is not None:
             found[row.id] = Why([_view(reason)], None, counts)
         elif kept is not None and row.id in kept.queued:
             found[row.id] = Why([_view(kept.reason())])

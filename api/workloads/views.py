@@ -175,7 +175,10 @@ class DependencyView(View):
     partition: str | None
     not_before: datetime | None
     condition: str = Field(description="`succeeded`, `ended`, `failed`, `started`, `ready` or `due`")
-    state: str = Field(description="`waiting`, `met`, or `never`: it can no longer hold")
+    state: str = Field(
+        description="`waiting`, `met`, `never`: it can no longer hold, `waived`: given up, or `each`: each element of"
+        " the array waits for the element of the predecessor with the same index"
+    )
     phase: str | None = Field(description="The predecessor's phase, or the one that decided it")
     decided_at: datetime | None
 

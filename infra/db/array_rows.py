@@ -44,6 +44,8 @@ class ArrayCounts(NamedTuple):
     elements: int
     waiting: int
     """The elements that wait for their first placement."""
+    blocked: int
+    """Those of them that wait for elements of other arrays."""
     live: int
     """The elements with a row that have not ended: they run, or wait for another attempt."""
     succeeded: int
@@ -67,7 +69,8 @@ _INSERT = text(
     " values (:id, cast(:ranges as jsonb), :elements, int4multirange(int4range(0, :elements)), :throttle)"
 )
 _COUNTS = text(
-    "select a.id, a.elements, multirange_size(a.waiting), array_live(a.id), ended.succeeded, ended.failed, a.throttle,"
+    "select a.id, a.elements, multirange_size(a.waiting), multirange_size(a.waiting * array_blocked(a.id)),"
+    " array_live(a.id), ended.succeeded, ended.failed, a.throttle,"
     " a.cancelled from workload_array as a cross join lateral ("
     " select count(*) filter (where phase = 'succeeded') as succeeded,"
     " count(*) filter (where phase = 'failed') as failed"
@@ -83,6 +86,16 @@ _WINDOWS = text(
 )
 _LOCK = text("select id from workload where id = :id and finished_at is null for update")
 _TAKE = text("select take_elements(:id, array[cast(:position as bigint)], array[cast(:index as bigint)])")
+_IN_VAIN = text(
+    "select w.id from dependency as d join workload_array as a on a.id = d.workload join workload as w on w.id = a.id"
+    " where not isempty(d.never) and a.waiting && d.never and w.finished_at is null and w.spec ->> 'if_never' = 'end'"
+    " order by w.id limit :most for update of w skip locked"
+)
+_DROP = text(
+    "update workload_array as a set waiting = a.waiting - d.never from ("
+    " select workload, range_agg(r) as never from dependency, unnest(never) as r where workload = any(:ids)"
+    " group by workload) as d where a.id = d.workload"
+)
 _STOP = text(
     "update workload_array set waiting = '{}', cancelled = cancelled or :whole where id = any(:ids) and"
     " (waiting <> '{}' or :whole)"
@@ -140,6 +153,18 @@ def stop_waiting(session: Session, workloads: Collection[str], *, whole: bool) -
     `whole`: the arrays are cancelled.
     """
     session.execute(_STOP, {"ids": list(workloads), "whole": whole})
+
+
+def end_elements_in_vain(session: Session, most: int) -> bool:
+    """Cancels waiting elements with a dependency that can never hold, of at most `most` arrays that say so.
+
+    Returns whether there were some.
+    """
+    arrays = sorted(set(session.scalars(_IN_VAIN, {"most": most})))
+    session.execute(_DROP, {"ids": arrays})
+    for array in arrays:
+        end_array(session, array)
+    return bool(arrays)
 
 
 def set_throttle(session: Session, array: str, throttle: int | None) -> bool:

@@ -12,13 +12,16 @@ import pytest
 from sqlalchemy import select, text
 
 from activities.capacity.pools import read_shortages
+from activities.lifecycle.dependencies import decide_dependencies
 from activities.lifecycle.housekeeping import HousekeepingActivities
 from activities.scheduling.scheduler_state import SchedulerState
+from domain.array_elements import indexes
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
-from domain.spec import ArraySpec, LimitsSpec
+from domain.spec import ArraySpec, DependencySpec, LimitsSpec, WorkloadSpec
 from infra.db import published_queue
 from infra.db.array_rows import counts_of, end_array, set_throttle, stop_waiting, take_element
+from infra.db.enqueue import enqueue
 from infra.db.logs import Outbox
 from infra.db.models import Attempt, Workload
 from infra.db.queued_end import end_queued
@@ -287,6 +290,12 @@ class _Plain:
     """Elements with a row that are on hold."""
     lowered: set[int] = field(default_factory=set)
     """Elements with a row whose priority is lower."""
+    begun: set[int] = field(default_factory=set)
+    """Elements that have run."""
+    on: list[tuple["_Plain", str]] = field(default_factory=list)
+    """Arrays on whose elements of the same index it depends, each with the condition."""
+    keeps: bool = False
+    """Whether elements that wait in vain stay."""
     placed: set[int] = field(default_factory=set)
     ended: dict[int, Phase] = field(default_factory=dict)
     held: bool = False
@@ -295,11 +304,26 @@ class _Plain:
     def __post_init__(self) -> None:
         self.waiting = list(self.indexes)
 
+    def state(self, index: int, condition: str) -> str:
+        """Returns the state of a condition on an element."""
+        end = self.ended.get(index)
+        met = {"ended": end is not None, "started": index in self.begun}.get(condition, end == condition)
+        return "met" if met else "waiting" if end is None else "never"
+
+    def depends(self, index: int) -> set[str]:
+        """Returns the states of the dependencies of an element."""
+        return {plain.state(index, condition) for plain, condition in self.on}
+
+    def in_vain(self) -> list[int]:
+        """Returns the elements that end because they wait in vain."""
+        return [] if self.keeps else [index for index in self.waiting if "never" in self.depends(index)]
+
     def next(self) -> int | None:
         """Returns the element that is placed next, if there is room. An element with a row has a hold of its own."""
         if self.throttle is not None and len(self.placed) >= self.throttle:
             return None
-        found = [*(self.queued - self.stopped), *(() if self.held else self.waiting)]
+        ready = [index for index in self.waiting if self.depends(index) <= {"met"}]
+        found = [*(self.queued - self.stopped), *(() if self.held else ready)]
         return min(found, key=lambda index: (index in self.lowered, self.indexes.index(index)), default=None)
 
     def place(self, index: int) -> None:
@@ -333,12 +357,44 @@ class _Walk:
         self.chance = random.Random(seed)
         self.arrays: dict[str, _Plain] = {}
         for _ in range(2):
-            size = self.chance.randrange(1, 14)
-            throttle = self.chance.choice([None, 1, 2, 4])
-            step = self.chance.choice([1, 3])
-            spec = _array((7, 7 + step * (size - 1), step) if size > 1 else (7, 7, 1), throttle=throttle)
-            array = world.submit(array=spec, limits=LimitsSpec(retries=1))
-            self.arrays[array] = _Plain([7 + step * n for n in range(size)], throttle)
+            self.submit()
+
+    def submit(self) -> None:
+        """Submits an array. It may depend on elements of an earlier one, of which it has some of the indexes."""
+        if len(self.arrays) == 4:
+            return
+        chance = self.chance
+        first, step, size = 7, chance.choice([1, 3]), chance.randrange(1, 14)
+        on = [one for one in self.arrays.items() if chance.random() < 0.5]
+        if on:
+            common = sorted(set.intersection(*(set(plain.indexes) for _, plain in on)))
+            if not common:
+                return
+            ranges = tuple((index, index, 1) for index in chance.sample(common, chance.randrange(1, len(common) + 1)))
+        else:
+            ranges = ((first, first + step * (size - 1), step if size > 1 else 1),)
+        conditions = [chance.choice(["succeeded", "succeeded", "ended", "failed", "started"]) for _ in on]
+        after = tuple(
+            DependencySpec(workload="p", id=id_, condition=condition, same_index=True)
+            for (id_, _), condition in zip(on, conditions, strict=True)
+        )
+        throttle, keeps = chance.choice([None, 1, 2, 4]), chance.random() < 0.3
+        spec = WorkloadSpec(
+            name="w", tenant="t", jobs=(job(),), array=_array(*ranges, throttle=throttle), after=after,
+            limits=LimitsSpec(retries=1), if_never="keep" if keeps else "end",
+        )  # fmt: skip
+        with self.world.session() as session:
+            array = enqueue(session, spec, "key").id
+        plain = self.arrays[array] = _Plain(list(indexes(ranges)), throttle, keeps=keeps)
+        plain.on = [(other, condition) for (_, other), condition in zip(on, conditions, strict=True)]
+
+    def decide(self) -> None:
+        """Ends the elements that wait in vain, of which there may be more when others have ended."""
+        decide_dependencies(self.world.engine)
+        for plain in self.arrays.values():  # An array depends only on earlier ones.
+            for index in plain.in_vain():
+                plain.waiting.remove(index)
+                plain.end(index, Phase.CANCELLED)
 
     def pass_(self) -> None:
         _settle(self.world)
@@ -358,6 +414,7 @@ class _Walk:
                 id_ = f"{array}-{index}"
                 if self.world.workload(id_).phase == Phase.PLACING:
                     self.world.run(id_)
+                    plain.begun.add(index)
                 phase = self.chance.choice([Phase.SUCCEEDED, Phase.SUCCEEDED, Phase.FAILED, Phase.PENDING,
                                             Phase.PREEMPTED])  # fmt: skip
                 self.world.release(id_, phase)
@@ -369,8 +426,9 @@ class _Walk:
 
     def cancel_element(self) -> None:
         array, plain = self.chance.choice(list(self.arrays.items()))
-        if plain.waiting and not plain.held:
-            index = self.chance.choice(plain.waiting)
+        ready = [index for index in plain.waiting if plain.depends(index) <= {"met"}]
+        if ready and not plain.held:
+            index = self.chance.choice(ready)
             with self.world.session() as session:
                 session.get_one(Workload, array, with_for_update=True)
                 take_element(session, array, plain.indexes.index(index), index)
@@ -434,6 +492,7 @@ class _Walk:
                 counts = counts_of(session, [array])[array]
             ends = Counter(plain.ended.values())
             assert counts.waiting == len(plain.waiting)
+            assert counts.blocked == sum(not plain.depends(index) <= {"met"} for index in plain.waiting)
             assert (counts.succeeded, counts.failed, counts.cancelled) == (
                 ends[Phase.SUCCEEDED], ends[Phase.FAILED], ends[Phase.CANCELLED],
             )  # fmt: skip
@@ -456,6 +515,7 @@ def test_arrays_as_by_the_plain_rule(fleet: World, seed: int) -> None:
     steps: list[Callable[[], None]] = [
         walk.pass_, walk.pass_, walk.end_element, walk.end_element, walk.cancel_element, walk.cancel_waiting,
         walk.throttle, walk.hold, walk.hold_element, walk.lower_element,
+        walk.submit, walk.decide, walk.decide,
     ]  # fmt: skip
     for _ in range(25):
         walk.chance.choice(steps)()

@@ -42,6 +42,7 @@ VALUES: dict[str, list[Any]] = {
                        {"exit": {"0": 1}}, {"exit": {"255": "unlimited"}}, {"exit": {"256": 1}}, {"exit": {"1": "x"}},
                        {"exit": {"1\n": 1}}, {"preempted": "unlimited"}, {"preempted": -1}, {"lost": 1001}, {"x": 1}],
     "after": [[], ["a"], ["a:ended"], ["a:started", "a:failed"], ["a:ready"], ["a:"], ["A"], ["a\n"], "a", [1], [None],
+              [{"workload": "a", "same_index": True}], [{"workload": "a", "same_index": 1}],
               [{"workload": "a"}], [{"workload": "a", "condition": "ended"}], [{"workload": "a", "condition": "done"}],
               [{"table": "a.b", "partition": "ds=1", "condition": "ready"}], [{"table": "a", "partition": "/"}],
               ["a"] * 100, ["a"] * 101, None],

@@ -157,6 +157,12 @@ def test_dependencies_and_times(option: str, field: str, value: Any) -> None:
     assert batch(option).documents[0][field] == value
 
 
+def test_corresponding_elements() -> None:
+    """`aftercorr` is about elements only if the job is an array."""
+    found = [batch("--dependency=aftercorr:7", *more).documents[0]["after"][0] for more in (["--array=0-3"], [])]
+    assert [one.get("same_index") for one in found] == [True, None]
+
+
 def test_a_single_step_has_its_rank(tmp_path: Path) -> None:
     [document] = batch("-n 1", body="srun bash -c 'echo $SLURM_PROCID of $SLURM_NTASKS'").documents
     assert execute(document["jobs"][0]["run"], tmp_path) == "0 of 1\n"

@@ -5,6 +5,29 @@ create function multirange_size(numbers int4multirange) returns bigint language 
     select coalesce(sum(upper(r) - lower(r)), 0) from unnest(numbers) as r
 $$;
 
+-- Returns the ranges of an array's indexes, each with the position of its first index.
+create function array_ranges(ranges jsonb) returns table (start bigint, first bigint, last bigint, step bigint)
+language sql immutable parallel safe as $$
+    select (coalesce(sum((l.last - l.first) / l.step + 1)
+                         over (order by l.place rows between unbounded preceding and 1 preceding), 0))::bigint,
+           l.first, l.last, l.step
+    from (select place, (r ->> 0)::bigint as first, (r ->> 1)::bigint as last, (r ->> 2)::bigint as step
+          from jsonb_array_elements(ranges) with ordinality as listed (r, place)) as l
+$$;
+
+-- Returns the position of an index in an array; no row if the array does not have it.
+create function array_positions(ranges jsonb, index bigint) returns table (place bigint)
+language sql immutable parallel safe as $$
+    select r.start + (index - r.first) / r.step from array_ranges(ranges) as r
+    where index between r.first and r.last and (index - r.first) % r.step = 0
+$$;
+
+-- Returns the positions of the elements that wait for elements of other arrays, or wait for them in vain.
+create function array_blocked(head text) returns int4multirange language sql stable as $$
+    select coalesce(range_agg(r), '{}') from dependency as d, unnest(d.open + d.never) as r
+    where d.workload = head and d.state = 'each'
+$$;
+
 -- Returns the number of elements with a row that have not ended.
 create function array_live(head text) returns bigint language sql stable as $$
     select count(*) from workload where array_id = head and finished_at is null
@@ -32,7 +55,7 @@ create function array_window(a workload_array, most bigint) returns text languag
         from workload as w, place
         where w.array_id = a.id and w.finished_at is null and w.phase in ('pending', 'preempted') and w.held_by is null
     ), waiting as (
-        select p as position from unnest(a.waiting) as r
+        select p as position from unnest(a.waiting - array_blocked(a.id)) as r
         cross join lateral generate_series(lower(r), least(upper(r)::bigint - 1, lower(r) + most)) as p
         order by p limit least(most, (select free from place))
     ), admitted as (

@@ -71,6 +71,8 @@ def _after_lines(workload: Mapping[str, Any]) -> list[str]:
         elif one["predecessor"]:
             which = f"{one['predecessor_name']} ({one['predecessor']}, {one['phase'] or 'deleted'})"
             what = f"{which} has {one['condition']}"
+            if one["state"] == "each":
+                what = f"the element of the same index of {which} has {one['condition']}"
         else:
             what = f"table {one['table']} has the partition {one['partition']}"
         lines.append(f"  {cell(what)}: {one['state']}")

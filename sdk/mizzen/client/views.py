@@ -185,7 +185,8 @@ class Dependency(TypedDict):
     condition: str
     """`succeeded`, `ended`, `failed`, `started`, `ready` or `due`."""
     state: str
-    """`waiting`, `met`, or `never`: it can no longer hold."""
+    """`waiting`, `met`, `never`: it can no longer hold, `waived`: given up, or `each`: each element of the array waits
+    for the element of the predecessor with the same index."""
     phase: str | None
     """The predecessor's phase, or the one that decided it."""
     decided_at: str | None

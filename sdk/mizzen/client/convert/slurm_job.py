@@ -139,7 +139,7 @@ class _Batch:
             "name": given,
             "workdir": self._workdir(),
             "array": elements.array if elements else None,
-            "after": dependencies_of(self._conversion, after, given) if after else None,
+            "after": dependencies_of(self._conversion, after, given, is_array=elements is not None) if after else None,
             "if_never": "keep" if keeps and keeps.value == "no" else None,
             "not_before": not_before_of(self._conversion, not_before) if not_before else None,
             "checkpoint": {"grace": grace} if grace else None,
