@@ -66,6 +66,8 @@ def waiting_element(session: Session, caller: Caller, array: str, index: int, *,
 def _unplaced(head: Workload, spec: WorkloadSpec, index: int, *, waits: bool) -> Workload:
     """Returns the row that a waiting or cancelled element would have."""
     ended = Reason(ReasonCode.CANCELLED_BY_USER, {"by": "its array"}).to_json()
+    if head.reason is not None and head.reason["code"] == ReasonCode.DEPENDENCY_NEVER:
+        ended = head.reason
     return Workload(
         id=element_id(head.id, index), tenant=head.tenant, name=head.name, labels=head.labels,
         spec=spec.model_dump(mode="json"), phase=Phase.PENDING if waits else Phase.CANCELLED,
