@@ -175,7 +175,7 @@ def check_array(at: At, values: dict[str, Any]) -> dict[str, Any]:
             place.wrong("only possible with array", rule=ON_ARRAY)
         return values
     if at.get("limits", "max_pending").value is not None:
-        message = "not possible with array: the time in the queue differs between its elements"
+        message = "not possible with array: its elements wait for each other; `mizzen cancel --waiting` ends their wait"
         at.get("limits", "max_pending").wrong(message, rule=_NO_EXPIRY)
     longest = {name: max(options, key=lambda one: len(one.encode())) for name, options in array.matrix.items()}
     longest[INDEX] = "9" * 9

@@ -218,6 +218,29 @@ def test_a_throttle_that_is_lowered_during_a_pass_is_kept(fleet: World) -> None:
     assert _placed(fleet, array) == [3, 4, 0]
 
 
+def test_concurrent_awards_keep_the_throttle(fleet: World) -> None:
+    """Of two elements that are queued again, one is placed, whichever of two processes comes first."""
+    array = fleet.submit(array=_array((0, 1, 1)))
+    _settle(fleet)
+    ids = [f"{array}-{index}" for index in range(2)]
+    for _ in range(examples(20)):
+        for id_ in ids:
+            if fleet.workload(id_).phase == Phase.PLACING:
+                fleet.run(id_)
+                fleet.release(id_, Phase.PENDING)
+        with fleet.session() as session:
+            session.get_one(Workload, array, with_for_update=True)
+            set_throttle(session, array, None)
+        offers = [fleet.offer(id_) for id_ in ids]
+        with fleet.session() as session:
+            session.get_one(Workload, array, with_for_update=True)
+            set_throttle(session, array, 1)
+        with ThreadPoolExecutor(2) as threads:
+            done = list(threads.map(fleet.award_all, [[offer.candidate] for offer in offers]))
+        assert sorted(one.count for one in done) == [0, 1]
+        assert len(_placed(fleet, array)) == 1
+
+
 def test_the_last_end_is_seen_among_concurrent_ones(fleet: World) -> None:
     """Elements end while the others are cancelled, at the same time; the array ends all the same."""
     for _ in range(examples(20)):
@@ -397,14 +420,24 @@ class _Walk:
                 plain.end(index, Phase.CANCELLED)
 
     def pass_(self) -> None:
+        before = len(self._awards())
         _settle(self.world)
         free = _SLOTS - sum(len(plain.placed) for plain in self.arrays.values())
         # Of equal rank, the older array comes first. Lowered elements come after all others.
+        placed: list[str] = []
         for is_lowered in (False, True):
-            for plain in self.arrays.values():
+            for array, plain in self.arrays.items():
                 while free and (index := plain.next()) is not None and (index in plain.lowered) <= is_lowered:
                     plain.place(index)
+                    placed.append(f"{array}-{index}")
                     free -= 1
+        assert self._awards()[before:] == placed
+
+    def _awards(self) -> list[str]:
+        """Returns the workloads of all awards, in order."""
+        mail = text("select workload from outbox where kind = 'mail' and body ->> 'kind' = 'awarded' order by id")
+        with self.world.session() as session:
+            return list(session.scalars(mail))
 
     def end_element(self) -> None:
         for array, plain in self.arrays.items():
