@@ -15,13 +15,6 @@ language sql immutable parallel safe as $$
           from jsonb_array_elements(ranges) with ordinality as listed (r, place)) as l
 $$;
 
--- Returns the position of an index in an array; no row if the array does not have it.
-create function array_positions(ranges jsonb, index bigint) returns table (place bigint)
-language sql immutable parallel safe as $$
-    select r.start + (index - r.first) / r.step from array_ranges(ranges) as r
-    where index between r.first and r.last and (index - r.first) % r.step = 0
-$$;
-
 -- Returns the positions of the elements that wait for elements of other arrays, or wait for them in vain.
 create function array_blocked(head text) returns int4multirange language sql stable as $$
     select coalesce(range_agg(r), '{}') from dependency as d, unnest(d.open + d.never) as r
@@ -40,7 +33,8 @@ create function array_placed(head text) returns bigint language sql stable as $$
 $$;
 
 -- Returns the elements that a scan ranks: `positions` has at most `most` of those that wait for their first placement,
--- in ascending order, and `throttled` the ids of those with a row that the throttle keeps out. `ranges` has the indexes.
+-- in ascending order, and `throttled` the ids of those with a row that the throttle keeps out. `ranges` has the
+-- indexes.
 --
 -- All elements that are queued and not held compete for the places that the throttle leaves, the older first. An
 -- element that avoids machines on which it failed takes no place from others before its award, because it may find no

@@ -2,8 +2,8 @@
 -- `dependency` with the state `each` has the positions of the dependent array: `open` those that are not decided, and
 -- `never` those that wait in vain. Both are never placed (`array_blocked`).
 
--- Decides the dependencies on elements of an array, which have these indexes and are in this phase.
-create function decide_each(head text, indexes bigint[], phase text) returns void language plpgsql as $$
+-- Decides the dependencies on elements of an array, which have these indexes and have reached a phase.
+create function decide_each(head text, indexes bigint[], reached text) returns void language plpgsql as $$
 begin
     -- In one order, because elements with several dependents may end at the same time.
     perform from dependency where predecessor = head and state = 'each' order by workload, place for update;
@@ -11,14 +11,19 @@ begin
         return;
     end if;
     with decided as (
-        select d.workload, d.place, range_agg(int4range(p.position::int, p.position::int + 1)) as positions,
-               coalesce(range_agg(int4range(p.position::int, p.position::int + 1)) filter (where s.state = 'never'),
+        select d.workload, d.place, range_agg(int4range(p.position, p.position + 1)) as positions,
+               coalesce(range_agg(int4range(p.position, p.position + 1)) filter (where s.state = 'never'),
                         '{}') as never
         from dependency as d
         join workload_array as a on a.id = d.workload
-        cross join unnest(indexes) as i (index)
-        join lateral array_positions(a.ranges, i.index) as p (position) on true
-        cross join lateral condition_state(d.condition, head || '-' || i.index, decide_each.phase) as s (state)
+        cross join lateral array_ranges(a.ranges) as r
+        join unnest(indexes) as i (index) on i.index between r.first and r.last and (i.index - r.first) % r.step = 0
+        cross join lateral (select (r.start + (i.index - r.first) / r.step)::int as position) as p
+        cross join lateral (
+            -- Only whether an element has started depends on more than its phase.
+            select case when d.condition = 'started' then condition_state(d.condition, head || '-' || i.index, reached)
+                        when d.condition = reached or d.condition = 'ended' and is_final(reached) then 'met'
+                        when is_final(reached) then 'never' else 'waiting' end as state) as s
         where d.predecessor = head and d.state = 'each' and s.state <> 'waiting'
         group by d.workload, d.place
     )
@@ -30,16 +35,17 @@ end $$;
 
 -- Decides the dependencies on elements that were cancelled before they had a row, which are among these positions.
 create function decide_each_unplaced(a workload_array, positions int4multirange) returns void language sql as $$
-    select decide_each(a.id, array_agg(i.index), 'cancelled')
-    from unnest(positions) as m
-    cross join lateral generate_series(lower(m), upper(m) - 1) as p
-    join array_ranges(a.ranges) as r on p >= r.start and p <= r.start + (r.last - r.first) / r.step
-    cross join lateral (select r.first + (p - r.start) * r.step) as i (index)
-    where not exists (select from workload where id = a.id || '-' || i.index)
+    select decide_each(a.id, array_agg(unplaced.index), 'cancelled')
+    from (
+        select r.first + (p - r.start) * r.step as index
+        from unnest(positions) as m
+        cross join lateral generate_series(lower(m), upper(m) - 1) as p
+        join array_ranges(a.ranges) as r on p >= r.start and p <= r.start + (r.last - r.first) / r.step) as unplaced
+    where not exists (select from workload where id = a.id || '-' || unplaced.index)
     having count(*) > 0
 $$;
 
--- Adds a dependency on the elements of an array, decided as far as it can be now. The locks make the changes of elements
+-- Adds a dependency on the elements of an array, decided as far as it can be now. The lock makes changes of elements
 -- that are not committed yet come first, or decide this dependency.
 create function add_each(dependent text, at bigint, head text, wanted text) returns void language plpgsql as $$
 declare
@@ -50,10 +56,11 @@ begin
     select dependent, at, w.id, w.name, wanted, 'each', int4multirange(int4range(0, own.elements::int)), '{}'
     from workload as w, workload_array as own where w.id = head and own.id = dependent;
 
-    perform decide_each(head, array_agg(found.array_index), found.phase)
+    -- The two indexes of elements are for those that have not ended, and for those that have.
+    perform decide_each(head, array_agg(array_index), phase)
     from (select array_index, phase from workload where array_id = head and finished_at is null union all
-          select array_index, phase from workload where array_id = head and finished_at is not null) as found
-    group by found.phase;
+          select array_index, phase from workload where array_id = head and finished_at is not null) as element
+    group by phase;
     perform decide_each_unplaced(a, int4multirange(int4range(0, a.elements::int)) - a.waiting);
 end $$;
 
