@@ -31,6 +31,7 @@ from activities.lifecycle.progress import ProgressReader
 from activities.lifecycle.reconcile import Reconciler
 from activities.lifecycle.singletons import keep_singletons, set_schedule
 from activities.lifecycle.workloads import WorkloadActivities
+from activities.notify.notifier import Notifier
 from activities.reclaim.pacing import Pacer
 from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import RegionActivities
@@ -213,6 +214,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
                 PoolKeeper(engine, settings, client, providers).run(),
                 ReadinessReader(engine, settings, client).run(),
                 Pacer(engine, settings, client).run(),
+                Notifier(engine, settings).run(),
             )
             for loop in loops:
                 stack.callback(asyncio.create_task(loop).cancel)

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from api.auth import Balancer, Caller, Submitter, Viewer
 from api.bodies import JsonOnly, Name
-from api.documents.installation_checks import check_service, fleet
+from api.documents.installation_checks import check_receivers, check_service, fleet
 from api.documents.schema import SERVICE_DOCUMENT, SERVICE_EXAMPLE
 from api.documents.service import ServiceDraft, read_service
 from api.idempotency import IdempotencyKey
@@ -41,6 +41,7 @@ from api.views import write_audit
 from api.workloads.submission import parse
 from domain.ids import new_service_id
 from domain.service import ServiceSpec, UpdateMode
+from infra.config.notify import NotifySettings
 from infra.db import events, outbox
 from infra.db.services import ServiceReplica, ServiceRow
 
@@ -75,7 +76,7 @@ def _create(state: ApiState, caller: Caller, request: Request, asked: Asked, nam
     value = parse(request, asked.body)
 
     def make(session: Session) -> ServiceChanged:
-        draft, spec = _admit(session, caller, value, name)
+        draft, spec = _admit(session, state.settings.notify, caller, value, name)
         made = session.scalar(
             insert(ServiceRow)
             .values(id=new_service_id(), tenant=spec.tenant, name=spec.name, created_by=caller.id)
@@ -125,7 +126,7 @@ def _update(
         row = find_service(session, caller, ref, lock=True)
         if row.stopping_at is not None:
             raise HttpProblem(ProblemType.CONFLICT, f"service {row.name} is ending or has ended")
-        draft, spec = _admit(session, caller, value, row.name, row.tenant)
+        draft, spec = _admit(session, state.settings.notify, caller, value, row.name, row.tenant)
         for what, given, own in (("name", spec.name, row.name), ("tenant", spec.tenant, row.tenant)):
             if given != own:
                 raise HttpProblem(
@@ -138,10 +139,11 @@ def _update(
 
 
 def _admit(
-    session: Session, caller: Caller, value: Any, name: str | None, tenant: str | None = None
+    session: Session, settings: NotifySettings, caller: Caller, value: Any, name: str | None, tenant: str | None = None
 ) -> tuple[ServiceDraft, ServiceSpec]:
     draft = read_service(value, caller.tenant or tenant, name)
     check_service(session, draft, caller.tenant, fleet(session))
+    check_receivers(draft, settings)
     if draft.problems:
         raise refuse_document(draft.problems)
     return draft, draft.spec()
