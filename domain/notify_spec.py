@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict
 
 End = Literal["succeeded", "failed", "cancelled"]
 END_PHASES: tuple[End, ...] = get_args(End)
+EMAIL_PATTERN = r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$"
+"""An address for mail. None contains what ends a header or separates addresses."""
 
 
 class NotifySpec(BaseModel):

@@ -11,6 +11,7 @@ from typing import Any
 from domain.masking import mask_ids
 from infra.db.deliveries import Delivery
 
+ALERT = "alert"
 _NOT_SHOWN = ("reason",)
 _MOST_SUBJECT = 200
 
@@ -45,11 +46,16 @@ def mail_of(delivery: Delivery, seen: frozenset[str], sender: str) -> EmailMessa
 
 
 def _subject(kind: str, facts: Mapping[str, Any]) -> str:
+    if kind == ALERT:
+        return f"mizzen: {', '.join(sorted({alert['kind'] for alert in facts['alerts']}))}"
     index = "" if facts.get("index") is None else f"/{facts['index']}"
     return f"mizzen: {facts['name']}{index} {_end(kind)} (tenant {facts['tenant']})"
 
 
 def _lines(kind: str, facts: Mapping[str, Any], seen: frozenset[str]) -> list[tuple[str, str]]:
+    if kind == ALERT:
+        more = [("and more", str(facts["more"]))] if facts["more"] else []
+        return [(f"{one['kind']} {one['subject'] or ''}".strip(), one["text"]) for one in facts["alerts"]] + more
     what, _, _ = kind.partition(".")
     reason = facts.get("reason") or {}
     labels = ", ".join(f"{key}={value}" for key, value in sorted((facts.get("labels") or {}).items()))

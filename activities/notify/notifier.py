@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from nacl.exceptions import CryptoError
@@ -124,10 +125,11 @@ class Notifier:
         to = one.receiver
         if to.get("email") is None:
             url = values[to["webhook_secret"]].strip() if to.get("webhook_secret") else to["webhook"]
-            await self._webhooks.send(url, one.id, body_of(one, seen), values[to["secret"]])
+            keys = _in_file(to["secret_file"]) if to.get("secret_file") else values[to["secret"]]
+            await self._webhooks.send(url, one.id, body_of(one, seen), keys)
             return
         smtp = self._settings.notify.smtp
-        if smtp is None or not smtp.takes(to["email"]):
+        if smtp is None or not (one.tenant is None or smtp.takes(to["email"])):
             raise NotDelivered("the operator's setting notify.smtp does not allow mail to this address")
         mail = mail_of(one, seen, smtp.sender)
         loop = asyncio.get_running_loop()
@@ -168,6 +170,13 @@ class Notifier:
         values = {"give_up_s": self._settings.notify.give_up_s, "sending": list(self._sending)}
         for id_ in session.scalars(_GIVE_UP, values).all():
             _record_given_up(session, session.get_one(Delivery, id_))
+
+
+def _in_file(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotDelivered(f"secret_file {path}: {type(error).__name__}") from None
 
 
 def _record_given_up(session: Session, one: Delivery) -> None:

@@ -4,13 +4,12 @@ from typing import Any
 
 from api.documents.forms import TRUTH, Field, Form, cases, list_of, name, one_of, section, text
 from api.documents.position import At
-from domain.notify_spec import END_PHASES, NotifySpec
+from domain.notify_spec import EMAIL_PATTERN, END_PHASES, NotifySpec
 from domain.patterns import whole_numbers
 
 _MOST = 16
 _HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])"
 URL_PATTERN = rf"^https?://{_HOST}(:{whole_numbers(1, 65535)})?(/[!-~]*)?$"
-EMAIL_PATTERN = r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$"
 _URL = text("a URL", 2000, URL_PATTERN, "must be a URL such as https://hooks.example.org/mizzen, without a user",
             kind="webhook")  # fmt: skip
 _EMAIL = text("an address for mail", 320, EMAIL_PATTERN, "must be one address such as alice@example.org", kind="email")

@@ -69,6 +69,11 @@ def due_deliveries(session: Session, sending: Collection[str], each: int, most: 
     return session.scalars(found, {"sending": list(sending), "each": each, "most": most}).all()
 
 
+def lane_of(whose: str, receiver: Json) -> str:
+    """Returns the lane of a receiver that no document names (`notify_receivers` in `functions/deliveries.sql`)."""
+    return f"{whose} {'mail' if receiver.get('email') else shown_receiver(receiver)}"
+
+
 def deliveries_of(session: Session, subject: str) -> Sequence[Delivery]:
     """Returns the notifications about a workload or a service, oldest first."""
     return session.scalars(

@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import func, text
 
+from activities.notify.alerts import Alerts
 from activities.notify.notifier import Notifier
 from domain.notify_spec import NotifySpec
 from domain.phases import Phase
+from domain.service import ServiceSpec
 from domain.spec import ArraySpec
-from infra.config.notify import NotifySettings, SmtpSettings
+from infra.config.notify import AlertReceiver, NotifySettings, SmtpSettings
 from infra.config.settings import Settings
+from infra.db import events
 from infra.db.array_rows import end_array, stop_waiting
 from infra.db.deliveries import Delivery, deliveries_of
+from infra.db.rounds import note_round
+from infra.db.services import ServiceRow, ServiceVersion
 from infra.db.tenants import Secret
 from infra.keys import encrypt_secret, load_master_key
 from infra.stack.certificate import write_certificate
@@ -298,3 +303,89 @@ def test_a_refused_mail_says_why(place: World, post: Mailbox) -> None:
     workload = _ended(place, Phase.SUCCEEDED, NotifySpec(email="a@example.org"))
     _sent(place, _settings(place, post.port, retry_s=60))
     assert _told(place, workload)[0].error == "the mail server refuses it: 552 too large [0m"
+
+
+def test_a_service_has_one_end(place: World, hook: Webhook) -> None:
+    """The receivers of its newest version are notified when the last replica has ended."""
+    with place.session() as session:
+        session.add(ServiceRow(id="sv-1", tenant="t", name="chat", version=2))
+        session.flush()
+        for version, path in ((1, "/old"), (2, "/new")):
+            spec = ServiceSpec(name="chat", tenant="t", notify=(to_hook(hook.url(path)),))
+            session.add(ServiceVersion(service="sv-1", version=version, spec=spec.model_dump(mode="json")))
+    with place.session() as session:
+        session.get_one(ServiceRow, "sv-1").ended_at = func.now()
+    _sent(place, _settings(place), rounds=2)
+    [got] = hook.got
+    assert got.path == "/new" and got.json["type"] == "service.ended" and got.json["data"]["name"] == "chat"
+
+
+def test_a_try_that_is_cut_off_is_made_again(place: World, hook: Webhook) -> None:
+    """If the worker dies after the receiver has the request, the next worker sends it with the same id."""
+    workload = _ended(place, Phase.SUCCEEDED, to_hook(hook.url()))
+    hook.hangs = threading.Event()
+
+    async def run() -> None:
+        notifier = Notifier(place.engine, _settings(place, timeout_s=30.0))
+        running = asyncio.create_task(notifier.run())
+        while not hook.got:
+            await asyncio.sleep(0.02)
+        running.cancel()
+        await asyncio.wait([running])
+        await notifier.settle()
+
+    asyncio.run(run())
+    assert _told(place, workload)[0].state == "due"
+    hook.hangs.set()
+    _sent(place, _settings(place))
+    first, second = hook.got
+    assert first.headers["webhook-id"] == second.headers["webhook-id"]
+    assert _told(place, workload)[0].state == "delivered"
+
+
+def test_alerts_of_operators(place: World, hook: Webhook, post: Mailbox, tmp_path: Path) -> None:
+    """New events and states that begin and end, together for each receiver, and each once."""
+    (tmp_path / "key").write_text("alert-key\n")
+    receivers = (
+        AlertReceiver(webhook=hook.url(), secret_file=tmp_path / "key"),
+        AlertReceiver(email="ops@example.org", on=("machine.cordoned",)),
+    )
+    alerts, settings = Alerts(place.engine, receivers), _settings(place, post.port, alerts=receivers)
+    with place.session() as session:
+        events.record(session, "machine.lost", machine="r/c/before")
+    alerts.round()
+    with place.session() as session:
+        events.record(
+            session, "machine.lost", region="r", machine="r/c/m", reason={"code": "x", "sentence": "it is gone"}
+        )
+        events.record(session, "machine.cordoned", machine="r/c/m", detail={"by": "k-1"})
+        events.record(session, "machine.ready", machine="r/c/m")
+        for _ in range(3):
+            note_round(session, "expiry", None, "the store does not answer")
+    alerts.round()
+    alerts.round()
+    _sent(place, settings)
+    [got] = hook.got
+    assert got.is_signed(b"alert-key") and got.json["type"] == "alert"
+    assert [(one["kind"], one["subject"], one["text"]) for one in got.json["data"]["alerts"]] == [
+        ("machine.lost", "r/c/m", "it is gone"), ("machine.cordoned", "r/c/m", "by k-1"),
+        ("loop.failing", "expiry", "the loop is failing: the store does not answer"),
+    ]  # fmt: skip
+    [(envelope, mail)] = post.got
+    assert envelope.rcpt_tos == ["ops@example.org"] and mail["Subject"] == "mizzen: machine.cordoned"
+    with place.session() as session:
+        note_round(session, "expiry", None, None)
+    alerts.round()
+    _sent(place, settings)
+    [over] = hook.got[1].json["data"]["alerts"]
+    assert over["resolved"] and over["kind"] == "loop.failing"
+
+
+def test_alerts_name_their_kinds() -> None:
+    """A setting that names an unknown kind says which there are."""
+    with pytest.raises(ValueError, match=r"on: 'machine.gone' must be one of .*machine.lost"):
+        AlertReceiver(email="a@example.org", on=("machine.gone",))
+    with pytest.raises(ValueError, match="either webhook and secret_file, or email"):
+        AlertReceiver(webhook="https://example.org")
+    with pytest.raises(ValueError, match="alerts: email needs smtp"):
+        NotifySettings(alerts=(AlertReceiver(email="a@example.org"),))
