@@ -16,6 +16,7 @@ from api.documents.service import ServiceDraft
 from api.documents.workload import Draft, WorkloadDraft
 from domain.addresses import is_ip
 from domain.egress import refusal
+from domain.notify_spec import NotifySpec
 from domain.priority import LOWEST_LEVEL
 from domain.spec import ResourceSpec
 from infra.archives import BadArchive
@@ -100,10 +101,16 @@ def check_receivers(draft: Draft, settings: NotifySettings) -> None:
         elif is_ip(host) and (why := refusal(parts.scheme, host, settings.networks)) is not None:
             place.wrong(f"cannot be used: {why}; an operator can allow it with notify.allow")
     for place, address in draft.at.named("email"):
-        if settings.smtp is None:
-            place.wrong("this installation sends no mail; an operator can set notify.smtp")
-        elif not settings.smtp.takes(address):
+        if settings.smtp is not None and not settings.smtp.takes(address):
             place.wrong(f"must be in one of the domains {listed(settings.smtp.domains)}")
+
+
+def notes_on_receivers(receivers: Iterable[NotifySpec], settings: NotifySettings) -> list[str]:
+    """Returns sentences about receivers that get nothing. A document with them is valid: it may come from elsewhere."""
+    addresses = [one.email for one in receivers if one.email is not None]
+    if settings.smtp is not None or not addresses:
+        return []
+    return [f"notify: mail to {', '.join(addresses)} is not sent: an operator has to set notify.smtp"]
 
 
 def check_service(

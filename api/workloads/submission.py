@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from api.auth import Caller
 from api.documents.feasibility import never
-from api.documents.installation_checks import check, check_keep, check_receivers, fleet
+from api.documents.installation_checks import check, check_keep, check_receivers, fleet, notes_on_receivers
 from api.documents.syntax import Malformed, Value, load_json, load_yaml
 from api.documents.workload import read_workload
 from api.idempotency import mismatch
@@ -103,8 +103,10 @@ def _answered(state: ApiState, caller: Caller, key: str | None, digest: str) -> 
         if known.body_sha256 != digest:
             raise mismatch(key, known.workload)
         row = session.get_one(Workload, known.workload)
-        held_by_none = never(WorkloadSpec.model_validate(row.spec), fleet(session))
-        return mask(session, caller, SubmittedView(**dict(detail(session, state.queue, row)), never=held_by_none))
+        spec = WorkloadSpec.model_validate(row.spec)
+        notes = notes_on_receivers(spec.notify, state.settings.notify)
+        made = {**dict(detail(session, state.queue, row)), "never": never(spec, fleet(session))}
+        return mask(session, caller, SubmittedView(**made, document_notes=notes))
 
 
 def _insert(
@@ -128,4 +130,5 @@ def _insert(
         if done is None:
             raise _AlreadyAnswered
     write_audit(session, caller, "workload.submit", row.id, tenant=row.tenant, name=row.name)
-    return SubmittedView(**dict(submitted(session, row)), never=held_by_none)
+    notes = notes_on_receivers(spec.notify, state.settings.notify)
+    return SubmittedView(**dict(submitted(session, row)), never=held_by_none, document_notes=notes)

@@ -194,6 +194,7 @@ class WorkloadDetail(WorkloadView):
 class SubmittedView(WorkloadDetail):
     """A submitted workload."""
 
+    document_notes: list[str] = Field(description="Fields of the document that have no effect")
     never: str | None = Field(
         description="Why no region of the current fleet can hold it, and what would have to change; null: one might"
     )

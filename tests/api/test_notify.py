@@ -16,7 +16,6 @@ IN_SECRET = {**HOOK, "webhook": {"secret": "hf-token"}}
 @pytest.mark.parametrize(
     ("receiver", "path", "message"),
     [
-        ({"email": "a@example.org"}, "email", "this installation sends no mail; an operator can set notify.smtp"),
         ({**HOOK, "webhook": "http://hooks.example.org/"}, "webhook",
          "must be https; an operator can allow networks for http with notify.allow"),
         ({**HOOK, "webhook": "https://10.0.0.1/"}, "webhook",

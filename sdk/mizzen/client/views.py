@@ -283,6 +283,8 @@ class WorkloadDetail(Workload):
 class Submitted(WorkloadDetail):
     """A submitted workload."""
 
+    document_notes: list[str]
+    """Fields of the document that have no effect."""
     never: str | None
     """Why no region of the current fleet can hold it, and what would have to change; None: one might."""
 
