@@ -34,6 +34,7 @@ async def test_submission_writes_all_that_belongs_to_it(world: ApiWorld) -> None
         made = answer.json()
         assert answer.headers["location"] == f"/v1/workloads/{made['id']}"
         waits = {"waited_s": made["waited_s"], "eligible_s": made["eligible_s"]}
+        waits |= {"never": None, "document_notes": []}
         assert (await client.get(answer.headers["location"])).json() | {
             "never": None,
             "document_notes": [],
