@@ -79,7 +79,7 @@ def terminal(service: Service) -> Iterator[Callable[..., Terminal]]:
     made: list[Terminal] = []
 
     def begin(columns: int, rows: int, *command: str, url: str | None = None, key: str | None = None) -> Terminal:
-        made.append(Terminal(url or service.url, key or service.keys["vision"], columns, rows, *command))
+        made.append(Terminal(url or service.url, key or service.keys["speech"], columns, rows, *command))
         return made[-1]
 
     yield begin
@@ -87,20 +87,26 @@ def terminal(service: Service) -> Iterator[Callable[..., Terminal]]:
         one.close()
 
 
-@pytest.fixture
-def many(service: Service, client: Client) -> list[str]:
-    """Thirty workloads, of which the newest runs; all others have ended."""
-    for other in list(client.workloads(phases=("live",))):
-        service.become(other["id"], Phase.CANCELLED, other["attempt"])
-    ids = [client.submit({**DOCUMENT, "name": f"w-{n}"})["id"] for n in range(30)]
+def submitted(service: Service, number: int) -> list[str]:
+    """Submits workloads, of which the newest runs; all others of the tenant have ended."""
+    with Client(service.url, service.keys["speech"]) as client:
+        for other in list(client.workloads(phases=("live",))):
+            service.become(other["id"], Phase.CANCELLED, other["attempt"])
+        body = {**DOCUMENT, "tenant": "speech"}
+        ids = [client.submit({**body, "name": f"w-{n}"})["id"] for n in range(number)]
     service.place(ids[-1])
     return ids
 
 
-def test_top_fits_the_terminal_and_follows(
-    terminal: Callable[..., Terminal], service: Service, client: Client, many: list[str]
-) -> None:
+@pytest.fixture
+def few(service: Service) -> list[str]:
+    """Four workloads, of which the newest runs."""
+    return submitted(service, 4)
+
+
+def test_top_fits_the_terminal_and_follows(terminal: Callable[..., Terminal], service: Service) -> None:
     """80x24 has the fleet, what runs and what waits; changes of both are drawn; Ctrl-C restores the screen."""
+    many = submitted(service, 30)
     at = terminal(80, 24, "top", "--interval", "0.5")
     first = at.until(lambda lines: any(many[-1] in line for line in lines))
     assert len(first) == 24
@@ -121,10 +127,10 @@ def test_top_fits_the_terminal_and_follows(
     assert termios.tcgetattr(at.far) == at.before
 
 
-def test_ls_watch_is_stopped_and_ends(terminal: Callable[..., Terminal], many: list[str]) -> None:
+def test_ls_watch_is_stopped_and_ends(terminal: Callable[..., Terminal], few: list[str]) -> None:
     """The screen is closed while the command is stopped, drawn again when it goes on, and closed by SIGTERM."""
     at = terminal(100, 12, "ls", "--watch", "--interval", "0.5", "--name", "w-3")
-    at.until(lambda lines: any(many[3] in line for line in lines))
+    at.until(lambda lines: any(few[3] in line for line in lines))
     at.process.send_signal(signal.SIGTSTP)
     os.waitpid(at.process.pid, os.WUNTRACED)
     at.read()
@@ -138,15 +144,15 @@ def test_ls_watch_is_stopped_and_ends(terminal: Callable[..., Terminal], many: l
 
 
 def test_the_last_screen_stays_while_the_api_is_away(
-    terminal: Callable[..., Terminal], service: Service, many: list[str]
+    terminal: Callable[..., Terminal], service: Service, few: list[str]
 ) -> None:
     """The last line has the error instead."""
     cutter = Cutter(service.port)
     at = terminal(100, 12, "ls", "--watch", "--interval", "0.5", "--name", "w-3", url=cutter.url)
-    at.until(lambda lines: any(many[3] in line for line in lines))
+    at.until(lambda lines: any(few[3] in line for line in lines))
     cutter.close()
     found = at.until(lambda lines: not lines[-1].endswith("Ctrl-C ends"))
-    assert any(many[3] in line for line in found) and "onnect" in found[-1]
+    assert any(few[3] in line for line in found) and "onnect" in found[-1]
 
 
 def test_an_error_leaves_the_screen(terminal: Callable[..., Terminal], service: Service) -> None:
@@ -158,16 +164,16 @@ def test_an_error_leaves_the_screen(terminal: Callable[..., Terminal], service: 
 
 
 def test_one_snapshot_without_a_terminal(
-    service: Service, many: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    service: Service, few: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """In a pipe the output is plain text, printed once; in JSON it has all."""
     monkeypatch.setenv("MIZZEN_API", service.url)
-    monkeypatch.setenv("MIZZEN_API_KEY", service.keys["vision"])
+    monkeypatch.setenv("MIZZEN_API_KEY", service.keys["speech"])
     assert run(["top"]) == 0
     out = capsys.readouterr().out
-    assert "\x1b" not in out and out.startswith("fleet  1 region") and all(id_ in out for id_ in many)
+    assert "\x1b" not in out and out.startswith("fleet  1 region") and all(id_ in out for id_ in few)
     assert run(["ls", "--watch", "--name", "w-3"]) == 0
-    assert capsys.readouterr().out.count(many[3]) == 1
+    assert capsys.readouterr().out.count(few[3]) == 1
     assert run(["top", "-o", "json"]) == 0
     body = json.loads(capsys.readouterr().out)
-    assert len(body["workloads"]) == 30 and body["regions"][0]["name"] == "north" and body["queue"]["total"] == 29
+    assert len(body["workloads"]) == 4 and body["regions"][0]["name"] == "north" and body["queue"]["total"] == 3
