@@ -10,8 +10,8 @@ import click
 from mizzen.cli import formats
 from mizzen.cli.fleet import REGION_COLUMNS
 from mizzen.cli.plain.printer import emit_one, no_colour, table
+from mizzen.cli.screen import fitted, interval_option, is_live, watch_screen
 from mizzen.cli.session import OutputCommand, Session, complete_tenant
-from mizzen.cli.watching import fitted, interval_option, is_live, watch_screen
 from mizzen.cli.workload_commands import phase_of, workload_lines
 
 _MOST = 500

@@ -9,6 +9,7 @@ import click
 from mizzen.cli import formats
 from mizzen.cli.pages import show_page, why_page
 from mizzen.cli.plain.printer import Column, emit_list, emit_one, no_colour, table
+from mizzen.cli.screen import interval_option, is_live, watch_option, watch_screen
 from mizzen.cli.session import (
     WORKLOAD,
     WORKLOADS,
@@ -22,7 +23,6 @@ from mizzen.cli.session import (
     limit_option,
     say,
 )
-from mizzen.cli.watching import interval_option, is_live, watch_option, watch_screen
 from mizzen.client.views import TERMINAL_PHASES
 
 
