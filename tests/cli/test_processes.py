@@ -215,6 +215,8 @@ def test_bash_completes_ids_names_and_contexts(service: Service, running: str) -
     assert f"plain,{running}" in completed("mizzen show wl-", service.url)
     assert completed("mizzen logs -f di", service.url) == ["plain,digits"]
     assert completed("mizzen show wl-", "http://127.0.0.1:9") == []
+    assert completed("mizzen ls --name di", service.url) == ["plain,digits"]
+    assert completed("mizzen submit --after di", service.url) == ["plain,digits"]
     assert completed("mizzen machines cordon no", service.url) == ["plain,north/alpha/m1"]
     assert completed("mizzen regions set n", service.url) == ["plain,north"]
     assert completed("mizzen tenants set v", service.url) == ["plain,vision"]

@@ -350,7 +350,7 @@ def remove_machines(session: Session, machine_ids: tuple[str, ...]) -> None:
 
 
 @machines.command()
-@click.argument("machine_id", metavar="REGION/CLUSTER/MACHINE")
+@click.argument("machine_id", metavar="REGION/CLUSTER/MACHINE", shell_complete=complete_machine)
 @click.option("--key", help="Fingerprint of the new key. Default: the key that the machine presents now.")
 @click.pass_obj
 def trust(session: Session, machine_id: str, key: str | None) -> None:

@@ -15,6 +15,7 @@ from mizzen.cli.session import (
     WORKLOADS,
     OutputCommand,
     Session,
+    complete_name,
     complete_phase,
     complete_tenant,
     complete_workload,
@@ -91,7 +92,7 @@ _SHOWN_FAILED = 10
 )
 @click.option("--live", is_flag=True, help="List only the workloads that have not ended.")
 @label_option("List only the workloads with this label")
-@click.option("--name", help="List only the workloads with this name.")
+@click.option("--name", shell_complete=complete_name, help="List only the workloads with this name.")
 @click.option("--array", shell_complete=complete_workload, help="List the elements of this array that have started.")
 @limit_option("workloads to list; 0: all", least=0)
 @watch_option
@@ -99,6 +100,7 @@ _SHOWN_FAILED = 10
 @click.pass_obj
 def ls(
     session: Session,
+    *,
     tenant: str | None,
     phases: tuple[str, ...],
     live: bool,
@@ -188,7 +190,9 @@ def _act(session: Session, references: tuple[str, ...], act: Callable[[str], Any
 @click.command(cls=OutputCommand)
 @click.argument("workloads", nargs=-1, shell_complete=complete_workload)
 @label_option("Cancel all workloads with this label")
-@click.option("--tenant", help="With --label: cancel only the workloads of this tenant.")
+@click.option(
+    "--tenant", shell_complete=complete_tenant, help="With --label: cancel only the workloads of this tenant."
+)
 @click.option("--waiting", "only", flag_value="waiting", help="Cancel only the elements of arrays that never started.")
 @click.option(
     "--failed", "only", flag_value="failed", help="Cancel only the elements of arrays that failed and are tried again."
