@@ -126,7 +126,7 @@ class Notifier:
         if to.get("email") is None:
             url = values[to["webhook_secret"]].strip() if to.get("webhook_secret") else to["webhook"]
             keys = _in_file(to["secret_file"]) if to.get("secret_file") else values[to["secret"]]
-            await self._webhooks.send(url, one.id, body_of(one, seen), keys)
+            await self._webhooks.send(url, shown_receiver(to), one.id, body_of(one, seen), keys)
             return
         smtp = self._settings.notify.smtp
         if smtp is None or not (one.tenant is None or smtp.takes(to["email"])):

@@ -20,6 +20,7 @@ from socket import AI_ADDRCONFIG, SOCK_STREAM, gaierror, getaddrinfo
 import httpx
 
 from domain.egress import Network, refusal
+from infra.errors import ConfigurationError
 
 _PREFIX = "whsec_"
 _MOST_KEYS = 10
@@ -37,17 +38,27 @@ class Webhooks:
         self._allowed, self._timeout_s, self._lookups = allowed, timeout_s, lookups
         self._tls = ssl.create_default_context()
         if ca is not None:
-            self._tls.load_verify_locations(ca)
+            try:
+                self._tls.load_verify_locations(ca)
+            except OSError as error:  # ssl.SSLError is one, too.
+                raise ConfigurationError(f"notify.ca: {ca}: {error}; must be a PEM file of certificates") from None
 
-    async def send(self, url: str, id_: str, body: bytes, secret: str) -> None:
+    async def send(self, url: str, shown: str, id_: str, body: bytes, secret: str) -> None:
         """Sends a request and waits for the status of the answer. Redirects are not followed.
+
+        Args:
+            url: the URL, which may be a secret.
+            shown: what errors say instead of it.
+            id_: the id of the message.
+            body: the body of the request.
+            secret: the keys (`signed`).
 
         Raises:
             NotDelivered: the status is not 2xx, or there is no answer in time.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
-                status = await self._post(url, body, signed(id_, int(time.time()), body, secret))
+                status = await self._post(url, shown, body, signed(id_, int(time.time()), body, secret))
         except TimeoutError:
             raise NotDelivered(f"no answer within {self._timeout_s:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
@@ -57,9 +68,11 @@ class Webhooks:
         if not 200 <= status < 300:
             raise NotDelivered(f"the answer has the status {status}")
 
-    async def _post(self, url: str, body: bytes, headers: dict[str, str]) -> int:
+    async def _post(self, url: str, shown: str, body: bytes, headers: dict[str, str]) -> int:
         parsed = httpx.URL(url)
-        address = await self._resolve(parsed)
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise NotDelivered(f"{shown} is not a URL such as https://hooks.example.org/mizzen")
+        address = await self._resolve(parsed, shown)
         target = parsed.copy_with(host=address)
         headers |= {"host": parsed.netloc.decode(), "content-type": "application/json", "user-agent": "mizzen"}
         named = {"sni_hostname": parsed.host}
@@ -70,7 +83,7 @@ class Webhooks:
         ):
             return answer.status_code
 
-    async def _resolve(self, url: httpx.URL) -> str:
+    async def _resolve(self, url: httpx.URL, shown: str) -> str:
         """Returns the first address of a host to which requests may be sent.
 
         Raises:
@@ -82,15 +95,13 @@ class Webhooks:
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._lookups, getaddrinfo, *look)
         except gaierror:
-            raise NotDelivered(f"the name {url.host} is unknown") from None
+            raise NotDelivered(f"the name of the host of {shown} is unknown") from None
         why: str | None = "it has no address"
         for *_, address in found:
             why = refusal(url.scheme, str(address[0]), self._allowed)
             if why is None:
                 return str(address[0])
-        raise NotDelivered(
-            f"no request is sent to {url.scheme}://{url.host}: {why}; an operator can allow it with notify.allow"
-        )
+        raise NotDelivered(f"no request is sent to {shown}: {why}; an operator can allow it with notify.allow")
 
 
 def signed(id_: str, at_s: int, body: bytes, secret: str) -> dict[str, str]:

@@ -24,6 +24,7 @@ from infra.db.deliveries import Delivery, deliveries_of
 from infra.db.rounds import note_round
 from infra.db.services import ServiceRow, ServiceVersion
 from infra.db.tenants import Secret
+from infra.errors import ConfigurationError
 from infra.keys import encrypt_secret, load_master_key
 from infra.stack.certificate import write_certificate
 from tests.activities.world import World
@@ -251,6 +252,22 @@ def test_the_url_may_be_a_secret(place: World, hook: Webhook) -> None:
     _ended(place, Phase.SUCCEEDED, NotifySpec(webhook_secret="url", secret="hook"))
     _sent(place, _settings(place))
     assert [one.path for one in hook.got] == ["/s3cret"]
+
+
+@pytest.mark.parametrize("url", ["t0ken", "ftp://t0ken/", "https://t0ken.invalid/", "https://10.0.0.1/t0ken"])
+def test_errors_do_not_name_a_url_in_a_secret(place: World, url: str) -> None:
+    """An error about a URL from a secret names the secret."""
+    _secret(place, "url", url)
+    workload = _ended(place, Phase.SUCCEEDED, NotifySpec(webhook_secret="url", secret="hook"))
+    _sent(place, _settings(place, timeout_s=10.0))
+    [told] = _told(place, workload)
+    assert told.tries == 1 and "the webhook in secret url" in str(told.error) and "t0ken" not in str(told.error)
+
+
+def test_an_authority_that_cannot_be_read(place: World, tmp_path: Path) -> None:
+    """The worker does not start, and says which setting is wrong."""
+    with pytest.raises(ConfigurationError, match=r"notify\.ca: .*missing"):
+        Notifier(place.engine, _settings(place, ca=tmp_path / "missing"))
 
 
 @pytest.mark.parametrize("tls", ["starttls", "tls"])
