@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from urllib.parse import urlsplit
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
@@ -14,10 +15,14 @@ from api.documents.feasibility import EqualMachines
 from api.documents.position import At, listed, nearest
 from api.documents.service import ServiceDraft
 from api.documents.workload import Draft, WorkloadDraft
+from domain.addresses import is_ip
 from domain.array_elements import indexes, position_of, shown_indexes
+from domain.egress import refusal
+from domain.notify_spec import NotifySpec
 from domain.priority import LOWEST_LEVEL
 from domain.spec import ArraySpec, ResourceSpec
 from infra.archives import BadArchive
+from infra.config.notify import NotifySettings
 from infra.db.array_rows import WorkloadArray
 from infra.db.dependencies import named
 from infra.db.models import Cluster, Machine, Region
@@ -84,6 +89,31 @@ def check_keep(draft: WorkloadDraft, at_most_s: float) -> None:
     """Adds an error if the document keeps working directories for longer than the operator's limit, in seconds."""
     if draft.fields.get("keep_s", 0.0) > at_most_s:
         draft.at.get("keep").wrong(f"must be at most {at_most_s / 86400:g}d, the setting tasks.keep_at_most_s")
+
+
+def check_receivers(draft: Draft, settings: NotifySettings) -> None:
+    """Adds an error for each receiver of notifications to which the operator's settings send nothing.
+
+    The address of a host's name is checked with each try, because it may change.
+    """
+    for place, url in draft.at.named("webhook"):
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        if parts.scheme == "http" and not settings.allow:
+            place.wrong("must be https; an operator can allow networks for http with notify.allow")
+        elif is_ip(host) and (why := refusal(parts.scheme, host, settings.networks)) is not None:
+            place.wrong(f"cannot be used: {why}; an operator can allow it with notify.allow")
+    for place, address in draft.at.named("email"):
+        if settings.smtp is not None and not settings.smtp.takes(address):
+            place.wrong(f"must be in one of the domains {listed(settings.smtp.domains)}")
+
+
+def notes_on_receivers(receivers: Iterable[NotifySpec], settings: NotifySettings) -> list[str]:
+    """Returns sentences about receivers that get nothing. A document with them is valid: it may come from elsewhere."""
+    addresses = [one.email for one in receivers if one.email is not None]
+    if settings.smtp is not None or not addresses:
+        return []
+    return [f"notify: mail to {', '.join(addresses)} is not sent: an operator has to set notify.smtp"]
 
 
 def check_service(

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from api.paging import Page
-from api.views import ReasonView, View
+from api.views import NotificationView, ReasonView, View
 from domain.phases import Phase
 
 _WAITED = (
@@ -187,7 +187,7 @@ class WorkloadDetail(WorkloadView):
     """A workload with its specification, the placement of its tasks, and its cost."""
 
     after: list[DependencyView] = Field(description="Its dependencies, first the ones that can no longer hold")
-
+    notifications: list[NotificationView] = Field(description="Those of its end, to the receivers in its document")
     spec: dict[str, Any] = Field(description="Its document, without defaults; it can be submitted again")
     placement: list[PlacementView]
     cost_usd: float = Field(description="Cost so far in US dollars, at the prices of its clusters")
@@ -197,6 +197,7 @@ class WorkloadDetail(WorkloadView):
 class SubmittedView(WorkloadDetail):
     """A submitted workload."""
 
+    document_notes: list[str] = Field(description="Fields of the document that have no effect")
     never: str | None = Field(
         description="Why no region of the current fleet can hold it, and what would have to change; null: one might"
     )

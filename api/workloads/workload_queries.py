@@ -15,7 +15,7 @@ from api.auth import Caller
 from api.documents.document_of import document_of
 from api.paging import page
 from api.problems import not_found
-from api.views import reason_view
+from api.views import notification_views, reason_view
 from api.workloads.elements import array_view, element_view, waiting_element
 from api.workloads.reasons import Why, waits_of, why_all, why_new
 from api.workloads.views import (
@@ -148,10 +148,11 @@ def submitted(session: Session, row: Workload) -> WorkloadDetail:
 
 
 def _specified(session: Session, row: Workload) -> dict[str, Any]:
-    """Returns what the document says, and the dependencies with their states."""
+    """Returns what the document says, the dependencies with their states, and the notifications."""
     spec = WorkloadSpec.model_validate(row.spec)
     found = dependencies_of(session, [row.id]).get(row.id, []) if spec.has_dependencies else []
-    return {"spec": document_of(spec), "after": [_dependency(*one) for one in found]}
+    told = notification_views(session, row.id) if spec.notify and row.finished_at is not None else []
+    return {"spec": document_of(spec), "after": [_dependency(*one) for one in found], "notifications": told}
 
 
 def _dependency(row: Dependency, phase: str | None) -> DependencyView:

@@ -192,6 +192,26 @@ class Dependency(TypedDict):
     decided_at: str | None
 
 
+class Notification(TypedDict):
+    """A notification of a receiver about an end."""
+
+    id: str
+    """The id that the receiver gets with each try."""
+    kind: str
+    receiver: str
+    """The address, or the server of the webhook."""
+    state: str
+    """`due`, `delivered` or `failed`: it is not tried again."""
+    tries: int
+    error: str | None
+    """Why the last try failed."""
+    created_at: str
+    due_at: str
+    """When it is tried next, if it is due."""
+    ended_at: str | None
+    """When it was delivered or given up."""
+
+
 class Placement(TypedDict):
     """One task, with its machine and its slots."""
 
@@ -250,6 +270,8 @@ class WorkloadDetail(Workload):
 
     after: list[Dependency]
     """Its dependencies, first the ones that can no longer hold."""
+    notifications: list[Notification]
+    """Those of its end, to the receivers in its document."""
     spec: dict[str, Any]
     """Its document, without defaults; it can be submitted again."""
     placement: list[Placement]
@@ -262,6 +284,8 @@ class WorkloadDetail(Workload):
 class Submitted(WorkloadDetail):
     """A submitted workload."""
 
+    document_notes: list[str]
+    """Fields of the document that have no effect."""
     never: str | None
     """Why no region of the current fleet can hold it, and what would have to change; None: one might."""
 
@@ -1049,6 +1073,8 @@ class ServiceDetail(Service):
     """The replicas that have not ended, by number."""
     spec: dict[str, Any]
     """The newest version's specification."""
+    notifications: list[Notification]
+    """Those of its end, to the receivers in its document."""
 
 
 class ServiceChanged(ServiceDetail):
