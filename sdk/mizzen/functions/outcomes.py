@@ -1,0 +1,56 @@
+"""Reads the outcome of a call: the pickle of its result or of its exception."""
+
+import base64
+import pickle
+import re
+import zlib
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from mizzen.client.views import Workload
+from mizzen.functions.errors import CallFailed, RemoteError, RemoteTraceback
+from mizzen.functions.future import CallFuture
+from mizzen.functions.runner import MARK
+
+if TYPE_CHECKING:
+    from mizzen.client import Client
+
+_LINE = re.compile(rb"%s ([0-9]+)/([0-9]+) ([0-9]+) (\S+)" % MARK.encode())
+
+
+def fetch(client: "Client", workload: str) -> bytes | None:
+    """Return the outcome that a task of an ended workload has printed; None: there is none.
+
+    Raises:
+        ClientError: the API cannot be reached, or refuses.
+    """
+    found: dict[tuple[int, int], dict[int, bytes]] = defaultdict(dict)
+    body = None
+    for line in client.logs(workload, follow=True):
+        if (match := _LINE.search(line)) is None:
+            continue
+        number, total, checksum = (int(match[group]) for group in (1, 2, 3))
+        parts = found[total, checksum]
+        parts[number] = match[4]
+        if len(parts) == total:
+            text = b"".join(parts[part] for part in sorted(parts))
+            body = zlib.decompress(base64.b85decode(text))
+    return body
+
+
+def resolve(future: CallFuture[Any], ended: Workload, body: bytes | None) -> None:
+    """Give a future the outcome of its workload, which has ended. This loads a pickle that a task wrote."""
+    if ended["phase"] == "cancelled":
+        future.end_cancelled()
+    elif body is None:
+        reason = ended["reason"]
+        said = reason["sentence"] if reason else "the function has ended its process without a result"
+        message = f"{ended['id']} has {ended['phase']}: {said}; `mizzen logs {ended['id']}` has its output"
+        future.set_exception(CallFailed(message, ended["id"]))
+    elif body[:1] == b"+":
+        future.set_result(pickle.loads(body[1:]))
+    else:
+        pickled, text = pickle.loads(body[1:])
+        error = RemoteError(text) if pickled is None else pickle.loads(pickled)
+        error.__cause__ = RemoteTraceback(text)
+        future.set_exception(error)
