@@ -11,6 +11,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mizzen.functions import runner
 
 FILE = "calls.pyz"
 """Name of the archive in the working directory of a task."""
-MAX_RESULT_BYTES = 1 << 20
+MAX_RESULT_BYTES = 4 << 20
 """Limit on the pickle of one result."""
 MAX_CALLS_BYTES = 256 << 20
 """Limit on the pickles of one submission. The API's limit on packed working directories is usually lower."""
@@ -98,6 +99,16 @@ def archive_of(calls: Sequence[PickledCall]) -> bytes:
         for entry, body in entries.items():
             file.writestr(zipfile.ZipInfo(entry, _TIME), body)
     return out.getvalue()
+
+
+def require_cloudpickle() -> None:
+    """Check that the extra `functions` is installed.
+
+    Raises:
+        ImportError: it is not.
+    """
+    if find_spec("cloudpickle") is None:
+        raise ImportError("mizzen.Executor needs cloudpickle: pip install 'mizzen[functions]'")
 
 
 def _cloudpickle() -> dict[str, bytes]:

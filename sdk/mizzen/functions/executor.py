@@ -2,9 +2,11 @@
 
 import concurrent.futures
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
@@ -13,10 +15,12 @@ from typing import Any, TypeVar
 from mizzen.client import Client
 from mizzen.client.archives import pack
 from mizzen.client.documents import without_empty
-from mizzen.client.errors import Conflict
-from mizzen.functions.calls import FILE, PickledCall, archive_of, call_of, pickled_function
+from mizzen.client.errors import NotFound
+from mizzen.client.references import resolve_newest
+from mizzen.functions import outcomes
+from mizzen.functions.calls import FILE, PickledCall, archive_of, call_of, pickled_function, require_cloudpickle
 from mizzen.functions.future import CallFuture
-from mizzen.functions.watch import LABEL, Watch
+from mizzen.functions.watch import LABEL, Watch, cancel_call, indexes_of
 
 T = TypeVar("T")
 
@@ -45,7 +49,12 @@ class Executor(concurrent.futures.Executor):
         workdir: a folder whose files the tasks get as their working directory, from which they import modules.
         job: further fields of the job, such as `setup`, `image`, `env` and `secrets`.
         client: the client of the API; None: one for the context that `Client.from_environment` chooses.
+        detach: whether Ctrl-C in the `with` block leaves the calls alone. By default it cancels them.
         fields: further fields of the document, such as `tenant`, `name`, `limits` and `labels` (docs/workloads.md).
+
+    Raises:
+        ImportError: the extra `functions` is not installed.
+        NotConfigured: no API is configured.
     """
 
     def __init__(
@@ -60,12 +69,15 @@ class Executor(concurrent.futures.Executor):
         workdir: Path | str | None = None,
         job: Mapping[str, Any] | None = None,
         client: Client | None = None,
+        detach: bool = False,
         **fields: Any,
     ) -> None:
+        require_cloudpickle()
         self.id = uuid.uuid4().hex[:16]
         """The value of the label `mizzen-executor` of all its workloads."""
         self._workdir = None if workdir is None else Path(workdir)
         self._max_workers = max_workers
+        self._detach = detach
         resources = without_empty({"accelerators": gpus, "cpus": cpus, "memory": memory})
         its_job = {
             "name": "main",
@@ -78,7 +90,8 @@ class Executor(concurrent.futures.Executor):
         self._document = {"version": 1, "name": "python", **fields, "labels": labels, "jobs": [without_empty(its_job)]}
         self._client = client or Client.from_environment()
         self._watch = Watch(self._client, self.id)
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._sending = threading.RLock()
         self._unsent: list[tuple[PickledCall, CallFuture[Any]]] = []
         self._batches = 0
         self._timer: threading.Timer | None = None
@@ -96,7 +109,8 @@ class Executor(concurrent.futures.Executor):
             future = self._future()
             self._unsent.append((call, future))
             if not self._batches and self._timer is None:
-                self._timer = threading.Timer(_COMBINED_S, self._flush_later)
+                # Not a daemon: a program that ends now has submitted its calls.
+                self._timer = threading.Timer(_COMBINED_S, self._flush_quietly)
                 self._timer.start()
         return future
 
@@ -121,15 +135,28 @@ class Executor(concurrent.futures.Executor):
         """See `concurrent.futures.Executor.map`. Calls are one array, each element of which makes `chunksize` calls."""
         if chunksize < 1:
             raise ValueError(f"chunksize={chunksize}: must be 1 or more")
+        deadline_s = None if timeout is None else time.monotonic() + timeout
         if chunksize == 1:
-            return _Given().map(fn, self.submit_array(fn, *iterables), timeout=timeout)
+            return self._results(self.submit_array(fn, *iterables), deadline_s)
 
         def chunk(calls: list[tuple[Any, ...]]) -> list[T]:
             return [fn(*arguments) for arguments in calls]
 
         arguments = zip(*iterables, strict=False)
         chunks = iter(lambda: list(islice(arguments, chunksize)), [])
-        return chain.from_iterable(_Given().map(chunk, self.submit_array(chunk, chunks), timeout=timeout))
+        return chain.from_iterable(self._results(self.submit_array(chunk, chunks), deadline_s))
+
+    def _results(self, futures: list[CallFuture[T]], deadline_s: float | None) -> Iterator[T]:
+        """Yield the results in order. Cancel the other calls after an exception."""
+        futures.reverse()
+        try:
+            while futures:
+                result = futures[-1].result(None if deadline_s is None else deadline_s - time.monotonic())
+                futures.pop()  # So that the iterator does not keep results.
+                yield result
+                del result
+        finally:
+            self.cancel(futures)
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -138,51 +165,118 @@ class Executor(concurrent.futures.Executor):
             self._batches += 1
         try:
             yield
-        finally:
+        except BaseException:
             with self._lock:
                 self._batches -= 1
-            if not self._batches:
-                self._flush()
+                unsent, self._unsent, self._timer = self._unsent, [], None
+            for _, future in unsent:
+                future.cancel()
+            raise
+        with self._lock:
+            self._batches -= 1
+        self.flush()
+
+    def flush(self) -> None:
+        """Submit the calls that still wait for others, except in a batch. Their futures get their workloads.
+
+        Raises:
+            ValueError: the calls are too large; the message names the largest.
+            ClientError: the API cannot be reached or refuses the document.
+        """
+        with self._sending:
+            with self._lock:
+                if self._batches:
+                    return
+                pairs, self._unsent, self._timer = self._unsent, [], None
+            pairs = [(call, future) for call, future in pairs if not future.done()]
+            try:
+                self._send(pairs)
+            except Exception as error:
+                for _, future in pairs:
+                    with suppress(concurrent.futures.InvalidStateError):  # It was cancelled.
+                        future.set_exception(error)
+                raise
+
+    def output(self, workload: str) -> str | None:
+        """Return the output of the newest attempt of a call, without that of the result; None: there is none yet.
+
+        Raises:
+            ClientError: the API cannot be reached.
+        """
+        try:
+            lines = list(outcomes.without_outcome(self._client.logs(workload)))
+        except NotFound:
+            return None
+        return "".join(f"{line.decode(errors='replace')}\n" for line in lines)
+
+    def cancel(self, futures: Iterable[CallFuture[Any]]) -> None:
+        """Cancel calls, with one request for an array whose unfinished calls are all among them.
+
+        Raises:
+            ClientError: the API cannot be reached.
+        """
+        chosen = set(futures)
+        for future in chosen:
+            if future.workload is None:
+                future.cancel()
+        self._watch.cancel(chosen)
+
+    @classmethod
+    def attach(cls, workload: str, *, tenant: str | None = None, client: Client | None = None) -> list[CallFuture[Any]]:
+        """Return the futures of calls that this or another process has submitted, in the order of their indexes.
+
+        Args:
+            workload: an id or a name: of a workload, of an array, or of an element of one.
+            tenant: the tenant whose results you trust; None: that of the API key.
+            client: the client of the API; None: as for an executor.
+
+        Raises:
+            PermissionError: the workload belongs to another tenant: loading a result can run any code.
+            ClientError: there is no such workload, or the API cannot be reached.
+        """
+        client = client or Client.from_environment()
+        found = client.workload(resolve_newest(client, workload))
+        trusted = tenant or client.whoami()["tenant"]
+        if found["tenant"] != trusted:
+            raise PermissionError(
+                f"{found['id']} belongs to tenant {found['tenant']}, and loading its results runs code of that tenant:"
+                f" if you trust it, use attach({workload!r}, tenant={found['tenant']!r})"
+            )
+        ids = [found["id"]]
+        if found["array"] is not None:
+            ids = [f"{found['id']}-{index}" for index in indexes_of(found["spec"]["array"]["indexes"])]
+        watch = Watch(client, found["labels"].get(LABEL))
+        futures = [CallFuture(partial(cancel_call, client), id_) for id_ in ids]
+        watch.add(found["id"], {str(future.workload): future for future in futures})
+        return futures
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """See `concurrent.futures.Executor.shutdown`. `cancel_futures` also cancels calls that run."""
         with self._lock:
             self._is_shut = True
-        self._flush()
+        self._flush_quietly()
         pending = self._watch.pending()
         if cancel_futures:
-            for future in pending:
-                future.cancel()
+            self.cancel(pending)
         if wait:
             concurrent.futures.wait(pending)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> bool | None:
-        """Wait for all calls; after Ctrl-C cancel them."""
-        self.shutdown(cancel_futures=kind is not None and issubclass(kind, KeyboardInterrupt))
+        """Wait for all calls. After Ctrl-C cancel them, or leave them alone (`detach`)."""
+        is_interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self.shutdown(wait=not is_interrupted, cancel_futures=is_interrupted and not self._detach)
         return None
 
     def _future(self) -> CallFuture[Any]:
         if self._is_shut:
             raise RuntimeError("cannot schedule new futures after shutdown")
-        return CallFuture(self._cancel)
+        return CallFuture(partial(cancel_call, self._client))
 
-    def _flush_later(self) -> None:
+    def _flush_quietly(self) -> None:
         with suppress(Exception):  # The futures have the error.
-            self._flush()
-
-    def _flush(self) -> None:
-        """Submit the calls that wait for others."""
-        with self._lock:
-            pairs, self._unsent, self._timer = self._unsent, [], None
-        try:
-            self._send([(call, future) for call, future in pairs if not future.done()])
-        except Exception as error:
-            for _, future in pairs:
-                if not future.done():
-                    future.set_exception(error)
-            raise
+            self.flush()
 
     def _send(self, pairs: Sequence[tuple[PickledCall, CallFuture[Any]]]) -> None:
         if not pairs:
@@ -195,20 +289,6 @@ class Executor(concurrent.futures.Executor):
         for index, (_, future) in enumerate(pairs):
             future.workload = f"{workload}-{index}" if len(pairs) > 1 else workload
         self._watch.add(workload, {str(future.workload): future for _, future in pairs})
-
-    def _cancel(self, future: CallFuture[Any]) -> bool:
-        with self._lock:
-            if future.workload is None:
-                return True  # `_flush` does not submit it.
-        try:
-            self._client.cancel(future.workload)
-        except Conflict:
-            return False
-        return True
-
-
-class _Given(concurrent.futures.Executor):
-    """Returns futures that are given, so that `map` is that of the standard library."""
-
-    def submit(self, fn: Any, future: Any) -> Any:  # type: ignore[override]
-        return future
+        for _, future in pairs:
+            if future.cancelled():  # In the meantime.
+                cancel_call(self._client, future)

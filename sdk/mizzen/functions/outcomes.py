@@ -5,6 +5,7 @@ import pickle
 import re
 import zlib
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from mizzen.client.views import Workload
@@ -18,15 +19,16 @@ if TYPE_CHECKING:
 _LINE = re.compile(rb"%s ([0-9]+)/([0-9]+) ([0-9]+) (\S+)" % MARK.encode())
 
 
-def fetch(client: "Client", workload: str) -> bytes | None:
-    """Return the outcome that a task of an ended workload has printed; None: there is none.
+def fetch(client: "Client", ended: Workload) -> bytes | None:
+    """Return the outcome that a task of a workload has printed in its last attempt; None: there is none.
 
     Raises:
         ClientError: the API cannot be reached, or refuses.
     """
     found: dict[tuple[int, int], dict[int, bytes]] = defaultdict(dict)
     body = None
-    for line in client.logs(workload, follow=True):
+    # Following ends when the log is complete, which can be later than the end of the workload.
+    for line in client.logs(ended["id"], attempt=ended["attempt"], follow=True):
         if (match := _LINE.search(line)) is None:
             continue
         number, total, checksum = (int(match[group]) for group in (1, 2, 3))
@@ -36,6 +38,14 @@ def fetch(client: "Client", workload: str) -> bytes | None:
             text = b"".join(parts[part] for part in sorted(parts))
             body = zlib.decompress(base64.b85decode(text))
     return body
+
+
+def without_outcome(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a log without what the runner has printed."""
+    for line in lines:
+        own = _LINE.sub(b"", line)
+        if own == line or own:
+            yield own
 
 
 def resolve(future: CallFuture[Any], ended: Workload, body: bytes | None) -> None:

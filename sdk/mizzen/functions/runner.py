@@ -101,14 +101,13 @@ class _Checkpoints:
         import cloudpickle
 
         function, arguments, keywords = self._call
-        follower = function.checkpoint(*arguments, **keywords)
-        delayed = (
-            getattr(follower, "function", follower),
-            getattr(follower, "args", ()),
-            getattr(follower, "kwargs", {}),
-        )
+        after = function.checkpoint(*arguments, **keywords)
+        if hasattr(after, "function"):  # submitit's `DelayedSubmission`.
+            function, arguments, keywords = after.function, after.args, after.kwargs
+        else:
+            function = after
         if self._saver.writer:
-            self._saver.save(self._step + 1, {"call": cloudpickle.dumps(delayed)})
+            self._saver.save(self._step + 1, {"call": cloudpickle.dumps((function, arguments, keywords))})
         os._exit(128 + signal.SIGTERM)
 
 
@@ -150,7 +149,7 @@ def _print(body: bytes) -> None:
     parts = [text[start : start + _LINE_BYTES] for start in range(0, len(text), _LINE_BYTES)]
     sys.stdout.flush()
     for number, part in enumerate(parts, 1):
-        line = f"\n{MARK} {number}/{len(parts)} {zlib.crc32(body)} {part}\n"
+        line = f"{MARK} {number}/{len(parts)} {zlib.crc32(body)} {part}\n"
         os.write(1, line.encode())
 
 

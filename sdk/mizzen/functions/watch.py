@@ -6,11 +6,12 @@ after its counts have changed. While the API does not respond, the watch goes on
 
 import queue
 import threading
+from collections.abc import Collection, Iterator
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from mizzen.client.errors import ClientError, NotFound, Unavailable, Unreachable
+from mizzen.client.errors import ClientError, Conflict, NotFound, Unavailable, Unreachable
 from mizzen.client.views import TERMINAL_PHASES, Workload
 from mizzen.functions import outcomes
 from mizzen.functions.future import CallFuture
@@ -32,7 +33,8 @@ Pending = dict[str, CallFuture[Any]]
 class Watch:
     """Gives futures their outcomes. Its threads live as long as there are futures that have not ended."""
 
-    def __init__(self, client: "Client", label: str) -> None:
+    def __init__(self, client: "Client", label: str | None) -> None:
+        """`label` is the value of the label of the executor; None: each workload is asked for on its own."""
         self._client = client
         self._label = label
         self._lock = threading.Lock()
@@ -55,6 +57,26 @@ class Watch:
         """Return the futures that have not ended."""
         with self._lock:
             return [future for group in self._pending.values() for future in group.values() if not future.done()]
+
+    def cancel(self, chosen: Collection[CallFuture[Any]]) -> None:
+        """Cancel calls, with one request for an array whose unfinished calls are all among them.
+
+        Raises:
+            ClientError: the API cannot be reached.
+        """
+        with self._lock:
+            groups = list(self._pending.items())
+        for workload, group in groups:
+            live = [future for future in group.values() if not future.done()]
+            own = [future for future in live if future in chosen]
+            if len(own) < len(live) or len(own) < 2:
+                for future in own:
+                    future.cancel()
+                continue
+            with suppress(Conflict):  # It has ended.
+                self._client.cancel(workload)
+            for future in own:
+                future.end_cancelled()
 
     def _run(self) -> None:
         ended: queue.SimpleQueue[tuple[CallFuture[Any], Workload] | None] = queue.SimpleQueue()
@@ -90,7 +112,8 @@ class Watch:
         with self._lock:
             missing = set(self._pending)
         oldest, is_changed = min(missing, default=""), False
-        for workload in self._client.workloads(labels={LABEL: self._label}):
+        listed = self._client.workloads(labels={LABEL: self._label}) if self._label is not None else ()
+        for workload in listed:
             if workload["id"] < oldest:
                 break  # Newest first: all of these have ended.
             if workload["id"] in missing:
@@ -98,7 +121,7 @@ class Watch:
                 is_changed |= self._notice(workload, ended)
         for id_ in missing:
             try:
-                self._client.workload(id_)
+                is_changed |= self._notice(self._client.workload(id_), ended)
             except NotFound as error:
                 self._fail(error, id_)
         return is_changed
@@ -127,7 +150,7 @@ class Watch:
             future, workload = item
             with suppress(InvalidStateError):  # It was cancelled in the meantime.
                 try:
-                    body = None if workload["phase"] == "cancelled" else outcomes.fetch(self._client, workload["id"])
+                    body = None if workload["phase"] == "cancelled" else outcomes.fetch(self._client, workload)
                     outcomes.resolve(future, workload, body)
                 except (Unreachable, Unavailable):
                     ended.put(item)
@@ -144,3 +167,22 @@ class Watch:
             for future in group.values():
                 with suppress(InvalidStateError):
                     future.set_exception(error)
+
+
+def cancel_call(client: "Client", future: CallFuture[Any]) -> bool:
+    """Cancel the workload of a call; return False if it has ended otherwise. A call without one is not submitted."""
+    if future.workload is None:
+        return True
+    try:
+        client.cancel(future.workload)
+    except Conflict:
+        return False
+    return True
+
+
+def indexes_of(ranges: str) -> Iterator[int]:
+    """Yield the indexes of an array that are written as in its document, such as `0-9,20-29:2`."""
+    for part in ranges.split(","):
+        bounds, _, step = part.partition(":")
+        first, _, last = bounds.partition("-")
+        yield from range(int(first), int(last or first) + 1, int(step or 1))
