@@ -1,7 +1,7 @@
 """The SDK for training code: checkpoints, notices, progress reports and the environment of a task.
 
-It needs only the standard library and no other package of mizzen. Names are imported on first use, so `import mizzen`
-is fast.
+It needs only the standard library and no other package of mizzen, except `Executor`, which needs the extra `functions`.
+Names are imported on first use, so `import mizzen` is fast.
 """
 
 from importlib import import_module

@@ -1,6 +1,7 @@
 """Calls as archives that a task runs: each archive is run by a Python without mizzen, as in a task."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -14,13 +15,15 @@ import pytest
 
 from mizzen.functions import calls, outcomes
 from mizzen.functions.calls import archive_of, call_of, pickled_function
-from mizzen.functions.errors import RemoteError, RemoteTraceback
+from mizzen.functions.errors import CallFailed, RemoteError, RemoteTraceback
 from mizzen.functions.future import CallFuture
+
+_KEY = "7" * 32
 
 
 def archive(function: Any, *arguments: Any, **keywords: Any) -> bytes:
     """Returns the archive of one call."""
-    return archive_of([call_of(function, pickled_function(function), arguments, keywords)])
+    return archive_of([call_of(function, pickled_function(function), arguments, keywords)], _KEY)
 
 
 class Log:
@@ -33,14 +36,20 @@ class Log:
         return self.output.splitlines()
 
 
+def _written(folder: Path, body: bytes) -> str:
+    (folder / calls.FILE).write_bytes(body)
+    return calls.FILE
+
+
 def outcome(folder: Path, body: bytes, index: int | None = None) -> tuple[Future[Any], bytes]:
     """Runs an archive in a folder without the SDK; returns the future with its outcome, and its other output."""
-    (folder / calls.FILE).write_bytes(body)
+    program = _written(folder, body)
     environ = {} if index is None else {"MIZZEN_ARRAY_INDEX": str(index)}
     done = subprocess.run(
-        [sys.executable, "-I", "-S", calls.FILE], cwd=folder, env=environ, stdout=subprocess.PIPE, check=False
+        [sys.executable, "-I", "-S", program], cwd=folder, env=environ, stdout=subprocess.PIPE, check=False
     )
-    ended: Any = {"id": "wl-1", "phase": "failed" if done.returncode else "succeeded", "attempt": 1, "reason": None}
+    ended: Any = {"id": "wl-1", "phase": "failed" if done.returncode else "succeeded", "attempt": 1, "reason": None,
+                  "labels": {outcomes.LABEL: _KEY}}  # fmt: skip
     log: Any = Log(done.stdout)
     future = CallFuture[Any](lambda _: True)
     outcomes.resolve(future, ended, outcomes.fetch(log, ended))
@@ -51,7 +60,7 @@ def test_each_index_is_a_call(tmp_path: Path) -> None:
     """An element runs its own call; equal functions are in the archive once."""
     double = pickled_function(lambda x: 2 * x)
     pair = [call_of(len, double, [n], {}) for n in (1, 2)] + [call_of(pow, pickled_function(pow), [2], {"exp": 5})]
-    body = archive_of(pair)
+    body = archive_of(pair, _KEY)
     assert [outcome(tmp_path, body, index)[0].result() for index in range(3)] == [2, 4, 32]
     assert sum(name.startswith("functions/") for name in zipfile.ZipFile(BytesIO(body)).namelist()) == 2
 
@@ -65,6 +74,22 @@ def test_the_output_of_the_function_is_not_disturbed(tmp_path: Path) -> None:
 
     future, output = outcome(tmp_path, archive(talk, b"one\ntwo \xff"))
     assert future.result() == b"one\ntwo \xff" * 1000 and output == b"one\ntwo \xff"
+
+
+def test_output_is_no_outcome_without_the_key(tmp_path: Path) -> None:
+    """Text that a function prints is never unpickled, even if it has the form of an outcome."""
+    evil = archive_of([call_of(len, pickled_function(len), ["evil"], {})], "8" * 32)
+    forged = subprocess.run(
+        [sys.executable, "-I", "-S", _written(tmp_path, evil)], cwd=tmp_path, env={}, stdout=subprocess.PIPE, check=True
+    ).stdout.decode()
+    assert forged.startswith("mizzen-result 1/1 ")
+
+    def show(text: str) -> None:
+        print(text)
+        os._exit(0)
+
+    with pytest.raises(CallFailed, match="wl-1 has succeeded: the function has ended its process without a result"):
+        outcome(tmp_path, archive(show, forged))[0].result()
 
 
 def test_another_version_of_python(tmp_path: Path) -> None:
@@ -105,7 +130,7 @@ def test_calls_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "MAX_CALLS_BYTES", 1000)
     function = pickled_function(len)
     with pytest.raises(ValueError, match=r"2 calls have \d+ bytes.*the largest is call 1 of len.*arguments 2\d\d\d"):
-        archive_of([call_of(len, function, [b"x" * size], {}) for size in (10, 2000)])
+        archive_of([call_of(len, function, [b"x" * size], {}) for size in (10, 2000)], _KEY)
 
 
 _LOCK = threading.Lock()

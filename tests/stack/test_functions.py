@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, as_completed, wait
 from importlib import import_module
@@ -34,6 +35,7 @@ def ex(shared: Up) -> Iterator[mizzen.Executor]:
     """An executor that the tests of this module share."""
     with executor(shared) as found:
         yield found
+        found.shutdown(cancel_futures=True)
 
 
 def test_map_is_one_array(shared: Up, ex: mizzen.Executor) -> None:
@@ -104,6 +106,48 @@ def test_a_failed_call_cancels_the_rest_of_a_map(shared: Up, ex: mizzen.Executor
 def test_chunks(ex: mizzen.Executor) -> None:
     """`chunksize` puts several calls into an element."""
     assert list(ex.map(pow, range(5), [2] * 5, chunksize=2)) == [0, 1, 4, 9, 16]
+
+
+def test_results_are_not_kept(ex: mizzen.Executor) -> None:
+    """Neither the iterator nor the executor keeps a result that was taken; a slow call ends the iteration in time."""
+
+    class Large:
+        pass
+
+    def make(seconds: float) -> Large:
+        time.sleep(seconds)
+        return Large()
+
+    results = ex.map(make, [0, 600], timeout=60)
+    taken = weakref.ref(next(results))
+    wait_until(lambda: taken() is None, "the result is freed", timeout_s=10)
+    results.close()  # type: ignore[attr-defined]
+    waiting = ex.map(make, [600], timeout=0.5)
+    with pytest.raises(TimeoutError):
+        next(waiting)
+    newest = next(iter(ex.client.workloads(labels={"mizzen-executor": ex.id})))
+    wait_until(lambda: ex.client.workload(newest["id"])["phase"] == "cancelled", "the rest is cancelled")
+
+
+def test_ctrl_c(shared: Up) -> None:
+    """Ctrl-C in the block cancels what has not ended, or leaves it alone."""
+    futures = {}
+    for detach in (False, True):
+        with pytest.raises(KeyboardInterrupt), executor(shared, detach=detach) as ex:
+            futures[detach] = ex.submit(time.sleep, 600)
+            ex.flush()
+            raise KeyboardInterrupt
+    assert futures[False].cancelled() and not futures[True].done()
+    assert shared.phase(str(futures[False].workload)) in ("cancelled", "checkpointing")
+    assert futures[True].cancel()
+
+
+def test_a_batch_that_fails_submits_nothing(ex: mizzen.Executor) -> None:
+    """Its calls are cancelled."""
+    with pytest.raises(KeyError), ex.batch():
+        future = ex.submit(pow, 2, 2)
+        raise KeyError
+    assert future.cancelled() and future.workload is None
 
 
 def test_a_task_that_dies_has_no_outcome(ex: mizzen.Executor) -> None:

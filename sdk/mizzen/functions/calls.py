@@ -70,8 +70,10 @@ def call_of(
     return PickledCall(name, pickled, body)
 
 
-def archive_of(calls: Sequence[PickledCall]) -> bytes:
-    """Return the archive of a submission. The index of an element of its array is the position of its call.
+def archive_of(calls: Sequence[PickledCall], key: str) -> bytes:
+    """Return the archive of a submission, whose tasks sign their outcomes with `key`.
+
+    The index of an element of the array is the position of its call.
 
     Raises:
         ValueError: the calls are too large; the message names the largest.
@@ -88,6 +90,7 @@ def archive_of(calls: Sequence[PickledCall]) -> bytes:
     about = {
         "python": list(sys.version_info[:2]),
         "protocol": pickle.HIGHEST_PROTOCOL,
+        "key": key,
         "max_result_bytes": MAX_RESULT_BYTES,
         "calls": [[call.name, functions[call.function], f"calls/{position}"] for position, call in enumerate(calls)],
     }

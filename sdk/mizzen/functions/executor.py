@@ -20,7 +20,8 @@ from mizzen.client.references import resolve_newest
 from mizzen.functions import outcomes
 from mizzen.functions.calls import FILE, PickledCall, archive_of, call_of, pickled_function, require_cloudpickle
 from mizzen.functions.future import CallFuture
-from mizzen.functions.watch import LABEL, Watch, cancel_call, indexes_of
+from mizzen.functions.outcomes import LABEL
+from mizzen.functions.watch import Watch, cancel_call, indexes_of
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ class Executor(concurrent.futures.Executor):
         fields: further fields of the document, such as `tenant`, `name`, `limits` and `labels` (docs/workloads.md).
 
     Raises:
+        ValueError: `max_workers` is below 1.
         ImportError: the extra `functions` is not installed.
         NotConfigured: no API is configured.
     """
@@ -73,8 +75,10 @@ class Executor(concurrent.futures.Executor):
         **fields: Any,
     ) -> None:
         require_cloudpickle()
-        self.id = uuid.uuid4().hex[:16]
-        """The value of the label `mizzen-executor` of all its workloads."""
+        if max_workers is not None and max_workers < 1:
+            raise ValueError(f"max_workers={max_workers}: max_workers must be greater than 0, or None for no limit")
+        self.id = uuid.uuid4().hex
+        """The value of the label `mizzen-executor` of all its workloads, with which tasks sign outcomes."""
         self._workdir = None if workdir is None else Path(workdir)
         self._max_workers = max_workers
         self._detach = detach
@@ -88,8 +92,9 @@ class Executor(concurrent.futures.Executor):
         }
         labels = {**fields.pop("labels", {}), LABEL: self.id}
         self._document = {"version": 1, "name": "python", **fields, "labels": labels, "jobs": [without_empty(its_job)]}
-        self._client = client or Client.from_environment()
-        self._watch = Watch(self._client, self.id)
+        self.client = client or Client.from_environment()
+        """The client of the API."""
+        self._watch = Watch(self.client, self.id)
         self._lock = threading.Lock()
         self._sending = threading.RLock()
         self._unsent: list[tuple[PickledCall, CallFuture[Any]]] = []
@@ -151,10 +156,7 @@ class Executor(concurrent.futures.Executor):
         futures.reverse()
         try:
             while futures:
-                result = futures[-1].result(None if deadline_s is None else deadline_s - time.monotonic())
-                futures.pop()  # So that the iterator does not keep results.
-                yield result
-                del result
+                yield _taken(futures, None if deadline_s is None else deadline_s - time.monotonic())
         finally:
             self.cancel(futures)
 
@@ -204,7 +206,7 @@ class Executor(concurrent.futures.Executor):
             ClientError: the API cannot be reached.
         """
         try:
-            lines = list(outcomes.without_outcome(self._client.logs(workload)))
+            lines = list(outcomes.without_outcome(self.client.logs(workload)))
         except NotFound:
             return None
         return "".join(f"{line.decode(errors='replace')}\n" for line in lines)
@@ -231,6 +233,7 @@ class Executor(concurrent.futures.Executor):
             client: the client of the API; None: as for an executor.
 
         Raises:
+            ValueError: no executor has submitted the workload.
             PermissionError: the workload belongs to another tenant: loading a result can run any code.
             ClientError: there is no such workload, or the API cannot be reached.
         """
@@ -242,10 +245,12 @@ class Executor(concurrent.futures.Executor):
                 f"{found['id']} belongs to tenant {found['tenant']}, and loading its results runs code of that tenant:"
                 f" if you trust it, use attach({workload!r}, tenant={found['tenant']!r})"
             )
+        if LABEL not in found["labels"]:
+            raise ValueError(f"{found['id']} has no label {LABEL!r}: mizzen.Executor did not submit it")
         ids = [found["id"]]
         if found["array"] is not None:
             ids = [f"{found['id']}-{index}" for index in indexes_of(found["spec"]["array"]["indexes"])]
-        watch = Watch(client, found["labels"].get(LABEL))
+        watch = Watch(client, found["labels"][LABEL])
         futures = [CallFuture(partial(cancel_call, client), id_) for id_ in ids]
         watch.add(found["id"], {str(future.workload): future for future in futures})
         return futures
@@ -272,7 +277,7 @@ class Executor(concurrent.futures.Executor):
     def _future(self) -> CallFuture[Any]:
         if self._is_shut:
             raise RuntimeError("cannot schedule new futures after shutdown")
-        return CallFuture(partial(cancel_call, self._client))
+        return CallFuture(partial(cancel_call, self.client))
 
     def _flush_quietly(self) -> None:
         with suppress(Exception):  # The futures have the error.
@@ -284,11 +289,18 @@ class Executor(concurrent.futures.Executor):
         document = dict(self._document)
         if len(pairs) > 1:
             document["array"] = without_empty({"indexes": f"0-{len(pairs) - 1}", "throttle": self._max_workers})
-        files = {FILE: archive_of([call for call, _ in pairs])}
-        workload = self._client.submit(document, pack(self._workdir, files))["id"]
+        files = {FILE: archive_of([call for call, _ in pairs], self.id)}
+        workload = self.client.submit(document, pack(self._workdir, files))["id"]
         for index, (_, future) in enumerate(pairs):
             future.workload = f"{workload}-{index}" if len(pairs) > 1 else workload
         self._watch.add(workload, {str(future.workload): future for _, future in pairs})
         for _, future in pairs:
             if future.cancelled():  # In the meantime.
-                cancel_call(self._client, future)
+                cancel_call(self.client, future)
+
+
+def _taken(futures: list[CallFuture[T]], timeout: float | None) -> T:
+    """Return the result of the last future, and remove it: an iterator of results must not keep them."""
+    result = futures[-1].result(timeout)
+    futures.pop()
+    return result

@@ -1,6 +1,7 @@
 """Reads the outcome of a call: the pickle of its result or of its exception."""
 
 import base64
+import hmac
 import pickle
 import re
 import zlib
@@ -9,14 +10,16 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from mizzen.client.views import Workload
+from mizzen.functions import runner
 from mizzen.functions.errors import CallFailed, RemoteError, RemoteTraceback
 from mizzen.functions.future import CallFuture
-from mizzen.functions.runner import MARK
 
 if TYPE_CHECKING:
     from mizzen.client import Client
 
-_LINE = re.compile(rb"%s ([0-9]+)/([0-9]+) ([0-9]+) (\S+)" % MARK.encode())
+LABEL = "mizzen-executor"
+"""The label of all workloads of an executor. Its value is a random text, with which tasks sign their outcomes."""
+_LINE = re.compile(rb"%s ([0-9]+)/([0-9]+) ([0-9a-f]{64}) (\S+)" % runner.MARK.encode())
 
 
 def fetch(client: "Client", ended: Workload) -> bytes | None:
@@ -25,18 +28,20 @@ def fetch(client: "Client", ended: Workload) -> bytes | None:
     Raises:
         ClientError: the API cannot be reached, or refuses.
     """
-    found: dict[tuple[int, int], dict[int, bytes]] = defaultdict(dict)
+    key = ended["labels"].get(LABEL, "")
+    found: dict[tuple[int, str], dict[int, bytes]] = defaultdict(dict)
     body = None
     # Following ends when the log is complete, which can be later than the end of the workload.
     for line in client.logs(ended["id"], attempt=ended["attempt"], follow=True):
         if (match := _LINE.search(line)) is None:
             continue
-        number, total, checksum = (int(match[group]) for group in (1, 2, 3))
-        parts = found[total, checksum]
+        number, total, signature = int(match[1]), int(match[2]), match[3].decode()
+        parts = found[total, signature]
         parts[number] = match[4]
         if len(parts) == total:
-            text = b"".join(parts[part] for part in sorted(parts))
-            body = zlib.decompress(base64.b85decode(text))
+            text = b"".join(parts[part] for part in sorted(parts)).decode()
+            if hmac.compare_digest(signature, runner.sign(text, key)):
+                body = zlib.decompress(base64.b85decode(text))
     return body
 
 

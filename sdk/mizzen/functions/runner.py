@@ -5,6 +5,7 @@ task's Python may be without mizzen, unless the function has a method `checkpoin
 """
 
 import base64
+import hmac
 import json
 import os
 import pickle
@@ -40,7 +41,7 @@ def main(archive: str) -> int:
             traceback.print_exc()
             body, failed = _raised(error, about), True
     if os.environ.get("RANK", "0") == "0" or failed:
-        _print(body)
+        _print(body, about["key"])
     return int(failed)
 
 
@@ -143,14 +144,23 @@ def _raised(error: BaseException, about: dict[str, Any]) -> bytes:
     return b"-" + pickle.dumps((None, text[-100_000:]))
 
 
-def _print(body: bytes) -> None:
-    """Print an outcome in short lines: the output of other processes may come between two lines."""
+def _print(body: bytes, key: str) -> None:
+    """Print an outcome in short lines: the output of other processes may come between two lines.
+
+    Each line has a signature of the whole, so that text which the function prints is never taken for an outcome.
+    """
     text = base64.b85encode(zlib.compress(body, 1)).decode()
     parts = [text[start : start + _LINE_BYTES] for start in range(0, len(text), _LINE_BYTES)]
+    signature = sign(text, key)
     sys.stdout.flush()
     for number, part in enumerate(parts, 1):
-        line = f"{MARK} {number}/{len(parts)} {zlib.crc32(body)} {part}\n"
+        line = f"{MARK} {number}/{len(parts)} {signature} {part}\n"
         os.write(1, line.encode())
+
+
+def sign(text: str, key: str) -> str:
+    """Return the signature of an encoded outcome, in hexadecimal."""
+    return hmac.new(key.encode(), text.encode(), "sha256").hexdigest()
 
 
 def dumps(value: Any, label: str, protocol: int = pickle.HIGHEST_PROTOCOL) -> bytes:

@@ -6,6 +6,7 @@ after its counts have changed. While the API does not respond, the watch goes on
 
 import queue
 import threading
+import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
@@ -19,11 +20,10 @@ from mizzen.functions.future import CallFuture
 if TYPE_CHECKING:
     from mizzen.client import Client
 
-LABEL = "mizzen-executor"
-"""The label of all workloads of an executor."""
 _FIRST_S = 0.1
 _LONGEST_S = 3.0
 _GROWTH = 1.3
+_SPARING = 4.0
 _FETCHERS = 4
 
 Pending = dict[str, CallFuture[Any]]
@@ -33,8 +33,8 @@ Pending = dict[str, CallFuture[Any]]
 class Watch:
     """Gives futures their outcomes. Its threads live as long as there are futures that have not ended."""
 
-    def __init__(self, client: "Client", label: str | None) -> None:
-        """`label` is the value of the label of the executor; None: each workload is asked for on its own."""
+    def __init__(self, client: "Client", label: str) -> None:
+        """`label` is the value of the label of the executor."""
         self._client = client
         self._label = label
         self._lock = threading.Lock()
@@ -65,9 +65,9 @@ class Watch:
             ClientError: the API cannot be reached.
         """
         with self._lock:
-            groups = list(self._pending.items())
-        for workload, group in groups:
-            live = [future for future in group.values() if not future.done()]
+            groups = {workload: list(group.values()) for workload, group in self._pending.items()}
+        for workload, group in groups.items():
+            live = [future for future in group if not future.done()]
             own = [future for future in live if future in chosen]
             if len(own) < len(live) or len(own) < 2:
                 for future in own:
@@ -85,6 +85,7 @@ class Watch:
         pause_s = _FIRST_S
         while self._has_more():
             self._wake.clear()
+            began_s = time.monotonic()
             try:
                 is_changed = self._look(ended)
             except (Unreachable, Unavailable):
@@ -93,6 +94,8 @@ class Watch:
                 self._fail(error)
                 continue
             pause_s = _FIRST_S if is_changed else min(_LONGEST_S, pause_s * _GROWTH)
+            # Long lists take the API long, and are then read less often.
+            pause_s = max(pause_s, _SPARING * (time.monotonic() - began_s))
             if self._wake.wait(pause_s):
                 pause_s = _FIRST_S
         for _ in range(_FETCHERS):
@@ -112,8 +115,7 @@ class Watch:
         with self._lock:
             missing = set(self._pending)
         oldest, is_changed = min(missing, default=""), False
-        listed = self._client.workloads(labels={LABEL: self._label}) if self._label is not None else ()
-        for workload in listed:
+        for workload in self._client.workloads(labels={outcomes.LABEL: self._label}):
             if workload["id"] < oldest:
                 break  # Newest first: all of these have ended.
             if workload["id"] in missing:
@@ -139,7 +141,7 @@ class Watch:
             future.phase = row["phase"]
             if row["phase"] in TERMINAL_PHASES:
                 ended.put((future, row))
-        for future in group.values() if is_over and counts is not None else ():
+        for future in list(group.values()) if is_over and counts is not None else ():
             if future.phase not in TERMINAL_PHASES:
                 future.end_cancelled()  # It was cancelled before it had a row of its own.
         self._seen[workload["id"]] = seen
@@ -158,13 +160,17 @@ class Watch:
                     raise
                 except BaseException as error:
                     future.set_exception(error)
-            self._wake.set()
+            if future.done():
+                with self._lock:
+                    for group in self._pending.values():
+                        group.pop(workload["id"], None)
+            del item, future, workload  # They would be kept until the next one ends.
 
     def _fail(self, error: Exception, workload: str | None = None) -> None:
         with self._lock:
             groups = [self._pending[workload]] if workload is not None else list(self._pending.values())
         for group in groups:
-            for future in group.values():
+            for future in list(group.values()):
                 with suppress(InvalidStateError):
                     future.set_exception(error)
 
