@@ -88,7 +88,7 @@ def test_output_is_no_outcome_without_the_key(tmp_path: Path) -> None:
         print(text)
         os._exit(0)
 
-    with pytest.raises(CallFailed, match="wl-1 has succeeded: the function has ended its process without a result"):
+    with pytest.raises(CallFailed, match="wl-1 has succeeded: its outcome is missing"):
         outcome(tmp_path, archive(show, forged))[0].result()
 
 

@@ -1,4 +1,8 @@
-"""Reads the outcome of a call: the pickle of its result or of its exception."""
+"""Reads the outcome of a call: the pickle of its result or of its exception.
+
+The task prints it: its log is what every task can write and the API can read, whatever the isolation, the store of the
+checkpoints and the credentials of the task are.
+"""
 
 import base64
 import hmac
@@ -59,7 +63,11 @@ def resolve(future: CallFuture[Any], ended: Workload, body: bytes | None) -> Non
         future.end_cancelled()
     elif body is None:
         reason = ended["reason"]
-        said = reason["sentence"] if reason else "the function has ended its process without a result"
+        said = (
+            reason["sentence"]
+            if reason
+            else "its outcome is missing: the function ended its process, or the log was lost"
+        )
         message = f"{ended['id']} has {ended['phase']}: {said}; `mizzen logs {ended['id']}` has its output"
         future.set_exception(CallFailed(message, ended["id"]))
     elif body[:1] == b"+":

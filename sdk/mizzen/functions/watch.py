@@ -12,7 +12,7 @@ from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from mizzen.client.errors import ClientError, Conflict, NotFound, Unavailable, Unreachable
+from mizzen.client.errors import Conflict, NotFound, Unavailable, Unreachable
 from mizzen.client.views import TERMINAL_PHASES, Workload
 from mizzen.functions import outcomes
 from mizzen.functions.future import CallFuture
@@ -90,7 +90,7 @@ class Watch:
                 is_changed = self._look(ended)
             except (Unreachable, Unavailable):
                 is_changed = False
-            except ClientError as error:
+            except Exception as error:  # Such as `NotAllowed`: no future may wait in vain.
                 self._fail(error)
                 continue
             pause_s = _FIRST_S if is_changed else min(_LONGEST_S, pause_s * _GROWTH)
