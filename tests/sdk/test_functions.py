@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -74,6 +75,12 @@ def test_the_output_of_the_function_is_not_disturbed(tmp_path: Path) -> None:
 
     future, output = outcome(tmp_path, archive(talk, b"one\ntwo \xff"))
     assert future.result() == b"one\ntwo \xff" * 1000 and output == b"one\ntwo \xff"
+
+
+def test_a_long_result_has_several_lines(tmp_path: Path) -> None:
+    """They are put together again."""
+    future, output = outcome(tmp_path, archive(lambda: random.Random(7).randbytes(1_000_000)))
+    assert future.result() == random.Random(7).randbytes(1_000_000) and output == b""
 
 
 def test_output_is_no_outcome_without_the_key(tmp_path: Path) -> None:
