@@ -16,7 +16,7 @@ from activities.scheduling.pace import TimeShare
 from activities.scheduling.scan_result import ScannedQueue, batch, put_batch
 from activities.scheduling.scheduler_state import SchedulerState
 from activities.scheduling.silence import SilenceTracker
-from activities.scheduling.start_forecasts import PublishedStarts
+from activities.scheduling.start_forecasts import MOST_FORECAST, PublishedStarts
 from activities.scheduling.wait_reasons import explain_batch
 from domain.protocol.activities import Activity
 from domain.protocol.scheduling import AwardRequest, AwardResult, DryRunRequest, DryRunResult, ScanTicket
@@ -101,7 +101,7 @@ class AuctionActivities:
         began_s = time.monotonic()
         if began_s < self._publish_from_s:
             return self._publish_from_s - began_s
-        published = scanned.published(self._starts.of(self._state, scanned.demands()))
+        published = scanned.published(self._starts.of(self._state, scanned.demands(MOST_FORECAST)))
         with transaction(self._engine) as session:
             published_queue.publish(session, published, self._counters)
         took_s = time.monotonic() - began_s

@@ -120,8 +120,8 @@ class ScannedQueue:
             found.append(ScannedWorkload(ranked.id, ranked.rank, narrowed, ranked.reason, ranked.displaces, element))
         return found
 
-    def demands(self) -> list[QueuedDemand]:
-        """Returns all workloads, in queue order."""
+    def demands(self, most: int) -> list[QueuedDemand]:
+        """Returns the first workloads in queue order, at most `most`."""
         queue, rank = self._scan.queue, self._scan.pending.rank
         tenant, wants, at_s = queue.pending.columns["tenant"], queue.pending.columns["wants"], queue.pending.at_s
         return [
@@ -129,7 +129,7 @@ class ScannedQueue:
                 queue.pending.name(row), queue.tenants[tenant[row]].name, int(rank[row]), queue.gangs[int(wants[row])],
                 float(at_s[row]),
             )
-            for row in self._scan.order.tolist()
+            for row in self._scan.order[:most].tolist()
         ]  # fmt: skip
 
     def published(self, starts_s: npt.NDArray[np.float64] | None = None) -> published_queue.PublishedQueue:
@@ -140,7 +140,9 @@ class ScannedQueue:
         scan, queue = self._scan, self._scan.queue
         ids, places = self._without_later_elements()
         order = scan.order[places]
-        starts = np.full((len(places), 2), np.nan) if starts_s is None else starts_s[places]
+        starts = np.full((len(scan.order), 2), np.nan)
+        if starts_s is not None:
+            starts[: len(starts_s)] = starts_s
         rank = scan.pending.rank[order]
         over = order[rank == OVER_QUOTA_RANK]
         types = [queue.gangs.type_name(number) for number in range(len(queue.gangs.types))]
@@ -156,7 +158,7 @@ class ScannedQueue:
             scan.pending.lacks[over],
             scan.pending.used[over],
             scan.pending.needed[over],
-            starts.astype(np.float32).ravel(),
+            starts[places].astype(np.float32).ravel(),
         )
 
     def _without_later_elements(self) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]:
