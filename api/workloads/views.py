@@ -134,7 +134,7 @@ class ElementView(View):
 
 
 class StartView(View):
-    """When a waiting workload is expected to get its slots. Four of five workloads start within this interval."""
+    """When a waiting workload is expected to get its slots. The aim is that four of five workloads do so within it."""
 
     earliest: datetime
     latest: datetime

@@ -54,7 +54,7 @@ Phase = Literal[
 
 
 class Start(TypedDict):
-    """When a waiting workload is expected to get its slots. Four of five workloads start within this interval."""
+    """When a waiting workload is expected to get its slots. The aim is that four of five workloads do so within it."""
 
     earliest: str
     latest: str
