@@ -13,6 +13,7 @@ _WAITED = (
     "Seconds since the submission until its end, without time on hold or blocked."
     " They count for credit and reservations"
 )
+_EXPECTED = "The expected start; null: it does not wait in the queue, or nothing can be said"
 _ELIGIBLE = (
     "Seconds since it could last be placed: since the submission, or the end of its last attempt, hold or block;"
     " null: it is not queued, or is on hold or blocked"
@@ -132,6 +133,14 @@ class ElementView(View):
     parameters: dict[str, str] = Field(description="Its values of the matrix")
 
 
+class StartView(View):
+    """When a waiting workload is expected to get its slots. The aim is that four of five workloads do so within it."""
+
+    earliest: datetime
+    latest: datetime
+    sentence: str = Field(description="The interval, what the workload waits for, and what would move the start")
+
+
 class WorkloadView(View):
     """A workload, with the fields that lists contain."""
 
@@ -157,6 +166,7 @@ class WorkloadView(View):
         description="The cluster's store that has the newest checkpoint; null: the bucket of `checkpoint_region`"
     )
     queued: bool = Field(description="Whether it is in the queue")
+    expected_start: StartView | None = Field(description=_EXPECTED)
     preemptions: int
     lost_s: float = Field(description="Estimated seconds of work lost by interruptions so far")
     progress: ProgressView | None
@@ -308,6 +318,7 @@ class WhyView(View):
     of: int | None = Field(description="Length of the queue")
     waited_s: float = Field(description=_WAITED)
     eligible_s: float | None = Field(description=_ELIGIBLE)
+    expected_start: StartView | None = Field(description=_EXPECTED)
 
 
 class QueueEntry(View):

@@ -17,6 +17,7 @@ from api.paging import page
 from api.problems import not_found
 from api.views import notification_views, reason_view
 from api.workloads.elements import array_view, element_view, waiting_element
+from api.workloads.expected_start import start_view
 from api.workloads.reasons import Why, waits_of, why_all, why_new
 from api.workloads.views import (
     AllocationList,
@@ -213,6 +214,7 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
             "checkpoint_region": row.checkpoint_region,
             "checkpoint_store": row.checkpoint_store,
             "queued": _is_queued(row, whys[row.id]),
+            "expected_start": start_view(row, whys[row.id].entry),
             "preemptions": preempted.get(row.id, 0),
             "lost_s": lost.get(row.id, 0.0),
             "progress": progress.get(row.id),

@@ -33,6 +33,8 @@ def why_page(why: Mapping[str, Any]) -> str:
     lines = [cell(why["summary"]), *(f"  {cell(formats.reason(reason))}" for reason in why["reasons"])]
     if why["position"] is not None:
         lines.append(f"  waited {_waited(why)}")
+    if why.get("expected_start"):
+        lines.append(f"  expected start: {why['expected_start']['sentence']}")
     return "\n".join(lines)
 
 

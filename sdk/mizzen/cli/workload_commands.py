@@ -62,6 +62,7 @@ WORKLOAD_COLUMNS = (
     Column("AGE", lambda w: formats.between(w["submitted_at"], None), drop=1, right=True),
     Column("LEVEL", lambda w: w["level"], drop=4, right=True),
     Column("ATTEMPT", lambda w: w["attempt"], wide=True, right=True),
+    Column("START", lambda w: formats.ahead(w.get("expected_start")), wide=True),
     Column("LABELS", lambda w: formats.pairs(w["labels"]), wide=True),
     Column("REASON", lambda w: formats.reason(w["reason"]), wide=True),
 )

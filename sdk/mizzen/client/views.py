@@ -53,6 +53,15 @@ Phase = Literal[
 """The phase of a workload. Every transition emits an event and updates a Temporal search attribute."""
 
 
+class Start(TypedDict):
+    """When a waiting workload is expected to get its slots. The aim is that four of five workloads do so within it."""
+
+    earliest: str
+    latest: str
+    sentence: str
+    """The interval, what the workload waits for, and what would move the start."""
+
+
 class Cadence(TypedDict):
     """The checkpoint cadence that the tasks report, in seconds."""
 
@@ -253,6 +262,8 @@ class Workload(TypedDict):
     """The cluster's store that has the newest checkpoint; None: the bucket of `checkpoint_region`."""
     queued: bool
     """Whether it is in the queue."""
+    expected_start: Start | None
+    """The expected start; None: it does not wait in the queue, or nothing can be said."""
     preemptions: int
     lost_s: float
     """Estimated seconds of work lost by interruptions so far."""
@@ -445,6 +456,8 @@ class Why(TypedDict):
     eligible_s: float | None
     """Seconds since it could last be placed: since the submission, or the end of its last attempt, hold or block; None:
     it is not queued, or is on hold or blocked."""
+    expected_start: Start | None
+    """The expected start; None: it does not wait in the queue, or nothing can be said."""
 
 
 class Event(TypedDict):
