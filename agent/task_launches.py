@@ -1,5 +1,6 @@
 """Makes the shim's input for the tasks of an attempt: environment, user, sandbox or container, limits and rules."""
 
+import errno
 import logging
 import os
 import sys
@@ -18,6 +19,7 @@ from agent.isolation import local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command
 from agent.notices import MachineNotices
 from agent.ports import NoFreePort, PortTaken
+from agent.processes import task_environment
 from agent.staged import BadLaunch, StagedAttempt
 from agent.state import StateFolder
 from agent.task_readiness import open_port
@@ -122,6 +124,32 @@ class TaskLaunches:
         found["spec"]["cgroup_parent"] = parent
         # The environment is in the container's description.
         return replace(own, argv=(), env={}, sandbox=None, setup=None, cgroup=cgroup, container=found)
+
+    def session_launch(
+        self, staged: StagedAttempt, run: RunFolder, argv: Sequence[str], **session: Any
+    ) -> dict[str, Any]:
+        """Returns the input of the shim of a session in a running task (`agent.sessions.session_shim`).
+
+        The command gets the environment with which the task was started, as the kernel shows it: secrets are not kept
+        elsewhere.
+
+        Raises:
+            OSError: the task has ended.
+        """
+        owner, identities = self.owner(staged), run.identities()
+        if identities is None:
+            raise ProcessLookupError(errno.ESRCH, "the task was not started")
+        return {
+            "argv": list(argv),
+            "env": task_environment(identities[1].pid) | {"TERM": session["term"]},
+            "cwd": str(run.work),
+            "uid": owner.uid if owner else None,
+            "gid": owner.gid if owner else None,
+            "groups": owner.groups if owner else (),
+            "sandbox": self._sandbox(staged, owner),
+            "limits": run.cgroups(),
+            "session": session,
+        }
 
     def plain_launch(
         self,
