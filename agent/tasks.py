@@ -9,6 +9,7 @@
     report/report.json                      the task's report; the folder is owned by the task's user
     interval.json                           how often the task should save, if a coordinator decides it
     credentials/                            credentials of the task for its buckets (`agent.credentials`)
+    session                                 its time is when a session was last open (`agent.sessions`)
     disk.json                               why the task was stopped, if its attempt used up the disk (`agent.disk`)
     serving.json                            readiness of a task that serves requests (`agent.task_readiness`)
     ship.json                               how much of the output was shipped (`agent.logs`)
@@ -130,6 +131,11 @@ class RunFolder:
     def deadline_file(self) -> Path:
         """Path of the file that says until when a stopped task may run (`MIZZEN_DEADLINE_FILE`)."""
         return self.path / "deadline.json"
+
+    @property
+    def session_file(self) -> Path:
+        """Path of the file whose time says when a session was last open in the task (`MIZZEN_SESSION_FILE`)."""
+        return self.path / "session"
 
     @property
     def output(self) -> Path:

@@ -30,8 +30,8 @@ class ExecSession:
         self._stderr = None if terminal else self._channels.open(STDERR)
         self._size: Descriptor | None = None
 
-    async def run(self) -> None:
-        """Runs until the command has ended, and all of its output was sent.
+    async def run(self) -> int:
+        """Runs until the command has ended, and all of its output was sent. Returns its status.
 
         Raises:
             CannotStart: the command cannot be started.
@@ -48,7 +48,7 @@ class ExecSession:
         try:
             ended, _ = await self._shim.receive()
             await asyncio.gather(*outputs)
-            await self._send(control("exit", code=ended["exit"]))
+            return int(ended["exit"])
         finally:
             self._size = None
             for work in (stdin, *outputs):

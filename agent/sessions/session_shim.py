@@ -35,7 +35,7 @@ from agent.task_setup import CANNOT_RUN, execute
 MESSAGE_BYTES = 4096
 _HANGUP_S = 2.0
 """Time for the processes of a session to end after SIGHUP."""
-_CONNECT_S = 10.0
+_CONNECT_S = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 

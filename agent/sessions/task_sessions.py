@@ -20,11 +20,13 @@ from agent import tasks
 from agent.config import AgentConfig
 from agent.sealed import CannotUnseal, open_sealed
 from agent.sessions.exec_session import ExecSession
+from agent.sessions.forward_session import ForwardSession
 from agent.sessions.shim_client import CannotStart, ShimClient
+from agent.shim import boot_time_s
 from agent.staged import StagedAttempt
 from agent.staging import Stager
 from agent.state import StateFolder
-from agent.tasks import RunFolder, TaskState
+from agent.tasks import RunFolder, Stop, TaskState
 from agent.zygote_client import NoZygote, start_session
 from domain.protocol.activities import Activity
 from domain.protocol.sessions import OpenSession
@@ -35,6 +37,8 @@ MOST = 64
 """The most sessions of a machine at a time."""
 _BEGIN_S = 20.0
 _LOOK_S = 0.25
+_KILLED = 128 + 9
+_RECORDED_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -112,18 +116,27 @@ class TaskSessions:
         async with asyncio.timeout(_BEGIN_S):
             begin = unpack(await connection.recv()).message()
         shim = ShimClient(await asyncio.to_thread(self._start, staged, run, begin))
-        session = ExecSession(shim, connection.send, terminal=begin["terminal"])
-        works = [
+        session = (
+            ForwardSession(shim, connection.send)
+            if begin["kind"] == "forward"
+            else ExecSession(shim, connection.send, terminal=begin["terminal"])
+        )
+        works: list[asyncio.Task[Any]] = [
             asyncio.create_task(session.run()),
             asyncio.create_task(_listen(connection, session)),
-            asyncio.create_task(_until_over(run)),
+            asyncio.create_task(_until_over(run, connection)),
         ]
         try:
             done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
-            if works[2] in done:
-                return works[2].result() or ""
-            for work in done:
-                work.result()
+            if works[0] in done and works[0].result() == _KILLED:
+                # The end of the task kills the command before the task's end is recorded.
+                await asyncio.wait(works[2:], timeout=_RECORDED_S)
+            if works[2].done():
+                return str(works[2].result())
+            if works[0].done():
+                await connection.send(control("exit", code=works[0].result()))
+                return ""
+            works[1].result()
             return ""
         finally:
             for work in works:
@@ -139,20 +152,29 @@ class TaskSessions:
             return start_session(run.path, body, log.fileno(), sandboxed=launch["sandbox"] is not None)
 
 
-async def _listen(connection: ClientConnection, session: ExecSession) -> None:
+async def _listen(connection: ClientConnection, session: ExecSession | ForwardSession) -> None:
     """Handles the client's messages until the connection is closed."""
     while True:
         await session.receive(unpack(await connection.recv()))
 
 
-async def _until_over(run: RunFolder) -> str:
-    """Waits until the task has ended; returns what the user sees."""
+async def _until_over(run: RunFolder, connection: ClientConnection) -> str:
+    """Waits until the task has ended, and tells the client when it gets its notice. Returns what the user sees."""
+    noticed = False
     while tasks.inspect(run) is TaskState.RUNNING:
+        if not noticed and (stop := run.stop()) is not None:
+            noticed = True
+            left_s = max(0.0, stop.deadline_boot_s - boot_time_s())
+            await connection.send(control("notice", text=f"{_stopped(stop)}; it ends within {left_s:.0f} s"))
+        with contextlib.suppress(OSError):
+            run.session_file.touch()
         await asyncio.sleep(_LOOK_S)
     stop = run.stop()
-    if stop is None:
-        return "the task has ended"
-    return "the owner of the machine has taken it back" if stop.owner else "the task was stopped"
+    return "the task has ended" if stop is None else _stopped(stop)
+
+
+def _stopped(stop: Stop) -> str:
+    return "the owner of the machine takes it back" if stop.owner else "the task is stopped"
 
 
 def _refusal(message: str) -> ApplicationError:

@@ -8,18 +8,21 @@ import asyncio
 import contextlib
 import hmac
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
+from sqlalchemy import Engine
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from api.sessions.session_rows import OpenedSession, hash_of
+from api.sessions.session_rows import OpenedSession, hash_of, reason_of, refusal_of
 from infra.config.services import LimitSettings
+from infra.db.session import in_db
 from mizzen.tunnel.frames import BadFrame, FrameKind, control, unpack
 
 ANSWER_S = 45.0
 """How long the agent may take to join. Its workflow gives up earlier, and says why."""
 _LOOK_S = 0.3
+_MAX_WORDS = 1000
 BEGIN_S = 10.0
 """How long the client may take to send its first message."""
 _AWAY = (WebSocketDisconnect, RuntimeError)
@@ -33,7 +36,8 @@ class SessionEnd(Exception):
 class Relay:
     """A session whose client is connected to this process."""
 
-    def __init__(self, opened: OpenedSession, client: WebSocket, limits: LimitSettings) -> None:
+    def __init__(self, engine: Engine, opened: OpenedSession, client: WebSocket, limits: LimitSettings) -> None:
+        self._engine = engine
         self.opened = opened
         self.ended = asyncio.Event()
         """Set when the agent's connection is not needed any more."""
@@ -48,8 +52,7 @@ class Relay:
         self._agent: asyncio.Future[WebSocket] = asyncio.get_running_loop().create_future()
         self._stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._active_s = time.monotonic()
-        self._is_told = False
-        """Whether the agent has told the client why the session ends."""
+        self._has_exited = False
 
     def stop(self, why: str) -> None:
         """Ends the session."""
@@ -81,15 +84,15 @@ class Relay:
         except _AWAY:
             raise SessionEnd("the client has disconnected") from None
 
-    async def run(self, begin: bytes, refusal: Callable[[], Awaitable[str | None]]) -> str:
+    async def run(self, begin: bytes) -> str:
         """Waits for the agent, and forwards until the end. Returns why the session has ended.
 
-        `begin` is the first message for the agent. `refusal` returns why the agent cannot join, once it is known.
+        `begin` is the first message for the agent.
         """
         early = asyncio.create_task(_message(self._client))
         works: list[asyncio.Task[None]] = []
         try:
-            agent = await self._joined(early, refusal)
+            agent = await self._joined(early)
             await agent.send_bytes(begin)
             works = [
                 asyncio.create_task(self._to_agent(agent, early)),
@@ -109,13 +112,13 @@ class Relay:
                 one.cancel()
             await asyncio.wait([early, *works])
             self.ended.set()
-        if not self._is_told:
+        if not self._has_exited:
+            if reason := await in_db(self._engine, reason_of, self.opened):
+                why = f"{why}: {reason}"
             await say_closed(self._client, why)
         return why
 
-    async def _joined(
-        self, early: "asyncio.Task[bytes | str]", refusal: Callable[[], Awaitable[str | None]]
-    ) -> WebSocket:
+    async def _joined(self, early: "asyncio.Task[bytes | str]") -> WebSocket:
         give_up_s = time.monotonic() + ANSWER_S
         while not self._agent.done():
             waited: set[asyncio.Future[Any]] = {self._agent, self._stopped, *([] if early.done() else [early])}
@@ -125,7 +128,7 @@ class Relay:
             if early.done() and early.exception() is not None:
                 raise SessionEnd("the client has disconnected")
             if not self._agent.done():
-                if (why := await refusal()) is not None:
+                if (why := await in_db(self._engine, refusal_of, self.opened.id)) is not None:
                     raise SessionEnd(why)
                 if time.monotonic() > give_up_s:
                     raise SessionEnd(
@@ -158,20 +161,15 @@ class Relay:
             frame = unpack(message)
             self.from_agent += len(message)
             self._count()
+            said = frame.message() if frame.kind is FrameKind.CONTROL else {}
+            if said.get("type") == "closed":
+                raise SessionEnd(str(said.get("because"))[:_MAX_WORDS])
             await _send(self._client, message, "the client has disconnected")
-            if frame.kind is FrameKind.CONTROL:
-                self._note(frame.message())
-
-    def _note(self, said: dict[str, Any]) -> None:
-        """Handles a message of the agent about the session."""
-        if said.get("type") == "exit":
-            code = said.get("code")
-            self.exit_code = code if isinstance(code, int) else None
-            self._is_told = True
-            raise SessionEnd("the command has ended")
-        if said.get("type") == "closed":
-            self._is_told = True
-            raise SessionEnd(str(said.get("because"))[:1000])
+            if said.get("type") == "exit":
+                code = said.get("code")
+                self.exit_code = code if isinstance(code, int) else None
+                self._has_exited = True
+                raise SessionEnd("the command has ended")
 
     def _count(self) -> None:
         self._active_s = time.monotonic()

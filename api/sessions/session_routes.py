@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import time
-from functools import partial
 
 from pydantic import Field
 from sqlalchemy import select
@@ -125,7 +124,7 @@ async def client_connection(websocket: WebSocket, id: str) -> None:
         await _refuse(websocket, problem)
         return
     await websocket.accept()
-    relay = Relay(opened, websocket, state.settings.limits)
+    relay = Relay(state.engine, opened, websocket, state.settings.limits)
     began_s, why = time.monotonic(), "the API process is being stopped"
     try:
         with state.relays.registered(relay):
@@ -155,9 +154,7 @@ async def _serve(state: ApiState, relay: Relay, client: WebSocket) -> str:
         relay.agent_sha256 = await in_db(state.engine, call)
         if relay.agent_sha256 is None:
             raise SessionEnd(f"machine {opened.machine} or workload {opened.workload} was removed")
-        return await relay.run(
-            begin.for_agent(opened.kind), partial(in_db, state.engine, records.refusal_of, opened.id)
-        )
+        return await relay.run(begin.for_agent(opened.kind))
     except (SessionEnd, BadFrame) as end:
         await say_closed(client, str(end))
         return str(end)

@@ -12,10 +12,11 @@ from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.orm import Session
 
 from domain.ids import SESSION_PREFIX
+from domain.phases import Phase
 from domain.protocol.sessions import OpenSession
 from infra.db import outbox
 from infra.db.logs import Audit
-from infra.db.models import Machine
+from infra.db.models import Machine, Workload
 from infra.db.task_sessions import TaskSession, forget_stale
 from infra.db.tenants import ApiKey, Secret
 from infra.errors import ConfigurationError
@@ -109,6 +110,14 @@ def call_agent(session: Session, opened: OpenedSession, url: str, detail: dict[s
 def refusal_of(session: Session, id_: str) -> str | None:
     """Returns why the agent cannot join a session; None: nothing is known, or it has joined."""
     return session.scalar(select(TaskSession.refusal).where(TaskSession.id == id_))
+
+
+def reason_of(session: Session, opened: OpenedSession) -> str | None:
+    """Returns why the workload's attempt is stopped or has ended, as a sentence; None: nothing is known."""
+    row = session.get(Workload, opened.workload)
+    if row is None or row.attempt != opened.attempt or Phase(row.phase) is Phase.RUNNING or not row.reason:
+        return None
+    return str(row.reason.get("sentence") or "") or None
 
 
 def process_of(session: Session, id_: str) -> str | None:

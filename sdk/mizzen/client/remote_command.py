@@ -130,7 +130,7 @@ class _Command:
     def _raw(self) -> Iterator[None]:
         """Pass all keys on, and changes of the window's size."""
         loop, before = asyncio.get_running_loop(), termios.tcgetattr(0)
-        tty.setraw(0)
+        tty.setraw(0, termios.TCSADRAIN)  # What was typed already is not lost.
         loop.add_signal_handler(signal.SIGWINCH, self._resize)
         self._resize()
         try:

@@ -30,6 +30,8 @@ class ByteChannel:
         self._credit = WINDOW_BYTES
         self._has_ended = False
         self._reset: str | None = None
+        self.failure: str | None = None
+        """Why the other side has closed the channel before its end; None: it has not."""
         self._changed = asyncio.Event()
         self._granted = asyncio.Event()
 
@@ -110,7 +112,8 @@ class ByteChannel:
                 raise BadFrame(f"channel {frame.channel}: more credit than was used")
             self._granted.set()
         elif frame.kind is FrameKind.RESET:
-            self.close(frame.body.decode(errors="replace") or "closed by the other side")
+            self.failure = frame.body.decode(errors="replace") or "closed by the other side"
+            self.close(self.failure)
 
     def _require_open(self) -> None:
         if self._reset is not None:
