@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from agent import connect_rules, device_rules
-from agent.cgroups import TaskLimits, engine_parent, limit, make_cgroup, remove_cgroup
+from agent.cgroups import TaskLimits, cgroups_of, engine_parent, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
+from agent.containers.engine import EngineError, open_engine
 from agent.containers.launch import container_of
 from agent.containers.local_images import ImageStore
 from agent.credentials.task_credentials import TaskCredentials
@@ -136,18 +137,21 @@ class TaskLaunches:
         Raises:
             OSError: the task has ended.
         """
-        owner, identities = self.owner(staged), run.identities()
-        if identities is None:
-            raise ProcessLookupError(errno.ESRCH, "the task was not started")
+        owner, container = self.owner(staged), run.container()
+        pid = run.first_pid() if container is None else _first_pid(*container)
+        limits = run.cgroups() if container is None else cgroups_of(pid)
+        if container is not None and not limits:
+            raise PermissionError(errno.EPERM, "the agent does not see the cgroups of containers")
         return {
             "argv": list(argv),
-            "env": task_environment(identities[1].pid) | {"TERM": session["term"]},
+            "env": task_environment(pid) | {"TERM": session["term"]},
+            "container_pid": None if container is None else pid,
             "cwd": str(run.work),
             "uid": owner.uid if owner else None,
             "gid": owner.gid if owner else None,
             "groups": owner.groups if owner else (),
-            "sandbox": self._sandbox(staged, owner),
-            "limits": run.cgroups(),
+            "sandbox": self._sandbox(staged, owner) if container is None else None,
+            "limits": limits,
             "session": session,
         }
 
@@ -264,6 +268,23 @@ class TaskLaunches:
     def _task_limits(self, place: TaskPlace) -> TaskLimits:
         processes = self._config.processes_per_task + self._config.processes_per_cpu * place.cpus_milli // 1000
         return TaskLimits(place.memory_bytes, processes, place.cpus_milli)
+
+
+def _first_pid(socket: str, name: str) -> int:
+    """Returns the pid of the first process of a container.
+
+    Raises:
+        OSError: it does not run, or this process may not enter it.
+    """
+    if os.geteuid() != 0:
+        raise PermissionError(errno.EPERM, "only an agent that runs as root can enter containers")
+    try:
+        state = open_engine(socket).state(name)
+    except EngineError as error:
+        raise OSError(errno.EIO, f"the container engine: {error}") from None
+    if state is None or not state.running or not state.pid:
+        raise ProcessLookupError(errno.ESRCH, "the container does not run")
+    return state.pid
 
 
 def _held_gpus(staged: StagedAttempt) -> HeldGpus:

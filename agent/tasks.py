@@ -194,6 +194,17 @@ class RunFolder:
         boot_id = str(body["boot_id"])
         return ProcessIdentity.from_json(body["shim"], boot_id), ProcessIdentity.from_json(body["task"], boot_id)
 
+    def first_pid(self) -> int:
+        """Returns the pid of the task's first process.
+
+        Raises:
+            OSError: the task was not started, or runs in a container.
+        """
+        body = self._read(shim.PID_FILE)
+        if body is None or "task" not in body:
+            raise ProcessLookupError(errno.ESRCH, "the task was not started")
+        return int(body["task"]["pid"])
+
     def unified_cgroup(self) -> Path | None:
         """Returns the task's cgroup v2; None: the task was not started, or has none."""
         body = self._read(shim.PID_FILE)

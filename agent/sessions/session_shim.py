@@ -28,7 +28,7 @@ import time
 from typing import Any, NoReturn
 
 from agent.cgroups import join
-from agent.sandbox import Sandbox, hold
+from agent.sandbox import Sandbox, hold, of_process
 from agent.shim import descendants, isolate, process_table, reset_signals
 from agent.task_setup import CANNOT_RUN, execute
 
@@ -36,6 +36,7 @@ MESSAGE_BYTES = 4096
 _HANGUP_S = 2.0
 """Time for the processes of a session to end after SIGHUP."""
 _CONNECT_S = 5.0
+_PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -44,7 +45,10 @@ def attend(launch: dict[str, Any], started: int) -> None:
     """Runs the session that `launch` describes, to its end. `started` is the socket to the agent."""
     agent = socket.socket(fileno=started)
     try:
-        sandbox = None if launch["sandbox"] is None else hold(**launch["sandbox"])
+        if launch["container_pid"] is not None:
+            sandbox: Sandbox | None = of_process(launch["container_pid"])
+        else:
+            sandbox = None if launch["sandbox"] is None else hold(**launch["sandbox"])
         if sandbox is not None:
             sandbox.fork_inside()
     except OSError as error:
@@ -70,7 +74,7 @@ def attend(launch: dict[str, Any], started: int) -> None:
             code = os.waitstatus_to_exitcode(status)
             _say(agent, exit=code if code >= 0 else 128 - code)
     _end_all(proc)
-    if sandbox is not None:
+    if sandbox is not None and launch["container_pid"] is None:
         sandbox.release()
 
 
@@ -81,6 +85,8 @@ def _become_command(launch: dict[str, Any], shim: int, agent: socket.socket, san
         join(launch["limits"])
         os.umask(0o022)
         # The sandbox of an agent without root has no pseudo-terminals (`agent.sandbox_view`).
+        if launch["container_pid"] is not None:
+            _drop_capabilities()
         early = os.openpty() if launch["session"]["terminal"] and os.geteuid() != 0 else None
         isolate(launch, shim, sandbox)
         try:
@@ -99,6 +105,13 @@ def _become_command(launch: dict[str, Any], shim: int, agent: socket.socket, san
             _say(agent, error=f"the command cannot be started in the task: {error}")
         os._exit(CANNOT_RUN)
     execute(launch["argv"], launch["env"])
+
+
+def _drop_capabilities() -> None:
+    """Takes all capabilities from the programs that this process will execute, as the engine does for a container."""
+    number = 0
+    while _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
+        number += 1
 
 
 def _give_streams(wanted: dict[str, Any], agent: socket.socket, early: tuple[int, int] | None) -> None:

@@ -22,6 +22,7 @@ from mizzen.tunnel.frames import BadFrame, FrameKind, control, unpack
 ANSWER_S = 45.0
 """How long the agent may take to join. Its workflow gives up earlier, and says why."""
 _LOOK_S = 0.3
+_RECORDED_S = 3.0
 _MAX_WORDS = 1000
 BEGIN_S = 10.0
 """How long the client may take to send its first message."""
@@ -53,6 +54,8 @@ class Relay:
         self._stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._active_s = time.monotonic()
         self._has_exited = False
+        self._was_closed = False
+        """Whether the agent has ended the session."""
 
     def stop(self, why: str) -> None:
         """Ends the session."""
@@ -113,10 +116,17 @@ class Relay:
             await asyncio.wait([early, *works])
             self.ended.set()
         if not self._has_exited:
-            if reason := await in_db(self._engine, reason_of, self.opened):
+            if self._was_closed and (reason := await self._reason()):
                 why = f"{why}: {reason}"
             await say_closed(self._client, why)
         return why
+
+    async def _reason(self) -> str | None:
+        """Returns why the task was stopped. The agent may say that it was before the control plane has recorded why."""
+        give_up_s = time.monotonic() + _RECORDED_S
+        while (reason := await in_db(self._engine, reason_of, self.opened)) is None and time.monotonic() < give_up_s:
+            await asyncio.sleep(_LOOK_S)
+        return reason
 
     async def _joined(self, early: "asyncio.Task[bytes | str]") -> WebSocket:
         give_up_s = time.monotonic() + ANSWER_S
@@ -163,6 +173,7 @@ class Relay:
             self._count()
             said = frame.message() if frame.kind is FrameKind.CONTROL else {}
             if said.get("type") == "closed":
+                self._was_closed = True
                 raise SessionEnd(str(said.get("because"))[:_MAX_WORDS])
             await _send(self._client, message, "the client has disconnected")
             if said.get("type") == "exit":

@@ -16,7 +16,7 @@ from domain.phases import Phase
 from domain.protocol.sessions import OpenSession
 from infra.db import outbox
 from infra.db.logs import Audit
-from infra.db.models import Machine, Workload
+from infra.db.models import Attempt, Machine, Workload
 from infra.db.task_sessions import TaskSession, forget_stale
 from infra.db.tenants import ApiKey, Secret
 from infra.errors import ConfigurationError
@@ -114,10 +114,11 @@ def refusal_of(session: Session, id_: str) -> str | None:
 
 def reason_of(session: Session, opened: OpenedSession) -> str | None:
     """Returns why the workload's attempt is stopped or has ended, as a sentence; None: nothing is known."""
-    row = session.get(Workload, opened.workload)
-    if row is None or row.attempt != opened.attempt or Phase(row.phase) is Phase.RUNNING or not row.reason:
-        return None
-    return str(row.reason.get("sentence") or "") or None
+    attempt, row = session.get(Attempt, (opened.workload, opened.attempt)), session.get(Workload, opened.workload)
+    found = None if attempt is None else attempt.outcome
+    if found is None and row is not None and row.attempt == opened.attempt and Phase(row.phase) is not Phase.RUNNING:
+        found = row.reason
+    return None if found is None else str(found.get("sentence") or "") or None
 
 
 def process_of(session: Session, id_: str) -> str | None:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 import yaml
@@ -105,8 +106,9 @@ class Terminal:
         """Reads until the output since the last call contains `words`; returns it."""
         while words not in self.output:
             ready, _, _ = select.select([self._master], [], [], 30)
-            assert ready, f"{words!r} is missing in {self.output!r}"
-            self.output += self._read()
+            more = self._read() if ready else b""
+            assert more, f"{words!r} is missing in {self.output!r}"
+            self.output += more
         found, _, self.output = self.output.partition(words)
         return found
 
@@ -224,7 +226,7 @@ def test_the_end_of_a_side_leaves_nothing(stack: Up) -> None:
     assert process.stdout is not None and process.stdout.readline() == b"up\n"
     assert there()
     process.kill()
-    process.wait()
+    process.communicate(timeout=30)
     wait_until(lambda: not there(), "the processes of the session have ended")
     wait_until(lambda: _sessions(stack) == 0, "the row is gone")
     process = command(stack, "exec", id_, "--", "sh", "-c", f"echo up; {mark}")
@@ -279,7 +281,8 @@ Server(("127.0.0.1", {port}), Echo).serve_forever()
         assert connection.recv(1) == b""
     assert b"port 1" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    process.communicate(timeout=30)
+    assert process.returncode == 130
     wait_until(lambda: _sessions(stack) == 0, "the row is gone")
     stack.client().cancel(id_)
 
@@ -293,3 +296,65 @@ def _echo(port: int, data: bytes) -> bytes:
             got += more
         sender.join()
         return bytes(got)
+
+
+def test_an_interactive_workload(stack: Up) -> None:
+    """It ends with the command and its status; without a terminal it ends after a while."""
+    options = ("run", "--interactive", "--gpus", "1", "--tenant", "t", "--no-files", "--memory", "64MiB")
+    shell = Terminal(stack, *options, "--", "sh", "-c", "stty size; echo gpu=$CUDA_VISIBLE_DEVICES; exit 7")
+    assert shell.end() == 7, shell.output
+    assert b"24 80" in shell.output and b"gpu=0" in shell.output, shell.output
+    id_ = shell.output.partition(b" as ")[2].split()[0].decode()
+    wait_until(lambda: stack.phase(id_) == "failed", "the workload has ended with the command")
+    left = Terminal(stack, *options, "--linger", "3s", "--", "sh", "-c", "echo he''re; exec sleep 600")
+    left.until(b"here")
+    id_ = next(one["id"] for one in stack.client().workloads(tenant="t") if one["phase"] == "running")
+    left.process.kill()
+    left.end()
+    wait_until(lambda: stack.phase(id_) == "succeeded", "the workload has ended without a terminal")
+    said = b"no terminal was connected for 3 s: the workload ends"
+    wait_until(lambda: said in list(stack.client().logs(id_)), "the task has said why")
+
+
+@contextlib.contextmanager
+def second_api(stack: Up, **api: str) -> Iterator[tuple["subprocess.Popen[bytes]", dict[str, str]]]:
+    """Runs another API process of the installation; gives it, and the environment of its clients."""
+    settings = yaml.safe_load((stack.data / "run" / "settings.yaml").read_text())
+    settings["api"] |= {"port": free_port(), **api}
+    file = stack.data / "run" / "second.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    url = f"http://127.0.0.1:{settings['api']['port']}"
+    key = (stack.data / "operator.key").read_text().strip()
+    arguments = [sys.executable, "-m", "server", "api", "--config", str(file)]
+    with (stack.folder / "second.log").open("w") as log, subprocess.Popen(arguments, stdout=log, stderr=log) as process:
+        try:
+            wait_until(lambda: httpx.get(f"{url}/readyz").is_success, "the second process is ready")
+            yield process, {**os.environ, "MIZZEN_API": url, "MIZZEN_API_KEY": key}
+        finally:
+            process.kill()
+
+
+def test_two_api_processes(stack: Up) -> None:
+    """The client may be connected to another process than the agent. A killed process leaves nothing."""
+    id_ = running(stack)
+    with second_api(stack, agents_url=stack.client().url) as (second, environ):
+        words, data = [_COMMAND, "exec", id_, "--", "sh", "-c"], os.urandom(1 << 20)
+        done = subprocess.run([*words, "cat; exit 9"], env=environ, input=data, capture_output=True, timeout=60)
+        assert (done.returncode, done.stdout) == (9, data), done.stderr
+        mark = f"sleep 8{time.time_ns() % 10**9}"
+        with subprocess.Popen([*words, f"echo up; {mark}"], env=environ, stdout=-1, stderr=-1) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"up\n"
+            second.kill()
+            assert b"was lost" in process.communicate(timeout=60)[1] and process.returncode == 255
+    wait_until(lambda: mark not in _all_commands(), "the command has ended")
+    wait_until(lambda: _sessions(stack) == 0, "the row is deleted", 120)
+    stack.client().cancel(id_)
+
+
+def test_a_machine_that_cannot_reach_the_api(stack: Up) -> None:
+    """The user sees the machine and the address."""
+    id_ = running(stack)
+    with second_api(stack, agents_url="http://127.0.0.1:9") as (_, environ):
+        done = subprocess.run([_COMMAND, "exec", id_, "--", "true"], env=environ, capture_output=True, timeout=60)
+    assert b"cannot connect to the API at http://127.0.0.1:9" in done.stderr and done.returncode == 255, done.stderr
+    stack.client().cancel(id_)

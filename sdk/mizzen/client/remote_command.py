@@ -47,20 +47,26 @@ async def connect(client: "Client", session: "Session") -> ClientConnection:
         raise Unreachable(f"{client.url}: the session cannot be opened: {error}") from None
 
 
-def run_command(client: "Client", session: "Session", command: Sequence[str], *, terminal: bool) -> int:
+def run_command(
+    client: "Client", session: "Session", command: Sequence[str], *, terminal: bool, reads_stdin: bool = True
+) -> int:
     """Run a command with this process's terminal, or with its stdin, stdout and stderr. Return its exit status.
+
+    `reads_stdin` False: the command has no input.
 
     Raises:
         SessionClosed: the session ended before the command.
         Unreachable: the API does not answer, or refuses the session.
     """
-    return asyncio.run(_run_command(client, session, command, terminal=terminal))
+    return asyncio.run(_run_command(client, session, command, terminal=terminal, reads_stdin=reads_stdin))
 
 
-async def _run_command(client: "Client", session: "Session", command: Sequence[str], *, terminal: bool) -> int:
+async def _run_command(
+    client: "Client", session: "Session", command: Sequence[str], *, terminal: bool, reads_stdin: bool
+) -> int:
     connection = await connect(client, session)
     try:
-        return await _Command(connection, terminal=terminal).run(command)
+        return await _Command(connection, terminal=terminal, reads_stdin=reads_stdin).run(command)
     except ConnectionClosed:
         raise SessionClosed("the connection to the API was lost") from None
     finally:
@@ -68,7 +74,8 @@ async def _run_command(client: "Client", session: "Session", command: Sequence[s
 
 
 class _Command:
-    def __init__(self, connection: ClientConnection, *, terminal: bool) -> None:
+    def __init__(self, connection: ClientConnection, *, terminal: bool, reads_stdin: bool) -> None:
+        self._reads_stdin = reads_stdin
         self._connection = connection
         self._terminal = terminal
         channels = self._channels = Channels(connection.send)
@@ -123,7 +130,7 @@ class _Command:
         outputs = [asyncio.create_task(_show(self._stdout, 1, writers))]
         if not self._terminal:
             outputs.append(asyncio.create_task(_show(self._stderr, 2, writers)))
-        self._works += [asyncio.create_task(_feed(self._stdin)), *outputs]
+        self._works += [asyncio.create_task(_feed(self._stdin) if self._reads_stdin else self._stdin.end()), *outputs]
         return outputs
 
     @contextlib.contextmanager
