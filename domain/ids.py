@@ -29,6 +29,7 @@ _PARTITION = re.compile(PARTITION_PATTERN)
 _RUN = re.compile(RUN_PATTERN)
 _ELEMENT = re.compile(r"(wl-[0-9a-z]{16})-(0|[1-9][0-9]{0,8})")
 INSTANCE_PREFIX = "in-"
+SESSION_PREFIX = "session-"
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 

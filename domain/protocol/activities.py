@@ -24,6 +24,7 @@ class Activity(StrEnum):
     MOVE_INSTANCE = "instance.move"  # InstanceMove -> None
     DRAIN_INSTANCE = "instance.drain"  # InstanceRef -> None
     TERMINATE_INSTANCE = "instance.terminate"  # InstanceRef -> bool: True if the provider no longer has the instance
+    REFUSE_SESSION = "session.refuse"  # SessionRefusal -> None
     STEP_SERVICE = "service.step"  # ServiceRef -> ServiceStep
     EXPIRE = "house.expire"  # -> float
     REMOVE_REPLICAS = "house.remove_replicas"  # -> float
@@ -44,5 +45,6 @@ class Activity(StrEnum):
     RUN_NODE = "node.run"  # RunNode -> NodeOutcome
     STOP_NODE = "node.stop"  # StopNode -> NodeOutcome
     PACE_NODE = "node.pace"  # Pace -> None
+    OPEN_SESSION = "node.open_session"  # OpenSession -> None
     PROVE_KEY = "machine.prove_key"  # ProveKey -> str
     ATTEND = "machine.attend"  # Attend -> None; ends only by failure or shutdown

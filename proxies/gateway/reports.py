@@ -34,6 +34,7 @@ _KINDS = {
     Activity.RUN_NODE: _Kind(NodeOutcome, NodeHeartbeat),
     Activity.STOP_NODE: _Kind(NodeOutcome),
     Activity.PACE_NODE: _Kind(),
+    Activity.OPEN_SESSION: _Kind(),
     Activity.PROVE_KEY: _Kind(str),
     Activity.ATTEND: _Kind(heartbeat=str),
 }
