@@ -36,8 +36,8 @@ class Terminal:
         self.size(columns, rows)
         unset = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         environment = {**unset, "MIZZEN_API": url, "MIZZEN_API_KEY": key}
-        # A process group of its own: the kernel does not let SIGTSTP stop a group without a parent in its session, and a
-        # test run that was started in the background is such a group.
+        # A process group of its own: SIGTSTP does not stop a group without a parent in its session, and a test run that
+        # was started in the background is such a group.
         self.process = subprocess.Popen(
             [*MIZZEN, *command], env=environment, stdin=far, stdout=far, stderr=far, process_group=0
         )
