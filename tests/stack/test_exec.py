@@ -334,6 +334,7 @@ def second_api(stack: Up, **api: str) -> Iterator[tuple["subprocess.Popen[bytes]
             process.kill()
 
 
+@pytest.mark.long
 def test_two_api_processes(stack: Up) -> None:
     """The client may be connected to another process than the agent. A killed process leaves nothing."""
     id_ = running(stack)
