@@ -38,7 +38,30 @@ _REFUSAL = (
 _log = logging.getLogger(__name__)
 
 
-class BoundedProtocol(H11Protocol):
+class _StallTimeout(asyncio.Protocol):
+    """Closes the connection of a client that does not read. It stands before a protocol of uvicorn among the bases."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    write_stall_s: ClassVar[float]
+    """How long the client may read nothing, in seconds."""
+    _stalled: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`: the client reads more slowly than the data is written."""
+        super().pause_writing()
+        # `close` would wait until the buffered data is sent.
+        self._stalled = self.loop.call_later(self.write_stall_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+
+class BoundedProtocol(_StallTimeout, H11Protocol):
     """Uvicorn's protocol with timeouts: without them it waits forever for a request head and for a stalled client.
 
     The timeout for the head runs whenever no request is being answered; receiving data does not reset it. `api.bodies`
@@ -54,14 +77,12 @@ class BoundedProtocol(H11Protocol):
     _address: str | None = None
     """The address for which the connection is counted."""
     header_timeout_s: ClassVar[float]
-    write_stall_s: ClassVar[float]
     body_bytes_per_s: ClassVar[float]
     _timer: asyncio.TimerHandle | None = None
     _came_bytes = 0
     """Bytes received since the timer was set."""
     _refused_s = 0.0
     """When the last response was complete, on the event loop's clock."""
-    _stalled: asyncio.TimerHandle | None = None
     is_refused = False
     """Whether the connection is beyond a limit."""
     _is_upgraded = False
@@ -136,19 +157,6 @@ class BoundedProtocol(H11Protocol):
                 del self.by_address[self._address]
             self._address = None
 
-    def pause_writing(self) -> None:
-        """See `asyncio.Protocol`: the client reads more slowly than the response is written."""
-        super().pause_writing()
-        # `close` would wait until the buffered data is sent.
-        self._stalled = self.loop.call_later(self.write_stall_s, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        super().resume_writing()
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
-
     def _watch(self) -> None:
         if self._is_upgraded or (self.cycle is not None and not self.cycle.response_complete):
             self._stop()
@@ -190,25 +198,11 @@ class BoundedProtocol(H11Protocol):
         self.transport.close()
 
 
-class BoundedWebSocket(WebSocketsSansIOProtocol):
+class BoundedWebSocket(_StallTimeout, WebSocketsSansIOProtocol):
     """Uvicorn's protocol of WebSockets with a timeout for a peer that does not read. Pings find one that is gone."""
 
-    write_stall_s: ClassVar[float]
     on_lost: Callable[[], None] | None = None
     """Called when the connection is closed."""
-    _stalled: asyncio.TimerHandle | None = None
-
-    def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        super().pause_writing()
-        self._stalled = self.loop.call_later(self.write_stall_s, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        super().resume_writing()
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""

@@ -127,7 +127,10 @@ def process_of(session: Session, id_: str) -> str | None:
 
 
 def renew(session: Session, ids: Collection[str]) -> set[str]:
-    """Renews the rows of sessions. Returns the ids of those that may go on: others were deleted, or their key ended."""
+    """Renews the rows of sessions. Returns the ids of the renewed ones.
+
+    A session that is not renewed must end: its row was deleted, or its API key was revoked or has expired.
+    """
     forget_stale(session)
     good = TaskSession.actor.startswith(_OIDC) | TaskSession.actor.in_(select(ApiKey.id).where(ApiKey.is_good()))
     mine = update(TaskSession).where(TaskSession.id.in_(ids), good).values(seen_at=func.clock_timestamp())
