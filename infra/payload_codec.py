@@ -51,8 +51,8 @@ class PlainCodec(PayloadCodec):
         """
         if any(payload.metadata.get("encoding") == ENCODING for payload in payloads):
             error = UnknownKey(
-                "temporal.payload_keys: is not set, and the payloads in Temporal are encrypted; must be a file with keys"
-                " of the installation or of this machine (`mizzen payload-keys`)"
+                "temporal.payload_keys: is not set, and the payloads in Temporal are encrypted; must be a file with"
+                " keys of the installation or of this machine (`mizzen payload-keys`)"
             )
             _log.error("%s", error)
             raise error

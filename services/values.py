@@ -49,6 +49,8 @@ class ReplicaFacts:
     """Whether it runs at the service's own priority level, not at the lower one."""
     replaces: int | None = None
     """The replica of an older version that it succeeds during an update."""
+    is_queued: bool = False
+    """Whether it waits for machines of the installation."""
 
 
 class LossKind(StrEnum):
@@ -91,6 +93,10 @@ class ServicePlan:
     """The number of replicas at the service's own priority level; further ones run at a lower level."""
     blue_green: bool = False
     max_surge: int = 1
+    max_unavailable: int = 0
+    """The most replicas below the target that a rolling update leaves ready."""
+    queued_s: float = 1800.0
+    """An update is given up if none of its replicas has been ready and one has waited for machines this long."""
     drain_s: float = 30.0
     unready_s: float = 180.0
     """A replica that was ready, and whose probe then fails for this long, is ended."""

@@ -110,6 +110,7 @@ class LiveReplica:
             was_leaving=row.leaving_at is not None,
             is_base=row.is_base,
             replaces=row.replaces,
+            is_queued=row.cluster is None and self.phase in QUEUED_PHASES,
         )
 
     def _stage(self, now_s: float) -> tuple[Stage, float]:

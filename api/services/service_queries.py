@@ -18,9 +18,11 @@ from api.services.views import (
     ServiceReplicaView,
     ServiceView,
 )
-from api.views import notification_views, reason_view
-from domain.phases import Phase
+from api.views import ReasonView, notification_views, reason_view
+from api.workloads.reasons import why_all
+from domain.phases import QUEUED_PHASES, Phase
 from domain.service import ServiceSpec, UpdateMode
+from infra.db import published_queue
 from infra.db.capacity import InstanceRow
 from infra.db.endpoints import DRAINING, READY, Endpoint, read_endpoints, read_endpoints_of
 from infra.db.models import Workload
@@ -43,7 +45,7 @@ _NOTES = {
     "on_demand_refused": "a provider refused to launch an on-demand machine; it is tried again",
     "replicas_fail": "replicas failed; further ones are launched after a pause",
     "installation_stopped": "the installation was stopped; replicas are launched again after a pause",
-    "update_given_up": "replicas of the newest version failed, so the update was given up; the older version serves",
+    "update_given_up": "the update is given up: its replicas failed or found no machines; the older version serves",
     "no_machine_fits": "a replica was not launched, because the version accepts no machine that is offered there",
     "offers_unknown": "replicas wait until the providers have answered what they offer",
     "machine_limit": "the services of the tenant have as many machines as the setting services.tenant_machines allows",
@@ -98,12 +100,12 @@ def service_views(session: Session, rows: Sequence[ServiceRow]) -> list[ServiceV
     return [ServiceView(**fields) for fields in _fields(session, rows)]
 
 
-def service_detail(session: Session, row: ServiceRow) -> ServiceDetail:
+def service_detail(session: Session, queue: published_queue.Newest, row: ServiceRow) -> ServiceDetail:
     """Returns a service with its replicas and its specification."""
-    return ServiceDetail(**detail_fields(session, row))
+    return ServiceDetail(**detail_fields(session, queue, row))
 
 
-def detail_fields(session: Session, row: ServiceRow) -> dict[str, Any]:
+def detail_fields(session: Session, queue: published_queue.Newest, row: ServiceRow) -> dict[str, Any]:
     """Returns the fields of `ServiceDetail`."""
     spec = spec_of(session, row)
     own = select(ServiceReplica).where(ServiceReplica.service == row.id, ServiceReplica.ended_at.is_(None))
@@ -113,7 +115,7 @@ def detail_fields(session: Session, row: ServiceRow) -> dict[str, Any]:
         "policy": (row.state or {}).get("placer", spec.policy.placer or "on-demand"),
         "update_mode": UpdateMode(row.mode),
         "zones": [offer["zone"]["name"] for offer in row.zones],
-        "replicas": replica_views(session, session.scalars(own.order_by(ServiceReplica.number)).all()),
+        "replicas": replica_views(session, queue, session.scalars(own.order_by(ServiceReplica.number)).all()),
         "spec": spec.model_dump(mode="json"),
         "notes": _notes_with_failure(session, row),
         "notifications": notification_views(session, row.id) if row.ended_at is not None else [],
@@ -243,19 +245,30 @@ def _float(value: Any) -> float | None:
 # ------------------------------------------------------------------------------------------------------------ replicas
 
 
-def replica_views(session: Session, rows: Sequence[ServiceReplica]) -> list[ServiceReplicaView]:
-    """Returns the views of replicas, in the same order."""
+def replica_views(
+    session: Session, queue: published_queue.Newest, rows: Sequence[ServiceReplica]
+) -> list[ServiceReplicaView]:
+    """Returns the views of replicas, in the same order. The reason of one that waits is that of `mizzen why`."""
     wanted = select(Workload).where(Workload.id.in_([row.workload for row in rows]))
     workloads = {one.id: one for one in session.scalars(wanted)}
     own = select(InstanceRow.workload, InstanceRow.region, InstanceRow.zone).where(InstanceRow.workload.in_(workloads))
     zones = {workload: f"{region}/{zone}" for workload, region, zone in session.execute(own)}
     endpoints = read_endpoints_of(session, {row.service for row in rows})
     states = {(service, one.replica): one.state for service, found in endpoints.items() for one in found}
-    return [_replica_view(row, workloads.get(row.workload), states, zones.get(row.workload)) for row in rows]
+    waiting = [one for one in workloads.values() if Phase(one.phase) in QUEUED_PHASES]
+    whys = {id_: why.first for id_, why in why_all(session, queue, waiting).items()}
+    return [
+        _replica_view(row, workloads.get(row.workload), states, zones.get(row.workload), whys.get(row.workload))
+        for row in rows
+    ]
 
 
 def _replica_view(
-    row: ServiceReplica, workload: Workload | None, states: Mapping[tuple[str, int], str], zone: str | None
+    row: ServiceReplica,
+    workload: Workload | None,
+    states: Mapping[tuple[str, int], str],
+    zone: str | None,
+    why: ReasonView | None,
 ) -> ServiceReplicaView:
     return ServiceReplicaView.from_row(
         row,
@@ -264,7 +277,7 @@ def _replica_view(
         ready_at=row.first_ready_at,
         probe_error=None if row.ready else row.probe_error,
         phase=None if workload is None else workload.phase,
-        reason=None if workload is None else reason_view(workload.reason),
+        reason=why or (None if workload is None else reason_view(workload.reason)),
     )
 
 

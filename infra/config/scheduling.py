@@ -134,6 +134,9 @@ class ServiceSettings(Section):
     """A replica that is not placed within this time after its own machines are ready is ended, with the machines."""
     tenant_machines: int = Field(200, ge=0)
     """The largest number of machines that the services of one tenant may have launched at a time."""
+    update_queued_s: float = Field(1800.0, gt=0)
+    """An update of which no replica has been ready is given up after one has waited this long for machines of the
+    installation."""
     failed_pause_s: float = Field(5.0, gt=0)
     """Pause after a replica has failed by itself. It doubles with each failure in a row."""
     retry_s: float = Field(300.0, ge=0)

@@ -7,12 +7,12 @@ the row of the service, in the transaction that writes the effects of a decision
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, text
+from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, select, text, update
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from domain.capacity import CapacityKind
-from domain.service import UpdateMode
+from domain.service import ServiceSpec, UpdateMode
 from infra.db.base import NOW, Base, Json
 
 _KINDS = f"kind in ({', '.join(repr(kind.value) for kind in CapacityKind)})"
@@ -125,6 +125,25 @@ class ServiceReplica(Base):
         CheckConstraint(_KINDS, name="service_replica_kind"),
         Index("service_replica_live", "service", "number", postgresql_where=text("ended_at is null")),
     )
+
+
+def continue_replicas(session: Session, row: ServiceRow, spec: ServiceSpec) -> None:
+    """Makes replicas of older versions that are also what the newest version asks for replicas of the newest version.
+
+    So an update replaces only what it changes, and the way back keeps what still runs. The caller holds the lock of the
+    service's row and has written the newest version, whose specification is `spec`.
+    """
+    live = (ServiceReplica.service == row.id, ServiceReplica.ended_at.is_(None))
+    versions = select(ServiceVersion).where(
+        ServiceVersion.service == row.id, ServiceVersion.version.in_(select(ServiceReplica.version).where(*live))
+    )
+    same = [
+        one.version for one in session.scalars(versions) if spec.has_replicas_of(ServiceSpec.model_validate(one.spec))
+    ]
+    if same:
+        kept = (ServiceReplica.draining_at.is_(None), ServiceReplica.ending_at.is_(None))
+        moved = update(ServiceReplica).where(*live, *kept, ServiceReplica.version.in_(same))
+        session.execute(moved.values(version=row.version))
 
 
 REQUESTS_WINDOW_S = 60

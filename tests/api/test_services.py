@@ -58,6 +58,39 @@ async def test_a_service_is_created_updated_and_ended(world: ApiWorld) -> None:
         assert session.scalars(select(ServiceVersion.version).order_by(ServiceVersion.version)).all() == [1, 2]
 
 
+async def test_an_update_replaces_only_what_it_changes(world: ApiWorld) -> None:
+    """Running replicas continue as those of the newest version unless their own part differs; also on the way back."""
+    id_ = (await _put(world, "/v1/services", DOCUMENT)).json()["id"]
+
+    def launched(version: int, **more: Any) -> int:
+        with world.session() as session:
+            number = session.scalar(select(func.count()).select_from(ServiceReplica)) or 0
+            own = {"service": id_, "workload": f"w-{number}", "kind": "spot", "is_base": True}
+            session.add(ServiceReplica(number=number, version=version, **own, **more))
+            return number
+
+    async def versions(change: dict[str, Any]) -> list[int]:
+        answer = await _put(world, "/v1/services/chat", {**DOCUMENT, **change}, method="PUT")
+        assert answer.status_code == 200, answer.text
+        with world.session() as session:
+            return list(session.scalars(select(ServiceReplica.version).order_by(ServiceReplica.number)))
+
+    service = {**DOCUMENT["service"], "replicas": 3, "drain_seconds": 9, "max_queue": 5, "max_unavailable": 1}
+    probe = {"path": "/health", "initial_delay_seconds": 9}
+    launched(1)
+    launched(1, draining_at=func.now())
+    launched(1, ended_at=func.now())
+    assert await versions({}) == [2, 1, 1], "the identical document"
+    assert await versions({"service": service}) == [3, 1, 1]
+    assert await versions({"service": {**service, "readiness_probe": probe}}) == [4, 1, 1]
+    assert await versions({"run": "serve --fast"}) == [4, 1, 1]
+    launched(5)
+    assert await versions({"service": service}) == [6, 1, 1, 5], "the way back"
+    assert await versions({"service": {**service, "readiness_probe": "/other"}}) == [6, 1, 1, 5]
+    assert await versions({"env": {"A": "1"}}) == [6, 1, 1, 5]
+    assert await versions({"run": "serve --fast"}) == [6, 1, 1, 9]
+
+
 @pytest.mark.parametrize(
     ("change", "path"),
     [

@@ -1,5 +1,7 @@
 """Services on spot and on-demand machines: real workflows, ledger and scheduler, simulated machines."""
 
+from typing import Any
+
 import pytest
 from sqlalchemy import select, text
 
@@ -120,6 +122,27 @@ async def test_a_service_without_spot_runs_on_shared_machines(live: Live) -> Non
     (one,) = await live.ready(1)
     assert (live.machine_of(one.replica), one.kind) == (SHARED, "on_demand")
     assert live.site.natives() == set()
+
+
+async def test_a_place_is_obeyed_without_spot(live: Live) -> None:
+    """A replica that names a provider or zone gets machines of its own there; without one, it is not launched."""
+    await live.shared_machine()
+    spec = service(placer=None, num_overprovision=0, min_replicas=1, max_replicas=1)
+    option = spec.options[0].model_copy(update={"spot": False})
+
+    def options(*places: dict[str, object]) -> Any:
+        return spec.model_copy(update={"options": tuple(option.model_copy(update=place) for place in places)})
+
+    live.up(options({"zone": "nowhere"}))
+    await until(lambda: "no_machine_fits" in live.row().notes, "the service says that no machine fits")
+    live.update(options({"zone": "zd"}))
+    (one,) = await live.ready(1)
+    assert (str(one.zone), one.kind, len(live.site.natives())) == ("zd", "on_demand", 1)
+    large = option.resources.model_copy(update={"gpus": 99})
+    live.update(options({"zone": "nowhere"}, {"resources": large}, {}))
+    await until(
+        lambda: [live.machine_of(e.replica) for e in live.endpoints()] == [SHARED], "it runs on the shared machine"
+    )
 
 
 async def test_a_new_workflow_goes_on(live: Live) -> None:

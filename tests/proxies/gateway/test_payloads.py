@@ -116,9 +116,7 @@ async def test_an_agent_without_gateway_has_only_the_key_of_its_machine(secret_l
                 machine.decrypt(payload)
 
 
-async def test_an_agent_without_keys_says_that_it_needs_them(
-    secret_lab: Lab, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_agent_without_keys_says_that_it_needs_them(secret_lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """The agent cannot read what is encrypted for it: its log and the failure of its activity name the setting."""
     lab = secret_lab
     config = lab.config(heartbeat_interval_s=0.2)
