@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from domain.capacity import CapacityKind
 from services.spot.values import Launch, Observation, ReplicaState, SpotReplica, ZoneEvent, ZoneEventKind
 from services.values import (
+    REPLICA_EJECTED,
     DrainReplica,
     EndCause,
     EndReplica,
@@ -102,6 +103,8 @@ def decide(
     step = _Step(plan, state, {one.number: one for one in replicas}, now_s)
     step.end_overdue(Stage.UNREADY, plan.unready_s, EndCause.NOT_ANSWERING)
     step.end_overdue(Stage.DRAINING, plan.drain_s, EndCause.SUPERSEDED)
+    if any(one.is_ejected for one in replicas):
+        step.notes.append(REPLICA_EJECTED)
     step.end_given_up()
     step.succeed()
     step.follow_policy(_events(replicas, losses))
@@ -174,7 +177,9 @@ class _Step:
         for one in list(self.replicas.values()):
             if one.stage is stage:
                 due_s = one.since_s + limit_s
-                if due_s <= self.now_s:
+                if due_s <= self.now_s and one.is_ejected:
+                    self._retire(one, EndCause.FAILING)  # Some of its requests may be in progress.
+                elif due_s <= self.now_s:
                     self._end(one, cause)
                 else:
                     self.wakes_s.append(due_s)
