@@ -90,9 +90,13 @@ class ServiceSpec(TaskSpec):
     policy: ReplicaPolicySpec = ReplicaPolicySpec()
     balancing: LoadBalancing = LoadBalancing.LEAST_CONNECTIONS
     retry_non_idempotent: bool = False
-    """Whether the balancer may send a request of any method again if its replica died before an answer began."""
+    """Whether the balancer may send a request of any method again if its replica died before an answer began, or
+    answered with 500, 502 or 503."""
     request_timeout_s: float = 600.0
     """The longest time without a byte from the replica, while a request is in progress."""
+    first_byte_s: float | None = None
+    """The longest time from a request to the first byte of the answer; a replica that exceeds it gets no requests.
+    None: relative to the other replicas."""
     max_queue: int = 1000
     """The most requests that wait in the balancer; further ones get the status 503."""
     max_surge: int = 1

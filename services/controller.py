@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from domain.capacity import CapacityKind
 from services.spot.values import Launch, Observation, ReplicaState, SpotReplica, ZoneEvent, ZoneEventKind
 from services.values import (
+    REPLICA_EJECTED,
     DrainReplica,
     EndCause,
     EndReplica,
@@ -108,6 +109,8 @@ def decide(
         step.wakes_s.append(due_s)
     step.end_overdue(Stage.UNREADY, plan.unready_s, EndCause.NOT_ANSWERING)
     step.end_overdue(Stage.DRAINING, plan.drain_s, EndCause.SUPERSEDED)
+    if any(one.is_ejected for one in replicas):
+        step.notes.append(REPLICA_EJECTED)
     step.end_superseded()
     step.succeed()
     step.make_room()
@@ -181,7 +184,9 @@ class _Step:
         for one in list(self.replicas.values()):
             if one.stage is stage:
                 due_s = one.since_s + limit_s
-                if due_s <= self.now_s:
+                if due_s <= self.now_s and one.is_ejected:
+                    self._retire(one, EndCause.FAILING)  # Some of its requests may be in progress.
+                elif due_s <= self.now_s:
                     self._end(one, cause)
                 else:
                     self.wakes_s.append(due_s)

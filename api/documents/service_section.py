@@ -243,6 +243,10 @@ SERVING = section("service", {
                            default=_SERVING.drain_s),
     "request_timeout_seconds": Field(_TIMEOUT, "Longest time without a byte from the replica",
                                      default=_DEFAULTS["request_timeout_s"]),
+    "first_byte_seconds": Field(
+        duration(0.1, _DAY_S), "Longest time from a request to the first byte of the answer. Then the request is sent"
+        " to another replica, or fails, and the replica gets no requests for a while. Omitted: relative to the others",
+        "first_byte_s"),
     "max_queue": Field(integer(0, 100_000), "Requests that wait in the balancer", default=_DEFAULTS["max_queue"]),
     "max_surge": Field(integer(0, MAX_REPLICAS), "Replicas that a rolling update adds at a time",
                        default=_DEFAULTS["max_surge"]),

@@ -35,7 +35,7 @@ from infra.db.services import (
     ServiceVersion,
 )
 from services.account import Account
-from services.values import LossKind
+from services.values import REPLICA_EJECTED, LossKind
 
 _PREFIX = "sv-"
 _ENDING_S = 3
@@ -49,6 +49,7 @@ _NOTES = {
     "no_machine_fits": "a replica was not launched, because the version accepts no machine that is offered there",
     "offers_unknown": "replicas wait until the providers have answered what they offer",
     "machine_limit": "the services of the tenant have as many machines as the setting services.tenant_machines allows",
+    REPLICA_EJECTED: "requests to a replica fail or hang although its probe succeeds, so balancers send it none",
     "no_spot_zones": "no provider offers spot machines that the service may use",
 }
 """Sentences for the notes of decisions (`services.values.ServiceDecision.notes`)."""
@@ -141,7 +142,7 @@ def _fields_of(
     usd: float,
     requests: RequestsView | None,
 ) -> dict[str, Any]:
-    ready = [one for one in endpoints if one.state == READY]
+    ready = [one for one in endpoints if one.state == READY and not one.ejected]
     stored = (row.state or {}).get("account")
     account = None if stored is None else Account(**stored)
     live, preemptions = replicas
@@ -276,6 +277,7 @@ def _replica_view(
         zone=row.zone or zone,
         ready_at=row.first_ready_at,
         probe_error=None if row.ready else row.probe_error,
+        ejected=row.ejected_why,
         phase=None if workload is None else workload.phase,
         reason=why or (None if workload is None else reason_view(workload.reason)),
     )
@@ -291,7 +293,7 @@ def _stage(row: ServiceReplica, workload: Workload | None, listed: str | None) -
     if row.leaving_at is not None or listed == DRAINING:
         return "leaving"
     if row.ready and workload is not None and workload.phase == Phase.RUNNING:
-        return "ready"
+        return "ready" if row.ejected_at is None else "unready"
     return "starting" if row.first_ready_at is None else "unready"
 
 
@@ -305,6 +307,7 @@ def endpoint_list(session: Session, row: ServiceRow) -> EndpointList:
         policy=spec.balancing,
         retry_non_idempotent=spec.retry_non_idempotent,
         request_timeout_s=spec.request_timeout_s,
+        first_byte_s=spec.first_byte_s,
         max_queue=spec.max_queue,
         drain_s=spec.serving.drain_s,
         probe_path=spec.serving.probe.path,
@@ -317,7 +320,7 @@ def endpoint_list(session: Session, row: ServiceRow) -> EndpointList:
 
 
 def _notes_with_failure(session: Session, row: ServiceRow) -> list[NoteView]:
-    """Returns the notes of a service. A note that replicas failed also says why the newest of them did."""
+    """Returns the notes of a service. A note that replicas failed, or are ejected, also says which and why."""
     return [
         NoteView(code=code, sentence="; ".join((_NOTES.get(code, code), *_failure(session, row, code))))
         for code in row.notes
@@ -335,7 +338,17 @@ def _failure(session: Session, row: ServiceRow, note: str) -> list[str]:
     )
     if note == "update_given_up":
         failed = failed.where(ServiceReplica.version == row.version)
+    elif note == REPLICA_EJECTED:
+        return _ejected(session, row)
     elif note != "replicas_fail":
         return []
     found = [(number, reason_view(body)) for number, body in session.execute(failed)]
     return [f"replica {number}: {reason.sentence}" for number, reason in found if reason is not None]
+
+
+def _ejected(session: Session, row: ServiceRow) -> list[str]:
+    """Returns for each replica that balancers eject why they do."""
+    own = select(ServiceReplica.number, ServiceReplica.ejected_why).where(
+        ServiceReplica.service == row.id, ServiceReplica.ended_at.is_(None), ServiceReplica.ejected_at.is_not(None)
+    )
+    return [f"replica {number}: {why}" for number, why in session.execute(own.order_by(ServiceReplica.number))]

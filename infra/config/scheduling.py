@@ -129,7 +129,7 @@ class ServiceSettings(Section):
     readiness_interval_s: float = Field(1.0, gt=0)
     """Interval at which the readiness of starting replicas is read."""
     unready_s: float = Field(180.0, ge=0)
-    """A replica that was ready, and whose probe then fails for this long, is ended."""
+    """A replica that was ready is ended after its probe has failed, or balancers have ejected it, for this long."""
     placement_s: float = Field(300.0, gt=0)
     """A replica that is not placed within this time after its own machines are ready is ended, with the machines."""
     tenant_machines: int = Field(200, ge=0)

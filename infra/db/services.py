@@ -109,6 +109,10 @@ class ServiceReplica(Base):
     port: Mapped[int | None]
     probe_error: Mapped[str | None]
     """The result of its last probe, if it failed."""
+    ejected_at: Mapped[datetime | None]
+    """Since when its balancers have sent it no requests, or few, because it fails; None: they send it requests."""
+    ejected_why: Mapped[str | None]
+    """What its balancers say about it."""
     leaving_at: Mapped[datetime | None]
     """When a decision found that it is about to end."""
     draining_at: Mapped[datetime | None]
@@ -169,3 +173,19 @@ class ServiceRequests(Base):
     p50_s: Mapped[float | None]
     """Median time until the last byte of the answer."""
     p99_s: Mapped[float | None]
+
+
+class BalancerReport(Base):
+    """What one balancer of a service does now, according to its last report."""
+
+    __tablename__ = "balancer_report"
+    service: Mapped[str] = mapped_column(ForeignKey("service.id", ondelete="CASCADE"), primary_key=True)
+    balancer: Mapped[str] = mapped_column(primary_key=True)
+    reported_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    replicas: Mapped[list[Any]] = mapped_column(JSONB, server_default=text("'[]'"))
+    """For each replica an object with its number (`replica`), its requests in progress (`ongoing`), and, if the
+    balancer ejects it, since how many seconds at `reported_at` (`ejected_s`) and `why`."""
+
+
+REPORT_VALID_S = 25.0
+"""An older report of a balancer says nothing about now. A balancer reports at least every ten seconds."""

@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Audit, Outbox
-from infra.db.services import ServiceReplica, ServiceRequests, ServiceRow, ServiceVersion
+from infra.db.services import BalancerReport, ServiceReplica, ServiceRequests, ServiceRow, ServiceVersion
 from tests.api.calls import act, get
 from tests.api.world import ApiWorld, as_yaml
 
@@ -199,6 +199,22 @@ async def test_requests_are_counted_once(world: ApiWorld) -> None:
     assert found["p50_s"] == pytest.approx(0.15)
     with world.session() as session:
         assert len(session.scalars(select(ServiceRequests)).all()) == 3
+
+
+async def test_a_balancer_reports_which_replicas_it_ejects(world: ApiWorld) -> None:
+    """The service decides when the ejected replicas change, and not at each report."""
+    made = (await _put(world, "/v1/services", DOCUMENT)).json()
+    body: dict[str, Any] = {"balancer": "b1", "seconds": [{"second": int(time.time()) - 10, "requests": 1}]}
+    for ejected_s in (None, 1.5, 2.5, None):
+        one = {"replica": 1, "ongoing": 2, "ejected_s": ejected_s, "why": ejected_s and "the last 3 requests failed"}
+        answer = await act(
+            world, "/v1/services/chat/requests", "vision", body={**body, "now": {"replicas": [one]}}
+        )  # fmt: skip
+        assert answer.status_code == 204, answer.text
+    with world.session() as session:
+        assert session.get_one(BalancerReport, (made["id"], "b1")).replicas == [one]
+        mails = session.scalars(select(Outbox.body["service"].astext).where(Outbox.kind == "service")).all()
+        assert mails == [made["id"]] * 3  # Of its creation, of the ejection, and of its end.
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from services.spot.autoscaler import LoadAutoscaler
 from services.spot.policies import POLICIES, PolicySettings, make_policy
 from services.spot.values import Action, Launch, Observation, PolicyState, SpotPolicy, Zone
 from services.values import (
+    REPLICA_EJECTED,
     SERVICE_STATE,
     DrainReplica,
     EndCause,
@@ -453,3 +454,20 @@ def test_a_decision_is_consistent(world: tuple[ServicePlan, list[ReplicaFacts], 
     if not plan.blue_green:
         assert len(successors) <= plan.max_surge
     assert SERVICE_STATE.validate_json(SERVICE_STATE.dump_json(found.state)) == found.state
+
+
+def test_an_ejected_replica_is_replaced_after_a_time() -> None:
+    """Its successor during an update does not count as ready; after `unready_s` it is drained, and the policy replaces
+    it. A note says so.
+    """
+    plan = _plan(version=2)
+    sick = _replica(2, 2, Stage.UNREADY, since_s=50.0, was_ready=True, is_ejected=True, replaces=0)
+    early = _decide(plan, [_replica(0), _replica(1), sick])
+    assert early.actions == () and early.notes == (REPLICA_EJECTED,)
+    assert early.wake_at_s == 50.0 + plan.unready_s
+    alone = _plan(target=1)
+    late = _decide(alone, [replace(sick, version=1, replaces=None)], now_s=50.0 + alone.unready_s)
+    assert late.actions == (
+        DrainReplica(2, EndCause.FAILING),
+        LaunchReplica(1, CapacityKind.ON_DEMAND, None, True),
+    )

@@ -1051,6 +1051,8 @@ class ServiceReplica(TypedDict):
     """Why it ends or has ended."""
     probe_error: str | None
     """The result of its last probe, if it failed."""
+    ejected: str | None
+    """Why balancers send it no requests, or few, although its probe succeeds."""
     phase: str | None
     """Phase of its workload; None: the workload's record is deleted."""
     reason: Reason | None
@@ -1128,6 +1130,8 @@ class Endpoint(TypedDict):
     kind: str
     state: Literal["ready", "draining"]
     """`draining`: it gets no new requests."""
+    ejected: bool
+    """Whether balancers send it no requests, or few, because it fails."""
 
 
 class EndpointList(TypedDict):
@@ -1139,6 +1143,8 @@ class EndpointList(TypedDict):
     policy: LoadBalancing
     retry_non_idempotent: bool
     request_timeout_s: float
+    first_byte_s: float | None
+    """Longest time to the first byte of an answer; None: relative to the other replicas."""
     max_queue: int
     drain_s: float
     probe_path: str
