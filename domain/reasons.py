@@ -79,6 +79,7 @@ class ReasonCode(StrEnum):
     MAX_RUNTIME = "max_runtime"
     PENDING_EXPIRED = "pending_expired"
     CANCELLED_BY_USER = "cancelled_by_user"
+    AT_MOST_ONCE = "at_most_once"
     ARRAY_ENDED = "array_ended"
     # Why a machine is cordoned.
     CORDONED_BY_OPERATOR = "cordoned_by_operator"
@@ -234,6 +235,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.MAX_RUNTIME: "ran for {ran_s} s; its maximum runtime is {limit_s} s",
     ReasonCode.PENDING_EXPIRED: "waited in the queue for {waited_s} s; its limit is {limit_s} s",
     ReasonCode.CANCELLED_BY_USER: "cancelled by {by}",
+    ReasonCode.AT_MOST_ONCE: (
+        "runner {runner} may have started it before its end ({words}), and by array.runners.at_most_once it is not"
+        " started again"
+    ),
     ReasonCode.ARRAY_ENDED: (
         "{succeeded} of {elements:1 element|# elements} succeeded, {failed} failed, {cancelled:1 was|# were} cancelled"
     ),

@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from domain.array_elements import index_at
-from domain.ids import element_id
+from domain.ids import element_id, runner_id
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason
 from domain.spec import IndexRange
@@ -25,24 +25,26 @@ from infra.db.logs import ScanBatch
 
 @dataclass(frozen=True)
 class WaitingElement:
-    """An element of an array that waits for its first placement. It has no row in the database yet."""
+    """An element of an array, or a runner, that waits for its first placement. It has no row in the database yet."""
 
     array: str
     position: int
-    index: int
+    """Of a runner: its number."""
+    index: int | None
+    """None: it is not an element, but a runner of the array."""
 
     @property
     def id(self) -> str:
         """The id of its row, when it has one."""
-        return element_id(self.array, self.index)
+        return runner_id(self.array, self.position) if self.index is None else element_id(self.array, self.index)
 
 
 def waiting_elements(array: str, window: str) -> Iterator[WaitingElement]:
     """Yields the elements of an array that `array_window` in `arrays.sql` has written, in order."""
     body = json.loads(window)
-    ranges: tuple[IndexRange, ...] = tuple((first, last, step) for first, last, step in body["ranges"])
+    ranges: tuple[IndexRange, ...] = tuple((first, last, step) for first, last, step in body["ranges"] or ())
     for position in body["positions"]:
-        yield WaitingElement(array, position, index_at(ranges, position))
+        yield WaitingElement(array, position, index_at(ranges, position) if ranges else None)
 
 
 @dataclass(frozen=True)

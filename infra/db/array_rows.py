@@ -34,6 +34,8 @@ class WorkloadArray(Base):
     """The positions of the elements that have no row yet and are to be placed."""
     throttle: Mapped[int | None] = mapped_column(CheckConstraint("throttle > 0", name="array_throttle"))
     """The most elements with a row that have not ended; None: no limit."""
+    runners: Mapped[int | None]
+    """How many runners it has had; None: its elements are placed as workloads of their own."""
     cancelled: Mapped[bool] = mapped_column(server_default=text("false"))
     """Whether the whole array was cancelled."""
 
@@ -63,15 +65,16 @@ class ArrayCounts(NamedTuple):
 
 
 _INSERT = text(
-    "insert into workload_array (id, ranges, elements, waiting, throttle)"
-    " values (:id, cast(:ranges as jsonb), :elements, int4multirange(int4range(0, :elements)), :throttle)"
+    "insert into workload_array (id, ranges, elements, waiting, throttle, runners) values"
+    " (:id, cast(:ranges as jsonb), :elements, int4multirange(int4range(0, :elements)), :throttle, :runners)"
 )
 _COUNTS = text(
     "select a.id, a.elements, multirange_size(a.waiting), array_live(a.id), ended.succeeded, ended.failed, a.throttle,"
     " a.cancelled from workload_array as a cross join lateral ("
     " select count(*) filter (where phase = 'succeeded') as succeeded,"
     " count(*) filter (where phase = 'failed') as failed"
-    " from workload where array_id = a.id and finished_at is not null) as ended where a.id = any(:ids)"
+    " from workload where array_id = a.id and array_index is not null and finished_at is not null) as ended"
+    " where a.id = any(:ids)"
 )
 _THROTTLE = text(
     "update workload_array set throttle = cast(:throttle as int)"
@@ -88,6 +91,7 @@ _STOP = text(
 def insert_array(session: Session, workload: str, array: ArraySpec) -> None:
     """Inserts the row of an array whose head was inserted in this transaction."""
     body = {"id": workload, "ranges": json.dumps(array.ranges), "throttle": array.throttle}
+    body["runners"] = None if array.runners is None else 0
     session.execute(_INSERT, body | {"elements": size(array.ranges)})
 
 
