@@ -45,6 +45,7 @@ class ReasonCode(StrEnum):
     AWARD_CONFLICT = "award_conflict"
     ARRAY_THROTTLED = "array_throttled"
     ARRAY_STARTED = "array_started"
+    RUNNERS_THROTTLED = "runners_throttled"
     # Why a placed workload is not running yet.
     WAITING_FOR_VICTIMS = "waiting_for_victims"
     STAGING_FAILED = "staging_failed"
@@ -178,6 +179,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.ARRAY_THROTTLED: (
         "{live:1 element has|# elements have} started and not ended, and its throttle is {throttle}; `mizzen throttle`"
         " changes it"
+    ),
+    ReasonCode.RUNNERS_THROTTLED: (
+        "its {runners:1 runner leases|# runners lease} one chunk of elements after the other, and its throttle is"
+        " {throttle}; `mizzen throttle` changes it"
     ),
     ReasonCode.ARRAY_STARTED: "all of its elements have started; {live} of {elements} have not ended",
     ReasonCode.WAITING_FOR_VICTIMS: "waits for the slots of {victims}, which it evicts",

@@ -88,6 +88,10 @@ def _why_no_element(counts: ArrayCounts) -> Reason | None:
     """Returns why no element of a live array waits for a placement; None: some do."""
     if not counts.waiting:
         return Reason(ReasonCode.ARRAY_STARTED, {"live": counts.live, "elements": counts.elements})
+    if counts.runners is not None and counts.throttle is not None:
+        if counts.runners >= counts.throttle:
+            return Reason(ReasonCode.RUNNERS_THROTTLED, {"runners": counts.runners, "throttle": counts.throttle})
+        return None
     if counts.throttle is not None and counts.live >= counts.throttle:
         return Reason(ReasonCode.ARRAY_THROTTLED, {"live": counts.live, "throttle": counts.throttle})
     return None

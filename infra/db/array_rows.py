@@ -52,6 +52,8 @@ class ArrayCounts(NamedTuple):
     failed: int
     throttle: int | None
     is_cancelled: bool
+    runners: int | None = None
+    """The runners that have not ended; None: its elements are placed as workloads of their own."""
 
     @property
     def cancelled(self) -> int:
@@ -70,7 +72,8 @@ _INSERT = text(
 )
 _COUNTS = text(
     "select a.id, a.elements, multirange_size(a.waiting), array_live(a.id), ended.succeeded, ended.failed, a.throttle,"
-    " a.cancelled from workload_array as a cross join lateral ("
+    " a.cancelled, case when a.runners is not null then array_placed(a) end"
+    " from workload_array as a cross join lateral ("
     " select count(*) filter (where phase = 'succeeded') as succeeded,"
     " count(*) filter (where phase = 'failed') as failed"
     " from workload where array_id = a.id and array_index is not null and finished_at is not null) as ended"
@@ -82,6 +85,13 @@ _THROTTLE = text(
 )
 _LOCK = text("select id from workload where id = :id and finished_at is null for update")
 _TAKE = text("select take_elements(:id, array[cast(:position as bigint)], array[cast(:index as bigint)])")
+_IDLE = text(
+    "select w.id from workload as w join workload_array as a on a.id = w.array_id where a.id = :id"
+    " and a.runners is not null and isempty(a.waiting) and w.array_index is null and w.finished_at is null"
+    " and w.phase in ('pending', 'preempted') and not exists ("
+    " select from workload where array_id = a.id and finished_at is null and runner = '')"
+    " order by w.id for update of w"
+)
 _STOP = text(
     "update workload_array set waiting = '{}', cancelled = cancelled or :whole where id = any(:ids) and"
     " (waiting <> '{}' or :whole)"
@@ -124,9 +134,15 @@ def set_throttle(session: Session, array: str, throttle: int | None) -> bool:
 
 
 def end_array(session: Session, array: str) -> None:
-    """Ends an array if no element waits and all elements with rows have ended. Otherwise nothing changes."""
+    """Ends an array if no element waits and all elements with rows have ended.
+
+    Runners that wait in the queue end when no element waits.
+    """
     if session.execute(_LOCK, {"id": array}).first() is None:
         return
+    needless = Reason(ReasonCode.CANCELLED_BY_USER, {"by": "its array"})
+    idle = session.scalars(_IDLE, {"id": array}).all()
+    end_queued(session, Phase.CANCELLED, dict.fromkeys(idle, (needless, {"by": "its array"})))
     counts = counts_of(session, [array])[array]
     if counts.waiting or counts.live:
         return
