@@ -26,6 +26,8 @@ class Leader(IntEnum):
     READINESS = 0x6D697A7A656E04
     PACING = 0x6D697A7A656E05
     CREDITS = 0x6D697A7A656E06
+    NOTIFYING = 0x6D697A7A656E07
+    ALERTING = 0x6D697A7A656E08
 
 
 def claim(engine: Engine, lock: int, leader: Connection | None) -> Connection | None:

@@ -32,6 +32,8 @@ from activities.lifecycle.progress import ProgressReader
 from activities.lifecycle.reconcile import Reconciler
 from activities.lifecycle.singletons import keep_singletons, set_schedule
 from activities.lifecycle.workloads import WorkloadActivities
+from activities.notify.alerts import Alerts
+from activities.notify.notifier import Notifier
 from activities.reclaim.pacing import Pacer
 from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import RegionActivities
@@ -215,6 +217,8 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
                 PoolKeeper(engine, settings, client, providers).run(),
                 ReadinessReader(engine, settings, client).run(),
                 Pacer(engine, settings, client).run(),
+                Notifier(engine, settings).run(),
+                *([Alerts(engine, settings.notify.alerts).run()] if settings.notify.alerts else []),
             )
             for loop in loops:
                 stack.callback(asyncio.create_task(loop).cancel)

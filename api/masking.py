@@ -3,7 +3,6 @@
 A tenant sees that its workload was evicted, or waits for slots, but not the ids of other tenants' workloads.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -12,11 +11,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from api.auth import Caller
+from domain.masking import ID, mask_ids, named
 from infra.db.models import Workload
 
 V = TypeVar("V", bound=BaseModel)
-_ID = re.compile(r"\bwl-[0-9a-z]{16}(?:-[0-9]+)?\b")
-_RUN = re.compile(rf"{_ID.pattern}(?:, {_ID.pattern})*")
 _NOT_SEARCHED = frozenset({"id", "workload", "spec", "labels", "name", "jobs", "tables", "progress", "load",
                            "after"})  # fmt: skip
 """Response fields that are not masked: they describe a workload that the caller may see, or its owner wrote them."""
@@ -27,7 +25,7 @@ def mask(session: Session, caller: Caller, view: V) -> V:
     if caller.tenant is None:
         return view
     body = {name: value for name, value in view.model_dump().items() if name not in _NOT_SEARCHED}
-    found = {id_ for text in _texts(body) for id_ in _ID.findall(text)}
+    found = {id_ for text in _texts(body) for id_ in ID.findall(text)}
     if not found:
         return view
     own = select(Workload.id).where(Workload.id.in_(found), Workload.tenant == caller.tenant)
@@ -52,7 +50,7 @@ def _texts(value: Any, *, is_answer: bool = True) -> Iterator[str]:
 
 def _masked(value: Any, seen: frozenset[str], *, is_answer: bool) -> Any:
     if isinstance(value, str):
-        return _RUN.sub(lambda run: ", ".join(_named(run.group().split(", "), seen)), value)
+        return mask_ids(value, seen)
     if isinstance(value, dict):
         return {
             name: part
@@ -61,16 +59,7 @@ def _masked(value: Any, seen: frozenset[str], *, is_answer: bool) -> Any:
             for name, part in value.items()
         }
     if isinstance(value, list | tuple):
-        if value and all(isinstance(part, str) and _ID.fullmatch(part) for part in value):
-            return _named(list(value), seen)
+        if value and all(isinstance(part, str) and ID.fullmatch(part) for part in value):
+            return named(list(value), seen)
         return [_masked(part, seen, is_answer=is_answer) for part in value]
     return value
-
-
-def _named(ids: list[str], seen: frozenset[str]) -> list[str]:
-    """Returns the ids in `seen`, followed by a text with the number of the other ids."""
-    named = [id_ for id_ in ids if id_ in seen]
-    others = len(ids) - len(named)
-    if others:
-        named.append("a workload of another tenant" if others == 1 else f"{others} workloads of other tenants")
-    return named

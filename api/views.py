@@ -10,6 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from api.auth import Caller
+from infra.db.deliveries import deliveries_of, shown_receiver
 
 _AUDIT = text(
     "insert into audit (actor, tenant, action, target, detail)"
@@ -47,6 +48,20 @@ class ResourcesView(View):
     cpus: float | None = Field(description="In a quota, null means no limit", examples=[64])
 
 
+class NotificationView(View):
+    """A notification of a receiver about an end."""
+
+    id: str = Field(description="The id that the receiver gets with each try")
+    kind: str = Field(examples=["workload.failed"])
+    receiver: str = Field(description="The address, or the server of the webhook")
+    state: str = Field(description="`due`, `delivered` or `failed`: it is not tried again")
+    tries: int
+    error: str | None = Field(description="Why the last try failed")
+    created_at: datetime
+    due_at: datetime = Field(description="When it is tried next, if it is due")
+    ended_at: datetime | None = Field(description="When it was delivered or given up")
+
+
 class AuditEntryView(View):
     """An entry of the audit log: one change, with its actor, its action and its target."""
 
@@ -65,6 +80,12 @@ def reason_view(body: Mapping[str, Any] | None) -> ReasonView | None:
         return None
     code = str(body["code"])
     return ReasonView(code=code, detail=dict(body.get("detail") or {}), sentence=str(body.get("sentence") or code))
+
+
+def notification_views(session: Session, subject: str) -> list[NotificationView]:
+    """Returns the notifications about a workload or a service, oldest first."""
+    found = deliveries_of(session, subject)
+    return [NotificationView.from_row(one, receiver=shown_receiver(one.receiver)) for one in found]
 
 
 def write_audit(

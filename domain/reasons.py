@@ -21,6 +21,7 @@ class ReasonCode(StrEnum):
     HELD = "held"
     DEPENDENCY = "dependency"
     DEPENDENCY_NEVER = "dependency_never"
+    ELEMENT_DEPENDENCY = "element_dependency"
     PARTITION_MISSING = "partition_missing"
     NOT_BEFORE = "not_before"
     QUOTA_EXCEEDED = "quota_exceeded"
@@ -114,6 +115,10 @@ _SENTENCES: dict[ReasonCode, str] = {
         "it depends on {name} ({workload}) having {condition}, which cannot happen any more: it is {phase}"
         "{kept:?; `mizzen release` gives this condition up}"
     ),
+    ReasonCode.ELEMENT_DEPENDENCY: (
+        "{elements:1 element waits|# elements wait} until the elements of the same index of {name} ({workload}) have"
+        " {condition}"
+    ),
     ReasonCode.PARTITION_MISSING: "waits until table {table} has the partition {partition}",
     ReasonCode.NOT_BEFORE: "its document does not let it start before {at}",
     ReasonCode.QUOTA_EXCEEDED: "tenant {tenant} uses {used} of {quota} {resource} and this workload needs {needs} more",
@@ -177,11 +182,11 @@ _SENTENCES: dict[ReasonCode, str] = {
     ),
     ReasonCode.AWARD_CONFLICT: "region {region} changed between its bid and the award; it bids again",
     ReasonCode.ARRAY_THROTTLED: (
-        "{live:1 element has|# elements have} started and not ended, and its throttle is {throttle}; `mizzen throttle`"
-        " changes it"
+        "{placed:1 element holds|# elements hold} slots{older:?, older ones come first}, and the throttle of the array"
+        " is {throttle}; `mizzen throttle` changes it"
     ),
     ReasonCode.RUNNERS_THROTTLED: (
-        "its {runners:1 runner leases|# runners lease} one chunk of elements after the other, and its throttle is"
+        "{placed:1 runner holds|# runners hold} slots{older:?, older ones come first}, and the throttle of the array is"
         " {throttle}; `mizzen throttle` changes it"
     ),
     ReasonCode.ARRAY_STARTED: "all of its elements have started; {live} of {elements} have not ended",

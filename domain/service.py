@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from domain.notify_spec import NotifySpec
 from domain.serving_spec import ServingSpec
 from domain.spec import ResourceSpec, TaskSpec
 
@@ -95,6 +96,8 @@ class ServiceSpec(TaskSpec):
     """The most requests that wait in the balancer; further ones get the status 503."""
     max_surge: int = 1
     """The most replicas that a rolling update adds at a time."""
+    notify: tuple[NotifySpec, ...] = ()
+    """Who is notified when the service has ended."""
 
     @property
     def uses_spot(self) -> bool:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from domain.capacity import USUAL, CapacityKind, dedicated
 from domain.isolation import Isolation
+from domain.notify_spec import NotifySpec
 from domain.scheduling import JobRequest
 from domain.serving_spec import ServingSpec
 
@@ -136,6 +137,8 @@ class DependencySpec(_Frozen):
     partition: str | None = None
     condition: str = "succeeded"
     """`succeeded`, `ended`, `failed` or `started`; of a partition `ready`."""
+    same_index: bool = False
+    """Whether each element of the array waits for the element of the other array with the same index."""
 
 
 IndexRange = tuple[int, int, int]
@@ -206,6 +209,8 @@ class WorkloadSpec(_Frozen):
     """The same in seconds after the submission."""
     if_never: Literal["end", "keep"] = "end"
     """What happens if one of `after` can never hold: the workload is cancelled, or stays blocked."""
+    notify: tuple[NotifySpec, ...] = ()
+    """Who is notified when the workload has ended."""
     cluster: str | None = None
     """The dedicated cluster whose machines are the only ones on which the workload may run; None: any shared one."""
 

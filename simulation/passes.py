@@ -43,7 +43,7 @@ class Passes:
         """The earliest time at which the last pass's refusals may change although nothing happens until then."""
         self._reserves_later = False
         """Whether a workload of the last pass has not waited long enough for a reservation that a region could give."""
-        self._standing: ScanOrder | None = None
+        self.standing: ScanOrder | None = None
         """Scan result of the last pass."""
 
     def due_s(self) -> float:
@@ -62,7 +62,7 @@ class Passes:
         if now_s - self._shares_s >= self._settings.full_scan_s:
             self._shares_s = now_s
             engine.set_tenants(transitions.shares.tenants(now_s))
-        self._standing = standing = self._scan(now_s)
+        self.standing = standing = self._scan(now_s)
         self._renew(now_s, standing)
         engine.open(now_s)
         if transitions.policy.in_order:
@@ -75,10 +75,10 @@ class Passes:
 
     def shortages(self) -> list[Shortage]:
         """Returns the within-quota workloads that fitted in no region in the last pass, in queue order."""
-        if self._standing is None:
+        if self.standing is None:
             return []
         transitions, everywhere = self._transitions, frozenset(self._transitions.ledgers)
-        within = self._standing.order[self._standing.rank != OVER_QUOTA_RANK].tolist()
+        within = self.standing.order[self.standing.rank != OVER_QUOTA_RANK].tolist()
         states = (transitions.states[number] for number in within if number in transitions.queue)
         return [
             Shortage(state.id, state.workload.jobs, everywhere if state.only is None else state.only)

@@ -6,7 +6,7 @@ from enum import IntEnum
 from heapq import heappop, heappush
 from math import inf
 
-from simulation.engine import Engine
+from simulation.engine import Engine, ScanOrder
 from simulation.meter import Meter
 from simulation.passes import Passes
 from simulation.policies import SchedulingPolicy
@@ -70,6 +70,11 @@ class Simulator:
     def _later(self, at_s: float, kind: str, state: WorkloadState) -> None:
         # The turn identifies the attempt (or wait) of the event: if another has begun, the event is stale.
         heappush(self._heap, (at_s, EventKind[kind], state.number, state.turn))
+
+    @property
+    def standing(self) -> ScanOrder | None:
+        """The queue as the last pass ranked it, with workloads that it has awarded; None before the first pass."""
+        return self._passes.standing
 
     @property
     def progress(self) -> RunProgress:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from activities.capacity.clusters import make_cluster, set_prices
 from activities.capacity.ledger import add_instance, recently_refused, request_end
-from activities.scheduling.scan_result import waiting_elements
+from activities.scheduling.scan_result import read_window
 from capacity.offers import Offer, OfferKey, Shape
 from capacity.pools import Changes, Instance, Pool, PoolKey, cluster_of
 from capacity.rounds import plan_round
@@ -190,7 +190,7 @@ def read_shortages(session: Session, queue: published_queue.Newest) -> list[Shor
         regions = _regions(row.reasons)
         if regions and row.ask is not None:
             jobs = demand_of(row.ask).jobs
-            ids = [row.id] if row.window is None else [one.id for one in waiting_elements(row.id, row.window)]
+            ids = [row.id] if row.window is None else [one.id for one in read_window(row.id, row.window).waiting]
             out += [Shortage(id_, jobs, regions) for id_ in ids]
     return out[:MOST_SHORTAGES]
 

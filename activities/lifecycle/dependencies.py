@@ -3,7 +3,7 @@
 from sqlalchemy import Engine, select, text
 
 from domain.phases import Phase
-from infra.db.array_rows import stop_waiting
+from infra.db.array_rows import end_elements_in_vain, stop_waiting
 from infra.db.dependencies import dependencies_of
 from infra.db.models import Workload
 from infra.db.queued_end import end_queued
@@ -28,19 +28,27 @@ _NEVER = (
 def decide_dependencies(engine: Engine) -> list[str]:
     """Decides dependencies whose time has come, and ends workloads that wait in vain; returns the ids of these.
 
-    The end of a workload decides the dependencies on it, so this repeats until the last one of a chain has ended.
+    The end of a workload decides the dependencies on it, so this repeats until the last one of a chain has ended. Also
+    ends the elements of arrays that wait in vain for elements of other arrays.
     """
     while len(_pass_due(engine)) == _AT_ONCE:
         pass
     ended: list[str] = []
-    while found := _end_never(engine):
+    while True:
+        found = _end_never(engine)
+        if not found and not _end_elements(engine):
+            return ended
         ended += found
-    return ended
 
 
 def _pass_due(engine: Engine) -> list[str]:
     with transaction(engine) as session:
         return list(session.scalars(_DUE))
+
+
+def _end_elements(engine: Engine) -> bool:
+    with transaction(engine) as session:
+        return end_elements_in_vain(session, _AT_ONCE)
 
 
 def _end_never(engine: Engine) -> list[str]:

@@ -9,7 +9,6 @@ import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +16,7 @@ import httpx
 from temporalio.exceptions import ApplicationError
 
 from domain.blame import LaunchError
+from domain.egress import refusal
 from domain.images import ImageReference, parse_image
 from domain.spec import WorkloadSpec
 
@@ -151,7 +151,7 @@ def _check_address(registry: str, host: str, port: int, registries: Sequence[str
     if registry in registries:
         return
     for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        if not ip_address(str(address[0]).partition("%")[0]).is_global:
+        if refusal("https", str(address[0]), ()) is not None:
             raise _Refused(
                 f"the registry {registry} is not at a public address; an operator can allow it with tasks.registries"
             )

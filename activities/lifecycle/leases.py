@@ -46,9 +46,9 @@ _RUNNER = text(
     " where w.id = :runner and w.attempt = :attempt and a.released_at is null for update of w"
 )
 _ARRAY = text(
-    "select a.ranges, a.cancelled, multirange_size(a.waiting) as waiting,"
+    "select a.ranges, a.cancelled, multirange_size(a.waiting - array_blocked(a.id)) as waiting,"
     " (select count(*) from workload where array_id = a.id and runner = '' and finished_at is null"
-    " and held_by is null) as returned, greatest(array_placed(a), 1) as runners"
+    " and held_by is null) as returned, greatest(array_placed(a.id), 1) as runners"
     " from workload_array as a where id = :id"
 )
 _OWN = text(
@@ -56,7 +56,7 @@ _OWN = text(
     " and runner = :runner and runner_attempt = :attempt order by submitted_at"
 )
 _NEXT = text(
-    "select p from workload_array as a, unnest(a.waiting) as r cross join lateral"
+    "select p from workload_array as a, unnest(a.waiting - array_blocked(a.id)) as r cross join lateral"
     " generate_series(lower(r), least(upper(r)::bigint - 1, lower(r) + :most)) as p where a.id = :id"
     " order by p limit :most"
 )

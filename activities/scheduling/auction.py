@@ -16,6 +16,7 @@ from activities.scheduling.pace import TimeShare
 from activities.scheduling.scan_result import ScannedQueue, batch, put_batch
 from activities.scheduling.scheduler_state import SchedulerState
 from activities.scheduling.silence import SilenceTracker
+from activities.scheduling.start_forecasts import MOST_FORECAST, PublishedStarts
 from activities.scheduling.wait_reasons import explain_batch
 from domain.protocol.activities import Activity
 from domain.protocol.scheduling import AwardRequest, AwardResult, DryRunRequest, DryRunResult, ScanTicket
@@ -48,6 +49,7 @@ class AuctionActivities:
         self._listening = SilenceTracker(engine, self._settings)
         self._scanned: ScannedQueue | None = None
         """The queue of the newest scan, if this process made the scan."""
+        self._starts = PublishedStarts(engine, self._settings.reserve_after_s)
         self._publish_from_s = 0.0
         """The earliest time of the next publication, on the monotonic clock."""
         self._share = TimeShare(self._settings.pass_share, _LONGEST_REST_S, _SHORT_PASS_S)
@@ -99,8 +101,9 @@ class AuctionActivities:
         began_s = time.monotonic()
         if began_s < self._publish_from_s:
             return self._publish_from_s - began_s
+        published = scanned.published(self._starts.of(self._state, scanned.demands(MOST_FORECAST)))
         with transaction(self._engine) as session:
-            published_queue.publish(session, scanned.published(), self._counters)
+            published_queue.publish(session, published, self._counters)
         took_s = time.monotonic() - began_s
         self._publish_from_s = began_s + min(took_s / _PUBLISHING_SHARE, took_s + _LONGEST_UNPUBLISHED_S)
         return None

@@ -36,6 +36,8 @@ class QueuedRow(NamedTuple):
     """The demand; None: the workload is not queued, or waits for its dependencies."""
     window: str | None = None
     """For an array: those of its elements that a scan ranks, as `array_window` in `arrays.sql` writes them."""
+    array: str | None = None
+    """For an element of an array: the array."""
 
 
 class AttemptRow(NamedTuple):
@@ -139,7 +141,8 @@ _WORKLOAD = (
     "select w.id, tenant, level, held_by is not null, submitted_at + make_interval(secs => paused_s),"
     f" case when {_QUEUED} then ask end,"
     f" case when {_QUEUED} and a.id is not null"
-    f" then array_window(a, least({_MOST_RANKED}, {_FEWEST_RANKED} + array_placed(a))) end"
+    f" then array_window(a, least({_MOST_RANKED}, {_FEWEST_RANKED} + case when a.runners is null"
+    " then array_live(a.id) else array_placed(a.id) end)) end, w.array_id"
     " from workload as w left join workload_array as a on a.id = w.id"
 )
 _ATTEMPT = (
@@ -165,7 +168,7 @@ _MACHINE = (
     " from machine as m join cluster as c on c.region = m.region and c.name = m.cluster"
 )
 _TYPES: dict[type, tuple[str, ...]] = {
-    QueuedRow: ("text", "text", "int8", "bool", "int8", "text", "text"),
+    QueuedRow: ("text", "text", "int8", "bool", "int8", "text", "text", "text"),
     AttemptRow: (
         "text", "int8", "text", "int8", "text", "int8", "int8", "int8", "int8", "bool", "bool", "int8", "jsonb", "int8",
         "float8", "float8",

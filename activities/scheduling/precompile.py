@@ -26,6 +26,7 @@ from domain.scheduling import (
     TenantState,
 )
 from gms.scan import scan
+from gms.starts.forecast import HeldAmount, StartForecaster, WaitingDemand
 from infra import children
 from rms.award import award
 from rms.bid import bid_in
@@ -50,6 +51,8 @@ def compile_queue() -> None:
     pending = (QueuedWorkload("w", "t", 0.0, (_GPU, _CPU)),)
     placed = (PlacedWorkload("v", "t", 0.0, {"a": 1}, 1000, requested_level=7),)  # Displaced by `w`.
     scan(QueueSnapshot(1.0, tenants, pending, placed, CreditWeights(1.0, 1.0, 1.0)))
+    held = [HeldAmount("v", ("t", "1"), 0, 1, 0.0)]
+    StartForecaster().forecast(1.0, [WaitingDemand("w", ("t", "1"), 1, 1, 1, 0.0)], held, [0])
 
 
 def compile_bids() -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from activities.scheduling.decision_rows import EPOCH_US, AttemptRow, MachineRow, QueuedRow
-from activities.scheduling.scan_result import WaitingElement, waiting_elements
+from activities.scheduling.scan_result import ArrayWindow, WaitingElement, read_window
 from activities.scheduling.usage import Amount, Usage
 from domain.demand import demand_of
+from domain.ids import array_of
 from domain.scheduling import CreditWeights, PlacedWorkload, QueuedWorkload, TenantState
 from gms.columns import QueueChange, QueueColumns
 from gms.scan import Scan, scan_queue
@@ -39,8 +40,12 @@ class QueueState:
         self._ready: dict[str, Amount] = {}
         """The GPUs and CPUs of each ready machine."""
         self._fleet = (0, 0)
-        self._windows: dict[str, dict[str, float]] = {}
-        """By array, the ids of its elements in the columns, with the time from which their wait counts."""
+        self._heads: dict[str, tuple[QueuedRow, ArrayWindow]] = {}
+        """By id, the arrays with elements that a scan may rank."""
+        self._requeued: dict[str, dict[str, QueuedRow]] = {}
+        """By array and id, the queued elements with a row."""
+        self._ranked: dict[str, dict[str, QueuedWorkload]] = {}
+        """By array and id, the elements in the columns."""
         self.elements: dict[str, WaitingElement] = {}
         """By id, the workloads in the columns that are elements of arrays without a row."""
         self.ranks: dict[bytes, int] = {}
@@ -66,39 +71,63 @@ class QueueState:
 
     def put_workloads(self, rows: Iterable[QueuedRow], moved: Collection[str] = ()) -> None:
         """Updates workloads, queued or not. Those in `moved` may have waited from another time, or be deleted."""
-        rows = list(rows)
         news: list[QueueChange[QueuedWorkload]] = []
+        arrays = set[str]()
         for id_ in moved:
             for row in np.flatnonzero(self.queue.pending.id == id_.encode()):
                 news.append(QueueChange(float(self.queue.pending.at_s[row]), id_, None))
-        # The last change of a workload wins: an element that has left the window may be queued with a row of its own.
-        news += self._leave_windows([*moved, *(w.id for w in rows)])
+            arrays |= self._forget(id_)
         for w in rows:
-            if w.window is not None:
-                news += self._enter_window(w, w.window)
+            if w.array is not None or w.window is not None or w.id in self._heads:
+                arrays.add(self._put_of_array(w))
                 continue
-            at_s = seconds(w.waits_from_us)
-            now = None
-            if w.ask is not None:
-                now = QueuedWorkload(w.id, w.tenant, at_s, demand_of(w.ask).jobs, w.level, w.held)
-            news.append(QueueChange(at_s, w.id, now))
+            now = None if w.ask is None else _queued(w, w.id)
+            news.append(QueueChange(seconds(w.waits_from_us), w.id, now))
+        for array in arrays:
+            news += self._rank_elements(array)
         self.queue.apply(news, ())
 
-    def _leave_windows(self, arrays: Iterable[str]) -> Iterator[QueueChange[QueuedWorkload]]:
-        for array in arrays:
-            for id_, at_s in self._windows.pop(array, {}).items():
-                del self.elements[id_]
-                yield QueueChange(at_s, id_, None)
+    def _forget(self, moved: str) -> set[str]:
+        """Forgets a workload that is an array, or an element that is not in the columns any more; returns arrays."""
+        self._heads.pop(moved, None)
+        array = array_of(moved)
+        for known in (self._requeued, self._ranked):
+            known.get(array, {}).pop(moved, None)
+        return {moved, array} & (self._requeued.keys() | self._ranked.keys())
 
-    def _enter_window(self, w: QueuedRow, window: str) -> Iterator[QueueChange[QueuedWorkload]]:
-        """Adds the elements of an array that a scan ranks, in the order of their positions."""
-        own = self._windows[w.id] = {}
-        jobs = demand_of(w.ask or "{}").jobs
-        for element in waiting_elements(w.id, window):
-            id_ = element.id
-            own[id_] = at_s = seconds(w.waits_from_us + element.position)
-            self.elements[id_] = element
-            yield QueueChange(at_s, id_, QueuedWorkload(id_, w.tenant, at_s, jobs, w.level, w.held))
+    def _put_of_array(self, w: QueuedRow) -> str:
+        """Updates an array, or an element with a row; returns the array."""
+        if w.array is not None:
+            self._requeued.setdefault(w.array, {}).pop(w.id, None)
+            if w.ask is not None:
+                self._requeued[w.array][w.id] = w
+            return w.array
+        self._heads.pop(w.id, None)
+        if w.window is not None:
+            self._heads[w.id] = w, read_window(w.id, w.window)
+        return w.id
+
+    def _rank_elements(self, array: str) -> Iterator[QueueChange[QueuedWorkload]]:
+        """Yields the changes of the columns after a change of an array or of its elements."""
+        before, now = self._ranked.pop(array, {}), dict[str, QueuedWorkload]()
+        for id_ in before:
+            self.elements.pop(id_, None)
+        window = ArrayWindow()
+        if array in self._heads:
+            head, window = self._heads[array]
+            self.elements |= {element.id: element for element in window.waiting}
+            now = {element.id: _queued(head, element.id, element.position) for element in window.waiting}
+        for id_, w in self._requeued.get(array, {}).items():
+            if id_ not in window.throttled:
+                now[id_] = _queued(w, id_)
+        if now:
+            self._ranked[array] = now
+        elif not self._requeued.get(array):
+            self._requeued.pop(array, None)
+        for id_, one in before.items() - now.items():
+            yield QueueChange(one.submitted_at_s, id_, None)
+        for id_, one in now.items() - before.items():
+            yield QueueChange(one.submitted_at_s, id_, one)
 
     def put_attempts(self, gone: Iterable[AttemptRow], new: Iterable[AttemptRow]) -> None:
         """Removes the attempts `gone`, given in their old state, and adds the attempts `new`, both with their use."""
@@ -133,6 +162,12 @@ class QueueState:
         if any(now):
             self._ready[machine] = now
         self._fleet = self._fleet[0] + now[0] - before[0], self._fleet[1] + now[1] - before[1]
+
+
+def _queued(w: QueuedRow, id_: str, position: int = 0) -> QueuedWorkload:
+    """Returns a queued workload, or the element at a position of an array, as decisions see it."""
+    at_s = seconds(w.waits_from_us + position)
+    return QueuedWorkload(id_, w.tenant, at_s, demand_of(w.ask or "{}").jobs, w.level, w.held)
 
 
 def amount(gpu_types: Mapping[str, int], cpus_milli: int) -> Amount:

@@ -1,10 +1,10 @@
 """The queue as ranked by a scan, unchanged during the pass: in batches for the regions, and as a publication."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from domain.array_elements import index_at
 from domain.ids import element_id, runner_id
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason
+from domain.scheduling import JobRequest
 from domain.spec import IndexRange
 from gms.columns import QueueColumns, Rows
 from gms.scan import Scan
@@ -39,12 +40,21 @@ class WaitingElement:
         return runner_id(self.array, self.position) if self.index is None else element_id(self.array, self.index)
 
 
-def waiting_elements(array: str, window: str) -> Iterator[WaitingElement]:
-    """Yields the elements of an array that `array_window` in `arrays.sql` has written, in order."""
+class ArrayWindow(NamedTuple):
+    """The elements of an array that a scan ranks."""
+
+    waiting: Sequence[WaitingElement] = ()
+    """Those without a row, in order."""
+    throttled: frozenset[str] = frozenset()
+    """The ids of the elements with a row that are queued, but that the throttle keeps out."""
+
+
+def read_window(array: str, window: str) -> ArrayWindow:
+    """Returns what `array_window` in `arrays.sql` has written about an array."""
     body = json.loads(window)
     ranges: tuple[IndexRange, ...] = tuple((first, last, step) for first, last, step in body["ranges"] or ())
-    for position in body["positions"]:
-        yield WaitingElement(array, position, index_at(ranges, position) if ranges else None)
+    waiting = [WaitingElement(array, p, index_at(ranges, p) if ranges else None) for p in body["positions"]]
+    return ArrayWindow(waiting, frozenset(body["throttled"]))
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,17 @@ class ScannedWorkload:
         return cls(workload, int(rank), narrowed, why, tuple(displaces), own)
 
 
+@dataclass(frozen=True)
+class QueuedDemand:
+    """One queued workload, for the forecast of its start."""
+
+    id: str
+    tenant: str
+    rank: int
+    jobs: tuple[JobRequest, ...]
+    waits_from_s: float
+
+
 class ScannedQueue:
     """The order of the queue at a scan, independent of later changes."""
 
@@ -110,10 +131,29 @@ class ScannedQueue:
             found.append(ScannedWorkload(ranked.id, ranked.rank, narrowed, ranked.reason, ranked.displaces, element))
         return found
 
-    def published(self) -> published_queue.PublishedQueue:
-        """Returns the whole queue as a publication for other processes. An array has its first element's place."""
+    def demands(self, most: int) -> list[QueuedDemand]:
+        """Returns the first workloads in queue order, at most `most`."""
+        queue, rank = self._scan.queue, self._scan.pending.rank
+        tenant, wants, at_s = queue.pending.columns["tenant"], queue.pending.columns["wants"], queue.pending.at_s
+        return [
+            QueuedDemand(
+                queue.pending.name(row), queue.tenants[tenant[row]].name, int(rank[row]), queue.gangs[int(wants[row])],
+                float(at_s[row]),
+            )
+            for row in self._scan.order[:most].tolist()
+        ]  # fmt: skip
+
+    def published(self, starts_s: npt.NDArray[np.float64] | None = None) -> published_queue.PublishedQueue:
+        """Returns the whole queue as a publication for other processes. An array has its first element's place.
+
+        `starts_s` has the interval of each of `demands`, in seconds since the scan; None: they are unknown.
+        """
         scan, queue = self._scan, self._scan.queue
-        ids, order = self._without_later_elements()
+        ids, places = self._without_later_elements()
+        order = scan.order[places]
+        starts = np.full((len(scan.order), 2), np.nan)
+        if starts_s is not None:
+            starts[: len(starts_s)] = starts_s
         rank = scan.pending.rank[order]
         over = order[rank == OVER_QUOTA_RANK]
         types = [queue.gangs.type_name(number) for number in range(len(queue.gangs.types))]
@@ -129,21 +169,22 @@ class ScannedQueue:
             scan.pending.lacks[over],
             scan.pending.used[over],
             scan.pending.needed[over],
+            starts[places].astype(np.float32).ravel(),
         )
 
-    def _without_later_elements(self) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int32]]:
-        """Returns the published ids, and their rows in the scan, both in queue order."""
+    def _without_later_elements(self) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]:
+        """Returns the published ids, and their places in the queue, both in queue order."""
         order = self._scan.order
         ids: npt.NDArray[np.bytes_] = self._scan.queue.pending.id[order]
         if not self._elements:
-            return ids, order
+            return ids, np.arange(len(order))
         keep, seen = np.ones(len(order), np.bool_), set[str]()
         for place, id_ in enumerate(ids.tolist()):
             if (element := self._elements.get(id_.decode())) is not None:
                 keep[place] = element.array not in seen
                 ids[place] = element.array.encode()
                 seen.add(element.array)
-        return ids[keep], order[keep]
+        return ids[keep], np.flatnonzero(keep)
 
 
 def _kept(queue: QueueColumns) -> QueueColumns:

@@ -109,6 +109,22 @@ class SchedulerState:
         self._seen = here
         return True
 
+    @property
+    def live(self) -> list[AttemptRow]:
+        """The attempts that are not released."""
+        return list(self._live.values())
+
+    def free_by_pool(self) -> dict[tuple[str, str], int]:
+        """Returns the free amounts by region and GPU type: GPUs; of the type `""`, thousandths of a core."""
+        free: dict[tuple[str, str], int] = {}
+        for name in self.regions:
+            region = self.planner(name).region
+            gpus, cpus_milli, _ = region.machines.kind_free
+            free[name, ""] = int(cpus_milli.sum())
+            for gpu_type, number in region.types.items():
+                free[name, gpu_type] = int(gpus[region.machines.kind_type == number].sum())
+        return free
+
     def planner(self, region: str) -> Planner:
         """Returns a region's planner, with its columns as of the last read."""
         planner = self._planners[region]

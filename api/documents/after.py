@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from api.documents.forms import Field, Form, cases, duration, list_of, name, one_of, section, text
+from api.documents.forms import TRUTH, Field, Form, cases, duration, list_of, name, one_of, section, text
 from api.documents.position import At
 from domain.ids import NAME_LENGTH, NAME_PATTERN, PARTITION_PATTERN, PARTITION_RULE
 from domain.patterns import matching
@@ -18,6 +18,9 @@ _ON_WORKLOAD = text(
     f"must be the name or id of a workload, which may be followed by a colon and one of {', '.join(_CONDITIONS)}",
 )  # fmt: skip
 _ON_WHAT = "Either workload, or table and partition, is given"
+SAME_INDEX = "same_index"
+"""The kind of names of workloads that must be arrays with the indexes of the document's array."""
+ON_ARRAY = "same_index needs array, and a workload that is an array with these indexes"
 _READY = "The condition of a partition is ready, and that of a workload is not"
 
 
@@ -30,12 +33,16 @@ def _on_workload(at: At, given: str) -> DependencySpec:
 def _dependency(at: At, values: dict[str, Any]) -> Any:
     given = {key for key, value in at.value.items() if value is not None}
     is_table = not given.isdisjoint(("table", "partition"))
-    if given - {"condition"} != ({"table", "partition"} if is_table else {"workload"}):
+    if given - {"condition", "same_index"} != ({"table", "partition"} if is_table else {"workload"}):
         return at.wrong("must have either the key workload, or the keys table and partition", rule=_ON_WHAT)
     condition = values.setdefault("condition", "ready" if is_table else _CONDITIONS[0])
     if "condition" in given and is_table != (condition == "ready"):
         fitting = "ready" if is_table else f"one of {', '.join(_CONDITIONS)}"
         return at.get("condition").wrong(f"must be {fitting}", rule=_READY)
+    if values.get("same_index"):
+        if is_table:
+            return at.get("same_index").wrong("only possible with workload", rule=ON_ARRAY)
+        at.get("same_index").name(SAME_INDEX, values["workload"])
     return DependencySpec(**values)
 
 
@@ -49,7 +56,8 @@ def after(table: Form) -> Field:
         "workload": Field(name("workload"), "Name or id of a workload of the same tenant; a name means the newest one"),
         **on_table,
         "condition": Field(one_of((*_CONDITIONS, "ready"), "a condition"), "Default: succeeded; of a partition: ready"),
-    }).checked(_dependency, _ON_WHAT, _READY)  # fmt: skip
+        "same_index": Field(TRUTH, f"Each element waits for the element with the same index. {ON_ARRAY}"),
+    }).checked(_dependency, _ON_WHAT, _READY, ON_ARRAY)  # fmt: skip
     one = cases({str: _ON_WORKLOAD.checked(_on_workload), dict: mapping},
                 "must be the name of a workload, or a mapping, it is {}")  # fmt: skip
     says = "What must hold before the workload enters the queue: NAME, NAME:CONDITION or a mapping"

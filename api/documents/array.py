@@ -4,6 +4,7 @@ import re
 from math import prod
 from typing import Any
 
+from api.documents.after import ON_ARRAY, SAME_INDEX
 from api.documents.forms import (
     MOST_WORD,
     TRUTH,
@@ -190,9 +191,11 @@ def check_array(at: At, values: dict[str, Any]) -> dict[str, Any]:
     """Checks the strings of a document with an array, and what it cannot have. Returns the values of its fields."""
     array: ArraySpec | None = values.get("array")
     if array is None:
+        for place, _ in at.named(SAME_INDEX):
+            place.wrong("only possible with array", rule=ON_ARRAY)
         return values
     if at.get("limits", "max_pending").value is not None:
-        message = "not possible with array: the time in the queue differs between its elements"
+        message = "not possible with array: its elements wait for each other; `mizzen cancel --waiting` ends their wait"
         at.get("limits", "max_pending").wrong(message, rule=_NO_EXPIRY)
     if array.runners is not None:
         _check_runners(at, values)

@@ -7,6 +7,7 @@ from typing import Any
 
 from api.documents.retries import retries_of
 from domain.array_elements import shown_indexes
+from domain.notify_spec import NotifySpec
 from domain.spec import ArraySpec, CheckpointSpec, DependencySpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 
 _CHECKPOINT = {"interval_s": "interval", "grace_s": "grace", "keep": "keep", "max_failing_s": "max_failing",
@@ -39,6 +40,7 @@ def document_of(spec: WorkloadSpec) -> dict[str, Any]:
         "after": [_dependency(one) for one in spec.after],
         "not_before": spec.delay_s if spec.not_before is None else spec.not_before.isoformat(),
         "if_never": None if spec.if_never == "end" else spec.if_never,
+        "notify": [_receiver(one) for one in spec.notify],
         "keep": spec.keep_s,
         "isolation": spec.isolation and spec.isolation.value,
     }
@@ -72,7 +74,13 @@ def _job(job: JobSpec) -> dict[str, Any]:
 
 
 def _dependency(one: DependencySpec) -> dict[str, Any]:
-    return _given(one.model_dump(exclude={"id"}))
+    return _given(one.model_dump(exclude={"id"}) | {"same_index": one.same_index or None})
+
+
+def _receiver(one: NotifySpec) -> dict[str, Any]:
+    fields = one.model_dump(mode="json", exclude_defaults=True)
+    in_secret = fields.pop("webhook_secret", None)
+    return fields if in_secret is None else {"webhook": {"secret": in_secret}, **fields}
 
 
 def _resources(resources: ResourceSpec) -> dict[str, Any]:

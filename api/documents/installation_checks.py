@@ -4,18 +4,26 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from urllib.parse import urlsplit
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from api.data.archives import check_files
+from api.documents.after import ON_ARRAY, SAME_INDEX
 from api.documents.feasibility import EqualMachines
 from api.documents.position import At, listed, nearest
 from api.documents.service import ServiceDraft
 from api.documents.workload import Draft, WorkloadDraft
+from domain.addresses import is_ip
+from domain.array_elements import indexes, position_of, shown_indexes
+from domain.egress import refusal
+from domain.notify_spec import NotifySpec
 from domain.priority import LOWEST_LEVEL
-from domain.spec import ResourceSpec
+from domain.spec import ArraySpec, ResourceSpec
 from infra.archives import BadArchive
+from infra.config.notify import NotifySettings
+from infra.db.array_rows import WorkloadArray
 from infra.db.dependencies import named
 from infra.db.models import Cluster, Machine, Region
 from infra.db.tables import Table
@@ -81,6 +89,31 @@ def check_keep(draft: WorkloadDraft, at_most_s: float) -> None:
     """Adds an error if the document keeps working directories for longer than the operator's limit, in seconds."""
     if draft.fields.get("keep_s", 0.0) > at_most_s:
         draft.at.get("keep").wrong(f"must be at most {at_most_s / 86400:g}d, the setting tasks.keep_at_most_s")
+
+
+def check_receivers(draft: Draft, settings: NotifySettings) -> None:
+    """Adds an error for each receiver of notifications to which the operator's settings send nothing.
+
+    The address of a host's name is checked with each try, because it may change.
+    """
+    for place, url in draft.at.named("webhook"):
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        if parts.scheme == "http" and not settings.allow:
+            place.wrong("must be https; an operator can allow networks for http with notify.allow")
+        elif is_ip(host) and (why := refusal(parts.scheme, host, settings.networks)) is not None:
+            place.wrong(f"cannot be used: {why}; an operator can allow it with notify.allow")
+    for place, address in draft.at.named("email"):
+        if settings.smtp is not None and not settings.smtp.takes(address):
+            place.wrong(f"must be in one of the domains {listed(settings.smtp.domains)}")
+
+
+def notes_on_receivers(receivers: Iterable[NotifySpec], settings: NotifySettings) -> list[str]:
+    """Returns sentences about receivers that get nothing. A document with them is valid: it may come from elsewhere."""
+    addresses = [one.email for one in receivers if one.email is not None]
+    if settings.smtp is not None or not addresses:
+        return []
+    return [f"notify: mail to {', '.join(addresses)} is not sent: an operator has to set notify.smtp"]
 
 
 def check_service(
@@ -193,7 +226,7 @@ def _find_predecessors(session: Session, draft: WorkloadDraft, tenant: Tenant) -
     """Adds the ids of the workloads that the dependencies name to the draft. Only earlier workloads have one, so that
     dependencies have no cycle.
     """
-    found = {}
+    found: dict[str, str | None] = {}
     for place, reference in draft.at.named("workload"):
         found[reference] = named(session, tenant.name, reference)
         if found[reference] is None:
@@ -202,6 +235,23 @@ def _find_predecessors(session: Session, draft: WorkloadDraft, tenant: Tenant) -
     if found:
         after = draft.fields.get("after", ())
         draft.fields["after"] = tuple(one.model_copy(update={"id": found.get(one.workload)}) for one in after)
+    for place, reference in draft.at.named(SAME_INDEX):
+        if (workload := found[reference]) is not None:
+            _check_indexes(session, draft, place, reference, workload)
+
+
+def _check_indexes(session: Session, draft: WorkloadDraft, place: At, reference: str, workload: str) -> None:
+    """Checks that a workload is an array that has all indexes of the document's array."""
+    array: ArraySpec | None = draft.fields.get("array")
+    body = session.scalar(select(WorkloadArray.ranges).where(WorkloadArray.id == workload))
+    if body is None:
+        place.wrong(f"workload {reference} is no array", rule=ON_ARRAY)
+    elif array is not None:
+        ranges = tuple((first, last, step) for first, last, step in body)
+        missing = (index for index in indexes(array.ranges) if position_of(ranges, index) is None)
+        if ranges != array.ranges and (index := next(missing, None)) is not None:
+            message = f"array {reference} has no index {index}; it has {shown_indexes(ranges)[:200]}"
+            place.wrong(message, rule=ON_ARRAY)
 
 
 def _check_archive(session: Session, draft: Draft, tenant: Tenant) -> None:

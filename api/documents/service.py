@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from api.documents.forms import MOST_WORD, NAME, UNICODE, Field, Form, Schema, constant, integer, is_number, text
+from api.documents.notify import SERVICE_NOTIFY
 from api.documents.position import At
 from api.documents.replicas import ONE_PORT, RESOURCES, SCRIPTS, Replicas
 from api.documents.service_section import SERVING, read_policy, read_probe
@@ -68,6 +69,7 @@ SERVICE = section("", {
         "Without it, scripts run as in SkyPilot"),
     "name": Field(text("a name", 1000, "^[A-Za-z0-9][A-Za-z0-9._-]*$", _NAME), f"{_NAMED}. {_NAME_RULE}"),
     **COMMON,
+    "notify": SERVICE_NOTIFY,
     "resources": Field(RESOURCES),
     "service": Field(SERVING, missing="the section with the readiness probe and the number of replicas"),
     "machines": Field(integer(1, 1000), "Machines of one replica, all in one zone", default=1),

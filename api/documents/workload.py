@@ -26,6 +26,7 @@ from api.documents.forms import (
     text,
     word,
 )  # fmt: skip
+from api.documents.notify import NOTIFY, NOTIFY_RULES, check_each
 from api.documents.position import At
 from api.documents.retries import RETRIES
 from api.documents.syntax import Value
@@ -335,6 +336,7 @@ WORKLOAD = section({
     "after": after(_TABLE),
     "not_before": NOT_BEFORE,
     "if_never": IF_NEVER,
+    "notify": NOTIFY,
     "checkpoint": Field(CHECKPOINT),
     "limits": Field(LIMITS),
     "regions": Field(REGIONS, to=""),
@@ -346,7 +348,7 @@ WORKLOAD = section({
     "isolation": Field(one_of(tuple(mode.value for mode in Isolation), "a mode of isolation").to(Isolation),
                        "The weakest isolation of tasks on machines where the workload may run; default: the tenant's"),
 }, f"A workload: a gang that gets all its resources at once, in one region, or none. {UNICODE}"
-).checked(check_array, *ARRAY_RULES)  # fmt: skip
+).checked(check_array, *ARRAY_RULES).checked(check_each, *NOTIFY_RULES)  # fmt: skip
 
 
 class Draft:

@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 
 from api.auth import Balancer, Caller, Submitter, Viewer
 from api.bodies import JsonOnly, Name
-from api.documents.installation_checks import check_service, fleet
+from api.documents.installation_checks import check_receivers, check_service, fleet, notes_on_receivers
 from api.documents.schema import SERVICE_DOCUMENT, SERVICE_EXAMPLE
-from api.documents.service import ServiceDraft, read_service
+from api.documents.service import read_service
 from api.idempotency import IdempotencyKey
 from api.masking import mask
 from api.openapi import refusals
@@ -41,6 +41,7 @@ from api.views import write_audit
 from api.workloads.submission import parse
 from domain.ids import new_service_id
 from domain.service import ServiceSpec, UpdateMode
+from infra.config.notify import NotifySettings
 from infra.db import events, outbox
 from infra.db.services import ServiceReplica, ServiceRow
 
@@ -75,7 +76,7 @@ def _create(state: ApiState, caller: Caller, request: Request, asked: Asked, nam
     value = parse(request, asked.body)
 
     def make(session: Session) -> ServiceChanged:
-        draft, spec = _admit(session, caller, value, name)
+        notes, spec = _admit(session, state.settings.notify, caller, value, name)
         made = session.scalar(
             insert(ServiceRow)
             .values(id=new_service_id(), tenant=spec.tenant, name=spec.name, created_by=caller.id)
@@ -83,7 +84,7 @@ def _create(state: ApiState, caller: Caller, request: Request, asked: Asked, nam
             .returning(ServiceRow.id)
         )
         if made is not None:
-            return _changed(session, caller, session.get_one(ServiceRow, made), draft, spec, asked, "created")
+            return _changed(session, caller, session.get_one(ServiceRow, made), notes, spec, asked, "created")
         # The insert has waited for a concurrent request, which may have had the same key.
         answered = answer_again(session, caller, asked)
         if answered is None:
@@ -125,37 +126,39 @@ def _update(
         row = find_service(session, caller, ref, lock=True)
         if row.stopping_at is not None:
             raise HttpProblem(ProblemType.CONFLICT, f"service {row.name} is ending or has ended")
-        draft, spec = _admit(session, caller, value, row.name, row.tenant)
+        notes, spec = _admit(session, state.settings.notify, caller, value, row.name, row.tenant)
         for what, given, own in (("name", spec.name, row.name), ("tenant", spec.tenant, row.tenant)):
             if given != own:
                 raise HttpProblem(
                     ProblemType.CONFLICT, f"{what}: {given}: must be {own}; the {what} of a service cannot be changed"
                 )
         row.version, row.mode, row.notes = row.version + 1, mode.value, []
-        return _changed(session, caller, row, draft, spec, asked, "updated")
+        return _changed(session, caller, row, notes, spec, asked, "updated")
 
     return once(state, caller, asked, make)
 
 
 def _admit(
-    session: Session, caller: Caller, value: Any, name: str | None, tenant: str | None = None
-) -> tuple[ServiceDraft, ServiceSpec]:
+    session: Session, settings: NotifySettings, caller: Caller, value: Any, name: str | None, tenant: str | None = None
+) -> tuple[list[str], ServiceSpec]:
     draft = read_service(value, caller.tenant or tenant, name)
     check_service(session, draft, caller.tenant, fleet(session))
+    check_receivers(draft, settings)
     if draft.problems:
         raise refuse_document(draft.problems)
-    return draft, draft.spec()
+    spec = draft.spec()
+    return draft.notes + notes_on_receivers(spec.notify, settings), spec
 
 
 def _changed(
-    session: Session, caller: Caller, row: ServiceRow, draft: ServiceDraft, spec: ServiceSpec, asked: Asked, what: str
+    session: Session, caller: Caller, row: ServiceRow, notes: list[str], spec: ServiceSpec, asked: Asked, what: str
 ) -> ServiceChanged:
     add_version(session, caller, row, spec, asked)
     detail = {"service": row.id, "name": row.name, "version": row.version}
     events.record(session, f"service.{what}", tenant=row.tenant, detail={**detail, "by": caller.id})
     write_audit(session, caller, f"service.{what}", row.id, tenant=row.tenant, name=row.name, version=row.version)
     outbox.service(session, row.id)
-    return mask(session, caller, ServiceChanged(**detail_fields(session, row), document_notes=draft.notes))
+    return mask(session, caller, ServiceChanged(**detail_fields(session, row), document_notes=notes))
 
 
 @router.get("", summary="List services")

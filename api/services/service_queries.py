@@ -18,7 +18,7 @@ from api.services.views import (
     ServiceReplicaView,
     ServiceView,
 )
-from api.views import reason_view
+from api.views import notification_views, reason_view
 from domain.phases import Phase
 from domain.service import ServiceSpec, UpdateMode
 from infra.db.capacity import InstanceRow
@@ -116,6 +116,7 @@ def detail_fields(session: Session, row: ServiceRow) -> dict[str, Any]:
         "replicas": replica_views(session, session.scalars(own.order_by(ServiceReplica.number)).all()),
         "spec": spec.model_dump(mode="json"),
         "notes": _notes_with_failure(session, row),
+        "notifications": notification_views(session, row.id) if row.ended_at is not None else [],
     }
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from api.paging import Page
-from api.views import ReasonView, View
+from api.views import NotificationView, ReasonView, View
 from domain.service import LoadBalancing, UpdateMode
 
 
@@ -89,6 +89,7 @@ class ServiceDetail(ServiceView):
     zones: list[str] = Field(description="The spot zones that the policy knows")
     replicas: list[ServiceReplicaView] = Field(description="The replicas that have not ended, by number")
     spec: dict[str, Any] = Field(description="The newest version's specification")
+    notifications: list[NotificationView] = Field(description="Those of its end, to the receivers in its document")
 
 
 class ServiceChanged(ServiceDetail):

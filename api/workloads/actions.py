@@ -114,9 +114,8 @@ def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
     with state.transaction() as session:
         row = find(session, caller, id, lock=True)
         _require_live(row)
-        kept = row.blocked == "never"
+        kept = (row.blocked == "never" or row.spec.get("if_never") == "keep") and waive(session, row.id)
         if kept:
-            waive(session, row.id)
             session.refresh(row)
         for one in (row, *live_elements(session, row)):
             if one.held_by is not None or (kept and one is row):
@@ -217,6 +216,7 @@ def _cancel(session: Session, caller: Caller, found: Sequence[Workload], only: S
     end_queued(session, Phase.CANCELLED, queued, actor=caller.id, action=_CANCEL)
     for array in arrays:
         end_array(session, array.id)
+        outbox.wake_scheduler(session)  # The places of the cancelled elements are left to others.
 
 
 def _cancel_leased(session: Session, caller: Caller, row: Workload, reason: Reason) -> None:

@@ -16,6 +16,7 @@ from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from domain.spec import ArraySpec, WorkloadSpec
 from infra.db.array_rows import ArrayCounts, WorkloadArray, stop_waiting, take_element
+from infra.db.dependencies import why_element_blocked
 from infra.db.models import Attempt, Workload
 
 _WAITS = text("select waiting @> cast(:position as int) from workload_array where id = :id")
@@ -46,20 +47,27 @@ def waiting_element(session: Session, caller: Caller, array: str, index: int, *,
     if position is None:
         return None
     waits = bool(session.execute(_WAITS, {"id": array, "position": position}).scalar_one())
+    blocker = why_element_blocked(session, array, index, position, kept=waits and spec.if_never == "keep")
     if lock:
-        if waits and head.blocked is not None:
+        if waits and (head.blocked is not None or blocker is not None):
             message = "waits for its dependencies: act on the whole array, or when its elements can start"
             raise HttpProblem(ProblemType.WRONG_PHASE, f"array {array} {message}")
         if waits:
             take_element(session, array, position, index)
         return session.get(Workload, element_id(array, index), with_for_update=True)
     own = spec.array.model_copy(update={"ranges": ((index, index, 1),), "throttle": None})
-    return _unplaced(head, spec.model_copy(update={"array": own}), index, waits=waits)
+    row = _unplaced(head, spec.model_copy(update={"array": own}), index, waits=waits)
+    if blocker is not None and (waits or blocker.code is ReasonCode.DEPENDENCY_NEVER):
+        row.reason = blocker.to_json()
+        row.blocked = ("waiting" if blocker.code is ReasonCode.DEPENDENCY else "never") if waits else None
+    return row
 
 
 def _unplaced(head: Workload, spec: WorkloadSpec, index: int, *, waits: bool) -> Workload:
     """Returns the row that a waiting or cancelled element would have."""
     ended = Reason(ReasonCode.CANCELLED_BY_USER, {"by": "its array"}).to_json()
+    if head.reason is not None and head.reason["code"] == ReasonCode.DEPENDENCY_NEVER:
+        ended = head.reason
     return Workload(
         id=element_id(head.id, index), tenant=head.tenant, name=head.name, labels=head.labels,
         spec=spec.model_dump(mode="json"), phase=Phase.PENDING if waits else Phase.CANCELLED,

@@ -15,6 +15,7 @@ from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, reason_view
 from api.workloads.elements import has_no_waiting
+from api.workloads.expected_start import start_view
 from api.workloads.reasons import QueueRow, Waits, Why, waits_of, why_all
 from api.workloads.views import QueueEntry, QueueView, WhyView
 from api.workloads.workload_queries import effective_level, find
@@ -118,6 +119,7 @@ def why(id: str, state: StateOf, caller: Viewer) -> WhyView:
             level=effective_level(session, row), over_quota=item.over_quota if item else None,
             credit=item.credit if item else None, position=item.position if item else None,
             of=len(newest) if item else None, **waits_of(session, [row])[row.id]._asdict(),
+            expected_start=start_view(row, item),
         )  # fmt: skip
         return mask(session, caller, told)
 

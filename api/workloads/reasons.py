@@ -15,9 +15,9 @@ from domain.lifecycle.instances import InstancePhase
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import Reason, ReasonCode, running_since
 from infra.db import published_queue
-from infra.db.array_rows import ArrayCounts, counts_of
+from infra.db.array_rows import ArrayCounts, KeptOut, counts_of, kept_out
 from infra.db.capacity import InstanceRow
-from infra.db.dependencies import DecidedDependency, dependencies_of
+from infra.db.dependencies import DecidedDependency, dependencies_of, why_elements_blocked
 from infra.db.logs import Event, Waiting
 from infra.db.models import Attempt, Workload
 
@@ -77,24 +77,30 @@ def why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row]
     arrays = counts_of(session, [row.id for row in rows if not row.attempt])
     found = _why_all(session, queue, rows)
     found |= {id_: replace(found[id_], array=counts) for id_, counts in arrays.items()}
+    queued = [row for row in rows if Phase(row.phase) in QUEUED_PHASES and row.held_by is None and row.blocked is None]
+    elements = {row.id: row.array_id for row in queued if isinstance(row, Workload) and row.array_id is not None}
+    throttled = kept_out(session, {row.id for row in queued if row.id in arrays} | set(elements.values()))
+    blocked = [id_ for id_, counts in arrays.items() if 0 < counts.waiting == counts.blocked]
+    depends = why_elements_blocked(session, blocked)
     for row in rows:
-        counts = arrays.get(row.id) if row.finished_at is None and row.held_by is None else None
-        if counts is not None and (reason := _why_no_element(counts)) is not None:
+        if row.blocked is not None and isinstance(row, Workload) and row.array_id is not None:
+            found[row.id] = Why([view for view in [reason_view(row.reason)] if view is not None])
+    for row in queued:
+        counts, kept = arrays.get(row.id), throttled.get(elements.get(row.id, row.id))
+        if row.id in depends:
+            found[row.id] = Why([*map(_view, depends[row.id])], None, counts)
+        elif counts is not None and (reason := _why_no_element(counts, kept)) is not None:
             found[row.id] = Why([_view(reason)], None, counts)
+        elif kept is not None and row.id in kept.queued:
+            found[row.id] = Why([_view(kept.reason())])
     return found
 
 
-def _why_no_element(counts: ArrayCounts) -> Reason | None:
+def _why_no_element(counts: ArrayCounts, kept: KeptOut | None) -> Reason | None:
     """Returns why no element of a live array waits for a placement; None: some do."""
     if not counts.waiting:
         return Reason(ReasonCode.ARRAY_STARTED, {"live": counts.live, "elements": counts.elements})
-    if counts.runners is not None and counts.throttle is not None:
-        if counts.runners >= counts.throttle:
-            return Reason(ReasonCode.RUNNERS_THROTTLED, {"runners": counts.runners, "throttle": counts.throttle})
-        return None
-    if counts.throttle is not None and counts.live >= counts.throttle:
-        return Reason(ReasonCode.ARRAY_THROTTLED, {"live": counts.live, "throttle": counts.throttle})
-    return None
+    return kept.reason() if kept is not None and kept.unplaced else None
 
 
 def _why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row]) -> dict[str, Why]:

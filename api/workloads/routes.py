@@ -96,7 +96,7 @@ async def submit_workload(
 def _admit(state: ApiState, caller: Submitter, request: Request, body: bytes) -> tuple[WorkloadSpec, str | None]:
     value = parse(request, body)
     with state.transaction() as session:
-        return admit(session, caller, value, state.settings.tasks)
+        return admit(session, caller, value, state.settings)
 
 
 def _masked(state: ApiState, caller: Submitter, planned: DryRunView) -> DryRunView:

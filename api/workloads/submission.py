@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from api.auth import Caller
 from api.documents.feasibility import never
-from api.documents.installation_checks import check, check_keep, fleet
+from api.documents.installation_checks import check, check_keep, check_receivers, fleet, notes_on_receivers
 from api.documents.syntax import Malformed, Value, load_json, load_yaml
 from api.documents.workload import read_workload
 from api.idempotency import mismatch
@@ -20,7 +20,7 @@ from api.workloads.views import SubmittedView
 from api.workloads.workload_queries import detail, submitted
 from domain.array_elements import size
 from domain.spec import WorkloadSpec
-from infra.config.scheduling import TaskSettings
+from infra.config.settings import Settings
 from infra.db.enqueue import enqueue
 from infra.db.models import Idempotency, Workload
 
@@ -54,7 +54,7 @@ def parse(request: Request, body: bytes) -> Value:
         raise HttpProblem(ProblemType.INVALID_DOCUMENT, str(error), errors=[FieldError("", str(error))]) from None
 
 
-def admit(session: Session, caller: Caller, value: Value, tasks: TaskSettings) -> tuple[WorkloadSpec, str | None]:
+def admit(session: Session, caller: Caller, value: Value, settings: Settings) -> tuple[WorkloadSpec, str | None]:
     """Validates a document. Returns its specification, and why no region could ever hold the gang (None: one might).
 
     Raises:
@@ -63,7 +63,8 @@ def admit(session: Session, caller: Caller, value: Value, tasks: TaskSettings) -
     draft = read_workload(value, caller.tenant)
     machines = fleet(session)
     check(session, draft, caller.tenant, machines)
-    check_keep(draft, tasks.keep_at_most_s)
+    check_keep(draft, settings.tasks.keep_at_most_s)
+    check_receivers(draft, settings.notify)
     if draft.problems:
         raise refuse_document(draft.problems)
     spec = draft.spec()
@@ -84,7 +85,7 @@ def submit(state: ApiState, caller: Caller, request: Request, body: bytes, key: 
     while True:
         try:
             with state.transaction() as session:
-                spec, unheld = admit(session, caller, value, state.settings.tasks)
+                spec, unheld = admit(session, caller, value, state.settings)
                 return _insert(state, session, caller, spec, unheld, key, digest)
         except _AlreadyAnswered:
             answered = _answered(state, caller, key, digest)
@@ -102,8 +103,10 @@ def _answered(state: ApiState, caller: Caller, key: str | None, digest: str) -> 
         if known.body_sha256 != digest:
             raise mismatch(key, known.workload)
         row = session.get_one(Workload, known.workload)
-        held_by_none = never(WorkloadSpec.model_validate(row.spec), fleet(session))
-        return mask(session, caller, SubmittedView(**dict(detail(session, state.queue, row)), never=held_by_none))
+        spec = WorkloadSpec.model_validate(row.spec)
+        notes = notes_on_receivers(spec.notify, state.settings.notify)
+        made = {**dict(detail(session, state.queue, row)), "never": never(spec, fleet(session))}
+        return mask(session, caller, SubmittedView(**made, document_notes=notes))
 
 
 def _insert(
@@ -127,4 +130,5 @@ def _insert(
         if done is None:
             raise _AlreadyAnswered
     write_audit(session, caller, "workload.submit", row.id, tenant=row.tenant, name=row.name)
-    return SubmittedView(**dict(submitted(session, row)), never=held_by_none)
+    notes = notes_on_receivers(spec.notify, state.settings.notify)
+    return SubmittedView(**dict(submitted(session, row)), never=held_by_none, document_notes=notes)

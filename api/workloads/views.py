@@ -6,13 +6,14 @@ from typing import Any
 from pydantic import Field
 
 from api.paging import Page
-from api.views import ReasonView, View
+from api.views import NotificationView, ReasonView, View
 from domain.phases import Phase
 
 _WAITED = (
     "Seconds since the submission until its end, without time on hold or blocked."
     " They count for credit and reservations"
 )
+_EXPECTED = "The expected start; null: it does not wait in the queue, or nothing can be said"
 _ELIGIBLE = (
     "Seconds since it could last be placed: since the submission, or the end of its last attempt, hold or block;"
     " null: it is not queued, or is on hold or blocked"
@@ -121,7 +122,7 @@ class ArrayView(View):
     succeeded: int
     failed: int
     cancelled: int
-    throttle: int | None = Field(description="The most live elements; null: no limit")
+    throttle: int | None = Field(description="The most elements that hold slots at a time; null: no limit")
 
 
 class ElementView(View):
@@ -130,6 +131,14 @@ class ElementView(View):
     array: str = Field(description="Id of the array")
     index: int
     parameters: dict[str, str] = Field(description="Its values of the matrix")
+
+
+class StartView(View):
+    """When a waiting workload is expected to get its slots. The aim is that four of five workloads do so within it."""
+
+    earliest: datetime
+    latest: datetime
+    sentence: str = Field(description="The interval, what the workload waits for, and what would move the start")
 
 
 class WorkloadView(View):
@@ -157,6 +166,7 @@ class WorkloadView(View):
         description="The cluster's store that has the newest checkpoint; null: the bucket of `checkpoint_region`"
     )
     queued: bool = Field(description="Whether it is in the queue")
+    expected_start: StartView | None = Field(description=_EXPECTED)
     preemptions: int
     lost_s: float = Field(description="Estimated seconds of work lost by interruptions so far")
     progress: ProgressView | None
@@ -175,7 +185,10 @@ class DependencyView(View):
     partition: str | None
     not_before: datetime | None
     condition: str = Field(description="`succeeded`, `ended`, `failed`, `started`, `ready` or `due`")
-    state: str = Field(description="`waiting`, `met`, or `never`: it can no longer hold")
+    state: str = Field(
+        description="`waiting`, `met`, `never`: it can no longer hold, `waived`: given up, or `each`: each element of"
+        " the array waits for the element of the predecessor with the same index"
+    )
     phase: str | None = Field(description="The predecessor's phase, or the one that decided it")
     decided_at: datetime | None
 
@@ -184,7 +197,7 @@ class WorkloadDetail(WorkloadView):
     """A workload with its specification, the placement of its tasks, and its cost."""
 
     after: list[DependencyView] = Field(description="Its dependencies, first the ones that can no longer hold")
-
+    notifications: list[NotificationView] = Field(description="Those of its end, to the receivers in its document")
     spec: dict[str, Any] = Field(description="Its document, without defaults; it can be submitted again")
     placement: list[PlacementView]
     cost_usd: float = Field(description="Cost so far in US dollars, at the prices of its clusters")
@@ -194,6 +207,7 @@ class WorkloadDetail(WorkloadView):
 class SubmittedView(WorkloadDetail):
     """A submitted workload."""
 
+    document_notes: list[str] = Field(description="Fields of the document that have no effect")
     never: str | None = Field(
         description="Why no region of the current fleet can hold it, and what would have to change; null: one might"
     )
@@ -304,6 +318,7 @@ class WhyView(View):
     of: int | None = Field(description="Length of the queue")
     waited_s: float = Field(description=_WAITED)
     eligible_s: float | None = Field(description=_ELIGIBLE)
+    expected_start: StartView | None = Field(description=_EXPECTED)
 
 
 class QueueEntry(View):

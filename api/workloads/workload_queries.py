@@ -15,8 +15,9 @@ from api.auth import Caller
 from api.documents.document_of import document_of
 from api.paging import page
 from api.problems import not_found
-from api.views import reason_view
+from api.views import notification_views, reason_view
 from api.workloads.elements import array_view, element_view, waiting_element
+from api.workloads.expected_start import start_view
 from api.workloads.reasons import Why, waits_of, why_all, why_new
 from api.workloads.views import (
     AllocationList,
@@ -148,10 +149,11 @@ def submitted(session: Session, row: Workload) -> WorkloadDetail:
 
 
 def _specified(session: Session, row: Workload) -> dict[str, Any]:
-    """Returns what the document says, and the dependencies with their states."""
+    """Returns what the document says, the dependencies with their states, and the notifications."""
     spec = WorkloadSpec.model_validate(row.spec)
     found = dependencies_of(session, [row.id]).get(row.id, []) if spec.has_dependencies else []
-    return {"spec": document_of(spec), "after": [_dependency(*one) for one in found]}
+    told = notification_views(session, row.id) if spec.notify and row.finished_at is not None else []
+    return {"spec": document_of(spec), "after": [_dependency(*one) for one in found], "notifications": told}
 
 
 def _dependency(row: Dependency, phase: str | None) -> DependencyView:
@@ -212,6 +214,7 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
             "checkpoint_region": row.checkpoint_region,
             "checkpoint_store": row.checkpoint_store,
             "queued": _is_queued(row, whys[row.id]),
+            "expected_start": start_view(row, whys[row.id].entry),
             "preemptions": preempted.get(row.id, 0),
             "lost_s": lost.get(row.id, 0.0),
             "progress": progress.get(row.id),

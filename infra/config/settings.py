@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from infra.config.data import CopySettings, TetrisSettings
+from infra.config.notify import NotifySettings
 from infra.config.scheduling import (
     BucketSettings,
     CapacitySettings,
@@ -50,6 +51,7 @@ class Settings(Section):
     """Providers of machines, by a name that the operator chooses. Each has a `kind` and the settings of that kind
     (docs/providers.md)."""
     tasks: TaskSettings = TaskSettings()
+    notify: NotifySettings = NotifySettings()
     trust_tenants: bool = False
     """Whether `mizzen up` may have several tenants where it cannot separate their tasks from each other."""
     tetris: TetrisSettings = TetrisSettings()

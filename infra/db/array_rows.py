@@ -33,7 +33,7 @@ class WorkloadArray(Base):
     waiting: Mapped[Any] = mapped_column(INT4MULTIRANGE)
     """The positions of the elements that have no row yet and are to be placed."""
     throttle: Mapped[int | None] = mapped_column(CheckConstraint("throttle > 0", name="array_throttle"))
-    """The most elements with a row that have not ended; None: no limit."""
+    """The most elements that hold slots, or were awarded some, or the most such runners; None: no limit."""
     runners: Mapped[int | None]
     """How many runners it has had; None: its elements are placed as workloads of their own."""
     cancelled: Mapped[bool] = mapped_column(server_default=text("false"))
@@ -46,14 +46,14 @@ class ArrayCounts(NamedTuple):
     elements: int
     waiting: int
     """The elements that wait for their first placement."""
+    blocked: int
+    """Those of them that wait for elements of other arrays."""
     live: int
     """The elements with a row that have not ended: they run, or wait for another attempt."""
     succeeded: int
     failed: int
     throttle: int | None
     is_cancelled: bool
-    runners: int | None = None
-    """The runners that have not ended; None: its elements are placed as workloads of their own."""
 
     @property
     def cancelled(self) -> int:
@@ -71,9 +71,9 @@ _INSERT = text(
     " (:id, cast(:ranges as jsonb), :elements, int4multirange(int4range(0, :elements)), :throttle, :runners)"
 )
 _COUNTS = text(
-    "select a.id, a.elements, multirange_size(a.waiting), array_live(a.id), ended.succeeded, ended.failed, a.throttle,"
-    " a.cancelled, case when a.runners is not null then array_placed(a) end"
-    " from workload_array as a cross join lateral ("
+    "select a.id, a.elements, multirange_size(a.waiting), multirange_size(a.waiting * array_blocked(a.id)),"
+    " array_live(a.id), ended.succeeded, ended.failed, a.throttle,"
+    " a.cancelled from workload_array as a cross join lateral ("
     " select count(*) filter (where phase = 'succeeded') as succeeded,"
     " count(*) filter (where phase = 'failed') as failed"
     " from workload where array_id = a.id and array_index is not null and finished_at is not null) as ended"
@@ -83,6 +83,10 @@ _THROTTLE = text(
     "update workload_array set throttle = cast(:throttle as int)"
     " where id = :id and throttle is distinct from cast(:throttle as int) returning id"
 )
+_WINDOWS = text(
+    "select a.id, a.runners is not null, array_placed(a.id), a.throttle, array_window(a, 256)::jsonb"
+    " from workload_array as a where a.id = any(:ids) and a.throttle is not null"
+)
 _LOCK = text("select id from workload where id = :id and finished_at is null for update")
 _TAKE = text("select take_elements(:id, array[cast(:position as bigint)], array[cast(:index as bigint)])")
 _IDLE = text(
@@ -91,6 +95,16 @@ _IDLE = text(
     " and w.phase in ('pending', 'preempted') and not exists ("
     " select from workload where array_id = a.id and finished_at is null and runner = '')"
     " order by w.id for update of w"
+)
+_IN_VAIN = text(
+    "select w.id from dependency as d join workload_array as a on a.id = d.workload join workload as w on w.id = a.id"
+    " where not isempty(d.never) and a.waiting && d.never and w.finished_at is null and w.spec ->> 'if_never' = 'end'"
+    " order by w.id limit :most for update of w skip locked"
+)
+_DROP = text(
+    "update workload_array as a set waiting = a.waiting - d.never from ("
+    " select workload, range_agg(r) as never from dependency, unnest(never) as r where workload = any(:ids)"
+    " group by workload) as d where a.id = d.workload"
 )
 _STOP = text(
     "update workload_array set waiting = '{}', cancelled = cancelled or :whole where id = any(:ids) and"
@@ -112,6 +126,36 @@ def counts_of(session: Session, workloads: Collection[str]) -> dict[str, ArrayCo
     return {id_: ArrayCounts(*counts) for id_, *counts in session.execute(_COUNTS, {"ids": list(workloads)})}
 
 
+class KeptOut(NamedTuple):
+    """What the throttle of an array keeps out."""
+
+    has_runners: bool
+    """Whether the throttle limits runners, and not elements. They are what the other fields are about."""
+    placed: int
+    """Number of elements that hold slots, or were awarded some."""
+    throttle: int
+    unplaced: bool
+    """Whether elements without a row are kept out, if there are any."""
+    queued: frozenset[str]
+    """The ids of queued elements with a row that are kept out."""
+
+    def reason(self) -> Reason:
+        """Returns why an element waits that is kept out."""
+        code = ReasonCode.RUNNERS_THROTTLED if self.has_runners else ReasonCode.ARRAY_THROTTLED
+        detail = {"placed": self.placed, "throttle": self.throttle}
+        return Reason(code, detail | ({"older": True} if self.placed < self.throttle else {}))
+
+
+def kept_out(session: Session, arrays: Collection[str]) -> dict[str, KeptOut]:
+    """Returns what the throttle keeps out, of those of `arrays` that have one, by id."""
+    if not arrays:
+        return {}
+    return {
+        id_: KeptOut(has_runners, placed, throttle, not window["positions"], frozenset(window["throttled"]))
+        for id_, has_runners, placed, throttle, window in session.execute(_WINDOWS, {"ids": list(arrays)})
+    }
+
+
 def take_element(session: Session, array: str, position: int, index: int) -> None:
     """Gives a waiting element a row of its own. The caller must have locked the head's row."""
     session.execute(_TAKE, {"id": array, "position": position, "index": index})
@@ -125,8 +169,20 @@ def stop_waiting(session: Session, workloads: Collection[str], *, whole: bool) -
     session.execute(_STOP, {"ids": list(workloads), "whole": whole})
 
 
+def end_elements_in_vain(session: Session, most: int) -> bool:
+    """Cancels waiting elements with a dependency that can never hold, of at most `most` arrays that say so.
+
+    Returns whether there were some.
+    """
+    arrays = sorted(set(session.scalars(_IN_VAIN, {"most": most})))
+    session.execute(_DROP, {"ids": arrays})
+    for array in arrays:
+        end_array(session, array)
+    return bool(arrays)
+
+
 def set_throttle(session: Session, array: str, throttle: int | None) -> bool:
-    """Sets the most elements with a row that have not ended; None: no limit. The head's row must be locked.
+    """Sets the most elements that hold slots at a time; None: no limit. The head's row must be locked.
 
     Returns whether that is a change.
     """

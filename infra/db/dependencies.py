@@ -8,7 +8,8 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, func, select, text, update
+from sqlalchemy import CheckConstraint, ForeignKey, Index, Integer, Text, bindparam, func, select, text, update
+from sqlalchemy.dialects.postgresql import INT4MULTIRANGE
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
 from domain.reasons import Reason, ReasonCode, in_words
@@ -33,27 +34,35 @@ class Dependency(Base):
     due_at: Mapped[datetime | None]
     condition: Mapped[str]
     state: Mapped[str] = mapped_column(server_default="waiting")
-    """`met`: it holds, once and for all. `never`: it can no longer hold. `waived`: `never`, but a user gave it up."""
+    """`met`: it holds, once and for all. `never`: it can no longer hold. `waived`: `never`, but a user gave it up.
+    `each`: it is about the elements of the same index, and decided for each of them (`element_dependencies.sql`)."""
+    open: Mapped[Any | None] = mapped_column(INT4MULTIRANGE)
+    """With `each`: the positions of the elements for which it is not decided."""
+    never: Mapped[Any | None] = mapped_column(INT4MULTIRANGE)
+    """With `each`: the positions of the elements for which it can no longer hold, unless a user gave it up."""
     decided_at: Mapped[datetime | None]
     outcome: Mapped[str | None]
     """The predecessor's phase that decided it."""
     __table_args__ = (
-        CheckConstraint("state in ('waiting', 'met', 'never', 'waived')", name="dependency_state"),
+        CheckConstraint("state in ('waiting', 'met', 'never', 'waived', 'each')", name="dependency_state"),
+        CheckConstraint("(state = 'each') = (open is not null and never is not null)", name="dependency_each"),
         CheckConstraint(
             "case condition when 'ready' then partition is not null and data_table is not null"
             " when 'due' then due_at is not null"
             " else condition in ('succeeded', 'ended', 'failed', 'started') and predecessor is not null end",
             name="dependency_condition",
         ),
-        Index("dependency_workload", "predecessor", postgresql_where=text("state = 'waiting'")),
+        Index("dependency_workload", "predecessor", postgresql_where=text("state in ('waiting', 'each')")),
         Index("dependency_partition", "data_table", "partition", postgresql_where=text("state = 'waiting'")),
+        Index("dependency_in_vain", "workload", postgresql_where=text("not isempty(never)")),
         Index("dependency_due", "due_at", postgresql_where=text("state = 'waiting'")),
     )
 
 
 _NAMED = text(
     "(select id from workload where id = :given and tenant = :tenant) union all"
-    " (select id from workload where tenant = :tenant and name = :given order by id desc limit 1) limit 1"
+    " (select id from workload where tenant = :tenant and name = :given and array_id is null order by id desc limit 1)"
+    " limit 1"
 )
 _ADD = text(
     "insert into dependency (workload, place, predecessor, predecessor_name, condition, state, outcome, decided_at)"
@@ -61,6 +70,7 @@ _ADD = text(
     " case when found.state <> 'waiting' then now() end"
     " from workload cross join lateral condition_state(:condition, id, phase) as found (state) where id = :predecessor"
 )
+_ADD_EACH = text("select add_each(:workload, :place, :predecessor, :condition)")
 _ADD_PARTITION = text(
     "insert into dependency (workload, place, data_table, partition, condition, state, decided_at)"
     " select :workload, :place, :table, :partition, 'ready', case when p.name is null then 'waiting' else 'met' end,"
@@ -96,7 +106,8 @@ def add_dependencies(session: Session, workload: str, spec: WorkloadSpec) -> Rea
     for place, one in enumerate(spec.after):
         at = {"workload": workload, "place": place}
         if one.id is not None:
-            session.execute(_ADD, at | {"predecessor": one.id, "condition": one.condition})
+            add = _ADD_EACH if one.same_index else _ADD
+            session.execute(add, at | {"predecessor": one.id, "condition": one.condition})
         else:
             session.execute(_ADD_PARTITION, at | {"table": one.table, "partition": one.partition})
     if spec.not_before is not None or spec.delay_s is not None:
@@ -105,10 +116,50 @@ def add_dependencies(session: Session, workload: str, spec: WorkloadSpec) -> Rea
     return next(filter(None, (one.reason() for one in dependencies_of(session, [workload])[workload])), None)
 
 
-def waive(session: Session, workload: str) -> None:
-    """Gives up the dependencies of a workload that can never hold."""
-    own = Dependency.workload == workload, Dependency.state == "never"
-    session.execute(update(Dependency).where(*own).values(state="waived"))
+def waive(session: Session, workload: str) -> bool:
+    """Gives up the dependencies of a workload, or of its elements, that can never hold; returns whether it had some."""
+    own = Dependency.workload == workload
+    whole = update(Dependency).where(own, Dependency.state == "never").values(state="waived")
+    each = update(Dependency).where(own, func.isempty(Dependency.never).is_(False)).values(never=text("'{}'"))
+    given_up = [session.execute(one.returning(Dependency.place)).first() for one in (whole, each)]
+    return any(given_up)
+
+
+_OF_ELEMENT = text(
+    "select d.predecessor || '-' || :index, d.predecessor_name || '/' || :index, d.condition,"
+    " coalesce(e.phase, case when d.never @> :position then 'cancelled' else 'pending' end), d.never @> :position"
+    " from dependency as d left join workload as e on e.id = d.predecessor || '-' || :index"
+    " where d.workload = :array and d.state = 'each' and d.open + d.never @> :position"
+    " order by d.never @> :position desc, d.place limit 1"
+).bindparams(bindparam("index", type_=Text), bindparam("position", type_=Integer))
+_OF_ELEMENTS = text(
+    "select d.workload, d.predecessor, d.predecessor_name, d.condition,"
+    " multirange_size((d.open + d.never) * a.waiting)"
+    " from dependency as d join workload_array as a on a.id = d.workload"
+    " where d.workload = any(:ids) and d.state = 'each' and d.open + d.never && a.waiting order by d.workload, d.place"
+)
+
+
+def why_element_blocked(session: Session, array: str, index: int, position: int, *, kept: bool) -> Reason | None:
+    """Returns on which element of another array an element without a row depends; None: its dependencies hold."""
+    values = {"array": array, "index": str(index), "position": position}
+    row = session.execute(_OF_ELEMENT, values).one_or_none()
+    if row is None:
+        return None
+    *shown, is_never = row
+    detail = dict(zip(("workload", "name", "condition", "phase"), shown, strict=True))
+    if not is_never:
+        return Reason(ReasonCode.DEPENDENCY, detail)
+    return Reason(ReasonCode.DEPENDENCY_NEVER, detail | ({"kept": True} if kept else {}))
+
+
+def why_elements_blocked(session: Session, arrays: Collection[str]) -> dict[str, list[Reason]]:
+    """Returns for which elements of other arrays the waiting elements of arrays wait, by the id of the array."""
+    found: dict[str, list[Reason]] = {}
+    for id_, *shown in session.execute(_OF_ELEMENTS, {"ids": list(arrays)}) if arrays else ():
+        detail = dict(zip(("workload", "name", "condition", "elements"), shown, strict=True))
+        found.setdefault(id_, []).append(Reason(ReasonCode.ELEMENT_DEPENDENCY, detail))
+    return found
 
 
 def _locked(session: Session, key: InstrumentedAttribute[str], wanted: Collection[str]) -> set[str]:
@@ -124,12 +175,12 @@ class DecidedDependency(NamedTuple):
     phase: str | None
 
     def reason(self, *, kept: bool = False) -> Reason | None:
-        """Returns why the workload does not enter the queue; None: this condition holds.
+        """Returns why the workload does not enter the queue; None: this condition holds, or is about its elements.
 
         `kept`: the workload can still enter the queue if the user gives up what can never hold.
         """
         row = self.row
-        if row.state in ("met", "waived"):
+        if row.state in ("met", "waived", "each"):
             return None
         if row.due_at is not None:
             return Reason(ReasonCode.NOT_BEFORE, {"at": in_words(row.due_at.timestamp())})

@@ -6,7 +6,7 @@ below it can be added later.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,7 @@ def read_after(
     workload: str | None = None,
     tenant: str | None = None,
     kind: str | None = None,
+    kinds: Collection[str] = (),
     limit: int = 500,
 ) -> Sequence[Event]:
     """Returns at most `limit` events after `cursor`, oldest first, below the oldest transaction in flight."""
@@ -108,6 +109,8 @@ def read_after(
         statement = statement.where(Event.tenant == tenant)
     if kind is not None:
         statement = statement.where(Event.kind == kind)
+    if kinds:
+        statement = statement.where(Event.kind.in_(kinds))
     return session.scalars(statement).all()
 
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ class QueuePosition:
     credit: float
     reason: Reason | None
     """Why the workload is over-quota; None if it is not."""
+    start_s: tuple[float, float] | None
+    """The interval in which it is expected to start, in seconds since the epoch; None: nothing can be said."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,9 @@ class PublishedQueue:
     """Number of the GPU type whose quota is exceeded; `len(types)` or more means CPUs."""
     used: npt.NDArray[np.int64]
     needed: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.float32]
+    """For each position two numbers: the first and the last second of its expected start, since the scan. NaN: nothing
+    can be said."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -92,7 +98,10 @@ class PublishedQueue:
         rank = int(self.rank[row])
         over = rank == OVER_QUOTA_RANK
         reason = self._reason(row) if over else None
-        return QueuePosition(row + 1, rank, LOWEST_LEVEL if over else rank, over, float(self.credit[row]), reason)
+        first_s, last_s = self.starts[2 * row : 2 * row + 2].tolist()
+        start_s = None if isnan(first_s) else (self.scanned_at_s + first_s, self.scanned_at_s + last_s)
+        level = LOWEST_LEVEL if over else rank
+        return QueuePosition(row + 1, rank, level, over, float(self.credit[row]), reason, start_s)
 
     def _reason(self, row: int) -> Reason:
         place = int(self._over_before[row])
@@ -115,9 +124,9 @@ class PublishedQueue:
 
 NOTHING = PublishedQueue(
     0, 0.0, (), (), np.empty(0, "S1"), np.empty(0, np.int8), np.empty(0), np.empty(0, np.int32), np.empty(0, np.int16),
-    np.empty(0, np.int64), np.empty(0, np.int64),
+    np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32),
 )  # fmt: skip
-_COLUMNS = ("ids", "credit", "used", "needed", "tenant", "lacks", "rank")
+_COLUMNS = ("ids", "credit", "used", "needed", "tenant", "starts", "lacks", "rank")
 
 
 def publish(session: Session, queue: PublishedQueue, counters: Mapping[str, int]) -> None:

@@ -1,7 +1,7 @@
 """The SDK for training code: checkpoints, notices, progress reports and the environment of a task.
 
-It needs only the standard library and no other package of mizzen. Names are imported on first use, so `import mizzen`
-is fast.
+It needs only the standard library and no other package of mizzen, except `Executor`, which needs the extra `functions`.
+Names are imported on first use, so `import mizzen` is fast.
 """
 
 from importlib import import_module
@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mizzen.checkpoint import Checkpointer, open_checkpoints
     from mizzen.environment import TaskEnvironment
+    from mizzen.functions.executor import Executor
     from mizzen.notices import exit_preempted, preempted
     from mizzen.report import progress
 
 __version__ = "0.2.0"
 __all__ = [
     "Checkpointer",
+    "Executor",
     "TaskEnvironment",
     "__version__",
     "exit_preempted",
@@ -26,6 +28,7 @@ __all__ = [
 
 _HOMES = {
     "Checkpointer": "mizzen.checkpoint",
+    "Executor": "mizzen.functions.executor",
     "TaskEnvironment": "mizzen.environment",
     "exit_preempted": "mizzen.notices",
     "open_checkpoints": "mizzen.checkpoint",

@@ -11,13 +11,14 @@ from sqlalchemy import select, text
 
 import gms.scan
 import rms.bid
-from activities.scheduling import auction, awards
+from activities.scheduling import auction, awards, start_forecasts
+from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import asked
 from domain.phases import Phase
 from domain.protocol.scheduling import AwardRequest, BidRequest
 from domain.scheduling import Bid
 from infra.db import published_queue
-from infra.db.logs import RegionBid, Waiting
+from infra.db.logs import Publication, RegionBid, Waiting
 from infra.db.models import Machine, Workload
 from infra.db.tenants import Tenant
 from reference import bids as reference
@@ -287,6 +288,30 @@ def test_a_scan_publishes_the_queue(world: World) -> None:
     assert found.scan == ticket.scan and len(found) == 2
     assert [id_ for _, id_ in found.of_tenant(None)] == [r.id for r in queue]
     assert [found.entry(row).position for row in range(2)] == [1, 2]
+
+
+@pytest.mark.usefixtures("publishes_every_scan")
+def test_expected_starts_are_published(world: World) -> None:
+    """A workload that waits for a running one has an interval; one that fits on no machine has none.
+
+    What was learned is restored by the next process.
+    """
+    world.region("r")
+    world.machine("r/c/m", gpus=1)
+    world.running(job(gpus=1), ago_s=1800.0)
+    waits, never = world.submit(job(gpus=1)), world.submit(job(gpus=2))
+    world.tick()
+    with world.session() as session:
+        found = published_queue.load(session)
+        learned = session.get_one(Publication, start_forecasts.NAME).body
+    position = found.find(waits)
+    assert position is not None and position.start_s is not None
+    first_s, last_s = position.start_s
+    assert found.scanned_at_s <= first_s < last_s
+    assert found.find(never) is not None and found.find(never).start_s is None  # type: ignore[union-attr]
+    again = AuctionActivities(world.engine, world.settings, world.scheduler_state)
+    again._starts._restore()
+    assert again._starts._forecaster.to_json() == learned
 
 
 def test_a_publication_that_waited_does_not_delay_the_next_for_long(

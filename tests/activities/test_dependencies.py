@@ -10,7 +10,7 @@ from sqlalchemy import func, text
 from activities.lifecycle.dependencies import decide_dependencies
 from activities.lifecycle.progress import expire_pending
 from domain.phases import Phase
-from domain.spec import ArraySpec, LimitsSpec
+from domain.spec import ArraySpec, DependencySpec, LimitsSpec
 from infra.db.array_rows import counts_of
 from infra.db.dependencies import dependencies_of
 from infra.db.enqueue import enqueue
@@ -160,6 +160,29 @@ def test_an_array_that_waits_in_vain_ends_with_all_elements(place: World) -> Non
     with place.session() as session:
         counts = counts_of(session, [array])[array]
     assert (counts.waiting, counts.cancelled, counts.is_cancelled) == (0, 3, True)
+
+
+def test_an_end_of_an_element_during_a_submission_is_not_missed(place: World) -> None:
+    """A submission waits for the end of an element that is being committed, and an end for a submission."""
+    elements = ArraySpec(ranges=((0, 1, 1),))
+    first = submit(place, array=elements)
+    assert place.tick().awarded == 2
+    for index in range(2):
+        place.run(f"{first}-{index}")
+    on = DependencySpec(workload="p", id=first, same_index=True)
+    with ThreadPoolExecutor(1) as pool:
+        with place.session() as session:
+            enter_phase(session, f"{first}-0", Phase.SUCCEEDED, {"code": "completed"})
+            submitted = pool.submit(submit, place, on, array=elements)
+            assert waits_for_a_lock(place, submitted.done)
+        early = submitted.result(20)
+        with place.session() as session:
+            late = enqueue(session, small(on, array=elements), "key").id
+            ended = pool.submit(place.release, f"{first}-1", Phase.SUCCEEDED)
+            assert waits_for_a_lock(place, ended.done)
+        ended.result(20)
+    with place.session() as session:
+        assert [counts.blocked for counts in counts_of(session, [early, late]).values()] == [0, 0]
 
 
 def test_what_was_decided_outlives_the_record(place: World) -> None:

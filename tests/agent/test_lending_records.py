@@ -261,7 +261,8 @@ async def test_an_agent_without_its_state_folder_ends(lab: Lab, command: str) ->
     with pytest.raises(ConfigurationError, match=r"was deleted or replaced while the agent ran; .* machines trust"):
         await serving
     assert saved.read_text() == "saved\n"
-    assert not run.path.exists() and not [pid for pid in processes_of(used) if pid != os.getpid()]
+    assert not run.path.exists()
+    await until_async(lambda: not [pid for pid in processes_of(used) if pid != os.getpid()])
     assert str(lab.folder) not in Path("/proc/self/mounts").read_text()
 
 

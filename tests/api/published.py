@@ -1,5 +1,7 @@
 """A published queue, as a scan leaves it."""
 
+from math import nan
+
 import numpy as np
 
 from domain.priority import OVER_QUOTA_RANK
@@ -16,8 +18,15 @@ FULL = Reason(
 EVICTED = Reason(ReasonCode.EVICTED, {"evictor": "wl-x", "evictor_rank": 1, "rank": 3})
 
 
-def publish(world: ApiWorld, *items: tuple[str, int, float] | tuple[str, int, float, str]) -> None:
-    """Publishes a scan: workloads in queue order, each with rank, credit and tenant (default: `vision`)."""
+def publish(
+    world: ApiWorld,
+    *items: tuple[str, int, float] | tuple[str, int, float, str],
+    starts_s: tuple[float, float] = (nan, nan),
+) -> None:
+    """Publishes a scan: workloads in queue order, each with rank, credit and tenant (default: `vision`).
+
+    `starts_s` is the interval of each expected start, in seconds since the scan.
+    """
     ids, ranks, credit, *_ = zip(*(item[:3] for item in items), strict=True)
     tenant = np.array([item[3:] == ("speech",) for item in items], np.int32)
     quotas = [
@@ -28,7 +37,7 @@ def publish(world: ApiWorld, *items: tuple[str, int, float] | tuple[str, int, fl
     queue = published_queue.PublishedQueue(
         1, T0.timestamp(), quotas, ["a100"], np.array(ids, "S"), np.array(ranks, np.int8), np.array(credit), tenant,
         np.zeros(over, np.int16),
-        np.full(over, 8), np.full(over, 2),
+        np.full(over, 8), np.full(over, 2), np.array(starts_s * len(ids), np.float32),
     )  # fmt: skip
     with world.session() as session:
         published_queue.publish(session, queue, {"scans": 1})

@@ -82,10 +82,16 @@ async def test_waiting_elements_wait_for_what_their_array_waits(world: ApiWorld)
         assert [reason["code"] for reason in reasons] == ["isolation_too_weak"]
     async with world.client("vision") as client:
         await client.patch(f"/v1/workloads/{array}", json={"throttle": 1})
-    _take(world, array, 0)
-    for id_ in (array, f"{array}-7"):
-        (reason,) = (await get(world, f"/v1/workloads/{id_}/why"))["reasons"]
-        assert reason["code"] == "array_throttled" and "1 element has started" in reason["sentence"]
+    _take(world, array, 0, 1)
+    for phase, sentence in (
+        (Phase.PENDING, "0 elements hold slots, older ones come first, and the throttle of the array is 1"),
+        (Phase.RUNNING, "1 element holds slots, and the throttle of the array is 1"),
+    ):
+        with world.session() as session:
+            session.get_one(Workload, f"{array}-0").phase = phase
+        for id_ in (array, f"{array}-1", f"{array}-7"):
+            (reason,) = (await get(world, f"/v1/workloads/{id_}/why"))["reasons"]
+            assert reason["code"] == "array_throttled" and reason["sentence"].startswith(sentence)
 
 
 async def test_lists_have_one_row_for_an_array(world: ApiWorld) -> None:

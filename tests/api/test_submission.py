@@ -34,7 +34,11 @@ async def test_submission_writes_all_that_belongs_to_it(world: ApiWorld) -> None
         made = answer.json()
         assert answer.headers["location"] == f"/v1/workloads/{made['id']}"
         waits = {"waited_s": made["waited_s"], "eligible_s": made["eligible_s"]}
-        assert (await client.get(answer.headers["location"])).json() | {"never": None} | waits == made
+        waits |= {"never": None, "document_notes": []}
+        assert (await client.get(answer.headers["location"])).json() | {
+            "never": None,
+            "document_notes": [],
+        } | waits == made
     assert (made["phase"], made["level"], made["queued"], made["attempt"]) == ("pending", 5, True, 0)
     assert made["reason"]["code"] == "scan_pending"
     assert made["jobs"][0]["resources"] == {

@@ -177,3 +177,23 @@ async def test_running_time_counts_as_waiting_and_the_last_attempt_begins_the_se
     found = [await get(world, f"/v1/workloads/{one}") for one in (id_, ended)]
     assert [one["waited_s"] for one in found] == [pytest.approx(5 * 3600, abs=60), pytest.approx(2 * 3600, abs=60)]
     assert [one["eligible_s"] for one in found] == [pytest.approx(3600, abs=60), None]
+
+
+async def test_expected_start(world: ApiWorld) -> None:
+    """`why` and lists have the interval of a workload that waits, as the queue was published; one on hold has none."""
+    first, second = world.add_workload(), world.add_workload()
+    held = world.add_workload(held_by="somebody")
+    from_scan_s = (datetime.now(UTC) - T0).total_seconds()
+    publish(
+        world, (first, 1, 1.5), (second, 8, 0.25), (held, 8, 0.2),
+        starts_s=(from_scan_s + 7200.0, from_scan_s + 32_400.0),
+    )  # fmt: skip
+    told = [(await get(world, f"/v1/workloads/{id_}/why"))["expected_start"] for id_ in (first, second, held)]
+    slots, of, end = "slots that running work holds", "of its tenant", "would move it"
+    assert [told[0]["sentence"], told[1]["sentence"], told[2]] == [
+        f"in 2 to 9 h (80 %); it waits for {slots}; fewer GPUs {end}",
+        f"in 2 to 9 h (80 %); it waits for 1 workload ahead of it and for {slots}; quota {of} or fewer GPUs {end}",
+        None,
+    ]
+    listed = {w["id"]: w["expected_start"] for w in (await get(world, "/v1/workloads"))["items"]}
+    assert [listed[first]["latest"], listed[second]["latest"], listed[held]] == [told[0]["latest"]] * 2 + [None]

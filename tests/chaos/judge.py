@@ -33,6 +33,9 @@ KINDS = {
     "older-saved": "an older attempt saved after a newer one had loaded",
     "checkpoint-lost": "an attempt resumed from an older step than one whose save had returned",
     "finished-again": "a gang whose tasks had all exited with 0 ran again",
+    "throttle-exceeded": "more elements of an array held slots at one time than its throttle allows",
+    "element-lost": "an element did not end, or the counts of its array contradict the ends of the elements",
+    "array-ended-early": "an element finished, or was started, after its array had ended",
     "too-early": "a workload ran before the one that it depends on had succeeded",
     "lost": "an acknowledged workload does not exist",
     "refused": "a valid request was rejected",
@@ -150,26 +153,48 @@ def _ids(seen: Observed, name: str) -> set[str]:
     return told | {id_ for id_, known in seen.names.items() if known == name}
 
 
+def _parts(order: Order, workload: str) -> list[str]:
+    """Returns the ids of the elements of an array, in the order of their indexes, or else the workload itself."""
+    return [workload] if order.array is None else [f"{workload}-{index}" for index in range(order.array.number)]
+
+
+def _done_s(seen: Observed, part: str) -> float:
+    """Returns when all tasks of a workload or element had first exited with 0; infinite if they never did."""
+    return min((max(r.last_s for r in runs) for _, runs in _finished(seen, part)), default=inf)
+
+
+def _depends(seen: Observed, order: Order) -> Iterator[tuple[str, list[str]]]:
+    """Yields each workload or element of an order that depends on the success of others, with these."""
+    first = next((one for one in seen.orders if order.after is not None and one.name == order.after[0]), None)
+    if first is None or order.after is None or order.after[1] != "succeeded":
+        return
+    for workload in _ids(seen, order.name):
+        for index, part in enumerate(_parts(order, workload)):
+            before = [_parts(first, one) for one in _ids(seen, first.name)]
+            yield part, [id_ for ids in before for id_ in (ids[index : index + 1] if order.same_index else ids)]
+
+
 def _dependents(seen: Observed) -> Iterator[Violation]:
     for order in seen.orders:
-        if order.after is None or order.after[1] != "succeeded":
-            continue
-        begun_s = [r.started_s for r in seen.runs if r.workload in _ids(seen, order.name)]
-        done_s = [
-            max(r.last_s for r in runs)
-            for workload in _ids(seen, order.after[0])
-            for _, runs in _finished(seen, workload)
-        ]
-        if begun_s and min(begun_s) < min(done_s, default=inf):
-            what = f"{min(done_s) - min(begun_s):.2f} s before" if done_s else "without"
-            yield Violation("too-early", f"{order.name}: began {what} the end of {order.after[0]}")
+        for part, before in _depends(seen, order):
+            begun_s = min((r.started_s for r in seen.runs if r.workload == part), default=inf)
+            done_s = max((_done_s(seen, one) for one in before), default=inf)
+            if begun_s < done_s:
+                what = f"{done_s - begun_s:.2f} s before" if done_s < inf else "without"
+                yield Violation("too-early", f"{order.name} {part}: began {what} the end of {', '.join(before)}")
 
 
-def _waited_in_vain(seen: Observed, order: Order, why: str) -> bool:
-    """Returns whether a workload was rightly cancelled because what it depends on had not succeeded."""
-    if order.after is None or order.after[1] != "succeeded" or "dependency_never" not in why:
-        return False
-    return all(seen.phases.get(one) in ("failed", "cancelled") for one in _ids(seen, order.after[0]))
+def _phase(seen: Observed, part: str) -> str | None:
+    """Returns the phase of a workload or element at the end."""
+    array, _, index = part.rpartition("-")
+    own = seen.arrays.get(array)
+    return seen.phases.get(part) if own is None else own.elements[int(index)].phase
+
+
+def _waited_in_vain(seen: Observed, order: Order, part: str, why: str) -> bool:
+    """Returns whether a workload or element was rightly cancelled because what it depends on had not succeeded."""
+    before = dict(_depends(seen, order)).get(part, [])
+    return "dependency_never" in why and any(_phase(seen, one) in ("failed", "cancelled") for one in before)
 
 
 def _workloads(seen: Observed) -> Iterator[Violation]:
@@ -194,28 +219,60 @@ def _workloads(seen: Observed) -> Iterator[Violation]:
             if phase not in ("succeeded", "failed", "cancelled"):
                 yield Violation("never-ended", f"{order.name} {workload}: {phase} {why}")
                 continue
-            runs = [r for r in seen.runs if r.workload == workload]
-            finished = list(_finished(seen, workload))
-            for attempt, ended in finished:
-                again = [r for r in runs if r.attempt > attempt]
-                again_s = min((r.started_s for r in again), default=0.0)
-                if again and not any(r.told for r in ended) and not _unsure(seen, ended, again_s):
-                    yield Violation("finished-again", f"{order.name} {workload}: attempt {attempt} had finished")
-            if phase == "succeeded" and not finished:
-                yield Violation("wrong-end", f"{order.name} {workload}: succeeded, but not all tasks exited with 0")
-            killed = any(k.run_id.startswith(f"{workload}.") for k in seen.killed)
-            if phase == "failed" and not any(r.exit_code for r in runs) and not (order.exit_code and killed):
-                yield Violation("wrong-end", f"{order.name} {workload}: failed ({why}), but none of its tasks failed")
-            if phase == "cancelled" and order.cancel_sent_s is None and not _waited_in_vain(seen, order, why):
-                yield Violation("wrong-end", f"{order.name} {workload}: cancelled, but no user requested that")
-            if order.cancelled_s is not None:
-                for run in runs:
-                    after_s = run.started_s - order.cancelled_s
-                    if after_s > CANCEL_S:
-                        detail = (
-                            f"{order.name} {workload}.{run.attempt}: started {after_s:.0f} s after its cancellation"
-                        )
-                        yield Violation("cancel-ignored", detail)
+            if order.array is None:
+                yield from _end(seen, order, workload, phase, why)
+            else:
+                yield from _array_end(seen, order, workload)
+
+
+def _array_end(seen: Observed, order: Order, workload: str) -> Iterator[Violation]:
+    array = seen.arrays.get(workload)
+    assert order.array is not None
+    if array is None or array.finished_s is None:
+        yield Violation("element-lost", f"{order.name} {workload}: no array that has ended")
+        return
+    ends = [element.phase for element in array.elements.values()]
+    if len(ends) != order.array.number or {p: ends.count(p) for p in array.counts} != array.counts:
+        yield Violation("element-lost", f"{order.name} {workload}: {array.counts}, but the elements are {ends}")
+        return
+    for index, part in enumerate(_parts(order, workload)):
+        element = array.elements[index]
+        yield from _end(seen, order, part, element.phase, element.why)
+        if element.phase == "succeeded" and array.finished_s < (done_s := _done_s(seen, part)) < inf:
+            late_s = done_s - array.finished_s
+            yield Violation("array-ended-early", f"{order.name} {part}: finished {late_s:.2f} s after its array")
+        for run in seen.runs:
+            if run.workload == part and run.started_s > array.finished_s + CANCEL_S:
+                yield Violation("array-ended-early", f"{order.name} {part}: attempt {run.attempt} began afterwards")
+    held = [times for element in array.elements.values() for times in element.held]
+    most = max((sum(begin <= at_s < end for begin, end in held) for at_s, _ in held), default=0)
+    if most > order.array.throttle:
+        detail = f"{order.name} {workload}: {most} elements, the throttle is {order.array.throttle}"
+        yield Violation("throttle-exceeded", detail)
+
+
+def _end(seen: Observed, order: Order, workload: str, phase: str, why: str) -> Iterator[Violation]:
+    """Yields the contradictions between the reported end of a workload or element, and what its tasks did."""
+    runs = [r for r in seen.runs if r.workload == workload]
+    finished = list(_finished(seen, workload))
+    for attempt, ended in finished:
+        again = [r for r in runs if r.attempt > attempt]
+        again_s = min((r.started_s for r in again), default=0.0)
+        if again and not any(r.told for r in ended) and not _unsure(seen, ended, again_s):
+            yield Violation("finished-again", f"{order.name} {workload}: attempt {attempt} had finished")
+    if phase == "succeeded" and not finished:
+        yield Violation("wrong-end", f"{order.name} {workload}: succeeded, but not all tasks exited with 0")
+    killed = any(k.run_id.startswith(f"{workload}.") for k in seen.killed)
+    if phase == "failed" and not any(r.exit_code for r in runs) and not (order.exit_code and killed):
+        yield Violation("wrong-end", f"{order.name} {workload}: failed ({why}), but none of its tasks failed")
+    if phase == "cancelled" and order.cancel_sent_s is None and not _waited_in_vain(seen, order, workload, why):
+        yield Violation("wrong-end", f"{order.name} {workload}: cancelled, but no user requested that")
+    if order.cancelled_s is not None:
+        for run in runs:
+            after_s = run.started_s - order.cancelled_s
+            if after_s > CANCEL_S:
+                detail = f"{order.name} {workload}.{run.attempt}: started {after_s:.0f} s after its cancellation"
+                yield Violation("cancel-ignored", detail)
 
 
 def _queue(seen: Observed) -> Iterator[Violation]:

@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.chaos.schedule import Elements
+
 
 @dataclass(frozen=True)
 class TaskRun:
@@ -42,6 +44,27 @@ class QueueSample:
     """Each waiting workload, with each region that it may use and of which all GPUs were free."""
 
 
+@dataclass(frozen=True)
+class Element:
+    """An element of an array at the end, as the API reports it."""
+
+    phase: str
+    why: str
+    held: tuple[tuple[float, float], ...]
+    """For each attempt, the times of its award and of its release."""
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array at the end, as the API reports it."""
+
+    finished_s: float | None
+    counts: dict[str, int]
+    """The number of elements by final phase."""
+    elements: dict[int, Element]
+    """By index."""
+
+
 @dataclass
 class Order:
     """One workload from its user's view: the request and its responses."""
@@ -55,6 +78,9 @@ class Order:
     """A response that rejected the request."""
     after: tuple[str, str] | None = None
     """The name of the workload that it depends on, and the condition."""
+    array: Elements | None = None
+    same_index: bool = False
+    """Whether its elements depend on those of the other one with the same index."""
     cancel_sent_s: float | None = None
     cancelled_s: float | None = None
     """Time at which a cancellation was acknowledged."""
@@ -95,6 +121,8 @@ class Observed:
     names: dict[str, str] = field(default_factory=dict)
     """The name of every workload at the end, by id."""
     reasons: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, Array] = field(default_factory=dict)
+    """The arrays, by id."""
     killed: list[Killed] = field(default_factory=list)
     """Shims and tasks that the harness killed or stopped, so that their exit status may be unknown."""
     owned: list[Owned] = field(default_factory=list)

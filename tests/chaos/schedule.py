@@ -32,6 +32,8 @@ _LASTS_S = {
 }
 _DEPENDS = 3
 """One of so many workloads depends on the one before it of its tenant."""
+_ARRAYS = 4
+"""One of so many workloads is an array. Every second one waits for the elements of the one before it of its tenant."""
 REQUESTS = ("cancel-storm", "quota", "preempt", "drain", "cordon", "reclaim", "reclaim-stopped", "idle-machine")
 
 
@@ -43,6 +45,14 @@ class Fault:
     kind: str
     draw: float
     lasts_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Elements:
+    """The elements of an array, with the indexes from 0."""
+
+    number: int
+    throttle: int
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,9 @@ class Submission:
     """The regions in which the workload may run."""
     after: tuple[str, str] | None = None
     """The workload that it depends on, and the condition."""
+    array: Elements | None = None
+    same_index: bool = False
+    """Whether its elements depend on those of the other one with the same index."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +143,20 @@ def _submissions(chance: random.Random, duration_s: float, every_s: float) -> li
         condition = ("succeeded", "ended")[number // _DEPENDS % 2]
         after = (before[-1], condition) if before and number % _DEPENDS == 0 else None
         timeouts_s = (*early, 10.0)
-        out.append(Submission(at_s, f"w-{number}", tenant, tasks, steps, code, copies, timeouts_s, after=after))
+        array, same_index = None, False
+        if number % _ARRAYS == 1:
+            array = Elements(3 + number % 5, 1 + number % 3)
+            tasks, steps = min(tasks, 2), min(steps, 20)
+            arrays = [one for one in out if one.tenant == tenant and one.array is not None]
+            if number % (2 * _ARRAYS) == 5 and arrays and arrays[-1].array is not None:
+                after, same_index = (arrays[-1].name, condition), True
+                array = Elements(min(array.number, arrays[-1].array.number), array.throttle)
+        out.append(
+            Submission(
+                at_s, f"w-{number}", tenant, tasks, steps, code, copies, timeouts_s, after=after, array=array,
+                same_index=same_index,
+            )
+        )  # fmt: skip
     return out
 
 

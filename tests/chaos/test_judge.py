@@ -7,8 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.judge import KINDS, judge
-from tests.chaos.observed import Killed, Observed, Order, Owned, QueueSample, TaskRun, read_journals
-from tests.chaos.schedule import FAULTS, draw_schedule
+from tests.chaos.observed import (
+    Array,
+    Element,
+    Killed,
+    Observed,
+    Order,
+    Owned,
+    QueueSample,
+    TaskRun,
+    read_journals,
+)
+from tests.chaos.schedule import FAULTS, Elements, draw_schedule
 
 
 def _run(attempt: int, begin_s: float, end_s: float, **changes: object) -> TaskRun:
@@ -112,6 +122,28 @@ def _too_early(seen: Observed) -> None:
     _dependent(seen, 29.5)
 
 
+def _array(seen: Observed, *held: tuple[float, float], finished_s: float = 51.0, **counts: int) -> None:
+    """Adds an array of two elements, which hold slots at these times and run most of the time."""
+    seen.orders.append(Order("a", "key-a", 0, {"w5"}, array=Elements(2, 1)))
+    seen.phases["w5"], seen.names["w5"] = "succeeded", "a"
+    elements = {index: Element("succeeded", "", (times,)) for index, times in enumerate(held)}
+    seen.arrays["w5"] = Array(finished_s, {"succeeded": 2, "failed": 0, "cancelled": 0} | counts, elements)
+    for index, (begin_s, end_s) in enumerate(held):
+        seen.runs.append(_run(1, begin_s + 0.5, end_s - 0.5, workload=f"w5-{index}", slots=(3 + index,), exit_code=0))
+
+
+def _crowded(seen: Observed) -> None:
+    _array(seen, (40.0, 45.0), (44.9, 50.0))
+
+
+def _miscounted(seen: Observed) -> None:
+    _array(seen, (40.0, 45.0), (45.0, 50.0), succeeded=1)
+
+
+def _ended_early(seen: Observed) -> None:
+    _array(seen, (40.0, 45.0), (45.0, 50.0), finished_s=48.0)
+
+
 def _nameless(seen: Observed) -> None:
     """Removes all responses: the workload is known only by its name."""
     _endless(seen)
@@ -125,6 +157,9 @@ BROKEN: dict[str, Callable[[Observed], None]] = {
     "older-saved": _older,
     "checkpoint-lost": _lost_step,
     "finished-again": _again,
+    "throttle-exceeded": _crowded,
+    "element-lost": _miscounted,
+    "array-ended-early": _ended_early,
     "too-early": _too_early,
     "lost": _gone,
     "refused": _refused,
@@ -159,6 +194,28 @@ def test_a_dependent_runs_after_the_success_of_the_other() -> None:
     seen = _sound()
     _dependent(seen, 5.0, "ended")
     assert judge(seen) == []
+
+
+def test_the_elements_of_an_array_are_judged() -> None:
+    seen = _sound()
+    _array(seen, (40.0, 45.0), (45.0, 50.0))
+    assert judge(seen) == []
+    seen.runs.pop()
+    assert [v.kind for v in judge(seen)] == ["wrong-end"]
+
+
+def test_an_element_runs_after_that_of_its_index() -> None:
+    for begin_s, kinds in ((44.7, []), (44.4, ["too-early"])):
+        seen = _sound()
+        _array(seen, (40.0, 45.0), (45.0, 50.0))
+        seen.orders.append(
+            Order("b", "key-b", 0, {"w6"}, after=("a", "succeeded"), array=Elements(1, 1), same_index=True)
+        )
+        seen.phases["w6"], seen.names["w6"] = "succeeded", "b"
+        element = Element("succeeded", "", ((begin_s, 60.0),))
+        seen.arrays["w6"] = Array(61.0, {"succeeded": 1}, {0: element})
+        seen.runs.append(_run(1, begin_s, 59.0, workload="w6-0", slots=(5,), exit_code=0))
+        assert [v.kind for v in judge(seen)] == kinds
 
 
 def test_a_dependent_is_cancelled_only_if_the_other_did_not_succeed() -> None:

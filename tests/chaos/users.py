@@ -11,6 +11,8 @@ import threading
 import time
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import httpx
 
 from server.agents import machine_state_dir
 from tests.chaos.faults import BLACKOUT_S, now_s
-from tests.chaos.observed import Observed, Order, Owned, QueueSample
+from tests.chaos.observed import Array, Element, Observed, Order, Owned, QueueSample
 from tests.chaos.schedule import FLEET_GPUS, LEVELS, REGIONS, Request, Submission
 from tests.stack.harness import ROOT, Up
 from tests.stack.idler import idler
@@ -31,7 +33,8 @@ IDLE = "east/idle/a-machine"
 """A lent machine that accepts every request and starts nothing."""
 _GPU_TYPE = "a100"
 _LARGE = "all-of-"
-_UNPLACEABLE = ("held", "machines_avoided", "dependency", "dependency_never")
+_UNPLACEABLE = ("held", "machines_avoided", "dependency", "dependency_never", "element_dependency", "array_throttled",
+                "array_started")  # fmt: skip
 """Reasons for which a workload may not fit an idle region."""
 _ENDED = ("succeeded", "failed", "cancelled")
 
@@ -82,7 +85,8 @@ class Users:
 
     def submit(self, what: Submission) -> None:
         """Starts a submission on another thread."""
-        order = Order(what.name, f"chaos-{self._seed}-{what.name}", what.exit_code, after=what.after)
+        order = Order(what.name, f"chaos-{self._seed}-{what.name}", what.exit_code, after=what.after, array=what.array)
+        order.same_index = what.same_index
         with self._lock:
             self._seen.orders.append(order)
         for _ in range(what.copies):
@@ -100,7 +104,8 @@ class Users:
             "name": what.name,
             "tenant": what.tenant,
             "regions": {"allow": list(what.regions)},
-            "after": [] if what.after is None else [":".join(what.after)],
+            "after": self._after(what),
+            "array": what.array and f"0-{what.array.number - 1}%{what.array.throttle}",
             "checkpoint": {"interval": "1s", "grace": "5s"},
             "limits": {"retries": 0 if what.exit_code else 50},
             # Some may be placed on the idle machine.
@@ -114,6 +119,15 @@ class Users:
                 }
             ],
         }
+
+    @staticmethod
+    def _after(what: Submission) -> list[Any]:
+        if what.after is None:
+            return []
+        name, condition = what.after
+        if what.same_index:
+            return [{"workload": name, "condition": condition, "same_index": True}]
+        return [f"{name}:{condition}"]
 
     def _post(self, what: Submission, order: Order) -> None:
         give_up_s = time.monotonic() + _PATIENCE_S
@@ -205,8 +219,11 @@ class Users:
         answer = self._patiently("GET", "/workloads?phase=running&limit=100")
         running = answer.json()["items"]
         if running:
-            chosen = running[int(what.draw * len(running))]["id"]
-            self._patiently("POST", f"/workloads/{chosen}/preempt")
+            chosen = running[int(what.draw * len(running))]
+            if chosen["array"] is not None:
+                path = f"/workloads?array={chosen['id']}&phase=running&limit=100"
+                chosen = next(iter(self._patiently("GET", path).json()["items"]), chosen)
+            self._patiently("POST", f"/workloads/{chosen['id']}/preempt")
             self.asked.append(what.kind)
 
     def _drain(self, what: Request) -> None:
@@ -307,7 +324,9 @@ class Users:
         while True:
             found = self._all()
             self._sample_queue(found)
-            live = sorted((w["id"], w["phase"], w["attempt"]) for w in found if w["phase"] not in _ENDED)
+            live = sorted(
+                (w["id"], w["phase"], w["attempt"], str(w["array"])) for w in found if w["phase"] not in _ENDED
+            )
             if live != before:
                 before, changed_s = live, time.monotonic()
             if not live or time.monotonic() > min(changed_s + patience_s, ends_s):
@@ -317,12 +336,32 @@ class Users:
             self._seen.phases[workload["id"]] = workload["phase"]
             self._seen.names[workload["id"]] = workload["name"]
             self._seen.reasons[workload["id"]] = str(workload["reason"])
+            if workload["array"] is not None:
+                self._seen.arrays[workload["id"]] = self._array(workload)
         # A workload that is missing in the listing may still exist.
         for _, id_ in self._acknowledged():
             if id_ not in self._seen.phases:
                 answer = self._patiently("GET", f"/workloads/{id_}")
                 if answer.status_code == 200:
                     self._seen.phases[id_] = answer.json()["phase"]
+
+    def _array(self, head: dict[str, Any]) -> Array:
+        """Returns an array with its elements, in seconds of CLOCK_BOOTTIME."""
+        offset_s = now_s() - time.time()
+
+        def at_s(shown: str | None) -> float | None:
+            return None if shown is None else datetime.fromisoformat(shown).timestamp() + offset_s
+
+        elements = {}
+        for index in range(head["array"]["elements"]):
+            path = f"/workloads/{head['id']}-{index}"
+            answer, held = self._patiently("GET", path).json(), []
+            if answer["attempt"]:
+                tries = self._patiently("GET", f"{path}/attempts?limit=500").json()["items"]
+                held = [(at_s(one["awarded_at"]) or 0.0, at_s(one["released_at"]) or inf) for one in tries]
+            elements[index] = Element(answer["phase"], str(answer["reason"]), tuple(held))
+        counts = {phase: head["array"][phase] for phase in _ENDED}
+        return Array(at_s(head["finished_at"]), counts, elements)
 
     def _sample_queue(self, workloads: list[dict[str, Any]]) -> None:
         """Records the queue. All gangs fit a region, and are within their tenants' quotas."""

@@ -18,6 +18,7 @@ from tests.databases import Databases
 def _own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides the user's saved contexts and environment variables from the tests."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("MIZZEN_API", "MIZZEN_API_KEY", "MIZZEN_CONTEXT", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
 

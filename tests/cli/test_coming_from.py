@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from domain.ids import element_id
 from domain.phases import Phase
+from infra.db.array_rows import take_element
+from infra.db.session import transaction
 from mizzen.cli.app import run
 from tests.cli.service import DOCUMENT, Capture, Service
 from tests.cli.test_serving import SKYPILOT
@@ -50,10 +53,23 @@ def test_command(
     if words[0] in OPERATORS:
         monkeypatch.setenv("MIZZEN_API_KEY", service.keys["operator"])
     words = [id_ if word == "train" and words[0] != "ls" else word for word in words]
+    if any(re.match("sweep(/|$)", word) for word in words):
+        words = _with_array(words, service, capsys)
+    if any(word.startswith("prepare") for word in words):
+        _output(capsys, "submit", "train.yaml", "--name", "prepare", "-o", "name")
     if "--dry-run" in words:  # It needs a scheduler, which this API does not have.
         assert run([*words, "--patience", "0"]) == 6 and "no scheduler" in capsys.readouterr().err
     else:
         assert run(words) == 0, capsys.readouterr().err
+
+
+def _with_array(words: list[str], service: Service, capsys: Capture) -> list[str]:
+    """Submits the array `sweep`, whose first element has failed; returns the words with its id instead of its name."""
+    [array] = _output(capsys, "submit", "train.yaml", "--name", "sweep", "--array", "0-9", "-o", "name")
+    with transaction(service.engine) as session:
+        take_element(session, array, 0, 0)
+    service.become(element_id(array, 0), Phase.FAILED, 0)
+    return [re.sub("^sweep(?=/|$)", array, word) for word in words]
 
 
 def _output(capsys: Capture, *command: str) -> list[str]:

@@ -157,6 +157,12 @@ def test_dependencies_and_times(option: str, field: str, value: Any) -> None:
     assert batch(option).documents[0][field] == value
 
 
+def test_corresponding_elements() -> None:
+    """`aftercorr` is about elements only if the job is an array."""
+    found = [batch("--dependency=aftercorr:7", *more).documents[0]["after"][0] for more in (["--array=0-3"], [])]
+    assert [one.get("same_index") for one in found] == [True, None]
+
+
 def test_a_single_step_has_its_rank(tmp_path: Path) -> None:
     [document] = batch("-n 1", body="srun bash -c 'echo $SLURM_PROCID of $SLURM_NTASKS'").documents
     assert execute(document["jobs"][0]["run"], tmp_path) == "0 of 1\n"
@@ -206,3 +212,30 @@ def test_wrong_scripts_are_refused(options: list[str], body: str, line: int, rig
     text = "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in options), body, ""])
     message = refusal(text, kind="slurm")
     assert message.startswith(f"{line - (not options and line == 3)}: refused: ") and right in message
+
+
+@pytest.mark.parametrize(
+    ("options", "notify", "outcomes"),
+    [
+        (("--mail-type=END,FAIL", "--mail-user=a@b.c"), [{"email": "a@b.c"}], {"carried"}),
+        (("--mail-type=fail", "--mail-user=a@b.c,d@e.f"),
+         [{"email": "a@b.c", "on": ["failed"]}, {"email": "d@e.f", "on": ["failed"]}], {"carried"}),
+        (("--mail-type=ALL", "--mail-user=a@b.c"), [{"email": "a@b.c"}], {"changed", "carried"}),
+        (("--mail-type=BEGIN,FAIL", "--mail-user=a@b.c"), [{"email": "a@b.c", "on": ["failed"]}],
+         {"changed", "carried"}),
+        (("--array=0-3", "--mail-type=END,ARRAY_TASKS", "--mail-user=a@b.c"), [{"email": "a@b.c", "each": True}],
+         {"carried"}),
+        (("--mail-type=END,ARRAY_TASKS", "--mail-user=a@b.c"), [{"email": "a@b.c"}], {"carried"}),
+        (("--mail-type=BEGIN", "--mail-user=a@b.c"), None, {"dropped"}),
+        (("--mail-type=NONE", "--mail-user=a@b.c"), None, {"dropped"}),
+        (("--mail-type=END", "--mail-user=ada"), None, {"dropped"}),
+        (("--mail-type=END",), None, {"dropped"}),
+        (("--mail-user=a@b.c",), None, {"dropped"}),
+    ],
+)  # fmt: skip
+def test_mail(options: tuple[str, ...], notify: list[Any] | None, outcomes: set[str]) -> None:
+    """Mail about ends is carried over; what Slurm sends besides is named, and what has no address is dropped."""
+    found = batch("--gpus=1", *options)
+    [document] = found.documents
+    assert document.get("notify") == notify and problems(document) == []
+    assert {one.outcome.value for one in found.remarks if one.source.startswith("--mail")} == outcomes

@@ -142,7 +142,9 @@ def test_piped_output_is_plain_and_whole(service: Service, client: Client) -> No
     name = "n" * 60
     client.submit({**DOCUMENT, "name": name})
     environment = {**os.environ, "MIZZEN_API": service.url, "MIZZEN_API_KEY": service.keys["vision"], "COLUMNS": "30"}
-    done = subprocess.run([*MIZZEN, "ls"], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run(
+        [*MIZZEN, "ls", "--limit", "0"], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
     assert name in done.stdout and "\x1b" not in done.stdout and done.stderr == ""
 
 
@@ -171,8 +173,8 @@ def at_terminal(service: Service, columns: int, *command: str, **environment: st
 
 def test_tables_fit_the_terminal(service: Service, running: str) -> None:
     """On a narrow terminal lines fit and ids are not truncated; phases have colours unless NO_COLOR is set."""
-    coloured = at_terminal(service, 50)
-    plain = at_terminal(service, 50, NO_COLOR="1")
+    coloured = at_terminal(service, 50, "ls", "--name", "digits")
+    plain = at_terminal(service, 50, "ls", "--name", "digits", NO_COLOR="1")
     assert "\x1b[32mrunning" in coloured and "\x1b" not in plain
     lines = plain.splitlines()
     assert running in plain and all(len(line) <= 50 for line in lines)
@@ -213,6 +215,8 @@ def test_bash_completes_ids_names_and_contexts(service: Service, running: str) -
     assert f"plain,{running}" in completed("mizzen show wl-", service.url)
     assert completed("mizzen logs -f di", service.url) == ["plain,digits"]
     assert completed("mizzen show wl-", "http://127.0.0.1:9") == []
+    assert completed("mizzen ls --name di", service.url) == ["plain,digits"]
+    assert completed("mizzen submit --after di", service.url) == ["plain,digits"]
     assert completed("mizzen machines cordon no", service.url) == ["plain,north/alpha/m1"]
     assert completed("mizzen regions set n", service.url) == ["plain,north"]
     assert completed("mizzen tenants set v", service.url) == ["plain,vision"]

@@ -12,6 +12,7 @@ _GENERATED = "sdk/mizzen/client/views.py"
 """Generated from the API's views: each class is the client's form of the thing of the same name."""
 _CLASSES = {
     "FieldError": "one entry of a problem: the API writes it, the client reads it",
+    "Job": "an entry of a trace; submitit's name, which its users import",
     "ResilientCallback": "the callback of one framework each; users import it from the module of their framework",
 }
 _GERUNDS = {

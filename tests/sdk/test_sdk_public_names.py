@@ -11,6 +11,9 @@ PUBLIC = {
         "Skipped", "StaleAttemptError", "StateError", "Tracked", "exit_preempted", "list_committed", "open_checkpoints",
         "verify_resume",
     },
+    "mizzen.submitit": {
+        "AutoExecutor", "FailedJobError", "Job", "JobEnvironment", "UncompletedJobError", "helpers",
+    },
     "mizzen.objects": {"Body", "MissingObject", "ObjectInfo", "ObjectStore", "check_key", "open_store"},
     "mizzen.cadence": {
         "Cadence", "Choice", "Mtbf", "PLATFORMS", "Prior", "UNKNOWN", "best_interval_s", "best_until_end", "choose",

@@ -64,6 +64,23 @@ def test_a_sweep(shared: Up) -> None:
     assert found["array"]["elements"] == found["array"]["failed"] == 1
 
 
+def test_elements_of_the_same_index(shared: Up) -> None:
+    """An element starts when that of its index has succeeded; the others end with the reason."""
+    job = "jobs: [{name: main, resources: {cpus: 0.1, memory: 64MiB}, run: 'exit {{ code }}'}]\n"
+    first = f"version: 1\nname: part\ntenant: t\narray: {{matrix: {{code: [0, 0, 1]}}}}\n{job}"
+    after = "after: [{workload: part, same_index: true}]\n"
+    second = f"version: 1\nname: whole\ntenant: t\narray: {{matrix: {{code: [0, 0, 0]}}}}\n{after}{job}"
+    for document in (first, second):
+        code, out, err = _mizzen(shared, "submit", "-", stdin=document)
+        assert code == 0, err
+    assert "the element of the same index of part" in _mizzen(shared, "show", "whole")[1]
+    assert _mizzen(shared, "wait", "whole")[0] == 1
+    code, out, err = _mizzen(shared, "ls", "--name", "whole")
+    assert "cancelled 3/3" in out, out
+    assert "it depends on part/2" in _mizzen(shared, "why", "whole/2")[1]
+    assert shared.phase(f"{json.loads(_mizzen(shared, 'show', 'whole', '-o', 'json')[1])['id']}-1") == "succeeded"
+
+
 def test_cancel_and_throttle(shared: Up) -> None:
     """An array is throttled, released, and cancelled in parts and as a whole."""
     options = ("--tenant", "t", "--no-files", "--cpus", "0.1", "--memory", "64MiB", "--name", "many", "--detach")
@@ -77,8 +94,8 @@ def test_cancel_and_throttle(shared: Up) -> None:
         return sum(1 for _ in running) == number
 
     wait_until(lambda: live(2), "two elements run")
-    assert "its throttle is 2" in _mizzen(shared, "why", "many")[1]
-    assert "its throttle is 2" in _mizzen(shared, "why", "many/9999")[1]
+    assert "the throttle of the array is 2" in _mizzen(shared, "why", "many")[1]
+    assert "the throttle of the array is 2" in _mizzen(shared, "why", "many/9999")[1]
     assert _mizzen(shared, "throttle", "many", "4")[0] == 0
     wait_until(lambda: live(4), "four elements run")
     assert _mizzen(shared, "cancel", "many/1")[0] == 0

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, assert_type
 
 import mizzen
-from mizzen import checkpoint, notices, objects
+from mizzen import checkpoint, notices, objects, submitit
 from mizzen.client import Client, views
+from mizzen.functions.future import CallFuture
 
 
 class Model:
@@ -39,6 +40,24 @@ def checkpoints(model: Model) -> None:
     mizzen.Checkpointer("run", interval="1m")  # type: ignore[call-arg]
     checkpointer.save({"model": 1.0})  # type: ignore[call-arg, arg-type]
     checkpointer.step("7")  # type: ignore[arg-type]
+
+
+def functions(client: Client) -> None:
+    """Functions that run as workloads keep the types of their results."""
+
+    def work(rate: float) -> str:
+        return str(rate)
+
+    with mizzen.Executor(gpus="a100:1", tenant="vision", client=client) as executor:
+        assert_type(executor.submit(work, 0.1), CallFuture[str])
+        assert_type(executor.map(work, [0.1, 0.2]), Iterator[str])
+        assert_type(executor.submit_array(work, [0.1]), list[CallFuture[str]])
+        assert_type(executor.submit(work, 0.1).result(), str)
+    assert_type(submitit.AutoExecutor("logs").submit(work, 0.1).result(), str)
+    assert_type(mizzen.Executor.attach("wl-1"), list[CallFuture[Any]])
+
+    mizzen.Executor("a100:1")  # type: ignore[call-arg]
+    mizzen.Executor(tasks="two")  # type: ignore[arg-type]
 
 
 def ends() -> NoReturn:

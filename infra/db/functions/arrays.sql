@@ -5,45 +5,91 @@ create function multirange_size(numbers int4multirange) returns bigint language 
     select coalesce(sum(upper(r) - lower(r)), 0) from unnest(numbers) as r
 $$;
 
+-- Returns the ranges of an array's indexes, each with the position of its first index.
+create function array_ranges(ranges jsonb) returns table (start bigint, first bigint, last bigint, step bigint)
+language sql immutable parallel safe as $$
+    select (coalesce(sum((l.last - l.first) / l.step + 1)
+                         over (order by l.place rows between unbounded preceding and 1 preceding), 0))::bigint,
+           l.first, l.last, l.step
+    from (select place, (r ->> 0)::bigint as first, (r ->> 1)::bigint as last, (r ->> 2)::bigint as step
+          from jsonb_array_elements(ranges) with ordinality as listed (r, place)) as l
+$$;
+
+-- Returns the positions of the elements that wait for elements of other arrays, or wait for them in vain.
+create function array_blocked(head text) returns int4multirange language sql stable as $$
+    select coalesce(range_agg(r), '{}') from dependency as d, unnest(d.open + d.never) as r
+    where d.workload = head and d.state = 'each'
+$$;
+
 -- Returns the number of elements with a row that have not ended.
 create function array_live(head text) returns bigint language sql stable as $$
     select count(*) from workload where array_id = head and array_index is not null and finished_at is null
 $$;
 
--- Returns the positions of the elements that wait, or the numbers that no runner has had.
-create function array_positions(a workload_array) returns int4multirange language sql immutable as $$
-    select case when a.runners is null then a.waiting
-        else int4multirange(int4range(a.runners::int, a.runners::int + 1000000)) end
+-- Returns the number of runners that an array needs beside those that live: one for each element that they could lease,
+-- less the runners that have leased none yet. What is on hold is not counted.
+create function array_runners_needed(a workload_array) returns bigint language sql stable as $$
+    select greatest(0, multirange_size(a.waiting - array_blocked(a.id))
+        + count(*) filter (where runner = '' and held_by is null)
+        - count(*) filter (where array_index is null and held_by is null)
+        + count(distinct runner) filter (where runner <> ''))
+    from workload where array_id = a.id and finished_at is null
 $$;
 
--- Returns the number of elements with a row, or of runners, that have not ended.
-create function array_placed(a workload_array) returns bigint language sql stable as $$
+-- Returns the positions of the elements that can be placed for the first time, or the numbers of the next runners.
+create function array_positions(a workload_array) returns int4multirange language sql stable as $$
+    select case when a.runners is null then a.waiting - array_blocked(a.id)
+        else int4multirange(int4range(a.runners::int, (a.runners + array_runners_needed(a))::int)) end
+$$;
+
+-- Returns the number of elements, or of runners, that hold slots, or were awarded some. The throttle limits them. The
+-- slots of an element that a runner has leased are those of the runner.
+create function array_placed(head text) returns bigint language sql stable as $$
     select count(*) from workload
-    where array_id = a.id and (array_index is null) = (a.runners is not null) and finished_at is null
+    where array_id = head and finished_at is null and phase not in ('pending', 'preempted') and runner is null
 $$;
 
--- Returns the number of elements, or runners, that may be placed now beside those that live; null: any number. A runner
--- is needed for each element that waits, less those runners that have leased none yet.
-create function array_admits(a workload_array) returns bigint language sql stable as $$
-    select least(a.throttle - array_placed(a), case when a.runners is not null then (
-        select multirange_size(a.waiting) + count(*) filter (where runner = '' and held_by is null)
-            - count(*) filter (where array_index is null) + count(distinct runner) filter (where runner <> '')
-        from workload where array_id = a.id and finished_at is null) end)
-$$;
-
--- Returns the elements that a scan ranks: at most `most` of those that wait and that the throttle admits, as positions
--- in ascending order, with the indexes of the array. Of an array with runners: the numbers of the next runners.
+-- Returns the elements that a scan ranks: `positions` has at most `most` of those that wait for their first placement,
+-- in ascending order, and `throttled` the ids of those with a row that the throttle keeps out. `ranges` has the
+-- indexes. If runners run the elements, the runners are ranked in their place: `positions` has the numbers of the next
+-- ones, and `ranges` is null.
+--
+-- All elements that are queued and not held compete for the places that the throttle leaves, the older first. An
+-- element that avoids machines on which it failed takes no place from others before its award, because it may find no
+-- room for a long time.
 create function array_window(a workload_array, most bigint) returns text language sql stable as $$
-    select jsonb_build_object(
-        'ranges', case when a.runners is null then a.ranges end, 'positions', coalesce(jsonb_agg(p), '[]'))::text
-    from (
-        select p from unnest(array_positions(a)) as r
+    with place as (
+        select greatest(0, a.throttle - array_placed(a.id)) as free where a.throttle is not null
+    ), queued as (
+        select w.id, coalesce(w.level, 1) as level, w.submitted_at + make_interval(secs => w.paused_s) as since,
+               exists (select from attempt where workload = w.id and attempt = w.attempt
+                                             and outcome -> 'detail' ? 'avoided') as avoids
+        from workload as w, place
+        where w.array_id = a.id and w.finished_at is null and w.phase in ('pending', 'preempted') and w.held_by is null
+              and w.runner is null
+    ), waiting as (
+        select p as position from unnest(array_positions(a)) as r
         cross join lateral generate_series(lower(r), least(upper(r)::bigint - 1, lower(r) + most)) as p
-        order by p limit greatest(0, least(most, array_admits(a)))) as first
+        order by p limit least(most, (select free from place))
+    ), admitted as (
+        select id, position from (
+            select id, null::bigint as position, false as held, level, since from queued where not avoids
+            union all
+            select null, q.position, h.held_by is not null, coalesce(h.level, 1),
+                   h.submitted_at + make_interval(secs => h.paused_s) + q.position * interval '1 microsecond'
+            from waiting as q, workload as h where h.id = a.id) as competing
+        order by held, level, since limit (select free from place)
+    )
+    select jsonb_build_object(
+        'ranges', case when a.runners is null then a.ranges end,
+        'positions', (select coalesce(jsonb_agg(position order by position), '[]') from admitted where id is null),
+        'throttled', (
+            select coalesce(jsonb_agg(id), '[]') from queued, place
+            where free = 0 or not avoids and not exists (select from admitted where admitted.id = queued.id)))::text
 $$;
 
--- Inserts the rows of waiting elements, with their first event, and removes them from those that wait. Where the index is
--- null, inserts the row of a runner, whose position is its number. The caller has locked the head.
+-- Inserts the rows of waiting elements, with their first event, and removes them from those that wait. Where the index
+-- is null, inserts the row of a runner, whose position is its number. The caller has locked the head.
 --
 -- An element has the age of its array. The microseconds keep the order of the elements in the queue. An element that is
 -- run by runners is leased by one of them, and has no event before its end.
@@ -99,3 +145,18 @@ create trigger element_ended after update of finished_at on workload for each ro
     when (new.array_id is not null and old.finished_at is null and new.finished_at is not null
           and coalesce(new.runner, '') = '')
     execute function note_element_end();
+
+-- Logs that the elements have changed that compete for the places of a throttle, or for which runners are needed.
+create function log_competing_element() returns trigger language plpgsql as $$
+begin
+    insert into change (kind, key)
+    select 'workload', id from workload_array where id = new.array_id and (throttle is not null or runners is not null);
+    return null;
+end $$;
+create trigger element_changed after update on workload for each row when (
+    new.array_id is not null and (
+        new.runner is null and
+        (new.phase in ('pending', 'preempted'), new.held_by is null, new.level, new.paused_s) is distinct from
+        (old.phase in ('pending', 'preempted'), old.held_by is null, old.level, old.paused_s)
+        or new.runner = '' and (new.held_by is null) <> (old.held_by is null)))
+    execute function log_competing_element();

@@ -27,8 +27,8 @@ create type award_candidate as (
     tenant text, attempt bigint, ready boolean, allocations award_allocation[]
 );
 
--- A locked workload. `queued`: it is in a queued phase, and no user holds it back.
-create type award_workload as (tenant text, attempt bigint, queued boolean);
+-- A locked workload. `queued`: it is in a queued phase, and no user holds it back. `head`: its array.
+create type award_workload as (tenant text, attempt bigint, queued boolean, head text);
 
 -- An array whose head is locked: the positions of the elements that wait, and the number of elements that may still be
 -- placed (null: any); or those of its runners.
@@ -135,7 +135,6 @@ declare
     -- The locked rows, and their ids in the same order, in which `array_position` finds the index of a row.
     workload_ids text[];
     workloads award_workload[];
-    has_elements boolean;
     head_ids text[];
     heads award_array[];
     machine_ids text[];
@@ -157,22 +156,21 @@ declare
 begin
     batch := array(select c from jsonb_populate_recordset(null::award_candidate, candidates) as c);
 
-    -- 1. Lock the workloads of the candidates and their victims, by id.
+    -- 1. Lock the workloads of the candidates, the arrays of elements, and the victims, by id.
     select array_agg(w.id),
-           array_agg((w.tenant, w.attempt, w.phase in ('pending', 'preempted') and w.held_by is null)::award_workload)
+           array_agg((w.tenant, w.attempt, w.phase in ('pending', 'preempted') and w.held_by is null,
+                      w.array_id)::award_workload)
     into workload_ids, workloads
     from (
-        select id, tenant, attempt, phase, held_by from workload where id = any (array(
+        select id, tenant, attempt, phase, held_by, array_id from workload where id = any (array(
             select coalesce((c.element).head, c.workload) from unnest(batch) as c
+            union all select e.array_id from unnest(batch) as c join workload as e on e.id = c.workload
             union all select v.victim from unnest(batch) as c, unnest(c.victims) as v))
         order by id for update) as w;
 
-    -- The arrays are read after their heads were locked.
-    has_elements := exists (select from unnest(batch) as c where (c.element).head is not null);
-    if has_elements then
-        select array_agg(a.id), array_agg((array_positions(a), array_admits(a))::award_array)
-        into head_ids, heads from workload_array as a where a.id = any (workload_ids);
-    end if;
+    -- The arrays are read after their heads were locked. Only an award makes an element placed.
+    select array_agg(a.id), array_agg((array_positions(a), a.throttle - array_placed(a.id))::award_array)
+    into head_ids, heads from workload_array as a where a.id = any (workload_ids);
 
     -- 2. Lock the machines, by id.
     select array_agg(m.id),
@@ -188,14 +186,15 @@ begin
     -- 3. Check each candidate against the state that the candidates before it leave.
     <<check_candidates>>
     foreach candidate in array batch loop
-        -- 3.1 The workload must still be queued. An element must wait, and the throttle of its array must admit it.
+        -- 3.1 The workload must still be queued. The throttle of its array must admit an element, and an element
+        -- without a row must wait.
         workload := workloads[array_position(
             workload_ids, coalesce((candidate.element).head, candidate.workload))];
         if workload.queued is not true then
             verdict := 'gone';
             exit check_candidates;
         end if;
-        head_index := array_position(head_ids, (candidate.element).head);
+        head_index := array_position(head_ids, coalesce((candidate.element).head, workload.head));
         if head_index is not null then
             head := heads[head_index];
             if not head.waiting @> (candidate.element).position::int or head.admitted <= 0 then
@@ -256,7 +255,7 @@ begin
     end if;
 
     -- 4. Insert the rows of elements of arrays.
-    if has_elements then
+    if head_ids is not null then
         perform take_elements(e.head, array_agg(e.position), array_agg(e.index))
         from (select (c.element).* from unnest(accepted) as c) as e where e.head is not null group by e.head;
     end if;

@@ -62,7 +62,7 @@ create trigger partitions_decide after insert on data_partition referencing new 
 create function update_blocked() returns trigger language plpgsql as $$
 begin
     -- Under the lock, the last of several transactions that decide dependencies of one workload reads all of them.
-    perform from workload where id in (select workload from changed) order by id for update;
+    perform from workload where id in (select workload from changed where state <> 'each') order by id for update;
     update workload as w set blocked = found.blocked, held_at = coalesce(w.held_at, now())
     from (
         select workload, case when bool_or(state = 'never') then 'never' else 'waiting' end as blocked

@@ -44,7 +44,7 @@ def _answers(region: Mapping[str, Any]) -> str:
     return f"{shown} for {formats.between(since, None)}" if since else shown
 
 
-_REGION_COLUMNS = (
+REGION_COLUMNS = (
     Column("NAME", name_of),
     Column("STATE", _answers),
     *PLACE_COLUMNS[1:],
@@ -121,7 +121,7 @@ def regions() -> None:
 @click.pass_obj
 def list_regions(session: Session) -> None:
     """List regions."""
-    emit_list(session, session.client.regions(), _REGION_COLUMNS, name=name_of)
+    emit_list(session, session.client.regions(), REGION_COLUMNS, name=name_of)
 
 
 def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -179,7 +179,7 @@ def set_region(
         settings["cpu_hours"] = cpu_hours
     if not settings:
         raise click.UsageError("nothing to set: give --storage, --cpu-hours or --no-cpu-hours")
-    emit_list(session, [session.client.set_region(name, **settings)], _REGION_COLUMNS, name=name_of)
+    emit_list(session, [session.client.set_region(name, **settings)], REGION_COLUMNS, name=name_of)
 
 
 def _remove(session: Session, names: tuple[str, ...], remove: Callable[[str], None]) -> None:
@@ -350,7 +350,7 @@ def remove_machines(session: Session, machine_ids: tuple[str, ...]) -> None:
 
 
 @machines.command()
-@click.argument("machine_id", metavar="REGION/CLUSTER/MACHINE")
+@click.argument("machine_id", metavar="REGION/CLUSTER/MACHINE", shell_complete=complete_machine)
 @click.option("--key", help="Fingerprint of the new key. Default: the key that the machine presents now.")
 @click.pass_obj
 def trust(session: Session, machine_id: str, key: str | None) -> None:

@@ -57,6 +57,11 @@ def until(text: str) -> str:
     return duration((instant(text) - datetime.now(UTC)).total_seconds())
 
 
+def ahead(interval: Mapping[str, Any] | None) -> str | None:
+    """Format an interval of times as the time from now to its ends: `2h 10m..9h 5m`."""
+    return None if interval is None else f"{until(interval['earliest'])}..{until(interval['latest'])}"
+
+
 def is_ahead(text: str) -> bool:
     """Return whether the time `text` is in the future."""
     return instant(text) > datetime.now(UTC)

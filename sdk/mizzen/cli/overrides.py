@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mizzen.cli.session import label_option
+from mizzen.cli.session import complete_tenant, complete_workload, label_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,7 +66,7 @@ def override_options(command: F) -> F:
     """Add the options of `Overrides`. Each argument has the name of its field; that of `labels` is `labels_`."""
     for option in reversed(
         (
-            click.option("--tenant", help="Use this tenant instead of the document's."),
+            click.option("--tenant", shell_complete=complete_tenant, help="Use this tenant instead of the document's."),
             click.option("--name", help="Use this name instead of the document's."),
             label_option("Add a label"),
             env_option,
@@ -114,6 +114,7 @@ env_option = click.option(
 after_option = click.option(
     "--after",
     multiple=True,
+    shell_complete=complete_workload,
     metavar="WORKLOAD[:CONDITION]",
     help="Wait until this workload has succeeded, or has `ended`, `failed` or `started` (repeatable).",
 )

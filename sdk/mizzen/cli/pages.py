@@ -33,6 +33,8 @@ def why_page(why: Mapping[str, Any]) -> str:
     lines = [cell(why["summary"]), *(f"  {cell(formats.reason(reason))}" for reason in why["reasons"])]
     if why["position"] is not None:
         lines.append(f"  waited {_waited(why)}")
+    if why.get("expected_start"):
+        lines.append(f"  expected start: {why['expected_start']['sentence']}")
     return "\n".join(lines)
 
 
@@ -56,6 +58,7 @@ def show_page(workload: Mapping[str, Any]) -> str:
         lines += [f"  {one['element']['index']}: {cell(formats.reason(one['reason']))}" for one in workload["failed"]]
     lines += _gpu_lines(workload)
     lines += left_lines(workload)
+    lines += notification_lines(workload)
     if workload["attempts"]:
         lines += ["", "attempts"]
         lines += [f"  {line}" for line in table(workload["attempts"], _ATTEMPTS, None)]
@@ -71,6 +74,8 @@ def _after_lines(workload: Mapping[str, Any]) -> list[str]:
         elif one["predecessor"]:
             which = f"{one['predecessor_name']} ({one['predecessor']}, {one['phase'] or 'deleted'})"
             what = f"{which} has {one['condition']}"
+            if one["state"] == "each":
+                what = f"the element of the same index of {which} has {one['condition']}"
         else:
             what = f"table {one['table']} has the partition {one['partition']}"
         lines.append(f"  {cell(what)}: {one['state']}")
@@ -104,6 +109,21 @@ def left_lines(workload: Mapping[str, Any]) -> list[str]:
     if workload["finished_at"] and sum(one["bytes"] for one in left) > _FEW_BYTES:
         lines.append("  warning: they are deleted then: copy them now. `keep` in the document keeps them for longer")
 
+    return lines
+
+
+def notification_lines(subject: Mapping[str, Any]) -> list[str]:
+    """Return the notifications of the end of a workload or a service, and why they were not delivered."""
+    found = subject.get("notifications", ())
+    lines = ["", "notifications"] if found else []
+    for one in found:
+        error = f": {one['error']}" if one["error"] else ""
+        if one["state"] == "due":
+            state = f"tried again {formats.clock(one['due_at'])}{error}" if one["tries"] else "being sent"
+        else:
+            tries = f" after {formats.plural(one['tries'], 'try').replace('trys', 'tries')}"
+            state = f"{one['state']} {formats.clock(one['ended_at'])}{tries}{error}"
+        lines.append(f"  {cell(one['receiver'])}: {cell(state)}")
     return lines
 
 

@@ -8,7 +8,16 @@ import click
 
 from mizzen.cli import formats
 from mizzen.cli.plain.printer import Column, emit_list, emit_one
-from mizzen.cli.session import Commands, Session, complete_pool, complete_region, duration, finish, split_place
+from mizzen.cli.session import (
+    Commands,
+    Session,
+    complete_pool,
+    complete_pool_name,
+    complete_region,
+    duration,
+    finish,
+    split_place,
+)
 
 _KINDS = click.Choice(["reserved", "on_demand", "spot", "voluntary"])
 
@@ -137,7 +146,7 @@ def instances() -> None:
 
 @instances.command("list")
 @click.option("--region", shell_complete=complete_region, help="List only the machines of this region.")
-@click.option("--pool", help="List only the machines of pools with this name.")
+@click.option("--pool", shell_complete=complete_pool_name, help="List only the machines of pools with this name.")
 @click.option("--gone", is_flag=True, help="Also list machines that are gone.")
 @click.pass_obj
 def list_instances(session: Session, region: str | None, pool: str | None, gone: bool) -> None:

@@ -11,6 +11,7 @@ import click
 from mizzen.cli import formats
 from mizzen.cli.exits import Exit, exit_of
 from mizzen.cli.log_commands import print_logs
+from mizzen.cli.pages import notification_lines
 from mizzen.cli.plain.printer import Column, emit_list, emit_one, table
 from mizzen.cli.session import Commands, Session, complete_service, complete_tenant, finish, interrupted, say
 from mizzen.client.errors import ClientError, NotFound, UnknownReference
@@ -319,4 +320,4 @@ def _page(service: Mapping[str, Any]) -> str:
     lines = [f"{name:<13} {value}" for name, value in rows]
     if service["replicas"]:
         lines += ["", *table(service["replicas"], _REPLICA_COLUMNS, None)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *notification_lines(service)])

@@ -5,7 +5,7 @@ Data goes to stdout; everything else goes to stderr.
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -19,6 +19,7 @@ from mizzen.cli.plain.values import FORMATS, BadValue, seconds
 from mizzen.client.errors import ApiError, ClientError
 
 if TYPE_CHECKING:
+    from mizzen.cli.name_cache import NamedItem
     from mizzen.client.client import Client
     from mizzen.client.views import Workload
 
@@ -264,39 +265,49 @@ def complete_context(_: click.Context, _parameter: click.Parameter, incomplete: 
 
 
 def _completing(
-    found: "Callable[[Client], list[str | CompletionItem]]",
+    kind: str, found: "Callable[[Client], Iterable[str | NamedItem]]"
 ) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Return a completion function for names that the API lists. It gives up after `_COMPLETION_S` seconds."""
+    """Return a completion function for names that the API lists. `kind` is what they are."""
 
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from mizzen.cli.name_cache import kept_names
+        from mizzen.client.contexts import active_context
+
         session = context.find_object(Session) or Session()
-        try:
+
+        def fetch() -> "list[NamedItem]":
             with client_class().from_environment(session.context, patience_s=0, answer_s=_COMPLETION_S) as client:
-                items = [CompletionItem(item) if isinstance(item, str) else item for item in found(client)]
+                return [(one, None) if isinstance(one, str) else one for one in found(client)]
+
+        try:
+            names = kept_names(active_context(session.context), kind, fetch)
         except Exception:  # A failed completion must not print to the user's prompt.
             return []
-        return [item for item in items if item.value.startswith(incomplete)]
+        return [CompletionItem(name, help=what) for name, what in names if name.startswith(incomplete)]
 
     return complete
 
 
-def _workloads(client: "Client") -> list[str | CompletionItem]:
+def _workloads(client: "Client") -> "list[str | NamedItem]":
     """Return ids, with what they are, and names of workloads."""
     found = list(client.workloads(limit=_COMPLETED))
-    ids = (CompletionItem(w["id"], help=f"{w['name']} {w['phase']}") for w in found)
+    ids = ((w["id"], f"{w['name']} {w['phase']}") for w in found)
     return [*ids, *sorted({w["name"] for w in found})]
 
 
-complete_workload = _completing(_workloads)
-complete_machine = _completing(lambda client: [machine["id"] for machine in client.machines()])
-complete_tenant = _completing(lambda client: [tenant["name"] for tenant in client.tenants()])
-complete_table = _completing(lambda client: [table["name"] for table in client.tables()])
-complete_region = _completing(lambda client: [region["name"] for region in client.regions()])
-complete_pool = _completing(lambda client: [f"{p['region']}/{p['name']}" for p in client.pools()])
-complete_service = _completing(lambda client: [service["name"] for service in client.services()])
-complete_cluster = _completing(lambda client: [f"{c['region']}/{c['name']}" for c in client.clusters()])
+complete_workload = _completing("workload", _workloads)
+complete_name = _completing("name", lambda client: sorted({w["name"] for w in client.workloads(limit=_COMPLETED)}))
+complete_machine = _completing("machine", lambda client: [machine["id"] for machine in client.machines()])
+complete_tenant = _completing("tenant", lambda client: [tenant["name"] for tenant in client.tenants()])
+complete_table = _completing("table", lambda client: [table["name"] for table in client.tables()])
+complete_region = _completing("region", lambda client: [region["name"] for region in client.regions()])
+complete_pool = _completing("pool", lambda client: [f"{p['region']}/{p['name']}" for p in client.pools()])
+complete_pool_name = _completing("pool name", lambda client: sorted({p["name"] for p in client.pools()}))
+complete_service = _completing("service", lambda client: [service["name"] for service in client.services()])
+complete_cluster = _completing("cluster", lambda client: [f"{c['region']}/{c['name']}" for c in client.clusters()])
 complete_phase = _completing(
-    lambda client: ["blocked", "held", "live", *sorted({str(w["phase"]) for w in client.workloads(limit=_COMPLETED)})]
+    "phase",
+    lambda client: ["blocked", "held", "live", *sorted({str(w["phase"]) for w in client.workloads(limit=_COMPLETED)})],
 )
 TABLE = click.argument("name", shell_complete=complete_table)
 REGION = click.argument("region", shell_complete=complete_region)

@@ -104,6 +104,8 @@ def submit(
         try:
             made = session.client.submit(body, document.workdir, idempotency_key=key)
             workloads.append(made)
+            for note in made.get("document_notes", ()):
+                say(f"{document.source}: {note}")
             if made.get("never"):
                 say(f"{made['id']} can never start in the current fleet: {made['never']}")
         except ClientError as error:

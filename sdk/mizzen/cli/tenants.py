@@ -200,7 +200,7 @@ def list_keys(session: Session) -> None:
 
 @keys.command("create")
 @click.option("--role", required=True, type=click.Choice(["viewer", "submitter", "operator", "machine", "balancer"]))
-@click.option("--tenant", help="Limit the key to this tenant.")
+@click.option("--tenant", shell_complete=complete_tenant, help="Limit the key to this tenant.")
 @click.option(
     "--machine",
     metavar="REGION/CLUSTER/MACHINE",

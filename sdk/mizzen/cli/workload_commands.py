@@ -2,19 +2,20 @@
 
 import time
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import Any
 
 import click
 
 from mizzen.cli import formats
 from mizzen.cli.pages import show_page, why_page
-from mizzen.cli.plain.printer import Column, emit_list, emit_one
+from mizzen.cli.plain.printer import Column, emit_list, emit_one, no_colour, table
+from mizzen.cli.screen import interval_option, is_live, watch_option, watch_screen
 from mizzen.cli.session import (
     WORKLOAD,
     WORKLOADS,
     OutputCommand,
     Session,
+    complete_name,
     complete_phase,
     complete_tenant,
     complete_workload,
@@ -35,7 +36,7 @@ def _name(workload: Mapping[str, Any]) -> str:
     return f"{workload['name']}/{element['index']}" if element else str(workload["name"])
 
 
-def _phase(workload: Mapping[str, Any]) -> str:
+def phase_of(workload: Mapping[str, Any]) -> str:
     """Return the phase; of an array also how many of its elements have ended: `running 812/1000, 3 failed`."""
     phase = str(workload["phase"])
     if workload["held_by"] and workload["queued"]:
@@ -54,13 +55,14 @@ WORKLOAD_COLUMNS = (
     Column("ID", lambda w: w["id"]),
     Column("NAME", _name, flexible=True),
     Column("TENANT", lambda w: w["tenant"], drop=2, flexible=True),
-    Column("PHASE", _phase),
+    Column("PHASE", phase_of),
     Column("REGION", lambda w: w["region"], drop=3),
     Column("STEP", _step, drop=5, right=True),
     Column("PREEMPTED", lambda w: w["preemptions"], drop=6, right=True),
     Column("AGE", lambda w: formats.between(w["submitted_at"], None), drop=1, right=True),
     Column("LEVEL", lambda w: w["level"], drop=4, right=True),
     Column("ATTEMPT", lambda w: w["attempt"], wide=True, right=True),
+    Column("START", lambda w: formats.ahead(w.get("expected_start")), wide=True),
     Column("LABELS", lambda w: formats.pairs(w["labels"]), wide=True),
     Column("REASON", lambda w: formats.reason(w["reason"]), wide=True),
 )
@@ -91,29 +93,53 @@ _SHOWN_FAILED = 10
 )
 @click.option("--live", is_flag=True, help="List only the workloads that have not ended.")
 @label_option("List only the workloads with this label")
-@click.option("--name", help="List only the workloads with this name.")
+@click.option("--name", shell_complete=complete_name, help="List only the workloads with this name.")
+@click.option("--array", shell_complete=complete_workload, help="List the elements of this array that have started.")
 @limit_option("workloads to list; 0: all", least=0)
+@watch_option
+@interval_option
 @click.pass_obj
 def ls(
     session: Session,
+    *,
     tenant: str | None,
     phases: tuple[str, ...],
     live: bool,
     labels_: dict[str, str],
     name: str | None,
+    array: str | None,
     limit: int,
+    watch: bool,
+    interval_s: float,
 ) -> None:
-    """List workloads."""
+    """List workloads, newest first."""
     if live and phases:
         raise click.UsageError("--live and --phase cannot be used together")
     if live:
         phases = ("live",)
+    head = session.resolve(array) if array else None
     one_more = limit + 1 if limit else None
-    found = session.client.workloads(tenant=tenant, phases=phases, labels=labels_, name=name, limit=one_more)
-    workloads = list(islice(found, limit) if limit else found)
-    emit_list(session, workloads, WORKLOAD_COLUMNS)
-    if limit and next(found, None) is not None:
+
+    def read() -> list[Any]:
+        return list(
+            session.client.workloads(
+                tenant=tenant, phases=phases, labels=labels_, name=name, array=head, limit=one_more
+            )
+        )
+
+    if watch and is_live(session):
+        watch_screen(session, read, lambda found, width: workload_lines(session, found, width), interval_s)
+        return
+    found = read()
+    emit_list(session, found[:limit] if limit else found, WORKLOAD_COLUMNS)
+    if limit and len(found) > limit:
         say(f"there are more than {limit} workloads; `--limit 0` lists all")
+
+
+def workload_lines(session: Session, found: list[Any], width: int | None) -> list[str]:
+    """Return the table of workloads for a screen."""
+    columns = [column for column in WORKLOAD_COLUMNS if session.output == "wide" or not column.wide]
+    return table(found, columns, width, colour=not no_colour()) if found else ["no items found"]
 
 
 @click.command(cls=OutputCommand)
@@ -165,7 +191,9 @@ def _act(session: Session, references: tuple[str, ...], act: Callable[[str], Any
 @click.command(cls=OutputCommand)
 @click.argument("workloads", nargs=-1, shell_complete=complete_workload)
 @label_option("Cancel all workloads with this label")
-@click.option("--tenant", help="With --label: cancel only the workloads of this tenant.")
+@click.option(
+    "--tenant", shell_complete=complete_tenant, help="With --label: cancel only the workloads of this tenant."
+)
 @click.option("--waiting", "only", flag_value="waiting", help="Cancel only the elements of arrays that never started.")
 @click.option(
     "--failed", "only", flag_value="failed", help="Cancel only the elements of arrays that failed and are tried again."

@@ -10,7 +10,7 @@ import io
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,29 +31,35 @@ class PackedFolder:
     sha256: str
 
 
-def pack(folder: Path) -> PackedFolder:
-    """Pack the files and folders in `folder`, sorted by path.
+def pack(folder: Path | None, files: Mapping[str, bytes] | None = None) -> PackedFolder:
+    """Pack the files and folders in `folder`, sorted by path, and then `files`, by name, which replace those there.
 
     The archive depends only on names, contents and the owner's execute bit, not on times, owners or other modes.
 
     Raises:
         ArchiveError: `folder` is not a folder or is too large, or a file in it cannot be packed.
     """
-    if not folder.is_dir():
+    if folder is not None and not folder.is_dir():
         raise ArchiveError(f"workdir: {folder} is not a folder")
     plain = io.BytesIO()
     sizes: dict[str, int] = {}
     problems: list[str] = []
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path, name in _walk(folder, "", Ignored.of(folder.absolute())):
+        for path, name in () if folder is None else _walk(folder, "", Ignored.of(folder.absolute())):
+            if files is not None and name in files:
+                continue
             try:
-                entry, body = _entry(folder, path, name)
+                entry, body = _entry(folder or Path(), path, name)
             except ArchiveError as error:
                 problems.append(str(error))
                 continue
             sizes[name] = len(body)
             if not problems and sum(sizes.values()) <= MAX_UNPACKED_BYTES:
                 tar.addfile(entry, io.BytesIO(body))
+        for name, body in (files or {}).items():
+            entry = tarfile.TarInfo(name)
+            entry.size = sizes[name] = len(body)
+            tar.addfile(entry, io.BytesIO(body))
     if problems:
         more = f"; and {len(problems) - _MOST_TOLD} more" if len(problems) > _MOST_TOLD else ""
         hint = f"remove what tasks do not need, or list it in {OWN_FILE}"

@@ -42,14 +42,14 @@ class Calls:
         self._call("PUT", "archives", archive.sha256, params={"tenant": tenant}, content=archive.body, headers=headers)
 
     def _send(
-        self, method: str, parts: tuple[str, ...], document: Mapping[str, Any], workdir: Path | str | None,
-        **options: Any,
+        self, method: str, parts: tuple[str, ...], document: Mapping[str, Any],
+        workdir: "Path | str | PackedFolder | None", **options: Any,
     ) -> Any:  # fmt: skip
         if workdir is None:
             return self._call(method, *parts, body=document, **options)
-        from mizzen.client.archives import pack  # its imports are not needed by most calls
+        from mizzen.client.archives import PackedFolder, pack  # their imports are not needed by most calls
 
-        archive = pack(Path(workdir))
+        archive = workdir if isinstance(workdir, PackedFolder) else pack(Path(workdir))
         body = {**document, "workdir": {"archive": archive.sha256}}
         try:
             return self._call(method, *parts, body=body, **options)

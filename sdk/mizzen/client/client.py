@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from mizzen.client import followers, views
 from mizzen.client.calls import path_of
@@ -15,6 +15,9 @@ from mizzen.client.data import Data
 from mizzen.client.fleet import FleetMethods
 from mizzen.client.services import Services
 from mizzen.client.transport import Backoff, Transport
+
+if TYPE_CHECKING:
+    from mizzen.client.archives import PackedFolder
 
 _POLL_FIRST_S = 0.25
 _POLL_LONGEST_S = 3.0
@@ -87,11 +90,11 @@ class Client(Data, FleetMethods, Services):
     def submit(
         self,
         document: Mapping[str, Any],
-        workdir: Path | str | None = None,
+        workdir: "Path | str | PackedFolder | None" = None,
         *,
         idempotency_key: str | None = None,
     ) -> views.Submitted:
-        """Submit a workload document, with the files of the folder `workdir` if given.
+        """Submit a workload document, with the files of the folder `workdir` if given, which may be packed already.
 
         A call creates at most one workload, even if its request is retried: an Idempotency-Key is always sent. By
         default it is a new key.
@@ -107,7 +110,9 @@ class Client(Data, FleetMethods, Services):
         answer = self._send_workload(document, workdir, params={"dry_run": "true"}, patience_s=patience_s)
         return cast(views.DryRun, answer)
 
-    def _send_workload(self, document: Mapping[str, Any], workdir: Path | str | None, **options: Any) -> Any:
+    def _send_workload(
+        self, document: Mapping[str, Any], workdir: "Path | str | PackedFolder | None", **options: Any
+    ) -> Any:
         return self._send("POST", ("workloads",), document, workdir, idempotent=True, **options)
 
     def workloads(

@@ -155,9 +155,10 @@ class Transport:
                     return _json(response)
                 if response.status_code == 404 and method == "DELETE" and lost:
                     return None  # The earlier try, whose response was lost, has removed the resource.
-                failure: Exception = _problem(response)
                 if not (again and response.status_code in _PASSING):
-                    raise failure
+                    # Not from a variable: its traceback would keep this frame, and the arguments of all callers.
+                    raise _problem(response)
+                failure: Exception = _problem(response)
                 at_least_s = _retry_after_s(response)
                 if room_patience_s is not None and _is_full(failure):
                     usual.succeeded()

@@ -53,6 +53,15 @@ Phase = Literal[
 """The phase of a workload. Every transition emits an event and updates a Temporal search attribute."""
 
 
+class Start(TypedDict):
+    """When a waiting workload is expected to get its slots. The aim is that four of five workloads do so within it."""
+
+    earliest: str
+    latest: str
+    sentence: str
+    """The interval, what the workload waits for, and what would move the start."""
+
+
 class Cadence(TypedDict):
     """The checkpoint cadence that the tasks report, in seconds."""
 
@@ -160,7 +169,7 @@ class Array(TypedDict):
     failed: int
     cancelled: int
     throttle: int | None
-    """The most live elements; None: no limit."""
+    """The most elements that hold slots at a time; None: no limit."""
 
 
 class Element(TypedDict):
@@ -185,10 +194,31 @@ class Dependency(TypedDict):
     condition: str
     """`succeeded`, `ended`, `failed`, `started`, `ready` or `due`."""
     state: str
-    """`waiting`, `met`, or `never`: it can no longer hold."""
+    """`waiting`, `met`, `never`: it can no longer hold, `waived`: given up, or `each`: each element of the array waits
+    for the element of the predecessor with the same index."""
     phase: str | None
     """The predecessor's phase, or the one that decided it."""
     decided_at: str | None
+
+
+class Notification(TypedDict):
+    """A notification of a receiver about an end."""
+
+    id: str
+    """The id that the receiver gets with each try."""
+    kind: str
+    receiver: str
+    """The address, or the server of the webhook."""
+    state: str
+    """`due`, `delivered` or `failed`: it is not tried again."""
+    tries: int
+    error: str | None
+    """Why the last try failed."""
+    created_at: str
+    due_at: str
+    """When it is tried next, if it is due."""
+    ended_at: str | None
+    """When it was delivered or given up."""
 
 
 class Placement(TypedDict):
@@ -232,6 +262,8 @@ class Workload(TypedDict):
     """The cluster's store that has the newest checkpoint; None: the bucket of `checkpoint_region`."""
     queued: bool
     """Whether it is in the queue."""
+    expected_start: Start | None
+    """The expected start; None: it does not wait in the queue, or nothing can be said."""
     preemptions: int
     lost_s: float
     """Estimated seconds of work lost by interruptions so far."""
@@ -249,6 +281,8 @@ class WorkloadDetail(Workload):
 
     after: list[Dependency]
     """Its dependencies, first the ones that can no longer hold."""
+    notifications: list[Notification]
+    """Those of its end, to the receivers in its document."""
     spec: dict[str, Any]
     """Its document, without defaults; it can be submitted again."""
     placement: list[Placement]
@@ -261,6 +295,8 @@ class WorkloadDetail(Workload):
 class Submitted(WorkloadDetail):
     """A submitted workload."""
 
+    document_notes: list[str]
+    """Fields of the document that have no effect."""
     never: str | None
     """Why no region of the current fleet can hold it, and what would have to change; None: one might."""
 
@@ -420,6 +456,8 @@ class Why(TypedDict):
     eligible_s: float | None
     """Seconds since it could last be placed: since the submission, or the end of its last attempt, hold or block; None:
     it is not queued, or is on hold or blocked."""
+    expected_start: Start | None
+    """The expected start; None: it does not wait in the queue, or nothing can be said."""
 
 
 class Event(TypedDict):
@@ -1048,6 +1086,8 @@ class ServiceDetail(Service):
     """The replicas that have not ended, by number."""
     spec: dict[str, Any]
     """The newest version's specification."""
+    notifications: list[Notification]
+    """Those of its end, to the receivers in its document."""
 
 
 class ServiceChanged(ServiceDetail):

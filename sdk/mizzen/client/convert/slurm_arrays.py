@@ -60,7 +60,7 @@ def elements_of(conversion: Conversion, option: SlurmOption) -> Elements:
     return Elements({**indexes, **limit}, {**variables, "SLURM_ARRAY_TASK_ID": '"$MIZZEN_ARRAY_INDEX"'})
 
 
-def dependencies_of(conversion: Conversion, option: SlurmOption, name: str) -> list[dict[str, str]]:
+def dependencies_of(conversion: Conversion, option: SlurmOption, name: str, *, is_array: bool) -> list[dict[str, Any]]:
     """Return the field `after` of the workload `name` for an option such as `afterok:123:124,afterany:125`.
 
     Raises:
@@ -82,7 +82,8 @@ def dependencies_of(conversion: Conversion, option: SlurmOption, name: str) -> l
         for job in jobs:
             assert job is not None
             other = f"slurm-{re.sub(r'[^a-z0-9]+', '-', job[1].lower()).strip('-')}"
-            found.append({"workload": other, "condition": _CONDITIONS[match[1]]})
+            each: dict[str, Any] = {"same_index": True} if match[1] == "aftercorr" and is_array else {}
+            found.append({"workload": other, "condition": _CONDITIONS[match[1]], **each})
             why = f"after[{len(found) - 1}].workload: write the workload that replaces job {job[1]} instead of {other}"
             conversion.lost(option.line, f"--dependency={match[1]}:{job[0]}", why)
     if "?" in option.value:

@@ -16,6 +16,7 @@ from mizzen.client.convert.conversion import (
 )
 from mizzen.client.convert.quantities import duration_text
 from mizzen.client.convert.slurm_arrays import Elements, dependencies_of, elements_of, not_before_of
+from mizzen.client.convert.slurm_mail import notify_of
 from mizzen.client.convert.slurm_options import SlurmOption, options_of
 from mizzen.client.convert.slurm_resources import Options, SlurmRequest, seconds_of
 from mizzen.client.convert.slurm_script import Converted, SlurmAllocation, convert_body
@@ -139,9 +140,11 @@ class _Batch:
             "name": given,
             "workdir": self._workdir(),
             "array": elements.array if elements else None,
-            "after": dependencies_of(self._conversion, after, given) if after else None,
+            "after": dependencies_of(self._conversion, after, given, is_array=elements is not None) if after else None,
             "if_never": "keep" if keeps and keeps.value == "no" else None,
             "not_before": not_before_of(self._conversion, not_before) if not_before else None,
+            "notify": notify_of(self._conversion, self._options.get("mail-type"), self._options.get("mail-user"),
+                                is_array=elements is not None),
             "checkpoint": {"grace": grace} if grace else None,
             "limits": without_empty(limits),
             "files": files,

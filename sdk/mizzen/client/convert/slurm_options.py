@@ -26,9 +26,9 @@ OPTIONAL = frozenset({"exclusive", "get-user-env", "nice", "propagate", "resv-po
 """The options whose value, if there is one, follows `=`."""
 READ = frozenset({
     "array", "begin", "chdir", "constraint", "cpus-per-gpu", "cpus-per-task", "dependency", "error", "export", "gpus",
-    "gpus-per-node", "gpus-per-task", "gres", "input", "job-name", "mem", "mem-per-cpu", "mem-per-gpu", "nodes",
-    "no-requeue", "ntasks", "ntasks-per-gpu", "ntasks-per-node", "open-mode", "output", "requeue", "signal", "time",
-    "tres-per-task",
+    "gpus-per-node", "gpus-per-task", "gres", "input", "job-name", "mail-type", "mail-user", "mem", "mem-per-cpu",
+    "mem-per-gpu", "nodes", "no-requeue", "ntasks", "ntasks-per-gpu", "ntasks-per-node", "open-mode", "output",
+    "requeue", "signal", "time", "tres-per-task",
 })  # fmt: skip
 """The options that `slurm` reads."""
 
@@ -43,8 +43,6 @@ DROPPED: Mapping[str, str] = {
     "clusters": "mizzen chooses among all clusters; restrict it with `regions`",
     "comment": "add `labels` for filters", "extra": "add `labels` for filters",
     "nice": "give `priority`, a level from 1 (the highest) to 7", "priority": "give `priority`, 1 (the highest) to 7",
-    "mail-type": "mizzen sends no mail at the end; run `mizzen wait NAME && mail ...`",
-    "mail-user": "mizzen sends no mail at the end; run `mizzen wait NAME && mail ...`",
     "open-mode": "the output of every attempt is kept: `mizzen logs NAME`",
     **dict.fromkeys(("acctg-freq", "batch", "cores-per-socket", "core-spec", "cpu-freq", "delay-boot", "distribution",
                      "extra-node-info", "gpu-bind", "gpu-freq", "gres-flags", "hint", "mem-bind", "mincpus",

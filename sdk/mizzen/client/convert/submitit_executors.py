@@ -67,9 +67,10 @@ class ExecutorReader:
                 continue
             pairs = [(keyword.arg, value)] if keyword.arg else list(value.items()) if isinstance(value, dict) else []
             for name, given in pairs:
-                self._parameter(executor, line, str(name), given)
+                self.parameter(executor, line, str(name), given)
 
-    def _parameter(self, executor: SubmititExecutor, line: int, name: str, value: Any) -> None:
+    def parameter(self, executor: SubmititExecutor, line: int, name: str, value: Any) -> None:
+        """Add a parameter to an executor, or note why it is not needed or has no counterpart."""
         plain = name.removeprefix("slurm_")
         plain = table.SLURM_NAMES.get(plain, plain)
         source = f"{name}={shown(repr(value), 40)}"
@@ -77,7 +78,7 @@ class ExecutorReader:
             self._conversion.dropped(line, source, "it concerns submitit's local executors only")
         elif plain == "additional_parameters" and isinstance(value, dict):
             for key, inner in value.items():
-                self._parameter(executor, line, f"slurm_{str(key).replace('-', '_')}", inner)
+                self.parameter(executor, line, f"slurm_{str(key).replace('-', '_')}", inner)
         elif plain in table.READ:
             if plain in executor.parameters:
                 before = executor.parameters[plain]

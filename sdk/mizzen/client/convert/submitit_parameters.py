@@ -13,6 +13,7 @@ READ = frozenset({
 })  # fmt: skip
 """The parameters that `submitit` reads, without `slurm_`."""
 _TENANT = "the API key, or `tenant` in the document, decides who pays and which limits apply"
+_MAIL = "add `notify: [{email: NAME@DOMAIN}]` to the document"
 DROPPED: Mapping[str, str] = {
     "folder": "mizzen keeps the output of each task: `mizzen logs NAME`",
     "cluster": "mizzen runs the workload", "version": "it concerns submitit only", "max_num_timeout": "a preempted "
@@ -20,8 +21,8 @@ DROPPED: Mapping[str, str] = {
     "python": "the script runs with the machine's python3, or that of `.venv` if `setup` makes one",
     "partition": "mizzen has no partitions: resources and `regions` decide where it runs",
     "account": _TENANT, "qos": _TENANT, "wckey": _TENANT, "comment": "add `labels` for filters",
-    "stderr_to_stdout": "both are in `mizzen logs NAME`", "mail_type": "run `mizzen wait NAME && mail ...`",
-    "mail_user": "run `mizzen wait NAME && mail ...`", "srun_args": "mizzen starts the tasks itself",
+    "stderr_to_stdout": "both are in `mizzen logs NAME`", "mail_type": _MAIL, "mail_user": _MAIL,
+    "srun_args": "mizzen starts the tasks itself",
     "use_srun": "mizzen starts the tasks itself", "exclude": "mizzen chooses the machines itself",
     "visible_gpus": "a task sees its own GPUs", "ntasks_per_core": "it concerns the layout on a node only",
 }  # fmt: skip

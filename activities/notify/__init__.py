@@ -1,0 +1,1 @@
+"""Notifications of receivers outside: webhooks and mail."""

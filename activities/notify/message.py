@@ -1,0 +1,78 @@
+"""What a notification says: the JSON of a webhook, and a mail. Each try has the same content."""
+
+import json
+from collections.abc import Mapping
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import format_datetime
+from typing import Any
+
+from domain.masking import mask_ids
+from infra.db.deliveries import Delivery
+
+ALERT = "alert"
+_NOT_SHOWN = ("reason",)
+_MOST_SUBJECT = 200
+
+
+def body_of(delivery: Delivery, seen: frozenset[str]) -> bytes:
+    """Returns the JSON of a webhook, as Standard Webhooks has it: `type`, `timestamp` and `data`.
+
+    `seen` are the ids of workloads that its receiver may see; others are masked.
+    """
+    facts = delivery.facts
+    reason = facts.get("reason") or {}
+    data = {name: value for name, value in facts.items() if name not in _NOT_SHOWN and value is not None}
+    if reason:
+        data["reason"] = {"code": reason.get("code"), "sentence": _sentence(reason, seen)}
+    at = delivery.created_at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return json.dumps({"type": delivery.kind, "timestamp": at, "data": data}).encode()
+
+
+def mail_of(delivery: Delivery, seen: frozenset[str], sender: str) -> EmailMessage:
+    """Returns the mail to the receiver of a notification. No text of a user can add a header or a receiver."""
+    facts = delivery.facts
+    mail = EmailMessage(policy=SMTP)
+    mail["From"] = Address("mizzen", addr_spec=sender)
+    mail["To"] = Address(addr_spec=str(delivery.receiver["email"]))
+    mail["Date"] = format_datetime(delivery.created_at)
+    mail["Message-ID"] = f"<{delivery.id}@{sender.rpartition('@')[2]}>"
+    mail["Auto-Submitted"] = "auto-generated"
+    mail["Subject"] = " ".join(_subject(delivery.kind, facts).split())[:_MOST_SUBJECT]
+    lines = [f"{name}: {value}" for name, value in _lines(delivery.kind, facts, seen) if value]
+    mail.set_content("\n".join(lines) + "\n")
+    return mail
+
+
+def _subject(kind: str, facts: Mapping[str, Any]) -> str:
+    if kind == ALERT:
+        return f"mizzen: {', '.join(sorted({alert['kind'] for alert in facts['alerts']}))}"
+    index = "" if facts.get("index") is None else f"/{facts['index']}"
+    return f"mizzen: {facts['name']}{index} {_end(kind)} (tenant {facts['tenant']})"
+
+
+def _lines(kind: str, facts: Mapping[str, Any], seen: frozenset[str]) -> list[tuple[str, str]]:
+    if kind == ALERT:
+        more = [("and more", str(facts["more"]))] if facts["more"] else []
+        return [(f"{one['kind']} {one['subject'] or ''}".strip(), one["text"]) for one in facts["alerts"]] + more
+    what, _, _ = kind.partition(".")
+    reason = facts.get("reason") or {}
+    labels = ", ".join(f"{key}={value}" for key, value in sorted((facts.get("labels") or {}).items()))
+    return [
+        (what, f"{facts['name']} ({facts['id']})"),
+        ("tenant", facts["tenant"]),
+        ("end", _end(kind)),
+        ("reason", _sentence(reason, seen) if reason else ""),
+        ("finished", facts["finished_at"]),
+        ("labels", labels),
+        ("more", f"mizzen show {facts['id']}" if what == "workload" else ""),
+    ]
+
+
+def _end(kind: str) -> str:
+    return kind.rpartition(".")[2]
+
+
+def _sentence(reason: Mapping[str, Any], seen: frozenset[str]) -> str:
+    return mask_ids(str(reason.get("sentence") or reason.get("code") or ""), seen)

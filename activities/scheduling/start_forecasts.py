@@ -1,0 +1,115 @@
+"""The expected start of each waiting workload, for the publication of the queue (`gms.starts`).
+
+What was learned from past runs and starts is kept in one row of `publication`, so that it survives restarts.
+"""
+
+import time
+from collections.abc import Sequence
+from math import inf
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.dialects.postgresql import insert
+
+from activities.scheduling.decision_rows import AttemptRow
+from activities.scheduling.queue_state import held_by, seconds
+from activities.scheduling.scan_result import QueuedDemand
+from activities.scheduling.scheduler_state import SchedulerState
+from domain.scheduling import JobRequest
+from gms.starts.forecast import HeldAmount, StartForecaster, WaitingDemand
+from gms.starts.kernels import F8
+from infra.db.logs import Publication
+from infra.db.session import transaction
+
+MOST_FORECAST = 10_000
+"""Starts are forecast for so many workloads at the head of the queue, which takes about half a second of CPU time."""
+NAME = "starts"
+"""Name of the row of `publication`."""
+_STORED_EVERY_S = 300.0
+"""What was learned since the last write is lost if the process ends."""
+_MOST_POOLS = 62
+"""The pools of a workload are bits of a signed integer."""
+_CPUS = ""
+"""Stands for the GPU type of workloads without GPUs, whose amounts are thousandths of a core."""
+Pool = tuple[str, str]
+"""Region and GPU type."""
+
+
+class PublishedStarts:
+    """Forecasts starts in the process of the scheduler."""
+
+    def __init__(self, engine: Engine, reserve_after_s: float) -> None:
+        self._engine = engine
+        self._forecaster = StartForecaster(reserve_after_s)
+        self._held: dict[str, HeldAmount] = {}
+        """The workloads that held slots at the last forecast."""
+        self._restored = False
+        self._stored_at_s = -inf
+        """The time of the last write, on the monotonic clock."""
+
+    def of(self, state: SchedulerState, demands: Sequence[QueuedDemand]) -> F8:
+        """Returns the first and last seconds from now of each start, shape (demands, 2); NaN: nothing can be said."""
+        self._restore()
+        with state.current():
+            live, now_s = state.live, state.now_s
+            free = state.free_by_pool()
+        pools = {pool: number for number, pool in enumerate(sorted(free)[:_MOST_POOLS])}
+        held = [h for a in live if (h := _held(a, pools)) is not None]
+        waiting = [_waiting(d, pools, now_s) for d in demands]
+        self._learn_runs(now_s, held, waiting)
+        found = self._forecaster.forecast(now_s, waiting, held, [free[pool] for pool in pools])
+        self._store()
+        return found
+
+    def _learn_runs(self, now_s: float, held: Sequence[HeldAmount], waiting: Sequence[WaitingDemand]) -> None:
+        again, now = {w.id for w in waiting}, {h.id: h for h in held}
+        for id_, before in self._held.items():
+            if id_ not in now and id_ not in again:  # A workload that waits again was evicted.
+                self._forecaster.ended(before.groups, now_s - before.since_s)
+        self._held = now
+
+    def _restore(self) -> None:
+        if not self._restored:
+            with transaction(self._engine) as session:
+                body = session.scalar(select(Publication.body).where(Publication.name == NAME))
+            if body is not None:
+                self._forecaster.restore(body)
+            self._restored = True
+
+    def _store(self) -> None:
+        if time.monotonic() - self._stored_at_s < _STORED_EVERY_S:
+            return
+        new = insert(Publication).values(name=NAME, body=self._forecaster.to_json())
+        with transaction(self._engine) as session:
+            session.execute(
+                new.on_conflict_do_update(
+                    index_elements=["name"], set_={"body": new.excluded.body, "at": func.clock_timestamp()}
+                )
+            )
+        self._stored_at_s = time.monotonic()
+
+
+def _held(a: AttemptRow, pools: dict[Pool, int]) -> HeldAmount | None:
+    gpus, cpus_milli = held_by(a)
+    pool = pools.get((a.region, min(a.gpu_types, default=_CPUS)))
+    if pool is None:
+        return None
+    amount = gpus or cpus_milli
+    since_s = seconds(a.awarded_us)
+    ends_by_s = inf if a.max_runtime_s is None else since_s + a.max_runtime_s
+    return HeldAmount(a.workload, _groups(a.tenant, amount), pool, amount, since_s, ends_by_s)
+
+
+def _waiting(d: QueuedDemand, pools: dict[Pool, int], now_s: float) -> WaitingDemand:
+    # The slots of other types that a gang also needs are not considered.
+    types = next((set(job.gpu_types) for job in d.jobs if job.gpus), {_CPUS})
+    needs = _gpus(d.jobs) or sum(job.cpus_milli for job in d.jobs)
+    mask = sum(1 << number for (_, gpu_type), number in pools.items() if gpu_type in types)
+    return WaitingDemand(d.id, _groups(d.tenant, needs), d.rank, needs, mask, now_s - d.waits_from_s)
+
+
+def _groups(tenant: str, amount: int) -> tuple[str, ...]:
+    return f"{tenant}/{amount}", str(amount)
+
+
+def _gpus(jobs: Sequence[JobRequest]) -> int:
+    return sum(job.gpus for job in jobs)

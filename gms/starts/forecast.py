@@ -1,0 +1,149 @@
+"""The expected start of each waiting workload: sampled futures of a list schedule, corrected by past errors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, log
+from typing import Any
+
+import numpy as np
+
+from gms.starts.calibration import Calibration, Interval, Key
+from gms.starts.kernels import F8, RunningColumns, WaitingColumns, list_schedule
+from gms.starts.run_history import Groups, RunHistory
+
+FUTURES = 16
+HORIZON_S = 14 * 86400.0
+"""Futures end here."""
+MOST_OPEN = 2000
+"""Most waiting workloads whose first forecast is kept, to learn from its error."""
+
+
+@dataclass(frozen=True)
+class WaitingDemand:
+    """A waiting workload."""
+
+    id: str
+    groups: Groups
+    rank: int
+    needs: int
+    """GPUs, or thousandths of a core without GPUs."""
+    pools: int
+    """Mask of the pools that may hold it."""
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class HeldAmount:
+    """A workload that holds slots."""
+
+    id: str
+    groups: Groups
+    pool: int
+    """The number of its pool: a region's slots of one GPU type."""
+    amount: int
+    since_s: float
+    """The time of its award, in seconds since the epoch."""
+    ends_by_s: float = inf
+    """When its maximum runtime ends, in seconds since the epoch."""
+
+
+@dataclass
+class _First:
+    """The first forecast of a workload that still waits."""
+
+    at_s: float
+    key: Key
+    median_s: float
+    interval: Interval
+    late: bool = False
+
+
+class StartForecaster:
+    """Forecasts starts, and learns from the errors of its forecasts."""
+
+    def __init__(self, reserve_after_s: float = inf) -> None:
+        self._reserve_after_s = reserve_after_s
+        self._history, self._calibration = RunHistory(), Calibration()
+        self._first: dict[str, _First] = {}
+
+    def ended(self, groups: Groups, ran_s: float) -> None:
+        """Learns how long a workload has held its slots, in seconds, that has ended by itself."""
+        self._history.add(groups, ran_s)
+
+    def forecast(
+        self, now_s: float, waiting: Sequence[WaitingDemand], held: Sequence[HeldAmount], free: Sequence[int]
+    ) -> F8:
+        """Returns the first and last seconds from now of each interval, shape (waiting, 2); NaN: nothing can be said.
+
+        `waiting` is the queue in its order, `held` are all workloads that hold slots, and `free` has the free amount of
+        each pool.
+        """
+        self._learn(now_s, {w.id for w in waiting}, {h.id: h for h in held})
+        if not waiting:
+            return np.empty((0, 2))
+        medians_s = self._medians_s(now_s, waiting, held, free)
+        out = np.full((len(waiting), 2), np.nan)
+        for k, (w, median_s) in enumerate(zip(waiting, medians_s.tolist(), strict=True)):
+            if median_s >= HORIZON_S:
+                continue
+            key = _size(w.needs), int(log(median_s + 60.0) / log(4.0))
+            out[k] = interval = self._calibration.interval(key, median_s)
+            if w.id not in self._first and len(self._first) < MOST_OPEN:
+                self._first[w.id] = _First(now_s, key, median_s, interval)
+        return out
+
+    def _learn(self, now_s: float, waiting: set[str], held: dict[str, HeldAmount]) -> None:
+        for id_, first in list(self._first.items()):
+            waited_s, (low_s, high_s) = now_s - first.at_s, first.interval
+            started = held.get(id_)
+            if started is not None:
+                waited_s = max(0.0, started.since_s - first.at_s)
+                self._calibration.learn(first.key, first.median_s, waited_s)
+                self._calibration.judge(0, waited_s < low_s)
+            if not first.late and (started is not None or waited_s > high_s):
+                # A miss counts as soon as it is certain, because the start may be far away.
+                first.late = waited_s > high_s
+                self._calibration.judge(1, first.late)
+            if id_ not in waiting:
+                del self._first[id_]
+        self._calibration.set_open((f.key, f.median_s, now_s - f.at_s) for f in self._first.values())
+
+    def _medians_s(
+        self, now_s: float, waiting: Sequence[WaitingDemand], held: Sequence[HeldAmount], free: Sequence[int]
+    ) -> F8:
+        """Returns the median of each start over the futures, in seconds from now."""
+        random = np.random.default_rng(int(now_s))
+        ages_s = np.array([max(0.0, now_s - h.since_s) for h in held])
+        ends_s = self._history.draw([h.groups for h in held], ages_s, random, FUTURES)
+        ends_s = np.minimum(ends_s, np.array([max(0.0, h.ends_by_s - now_s) for h in held]))
+        runs_s = self._history.draw([w.groups for w in waiting], np.zeros(len(waiting)), random, FUTURES)
+        kinds: dict[tuple[int, int], int] = {}
+        classes = np.array([kinds.setdefault((w.pools, w.needs), len(kinds)) for w in waiting], np.int32)
+        allowed, needs = np.array(list(kinds), np.int64).T.copy()
+        pools = np.array([h.pool for h in held], np.int32)
+        amounts = np.array([h.amount for h in held], np.int64)
+        arrives_s = -np.array([w.waited_s for w in waiting])
+        starts_s = [
+            list_schedule(
+                np.array(free, np.int64), RunningColumns(ends_s[k], pools, amounts),
+                WaitingColumns(classes, allowed, needs, runs_s[k], arrives_s), len(waiting), self._reserve_after_s,
+                HORIZON_S,
+            )
+            for k in range(FUTURES)
+        ]  # fmt: skip
+        medians_s: F8 = np.median(np.minimum(starts_s, HORIZON_S), axis=0)
+        return medians_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what was learned, to store it."""
+        return {"history": self._history.to_json(), "calibration": self._calibration.to_json()}
+
+    def restore(self, body: dict[str, Any]) -> None:
+        """Restores the result of `to_json`."""
+        self._history = RunHistory.from_json(body["history"])
+        self._calibration = Calibration.from_json(body["calibration"])
+
+
+def _size(needs: int) -> int:
+    """Returns the class of a size: 1, up to 7, 8, or more GPUs."""
+    return 0 if needs <= 1 else 1 if needs < 8 else 2 if needs == 8 else 3

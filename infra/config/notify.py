@@ -1,0 +1,119 @@
+"""Settings of notifications: where they may be sent, and the server for mail."""
+
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from domain.egress import Network
+from domain.notify_spec import EMAIL_PATTERN
+from infra.config.section import Section
+
+
+class SmtpSettings(Section):
+    """The server that takes mail."""
+
+    host: str = Field(min_length=1)
+    port: int = Field(587, gt=0, lt=65_536)
+    tls: Literal["starttls", "tls", "none"] = "starttls"
+    """`starttls`: encryption is started on the connection, or nothing is sent; `tls`: it is encrypted from its
+    beginning, usually on port 465; `none`: it is not encrypted."""
+    ca: Path | None = None
+    """PEM file with authorities to trust beside the system's."""
+    user: str | None = None
+    password_file: Path | None = None
+    """File with the password of `user`, in its first line."""
+    sender: str = Field(pattern=EMAIL_PATTERN)
+    """The address in `From`, and for mail that cannot be delivered."""
+    domains: tuple[str, ...] = ()
+    """The domains to which documents may send mail; empty: all."""
+
+    @model_validator(mode="after")
+    def _login(self) -> "SmtpSettings":
+        if (self.user is None) != (self.password_file is None):
+            raise ValueError("user and password_file go together: set both or neither")
+        if self.user is not None and self.tls == "none":
+            raise ValueError("tls: must be starttls or tls if user is set: the password would not be encrypted")
+        return self
+
+    def takes(self, address: str) -> bool:
+        """Returns whether documents may send mail to an address."""
+        return not self.domains or address.rpartition("@")[2].lower() in {one.lower() for one in self.domains}
+
+
+ALERT_EVENTS = (
+    "instance.without_owner", "machine.cordoned", "machine.key_offered", "machine.lost", "replica.deletion_held",
+    "replica.wrong", "stack.restarted",
+)  # fmt: skip
+"""Kinds of events that are alerts."""
+ALERT_STATES = ("loop.failing", "region.bucket_unavailable", "region.silent")
+"""Kinds of alerts about states: one when a state begins, and one when it ends."""
+_ALERTS = (*ALERT_EVENTS, *ALERT_STATES)
+
+
+class AlertReceiver(Section):
+    """A receiver of alerts for operators."""
+
+    webhook: str | None = Field(None, pattern="^https?://[!-~]+$")
+    secret_file: Path | None = None
+    """File with the keys that sign the requests of `webhook`."""
+    email: str | None = Field(None, pattern=EMAIL_PATTERN)
+    on: tuple[str, ...] = _ALERTS
+    """The kinds of alerts that it gets."""
+
+    @model_validator(mode="after")
+    def _one(self) -> "AlertReceiver":
+        given = {name for name in ("webhook", "secret_file", "email") if getattr(self, name) is not None}
+        if given not in ({"webhook", "secret_file"}, {"email"}):
+            raise ValueError("must have either webhook and secret_file, or email")
+        unknown = sorted(set(self.on) - set(_ALERTS))
+        if unknown:
+            raise ValueError(f"on: {unknown[0]!r} must be one of {', '.join(sorted(_ALERTS))}")
+        return self
+
+    def to_json(self) -> dict[str, str]:
+        """Returns the receiver as a notification has it."""
+        return self.model_dump(mode="json", exclude={"on"}, exclude_none=True)
+
+
+class NotifySettings(Section):
+    """Notifications at the ends of workloads, arrays and services, and alerts for operators."""
+
+    allow: tuple[str, ...] = ()
+    """Networks, such as `10.0.0.0/8`, whose addresses webhooks may have, with http or https. Other webhooks have public
+    addresses and https."""
+    ca: Path | None = None
+    """PEM file with authorities to trust beside the system's, for webhooks."""
+    smtp: SmtpSettings | None = None
+    """None: no mail is sent, and documents cannot ask for it."""
+    alerts: tuple[AlertReceiver, ...] = ()
+    """Who gets alerts. Their mail needs `smtp`."""
+    timeout_s: float = Field(10.0, gt=0)
+    """Timeout of one try of a webhook, and of each step of sending a mail."""
+    retry_s: float = Field(5.0, gt=0)
+    """Pause after the first try that failed. It becomes four times as long after each further one."""
+    retry_max_s: float = Field(3600.0, gt=0)
+    give_up_s: float = Field(86400.0, gt=0)
+    """Time after the event from which a notification is not tried again, in seconds."""
+
+    @model_validator(mode="after")
+    def _mail(self) -> "NotifySettings":
+        if self.smtp is None and any(one.email is not None for one in self.alerts):
+            raise ValueError("alerts: email needs smtp")
+        return self
+
+    @field_validator("allow")
+    @classmethod
+    def _networks(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        for one in allow:
+            try:
+                ip_network(one)
+            except ValueError as error:
+                raise ValueError(f"{one!r} must be a network such as 10.0.0.0/8 ({error})") from None
+        return allow
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """The networks in `allow`."""
+        return tuple(map(ip_network, self.allow))

@@ -1,0 +1,44 @@
+"""Plain reference implementation of `gms.starts.kernels.list_schedule`, for tests only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+
+@dataclass(frozen=True)
+class ScheduledWorkload:
+    """A workload of the queue. Times are seconds from now."""
+
+    pools: frozenset[int]
+    needs: int
+    runs_s: float
+    arrives_s: float
+
+
+def starts_of(
+    queue: Sequence[ScheduledWorkload], free: Sequence[int], ends: Sequence[tuple[float, int, int]],
+    reserve_after_s: float, horizon_s: float,
+) -> list[float]:  # fmt: skip
+    """Returns the start of each workload of the queue; `ends` has (end, pool, amount) of the running ones."""
+    left, starts, amounts = list(ends), [inf] * len(queue), list(free)
+    now_s = 0.0
+    while now_s <= horizon_s:
+        reserved: set[int] = set()
+        for k, w in enumerate(queue):
+            if starts[k] < inf or w.arrives_s > now_s:
+                continue
+            able = [pool for pool in sorted(w.pools - reserved) if amounts[pool] >= w.needs]
+            if able:
+                pool = max(able, key=lambda p: (amounts[p], -p))
+                starts[k], amounts[pool] = now_s, amounts[pool] - w.needs
+                left.append((now_s + w.runs_s, pool, w.needs))
+            elif now_s - w.arrives_s > reserve_after_s:
+                reserved |= w.pools
+        later = [at_s for at_s, _, _ in left] + [w.arrives_s for w in queue if w.arrives_s > now_s]
+        if not later:
+            break
+        now_s = min(later)
+        for end in [end for end in left if end[0] <= now_s]:
+            left.remove(end)
+            amounts[end[1]] += end[2]
+    return starts

@@ -1,0 +1,114 @@
+"""Expected starts: the schedule of one future, remaining run times, and intervals that past errors correct."""
+
+import json
+from math import exp, inf
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gms.starts.calibration import Calibration
+from gms.starts.forecast import HeldAmount, StartForecaster, WaitingDemand
+from gms.starts.kernels import RunningColumns, WaitingColumns, list_schedule
+from gms.starts.run_history import RunHistory
+from reference.list_schedule import ScheduledWorkload, starts_of
+from tests.depth import examples
+
+from . import PROPERTY
+
+POOLS = 3
+masks = st.frozensets(st.integers(0, POOLS - 1), min_size=1)
+workloads = st.builds(ScheduledWorkload, masks, st.integers(1, 4), st.integers(1, 9).map(float), st.just(-1.0))
+ends = st.tuples(st.integers(1, 20).map(float), st.integers(0, POOLS - 1), st.integers(1, 4))
+
+
+def _schedule(
+    queue: list[ScheduledWorkload], free: list[int], running: list[tuple[float, int, int]], reserve_after_s: float
+) -> list[float]:
+    kinds: dict[tuple[int, int], int] = {}
+    keys = [(sum(1 << pool for pool in w.pools), w.needs) for w in queue]
+    classes = np.array([kinds.setdefault(key, len(kinds)) for key in keys], np.int32)
+    allowed, needs = np.array(list(kinds), np.int64).T.copy()
+    ends_s, pools, holds = (
+        np.array([r[k] for r in running], kind) for k, kind in enumerate((float, np.int32, np.int64))
+    )
+    runs_s, arrives_s = np.array([(w.runs_s, w.arrives_s) for w in queue]).T.copy()
+    starts: list[float] = list_schedule(
+        np.array(free, np.int64), RunningColumns(ends_s, pools, holds),
+        WaitingColumns(classes, allowed, needs, runs_s, arrives_s), len(queue), reserve_after_s, 1e9,
+    ).tolist()  # fmt: skip
+    return starts
+
+
+@settings(PROPERTY, max_examples=examples(300))
+@given(
+    st.lists(workloads, min_size=1, max_size=12),
+    st.lists(st.integers(0, 3), min_size=POOLS, max_size=POOLS),
+    st.lists(ends, max_size=8),
+    st.sampled_from([3.0, inf]),
+)
+def test_schedule_equals_the_reference(
+    queue: list[ScheduledWorkload], free: list[int], running: list[tuple[float, int, int]], reserve_after_s: float
+) -> None:
+    """Each workload starts when the plain schedule starts it, with reservations and without."""
+    assert _schedule(queue, free, running, reserve_after_s) == starts_of(queue, free, running, reserve_after_s, 1e9)
+
+
+def test_remaining_run_times_are_those_above_the_age() -> None:
+    """Of run times 1 h and 10 h, only 10 h is left after 2 h; groups without run times use those of the group above."""
+    history = RunHistory()
+    for ran_s in (3600.0, 36_000.0) * 10:
+        history.add(("t/8", "8"), ran_s)
+    random = np.random.default_rng(0)
+    drawn = history.draw([("t/8", "8"), ("other/8", "8")], np.array([7200.0, 7200.0]), random, 32)
+    assert set(drawn.ravel()) == {28_800.0}
+    again = RunHistory.from_json(json.loads(json.dumps(history.to_json())))
+    fresh = again.draw([("other/8", "8")], np.zeros(1), random, 32)
+    assert set(fresh.ravel()) == {3600.0, 36_000.0}
+
+
+def test_intervals_contain_four_of_five_starts() -> None:
+    """Forecasts that err by a constant factor and noise: after some hundreds, 75 to 85 % of starts are within."""
+    calibration, random = Calibration(), Random(1)
+    inside = []
+    for number in range(3000):
+        forecast_s = random.uniform(3600.0, 360_000.0)
+        waited_s = forecast_s * 3 * exp(random.gauss(0.0, 0.5))
+        calibration.set_open(())
+        low_s, high_s = calibration.interval((1,), forecast_s)
+        if number >= 500:
+            inside.append(low_s <= waited_s <= high_s)
+        calibration.judge(0, waited_s < low_s)
+        calibration.judge(1, waited_s > high_s)
+        calibration.learn((1,), forecast_s, waited_s)
+        if number == 1500:
+            calibration = Calibration.from_json(json.loads(json.dumps(calibration.to_json())))
+    assert 0.75 <= sum(inside) / len(inside) <= 0.85
+
+
+def test_workloads_that_still_wait_widen_the_interval() -> None:
+    """A hundred starts were on time, but as many workloads already wait ten times as long as forecast."""
+    calibration = Calibration()
+    for _ in range(100):
+        calibration.learn((), 36_000.0, 36_000.0)
+    calibration.set_open(())
+    on_time = calibration.interval((), 36_000.0)
+    calibration.set_open(((), 36_000.0, 360_000.0) for _ in range(100))
+    assert on_time == pytest.approx((36_000.0, 36_000.0), abs=300)
+    assert calibration.interval((), 36_000.0)[1] > 300_000
+
+
+def test_forecast_waits_for_running_work() -> None:
+    """Every run takes an hour, and one has run for half of it: the next in the queue is expected in half an hour."""
+    forecaster = StartForecaster()
+    for _ in range(100):
+        forecaster.ended(("t/1", "1"), 3600.0)
+    held = [HeldAmount("running", ("t/1", "1"), 0, 1, 8200.0)]
+    waiting = [WaitingDemand(f"w{k}", ("t/1", "1"), 3, 1, 1, 0.0) for k in range(2)]
+    waiting.append(WaitingDemand("large", ("t/9", "9"), 3, 9, 1, 0.0))
+    first, second, large = forecaster.forecast(10_000.0, waiting, held, [0]).tolist()
+    assert first[0] <= 1800 <= first[1] and second[0] <= 5400 <= second[1]
+    assert np.isnan(large).all(), "nine slots never become free"
+    assert forecaster.forecast(10_001.0, [], held, [0]).shape == (0, 2)
