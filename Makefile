@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo test test-all test-isolation test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting demo-lending serve-demo test test-all test-failed test-isolation test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 
@@ -70,6 +70,10 @@ PYTEST = $(BIN)/python -m pytest --numprocesses 4 --max-worker-restart 2 --dist 
 test: setup
 	@$(MAKE) -s -j2 $(VENV)/.compiled $(VENV)/.collected
 	@$(PYTEST) -m "not long" $(ARGS)
+
+# The tests that failed in the last run, one after another. Fails also if the last run has recorded no failure.
+test-failed: setup
+	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m "not long" $(ARGS)
 
 # Every test with all examples.
 test-all: setup

@@ -30,6 +30,7 @@ from activities.lifecycle.leases import LeaseActivities
 from activities.lifecycle.machines import MachineActivities
 from activities.lifecycle.progress import ProgressReader
 from activities.lifecycle.reconcile import Reconciler
+from activities.lifecycle.session_refusal import SessionActivities
 from activities.lifecycle.singletons import keep_singletons, set_schedule
 from activities.lifecycle.workloads import WorkloadActivities
 from activities.notify.alerts import Alerts
@@ -89,7 +90,7 @@ def control_activities(
         placement_runs.open_placement_run,
         placement_runs.plan_placement_run, placement_runs.placement_paused, placement_runs.assign_partitions,
         placement_runs.end_placement_run, moves.next_move, moves.finish_move,
-        ServiceActivities(engine, settings, providers).step,
+        ServiceActivities(engine, settings, providers).step, SessionActivities(engine).refuse,
     ]  # fmt: skip
 
 
@@ -108,11 +109,12 @@ def _workflows() -> list[type]:
     from workflows.scheduler import DryRunWorkflow, SchedulerWorkflow
     from workflows.scrub import ScrubWorkflow
     from workflows.service import ServiceWorkflow
+    from workflows.session_request import SessionWorkflow
     from workflows.workload import WorkloadWorkflow
 
     return [
         WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow,
-        PlacementRunWorkflow, ScrubWorkflow, InstanceWorkflow, ServiceWorkflow,
+        PlacementRunWorkflow, ScrubWorkflow, InstanceWorkflow, ServiceWorkflow, SessionWorkflow,
     ]  # fmt: skip
 
 

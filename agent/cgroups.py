@@ -244,12 +244,21 @@ def _number(path: str) -> int:
         return int(file.read())
 
 
+def cgroups_of(pid: int) -> list[str]:
+    """Returns the paths of the cgroups of a process; none if this process does not see them."""
+    return sorted(set(_cgroups(str(pid)).values()))
+
+
 @cache
 def _own() -> dict[str, str]:
-    """Returns the path of this process's cgroup for each v1 controller, and for cgroup v2 under the key ''."""
+    return _cgroups("self")
+
+
+def _cgroups(process: str) -> dict[str, str]:
+    """Returns the path of a process's cgroup for each v1 controller, and for cgroup v2 under the key ''."""
     own, found = dict[str, str](), dict[str, str]()
     try:
-        with open("/proc/self/cgroup") as file:
+        with open(f"/proc/{process}/cgroup") as file:
             for line in file:
                 _, controllers, path = line.rstrip("\n").split(":", 2)
                 own |= dict.fromkeys(controllers.split(","), path)

@@ -27,6 +27,7 @@ from agent.logs import Shipping, shipped
 from agent.notices import MachineNotices
 from agent.outcomes import forget_outcomes, keep_outcome
 from agent.processes import end_tasks
+from agent.sessions.task_sessions import TaskSessions
 from agent.staging import Stager
 from agent.state import CONFIG, AttemptFolder, StateFolder
 from agent.tasks import TaskState
@@ -94,6 +95,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     uplink = None if traffic is None else traffic.uplink
     gpus = GpuWatch(state, config.machine, config.gpus)
     activities = NodeActivities(config, state, stager, shipping, notices, lender, locks, gpus, uplink=uplink)
+    sessions = TaskSessions(config, state, stager)
     tidying = asyncio.create_task(_tidy(config, state, lender))
     listening = asyncio.create_task(notices.run())
     lending = [asyncio.create_task(work) for work in (lender.run(), lender.reopen_polls(), gpus.run())]
@@ -117,7 +119,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
                     await _unless(stop, _say_hello(client, config, state, lender, gpus))
                     address = client.service_client.config.target_host
                     _log.info("%s: connected to %s; the machine is being registered", config.machine, address)
-                    await _work(client, config, state, activities, notices, lender, gpus, stop)
+                    await _work(client, config, state, activities, notices, lender, gpus, stop, sessions=sessions)
             except ConfigurationError:
                 raise
             except Exception as error:
@@ -137,6 +139,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
         for task in (tidying, listening, guarding, *lending):
             task.cancel()
         await asyncio.wait(lending, timeout=1.0)
+        await sessions.close()
         if uplink is not None:
             uplink.close()
         if traffic is not None:
@@ -175,12 +178,14 @@ async def _work(
     lender: Lender,
     gpus: GpuWatch,
     stop: asyncio.Event,
+    *,
+    sessions: TaskSessions,
 ) -> None:
     """Polls the machine's task queue until `stop` is set, the owner has taken the machine, or the worker fails."""
     worker = Worker(
         client,
         task_queue=agent_queue(config.machine),
-        activities=activities.all(),
+        activities=[*activities.all(), *sessions.all()],
         build_id=BUILD_ID,
         identity=f"agent {config.machine} pid {os.getpid()}",
         tuner=tuner(lender.polls),

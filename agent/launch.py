@@ -120,6 +120,7 @@ def environment(
         "MIZZEN_REPORT": str(report),
         "MIZZEN_INTERVAL_FILE": str(interval_file),
         "MIZZEN_DEADLINE_FILE": str(deadline_file),
+        "MIZZEN_SESSION_FILE": str(deadline_file.with_name("session")),
         "MIZZEN_PYTHON": python,
         # Numbers in the order of the bus, like those of `agent.gpus` and nvidia-smi. By default, CUDA gives the fastest
         # GPU the first number. UUIDs would not need an order, but programs such as vLLM accept only numbers.

@@ -152,3 +152,22 @@ def _name(pid: str) -> str:
     with contextlib.suppress(OSError, ValueError):
         return Path("/proc", pid, "comm").read_text().rstrip("\n")
     return ""
+
+
+def task_environment(pid: int) -> dict[str, str]:
+    """Returns the environment with which a process, or the command that it has started, was executed.
+
+    Raises:
+        OSError: the process has ended.
+    """
+    for one in (pid, *sorted(children_of(pid))):
+        text = Path(f"/proc/{one}/environ").read_bytes()
+        if text.strip(b"\0"):
+            entries = (os.fsdecode(entry).partition("=") for entry in text.split(b"\0") if entry)
+            return {name: value for name, _, value in entries}
+    return {}
+
+
+def children_of(pid: int) -> set[int]:
+    """Returns the pids of the children of a process."""
+    return {child for child, (_, parent, _) in shim.process_table().items() if parent == pid}

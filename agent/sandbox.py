@@ -220,6 +220,15 @@ def _start(folder: str, command: Sequence[str]) -> int:
     raise PermissionError(f"bubblewrap cannot make a sandbox (status {holder.returncode})")
 
 
+def of_process(pid: int) -> Sandbox:
+    """Returns the namespaces of another process, such as one in a container. They are not held, and not to be released.
+
+    Raises:
+        OSError: the process has ended.
+    """
+    return _opened("", -1, pid)
+
+
 def _opened(folder: str, lock: int, pid: int) -> Sandbox:
     """Opens the namespaces of the holder, so that they can be joined from any mount namespace."""
     own = os.open(f"/proc/{pid}/ns", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -43,6 +43,18 @@ def unseal(private: Sequence[bytes], sealed: str | None) -> Secrets:
         raise CannotUnseal("the secrets of this attempt cannot be decrypted with this machine's keys") from None
 
 
+def open_sealed(private: Sequence[bytes], sealed: str) -> bytes:
+    """Decrypts `sealed` (base64) with the first of the keys that fits.
+
+    Raises:
+        CannotUnseal: none of the keys fits.
+    """
+    try:
+        return _open(private, sealed)
+    except (CryptoError, ValueError):
+        raise CannotUnseal("what was sealed for this machine cannot be opened with its keys") from None
+
+
 def prove(machine: str, private: Sequence[bytes], challenge: str) -> str:
     """Returns the proof in `challenge`, which shows that this machine holds the key that the challenge is sealed to.
 

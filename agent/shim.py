@@ -140,22 +140,9 @@ def become_task(
         awaited = None if begun is None or launch["setup_by"] is None else open_awaited(launch["setup_by"])
         if launch["uid"] is not None:
             os.fchown(1, launch["uid"], launch["gid"])
-        if sandbox is not None:
-            sandbox.enter()
-        if launch["uid"] is not None:
-            os.setgroups(launch["groups"])
-            os.setgid(launch["gid"])
-            os.setuid(launch["uid"])
-        if sandbox is not None:
-            restrict()
-        die_with_parent()  # After setuid, which clears it.
-        if os.getppid() != shim:
-            os._exit(CANNOT_RUN)
+        isolate(launch, shim, sandbox)
         os.chdir(launch["cwd"])
-        for number in signal.valid_signals():
-            if signal.getsignal(number) is signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        reset_signals()
         if begun is not None:
             if awaited is None:
                 run_setup(launch["setup"], launch["env"], launch["shares"])
@@ -166,6 +153,33 @@ def become_task(
         os.write(2, f"mizzen: cannot start the task: {error}\n".encode())
         os._exit(CANNOT_RUN)
     execute(launch["argv"], launch["env"])
+
+
+def isolate(launch: dict[str, Any], shim: int, sandbox: Sandbox | None) -> None:
+    """Gives this process, a child of the shim, the sandbox and the user of the task. It ends with the shim.
+
+    Raises:
+        OSError: the sandbox has ended, or the kernel refuses a step.
+    """
+    if sandbox is not None:
+        sandbox.enter()
+    if launch["uid"] is not None:
+        os.setgroups(launch["groups"])
+        os.setgid(launch["gid"])
+        os.setuid(launch["uid"])
+    if sandbox is not None:
+        restrict()
+    die_with_parent()  # After setuid, which clears it.
+    if os.getppid() != shim:
+        os._exit(CANNOT_RUN)
+
+
+def reset_signals() -> None:
+    """Gives all signals the default action, and unblocks them."""
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
 class Task:
@@ -426,6 +440,12 @@ def main(folder: str, launch: dict[str, Any], started: int) -> None:
     Closes the descriptor `started` once the task is recorded. If a system call fails before that, writes its errno to
     `started`.
     """
+    if "session" in launch:
+        # Imported only where it is used.
+        from agent.sessions.session_shim import attend
+
+        attend(launch, started)
+        return
     try:
         supervise(folder, launch, started)
     except OSError as error:

@@ -1,5 +1,6 @@
 """Makes the shim's input for the tasks of an attempt: environment, user, sandbox or container, limits and rules."""
 
+import errno
 import logging
 import os
 import sys
@@ -8,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from agent import connect_rules, device_rules
-from agent.cgroups import TaskLimits, engine_parent, limit, make_cgroup, remove_cgroup
+from agent.cgroups import TaskLimits, cgroups_of, engine_parent, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
+from agent.containers.engine import EngineError, open_engine
 from agent.containers.launch import container_of
 from agent.containers.local_images import ImageStore
 from agent.credentials.task_credentials import TaskCredentials
@@ -19,6 +21,7 @@ from agent.isolation import local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command
 from agent.notices import MachineNotices
 from agent.ports import NoFreePort, PortTaken
+from agent.processes import task_environment
 from agent.staged import BadLaunch, StagedAttempt
 from agent.state import StateFolder
 from agent.task_readiness import open_port
@@ -123,6 +126,35 @@ class TaskLaunches:
         found["spec"]["cgroup_parent"] = parent
         # The environment is in the container's description.
         return replace(own, argv=(), env={}, sandbox=None, setup=None, cgroup=cgroup, container=found)
+
+    def session_launch(
+        self, staged: StagedAttempt, run: RunFolder, argv: Sequence[str], **session: Any
+    ) -> dict[str, Any]:
+        """Returns the input of the shim of a session in a running task (`agent.sessions.session_shim`).
+
+        The command gets the environment with which the task was started, as the kernel shows it: secrets are not kept
+        elsewhere.
+
+        Raises:
+            OSError: the task has ended.
+        """
+        owner, container = self.owner(staged), run.container()
+        pid = run.first_pid() if container is None else _first_pid(*container)
+        limits = run.cgroups() if container is None else cgroups_of(pid)
+        if container is not None and not limits:
+            raise PermissionError(errno.EPERM, "the agent does not see the cgroups of containers")
+        return {
+            "argv": list(argv),
+            "env": task_environment(pid) | {"TERM": session["term"]},
+            "container_pid": None if container is None else pid,
+            "cwd": str(run.work),
+            "uid": owner.uid if owner else None,
+            "gid": owner.gid if owner else None,
+            "groups": owner.groups if owner else (),
+            "sandbox": self._sandbox(staged, owner) if container is None else None,
+            "limits": limits,
+            "session": session,
+        }
 
     def plain_launch(
         self,
@@ -238,6 +270,23 @@ class TaskLaunches:
     def _task_limits(self, place: TaskPlace) -> TaskLimits:
         processes = self._config.processes_per_task + self._config.processes_per_cpu * place.cpus_milli // 1000
         return TaskLimits(place.memory_bytes, processes, place.cpus_milli)
+
+
+def _first_pid(socket: str, name: str) -> int:
+    """Returns the pid of the first process of a container.
+
+    Raises:
+        OSError: it does not run, or this process may not enter it.
+    """
+    if os.geteuid() != 0:
+        raise PermissionError(errno.EPERM, "only an agent that runs as root can enter containers")
+    try:
+        state = open_engine(socket).state(name)
+    except EngineError as error:
+        raise OSError(errno.EIO, f"the container engine: {error}") from None
+    if state is None or not state.running or not state.pid:
+        raise ProcessLookupError(errno.ESRCH, "the container does not run")
+    return state.pid
 
 
 def _held_gpus(staged: StagedAttempt) -> HeldGpus:

@@ -9,6 +9,7 @@
     report/report.json                      the task's report; the folder is owned by the task's user
     interval.json                           how often the task should save, if a coordinator decides it
     credentials/                            credentials of the task for its buckets (`agent.credentials`)
+    session                                 its time is when a session was last open (`agent.sessions`)
     disk.json                               why the task was stopped, if its attempt used up the disk (`agent.disk`)
     serving.json                            readiness of a task that serves requests (`agent.task_readiness`)
     ship.json                               how much of the output was shipped (`agent.logs`)
@@ -132,6 +133,11 @@ class RunFolder:
         return self.path / "deadline.json"
 
     @property
+    def session_file(self) -> Path:
+        """Path of the file whose time says when a session was last open in the task (`MIZZEN_SESSION_FILE`)."""
+        return self.path / "session"
+
+    @property
     def output(self) -> Path:
         """Path of the file with the task's standard output and error."""
         return self.path / "output.log"
@@ -187,6 +193,17 @@ class RunFolder:
             return None
         boot_id = str(body["boot_id"])
         return ProcessIdentity.from_json(body["shim"], boot_id), ProcessIdentity.from_json(body["task"], boot_id)
+
+    def first_pid(self) -> int:
+        """Returns the pid of the task's first process.
+
+        Raises:
+            OSError: the task was not started, or runs in a container.
+        """
+        body = self._read(shim.PID_FILE)
+        if body is None or "task" not in body:
+            raise ProcessLookupError(errno.ESRCH, "the task was not started")
+        return int(body["task"]["pid"])
 
     def unified_cgroup(self) -> Path | None:
         """Returns the task's cgroup v2; None: the task was not started, or has none."""

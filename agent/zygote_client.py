@@ -12,10 +12,12 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGKILL
+from typing import TypeVar
 
 from agent import zygote
 from agent.processes import ProcessIdentity
@@ -24,6 +26,7 @@ _SEND_S = 10.0
 """Timeout for sending a request to the zygote's socket while its buffer is full."""
 _ANSWER_S = (10.0, 20.0, 40.0)
 """Timeouts from the request to the first response of the shim, for the first, second and third zygote that is tried."""
+T = TypeVar("T")
 _CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from agent.zygote import main; main()"
 
 
@@ -89,16 +92,20 @@ class _Starter:
         self._lock = threading.Lock()
         self._zygote: _Zygote | None = None
 
-    def start(self, message: bytes, launch: bytes, complaints: int) -> int:
-        """Implements `start_shim`."""
+    def start(self, ask: Callable[[_Zygote, float], T | None]) -> T:
+        """Returns the first result of `ask`, which gets a zygote and a timeout, that is not None.
+
+        Raises:
+            NoZygote: there is none.
+        """
         for answer_s in _ANSWER_S:
             with self._lock:
                 if self._zygote is None:
                     self._zygote = _Zygote.start()
                 current = self._zygote
-            reported = _ask(current, message, launch, complaints, answer_s)
-            if reported is not None:
-                return reported
+            found = ask(current, answer_s)
+            if found is not None:
+                return found
             with self._lock:
                 if self._zygote is current:
                     self._zygote = None
@@ -140,6 +147,28 @@ def _ask(asked: _Zygote, message: bytes, launch: bytes, complaints: int, answer_
         return int(first + _rest(report)) if first else None
 
 
+def _ask_session(
+    asked: _Zygote, message: bytes, launch: bytes, complaints: int, answer_s: float
+) -> socket.socket | None:
+    """Requests the shim of a session and sends it the launch. Returns a socket to it; None: it did not respond."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reading, giving = os.pipe()
+    with open(giving, "wb", buffering=0) as sending:
+        try:
+            sent = asked.ask(message, [reading, theirs.fileno(), complaints])
+        finally:
+            os.close(reading)
+            theirs.close()
+        if sent and _readable(ours.fileno(), answer_s) and ours.recv(16) == zygote.BEGUN:
+            with contextlib.suppress(BrokenPipeError):  # The shim has died, which the socket shows.
+                left = memoryview(launch)
+                while left:
+                    left = left[sending.write(left) :]
+            return ours
+    ours.close()
+    return None
+
+
 def _readable(descriptor: int, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
@@ -167,8 +196,22 @@ def start_shim(folder: Path, launch: bytes, complaints: int, *, sandboxed: bool)
         NoZygote: no shim was started, and none will be.
         OSError: this process has too many open files, or cannot start another process.
     """
-    message = (zygote.SANDBOXED if sandboxed else zygote.PLAIN) + os.fsencode(folder)
-    return _starter.start(message, launch, complaints)
+    message = _request(folder, sandboxed=sandboxed)
+    return _starter.start(lambda asked, answer_s: _ask(asked, message, launch, complaints, answer_s))
+
+
+def start_session(folder: Path, launch: bytes, complaints: int, *, sandboxed: bool) -> socket.socket:
+    """Starts the shim of a session in the task of the run in `folder` (`agent.sessions.session_shim`).
+
+    Returns the socket (SOCK_SEQPACKET) to the shim, which ends the session when the socket is closed. Parameters and
+    errors are those of `start_shim`.
+    """
+    message = _request(folder, sandboxed=sandboxed)
+    return _starter.start(lambda asked, answer_s: _ask_session(asked, message, launch, complaints, answer_s))
+
+
+def _request(folder: Path, *, sandboxed: bool) -> bytes:
+    return (zygote.SANDBOXED if sandboxed else zygote.PLAIN) + os.fsencode(folder)
 
 
 def _forget() -> None:

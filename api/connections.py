@@ -7,12 +7,13 @@ import ipaddress
 import logging
 import resource
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from api.logins import network_of_text
 from api.problems import HttpProblem, LimitView, ProblemType, over_limit
@@ -37,7 +38,30 @@ _REFUSAL = (
 _log = logging.getLogger(__name__)
 
 
-class BoundedProtocol(H11Protocol):
+class _StallTimeout(asyncio.Protocol):
+    """Closes the connection of a client that does not read. It stands before a protocol of uvicorn among the bases."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    write_stall_s: ClassVar[float]
+    """How long the client may read nothing, in seconds."""
+    _stalled: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`: the client reads more slowly than the data is written."""
+        super().pause_writing()
+        # `close` would wait until the buffered data is sent.
+        self._stalled = self.loop.call_later(self.write_stall_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+
+class BoundedProtocol(_StallTimeout, H11Protocol):
     """Uvicorn's protocol with timeouts: without them it waits forever for a request head and for a stalled client.
 
     The timeout for the head runs whenever no request is being answered; receiving data does not reset it. `api.bodies`
@@ -53,14 +77,15 @@ class BoundedProtocol(H11Protocol):
     _address: str | None = None
     """The address for which the connection is counted."""
     header_timeout_s: ClassVar[float]
-    write_stall_s: ClassVar[float]
     body_bytes_per_s: ClassVar[float]
     _timer: asyncio.TimerHandle | None = None
     _came_bytes = 0
     """Bytes received since the timer was set."""
     _refused_s = 0.0
     """When the last response was complete, on the event loop's clock."""
-    _stalled: asyncio.TimerHandle | None = None
+    is_refused = False
+    """Whether the connection is beyond a limit."""
+    _is_upgraded = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
@@ -71,6 +96,7 @@ class BoundedProtocol(H11Protocol):
             transport.write(_REFUSAL)
             transport.close()
             return
+        self.is_refused = own > self.most_per_address or len(self.connections) > self.most
         if own > self.most_per_address:
             self.app = _full(self.app, _too_many(self._address or "", self.most_per_address))
         elif len(self.connections) > self.most:
@@ -97,6 +123,18 @@ class BoundedProtocol(H11Protocol):
         super().data_received(data)
         self._watch()
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """See `H11Protocol`. The connection still counts; its timeouts are those of `BoundedWebSocket`."""
+        if self.is_refused:
+            self.transport.write(_REFUSAL)
+            self.transport.close()
+            return
+        super().handle_websocket_upgrade(event)
+        upgraded = self.transport.get_protocol()
+        assert isinstance(upgraded, BoundedWebSocket)
+        upgraded.on_lost = self._uncount
+        self._is_upgraded = True
+
     def on_response_complete(self) -> None:
         """See `H11Protocol`."""
         super().on_response_complete()
@@ -119,21 +157,8 @@ class BoundedProtocol(H11Protocol):
                 del self.by_address[self._address]
             self._address = None
 
-    def pause_writing(self) -> None:
-        """See `asyncio.Protocol`: the client reads more slowly than the response is written."""
-        super().pause_writing()
-        # `close` would wait until the buffered data is sent.
-        self._stalled = self.loop.call_later(self.write_stall_s, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        super().resume_writing()
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
-
     def _watch(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._is_upgraded or (self.cycle is not None and not self.cycle.response_complete):
             self._stop()
         elif self._timer is None and not self.transport.is_closing():
             self._timer = self.loop.call_later(self.header_timeout_s, self._late)
@@ -171,6 +196,25 @@ class BoundedProtocol(H11Protocol):
             for event in answer:
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+
+class BoundedWebSocket(_StallTimeout, WebSocketsSansIOProtocol):
+    """Uvicorn's protocol of WebSockets with a timeout for a peer that does not read. Pings find one that is gone."""
+
+    on_lost: Callable[[], None] | None = None
+    """Called when the connection is closed."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self.resume_writing()
+        super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
+
+
+def websocket_protocol(limits: LimitSettings) -> type[BoundedWebSocket]:
+    """Returns the protocol class for `uvicorn.Config(ws=...)` with the given limits."""
+    return type("WebSocketProtocol", (BoundedWebSocket,), {"write_stall_s": limits.write_stall_s})
 
 
 def _too_many_in_total(most: int) -> HttpProblem:

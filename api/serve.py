@@ -14,13 +14,14 @@ from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.app import create_app
-from api.connections import protocol
+from api.connections import protocol, websocket_protocol
 from infra.certificates import Certificates
 from infra.config.settings import Settings
 from infra.db.migrate import refuse_unknown
 from infra.errors import StackError
 from infra.master_key import check_master_key
 from infra.memory import collect_seldom
+from mizzen.tunnel.frames import MAX_FRAME_BYTES
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE_S = 10.0
@@ -83,6 +84,7 @@ class Server(uvicorn.Server):
         state = getattr(app, "state", None)
         if state is not None:
             state.mizzen.hub.close()
+            await state.mizzen.relays.end_all()
         await super().shutdown(sockets)
 
 
@@ -116,7 +118,9 @@ def config_of(app: FastAPI, settings: Settings, graceful_s: int = GRACEFUL_S) ->
     return uvicorn.Config(
         app,
         http=protocol(settings.limits, settings.api.trusted_proxies),
-        ws="none",
+        ws=websocket_protocol(settings.limits),
+        ws_max_size=MAX_FRAME_BYTES,
+        ws_per_message_deflate=False,
         log_config=None,
         access_log=False,
         server_header=False,

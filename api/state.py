@@ -16,6 +16,7 @@ from api.data.archive_inspection import UploadLimits
 from api.documents.document_turns import Turns
 from api.metrics import Metrics
 from api.refusals import Recorder
+from api.sessions.relays import Relays
 from api.streams.hub import Hub
 from api.threads import Threads
 from api.workloads.queue_limit import QueueLimit
@@ -50,6 +51,7 @@ class ApiState:
         self.documents = Turns()
         self.queue_limit = QueueLimit(settings.limits.queued_per_tenant, settings.limits.full_queue_retry_s)
         self.hub = Hub(self.engine, settings.limits)
+        self.relays = Relays(self.engine, settings)
         self.metrics = Metrics(self.engine, self.hub)
         self.store: Callable[[str], ObjectStore] = lru_cache(maxsize=256)(open_store)
         """Returns the object store for the URL of a bucket; results are cached."""
@@ -90,6 +92,7 @@ class ApiState:
     async def aclose(self) -> None:
         """Ends all streams and closes the connections to Postgres."""
         await self.hub.aclose()
+        await self.relays.end_all()
         if self.temporal_ui is not None:
             await self.temporal_ui.aclose()
         await self.refusals.aclose()

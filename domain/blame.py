@@ -67,7 +67,7 @@ TABLE: dict[LaunchError, Verdict] = {
     LaunchError.IMAGE_UNAVAILABLE: Verdict(
         Blame.NOBODY,
         False,
-        "the registry does not respond, the registry refuses the login, or the container engine fails",
+        "the registry does not respond or refuses the login, or the container engine fails",
     ),
     LaunchError.CANNOT_UNSEAL: Verdict(
         Blame.MACHINE, True, "the agent's key cannot decrypt the secrets that were sealed for this machine"

@@ -30,6 +30,7 @@ _RUN = re.compile(RUN_PATTERN)
 _ELEMENT = re.compile(r"(wl-[0-9a-z]{16})-(0|[1-9][0-9]{0,8})")
 _RUNNER = re.compile(r"wl-[0-9a-z]+-r[0-9]+")
 INSTANCE_PREFIX = "in-"
+SESSION_PREFIX = "session-"
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 

@@ -25,6 +25,7 @@ from domain import ids
 from domain.protocol.data import ON_DEMAND, ReplicateTable, Scrub
 from domain.protocol.mail import Mail, MailKind
 from domain.protocol.services import ServiceRef
+from domain.protocol.sessions import OpenSession
 from infra.config.scheduling import CapacitySettings, SchedulerSettings
 from infra.db import notifications
 from infra.db.array_rows import end_array
@@ -226,6 +227,8 @@ class Dispatcher:
                 deliver = self._instance(str(body["instance"]))
             elif row.kind == "service":
                 deliver = self._service(str(body["service"]))
+            elif row.kind == "session":
+                deliver = self._session(OpenSession(**body))
             elif row.kind == "array":
                 deliver = in_db(self._engine, end_array, str(body["array"]))
             elif row.kind == "unconfirmed":
@@ -289,6 +292,15 @@ class Dispatcher:
             ServiceRef(service),
             signal="refresh",
             summary="keeps the replicas of a service",
+        )
+
+    async def _session(self, request: OpenSession) -> None:
+        await ensure_workflow(
+            self._client,
+            "SessionWorkflow",
+            request.session,
+            request,
+            summary=f"session in {request.workload_id} on {request.machine}",
         )
 
     async def _replicate(self, request: ReplicateTable) -> None:

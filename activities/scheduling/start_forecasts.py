@@ -1,6 +1,6 @@
 """The expected start of each waiting workload, for the publication of the queue (`gms.starts`).
 
-What was learned from past runs and starts is kept in one row of `publication`, so that it survives restarts.
+The sampled run times and the errors of past forecasts are stored in one row of `publication`, to survive restarts.
 """
 
 import time

@@ -25,6 +25,7 @@ class Activity(StrEnum):
     MOVE_INSTANCE = "instance.move"  # InstanceMove -> None
     DRAIN_INSTANCE = "instance.drain"  # InstanceRef -> None
     TERMINATE_INSTANCE = "instance.terminate"  # InstanceRef -> bool: True if the provider no longer has the instance
+    REFUSE_SESSION = "session.refuse"  # SessionRefusal -> None
     STEP_SERVICE = "service.step"  # ServiceRef -> ServiceStep
     EXPIRE = "house.expire"  # -> float
     REMOVE_REPLICAS = "house.remove_replicas"  # -> float
@@ -47,5 +48,6 @@ class Activity(StrEnum):
     RUN_ELEMENTS = "node.run_elements"  # RunElements -> ElementsRun
     CANCEL_ELEMENTS = "node.cancel_elements"  # CancelElements -> None
     PACE_NODE = "node.pace"  # Pace -> None
+    OPEN_SESSION = "node.open_session"  # OpenSession -> None
     PROVE_KEY = "machine.prove_key"  # ProveKey -> str
     ATTEND = "machine.attend"  # Attend -> None; ends only by failure or shutdown

@@ -1,6 +1,8 @@
 """Settings of the services: Temporal, the API and its limits, and the parts of the embedded stack (`mizzen up`)."""
 
 import ipaddress
+import re
+import socket
 from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
@@ -56,6 +58,12 @@ class ApiSettings(Section):
     max_unpacked_bytes: int = Field(512 << 20, gt=0)
     """Maximum total size of an archive's files after unpacking."""
     max_archive_members: int = Field(20_000, gt=0)
+    peer_url: str | None = None
+    """URL at which other API processes reach this one. None: that of `host` and `port`, with the name of the computer
+    if `host` stands for all addresses."""
+    agents_url: str | None = None
+    """URL of the API for the agents of machines, which connect to it for sessions in tasks: of a load balancer, if
+    there are several API processes. None: `peer_url`."""
     key_warning_s: float = Field(14 * 86400.0, ge=0)
     """How long before the expiry of a key responses begin to contain a warning, in seconds."""
     audited_refusals: int = Field(100, gt=0)
@@ -69,9 +77,24 @@ class ApiSettings(Section):
         return self
 
     @property
+    def own_url(self) -> str:
+        """URL at which other processes reach this one."""
+        if self.peer_url is not None:
+            return self.peer_url.rstrip("/")
+        host = socket.gethostname() if self.host in ("", "0.0.0.0", "::") else self.host
+        return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
     def scheme(self) -> str:
         """The scheme of the API's URLs."""
         return "http" if self.tls_cert is None else "https"
+
+    @field_validator("peer_url", "agents_url")
+    @classmethod
+    def _urls(cls, url: str | None) -> str | None:
+        if url is not None and not re.fullmatch(r"https?://[^/?#\s]+/?", url):
+            raise ValueError(f"{url!r} must be a URL of the form http://host:port or https://host")
+        return url
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -127,6 +150,16 @@ class LimitSettings(Section):
     secrets_per_tenant: int = Field(1000, gt=0)
     archive_bytes_per_tenant: int = Field(4 << 30, gt=0)
     """Maximum total size of a tenant's uploaded working directories, compressed."""
+    sessions: int = Field(256, gt=0)
+    """Maximum number of sessions in tasks (`mizzen exec`, `mizzen port-forward`) of one process."""
+    sessions_per_tenant: int = Field(32, gt=0)
+    """Maximum number of open sessions in a tenant's tasks. Counted in the database."""
+    session_bytes: int = Field(64 << 30, gt=0)
+    """Maximum number of bytes of a session, in both directions together."""
+    session_idle_s: float = Field(4 * 3600.0, gt=0)
+    """A session in which no byte was sent for this long is closed."""
+    session_s: float = Field(24 * 3600.0, gt=0)
+    """Maximum duration of a session."""
     uploads: int = Field(16, gt=0)
     """Maximum number of archives that are being received, waiting for inspection or being inspected. Further uploads
     get 503."""

@@ -88,7 +88,8 @@ class Outbox(Base):
     kind: Mapped[str]
     """`start` (start a workload's workflow), `mail` (signal it), `wake` (wake the scheduler), `replicate` (copy a
     table), `unconfirmed` (signal a machine's workflow), `placement_run` (the workflow of a nightly run), `scrub` (the
-    verification of a region's copies) or `instance` (the workflow of an instance)."""
+    verification of a region's copies), `instance` (the workflow of an instance) or `session` (asks an agent to join a
+    session)."""
     workload: Mapped[str | None]
     body: Mapped[Json]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)

@@ -4,6 +4,7 @@
 """
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import text
@@ -11,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from domain.protocol.data import ON_DEMAND
 from domain.protocol.mail import MailKind
+from domain.protocol.sessions import OpenSession
 from infra.db import events
 
 CHANNEL = "mizzen_outbox"
@@ -77,6 +79,11 @@ def scrub(session: Session, region: str) -> None:
 def service(session: Session, service_: str) -> None:
     """Starts the workflow of a service, or signals the running one to decide again."""
     _put(session, "service", None, {"service": service_})
+
+
+def task_session(session: Session, request: OpenSession) -> None:
+    """Starts the workflow that asks the agent of a task's machine to join a session."""
+    _put(session, "session", None, asdict(request))
 
 
 def instance(session: Session, instance_: str) -> None:

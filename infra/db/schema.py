@@ -10,6 +10,7 @@ from infra.db import placement_runs as placement_runs
 from infra.db import reclaim as reclaim
 from infra.db import services as services
 from infra.db import tables as tables
+from infra.db import task_sessions as task_sessions
 from infra.db import tenants as tenants
 from infra.db.base import Base
 

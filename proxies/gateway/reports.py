@@ -37,6 +37,7 @@ _KINDS = {
     Activity.RUN_ELEMENTS: _Kind(ElementsRun, ElementsRun),
     Activity.CANCEL_ELEMENTS: _Kind(),
     Activity.PACE_NODE: _Kind(),
+    Activity.OPEN_SESSION: _Kind(),
     Activity.PROVE_KEY: _Kind(str),
     Activity.ATTEND: _Kind(heartbeat=str),
 }

@@ -35,6 +35,7 @@ from domain.protocol.instances import InstanceMove, InstanceRef
 from domain.protocol.machines import MachineNotice, Pace, PrepareNode, ProveKey, RunNode, RunPace, StopNode
 from domain.protocol.scheduling import AwardRequest, BidRequest, DryRunRequest
 from domain.protocol.services import ServiceRef
+from domain.protocol.sessions import SessionRefusal
 from domain.protocol.workloads import CheckpointCopy, FlushedRequest, ReleaseRequest, StageRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode
 from domain.task_reports import NoticeReport, TaskProgress
@@ -43,6 +44,7 @@ from infra.db.models import Machine, Workload
 from infra.db.rounds import loop_states
 from infra.db.services import ServiceRow, ServiceVersion
 from infra.db.tables import Replica
+from infra.db.task_sessions import SessionKind, TaskSession
 from infra.keys import load_master_key
 from mizzen.checkpoint import Checkpointer
 from mizzen.objects.files import FileStore
@@ -132,6 +134,7 @@ async def _place_and_run(office: Office) -> None:
     await _heartbeats(running)
     pace = Pace(MACHINE, 2e9, [RunPace(f"{workload}.1", 60.0, 0.1, 10.0, 0.0)])
     await office.call(Activity.PACE_NODE, pace, queue=there)
+    await _refuse_a_session(office, workload)
     assert await office.call(Activity.PROVE_KEY, ProveKey(MACHINE, _challenge(world)), queue=there) == "proof"
     assert (await office.call(Activity.STOP_NODE, StopNode(workload, 1, 5.0), queue=there))["stopped"]
     assert (await running.result())["stopped"]
@@ -145,6 +148,15 @@ async def _place_and_run(office: Office) -> None:
     await office.call(Activity.MACHINE_NOTICED, MachineNotice(MACHINE, incarnation, notice))
     await office.call(Activity.MACHINE_LOST, world.attend(MACHINE, incarnation))
     assert _machine(world) == "lost"
+
+
+async def _refuse_a_session(office: Office, workload: str) -> None:
+    where = {"workload": workload, "attempt": 1, "job": "main", "task": 0, "machine": MACHINE}
+    with office.world.session() as session:
+        session.add(TaskSession(id="s", tenant="t", actor="key", kind=SessionKind.EXEC, **where))
+    await office.call(Activity.REFUSE_SESSION, SessionRefusal("s", "no connection\0"))
+    with office.world.session() as session:
+        assert session.get_one(TaskSession, "s").refusal == "no connection"
 
 
 def _challenge(world: World) -> str:
@@ -266,7 +278,7 @@ STORIES: dict[Callable[[Office], Awaitable[None]], set[Activity]] = {
         Activity.REGISTER_MACHINE, Activity.MACHINE_READY, Activity.ATTEND, Activity.DRY_RUN, Activity.SCAN,
         Activity.BID, Activity.AWARD, Activity.STAGE, Activity.STAGED_HERE, Activity.TRANSITION, Activity.PREPARE_NODE,
         Activity.RUN_NODE, Activity.PACE_NODE, Activity.PROVE_KEY, Activity.STOP_NODE, Activity.RELEASE,
-        Activity.FLUSHED, Activity.MACHINE_NOTICED, Activity.MACHINE_LOST,
+        Activity.FLUSHED, Activity.MACHINE_NOTICED, Activity.MACHINE_LOST, Activity.REFUSE_SESSION,
     },
     _copy_and_delete: {
         Activity.COPY_TABLE, Activity.SCRUB, Activity.REMOVE_REPLICAS, Activity.COPY_CHECKPOINT, Activity.EXPIRE,

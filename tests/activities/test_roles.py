@@ -18,6 +18,7 @@ ON_AGENTS = {
     Activity.ATTEND,
     Activity.PACE_NODE,
     Activity.PROVE_KEY,
+    Activity.OPEN_SESSION,
 }
 
 

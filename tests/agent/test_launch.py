@@ -95,6 +95,7 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
         "MIZZEN_REPORT": "/runs/x/report/report.json",
         "MIZZEN_INTERVAL_FILE": "/runs/x/interval.json",
         "MIZZEN_DEADLINE_FILE": "/runs/x/deadline.json",
+        "MIZZEN_SESSION_FILE": "/runs/x/session",
         "MIZZEN_PYTHON": "/venv/bin/python",
         "MIZZEN_TABLE_RAW_TEXT": "file:///b/tables/raw-text/",
         "MIZZEN_TABLE_ADS__CLICKS": "file:///b/tables/ads.clicks/",

@@ -40,6 +40,7 @@ LISTS = {
 """Lists that are restricted to the caller's tenant."""
 _SERVICE_DOCUMENT = {"version": 1, "name": "chat", "tenant": "vision", "service": {"replicas": 1}, "run": "serve"}
 BODIES: dict[tuple[str, str], object] = {
+    ("post", "/v1/workloads/{id}/sessions"): {},
     ("post", "/v1/workloads"): document(),
     ("post", "/v1/workloads/cancel"): {"labels": {"team": "demo"}},
     ("post", "/v1/services"): _SERVICE_DOCUMENT,

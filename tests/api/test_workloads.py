@@ -125,7 +125,9 @@ async def test_view_of_a_running_workload(world: ApiWorld) -> None:
     listed["progress"].pop("checkpoint_age_s")
     assert listed.pop("waited_s") >= view.pop("waited_s")
     assert listed == {
-        k: v for k, v in view.items() if k not in ("spec", "after", "placement", "cost_usd", "unpriced_h")
+        k: v
+        for k, v in view.items()
+        if k not in ("spec", "after", "notifications", "placement", "cost_usd", "unpriced_h")
     }
     assert (attempts[2]["cadence"], attempts[1]["lost_s"], attempts[0]["checkpoint_write_s"]) == (cadence, 1.5, 2.0)
 

@@ -36,7 +36,11 @@ class Terminal:
         self.size(columns, rows)
         unset = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         environment = {**unset, "MIZZEN_API": url, "MIZZEN_API_KEY": key}
-        self.process = subprocess.Popen([*MIZZEN, *command], env=environment, stdin=far, stdout=far, stderr=far)
+        # A process group of its own: SIGTSTP does not stop a group without a parent in its session, and a test run that
+        # was started in the background is such a group.
+        self.process = subprocess.Popen(
+            [*MIZZEN, *command], env=environment, stdin=far, stdout=far, stderr=far, process_group=0
+        )
         self.far = far
         self.text = ""
 
@@ -64,6 +68,14 @@ class Terminal:
             assert time.monotonic() < end_s and self.process.poll() is None, (found, self.text[-500:])
         assert len(found) <= self.rows and all(len(line) <= self.columns for line in found)
         return found
+
+    def stop(self) -> None:
+        """Sends SIGTSTP, and waits until the command is stopped."""
+        self.process.send_signal(signal.SIGTSTP)
+        end_s = time.monotonic() + TIMEOUT_S
+        while os.waitpid(self.process.pid, os.WUNTRACED | os.WNOHANG)[0] == 0:
+            assert time.monotonic() < end_s, "SIGTSTP does not stop the command"
+            time.sleep(0.02)
 
     def close(self) -> None:
         """Kills the command."""
@@ -131,8 +143,7 @@ def test_ls_watch_is_stopped_and_ends(terminal: Callable[..., Terminal], few: li
     """The screen is closed while the command is stopped, drawn again when it goes on, and closed by SIGTERM."""
     at = terminal(100, 12, "ls", "--watch", "--interval", "0.5", "--name", "w-3")
     at.until(lambda lines: any(few[3] in line for line in lines))
-    at.process.send_signal(signal.SIGTSTP)
-    os.waitpid(at.process.pid, os.WUNTRACED)
+    at.stop()
     at.read()
     assert at.text.endswith(CLOSE)
     at.process.send_signal(signal.SIGCONT)

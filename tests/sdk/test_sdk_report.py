@@ -53,7 +53,8 @@ def test_arrays_without_numpy_are_an_error_and_not_damage(tmp_path: Path) -> Non
 def test_the_public_names() -> None:
     """`mizzen` has exactly these public names, and imports their modules only on first use."""
     assert set(mizzen.__all__) == {
-        "Checkpointer", "TaskEnvironment", "__version__", "exit_preempted", "open_checkpoints", "preempted", "progress"
+        "Checkpointer", "Executor", "TaskEnvironment", "__version__", "exit_preempted", "open_checkpoints", "preempted",
+        "progress",
     }  # fmt: skip
     for name in mizzen.__all__:
         assert getattr(mizzen, name) is not None

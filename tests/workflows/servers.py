@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from temporalio.api.enums.v1 import IndexedValueType
@@ -28,8 +28,10 @@ async def skipping_server() -> AsyncIterator[tuple[WorkflowEnvironment, Client]]
     The server skips no time while an activity runs, or after a workflow was terminated during an activity. It never
     times out a retry that no worker takes, so tests of machines that do not return need the dev server.
     """
-    environment = await WorkflowEnvironment.start_time_skipping(
-        test_server_existing_path=_binary("temporal-test-server"), data_converter=DATA_CONVERTER
+    environment = await _started(
+        lambda: WorkflowEnvironment.start_time_skipping(
+            test_server_existing_path=_binary("temporal-test-server"), data_converter=DATA_CONVERTER
+        )
     )
     async with environment:
         client = await _client(environment)
@@ -44,17 +46,27 @@ async def skipping_server() -> AsyncIterator[tuple[WorkflowEnvironment, Client]]
 @contextlib.asynccontextmanager
 async def dev_server() -> AsyncIterator[Client]:
     """Yields a client of the dev server that the embedded stack runs, with its state in memory."""
-    environment = await WorkflowEnvironment.start_local(
-        dev_server_existing_path=_binary("temporal"),
-        data_converter=DATA_CONVERTER,
-        dev_server_log_level="error",
-        dev_server_extra_args=DYNAMIC_CONFIG,
+    environment = await _started(
+        lambda: WorkflowEnvironment.start_local(
+            dev_server_existing_path=_binary("temporal"),
+            data_converter=DATA_CONVERTER,
+            dev_server_log_level="error",
+            dev_server_extra_args=DYNAMIC_CONFIG,
+        )
     )
     async with environment:
         client = await _client(environment)
         await register(client)
         yield client
     await settled()
+
+
+async def _started(start: Callable[[], Awaitable[WorkflowEnvironment]]) -> WorkflowEnvironment:
+    """Starts a server. Temporal's SDK gives it five seconds, which a loaded machine may exceed."""
+    for _ in range(3):
+        with contextlib.suppress(RuntimeError):
+            return await start()
+    return await start()
 
 
 async def settled() -> None:

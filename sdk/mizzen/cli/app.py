@@ -39,6 +39,8 @@ class _Application(LazyGroup):
             "why": Lazy("workload_commands:why", "Explain why a workload is in its current phase or still waits."),
             "logs": Lazy("log_commands:logs", "Print the output of a workload's tasks."),
             "events": Lazy("log_commands:events", "Print the events of a workload, or all events."),
+            "exec": Lazy("session_commands:exec_", "Run a command in a running task, and exit with its status."),
+            "port-forward": Lazy("session_commands:port_forward", "Forward local ports to ports of a running task."),
             "cancel": Lazy("workload_commands:cancel", "Cancel workloads."),
             "hold": Lazy("workload_commands:hold", "Keep workloads in the queue until they are released."),
             "release": Lazy("workload_commands:release", "Release held workloads, so that they can be placed again."),

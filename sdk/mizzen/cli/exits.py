@@ -21,6 +21,7 @@ class Exit(IntEnum):
     FAULT = 70
     INTERRUPTED = 130
     PIPE = 141
+    CLOSED = 255
 
 
 MEANINGS: dict[Exit, str] = {
@@ -37,6 +38,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.FAULT: "an internal error of the command",
     Exit.INTERRUPTED: "interrupted (Ctrl-C)",
     Exit.PIPE: "the reader of the output closed the pipe (`| head`)",
+    Exit.CLOSED: "a session in a task was closed before its command had ended (exec)",
 }
 
 _OF_ERRORS: tuple[tuple[type[errors.ClientError], Exit], ...] = (

@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-_NEEDED = {"click": "click", "httpx": "httpx", "yaml": "pyyaml"}
+_NEEDED = {"click": "click", "httpx": "httpx", "yaml": "pyyaml", "websockets": "websockets"}
 _COMPLETE_VARIABLE = "_MIZZEN_COMPLETE"
 _MOVED: dict[tuple[str, ...], str] = {("reclaim", "simulate"): "reclaim-simulate"}
 """Commands of the server's distribution whose first word is a command of `plain`."""

@@ -8,9 +8,11 @@ from typing import Any, NoReturn
 import click
 
 from mizzen.cli.exits import Exit, exit_of
+from mizzen.cli.interactive import LINGER_S, attach, waiting_task
 from mizzen.cli.log_commands import print_logs
 from mizzen.cli.overrides import after_option, array_option, env_option, not_before_option
 from mizzen.cli.plain.printer import emit_list
+from mizzen.cli.plain.values import BadValue, seconds
 from mizzen.cli.session import OutputCommand, Session, complain, complete_tenant, finish, label_option, say
 from mizzen.cli.submit import say_end
 from mizzen.cli.workload_commands import WORKLOAD_COLUMNS
@@ -65,6 +67,14 @@ _STATUS = re.compile(r"(exit code|signal) (\d+)")
 )
 @click.option("--no-files", is_flag=True, help="Upload no files.")
 @click.option("-d", "--detach", is_flag=True, help="Print the id and do not wait.")
+@click.option("-i", "--interactive", is_flag=True, help="Run the command on this terminal; the workload ends with it.")
+@click.option(
+    "--linger",
+    metavar="DURATION",
+    default=f"{LINGER_S:.0f}s",
+    show_default=True,
+    help="With --interactive: how long the workload waits without a terminal before it ends.",
+)
 @click.pass_obj
 def run(
     session: Session,
@@ -74,6 +84,8 @@ def run(
     workdir: Path,
     no_files: bool,
     detach: bool,
+    interactive: bool,
+    linger: str,
     **options: Any,
 ) -> None:
     """Run a command in the fleet, print its output, and exit with its status.
@@ -81,7 +93,16 @@ def run(
     The files of the current folder are uploaded, without those that .gitignore and .mizzenignore list. Ctrl-C asks
     whether to detach or to cancel; if stdin is no terminal, it cancels. Write `--` before a command that has options.
     """
+    if interactive and (detach or options["tasks"] > 1 or options["array"]):
+        raise click.UsageError("--interactive: is for one task that is followed, without --detach, --tasks and --array")
+    try:
+        linger_s = seconds(linger, above_zero=True)
+    except BadValue as error:
+        raise click.UsageError(f"--linger: {error}") from None
+    options["gpus"] = tuple(_typed(session, one, options["tenant"]) for one in options["gpus"])
     body = _document(command, **options)
+    if interactive:
+        body["jobs"][0]["run"] = waiting_task(linger_s)
     try:
         workload = session.client.submit(body, None if no_files else workdir)
     except ClientError as error:
@@ -93,7 +114,21 @@ def run(
         emit_list(session, [workload], WORKLOAD_COLUMNS)
         return
     say(f"submitted {workload['name']} as {workload['id']}")
+    if interactive:
+        attach(session, workload, command, linger_s)
     _until_the_end(session, workload)
+
+
+def _typed(session: Session, gpus: str, tenant: str | None) -> str:
+    """Return a number of GPUs without a type with the type in the tenant's quota, if that has one only."""
+    if not gpus.isdecimal():
+        return gpus
+    name = tenant or session.client.whoami()["tenant"]
+    types = sorted(session.client.tenant(name)["quota"]["gpus"]) if name else []
+    if len(types) != 1:
+        known = f"one of {', '.join(types)}" if types else "a type of GPU"
+        raise click.UsageError(f"--gpus: {gpus!r} has no type; write TYPE:{gpus} with {known}")
+    return f"{types[0]}:{gpus}"
 
 
 def _document(

@@ -1,5 +1,6 @@
 """The client of the REST API, with one method per operation."""
 
+import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -153,6 +154,23 @@ class Client(Data, FleetMethods, Services):
     def allocations(self, workload_id: str) -> list[views.Allocation]:
         """Return the current and past allocations of a workload, oldest first."""
         return list(self._pages(("workloads", workload_id, "allocations"), {}, None))
+
+    def request_session(
+        self, workload_id: str, kind: str = "exec", *, job: str | None = None, task: int = 0
+    ) -> views.Session:
+        """Request a session in a running task; `mizzen.client.remote_command` connects to it.
+
+        `kind` is `exec` for a command, or `forward` for connections to ports. `job` None: the first one.
+        """
+        body = {"kind": kind, "job": job, "task": task}
+        # Not needed again: a session whose response was lost ends after some seconds.
+        answer = self._call("POST", "workloads", workload_id, "sessions", body=body, idempotent=True)
+        return cast(views.Session, answer)
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """What connections to the API trust."""
+        return self._transport.tls
 
     def cancel(self, workload_id: str, only: str | None = None) -> views.Workload:
         """Cancel a workload in any phase. If it has already succeeded or failed, raise `Conflict`.

@@ -93,12 +93,13 @@ class Transport:
             hooks.append(partial(_authorise, key))
         elif key:
             headers["authorization"] = f"Bearer {key}"
+        self.tls = tls_context(parts.scheme, ca)
         self._http = httpx.Client(
             base_url=self.url,
             headers=headers,
             event_hooks={"request": hooks},
             timeout=self._timeout(answer_s),
-            verify=tls_context(parts.scheme, ca),
+            verify=self.tls,
             # A proxy cannot reach services on this machine.
             trust_env=parts.hostname not in ("localhost", "127.0.0.1", "::1"),
         )

@@ -401,6 +401,21 @@ class Cancelled(TypedDict):
     cancelled: list[str]
 
 
+class Session(TypedDict):
+    """A session to which the client connects with its token, once, within 30 seconds."""
+
+    id: str
+    path: str
+    """Path of the WebSocket."""
+    token: str
+    """The bearer token of the client's connection."""
+    workload: str
+    attempt: int
+    job: str
+    task: int
+    machine: str
+
+
 class QueueEntry(TypedDict):
     """A waiting workload.
 

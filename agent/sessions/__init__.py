@@ -1,0 +1,1 @@
+"""Sessions in running tasks: a command with its terminal or pipes, and connections to ports."""
