@@ -18,8 +18,8 @@ jobs:
     resources: {cpus: 0.1, memory: 64MiB}
     run: |
       echo "$MIZZEN_ARRAY_INDEX {{ index }} $MIZZEN_WORKLOAD"
-      ls -A /tmp "$PWD"
-      touch /tmp/left left
+      ls -A
+      touch left
       sleep 600 &
 limits: {retries: 1}
 """
@@ -37,7 +37,7 @@ def test_elements_follow_each_other(shared: Up, tmp_path: Path) -> None:
         own = f"{index} {index} {array}-{index}"
         code, out, err = _mizzen(shared, "logs", "-f", f"{array}/{index}")
         lines = out.splitlines()
-        assert lines[0] == own and "left" not in out and len(lines) == 4, out
+        assert lines == [own], out
     assert len(list(shared.client().workloads(array=array))) == 100
 
 
@@ -108,7 +108,6 @@ def test_a_killed_agent_finds_its_lane_again(shared: Up) -> None:
     assert code == 0, err
     array = out.strip()
     wait_until(lambda: (shared.client().workload(array)["array"] or {}).get("succeeded", 0) > 2, "some have ended")
-    for machine in shared.machines_of(f"{array}-r0"):
-        shared.kill(f"agent {machine}")
+    shared.kill("-m server agents")
     wait_until(lambda: shared.phase(array) == "succeeded", "the array ends")
     assert {row["attempt"] for row in shared.client().workloads(array=array)} == {1}
