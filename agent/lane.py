@@ -21,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Collection
 from typing import Any
 
 from agent.cgroups import memory_kills, memory_use, remove_cgroup
@@ -52,6 +53,14 @@ class ElementLane:
         self._script: str | None = None
         self._seen = set[tuple[int, int]]()
         """The elements that were started or cancelled: none is started twice."""
+        self._temporary = [] if sandbox is None else [f"{sandbox.folder}/{name}" for name in FOLDERS]
+        self._mounts = {
+            f"{parent}/{name}"
+            for folder in self._temporary
+            for parent, folders, files in os.walk(folder)
+            for name in (*folders, *files)
+        }
+        """The places in them on which bubblewrap has mounted folders of the machine: the tasks would lose these."""
 
     def run(self, body: dict[str, Any], started: int) -> None:
         """Runs the setup, and then elements until the agent or a stop ends the lane. Closes the descriptor `started`.
@@ -218,16 +227,18 @@ class ElementLane:
         if os.path.exists(f"{self._folder}/{_BASE}"):
             subprocess.run(["cp", "-a", f"{self._folder}/{_BASE}/.", self._launch["cwd"]], check=True)
         if self._sandbox is not None:
-            for name in FOLDERS:
-                empty(f"{self._sandbox.folder}/{name}")
+            for folder in self._temporary:
+                empty(folder, self._mounts)
             empty(f"{self._sandbox.proc}/../dev/shm")
 
 
-def empty(folder: str) -> None:
-    """Removes what is in a folder, as far as possible."""
+def empty(folder: str, keep: Collection[str] = ()) -> None:
+    """Removes what is in a folder, as far as possible, except these files and folders, but what is in those."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
-            if entry.is_dir(follow_symlinks=False):
+            if entry.path in keep:
+                empty(entry.path, keep)
+            elif entry.is_dir(follow_symlinks=False):
                 remove_tree(entry.path)
             else:
                 os.unlink(entry.path)

@@ -1,4 +1,4 @@
-"""The lane of a runner on a machine: what its elements find and leave, repeats of requests, and restarts of the agent."""
+"""The lane of a runner on a machine: what its elements find and leave, repeats of requests, and stops."""
 
 import os
 import uuid
@@ -16,7 +16,7 @@ from tests.agent.harness import Lab, Pending, description, needs_sandbox, read_l
 
 _LOOKS = """
 echo "$MIZZEN_ARRAY_INDEX $MIZZEN_ATTEMPT $MIZZEN_WORKLOAD ${MIZZEN_CHECKPOINT_URI-none}"
-ls -A . /tmp /var/tmp /dev/shm | grep left
+ls -A . /tmp /var/tmp /dev/shm | grep left || true
 echo once >> FOLDER/count.$MIZZEN_ARRAY_INDEX
 for place in . /tmp /var/tmp /dev/shm; do touch $place/left; done
 (setsid sleep 600 &)
@@ -97,7 +97,7 @@ async def test_a_stop_lets_the_element_end(lab: Lab) -> None:
 
 
 async def test_a_stop_that_interrupts(lab: Lab) -> None:
-    """With `interrupt: now`, the element that runs gets SIGTERM at once, and counts as stopped even if it exits with 0."""
+    """With `interrupt: now`, the element that runs gets SIGTERM at once, and has not ended by itself."""
     config = lab.config()
     launch = _runner(
         lab, config, "trap 'exit 0' TERM; echo > FOLDER/begun; while :; do sleep 0.05; done", interrupt="now"
