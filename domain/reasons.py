@@ -47,6 +47,7 @@ class ReasonCode(StrEnum):
     ARRAY_THROTTLED = "array_throttled"
     ARRAY_STARTED = "array_started"
     RUNNERS_THROTTLED = "runners_throttled"
+    RUNNERS_BUSY = "runners_busy"
     # Why a placed workload is not running yet.
     WAITING_FOR_VICTIMS = "waiting_for_victims"
     STAGING_FAILED = "staging_failed"
@@ -188,6 +189,9 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.RUNNERS_THROTTLED: (
         "{placed:1 runner holds|# runners hold} slots{older:?, older ones come first}, and the throttle of the array is"
         " {throttle}; `mizzen throttle` changes it"
+    ),
+    ReasonCode.RUNNERS_BUSY: (
+        "waits for a runner of the array; {placed:1 holds|# hold} slots, and no more are needed for what waits"
     ),
     ReasonCode.ARRAY_STARTED: "all of its elements have started; {live} of {elements} have not ended",
     ReasonCode.WAITING_FOR_VICTIMS: "waits for the slots of {victims}, which it evicts",

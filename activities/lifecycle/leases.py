@@ -84,6 +84,7 @@ _END = text(
     ") insert into event (kind, tenant, workload, attempt, region, reason, detail, dedup)"
     " select 'workload.' || phase, tenant, id, attempt, :region, reason, '{}', attempt || ':' || phase from changed"
 )
+_CHANGED = text("insert into change (kind, key) values ('workload', :id)")
 _LAST = text(
     "insert into outbox (kind, body) select 'array', jsonb_build_object('array', id) from workload_array"
     " where id = :id and isempty(waiting)"
@@ -245,7 +246,7 @@ def _write(session: Session, lease: _Lease, ends: Collection[dict[str, Any]]) ->
     session.execute(_END, {"ends": json.dumps(list(ends)), "region": lease.region})
     session.execute(_LAST, {"id": lease.array})
     if any(not end["ends"] for end in ends):
-        session.execute(text("insert into change (kind, key) values ('workload', :id)"), {"id": lease.array})
+        session.execute(_CHANGED, {"id": lease.array})
         outbox.wake_scheduler(session)
     outbox.wake_readers(session)
 
@@ -259,6 +260,8 @@ def _take(session: Session, lease: _Lease, most: int) -> list[LeasedElement]:
         if positions:
             indexes = [index_at(ranges, position) for position in positions]
             session.execute(_TAKE, {"id": lease.array, "positions": positions, "indexes": indexes})
+    if array.returned:
+        session.execute(_CHANGED, {"id": lease.array})
     reason = json.dumps(running_since(0, lease.region, lease.now).to_json())
     found = session.execute(_LEASE, lease.keys | {"most": most, "region": lease.region, "reason": reason})
     return [LeasedElement(index, attempt) for index, attempt in sorted(found)]

@@ -27,7 +27,7 @@ class ElementResult:
     @property
     def is_final(self) -> bool:
         """Whether it ended by itself, so that it counts as done or as failed."""
-        return self.began_s is not None and not self.noticed
+        return self.began_s is not None and self.ended_s is not None and not self.noticed
 
 
 @dataclass

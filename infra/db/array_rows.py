@@ -85,7 +85,7 @@ _THROTTLE = text(
 )
 _WINDOWS = text(
     "select a.id, a.runners is not null, array_placed(a.id), a.throttle, array_window(a, 256)::jsonb"
-    " from workload_array as a where a.id = any(:ids) and a.throttle is not null"
+    " from workload_array as a where a.id = any(:ids) and (a.throttle is not null or a.runners is not null)"
 )
 _LOCK = text("select id from workload where id = :id and finished_at is null for update")
 _TAKE = text("select take_elements(:id, array[cast(:position as bigint)], array[cast(:index as bigint)])")
@@ -127,13 +127,15 @@ def counts_of(session: Session, workloads: Collection[str]) -> dict[str, ArrayCo
 
 
 class KeptOut(NamedTuple):
-    """What the throttle of an array keeps out."""
+    """What the throttle of an array, or its need of runners, keeps out."""
 
     has_runners: bool
     """Whether the throttle limits runners, and not elements. They are what the other fields are about."""
     placed: int
     """Number of elements that hold slots, or were awarded some."""
-    throttle: int
+    throttle: int | None
+    free: int
+    """How many may still be placed."""
     unplaced: bool
     """Whether elements without a row are kept out, if there are any."""
     queued: frozenset[str]
@@ -141,18 +143,20 @@ class KeptOut(NamedTuple):
 
     def reason(self) -> Reason:
         """Returns why an element waits that is kept out."""
+        if self.throttle is None or (not self.free and self.placed < self.throttle):
+            return Reason(ReasonCode.RUNNERS_BUSY, {"placed": self.placed})
         code = ReasonCode.RUNNERS_THROTTLED if self.has_runners else ReasonCode.ARRAY_THROTTLED
         detail = {"placed": self.placed, "throttle": self.throttle}
         return Reason(code, detail | ({"older": True} if self.placed < self.throttle else {}))
 
 
 def kept_out(session: Session, arrays: Collection[str]) -> dict[str, KeptOut]:
-    """Returns what the throttle keeps out, of those of `arrays` that have one, by id."""
+    """Returns what is kept out, of those of `arrays` that have a throttle or runners, by id."""
     if not arrays:
         return {}
     return {
-        id_: KeptOut(has_runners, placed, throttle, not window["positions"], frozenset(window["throttled"]))
-        for id_, has_runners, placed, throttle, window in session.execute(_WINDOWS, {"ids": list(arrays)})
+        id_: KeptOut(*own, window["free"], not window["positions"], frozenset(window["throttled"]))
+        for id_, *own, window in session.execute(_WINDOWS, {"ids": list(arrays)})
     }
 
 

@@ -26,14 +26,20 @@ create function array_live(head text) returns bigint language sql stable as $$
     select count(*) from workload where array_id = head and array_index is not null and finished_at is null
 $$;
 
--- Returns the number of runners that an array needs beside those that live: one for each element that they could lease,
--- less the runners that have leased none yet. What is on hold is not counted.
-create function array_runners_needed(a workload_array) returns bigint language sql stable as $$
-    select greatest(0, multirange_size(a.waiting - array_blocked(a.id))
+-- Returns the number of elements that runners could lease, less the runners that have leased none yet. Queued runners
+-- count if `queued`. What is on hold is not counted.
+create function array_uncovered(a workload_array, queued boolean) returns bigint language sql stable as $$
+    select multirange_size(a.waiting - array_blocked(a.id))
         + count(*) filter (where runner = '' and held_by is null)
-        - count(*) filter (where array_index is null and held_by is null)
-        + count(distinct runner) filter (where runner <> ''))
+        - count(*) filter (where array_index is null and held_by is null
+                           and (queued or phase not in ('pending', 'preempted')))
+        + count(distinct runner) filter (where runner <> '')
     from workload where array_id = a.id and finished_at is null
+$$;
+
+-- Returns the number of runners that an array needs beside those that live.
+create function array_runners_needed(a workload_array) returns bigint language sql stable as $$
+    select greatest(0, array_uncovered(a, queued => true))
 $$;
 
 -- Returns the positions of the elements that can be placed for the first time, or the numbers of the next runners.
@@ -49,6 +55,14 @@ create function array_placed(head text) returns bigint language sql stable as $$
     where array_id = head and finished_at is null and phase not in ('pending', 'preempted') and runner is null
 $$;
 
+-- Returns the number of elements, or of runners, that may still be placed; null: there is no limit. A runner is placed
+-- only if there is an element for it.
+create function array_admitted(a workload_array) returns bigint language sql stable as $$
+    select case when a.throttle is not null or a.runners is not null
+        then greatest(0, least(a.throttle - array_placed(a.id),
+                               case when a.runners is not null then array_uncovered(a, queued => false) end)) end
+$$;
+
 -- Returns the elements that a scan ranks: `positions` has at most `most` of those that wait for their first placement,
 -- in ascending order, and `throttled` the ids of those with a row that the throttle keeps out. `ranges` has the
 -- indexes. If runners run the elements, the runners are ranked in their place: `positions` has the numbers of the next
@@ -59,7 +73,7 @@ $$;
 -- room for a long time.
 create function array_window(a workload_array, most bigint) returns text language sql stable as $$
     with place as (
-        select greatest(0, a.throttle - array_placed(a.id)) as free where a.throttle is not null
+        select admitted as free from array_admitted(a) as admitted where admitted is not null
     ), queued as (
         select w.id, coalesce(w.level, 1) as level, w.submitted_at + make_interval(secs => w.paused_s) as since,
                exists (select from attempt where workload = w.id and attempt = w.attempt
@@ -82,6 +96,7 @@ create function array_window(a workload_array, most bigint) returns text languag
     )
     select jsonb_build_object(
         'ranges', case when a.runners is null then a.ranges end,
+        'free', (select free from place),
         'positions', (select coalesce(jsonb_agg(position order by position), '[]') from admitted where id is null),
         'throttled', (
             select coalesce(jsonb_agg(id), '[]') from queued, place
