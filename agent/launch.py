@@ -53,6 +53,8 @@ class TaskLaunch:
     """The working directories that get what `setup` has made (`agent.task_setup`)."""
     restarts: Mapping[str, int | None] = field(default_factory=dict)
     """Exit status, or `other`, to the number of restarts of the task alone (`agent.restarts`)."""
+    lane: Mapping[str, Any] | None = None
+    """Of a runner: `interrupt` and `max_runtime_s` of its elements (`agent.lane`); None: `argv` is the task."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the shim's input as a JSON object."""

@@ -26,6 +26,7 @@ import ctypes
 import json
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
@@ -300,18 +301,31 @@ class Shipping:
         self._streams: dict[str, LogStream] = {}
         self._bounding: asyncio.Task[None] | None = None
 
-    def watch(self, run: RunFolder, open_store: Callable[[], ObjectStore], masker: Masker, settings: LogLaunch) -> None:
-        """Starts shipping the output of a run that was started or has ended. Idempotent."""
+    def watch(
+        self,
+        run: RunFolder,
+        open_store: Callable[[], ObjectStore],
+        masker: Masker,
+        settings: LogLaunch,
+        *,
+        removes: bool = False,
+    ) -> None:
+        """Starts shipping the output of a run that was started or has ended. Idempotent.
+
+        `removes`: removes the folder of the run when all of its output is shipped.
+        """
         if run.run_id not in self._shippers and not shipped(run):
             task = asyncio.create_task(self._ship(run, open_store, masker, settings), name=f"ship {run.run_id}")
             self._shippers[run.run_id] = task
-            task.add_done_callback(lambda _: self._forget(run.run_id))
+            task.add_done_callback(lambda _: self._forget(run, removes=removes))
             if self._bounding is None or self._bounding.done():
                 self._bounding = asyncio.create_task(self._bound(), name="bound outputs")
 
-    def _forget(self, run_id: str) -> None:
-        self._shippers.pop(run_id, None)
-        self._streams.pop(run_id, None)
+    def _forget(self, run: RunFolder, *, removes: bool) -> None:
+        self._shippers.pop(run.run_id, None)
+        self._streams.pop(run.run_id, None)
+        if removes and shipped(run):
+            shutil.rmtree(run.path, ignore_errors=True)
 
     async def _bound(self) -> None:
         """Limits the disk space of outputs while any are shipped. Uses a separate thread, because uploads may block."""

@@ -115,7 +115,7 @@ def die_with_parent(signum: int = signal.SIGKILL) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 
-def _become_task(
+def become_task(
     launch: dict[str, Any], shim: int, output: int, gate: tuple[int, int], sandbox: Sandbox | None
 ) -> NoReturn:
     """Runs in the forked child: waits until the shim has recorded the task, then executes the task's command.
@@ -182,7 +182,7 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
-class _Task:
+class Task:
     """The running task, as its shim tracks it."""
 
     def __init__(self, folder: str, launch: dict[str, Any], pid: int, proc: str) -> None:
@@ -321,7 +321,7 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     for name in (EXIT_FILE, STOP_FILE):
         reserve(f"{folder}/{name}")
     defaults: dict[str, Any] = {"limits": [], "setup": None, "sandbox": None, "container": None}
-    defaults |= {"setup_by": None, "shares": (), "restarts": {}}
+    defaults |= {"setup_by": None, "shares": (), "restarts": {}, "lane": None}
     launch = {**defaults, "begun": f"{folder}/{BEGUN_FILE}", **launch}
     if launch["container"] is not None:
         # Imported only where it is used: HTTP costs time and memory.
@@ -342,13 +342,18 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
         signal.signal(ignored, signal.SIG_IGN)
     body: dict[str, Any] = {"boot_id": boot_id(), "started_at_s": time.time(), "cgroup": launch["cgroup"]}
     body["limits"] = launch["limits"]
+    if launch["lane"] is not None:
+        from agent.lane import ElementLane
+
+        ElementLane(folder, launch, sandbox).run(body, started)
+        return
     restarts, now, kills = Restarts(launch["restarts"]), launch, 0
     waiting: int | None = started
     while True:
         pid = _begin(folder, now, sandbox, body, waiting)
         if not launch["restarts"]:
             launch.pop("env")  # Do not keep secrets in memory.
-        task = _Task(folder, launch, pid, "/proc" if sandbox is None else sandbox.proc)
+        task = Task(folder, launch, pid, "/proc" if sandbox is None else sandbox.proc)
         task.wait()
         task.kill()
         task.reap()
@@ -392,7 +397,7 @@ def _begin(
         os.close(opener)
         if started is not None:
             os.close(started)
-        _become_task(launch, shim, output, (gate, telling), sandbox)
+        become_task(launch, shim, output, (gate, telling), sandbox)
     for descriptor in (gate, output, telling):
         os.close(descriptor)
     # In a PID namespace, `getpid` and `fork` return other numbers than those of the machine.

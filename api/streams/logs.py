@@ -219,11 +219,13 @@ def _position_of(state: ApiState, workload: str, attempt: int) -> LogPosition:
     with state.transaction() as session:
         row = session.get(Workload, workload)
         own = session.get(Attempt, (workload, attempt))
-        region = session.get(Region, own.region) if own is not None else None
+        # An element that a runner runs has no row of its attempt before its end.
+        at = own.region if own is not None else row.region if row is not None and row.attempt == attempt else None
+        region = session.get(Region, at) if at is not None else None
         return LogPosition(
             newest=row.attempt if row is not None else attempt,
             ended=row is None or Phase(row.phase) in TERMINAL_PHASES,
-            released=own is None or own.released_at is not None,
+            released=(own is None and at is None) or (own is not None and own.released_at is not None),
             region=region.name if region is not None else None,
             bucket_url=region.bucket_url if region is not None else None,
         )
