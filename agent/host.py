@@ -26,6 +26,7 @@ from agent.locks import StartLocks
 from agent.logs import Shipping, shipped
 from agent.notices import MachineNotices
 from agent.outcomes import forget_outcomes, keep_outcome
+from agent.output_storage import OutputStorage, is_stored
 from agent.processes import end_tasks
 from agent.sessions.task_sessions import TaskSessions
 from agent.staging import Stager
@@ -87,6 +88,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     # A separate executor, so that a bucket that does not respond cannot delay the start or stop of tasks.
     executor = ThreadPoolExecutor(4, thread_name_prefix="ship")
     shipping = Shipping(executor, config.output_bytes)
+    outputs = OutputStorage(config.largest_output_bytes, config.largest_output_files)
     stager = Stager(config, state, open_store, notices)
     locks = StartLocks()
     traffic = await asyncio.to_thread(_traffic, config)
@@ -94,7 +96,9 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     _say_credentials(config)
     uplink = None if traffic is None else traffic.uplink
     gpus = GpuWatch(state, config.machine, config.gpus)
-    activities = NodeActivities(config, state, stager, shipping, notices, lender, locks, gpus, uplink=uplink)
+    activities = NodeActivities(
+        config, state, stager, shipping, notices, lender, locks, gpus, outputs=outputs, uplink=uplink
+    )
     sessions = TaskSessions(config, state, stager)
     tidying = asyncio.create_task(_tidy(config, state, lender))
     listening = asyncio.create_task(notices.run())
@@ -145,6 +149,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
         if traffic is not None:
             await asyncio.to_thread(traffic.close)
         await shipping.close()
+        await outputs.close()
         executor.shutdown(wait=False, cancel_futures=True)
         state.release()
 
@@ -415,6 +420,7 @@ def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) ->
             if usage.free >= config.keep_free * usage.total:
                 continue
         kept_back = any(tasks.inspect(run) is not TaskState.ABSENT and not shipped(run) for run in attempt.runs())
+        kept_back = kept_back or _has_outputs(attempt)
         over = state.is_over(attempt) or (age_s > _ABANDONED_S and not state.is_started(attempt))
         if over and not kept_back:
             # Without the folder a late retry would start the tasks again, so the attempt is refused from now on.
@@ -423,6 +429,16 @@ def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) ->
             state.remove(attempt)
             removed.append(attempt.key)
     return removed
+
+
+def _has_outputs(attempt: AttemptFolder) -> bool:
+    """Whether outputs of the attempt's tasks are still to be stored."""
+    try:
+        launch = attempt.launch()
+    except (OSError, ValueError):  # Nothing says which.
+        return False
+    ends = [] if launch is None or not launch.outputs else [(run, run.exit()) for run in attempt.runs()]
+    return any(end is not None and end.started and not is_stored(run) for run, end in ends)
 
 
 def _kept_s(config: AgentConfig, attempt: AttemptFolder) -> float:

@@ -68,9 +68,9 @@ class HousekeepingActivities:
     def expire(self) -> float:
         """Deletes objects of finished workloads, remains of interrupted writers and copies, and old records.
 
-        The objects of a workload are its logs, checkpoints and launch descriptions. Old records include changes and
-        delivered mail. A workload's records are kept longer than its objects, and its events at least as long as the
-        workload's row.
+        The objects of a workload are its logs, outputs, checkpoints and launch descriptions. Old records include
+        changes and delivered mail. A workload's records are kept longer than its objects, and its events at least as
+        long as the workload's row.
         """
         with heartbeating(), self._rounds.one() as failures:
             # Records do not depend on stores that may not answer.
@@ -176,7 +176,12 @@ def _in_bucket(bucket: ObjectStore, regions: Sequence[str], work: Work) -> None:
 
 
 def _delete_objects(store: ObjectStore, workload: str, but: str | None = None) -> None:
-    for prefix in (ids.checkpoint_prefix(workload), f"logs/{workload}/", f"launches/{workload}/"):
+    for prefix in (
+        ids.checkpoint_prefix(workload),
+        f"logs/{workload}/",
+        f"launches/{workload}/",
+        ids.outputs_prefix(workload),
+    ):
         for info in list(store.list(prefix)):
             if info.key != but:
                 store.delete(info.key)

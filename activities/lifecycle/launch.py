@@ -369,6 +369,7 @@ class LaunchActivities:
             stale_tables=dict(stale),
             files=spec.files,
             workdir=spec.workdir,
+            outputs=spec.outputs,
             keep_s=spec.keep_s,
             array_variables=array_elements.variables(spec, request.workload_id),
             isolation=isolation,
