@@ -1,9 +1,12 @@
-"""Reads one output of a task, and writes it to stdout as a tar archive. Run as a process with the task's user.
+"""Reads one output of a task, and writes it to stdout as a tar archive. Run as a process that becomes the task's user.
 
-The agent passes the source of this module to the interpreter, so it imports only the standard library. It follows no
-link, and opens each folder relative to the folder above it, so that it reads nothing outside the working directory,
-whatever processes of the task change meanwhile. It has no credentials. The last line on stderr is a JSON object with
-what was read, or an error.
+It imports only the standard library, and before it changes its user, who may not be able to read the files of Python.
+It follows no link, and opens each folder relative to the folder above it, so that it reads nothing outside the working
+directory, whatever processes of the task change meanwhile. It has no credentials. The last line on stderr is a JSON
+object with what was read, or an error.
+
+Arguments: the working directory, the path of the output, the limits and the user (`uid`, `gid` and `groups`; null: the
+user stays) as JSON.
 """
 
 import errno
@@ -207,5 +210,9 @@ def main(root: str, path: str, limits: dict[str, int]) -> dict[str, object]:
 
 if __name__ == "__main__":
     os.nice(10)
+    if user := json.loads(sys.argv[4]):
+        os.setgroups(user["groups"])
+        os.setgid(user["gid"])
+        os.setuid(user["uid"])
     said = main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
     print(json.dumps(said), file=sys.stderr)

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from agent import output_reader, records
@@ -33,7 +32,6 @@ PATIENCE_S = 300.0
 _TRIES = 3
 """How often an output that changes is read."""
 _LONGEST_PAUSE_S = 30.0
-_SOURCE = Path(output_reader.__file__).read_text()
 _log = logging.getLogger(__name__)
 
 
@@ -162,13 +160,13 @@ class OutputStorage:
         self, store: ObjectStore, one: _Storing, place: tuple[str, int, str, int, str], path: str
     ) -> tuple[list[OutputPart], dict[str, Any]]:
         """Stores the parts of an output; returns them, and what its reader has said at the end."""
-        user: dict[str, Any] = {}
-        if one.owner is not None:
-            user = {"user": one.owner.uid, "group": one.owner.gid, "extra_groups": one.owner.groups}
-        argv = [sys.executable, "-I", "-c", _SOURCE, str(one.run.work), path, json.dumps(self._limits)]
+        owner = one.owner
+        user = owner and {"uid": owner.uid, "gid": owner.gid, "groups": owner.groups}
+        argv = [sys.executable, "-I", output_reader.__file__, str(one.run.work), path]
+        argv += [json.dumps(self._limits), json.dumps(user)]
         parts: list[OutputPart] = []
         with subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={}, cwd="/", **user
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={}, cwd="/"
         ) as reader:
             try:
                 assert reader.stdout is not None and reader.stderr is not None
