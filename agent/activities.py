@@ -28,7 +28,7 @@ from agent.locks import StartLocks
 from agent.logs import Shipping
 from agent.notices import MachineNotices
 from agent.outcomes import kept_outcome, left_by, outcome
-from agent.output_storage import OutputStorage
+from agent.output_storage import OutputStorage, is_stored
 from agent.ports import SERVING, reserve
 from agent.progress import read_progress
 from agent.sealed import CannotUnseal, prove
@@ -52,6 +52,7 @@ from domain.protocol.machines import (
     RunNode,
     StopNode,
 )
+from domain.task_reports import UnstoredOutput
 
 if TYPE_CHECKING:
     from agent.network.uplink import Uplink
@@ -351,7 +352,7 @@ class NodeActivities:
         keep_s = self._config.keep_runs_s if self._lender.lending.is_whole else self._config.kept_s(staged.launch)
         for progress, run in zip(found.progress, staged.runs, strict=True):
             progress.left = left_by(run, self._config.machine, keep_s)
-            progress.unstored = self._outputs.unstored(run)
+            progress.unstored = self._unstored(staged, run)
         own = self._notices.current or self._notices.of_owner(staged.folder.key)
         return replace(found, notice=own or found.notice)
 
@@ -381,8 +382,14 @@ class NodeActivities:
         for run in runs:
             if tasks.inspect(run) is not TaskState.ABSENT:
                 self._shipping.watch(run, bucket, staged.masker, staged.launch.logs)
-            if (end := run.exit()) is not None and end.started:
+            # The network of the machine is its owner's.
+            if not self._lender.lending.is_whole and (end := run.exit()) is not None and end.started:
                 self._outputs.watch(run, staged.launch.outputs, bucket, self._stager.launches.owner(staged))
+
+    def _unstored(self, staged: StagedAttempt, run: RunFolder) -> list[UnstoredOutput]:
+        if self._lender.lending.is_whole and not is_stored(run) and run.started_at_s() is not None:
+            return [UnstoredOutput(name, "the owner took the machine back") for name in staged.launch.outputs]
+        return self._outputs.unstored(run)
 
     async def _store_outputs(self, staged: StagedAttempt) -> None:
         """Starts to store the outputs of the attempt's tasks, which have ended.

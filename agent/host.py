@@ -26,7 +26,7 @@ from agent.locks import StartLocks
 from agent.logs import Shipping, shipped
 from agent.notices import MachineNotices
 from agent.outcomes import forget_outcomes, keep_outcome
-from agent.output_storage import OutputStorage, is_stored
+from agent.output_storage import OutputStorage, has_outputs
 from agent.processes import end_tasks
 from agent.sessions.task_sessions import TaskSessions
 from agent.staging import Stager
@@ -403,6 +403,7 @@ def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) ->
 
     A document's `keep` applies to the last attempt of a workload on this machine, as long as enough of the disk is free
     and the machine is not its owner's (`is_owners`). Stores the outcome of each attempt's tasks on the machine first.
+    Outputs that the bucket does not take keep a folder for at most `AgentConfig.keep_at_most_s`.
     Also removes what killed shims have left (`StateFolder.clear_private`).
     Returns the keys (`workload.attempt`) of the removed attempts.
     """
@@ -420,7 +421,7 @@ def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) ->
             if usage.free >= config.keep_free * usage.total:
                 continue
         kept_back = any(tasks.inspect(run) is not TaskState.ABSENT and not shipped(run) for run in attempt.runs())
-        kept_back = kept_back or _has_outputs(attempt)
+        kept_back = kept_back or (not is_owners and age_s <= config.keep_at_most_s and has_outputs(attempt))
         over = state.is_over(attempt) or (age_s > _ABANDONED_S and not state.is_started(attempt))
         if over and not kept_back:
             # Without the folder a late retry would start the tasks again, so the attempt is refused from now on.
@@ -429,16 +430,6 @@ def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) ->
             state.remove(attempt)
             removed.append(attempt.key)
     return removed
-
-
-def _has_outputs(attempt: AttemptFolder) -> bool:
-    """Whether outputs of the attempt's tasks are still to be stored."""
-    try:
-        launch = attempt.launch()
-    except (OSError, ValueError):  # Nothing says which.
-        return False
-    ends = [] if launch is None or not launch.outputs else [(run, run.exit()) for run in attempt.runs()]
-    return any(end is not None and end.started and not is_stored(run) for run, end in ends)
 
 
 def _kept_s(config: AgentConfig, attempt: AttemptFolder) -> float:

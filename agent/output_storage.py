@@ -20,7 +20,7 @@ from typing import Any
 
 from agent import output_reader, records
 from agent.launch import Owner
-from agent.state import read_json
+from agent.state import AttemptFolder, read_json
 from agent.tasks import RunFolder
 from domain import ids
 from domain.output_manifest import MAX_TEXT, PART_BYTES, OutputManifest, OutputPart
@@ -194,6 +194,16 @@ _FILE = "outputs.json"
 def is_stored(run: RunFolder) -> bool:
     """Whether nothing remains to be done about the outputs of a run for which `OutputStorage.watch` was called."""
     return (run.path / _FILE).exists()
+
+
+def has_outputs(attempt: AttemptFolder) -> bool:
+    """Whether outputs of the attempt's tasks, which have ended, are still to be stored."""
+    try:
+        launch = attempt.launch()
+    except (OSError, ValueError):  # Nothing says which.
+        return False
+    ends = [] if launch is None or not launch.outputs else [(run, run.exit()) for run in attempt.runs()]
+    return any(end is not None and end.started and not is_stored(run) for run, end in ends)
 
 
 def _forget_older(store: ObjectStore, run: RunFolder, name: str) -> None:

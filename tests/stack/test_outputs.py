@@ -60,3 +60,32 @@ def test_outputs_of_a_preempted_attempt_are_there_while_it_waits(shared: Up, tmp
     assert got(shared, tmp_path, id_, "model", "--to", "second")[0] == 0
     assert (tmp_path / "second" / "attempt").read_text() == "second\n"
     assert [one["attempt"] for one in client.outputs(id_)] == [2]
+
+
+def test_tasks_of_a_gang_and_elements_of_an_array(shared: Up, tmp_path: Path) -> None:
+    """Each task has its own output, in a folder of its own if there are several. What is missing is explained."""
+    gang = submitted(
+        shared, "mkdir out; echo $RANK >out/rank; [ $RANK = 0 ] && echo best >best || true", job={"tasks": 2},
+        outputs={"model": "out", "best": "best", "none": "none"},
+    )  # fmt: skip
+    array = submitted(shared, "mkdir out; echo $MIZZEN_ARRAY_INDEX >out/index", array="3-4")
+    client = shared.client()
+    assert [one["phase"] for one in client.wait([gang, array])] == ["succeeded", "succeeded"]
+    assert got(shared, tmp_path, gang, "model")[0] == 0
+    assert [(tmp_path / "model" / f"main.{n}" / "rank").read_text() for n in (0, 1)] == ["0\n", "1\n"]
+    assert got(shared, tmp_path, gang, "model", "--task", "1", "--to", "one")[0] == 0
+    assert (tmp_path / "one" / "rank").read_text() == "1\n"
+    assert got(shared, tmp_path, gang, "best")[0] == 0
+    assert (tmp_path / "best" / "best").read_text() == "best\n"
+    code, _, err = got(shared, tmp_path, gang, "model")
+    assert code == 2 and "model/main.0 exists and is not an empty folder" in err.replace("\n", " ")
+    code, _, err = got(shared, tmp_path, gang, "none")
+    assert code == 2 and "no task has stored none" in err.replace("\n", " ")
+    assert [reason["code"] for reason in client.why(gang)["reasons"]] == ["completed", "outputs_not_stored"]
+    shown = ended(mizzen(shared, tmp_path, "show", gang))[1]
+    assert "best of main/0, attempt 1: 5 B, stored" in shown
+    assert "none of main/0 was not stored: none does not exist" in shown
+    assert got(shared, tmp_path, f"{array}/4", "model", "--to", "four")[0] == 0
+    assert (tmp_path / "four" / "index").read_text() == "4\n"
+    code, _, err = got(shared, tmp_path, array, "model", "--to", "all")
+    assert code == 2 and "is an array" in err
