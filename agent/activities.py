@@ -383,7 +383,8 @@ class NodeActivities:
             if tasks.inspect(run) is not TaskState.ABSENT:
                 self._shipping.watch(run, bucket, staged.masker, staged.launch.logs)
             # The network of the machine is its owner's.
-            if not self._lender.lending.is_whole and (end := run.exit()) is not None and end.started:
+            is_due = bool(staged.launch.outputs) and not self._lender.lending.is_whole
+            if is_due and (end := run.exit()) is not None and end.started:
                 self._outputs.watch(run, staged.launch.outputs, bucket, self._stager.launches.owner(staged))
 
     def _unstored(self, staged: StagedAttempt, run: RunFolder) -> list[UnstoredOutput]:
@@ -397,6 +398,8 @@ class NodeActivities:
         If they have ended by themselves, waits until the outputs are stored, because a workload that depends on this
         one may need them. If the tasks were stopped, others wait for their slots.
         """
+        if not staged.launch.outputs:
+            return
         self._ship(staged, staged.runs)
         if self._notices.current is not None or self._notices.of_owner(staged.folder.key) is not None:
             return

@@ -51,6 +51,8 @@ class _Storing:
     """The last error of the store."""
     moved_s: float = field(default_factory=time.monotonic)
     """When the last part was stored."""
+    is_late: bool = False
+    """Whether the end of the attempt no longer waits for it."""
 
 
 class OutputStorage:
@@ -60,7 +62,7 @@ class OutputStorage:
         """The limits are those of one output of one task."""
         self._limits = {"bytes": limit_bytes, "files": limit_files}
         # Of its own: a large output must delay neither logs nor the start of tasks.
-        self._executor = ThreadPoolExecutor(2, thread_name_prefix="outputs")
+        self._executor = ThreadPoolExecutor(4, thread_name_prefix="outputs")
         self._closing = threading.Event()
         self._storing: dict[str, tuple[_Storing, asyncio.Task[None]]] = {}
 
@@ -84,16 +86,20 @@ class OutputStorage:
         while found := [self._storing[run.run_id] for run in runs if run.run_id in self._storing]:
             left_s = max(one.moved_s for one, _ in found) + patience_s - time.monotonic()
             if left_s <= 0:
+                for one, _ in found:
+                    one.is_late = True
                 return
             await asyncio.wait([task for _, task in found], timeout=left_s)
 
     def unstored(self, run: RunFolder) -> list[UnstoredOutput]:
-        """Returns the outputs of a run that are not stored, with the reasons."""
+        """Returns the outputs of a run that are not stored, with the reasons. Those that are being stored are left out,
+        unless `until_stored` has given up waiting for them.
+        """
         if (body := read_json(run.path / _FILE)) is not None:
             return [UnstoredOutput(name, *found) for name, found in body.items()]
-        if run.run_id not in self._storing:
+        one = self._storing[run.run_id][0] if run.run_id in self._storing else None
+        if one is None or not one.is_late:
             return []
-        one = self._storing[run.run_id][0]
         why = f"the bucket has not taken it yet, and the agent keeps trying: {one.error or 'no answer'}"
         return [UnstoredOutput(name, why) for name in one.outputs]
 

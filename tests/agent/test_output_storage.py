@@ -17,10 +17,11 @@ from agent.output_storage import OutputStorage, is_stored
 from agent.tasks import RunFolder
 from domain import ids
 from domain.output_manifest import PART_BYTES, OutputManifest
+from domain.protocol.machines import NodeOutcome
 from domain.task_reports import UnstoredOutput
 from mizzen.objects.files import FileStore
 from mizzen.objects.store import Body
-from tests.agent.harness import run_folder, until_async
+from tests.agent.harness import Lab, description, run_folder, until_async
 
 LIMITS = (1 << 30, 100)
 
@@ -217,11 +218,14 @@ async def test_a_bucket_that_fails_is_tried_again(run: RunFolder, tmp_path: Path
     store = _Slow(tmp_path / "bucket")
     store.fails = True
     storage.watch(run, {"model": "out"}, lambda: store, None)
-    await until_async(lambda: storage.unstored(run) and "no route" in storage.unstored(run)[0].why)
+    await until_async(lambda: store.puts)
+    assert storage.unstored(run) == []
     began_s = time.monotonic()
     await storage.until_stored([run], patience_s=0.1)
     assert time.monotonic() - began_s < 20
     assert not is_stored(run)
+    late = "the bucket has not taken it yet, and the agent keeps trying: no route to host"
+    await until_async(lambda: storage.unstored(run) == [UnstoredOutput("model", late)])
     store.fails = False
     store.gate.release()
     await storage.until_stored([run])
@@ -261,3 +265,38 @@ async def test_a_file_that_changes_meanwhile(
         store.gate.release()
     assert await task == []
     assert len(archive(store, run)["w"] or b"") == 10
+
+
+async def test_outputs_of_isolated_tasks(lab: Lab) -> None:
+    """They are stored when the activity returns; what a task has linked outside of its folder is not in them."""
+    config = lab.config()
+    script = "umask 077; mkdir out; echo w > out/w; ln -s /etc/passwd out/leak"
+    launch = description(lab.region, config, script, outputs={"model": "out", "none": "none"})
+    lab.write(launch)
+    async with lab.agent(config):
+        found: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+        run = lab.folder_of(launch, config)
+        assert archive(FileStore(lab.folder / "bucket"), run)["w"] == b"w\n"
+    assert found.progress[0].unstored == [UnstoredOutput("none", "none does not exist", is_missing=True)]
+    assert manifest(FileStore(lab.folder / "bucket"), run).left_out == [
+        "leak: is a link to /etc/passwd, which is not in the output"
+    ]
+
+
+async def test_outputs_of_a_stopped_task_are_stored_later(lab: Lab) -> None:
+    """The stop does not wait for them. An agent that starts again stores those of attempts that have ended."""
+    config = lab.config()
+    launch = description(lab.region, config, "echo w > out; echo ready; sleep 600", outputs={"model": "out"})
+    lab.write(launch)
+    run, store = lab.folder_of(launch, config), FileStore(lab.folder / "bucket")
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        await until_async(lambda: run.output.exists() and b"ready" in run.output.read_bytes())
+        await lab.stop(launch, config.machine, 5.0)
+        await running.result(NodeOutcome)
+        await until_async(lambda: is_stored(run))
+    (run.path / "outputs.json").unlink()
+    store.delete(ids.output_manifest_key(*place(run)))
+    async with lab.agent(config):
+        await until_async(lambda: is_stored(run))
+    assert archive(store, run) == {"out": b"w\n"}

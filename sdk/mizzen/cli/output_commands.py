@@ -9,7 +9,7 @@ from mizzen.cli import formats
 from mizzen.cli.plain.printer import Column, emit_list
 from mizzen.cli.session import WORKLOAD, OutputCommand, Session, say
 from mizzen.client.errors import OutputError
-from mizzen.client.output_archive import newest
+from mizzen.client.output_calls import newest
 from mizzen.client.views import Output
 
 _COLUMNS = (

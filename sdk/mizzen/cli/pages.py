@@ -105,7 +105,9 @@ def output_lines(workload: Mapping[str, Any]) -> list[str]:
             what = f"{formats.size(one['size_bytes'])}, stored {formats.clock(one['stored_at'])}"
             note = f", without {formats.plural(one['left_out_count'], 'file')}" if one["left_out_count"] else ""
             lines.append(f"  {one['name']} of {one['job']}/{one['task']}, attempt {one['attempt']}: {what}{note}")
-    lines += [f"  {one['name']} of {one['job']}/{one['task']} was not stored: {cell(one['why'])}" for one in unstored]
+    why = {(one["name"], one["job"], one["task"]): one["error"] for one in found if one["error"]}
+    why |= {(one["name"], one["job"], one["task"]): one["why"] for one in unstored}
+    lines += [f"  {name} of {job}/{task} was not stored: {cell(text)}" for (name, job, task), text in why.items()]
     return lines
 
 

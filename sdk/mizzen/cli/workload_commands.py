@@ -26,7 +26,7 @@ from mizzen.cli.session import (
     say,
 )
 from mizzen.client.errors import NotFound, Unavailable
-from mizzen.client.output_archive import newest
+from mizzen.client.output_calls import newest
 from mizzen.client.views import TERMINAL_PHASES
 
 

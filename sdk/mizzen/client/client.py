@@ -14,7 +14,7 @@ from mizzen.client.calls import path_of
 from mizzen.client.contexts import active_context
 from mizzen.client.data import Data
 from mizzen.client.fleet import FleetMethods
-from mizzen.client.output_archive import OutputCalls
+from mizzen.client.output_calls import OutputCalls
 from mizzen.client.services import Services
 from mizzen.client.transport import Backoff, Transport
 

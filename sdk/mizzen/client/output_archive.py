@@ -1,18 +1,18 @@
-"""Reads the outputs of a workload: lists them, and unpacks their archives into folders."""
+"""Reads the archives of outputs, and unpacks them into folders."""
 
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from mizzen.client.calls import Calls, path_of
+from mizzen.client.calls import path_of
 from mizzen.client.errors import OutputError, Unreachable
 from mizzen.client.transport import Backoff, Params, StreamBroken, Transport
-from mizzen.client.views import Output, OutputList
+from mizzen.client.views import Output
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -22,49 +22,23 @@ Progress = Callable[[int], None]
 """Called with the number of bytes that have arrived of the archive."""
 
 
-class OutputCalls(Calls):
-    """The client's methods for outputs."""
-
-    def outputs(
-        self, workload_id: str, name: str | None = None, job: str | None = None, task: int | None = None
-    ) -> list[Output]:
-        """Return the outputs of a workload's tasks, sorted by name, job, task and attempt, at most 1000.
-
-        An output that could not be stored has an `error`. `name`, `job` and `task` select outputs.
-        """
-        params = {"name": name, "job": job, "task": task}
-        return cast(OutputList, self._call("GET", "workloads", workload_id, "outputs", params=params))["items"]
-
-    def fetch_output(self, workload_id: str, output: Output, folder: Path, progress: Progress | None = None) -> None:
-        """Write the files of an output into `folder`, which must not exist, or be empty.
-
-        The folder appears when all files are there. A lost connection is resumed.
-
-        Raises:
-            OutputError: the folder has files, or the output was not stored, or its archive is not valid.
-            OSError: the files cannot be written.
-        """
-        if output["error"] is not None:
-            raise OutputError(f"output {output['name']} was not stored: {output['error']}")
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise OutputError(f"{folder} exists and is not an empty folder: give another one")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        path = path_of("workloads", workload_id, "outputs", output["name"])
-        try:
-            _unpack(_Archive(self._transport, path, output, self._transport.pauses(), progress), partial)
-            partial.chmod(0o755)
-            partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def newest(outputs: Sequence[Output]) -> list[Output]:
-    """Return the outputs of the newest attempt of each task that has stored them; if none has, those with errors."""
-    found: dict[tuple[str, str, int], Output] = {}
-    for one in sorted(outputs, key=lambda one: (one["error"] is None, one["attempt"])):
-        found[one["name"], one["job"], one["task"]] = one
-    return [found[place] for place in sorted(found)]
+def write_output(
+    transport: Transport, workload_id: str, output: Output, folder: Path, progress: Progress | None
+) -> None:
+    """Write the files of an output into a folder (`OutputCalls.fetch_output`)."""
+    if output["error"] is not None:
+        raise OutputError(f"output {output['name']} was not stored: {output['error']}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputError(f"{folder} exists and is not an empty folder: give another one")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    path = path_of("workloads", workload_id, "outputs", output["name"])
+    try:
+        _unpack(_Archive(transport, path, output, transport.pauses(), progress), partial)
+        partial.chmod(0o755)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _unpack(archive: "_Archive", folder: Path) -> None:
