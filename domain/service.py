@@ -122,6 +122,7 @@ _NOT_IN_REPLICAS: Any = {
     "balancing": True,
     "retry_non_idempotent": True,
     "request_timeout_s": True,
+    "first_byte_s": True,
     "max_queue": True,
     "max_surge": True,
     "max_unavailable": True,

@@ -197,6 +197,9 @@ class WorkloadSpec(_Frozen):
     """Set if the workload serves requests: it is a replica of a service."""
     one_attempt: bool = False
     """True: every end of an attempt ends the workload. It is not queued again after a preemption or a lost machine."""
+    outputs: dict[str, str] = Field(default_factory=dict)
+    """Name to the relative path of a file or folder in the working directory, which is stored at the end of each
+    attempt (`domain.output_manifest`)."""
     keep_s: float | None = None
     """How long the tasks' working directories stay on their machines after the end of an attempt, in seconds; None: as
     long as `tasks.keep_runs_s` says."""

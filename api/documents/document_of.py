@@ -33,6 +33,7 @@ def document_of(spec: WorkloadSpec) -> dict[str, Any]:
         "tables": list(spec.tables),
         "files": spec.files,
         "workdir": spec.workdir,
+        "outputs": spec.outputs,
         "checkpoint": _changed(spec.checkpoint, CheckpointSpec(), _CHECKPOINT),
         "limits": _changed(spec.limits, LimitsSpec(), _LIMITS) | retries_of(spec.limits),
         "regions": {name: value for name, value in regions.items() if value},

@@ -184,6 +184,10 @@ class TaskSettings(Section):
     output_bytes: int = Field(1 << 30, ge=1 << 22)
     """Limit on the disk space that one task's output uses on its machine. Beyond it, output that was shipped to the
     bucket is freed first, then the oldest output that was not. A line in the log marks missing output."""
+    largest_output_bytes: int = Field(50 << 30, ge=0)
+    """The most that one output of one task may have (`outputs` of a document). A larger one is not stored."""
+    largest_output_files: int = Field(100_000, ge=0)
+    """The same for the number of its files and folders."""
     keep_stopped_s: float = Field(14 * 86400.0, gt=0)
     """How long an agent keeps the record of a workload's stopped attempts, in seconds. The agent would not refuse a
     start that Temporal delivers later than this."""

@@ -14,6 +14,7 @@ from mizzen.client.calls import path_of
 from mizzen.client.contexts import active_context
 from mizzen.client.data import Data
 from mizzen.client.fleet import FleetMethods
+from mizzen.client.output_calls import OutputCalls
 from mizzen.client.services import Services
 from mizzen.client.transport import Backoff, Transport
 
@@ -29,7 +30,7 @@ ROOM_PATIENCE_S = 86400.0
 """The default time for which a submission is retried while its tenant's queue is full: one day."""
 
 
-class Client(Data, FleetMethods, Services):
+class Client(Data, FleetMethods, OutputCalls, Services):
     """A client of one API. Methods return the API's JSON (see `views`) and raise `mizzen.client.errors.ClientError`.
 
     Use it as a context manager, or call `close`.
