@@ -3,17 +3,19 @@
 Format: the output of one task of one attempt is a byte stream, in which every secret value is replaced by `***`. The
 bucket contains it as segments under `domain.ids.log_prefix`:
 
-    <prefix>00000000000000000000.log     the first segment
-    <prefix>00000000000000065536.log     the segment that starts at byte 65536 of the stream
-    <prefix>end                          empty; written after the last segment, when the task has ended
+    <prefix>00000000000000000000-1796083200000.log     the first segment
+    <prefix>00000000000000065536-1796083201250.log     the segment that starts at byte 65536 of the stream
+    <prefix>end                                        empty; written after the last segment, when the task has ended
 
-A segment's name is the offset of its first byte in the stream, with 20 digits. So keys sort in stream order, and a
-segment ends where the next begins. A segment is never empty and never changes. It ends with a complete line if the task
-writes lines. To continue, a reader lists the keys after the last segment that it has read. It is finished when it reads
-`end`. A task that was stopped before its start has only `end`.
+A segment's name (`domain.log_segments`) is the offset of its first byte in the stream, with 20 digits, and the time at
+which its end was read from the output. So keys sort in stream order, and a segment ends where the next begins. A
+segment is never empty and never changes. It ends with a complete line if the task writes lines. To continue, a reader
+lists the keys after the last segment that it has read. It is finished when it reads `end`. A task that was stopped
+before its start has only `end`.
 
-Before a segment is uploaded, its extent is written to `ship.json`; after the upload, `ship.json` marks it as shipped.
-So a restarted agent uploads an unfinished segment again with the same bytes, and the stream has no gaps or duplicates.
+Before a segment is uploaded, its extent and time are written to `ship.json`; after the upload, `ship.json` marks it as
+shipped. So a restarted agent uploads an unfinished segment again with the same bytes and name, and the stream has no
+gaps or duplicates.
 A failed upload is retried as long as the agent runs, without effect on the task.
 
 A task may print without limit while the bucket is unavailable. `LogStream.bound` limits how much output of each task is
@@ -27,6 +29,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from functools import partial
@@ -38,6 +41,7 @@ from agent.sealed import Secrets
 from agent.tasks import RunFolder, TaskState
 from domain.ids import log_prefix
 from domain.launch import LogLaunch
+from domain.log_segments import END, Segment
 from mizzen.objects import ObjectStore
 
 MASK = b"***"
@@ -147,6 +151,7 @@ class LogStream:
         self._raw: int = body["raw"]  # Number of bytes of the file that were shipped.
         self._offset: int = body["offset"]  # Number of bytes of the masked stream that were shipped.
         self._cut: int = body["cut"]  # Number of bytes of the file in the segment that is being uploaded.
+        self._at_ms: int = body.get("at_ms", 0)  # Time of the segment that is being uploaded; 0: none is.
         self._gap: list[int] | None = body.get("gap")  # Range (end exclusive) of the file that is never shipped.
         self.done = bool(body["done"])
 
@@ -167,17 +172,18 @@ class LogStream:
         with self._changing:
             segment, upto, more = self._next(final)
             if segment:
+                self._at_ms = self._at_ms or time.time_ns() // 1_000_000
                 self._save()
         if segment:
-            self._put(f"{self._prefix}{self._offset:020d}.log", segment)
+            self._put(self._prefix + Segment(self._offset, self._at_ms).name, segment)
             with self._changing:
-                self._raw, self._cut = self._raw + upto, 0
+                self._raw, self._cut, self._at_ms = self._raw + upto, 0, 0
                 if upto == 0 and self._gap is not None:
                     self._raw, self._gap = self._gap[1], None
                 self._offset += len(segment)
                 self._save()
         elif final:
-            self._put(f"{self._prefix}end", b"")
+            self._put(self._prefix + END, b"")
             with self._changing:
                 self.done = True
                 self._save()
@@ -259,6 +265,7 @@ class LogStream:
     def _save(self) -> None:
         # Not synced: a restarted agent reads the written data anyway, and a dead machine ships nothing.
         body = {"raw": self._raw, "offset": self._offset, "cut": self._cut, "gap": self._gap, "done": self.done}
+        body["at_ms"] = self._at_ms
         temporary = self._run.path / "ship.json.tmp"
         temporary.write_text(json.dumps(body))
         temporary.replace(self._run.path / "ship.json")

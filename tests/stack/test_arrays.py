@@ -48,6 +48,9 @@ def test_a_sweep(shared: Up) -> None:
     for index, (rate, seed) in enumerate([("0.1", 1), ("0.1", 2), ("0.1", 3), ("0.01", 1), ("0.01", 2)]):
         code, out, err = _mizzen(shared, "logs", "-f", f"sweep/{index}")
         assert out == f"{index} {rate} {seed} {rate} {index} {seed} {{{{ braces }}}}\n", err
+    lines = "sweep/0: 0 0.1 1 0.1 0 1 {{ braces }}\nsweep/1: 1 0.1 2 0.1 1 2 {{ braces }}\n"
+    assert _mizzen(shared, "logs", "sweep", "--grep", "^[01] 0.1", "--since", "1h", "--tail", "1")[1] == lines
+    assert _mizzen(shared, "logs", "sweep", "--follow", "--grep", "0.1 [12] 0.1")[1] == lines
     code, out, err = _mizzen(shared, "ls", "--name", "sweep")
     assert "failed 5/5, 1 failed" in out and len(out.splitlines()) == 2, out
     code, out, err = _mizzen(shared, "show", "sweep")
