@@ -9,7 +9,7 @@ END = "end"
 _NAME = re.compile(r"([0-9]{20})-([0-9]{13})\.(log|out|err)")
 
 
-class Output(StrEnum):
+class TaskOutput(StrEnum):
     """What a segment contains; the value is the suffix of its name."""
 
     BOTH = "log"
@@ -24,7 +24,7 @@ class Segment(NamedTuple):
     """Offset of its first byte in the log."""
     at_ms: int
     """When its end was read from the task's output, in milliseconds since the epoch: no line in it is newer."""
-    output: Output = Output.BOTH
+    output: TaskOutput = TaskOutput.BOTH
 
     @property
     def name(self) -> str:
@@ -35,4 +35,4 @@ class Segment(NamedTuple):
 def segment_of(name: str) -> Segment | None:
     """Returns the segment whose object has this name; None: it is no segment."""
     found = _NAME.fullmatch(name)
-    return None if found is None else Segment(int(found[1]), int(found[2]), Output(found[3]))
+    return None if found is None else Segment(int(found[1]), int(found[2]), TaskOutput(found[3]))

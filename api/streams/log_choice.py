@@ -1,6 +1,7 @@
 """Which tasks, attempt and lines of the logs of a workload a request selects."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
 
@@ -10,6 +11,7 @@ from api.state import ApiState
 from api.streams.task_log import LogFilter
 from api.workloads.elements import is_array
 from api.workloads.workload_queries import find
+from domain.log_segments import TaskOutput
 from domain.phases import TERMINAL_PHASES, Phase
 from infra.db.models import Attempt, Region, Workload
 
@@ -28,6 +30,9 @@ class LogQuery(BaseModel):
     since: AwareDatetime | None = Field(
         None, description="Only lines that were uploaded after this time, so none that was written after it is missing"
     )
+    output: Literal["stdout", "stderr"] | None = Field(
+        None, description="Only lines of this output, of jobs with `output: separate`"
+    )
     contains: str | None = Field(
         None, max_length=1000, description="Only lines that contain this text; of the lines that `tail` selects"
     )
@@ -36,7 +41,8 @@ class LogQuery(BaseModel):
     def wanted(self) -> LogFilter:
         """Returns the lines that are wanted of each log."""
         since_ms = 0 if self.since is None else int(self.since.timestamp() * 1000)
-        return LogFilter(since_ms, None, (self.contains or "").encode())
+        output = None if self.output is None else TaskOutput[self.output.upper()]
+        return LogFilter(since_ms, output, (self.contains or "").encode())
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,14 @@ def choose(state: ApiState, caller: Caller, workload: str, query: LogQuery) -> L
         if query.attempt is not None and session.get(Attempt, (row.id, query.attempt)) is None:
             raise not_found(f"attempt of workload {row.id}", str(query.attempt))
         jobs: dict[str, int] = {j["name"]: j["tasks"] for j in row.spec["jobs"]}
-        return LogChoice(row.id, row.name, is_array(row), _tasks(row.id, jobs, query), row.attempt, query)
+        tasks = _tasks(row.id, jobs, query)
+        merged = {j["name"] for j in row.spec["jobs"] if j.get("output", "merged") == "merged"}
+        if query.output is not None and (unknown := sorted(merged & {job for job, _ in tasks})):
+            message = (
+                f"the output of job {unknown[0]} is merged; only a document with `output: separate` tells it apart"
+            )
+            raise invalid("query.output", message, query.output)
+        return LogChoice(row.id, row.name, is_array(row), tasks, row.attempt, query)
 
 
 def _tasks(workload: str, jobs: dict[str, int], query: LogQuery) -> list[tuple[str, int]]:

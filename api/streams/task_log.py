@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from domain.log_segments import END, Output, Segment, segment_of
+from domain.log_segments import END, Segment, TaskOutput, segment_of
 from mizzen.objects import MissingObject, ObjectStore
 
 MAX_LINE_BYTES = 1 << 20
@@ -16,7 +16,7 @@ class LogFilter(NamedTuple):
 
     since_ms: int = 0
     """Segments that were cut before this time, in milliseconds since the epoch, are skipped."""
-    output: Output | None = None
+    output: TaskOutput | None = None
     """None: stdout and stderr."""
     contains: bytes = b""
     """Only lines that contain these bytes."""
@@ -38,7 +38,7 @@ class TaskLog:
         """The last key that was read."""
         self._offset: int | None = 0
         """Where the next segment begins if none is missing; None: not known, because the last one was skipped."""
-        self._rests: dict[Output, bytes] = {}
+        self._rests: dict[TaskOutput, bytes] = {}
         """The beginning of the last line of each output, which has no line end yet."""
         self.ended = False
         """True if the task has ended and all of its output was read."""

@@ -12,7 +12,7 @@ import pytest
 from api.streams import logs
 from api.streams.task_log import MAX_LINE_BYTES, TaskLog
 from domain.ids import log_prefix
-from domain.log_segments import Output, Segment
+from domain.log_segments import Segment, TaskOutput
 from domain.phases import Phase
 from infra.db.models import Workload
 from mizzen.objects import ObjectStore
@@ -30,7 +30,7 @@ class Shipper:
         self._prefix = log_prefix(workload, attempt, "trainer", task)
         self._offset = 0
         self.at_ms = 1
-        self.output = Output.BOTH
+        self.output = TaskOutput.BOTH
 
     def ship(self, text: str | bytes) -> "Shipper":
         """Uploads a segment."""
@@ -145,9 +145,31 @@ async def test_workload_that_was_never_placed(world: ApiWorld) -> None:
     assert await read(world, world.add_workload()) == ""
 
 
+async def test_stdout_and_stderr_apart(world: ApiWorld) -> None:
+    """One of the outputs is selected, and a line is joined although the other output lies between its parts."""
+    id_ = placed(world)
+    with world.session() as session:
+        row = session.get_one(Workload, id_)
+        row.spec = {**row.spec, "jobs": [{**job, "output": "separate"} for job in row.spec["jobs"]]}
+    shipper = Shipper(world.buckets["north"], id_)
+    for output, text in (
+        (TaskOutput.STDOUT, "a\nb"),
+        (TaskOutput.STDERR, "bad\n"),
+        (TaskOutput.STDOUT, "c\nd"),
+        (TaskOutput.STDERR, "e"),
+    ):
+        shipper.output = output
+        shipper.ship(text)
+    shipper.end()
+    assert await read(world, id_, task=0) == "a\nbad\nbc\nd\ne\n"
+    assert await read(world, id_, task=0, output="stdout") == "a\nbc\nd\n"
+    assert await read(world, id_, task=0, output="stderr", tail=1) == "e\n"
+
+
 BAD: list[tuple[dict[str, Any], int]] = [
     ({"job": "other"}, 422), ({"task": 2}, 422), ({"task": -1}, 422), ({"task": 10**30}, 422), ({"task": "x"}, 422),
     ({"attempt": 0}, 422), ({"attempt": 9}, 404), ({"attempt": 10**30}, 422), ({"tail": -1}, 422),
+    ({"output": "stderr"}, 422), ({"output": "both"}, 422), ({"since": "2026-01-01T00:00:00"}, 422),
     ({"tail": 10**9}, 422), ({"follow": "perhaps"}, 422),
 ]  # fmt: skip
 

@@ -45,21 +45,13 @@ def _pattern(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--since", metavar="TIME", callback=_time, help="Print only lines after this time, or of the last `10m`.")
 @click.option("--grep", metavar="PATTERN", callback=_pattern, help="Print only lines that match (Python's `re`).")
 @click.option("-n", "--tail", type=click.IntRange(min=0), help="Print only the last lines of each task.")
+@click.option("--stdout", "stream", flag_value="stdout", help="Print only stdout, of jobs with `output: separate`.")
+@click.option("--stderr", "stream", flag_value="stderr", help="Print only stderr, of jobs with `output: separate`.")
 @click.option("--job", help="Print only the tasks of this job.")
 @click.option("--task", type=click.IntRange(min=0), help="Print only the task with this index.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Print the logs of this attempt. Default: the newest.")
 @click.pass_obj
-def logs(
-    session: Session,
-    workload: str,
-    follow: bool,
-    since: datetime | None,
-    grep: str | None,
-    tail: int | None,
-    job: str | None,
-    task: int | None,
-    attempt: int | None,
-) -> None:
+def logs(session: Session, /, workload: str, **options: Any) -> None:
     """Print the output of a workload's tasks. If there are several tasks, each line starts with `job/task| `.
 
     Of an array, the output of all elements is printed, in the order of the indexes, and each line starts with
@@ -70,7 +62,7 @@ def logs(
     """
     id_ = session.resolve(workload)
     try:
-        print_logs(session, id_, follow=follow, since=since, grep=grep, tail=tail, job=job, task=task, attempt=attempt)
+        print_logs(session, id_, output=options.pop("stream"), **options)
     except KeyboardInterrupt:
         interrupted(f"{id_} continues; `mizzen logs -f {id_}` follows it again")
 

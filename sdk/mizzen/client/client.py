@@ -261,6 +261,7 @@ class Client(Data, FleetMethods, Services):
         task: int | None = None,
         attempt: int | None = None,
         since: datetime | None = None,
+        output: str | None = None,
         grep: str | None = None,
         tail: int | None = None,
         follow: bool = False,
@@ -277,6 +278,7 @@ class Client(Data, FleetMethods, Services):
             task: only the task with this index.
             attempt: the attempt; None: the newest. Not for an array.
             since: only lines that were uploaded after this time.
+            output: `stdout` or `stderr`, of jobs with `output: separate`; None: both.
             grep: only lines that match this regular expression, in Python's syntax.
             tail: only this number of last lines of each task; with `grep`, of its lines that match.
             follow: continue with new lines.
@@ -286,7 +288,8 @@ class Client(Data, FleetMethods, Services):
             re.error: `grep` is not a regular expression.
         """
         pattern = None if grep is None else re.compile(grep)
-        params = {"job": job, "task": task, "since": None if since is None else since.astimezone(UTC).isoformat()}
+        after = None if since is None else since.astimezone(UTC).isoformat()
+        params = {"job": job, "task": task, "since": after, "output": output}
         read = partial(self._patiently, workload_id)
         labels = labels_of(read(), job, task) if follow or pattern is not None else Labels(b"| ")
         path = path_of("workloads", workload_id, "logs")
