@@ -49,6 +49,8 @@ class TaskSpec(_Frozen):
     """Script that runs before the command, once on each machine (`agent.task_setup`), with the same user, in the same
     way."""
     env: dict[str, str] = Field(default_factory=dict)
+    output: Literal["merged", "separate"] = "merged"
+    """Whether stdout and stderr are one file, which keeps their order, or can be told apart."""
     image: str | None = None
     """Reference of a container image (`domain.images`) in which the tasks run; None: they use the machine's files."""
 

@@ -65,6 +65,7 @@ def _job(job: JobSpec) -> dict[str, Any]:
             "resources": _resources(job.resources),
             "setup": job.setup,
             "restart": None if job.restart == "gang" else job.restart,
+            "output": None if job.output == "merged" else job.output,
             "image": job.image,
             "image_pull_secret": job.image_pull_secret,
             "run": job.script if job.script is not None else list(job.argv),

@@ -66,7 +66,7 @@ class ReplicaWatch:
             await members.limit(name, _TRIAL_PERCENT if one.is_trial else 0)
 
     async def failures(self) -> None:
-        """FirstByteWaits until requests have failed, at least for a pause since the last call."""
+        """Waits until requests have failed, at least for a pause since the last call."""
         await asyncio.sleep(self._pause_s)
         began_s = time.monotonic()
         loop, failed = asyncio.get_running_loop(), asyncio.Event()

@@ -217,7 +217,7 @@ class ServiceBalancer:
             self.counts.read()
 
     async def _is_started(self, runtime: RuntimeSocket, process: HaproxyProcess, ended: "asyncio.Task[int]") -> bool:
-        """FirstByteWaits until HAProxy answers commands. Returns False if it has ended, or is killed because it does not."""
+        """Waits until HAProxy answers commands. Returns False if it has ended, or is killed because it does not."""
         deadline_s = time.monotonic() + _START_S
         while not ended.done():
             try:
