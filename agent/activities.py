@@ -156,7 +156,8 @@ class NodeActivities:
         folder = self._state.attempt(request.workload_id, request.attempt)
         with _detaching():
             began_s = next_beat_s = time.monotonic()
-            chunk, staged = ElementChunk(folder, request.elements), None
+            chunk = ElementChunk(folder, request.elements)
+            staged: StagedAttempt | None = None
             while not chunk.is_over():
                 staged = staged or await asyncio.to_thread(self._stager.load, folder)
                 if staged is not None and await asyncio.to_thread(chunk.hand_over, staged):
