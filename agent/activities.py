@@ -163,8 +163,9 @@ class NodeActivities:
         with _detaching():
             began_s = next_beat_s = time.monotonic()
             chunk = ElementChunk(folder, request.elements)
+            staged: StagedAttempt | None = None
             while not chunk.is_over():
-                staged = await asyncio.to_thread(self._stager.load, folder)
+                staged = staged or await asyncio.to_thread(self._stager.load, folder)
                 if staged is not None and await asyncio.to_thread(chunk.hand_over, staged):
                     if chunk.is_done():
                         break
@@ -175,7 +176,7 @@ class NodeActivities:
                     activity.heartbeat(ElementsRun(chunk.results()))
                     next_beat_s = time.monotonic() + self._pause_s(self._config.heartbeat_interval_s)
                 await asyncio.sleep(max(_SHORT_S, min(self._config.poll_interval_s, (time.monotonic() - began_s) / 20)))
-            if (staged := await asyncio.to_thread(self._stager.load, folder)) is not None:
+            if (staged := staged or await asyncio.to_thread(self._stager.load, folder)) is not None:
                 self._ship_elements(staged)
             return ElementsRun(chunk.results(), chunk.is_over())
 

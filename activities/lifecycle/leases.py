@@ -34,8 +34,10 @@ from infra.db.session import transaction
 
 FIRST, MOST = 4, 1000
 """The elements of a runner's first chunk, and the most of a chunk."""
-_CHUNK_S, _LEAST_S = 2.0, 0.25
-"""How long a chunk should take, and how long it should take at least, however few elements are left."""
+_CHUNK_S, _LONGEST_S, _LEAST_S = 2.0, 20.0, 0.25
+"""How long the elements of a chunk should take, at most, and at least, however few elements are left."""
+_WAYS = 3
+"""They take at least so many times as long as the rest of the chunk."""
 _GROWTH = 16
 _HEAD = text(
     "select held_by is not null as held, finished_at is not null as ended from workload where id = :id for update"
@@ -275,11 +277,14 @@ def _size(session: Session, lease: _Lease, request: LeaseRequest) -> int:
         return 0
     if _at_most_once(session, lease):
         return 1  # A lost machine then makes one element fail that may have been started, and no others.
-    if not (done := len(request.results)):
+    if not (times := [(one.began_s, one.ended_s) for one in request.results if one.began_s and one.ended_s]):
         return min(FIRST, -(-int(waiting) // int(array.runners)))
-    mean_s = max(request.took_s / done, 1e-4)
+    busy_s = max(max(ended for _, ended in times) - min(began for began, _ in times), 1e-4 * len(times))
+    # On a loaded computer, the way to the agent and back takes longer: a chunk lasts longer than that.
+    chunk_s = min(max(_CHUNK_S, _WAYS * (request.took_s - busy_s)), _LONGEST_S)
+    mean_s = busy_s / len(times)
     share = max(waiting / (2 * array.runners), _LEAST_S / mean_s)
-    wanted: float = min(share, _CHUNK_S / mean_s, _GROWTH * done, MOST)
+    wanted: float = min(share, chunk_s / mean_s, _GROWTH * len(times), MOST)
     return max(1, int(wanted))
 
 

@@ -50,7 +50,7 @@ class LeaseRequest:
     attempt: int
     results: list[ElementResult] = field(default_factory=list)
     took_s: float = 0.0
-    """How long the last chunk took."""
+    """How long the last chunk took, with the way to the agent and back."""
     ends: bool = False
     """Whether nothing is to be leased."""
 

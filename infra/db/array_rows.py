@@ -155,8 +155,10 @@ def kept_out(session: Session, arrays: Collection[str]) -> dict[str, KeptOut]:
     if not arrays:
         return {}
     return {
-        id_: KeptOut(*own, window["free"], not window["positions"], frozenset(window["throttled"]))
-        for id_, *own, window in session.execute(_WINDOWS, {"ids": list(arrays)})
+        id_: KeptOut(
+            has_runners, placed, throttle, window["free"], not window["positions"], frozenset(window["throttled"])
+        )
+        for id_, has_runners, placed, throttle, window in session.execute(_WINDOWS, {"ids": list(arrays)})
     }
 
 
