@@ -84,7 +84,7 @@ class HaproxyProcess:
         return self._process.pid
 
     async def wait(self) -> int:
-        """FirstByteWaits for the end and returns the exit code, or the negative number of the signal."""
+        """Waits for the end and returns the exit code, or the negative number of the signal."""
         code = await self._process.wait()
         await self._reader
         return code
