@@ -99,6 +99,9 @@ class ServiceSpec(TaskSpec):
     None: relative to the other replicas."""
     max_queue: int = 1000
     """The most requests that wait in the balancer; further ones get the status 503."""
+    hold_s: float = 300.0
+    """The longest time for which a request waits in the balancer while no replica is ready; then it gets the status
+    503. 0: it gets this status at once."""
     max_surge: int = 1
     """The most replicas that a rolling update adds at a time."""
     max_unavailable: int = 0
@@ -124,6 +127,7 @@ _NOT_IN_REPLICAS: Any = {
     "request_timeout_s": True,
     "first_byte_s": True,
     "max_queue": True,
+    "hold_s": True,
     "max_surge": True,
     "max_unavailable": True,
     "notify": True,

@@ -77,6 +77,7 @@ def decide(
     losses: Sequence[Loss],
     requests: int | None,
     now_s: float,
+    waiting: int = 0,
 ) -> ServiceDecision:
     """Returns the actions for the replicas of a service.
 
@@ -87,6 +88,7 @@ def decide(
         losses: the replicas that have ended since the decision before without a request to end them.
         requests: the number of requests that arrived since the decision before; None: unknown, because no balancer
             reports. Then the target only obeys its limits.
+        waiting: the number of requests that wait in balancers because no replica is ready.
         now_s: seconds since the epoch, not before those of the decision before.
     """
     if plan.stopping:
@@ -100,10 +102,10 @@ def decide(
     if 0 < state.good_version < plan.version and due_s <= now_s:
         state = replace(state, failed_version=plan.version)
     scaler = plan.autoscaler
-    if requests is None:
+    if requests is None and not waiting:
         state = replace(state, scaling=scaler.limited(state.scaling))
     else:
-        state = replace(state, scaling=scaler.decide(state.scaling, now_s, requests))
+        state = replace(state, scaling=scaler.decide(state.scaling, now_s, requests or 0, waiting))
     step = _Step(plan, state, {one.number: one for one in replicas}, now_s)
     if now_s < due_s < math.inf:
         step.wakes_s.append(due_s)

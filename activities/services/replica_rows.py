@@ -217,6 +217,13 @@ def ejected_replicas(session: Session, service: str) -> dict[int, tuple[datetime
     return {replica: max(own) for replica, own in found.items()}
 
 
+def waiting_requests(session: Session, service: str) -> int:
+    """Returns the number of requests that wait in balancers because no replica is ready."""
+    valid = BalancerReport.reported_at > func.now() - timedelta(seconds=REPORT_VALID_S)
+    own = select(func.coalesce(func.sum(BalancerReport.waiting), 0)).where(BalancerReport.service == service, valid)
+    return int(session.scalar(own) or 0)
+
+
 def take_requests(session: Session, row: ServiceRow, silent_s: float, now_s: float) -> int | None:
     """Returns the number of requests since the decision before, of the last minute at most, and marks them as taken.
 

@@ -18,6 +18,7 @@ from activities.services.replica_rows import (
     held_zones,
     read_replicas,
     take_requests,
+    waiting_requests,
 )
 from activities.services.service_plan import NO_ZONES, is_scaled, on_demand_price, placer_of, plan_of
 from capacity.offers import Offer
@@ -108,7 +109,8 @@ class _Step:
         silent_s = self._settings.services.silent_s
         requests = take_requests(self._session, self._row, silent_s, self._now_s) if is_scaled(self._spec) else None
         state = self._state(plan)
-        decision = decide(plan, state, facts, losses, requests, self._now_s)
+        waiting = waiting_requests(self._session, self._row.id)
+        decision = decide(plan, state, facts, losses, requests, self._now_s, waiting)
         first_ready: list[str] = []
         for fact in facts:
             own = live[fact.number].row

@@ -248,6 +248,8 @@ SERVING = section("service", {
         " to another replica, or fails, and the replica gets no requests for a while. Omitted: relative to the others",
         "first_byte_s"),
     "max_queue": Field(integer(0, 100_000), "Requests that wait in the balancer", default=_DEFAULTS["max_queue"]),
+    "hold_seconds": Field(duration(0, _DAY_S), "Longest time for which a request waits while no replica is ready",
+                          "hold_s", default=_DEFAULTS["hold_s"]),
     "max_surge": Field(integer(0, MAX_REPLICAS), "Replicas that a rolling update adds at a time",
                        default=_DEFAULTS["max_surge"]),
     "max_unavailable": Field(

@@ -17,7 +17,7 @@ from api.routing import Router
 from api.services.service_queries import find_service
 from api.state import StateOf
 from infra.db import outbox
-from infra.db.services import BalancerReport, ServiceRequests
+from infra.db.services import BalancerReport, ServiceRequests, ServiceRow
 
 router = Router(prefix="/v1/services", tags=["services"])
 _MOST_SECONDS = 3600
@@ -51,6 +51,7 @@ class BalancedReplica(Body):
 class NowBody(Body):
     """What a balancer does now."""
 
+    waiting: _Count = Field(0, description="Requests that wait because no replica is ready")
     replicas: Annotated[list[BalancedReplica], Field(max_length=1000)] = Field(default_factory=list)
 
 
@@ -60,7 +61,7 @@ class RequestsBody(Body):
     balancer: Annotated[str, StringConstraints(min_length=1, max_length=100)] = Field(
         description="A name of the balancer that is unique and does not change"
     )
-    seconds: Annotated[list[SecondBody], Field(min_length=1, max_length=_MOST_SECONDS)]
+    seconds: Annotated[list[SecondBody], Field(max_length=_MOST_SECONDS)]
     now: NowBody | None = Field(None, description="null: the balancer does not say")
 
 
@@ -82,24 +83,29 @@ def report_requests(id: str, body: RequestsBody, state: StateOf, caller: Balance
     with state.transaction() as session:
         row = find_service(session, caller, id)
         rows = [{"service": row.id, "balancer": body.balancer, **one.model_dump()} for one in body.seconds]
-        session.execute(insert(ServiceRequests).values(rows).on_conflict_do_nothing())
+        if rows:
+            session.execute(insert(ServiceRequests).values(rows).on_conflict_do_nothing())
         if body.now is not None:
-            _store_now(session, row.id, body.balancer, body.now)
+            _store_now(session, row, body.balancer, body.now)
 
 
-def _store_now(session: Session, service: str, balancer: str, now: NowBody) -> None:
-    """Stores what a balancer does now. If it ejects other replicas than before, the service decides at once."""
-    key = (service, balancer)
-    before = session.get(BalancerReport, key)
+def _store_now(session: Session, row: ServiceRow, balancer: str, now: NowBody) -> None:
+    """Stores what a balancer does now.
+
+    If it ejects other replicas than before, or if requests wait for a service that has no replicas, the service decides
+    at once.
+    """
+    service = row.id
+    before = session.get(BalancerReport, (service, balancer))
     told = [] if before is None else before.replicas
     replicas = [one.model_dump() for one in now.replicas]
-    values = {"replicas": replicas, "reported_at": func.now()}
+    values = {"waiting": now.waiting, "replicas": replicas, "reported_at": func.now()}
     session.execute(
         insert(BalancerReport)
         .values(service=service, balancer=balancer, **values)
         .on_conflict_do_update(index_elements=["service", "balancer"], set_=values)
     )
-    if _ejected(told) != _ejected(replicas):
+    if _ejected(told) != _ejected(replicas) or (now.waiting and not row.target):
         outbox.service(session, service)
 
 

@@ -173,6 +173,8 @@ def _state(row: ServiceRow, ready: int) -> str:
         return "ended"
     if row.stopping_at is not None:
         return "stopping"
+    if row.state is not None and not ready and not row.target:
+        return "scaled_to_zero"
     if row.state is not None and ready >= row.target:
         return "ready"
     return "degraded" if ready else "starting"
@@ -309,6 +311,7 @@ def endpoint_list(session: Session, row: ServiceRow) -> EndpointList:
         request_timeout_s=spec.request_timeout_s,
         first_byte_s=spec.first_byte_s,
         max_queue=spec.max_queue,
+        hold_s=spec.hold_s,
         drain_s=spec.serving.drain_s,
         probe_path=spec.serving.probe.path,
         probe_is_get=spec.serving.probe.body is None,

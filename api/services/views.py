@@ -58,8 +58,9 @@ class ServiceView(View):
     tenant: str
     name: str
     version: int
-    state: Literal["starting", "ready", "degraded", "stopping", "ended"] = Field(
-        description="`ready`: at least `target` replicas are ready; `degraded`: at least one is"
+    state: Literal["starting", "ready", "degraded", "scaled_to_zero", "stopping", "ended"] = Field(
+        description="`ready`: at least `target` replicas are ready; `degraded`: at least one is; `scaled_to_zero`:"
+        " there is none, and the first request starts one"
     )
     target: int = Field(description="Number of replicas that should be ready now")
     ready: dict[str, int] = Field(
@@ -68,7 +69,7 @@ class ServiceView(View):
     live: int = Field(description="Number of replicas that were launched and have not ended")
     versions: dict[str, int] = Field(description="Ready replicas by version")
     availability: float | None = Field(
-        description="Fraction of the time since its creation with at least `target` ready replicas"
+        description="Fraction of the time with a target above 0 in which at least `target` replicas were ready"
     )
     usd: float = Field(description="Cost of its own machines so far, in US dollars")
     usd_on_demand: float | None = Field(
@@ -134,6 +135,7 @@ class EndpointList(View):
         description="Longest time to the first byte of an answer; null: relative to the other replicas"
     )
     max_queue: int
+    hold_s: float = Field(description="Longest time for which a request waits while no replica is ready")
     drain_s: float
     probe_path: str
     probe_is_get: bool = Field(description="Whether a GET of `probe_path` says that the replica is ready")

@@ -182,6 +182,8 @@ class BalancerReport(Base):
     service: Mapped[str] = mapped_column(ForeignKey("service.id", ondelete="CASCADE"), primary_key=True)
     balancer: Mapped[str] = mapped_column(primary_key=True)
     reported_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    waiting: Mapped[int] = mapped_column(server_default="0")
+    """The number of requests that wait because no replica is up."""
     replicas: Mapped[list[Any]] = mapped_column(JSONB, server_default=text("'[]'"))
     """For each replica an object with its number (`replica`), its requests in progress (`ongoing`), and, if the
     balancer ejects it, since how many seconds at `reported_at` (`ejected_s`) and `why`."""

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxies.balance.configuration import PLUG
 from proxies.balance.outliers import ServerCounts
 
 READ_S = 0.25
@@ -166,7 +167,7 @@ def server_counts(rows: Rows) -> dict[str, ServerCounts]:
     found: dict[str, ServerCounts] = {}
     for row in rows:
         name = row["svname"]
-        if name in ("FRONTEND", "BACKEND"):
+        if name in ("FRONTEND", "BACKEND", PLUG):
             continue
         counts = ServerCounts(
             answered=_sum(row, ("hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_other")),
@@ -176,6 +177,11 @@ def server_counts(rows: Rows) -> dict[str, ServerCounts]:
         )
         found[name] = found[name] + counts if name in found else counts
     return found
+
+
+def held_requests(rows: Rows) -> int:
+    """Returns the number of requests that wait because no replica is up."""
+    return sum(int(row["qcur"]) for row in rows if (row["pxname"], row["svname"]) == ("hold", "BACKEND"))
 
 
 def _sum(row: dict[str, str], columns: Iterable[str]) -> int:
@@ -198,8 +204,9 @@ class Counters:
         If a replica dies during a request on a connection that had served one before, and the request cannot be
         repeated, HAProxy closes the client's connection without an answer, and writes no log line.
         """
-        frontend = next(row for row in rows if row["svname"] == "FRONTEND")
-        self.running = sum(int(row["scur"]) for row in rows if row["svname"] == "BACKEND")
+        frontend = next(row for row in rows if (row["pxname"], row["svname"]) == ("service", "FRONTEND"))
+        plugged = sum(int(row["scur"]) for row in rows if row["svname"] == PLUG)
+        self.running = sum(int(row["scur"]) for row in rows if row["svname"] == "BACKEND") - plugged
         ended = _sum(frontend, ("hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx", "hrsp_other"))
         # The counters change while several threads are read. Only a value that stays for two readings counts.
         missing = int(frontend["req_tot"]) - ended - self.running

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from proxies.balance.counts import STATISTICS, Rows, read_rows, server_counts
+from proxies.balance.counts import STATISTICS, Rows, held_requests, read_rows, server_counts
 from proxies.balance.first_bytes import SESSIONS, FirstByteWaits
 from proxies.balance.outliers import Ejection, OutlierChange, Outliers, ServerCounts
 from proxies.balance.runtime import Members, RuntimeSocket
@@ -32,6 +32,8 @@ class ReplicaWatch:
         self._outliers = Outliers()
         self._waits = FirstByteWaits()
         self._servers: dict[str, ServerCounts] = {}
+        self.waiting = 0
+        """The number of requests that waited for a first replica at the last look."""
 
     @property
     def ejections(self) -> dict[str, Ejection]:
@@ -52,7 +54,7 @@ class ReplicaWatch:
                 "ejected_s": before["ejected_s"] if one is None else now_s - one.since_s,
                 "why": before["why"] if one is None else one.why,
             }
-        return {"replicas": list(found.values())}
+        return {"waiting": self.waiting, "replicas": list(found.values())}
 
     async def started(self, members: Members) -> None:
         """Ejects the replicas again after HAProxy was restarted.
@@ -90,7 +92,7 @@ class ReplicaWatch:
             RuntimeSocketError: HAProxy refused a command, or did not answer.
         """
         rows = read_rows(await runtime.ask(STATISTICS))
-        self._servers = server_counts(rows)
+        self._servers, self.waiting = server_counts(rows), held_requests(rows)
         now_s = time.monotonic()
         limit_s = service.first_byte_s
         if thorough:

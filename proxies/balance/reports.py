@@ -83,9 +83,13 @@ class Reports:
         if not second.is_empty or second.second % _ALIVE_S == 0:
             self._pending.append(second)
 
-    async def send(self) -> None:
-        """Sends the pending counts. After an error they stay for the next call."""
-        while self._pending:
+    async def send(self, *, urgent: bool = False) -> None:
+        """Sends the pending counts. After an error they stay for the next call.
+
+        If it is `urgent`, what the balancer does now is also sent without counts.
+        """
+        while self._pending or urgent:
+            urgent = False
             batch = list(self._pending)[:_SENT]
             try:
                 refusal = await self._api.report(self._service, self._balancer, batch, self._now())

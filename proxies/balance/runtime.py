@@ -70,13 +70,7 @@ class RuntimeSocket:
             self._streams = None
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        # The path of a socket has at most 107 bytes, so the folder is named by a descriptor.
-        folder = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
-        try:
-            path = f"/proc/self/fd/{folder}/{self._name}"
-            reader, writer = await asyncio.open_unix_connection(path, limit=_LIMIT_BYTES)
-        finally:
-            os.close(folder)
+        reader, writer = await open_socket(self._folder, self._name)
         # Setting variables is an experimental command.
         writer.write(b"prompt\n")
         await reader.readuntil(_PROMPT)
@@ -84,6 +78,20 @@ class RuntimeSocket:
         await reader.readuntil(_PROMPT)
         self._streams = reader, writer
         return self._streams
+
+
+async def open_socket(folder: Path, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects to a Unix socket in a folder.
+
+    Raises:
+        OSError: no process listens on it.
+    """
+    # The path of a socket has at most 107 bytes, so the folder is named by a descriptor.
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        return await asyncio.open_unix_connection(f"/proc/self/fd/{descriptor}/{name}", limit=_LIMIT_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass

@@ -19,6 +19,7 @@ from infra.files import write_private
 from proxies.balance.api_client import Api
 from proxies.balance.configuration import (
     SOCKET,
+    SOCKETS,
     Descriptors,
     ProxyLimits,
     Seat,
@@ -28,6 +29,7 @@ from proxies.balance.configuration import (
 )
 from proxies.balance.counts import READ_S, Counters, RequestCounter, Rows
 from proxies.balance.files import AccessFiles
+from proxies.balance.plug import Plug
 from proxies.balance.process import CONFIGURATION, HaproxyProcess
 from proxies.balance.replica_watch import ReplicaWatch
 from proxies.balance.reports import Reports, Seconds
@@ -69,6 +71,11 @@ class _Running:
     socket: RuntimeSocket
     members: Members
     counters: Counters
+    plug: Plug
+    hold_s: float
+    """The value with which HAProxy was started: it cannot be changed while HAProxy runs."""
+    is_replaced: bool = False
+    """Whether it was stopped, without requests in progress, to start another one."""
     is_finished: bool = False
     """Whether it was stopped and its last request has ended."""
 
@@ -93,7 +100,7 @@ class ServiceBalancer:
         self.restarts = 0
         """The number of times that HAProxy ended by itself."""
         stored = self._stored()
-        self.service = stored or Service(name, "round_robin", False, 60.0, None, 0, 0.0, 0, ())
+        self.service = stored or Service(name, "round_robin", False, 60.0, None, 0, 0.0, 0.0, 0, ())
         self._has_list = asyncio.Event()
         """Set once there is a list, or the first attempt to fetch one has failed."""
         if stored is not None:
@@ -166,11 +173,13 @@ class ServiceBalancer:
         while not self._stopping:
             started_s = time.monotonic()
             try:
-                code: int | str = await self._run_once()
+                code: int | str | None = await self._run_once()
             except OSError as error:
                 code = str(error)
             if self._stopping:
                 return
+            if code is None:
+                continue
             self.restarts += 1
             if time.monotonic() - started_s >= _STABLE_S:
                 pause_s = 0.0
@@ -178,8 +187,8 @@ class ServiceBalancer:
             await asyncio.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, pause_s * 2))
 
-    async def _run_once(self) -> int:
-        """Starts HAProxy with the current list, and waits for its end."""
+    async def _run_once(self) -> int | None:
+        """Starts HAProxy with the current list, and waits for its end. Returns its exit code; None: it is replaced."""
         async with self._lock:
             # The list can be replaced while HAProxy starts. Then the change is applied afterwards.
             service, there = self._effective(), await self._seats()
@@ -190,29 +199,33 @@ class ServiceBalancer:
             text = render(service, there, settings.limits, access, descriptors, zones=zones)
             self._files.write()
             write_private(self._folder / CONFIGURATION, text)
-            (self._folder / SOCKET).unlink(missing_ok=True)
+            for name in SOCKETS:
+                (self._folder / name).unlink(missing_ok=True)
             inherited = (descriptors.listener, descriptors.log, descriptors.errors)
             process = await HaproxyProcess.start(self.name, settings.program, self._folder, inherited)
-            runtime = RuntimeSocket(self._folder, SOCKET)
+            runtime, plug = RuntimeSocket(self._folder, SOCKET), Plug(self._folder)
             ended = asyncio.create_task(process.wait())
             try:
                 if await self._is_started(runtime, process, ended):
                     members = Members(runtime, settings.limits, service, there)
                     with contextlib.suppress(RuntimeSocketError):  # Outliers are then found again.
                         await self.watch.started(members)
-                    self._running = _Running(process, runtime, members, Counters())
+                    self._running = _Running(process, runtime, members, Counters(), plug, service.hold_s)
+                    await plug.fill(runtime)
                 if self._stopping:
                     process.stop()
             except BaseException:
                 process.kill()
                 raise
         try:
-            return await ended
+            code = await ended
+            return None if self._running is not None and self._running.is_replaced else code
         except asyncio.CancelledError:
             process.kill()
             raise
         finally:
             self._running = None
+            plug.close()
             runtime.close()
             self.counts.read()
 
@@ -305,9 +318,17 @@ class ServiceBalancer:
     # -------------------------------------------------------------------------------------------------------- counts
 
     async def _read(self) -> None:
+        """Reads counts. While no replica is ready, it also reports the first request that waits, without delay."""
+        was_waiting = False
         while True:
             await asyncio.sleep(READ_S)
             self.counts.read()
+            if not any(one.state == "ready" for one in self.service.endpoints):
+                await self._look(thorough=False)
+            is_waiting = self.watch.waiting > 0
+            if is_waiting and not was_waiting:
+                await self.reports.send(urgent=True)
+            was_waiting = is_waiting
 
     async def _tick(self) -> None:
         """Closes a second of counts at each turn of the second, and removes drained servers."""
@@ -320,7 +341,7 @@ class ServiceBalancer:
             if second is not None:
                 self.reports.add(self.counts.close(second))
             if sending is None or sending.done():
-                sending = asyncio.create_task(self.reports.send())
+                sending = asyncio.create_task(self.reports.send(urgent=self.watch.waiting > 0))
             await self._tidy()
 
     async def _watch(self) -> None:
@@ -349,11 +370,19 @@ class ServiceBalancer:
         if self._stopping and not running.counters.running:
             # HAProxy ends only when the connection to its runtime socket is closed too.
             running.is_finished = True
+            running.plug.close()
             running.socket.close()
 
     async def _tidy(self) -> None:
         """Removes drained servers, and repeats changes that HAProxy did not accept."""
+        running = self._running
         if self._stopping:
+            return
+        if running is not None and running.hold_s != self.service.hold_s and not running.counters.running:
+            running.is_replaced = True
+            running.plug.close()
+            running.process.stop()
+            running.socket.close()
             return
         if not self._is_applied:
             await self._apply()
@@ -362,6 +391,7 @@ class ServiceBalancer:
                 try:
                     await self._running.members.remove_drained()
                     await self._files.refresh(self._running.socket)
+                    await self._running.plug.fill(self._running.socket)
                 except RuntimeSocketError as error:
                     _log.warning("%s: %s", self.name, error)
 

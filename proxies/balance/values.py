@@ -57,6 +57,8 @@ class Service:
     other replicas."""
     max_queue: int
     """The most requests that wait while all replicas are busy."""
+    hold_s: float
+    """The longest time for which a request waits while no replica is ready; 0: it is refused at once."""
     drain_s: float
     """The time for which a removed replica may finish its requests."""
     version: int
@@ -80,6 +82,7 @@ def parse_service(name: str, body: Any) -> Service:
         request_timeout_s=fields.number("request_timeout_s", 0.001, _LONGEST_S),
         first_byte_s=fields.optional_number("first_byte_s", 0.001, _LONGEST_S),
         max_queue=int(fields.number("max_queue", 0, 1_000_000)),
+        hold_s=fields.number("hold_s", 0, _LONGEST_S),
         drain_s=fields.number("drain_s", 0, _LONGEST_S),
         version=int(fields.number("version", 0, 2**63)),
         endpoints=tuple(

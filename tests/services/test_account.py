@@ -23,6 +23,12 @@ def test_availability_and_cost() -> None:
     assert Account(**json.loads(json.dumps(asdict(account)))) == account
 
 
+def test_the_time_at_zero_counts_as_neither() -> None:
+    """A service that is scaled to zero is not available, and nothing is missing."""
+    account = Account(0.0).advanced(10.0, 0, 1, None).advanced(20.0, 1, 1, None).advanced(30.0, 0, 0, None)
+    assert account.advanced(9000.0, 0, 0, None).availability == 10 / 20
+
+
 def test_a_clock_that_goes_back_adds_nothing() -> None:
     """The clock of another worker may be behind."""
     account = Account(100.0).advanced(200.0, 1, 1, None)

@@ -300,3 +300,21 @@ async def test_a_replica_that_balancers_eject_is_replaced(live: Live) -> None:
         assert event is not None and (event.detail["replica"], event.detail["why"]) == (
             sick, "the last 3 requests failed",
         )  # fmt: skip
+
+
+async def test_one_waiting_request_wakes_a_service_from_zero(live: Live) -> None:
+    """Although `upscale_delay_s` is long, and no second was counted."""
+    await live.shared_machine()
+    live.up(
+        service(
+            placer=None, num_overprovision=0, min_replicas=0, max_replicas=2, target_qps_per_replica=1.0,
+            upscale_delay_s=300.0,
+        )
+    )  # fmt: skip
+    await until(lambda: live.row().state is not None, "a decision")
+    assert live.row().target == 0 and live.replicas() == []
+    with live.world.session() as session:
+        session.add(BalancerReport(service=live.service, balancer="b1", waiting=1))
+        outbox.service(session, live.service)
+    await live.ready(1)
+    assert live.row().target == 1

@@ -60,7 +60,7 @@ def _seconds(value: float | None) -> str:
 _SERVICE_COLUMNS = (
     Column("NAME", lambda s: s["name"]),
     Column("TENANT", lambda s: s["tenant"], drop=3),
-    Column("STATE", lambda s: s["state"]),
+    Column("STATE", lambda s: s["state"].replace("_", " ")),
     Column("READY", _ready, right=True),
     Column("VERSION", lambda s: s["version"], drop=6, right=True),
     Column("AVAILABLE", lambda s: _percent(s["availability"]), drop=2, right=True),
@@ -289,6 +289,8 @@ def _until(session: Session, id_: str, state: str) -> Any:
                 say(line)
                 told = line
             is_new = set(now["versions"]) == {str(now["version"])} or now["target"] == 0
+            if state == "ready" and now["state"] == "scaled_to_zero":
+                return now
             if now["state"] == state and (state != "ready" or is_new):
                 return now
             if state == "ready" and (
@@ -317,7 +319,7 @@ def _page(service: Mapping[str, Any]) -> str:
     versions, available = service["versions"], _percent(service["availability"]) or "?"
     rows = [
         ("service", f"{service['name']} of {service['tenant']} ({service['id']})"),
-        ("state", f"{service['state']}, {_ready(service)} replicas ready: {_where(service)}"),
+        ("state", f"{service['state'].replace('_', ' ')}, {_ready(service)} replicas ready: {_where(service)}"),
         ("version", f"{service['version']}" + (f"; ready: {formats.pairs(versions)}" if len(versions) > 1 else "")),
         ("policy", f"{service['policy']}" + (f", zones {', '.join(service['zones'])}" if service["zones"] else "")),
         ("availability", ", ".join((available, formats.plural(service["preemptions"], "preemption")))),

@@ -1115,8 +1115,9 @@ class Service(TypedDict):
     tenant: str
     name: str
     version: int
-    state: Literal["starting", "ready", "degraded", "stopping", "ended"]
-    """`ready`: at least `target` replicas are ready; `degraded`: at least one is."""
+    state: Literal["starting", "ready", "degraded", "scaled_to_zero", "stopping", "ended"]
+    """`ready`: at least `target` replicas are ready; `degraded`: at least one is; `scaled_to_zero`: there is none, and
+    the first request starts one."""
     target: int
     """Number of replicas that should be ready now."""
     ready: dict[str, int]
@@ -1126,7 +1127,7 @@ class Service(TypedDict):
     versions: dict[str, int]
     """Ready replicas by version."""
     availability: float | None
-    """Fraction of the time since its creation with at least `target` ready replicas."""
+    """Fraction of the time with a target above 0 in which at least `target` replicas were ready."""
     usd: float
     """Cost of its own machines so far, in US dollars."""
     usd_on_demand: float | None
@@ -1195,6 +1196,8 @@ class EndpointList(TypedDict):
     first_byte_s: float | None
     """Longest time to the first byte of an answer; None: relative to the other replicas."""
     max_queue: int
+    hold_s: float
+    """Longest time for which a request waits while no replica is ready."""
     drain_s: float
     probe_path: str
     probe_is_get: bool
