@@ -116,11 +116,11 @@ class ServiceSpec(TaskSpec):
 
     def has_replicas_of(self, other: "ServiceSpec") -> bool:
         """Returns whether replicas of `other` are also what this specification asks for, so that they continue."""
-        mine, theirs = (one.model_dump(exclude=_NOT_IN_REPLICAS) for one in (self, other))
+        mine, theirs = (one.model_dump(exclude=NOT_IN_REPLICAS) for one in (self, other))
         return mine == theirs
 
 
-_NOT_IN_REPLICAS: Any = {
+NOT_IN_REPLICAS: Any = {
     "policy": True,
     "balancing": True,
     "retry_non_idempotent": True,

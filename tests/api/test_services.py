@@ -9,6 +9,8 @@ from sqlalchemy import func, select
 
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
+from domain.service import NOT_IN_REPLICAS, ServiceSpec
+from domain.spec import TaskSpec
 from infra.db.logs import Audit, Outbox
 from infra.db.services import BalancerReport, ServiceReplica, ServiceRequests, ServiceRow, ServiceVersion
 from tests.api.calls import act, get
@@ -89,6 +91,12 @@ async def test_an_update_replaces_only_what_it_changes(world: ApiWorld) -> None:
     assert await versions({"service": {**service, "readiness_probe": "/other"}}) == [6, 1, 1, 5]
     assert await versions({"env": {"A": "1"}}) == [6, 1, 1, 5]
     assert await versions({"run": "serve --fast"}) == [6, 1, 1, 9]
+
+
+def test_each_field_of_a_service_is_one_of_its_replicas_or_changes_in_place() -> None:
+    """A new field must be one or the other."""
+    known = {"name", "tenant", "labels", "level", "machines", "options", "secrets", "files", "workdir", "serving"}
+    assert set(ServiceSpec.model_fields) - set(TaskSpec.model_fields) - known == set(NOT_IN_REPLICAS) - known
 
 
 @pytest.mark.parametrize(
