@@ -1,7 +1,7 @@
 """Expected starts: the schedule of one future, remaining run times, and intervals that past errors correct."""
 
 import json
-from math import exp, inf
+from math import exp
 from random import Random
 
 import numpy as np
@@ -20,24 +20,22 @@ from . import PROPERTY
 
 POOLS = 3
 masks = st.frozensets(st.integers(0, POOLS - 1), min_size=1)
-workloads = st.builds(ScheduledWorkload, masks, st.integers(1, 4), st.integers(1, 9).map(float), st.just(-1.0))
+workloads = st.builds(ScheduledWorkload, masks, st.integers(1, 4), st.integers(1, 9).map(float), st.booleans())
 ends = st.tuples(st.integers(1, 20).map(float), st.integers(0, POOLS - 1), st.integers(1, 4))
 
 
-def _schedule(
-    queue: list[ScheduledWorkload], free: list[int], running: list[tuple[float, int, int]], reserve_after_s: float
-) -> list[float]:
-    kinds: dict[tuple[int, int], int] = {}
-    keys = [(sum(1 << pool for pool in w.pools), w.needs) for w in queue]
+def _schedule(queue: list[ScheduledWorkload], free: list[int], running: list[tuple[float, int, int]]) -> list[float]:
+    kinds: dict[tuple[int, int, bool], int] = {}
+    keys = [(sum(1 << pool for pool in w.pools), w.needs, w.reserves) for w in queue]
     classes = np.array([kinds.setdefault(key, len(kinds)) for key in keys], np.int32)
-    allowed, needs = np.array(list(kinds), np.int64).T.copy()
+    allowed, needs, reserves = np.array(list(kinds), np.int64).T.copy()
     ends_s, pools, holds = (
         np.array([r[k] for r in running], kind) for k, kind in enumerate((float, np.int32, np.int64))
     )
-    runs_s, arrives_s = np.array([(w.runs_s, w.arrives_s) for w in queue]).T.copy()
+    runs_s = np.array([w.runs_s for w in queue])
     starts: list[float] = list_schedule(
         np.array(free, np.int64), RunningColumns(ends_s, pools, holds),
-        WaitingColumns(classes, allowed, needs, runs_s, arrives_s), len(queue), reserve_after_s, 1e9,
+        WaitingColumns(classes, allowed, needs, reserves > 0, runs_s), 1e9,
     ).tolist()  # fmt: skip
     return starts
 
@@ -47,13 +45,12 @@ def _schedule(
     st.lists(workloads, min_size=1, max_size=12),
     st.lists(st.integers(0, 3), min_size=POOLS, max_size=POOLS),
     st.lists(ends, max_size=8),
-    st.sampled_from([3.0, inf]),
 )
 def test_schedule_equals_the_reference(
-    queue: list[ScheduledWorkload], free: list[int], running: list[tuple[float, int, int]], reserve_after_s: float
+    queue: list[ScheduledWorkload], free: list[int], running: list[tuple[float, int, int]]
 ) -> None:
     """Each workload starts when the plain schedule starts it, with reservations and without."""
-    assert _schedule(queue, free, running, reserve_after_s) == starts_of(queue, free, running, reserve_after_s, 1e9)
+    assert _schedule(queue, free, running) == starts_of(queue, free, running, 1e9)
 
 
 def test_remaining_run_times_are_those_above_the_age() -> None:
@@ -106,8 +103,8 @@ def test_forecast_waits_for_running_work() -> None:
     for _ in range(100):
         forecaster.ended(("t/1", "1"), 3600.0)
     held = [HeldAmount("running", ("t/1", "1"), 0, 1, 8200.0)]
-    waiting = [WaitingDemand(f"w{k}", ("t/1", "1"), 3, 1, 1, 0.0) for k in range(2)]
-    waiting.append(WaitingDemand("large", ("t/9", "9"), 3, 9, 1, 0.0))
+    waiting = [WaitingDemand(f"w{k}", ("t/1", "1"), 3, 3, 1, 1) for k in range(2)]
+    waiting.append(WaitingDemand("large", ("t/9", "9"), 3, 3, 9, 1))
     first, second, large = forecaster.forecast(10_000.0, waiting, held, [0]).tolist()
     assert first[0] <= 1800 <= first[1] and second[0] <= 5400 <= second[1]
     assert np.isnan(large).all(), "nine slots never become free"
