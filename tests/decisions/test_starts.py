@@ -97,6 +97,53 @@ def test_workloads_that_still_wait_widen_the_interval() -> None:
     assert calibration.interval((), 36_000.0)[1] > 300_000
 
 
+def test_a_group_is_drawn_towards_the_group_above_it() -> None:
+    """Of 400 starts on time, 200 are of one size, whose others start late: its interval ends between the two."""
+    calibration = Calibration()
+    for k in range(400):
+        calibration.learn((k % 2,), 36_000.0, 36_000.0)
+    calibration.set_open(())
+    before = calibration.interval((0,), 36_000.0)
+    for _ in range(200):
+        calibration.learn((0,), 36_000.0, 72_000.0)
+        calibration.learn((1,), 36_000.0, 144_000.0)
+    calibration.set_open(())
+    late, latest = calibration.interval((0,), 36_000.0)[1], calibration.interval((1,), 36_000.0)[1]
+    assert before == pytest.approx((36_000.0, 36_000.0), abs=300)
+    assert 75_000 < late < 140_000 and latest == pytest.approx(144_000, rel=0.02)
+
+
+def test_misses_widen_the_interval_and_hits_only_take_that_back() -> None:
+    """After ten misses above the interval its end is later; after many starts within it, as it was at first."""
+    calibration, random = Calibration(), Random(1)
+    for _ in range(1000):
+        calibration.learn((), 36_000.0, 36_000.0 * exp(random.gauss(0.0, 1.0)))
+    ends = []
+    for missed, times in ((False, 100), (True, 10), (False, 1000)):
+        for _ in range(times):
+            calibration.judge(1, missed)
+        calibration.set_open(())
+        ends.append(calibration.interval((), 36_000.0))
+    first, wider, again = ends
+    assert wider[0] == first[0] and wider[1] > 1.2 * first[1] and again == first
+
+
+@pytest.mark.parametrize(("rank", "reserves", "blocks"), [(3, True, True), (3, False, False), (8, True, False)])
+def test_only_a_within_quota_gang_reserves(rank: int, reserves: bool, blocks: bool) -> None:
+    """Of four slots, one is free and the others run for long: the gang of four at the head may keep the free one."""
+    forecaster = StartForecaster(reserves)
+    for _ in range(100):
+        forecaster.ended(("t/3", "3"), 360_000.0)
+        forecaster.ended(("t/1", "1"), 60.0)
+    held = [HeldAmount("running", ("t/3", "3"), 0, 3, 10_000.0)]
+    waiting = [
+        WaitingDemand("gang", ("t/4", "4"), rank, 3, 4, 1),
+        WaitingDemand("small", ("t/1", "1"), rank, 3, 1, 1),
+    ]
+    small = forecaster.forecast(10_000.0, waiting, held, [1])[1]
+    assert bool(small[0] > 3600.0) == blocks
+
+
 def test_forecast_waits_for_running_work() -> None:
     """Every run takes an hour, and one has run for half of it: the next in the queue is expected in half an hour."""
     forecaster = StartForecaster()
