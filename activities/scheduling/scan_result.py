@@ -101,8 +101,8 @@ class QueuedDemand:
     id: str
     tenant: str
     rank: int
+    level: int
     jobs: tuple[JobRequest, ...]
-    waits_from_s: float
 
 
 class ScannedQueue:
@@ -134,13 +134,15 @@ class ScannedQueue:
     def demands(self, most: int) -> list[QueuedDemand]:
         """Returns the first workloads in queue order, at most `most`."""
         queue, rank = self._scan.queue, self._scan.pending.rank
-        tenant, wants, at_s = queue.pending.columns["tenant"], queue.pending.columns["wants"], queue.pending.at_s
+        columns = queue.pending.columns
+        wants, requested = columns["wants"], columns["requested_level"]
         return [
             QueuedDemand(
-                queue.pending.name(row), queue.tenants[tenant[row]].name, int(rank[row]), queue.gangs[int(wants[row])],
-                float(at_s[row]),
+                queue.pending.name(row), tenant.name, int(rank[row]), max(tenant.level, int(requested[row])),
+                queue.gangs[int(wants[row])],
             )
             for row in self._scan.order[:most].tolist()
+            for tenant in [queue.tenants[columns["tenant"][row]]]
         ]  # fmt: skip
 
     def published(self, starts_s: npt.NDArray[np.float64] | None = None) -> published_queue.PublishedQueue:
