@@ -49,6 +49,8 @@ class ReplicaFacts:
     """Whether it runs at the service's own priority level, not at the lower one."""
     replaces: int | None = None
     """The replica of an older version that it succeeds during an update."""
+    is_granted: bool = True
+    """Whether its provider has launched its machines; False: a launch is not answered yet."""
 
 
 class LossKind(StrEnum):

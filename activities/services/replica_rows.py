@@ -36,6 +36,8 @@ class _Instance:
     leaves: bool
     """It is gone, lost or to end, or its platform reclaims it."""
     gone: bool
+    granted: bool
+    """The provider has launched it."""
     unused: bool
     """Its machine is cordoned, or has been ready for longer than a placement takes."""
 
@@ -110,6 +112,7 @@ class LiveReplica:
             was_leaving=row.leaving_at is not None,
             is_base=row.is_base,
             replaces=row.replaces,
+            is_granted=all(one.granted for one in self.instances),
         )
 
     def _stage(self, now_s: float) -> tuple[Stage, float]:
@@ -182,7 +185,7 @@ def _add_instances(session: Session, found: Mapping[str, LiveReplica], placement
         leaves = gone or row.ending is not None or row.lost_at is not None or notice is not None
         reason = row.ending or notice or row.reason or {}
         if row.workload is not None:
-            found[row.workload].instances.append(_Instance(row.id, reason, leaves, gone, bool(unused)))
+            found[row.workload].instances.append(_Instance(row.id, reason, leaves, gone, row.launched_at is not None, bool(unused)))
 
 
 def take_requests(session: Session, row: ServiceRow, silent_s: float, now_s: float) -> int | None:

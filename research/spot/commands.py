@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 
 from research.spot.request_options import RequestOptions
-from research.spot.spothedge_plus import OUTAGE_PRICE_S
 from server.commands import run_command
 from server.options import PATH, OutputOptions, finite, included, option, takes
+from services.spot.spothedge_plus import OUTAGE_PRICE_S
 
 _POSITIVE, _NOT_NEGATIVE = finite(above_zero=True), finite(above_zero=False)
 
