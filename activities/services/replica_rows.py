@@ -185,7 +185,9 @@ def _add_instances(session: Session, found: Mapping[str, LiveReplica], placement
         leaves = gone or row.ending is not None or row.lost_at is not None or notice is not None
         reason = row.ending or notice or row.reason or {}
         if row.workload is not None:
-            found[row.workload].instances.append(_Instance(row.id, reason, leaves, gone, row.launched_at is not None, bool(unused)))
+            found[row.workload].instances.append(
+                _Instance(row.id, reason, leaves, gone, row.launched_at is not None, bool(unused))
+            )
 
 
 def take_requests(session: Session, row: ServiceRow, silent_s: float, now_s: float) -> int | None:

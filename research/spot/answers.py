@@ -14,7 +14,8 @@ class AnswerSettings:
     """The same until the grant, also of on-demand replicas."""
     refused_share: float = 0.0
     """The probability that a zone refuses a launch although it has capacity."""
-    seed: int = 0
+    seed: str = ""
+    """The draws depend on it and on the number of the launch only."""
 
     def refuses(self, number: int) -> bool:
         """Returns whether launch `number` is refused although its zone has capacity."""

@@ -2,12 +2,12 @@
 
 The rules: capacity changes at the start of a tick. A zone with more replicas than capacity loses the newest ones,
 without notice. Then launches are answered and cold starts end that are due, and the policy decides. A launch in a zone
-with free capacity is granted, and otherwise refused. `AnswerSettings` say how long the answer takes; by default it comes
-at once, and the policy decides again at the same time, until it returns no action. The capacity of a launch that will be
-granted is taken from the launch on; if the capacity falls before the answer, the answer is a refusal. The policy also
-decides at each answer, at the end of each cold start, and when a zone that refused may be tried again. On-demand replicas
-can always be had. A replica is billed from its grant to its end, and is ready once its cold start is over. A window
-starts without replicas, so its first cold start counts as unavailable.
+with free capacity is granted, and otherwise refused. `AnswerSettings` say how long the answer takes. By default it
+comes at once, and the policy decides again at the same time, until it returns no action. A launch that will be granted
+holds its capacity from the start; if the capacity falls before the answer, the launch is refused. The policy also
+decides at each answer, at the end of each cold start, and when a zone that refused may be tried again. On-demand
+replicas can always be had. A replica is billed from its grant to its end, and is ready once its cold start is over. A
+window starts without replicas, so its first cold start counts as unavailable.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -73,6 +73,7 @@ class ReplicaSpan:
     """The time of one replica, in seconds since the start of its window."""
 
     number: int
+    """Numbers are assigned in the order of launches, also to those that are refused."""
     kind: CapacityKind
     zone: str | None
     """The zone; None for on-demand replicas."""

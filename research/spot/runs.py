@@ -211,6 +211,9 @@ SWEPT: dict[str, Callable[[PolicyCase, float], PolicyCase]] = {
     "overprovision": lambda base, value: replace(base, extra=int(value)),
     "outage-price-s": lambda base, value: replace(base, outage_price_s=value),
     "cold-start-s": lambda base, value: replace(base, settings=replace(base.settings, cold_start_s=value)),
+    "refused-after-s": lambda base, value: replace(
+        base, settings=replace(base.settings, answers=replace(base.settings.answers, refused_s=value))
+    ),
     "od-price-ratio": lambda base, value: replace(base, settings=replace(base.settings, od_price_ratio=value)),
 }
 """The fields of `--sweep`, and how a case takes a value."""

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from research.spot.policies import make_policy
@@ -88,7 +88,8 @@ def replay_one(
         on_demand_usd_per_h=price,
         outage_price_s=outage_price_s,
     )
-    return replay_spans(trace, make_policy(name, made), settings, windows.offset(trace, number), windows.ticks)
+    drawn = replace(settings, answers=replace(settings.answers, seed=f"{windows.seed} answers {number}"))
+    return replay_spans(trace, make_policy(name, made), drawn, windows.offset(trace, number), windows.ticks)
 
 
 def means(results: Sequence[WindowResult]) -> dict[str, Mean]:

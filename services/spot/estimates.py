@@ -87,9 +87,10 @@ class Estimates:
             records[zone] = replace(
                 record, up_s=0.0, seen_at_s=now_s, lost_at_s=now_s, down=not held[zone], losses=record.losses + 1
             )
+        asked = {one.zone for one in observation.replicas if one.is_spot}
         for event in observation.events:
             if event.kind is ZoneEventKind.REFUSED:
-                records[event.zone] = _refused(records.get(event.zone), now_s, held[event.zone] > 0)
+                records[event.zone] = self._refused(records.get(event.zone), now_s, event.zone in asked)
         pooled = self._pooled(knowledge, passed_h, lost, held)
         return _with_launches(replace(pooled, zones=records), observation)
 
@@ -170,6 +171,12 @@ class Estimates:
             granted=record.granted + granted,
         )
 
+    def _refused(self, record: ZoneRecord | None, now_s: float, asked: bool) -> ZoneRecord:
+        record = record or ZoneRecord(self.up_h(None, now_s) * 3600, now_s)
+        counted = replace(record, refused_at_s=now_s, refused=record.refused + 1)
+        # A zone that holds replicas is full, not down. If another launch is not answered yet, its answer will tell.
+        return counted if asked else replace(counted, up_s=0.0, seen_at_s=now_s, down=True)
+
     def _decayed(self, record: ZoneRecord, passed_h: float) -> ZoneRecord:
         if passed_h == 0:
             return record
@@ -199,13 +206,6 @@ class Estimates:
             joint_losses=knowledge.joint_losses * decay + joint,
             single_losses=knowledge.single_losses * decay + single,
         )
-
-
-def _refused(record: ZoneRecord | None, now_s: float, held: bool) -> ZoneRecord:
-    record = record or ZoneRecord(0.0, now_s)
-    counted = replace(record, refused_at_s=now_s, refused=record.refused + 1)
-    # A zone that holds replicas and refuses another one is full, not down.
-    return counted if held else replace(counted, up_s=0.0, seen_at_s=now_s, down=True)
 
 
 def _with_launches(knowledge: Knowledge, observation: Observation) -> Knowledge:

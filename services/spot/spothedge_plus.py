@@ -224,9 +224,9 @@ class SpotHedgePlus:
     ) -> list[Action]:
         """Returns the ends of replicas beyond the plan, except `kept`.
 
-        A spot replica that is not ready is ended at once, and a ready one if all the replicas of the plan that are
-        there are ready. An on-demand replica is ended if N_tar other replicas are ready, or will be soon enough.
-        Replicas beyond the limits of the policy are always ended.
+        A ready replica is ended if as many others as the plan has are ready: a launch of the plan may be refused. A
+        spot replica that is not ready is ended at once, and an on-demand replica that starts is ended if enough spot
+        replicas were granted since. Replicas beyond the limits of the policy are always ended.
         """
         here: dict[str | None, list[SpotReplica]] = {}
         for one in observation.replicas:
@@ -238,7 +238,7 @@ class SpotHedgePlus:
         beyond.sort(key=lambda one: (one.is_ready, one.is_spot, -one.number))
         target = observation.target
         ready = sum(one.is_ready for one in observation.replicas)
-        planned = max(target, min(sum(plan.values()), len(observation.replicas) - len(beyond)))
+        planned = max(target, sum(plan.values()))
         counts = Counter(one.is_spot for one in observation.replicas)
         limits = {True: self.most_spot(target), False: target}
         enough_s = _enough_s(known, max(0, target - plan.get(None, 0)), self._late(known))
@@ -246,9 +246,11 @@ class SpotHedgePlus:
         for one in beyond:
             over = counts[one.is_spot] > limits[one.is_spot]
             if one.is_ready:
-                needless = one.number not in kept and ready > (planned if one.is_spot else target)
+                needless = one.number not in kept and ready > planned
             else:
-                needless = one.number not in kept if one.is_spot else self._comes_late(known, one, enough_s, answered=answered)
+                needless = (
+                    one.number not in kept if one.is_spot else self._comes_late(known, one, enough_s, answered=answered)
+                )
             if over or needless:
                 ready -= one.is_ready
                 counts[one.is_spot] -= 1

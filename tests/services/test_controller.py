@@ -58,7 +58,7 @@ class _Recording:
 @st.composite
 def _answers(draw: st.DrawFn) -> AnswerSettings:
     mean_s = st.sampled_from([0.0, 1.0, 20.0])
-    return AnswerSettings(draw(mean_s), draw(mean_s), draw(st.sampled_from([0.0, 0.3])), draw(st.integers(0, 99)))
+    return AnswerSettings(draw(mean_s), draw(mean_s), draw(st.sampled_from([0.0, 0.3])), str(draw(st.integers(0, 99))))
 
 
 @pytest.mark.parametrize("name", POLICIES)

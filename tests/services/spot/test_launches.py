@@ -55,13 +55,17 @@ def _partial(hours: int = 4) -> SpotTrace:
 @pytest.mark.parametrize("refused_s", [0.0, 0.3, 10.0, 60.0])
 @pytest.mark.parametrize("retry_s", [10.0, 300.0])
 def test_a_partial_grant_is_kept(refused_s: float, retry_s: float) -> None:
-    """Granted machines are never ended, the service soon runs on spot only, and SpotHedge launches half as much."""
+    """Three zones of four have fewer machines than the target; together they have three.
+
+    Granted machines are kept, and the service costs little more than its spot machines alone (0.33), not as much as
+    its on-demand machines. SpotHedge launches at least half as much.
+    """
     answers = AnswerSettings(refused_s, granted_s=min(refused_s, 3.0))
     hedge, launched_by_hedge, _ = _replayed("spothedge", _partial(), answers, retry_s)
     plus, launched, ended_after_s = _replayed("spothedge+", _partial(), answers, retry_s)
-    assert ended_after_s == []
-    assert plus.availability >= hedge.availability
-    assert plus.cost < 0.4
+    assert min(ended_after_s, default=KEPT_S) >= KEPT_S
+    assert plus.availability >= hedge.availability - 0.001
+    assert plus.cost < 0.75 * hedge.cost
     for until_s in (150.0, _HOUR_S, 4 * _HOUR_S):
         assert sum(at_s < until_s for at_s in launched) <= 2 * sum(at_s < until_s for at_s in launched_by_hedge)
 
@@ -71,14 +75,15 @@ def test_refusals_without_end_are_no_storm(name: str) -> None:
     """If every zone refuses for ever, the pause of a zone doubles from `retry_s` to five minutes."""
     trace = SpotTrace(zones_of(4), 300.0, ((0,) * 48,) * 4)
     _, launched_s, _ = _replayed(name, trace, AnswerSettings(2.0, 2.0), retry_s=10.0)
-    assert sum(at_s < 150.0 for at_s in launched_s) <= 40
+    # Each zone is tried about five times within 150 s. SpotHedge tries a zone with up to four launches at a time.
+    assert sum(at_s < 150.0 for at_s in launched_s) <= 60
     assert sum(at_s > _HOUR_S for at_s in launched_s) <= 4 * 36 * (4 if name == "spothedge" else 1)
 
 
 @st.composite
 def _fleets(draw: st.DrawFn) -> SpotTrace:
     count = draw(st.integers(1, 4))
-    row = st.lists(st.integers(0, 4), min_size=8, max_size=24)
+    row = st.lists(st.integers(0, 4), min_size=4, max_size=16)
     rows = draw(st.lists(row, min_size=count, max_size=count))
     ticks = min(map(len, rows))
     return SpotTrace(zones_of(count), 300.0, tuple(tuple(row[:ticks]) for row in rows))
@@ -88,9 +93,16 @@ _MEAN_S = st.sampled_from([0.0, 2.0, 10.0, 60.0])
 
 
 @settings(max_examples=200)
-@given(_fleets(), _MEAN_S, _MEAN_S, st.sampled_from([0.0, 0.3]), st.sampled_from([10.0, 300.0]), st.integers(0, 99))
+@given(
+    _fleets(),
+    _MEAN_S,
+    _MEAN_S,
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([10.0, 300.0]),
+    st.integers(0, 99).map(str),
+)
 def test_no_granted_machine_is_ended_early(
-    trace: SpotTrace, refused_s: float, granted_s: float, share: float, retry_s: float, seed: int
+    trace: SpotTrace, refused_s: float, granted_s: float, share: float, retry_s: float, seed: str
 ) -> None:
     """`spothedge+` keeps each granted spot machine for ten minutes, however late and partly launches are answered."""
     answers = AnswerSettings(refused_s, granted_s, share, seed)
