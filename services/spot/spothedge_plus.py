@@ -17,7 +17,7 @@ OUTAGE_PRICE_S = 3840.0
 _FORBIDDEN = 1e6
 """The factor on the price of on-demand replicas that may not be launched."""
 _LATE = 3.0
-"""A launch that is not answered, and a replica that is not ready, after more cold starts than this is late."""
+"""A launch without an answer, and a replica that is not ready, is late after so many times the expected time."""
 KEPT_S = 600.0
 """A granted spot replica is kept for this long: zones that grant one are not taken for granted."""
 
@@ -83,7 +83,8 @@ class SpotHedgePlus:
 
     def _late(self, known: Knowledge) -> frozenset[int]:
         """Returns the launches without an answer, and the replicas that start, for too long."""
-        now_s, limit_s = known.now_s or 0.0, _LATE * self.estimates.cold_start_s(known)
+        now_s = known.now_s or 0.0
+        limit_s = _LATE * (self.estimates.answer_s(known) + self.estimates.cold_start_s(known))
 
         def is_late(one: LaunchRecord) -> bool:
             since_s = one.asked_at_s if one.granted_at_s is None else one.granted_at_s
