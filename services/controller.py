@@ -225,6 +225,8 @@ class _Step:
         observation = Observation(self.now_s, self.state.scaling.target, seen, events)
         after, actions = self.plan.policy.decide(self.state.policy, observation)
         self.state = replace(self.state, policy=after)
+        wake_s = after.wake_at_s(self.now_s)
+        self.wakes_s += [] if wake_s is None else [wake_s]
         pairs = self._pairs()
         for action in actions:
             if isinstance(action, Launch):
@@ -383,5 +385,6 @@ class _Step:
 
 
 def _seen(one: ReplicaFacts) -> SpotReplica:
-    state = ReplicaState.READY if one.stage is Stage.READY else ReplicaState.PROVISIONING
+    state = ReplicaState.PROVISIONING if one.is_granted else ReplicaState.REQUESTED
+    state = ReplicaState.READY if one.stage is Stage.READY else state
     return SpotReplica(one.number, one.kind, one.zone if one.kind is CapacityKind.SPOT else None, state)

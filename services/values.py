@@ -56,6 +56,8 @@ class ReplicaFacts:
     """Whether it waits for machines of the installation."""
     is_ejected: bool = False
     """Whether its probe succeeds, but its balancers have ejected it."""
+    is_granted: bool = True
+    """Whether its provider has launched its machines; False: a launch is not answered yet."""
 
 
 class LossKind(StrEnum):

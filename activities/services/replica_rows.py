@@ -44,6 +44,8 @@ class _Instance:
     leaves: bool
     """It is gone, lost or to end, or its platform reclaims it."""
     gone: bool
+    granted: bool
+    """The provider has launched it."""
     unused: bool
     """Its machine is cordoned, or has been ready for longer than a placement takes."""
 
@@ -120,6 +122,7 @@ class LiveReplica:
             replaces=row.replaces,
             is_queued=row.cluster is None and self.phase in QUEUED_PHASES,
             is_ejected=stage is Stage.UNREADY and row.ready,
+            is_granted=all(one.granted for one in self.instances),
         )
 
     def _stage(self, now_s: float) -> tuple[Stage, float]:
@@ -194,7 +197,9 @@ def _add_instances(session: Session, found: Mapping[str, LiveReplica], placement
         leaves = gone or row.ending is not None or row.lost_at is not None or notice is not None
         reason = row.ending or notice or row.reason or {}
         if row.workload is not None:
-            found[row.workload].instances.append(_Instance(row.id, reason, leaves, gone, bool(unused)))
+            found[row.workload].instances.append(
+                _Instance(row.id, reason, leaves, gone, row.launched_at is not None, bool(unused))
+            )
 
 
 def ejected_replicas(session: Session, service: str) -> dict[int, tuple[datetime, str]]:

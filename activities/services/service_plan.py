@@ -19,6 +19,9 @@ NO_ZONES = "no_spot_zones"
 """The note of a service on spot machines for which no provider offers any."""
 ON_DEMAND = "on-demand"
 """The policy of a service without spot machines."""
+_PRICE_RATIO = 3.0
+"""The price of on-demand machines in units of the mean price of spot machines, if no provider offers on-demand ones.
+The paper of SpotHedge assumes three to four."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +48,25 @@ def placer_of(spec: ServiceSpec) -> str:
     return ON_DEMAND if spec.policy.placer is None else spec.policy.placer
 
 
-def plan_of(row: ServiceRow, spec: ServiceSpec, zones: Sequence[ZoneOffer], settings: ServiceSettings) -> ServicePlan:
+def plan_of(
+    row: ServiceRow,
+    spec: ServiceSpec,
+    zones: Sequence[ZoneOffer],
+    on_demand_usd_per_h: float | None,
+    settings: ServiceSettings,
+) -> ServicePlan:
     """Returns the plan of a service.
 
     Args:
         row: the service.
         spec: the specification of the version that is launched.
         zones: the zones in which that version may be launched.
+        on_demand_usd_per_h: the price of an on-demand machine; None: unknown, or no provider offers one.
         settings: the settings.
     """
     policy = spec.policy
     return ServicePlan(
-        policy=_policy(spec, zones, settings),
+        policy=_policy(spec, zones, on_demand_usd_per_h, settings),
         autoscaler=_autoscaler(spec),
         version=row.version,
         zones=frozenset(one.zone.name for one in zones),
@@ -72,10 +82,13 @@ def plan_of(row: ServiceRow, spec: ServiceSpec, zones: Sequence[ZoneOffer], sett
     )
 
 
-def _policy(spec: ServiceSpec, zones: Sequence[ZoneOffer], settings: ServiceSettings) -> SpotPolicy:
+def _policy(
+    spec: ServiceSpec, zones: Sequence[ZoneOffer], on_demand_usd_per_h: float | None, settings: ServiceSettings
+) -> SpotPolicy:
     base, fallback = spec.policy.base_ondemand_fallback_replicas, spec.policy.dynamic_ondemand_fallback
     if spec.uses_spot and not zones:
         return _WithoutZones(base, fallback)
+    spot = [one.zone.usd_per_h for one in zones]
     return make_policy(
         placer_of(spec),
         PolicySettings(
@@ -84,6 +97,7 @@ def _policy(spec: ServiceSpec, zones: Sequence[ZoneOffer], settings: ServiceSett
             retry_s=settings.retry_s,
             base=base,
             fallback=fallback,
+            on_demand_usd_per_h=on_demand_usd_per_h or (_PRICE_RATIO * sum(spot) / len(spot) if spot else 1.0),
         ),
     )
 

@@ -196,7 +196,9 @@ class _Step:
         return waits and spec.uses_spot and on_demand_price(spec, self._offers or []) is not None
 
     def _plan(self) -> ServicePlan:
-        return plan_of(self._row, self._spec, self._zones, self._settings.services)
+        replica_usd = self._on_demand_usd_per_h(self._account_before().on_demand_usd_per_h)
+        machine_usd = None if replica_usd is None else replica_usd / self._spec.machines
+        return plan_of(self._row, self._spec, self._zones, machine_usd, self._settings.services)
 
     def _state(self, plan: ServicePlan) -> ServiceState:
         """Returns the state of the decision before. A policy of another name begins without memory."""
@@ -255,13 +257,20 @@ class _Step:
         without = [NO_ZONES] if self._spec.uses_spot and not self._zones else []
         row.notes = list(dict.fromkeys([*decision.notes, *self._notes, *without]))
 
-    def _account(self, ready: int, target: int) -> Account:
+    def _account_before(self) -> Account:
         before = (self._row.state or {}).get("account")
-        account = Account(self._row.created_at.timestamp()) if before is None else Account(**before)
-        price = account.on_demand_usd_per_h
-        if self._offers is not None:
-            one = on_demand_price(self._spec, self._offers)
-            price = None if one is None else one * self._spec.machines
+        return Account(self._row.created_at.timestamp()) if before is None else Account(**before)
+
+    def _on_demand_usd_per_h(self, before: float | None) -> float | None:
+        """Returns the price of an on-demand replica; while the offers are unknown, the price before."""
+        if self._offers is None:
+            return before
+        one = on_demand_price(self._spec, self._offers)
+        return None if one is None else one * self._spec.machines
+
+    def _account(self, ready: int, target: int) -> Account:
+        account = self._account_before()
+        price = self._on_demand_usd_per_h(account.on_demand_usd_per_h)
         return account.advanced(self._now_s, ready, target, price)
 
     def _record(self, kind: str, workload: str | None = None, **detail: Any) -> None:

@@ -36,6 +36,8 @@ PLACERS: Mapping[str, str] = {
     "dynamic_fallback": "spothedge",  # SkyPilot's name
 }
 """The policy of each name that `spot_placer` can have."""
+_OWN_EXTRA = "spothedge+"
+"""The policy that chooses the number of spare replicas itself."""
 _MAX_BODY_BYTES = 64 << 10
 _DAY_S, _HOUR_S = 86400, 3600
 _PROBE, _SERVING, _POLICY = ProbeSpec(), ServingSpec(), ReplicaPolicySpec()
@@ -128,6 +130,7 @@ _COUNTS = (
     "target_qps_per_replica is needed. If it is absent with target_qps_per_replica, min_replicas is at most 10"
 )
 _SPOT_ONLY = "The fields from spot_placer on are only for spot machines"
+_EXTRA = f"num_overprovision is not for {_OWN_EXTRA}, which chooses the number itself"
 _BASE_MOST = "base_ondemand_fallback_replicas is at most max_replicas"
 _FIXED = "It is given without replica_policy"
 _COUNT = integer(0, MAX_REPLICAS)
@@ -150,7 +153,7 @@ _REPLICA_POLICY = section("service.replica_policy", {
         default=_POLICY.dynamic_ondemand_fallback),
     "base_ondemand_fallback_replicas": Field(
         _COUNT, "On-demand replicas that are always kept", default=_POLICY.base_ondemand_fallback_replicas),
-}, f"{_COUNTS}. {_SPOT_ONLY}. {_BASE_MOST}")  # fmt: skip
+}, f"{_COUNTS}. {_SPOT_ONLY}. {_EXTRA}. {_BASE_MOST}")  # fmt: skip
 
 
 def read_policy(at: At, fixed: int | None, values: dict[str, Any], spot: bool | None) -> tuple[bool, ReplicaPolicySpec]:
@@ -208,6 +211,9 @@ def _placing(at: At, values: dict[str, Any], spot: bool) -> dict[str, Any]:
     if "placer" not in values and at.get("spot_placer").value is not None:
         return {}  # It is invalid.
     values.setdefault("placer", DEFAULT_PLACER)
+    if values["placer"] == _OWN_EXTRA and values.get("num_overprovision"):
+        message = f"{_OWN_EXTRA} chooses the number itself; omit it, or write spot_placer: {DEFAULT_PLACER}"
+        at.get("num_overprovision").wrong(message, rule=_EXTRA)
     return values
 
 

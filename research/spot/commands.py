@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 
 from research.spot.request_options import RequestOptions
-from research.spot.spothedge_plus import OUTAGE_PRICE_S
 from server.commands import run_command
 from server.options import PATH, OutputOptions, finite, included, option, takes
+from services.spot.spothedge_plus import OUTAGE_PRICE_S
 
 _POSITIVE, _NOT_NEGATIVE = finite(above_zero=True), finite(above_zero=False)
 
@@ -29,7 +29,17 @@ class ReplayOptions:
     )  # fmt: skip
     cold_start_s: float = option(
         callback=_NOT_NEGATIVE, default=120.0, show_default=True,
-        help="Time from the launch of a replica until it is ready.",
+        help="Time from the grant of a replica until it is ready.",
+    )  # fmt: skip
+    refused_after_s: float = option(
+        callback=_NOT_NEGATIVE, default=0.0, show_default=True, help="Mean time from a launch until its refusal."
+    )
+    granted_after_s: float = option(
+        callback=_NOT_NEGATIVE, default=0.0, show_default=True, help="Mean time from a launch until its grant."
+    )
+    refused_share: float = option(
+        type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True,
+        help="Probability that a zone with capacity refuses a launch.",
     )  # fmt: skip
     od_price_ratio: float = option(
         callback=_POSITIVE, default=3.0, show_default=True,
@@ -47,8 +57,8 @@ class ReplayOptions:
     requests: RequestOptions = included(RequestOptions)
     sweeps: tuple[str, ...] = option(
         "--sweep", multiple=True, metavar="FIELD=VALUE,...",
-        help="Also replay with each value of overprovision, outage-price-s, cold-start-s or od-price-ratio; "
-        "repeatable.",
+        help="Also replay with each value of overprovision, outage-price-s, cold-start-s, refused-after-s or "
+        "od-price-ratio; repeatable.",
     )  # fmt: skip
     optimum: bool = option(is_flag=True, help="Also compute the cheapest plan for known capacity.")
     optimum_availability: float | None = option(

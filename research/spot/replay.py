@@ -1,18 +1,20 @@
 """Replays one window of a trace with one policy, and measures availability and cost.
 
 The rules: capacity changes at the start of a tick. A zone with more replicas than capacity loses the newest ones,
-without notice. Then cold starts that end now make replicas ready, and the policy decides. A launch in a zone with free
-capacity succeeds at once; otherwise it is refused at once, and the policy decides again at the same time, until it
-returns no action. The policy also decides whenever a cold start ends within a tick. On-demand replicas can always be
-had. A replica is billed from its launch to its end, and is ready once its cold start is over. A window starts without
-replicas, so its first cold start counts as unavailable.
+without notice. Then launches are answered and cold starts end that are due, and the policy decides. A launch in a zone
+with free capacity is granted, and otherwise refused. `AnswerSettings` say how long the answer takes. By default it
+comes at once, and the policy decides again at the same time, until it returns no action. A launch that will be granted
+holds its capacity from the start; if the capacity falls before the answer, the launch is refused. The policy also
+decides at each answer, at the end of each cold start, and when a zone that refused may be tried again. On-demand
+replicas can always be had. A replica is billed from its grant to its end, and is ready once its cold start is over. A
+window starts without replicas, so its first cold start counts as unavailable.
 """
 
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from domain.capacity import CapacityKind
+from research.spot.answers import AT_ONCE, AnswerSettings
 from research.spot.traces import SpotTrace
 from services.spot.values import (
     Action,
@@ -38,9 +40,10 @@ class ReplaySettings:
     target: int = 3
     """N_tar, the number of replicas that should be ready."""
     cold_start_s: float = 120.0
-    """The time in seconds from the launch of a replica until the replica is ready."""
+    """The time in seconds from the grant of a replica until the replica is ready."""
     od_price_ratio: float = 3.0
     """k, the price of an on-demand replica over that of a spot replica with price 1."""
+    answers: AnswerSettings = AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,10 @@ class WindowResult:
     cost: float
     """The cost over that of N_tar on-demand replicas during the whole window."""
     launches: int
-    """The number of launched replicas, spot and on-demand."""
+    """The number of granted replicas, spot and on-demand."""
     preemptions: int
     refusals: int
-    """The number of launches that a zone refused."""
+    """The number of launches that were refused. Launches that ended before their answer are not counted."""
     on_demand_share: float
     """The share of on-demand replicas in the billed replica seconds; 0 if none were billed."""
 
@@ -70,16 +73,31 @@ class ReplicaSpan:
     """The time of one replica, in seconds since the start of its window."""
 
     number: int
+    """Numbers are assigned in the order of launches, also to those that are refused."""
     kind: CapacityKind
     zone: str | None
     """The zone; None for on-demand replicas."""
     launched_s: float
+    """When the launch was granted."""
     ready_s: float | None
     """When the replica became ready; None: it ended before."""
     ended_s: float
     """When the replica ended; the end of the window if it was still running then."""
     preempted: bool
     """Whether the provider reclaimed the replica."""
+
+
+@dataclass
+class _Asked:
+    """A launch without an answer."""
+
+    kind: CapacityKind
+    zone: str | None
+    answer_at_s: float
+    is_granted: bool
+
+    def seen(self, number: int) -> SpotReplica:
+        return SpotReplica(number, self.kind, self.zone, ReplicaState.REQUESTED)
 
 
 @dataclass
@@ -108,10 +126,12 @@ class _Window:
     state: PolicyState
     now_s: float = 0.0
     capacity: dict[str, int] = field(default_factory=dict)
+    asked: dict[int, _Asked] = field(default_factory=dict)
     replicas: dict[int, _Running] = field(default_factory=dict)
     events: list[ZoneEvent] = field(default_factory=list)
     spans: list[ReplicaSpan] = field(default_factory=list)
     """The replicas that have ended, in the order of their ends."""
+    numbers: int = 0
     launches: int = 0
     preemptions: int = 0
     refusals: int = 0
@@ -125,7 +145,11 @@ class _Window:
         for zone, counts in zip(self.trace.zones, self.trace.capacity, strict=True):
             self.capacity[zone.name] = counts[tick]
             here = [number for number, one in self.replicas.items() if one.zone == zone.name]
+            here += [number for number, one in self.asked.items() if one.zone == zone.name and one.is_granted]
             for number in sorted(here)[counts[tick] :]:
+                if number in self.asked:
+                    self.asked[number].is_granted = False
+                    continue
                 self._end(number, preempted=True)
                 self.preemptions += 1
                 self.events.append(ZoneEvent(ZoneEventKind.PREEMPTED, zone.name))
@@ -134,8 +158,11 @@ class _Window:
         """Lets the policy decide until it returns no action."""
         most = _MOST_ROUNDS + 4 * len(self.trace.zones)
         for _ in range(most):
+            self._answer()
             self._end_cold_starts()
-            seen = tuple(one.seen() for one in self.replicas.values())
+            both = {number: one.seen(number) for number, one in self.asked.items()}
+            both |= {number: one.seen() for number, one in self.replicas.items()}
+            seen = tuple(both[number] for number in sorted(both))
             observation = Observation(self.now_s, self.settings.target, seen, tuple(self.events))
             self.events.clear()
             self.state, actions = self.policy.decide(self.state, observation)
@@ -156,10 +183,21 @@ class _Window:
             self.billed_s += span_s
             self.on_demand_s += span_s if one.kind is CapacityKind.ON_DEMAND else 0.0
 
-    def next_ready_s(self) -> float:
-        """Returns the end of the next cold start; infinity if no replica is provisioning."""
+    def next_s(self) -> float:
+        """Returns the next answer, end of a cold start or end of a zone's pause; infinity if there is none."""
         starting = (one.ready_at_s for one in self.replicas.values() if one.state is ReplicaState.PROVISIONING)
-        return min(starting, default=float("inf"))
+        wake_s = self.state.wake_at_s(self.now_s)
+        pauses = () if wake_s is None else (wake_s,)
+        return min(*starting, *(one.answer_at_s for one in self.asked.values()), *pauses, float("inf"), float("inf"))
+
+    def _answer(self) -> None:
+        due = [(one.answer_at_s, number) for number, one in self.asked.items() if one.answer_at_s <= self.now_s]
+        for _, number in sorted(due):
+            one = self.asked.pop(number)
+            if one.is_granted:
+                self._grant(number, one.kind, one.zone)
+            else:
+                self._refuse(one.zone)
 
     def _end_cold_starts(self) -> None:
         for one in self.replicas.values():
@@ -177,20 +215,39 @@ class _Window:
         self.spans.append(self.replicas.pop(number).span(self.now_s, preempted=preempted))
 
     def _apply(self, action: Action) -> None:
-        if not isinstance(action, Launch):
+        if isinstance(action, Launch):
+            self._launch(action)
+        elif self.asked.pop(action.number, None) is None:
             self._end(action.number, preempted=False)
-            return
-        price = self.settings.od_price_ratio
-        if action.zone is not None:
-            held = Counter(one.zone for one in self.replicas.values())
-            if held[action.zone] >= self.capacity[action.zone]:
-                self.refusals += 1
-                self.events.append(ZoneEvent(ZoneEventKind.REFUSED, action.zone))
-                return
-            price = next(zone.usd_per_h for zone in self.trace.zones if zone.name == action.zone)
+
+    def _launch(self, action: Launch) -> None:
+        number, self.numbers = self.numbers, self.numbers + 1
+        answers = self.settings.answers
+        granted = action.zone is None or (self._has_room(action.zone) and not answers.refuses(number))
+        after_s = answers.after_s(number, granted=granted)
+        if after_s > 0:
+            self.asked[number] = _Asked(action.kind, action.zone, self.now_s + after_s, granted)
+        elif granted:
+            self._grant(number, action.kind, action.zone)
+        else:
+            self._refuse(action.zone)
+
+    def _has_room(self, zone: str) -> bool:
+        held = sum(one.zone == zone for one in self.replicas.values())
+        held += sum(one.zone == zone and one.is_granted for one in self.asked.values())
+        return held < self.capacity[zone]
+
+    def _grant(self, number: int, kind: CapacityKind, zone: str | None) -> None:
+        own = (one.usd_per_h for one in self.trace.zones if one.name == zone)
+        price = next(own, self.settings.od_price_ratio)
         ready_at_s = self.now_s + self.settings.cold_start_s
-        self.replicas[self.launches] = _Running(self.launches, action.kind, action.zone, price, self.now_s, ready_at_s)
+        self.replicas[number] = _Running(number, kind, zone, price, self.now_s, ready_at_s)
         self.launches += 1
+
+    def _refuse(self, zone: str | None) -> None:
+        assert zone is not None
+        self.refusals += 1
+        self.events.append(ZoneEvent(ZoneEventKind.REFUSED, zone))
 
 
 def replay_window(
@@ -218,8 +275,8 @@ def replay_spans(
         window.change_capacity(first_tick + tick)
         window.decide()
         end_s = (tick + 1) * trace.gap_s
-        while (ready_s := window.next_ready_s()) < end_s:
-            window.pass_time(ready_s)
+        while (at_s := window.next_s()) < end_s:
+            window.pass_time(at_s)
             window.decide()
         window.pass_time(end_s)
     whole_s = ticks * trace.gap_s

@@ -7,6 +7,7 @@ import click
 from rich.console import Console
 
 from infra.errors import ConfigurationError
+from research.spot.answers import AnswerSettings
 from research.spot.commands import ReplayOptions
 from research.spot.outcome import ReplayOutcome, document
 from research.spot.policies import POLICIES
@@ -45,7 +46,8 @@ def run_replay(given: ReplayOptions) -> int:
         raise ConfigurationError(f"--traces: {error}") from None
     span = Windows(_ticks(given.window_h, trace), given.windows, given.seed)
     workload = workload_of(given.requests, span.ticks * trace.gap_s)
-    settings = ReplaySettings(given.target, given.cold_start_s, given.od_price_ratio)
+    answers = AnswerSettings(given.refused_after_s, given.granted_after_s, given.refused_share)
+    settings = ReplaySettings(given.target, given.cold_start_s, given.od_price_ratio, answers)
     base = PolicyCase("", settings, given.overprovision, given.outage_price_s)
     err = Console(stderr=True)
     with interrupts() as interrupted:

@@ -11,10 +11,10 @@ from research.spot.replay import ReplaySettings, ReplicaSpan, WindowResult
 from research.spot.request_source import RequestLoad
 from research.spot.requests import Requests
 from research.spot.shortfall import Shortfall, measure_shortfall
-from research.spot.spothedge_plus import OUTAGE_PRICE_S
 from research.spot.traces import SpotTrace
 from research.spot.windows import Mean, Windows, means, replay_one
 from server.progress import Shown
+from services.spot.spothedge_plus import OUTAGE_PRICE_S
 
 LATENCY_FIELDS = ("requests", "p50_s", "p90_s", "p99_s", "failed_share", "interrupted")
 """The measurements of `WindowLatency` for which means are computed."""
@@ -211,6 +211,9 @@ SWEPT: dict[str, Callable[[PolicyCase, float], PolicyCase]] = {
     "overprovision": lambda base, value: replace(base, extra=int(value)),
     "outage-price-s": lambda base, value: replace(base, outage_price_s=value),
     "cold-start-s": lambda base, value: replace(base, settings=replace(base.settings, cold_start_s=value)),
+    "refused-after-s": lambda base, value: replace(
+        base, settings=replace(base.settings, answers=replace(base.settings.answers, refused_s=value))
+    ),
     "od-price-ratio": lambda base, value: replace(base, settings=replace(base.settings, od_price_ratio=value)),
 }
 """The fields of `--sweep`, and how a case takes a value."""

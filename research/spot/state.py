@@ -1,9 +1,8 @@
 """The state of the policies that only replays have."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
-from research.spot.knowledge import Knowledge
 from services.spot.values import PolicyState
 
 
@@ -13,8 +12,6 @@ class ReplayState(PolicyState):
 
     cursor: int = 0
     """The number of launches so far, in round-robin placement."""
-    knowledge: Knowledge = field(default_factory=Knowledge)
-    """What `spothedge+` has learned about the zones."""
 
     @classmethod
     def of(cls, state: PolicyState) -> Self:

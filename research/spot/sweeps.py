@@ -12,6 +12,7 @@ _VALID: dict[str, tuple[str, Callable[[float], bool]]] = {
     "overprovision": ("whole numbers, 0 or more", lambda value: value >= 0 and value.is_integer()),
     "outage-price-s": ("numbers of seconds, 0 or more", lambda value: value >= 0),
     "cold-start-s": ("numbers of seconds, 0 or more", lambda value: value >= 0),
+    "refused-after-s": ("numbers of seconds, 0 or more", lambda value: value >= 0),
     "od-price-ratio": ("numbers above 0", lambda value: value > 0),
 }
 

@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from research.spot.policies import ReplayPolicySettings, make_policy
+from research.spot.policies import make_policy
 from research.spot.replay import ReplaySettings, ReplicaSpan, WindowResult, replay_spans
-from research.spot.spothedge_plus import OUTAGE_PRICE_S
 from research.spot.traces import SpotTrace
+from services.spot.policies import PolicySettings
+from services.spot.spothedge_plus import OUTAGE_PRICE_S
 from services.spot.values import Zone
 
 MEASURED = ("availability", "cost", "launches", "preemptions", "refusals", "on_demand_share")
@@ -80,14 +81,15 @@ def replay_one(
         ValueError: a window is longer than the trace.
     """
     price = settings.od_price_ratio
-    made = ReplayPolicySettings(
+    made = PolicySettings(
         windows.zones(trace, number),
         extra,
         retry_s=trace.gap_s,
         on_demand_usd_per_h=price,
         outage_price_s=outage_price_s,
     )
-    return replay_spans(trace, make_policy(name, made), settings, windows.offset(trace, number), windows.ticks)
+    drawn = replace(settings, answers=replace(settings.answers, seed=f"{windows.seed} answers {number}"))
+    return replay_spans(trace, make_policy(name, made), drawn, windows.offset(trace, number), windows.ticks)
 
 
 def means(results: Sequence[WindowResult]) -> dict[str, Mean]:

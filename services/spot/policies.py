@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from services.spot.estimates import Estimates
 from services.spot.placement import DynamicPlacement
 from services.spot.spothedge import SpotHedge, on_demand, split, surplus
+from services.spot.spothedge_plus import OUTAGE_PRICE_S, SpotHedgePlus
 from services.spot.values import Action, Observation, PolicyState, SpotPolicy, Zone
 
 
@@ -15,13 +17,17 @@ class PolicySettings:
     zones: tuple[Zone, ...]
     """The enabled zones, at least one; the policies break ties by their order."""
     extra: int = 1
-    """N_extra of SpotHedge."""
+    """N_extra of SpotHedge; `spothedge+` chooses its own."""
     retry_s: float = 300.0
-    """The time in seconds after which a zone that refused a launch is tried again."""
+    """The time in seconds after which a zone that refused a launch is tried again, see `PolicyState.refused`."""
     base: int = 0
-    """The number of on-demand replicas that SpotHedge always keeps."""
+    """The number of on-demand replicas that SpotHedge and `spothedge+` always keep."""
     fallback: bool = True
-    """Whether SpotHedge launches on-demand replicas beyond the base."""
+    """Whether SpotHedge and `spothedge+` launch on-demand replicas beyond the base."""
+    on_demand_usd_per_h: float = 3.0
+    """The price of an on-demand replica, in the unit of the prices of the zones; only `spothedge+` uses it."""
+    outage_price_s: float = OUTAGE_PRICE_S
+    """The price of an outage for `spothedge+`; see `SpotHedgePlus.outage_price_s`."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,9 @@ class AllOnDemand:
 
 POLICIES: Mapping[str, Callable[[PolicySettings], SpotPolicy]] = {
     "spothedge": lambda s: SpotHedge(DynamicPlacement(s.zones), s.extra, s.base, s.fallback, s.retry_s),
+    "spothedge+": lambda s: SpotHedgePlus(
+        Estimates(s.zones), s.on_demand_usd_per_h, s.outage_price_s, s.base, s.fallback, retry_s=s.retry_s
+    ),
     "on-demand": lambda _: AllOnDemand(),
 }
 """How each policy is made."""

@@ -101,7 +101,7 @@ class SpotHedge:
             state = state.refused(refused, observation.now_s, self.retry_s)
         for event in observation.events:
             if event.kind is ZoneEventKind.READY:
-                state = self.placement.launched(state, event.zone)
+                state = self.placement.launched(state.granted([event.zone]), event.zone)
             else:
                 state = self.placement.preempted(state, event.zone)
         return state

@@ -1,11 +1,15 @@
 """The values that policies exchange with their caller: zones, replicas, events, observations and actions."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
 from domain.capacity import CapacityKind
+from services.spot.knowledge import Knowledge
+
+LONGEST_RETRY_S = 300.0
+"""The limit of the pause of a zone that refuses launches, unless the first pause is longer."""
 
 
 @dataclass(frozen=True)
@@ -18,21 +22,43 @@ class PolicyState:
     """Z_P of Algorithm 1: the zones that recently preempted a replica or refused a launch, in the same order."""
     retry_at_s: tuple[tuple[str, float], ...] = ()
     """Zones that refused a launch, sorted by name, with the time from which a launch is tried there again."""
+    refusals: tuple[tuple[str, int], ...] = ()
+    """The number of refusals in a row of each zone that has had no replica since, sorted by name."""
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    """What `spothedge+` has learned about the zones."""
 
     def waiting(self, now_s: float) -> frozenset[str]:
         """Returns the zones in which no launch is tried now, because they recently refused one."""
         return frozenset(zone for zone, at_s in self.retry_at_s if at_s > now_s)
 
     def refused(self, zones: Collection[str], now_s: float, retry_s: float) -> "PolicyState":
-        """Returns the state in which these zones wait for `retry_s` seconds. Waits that have ended are dropped."""
+        """Returns the state in which these zones wait, each for `retry_s` seconds after its first refusal.
+
+        The pause doubles with each further refusal in a row, up to `LONGEST_RETRY_S`. Refusals while a zone waits are
+        answers to launches of the same time: they begin the pause again, but do not double it. Waits that have ended
+        are dropped.
+        """
         until = {zone: at_s for zone, at_s in self.retry_at_s if at_s > now_s}
-        until.update(dict.fromkeys(zones, now_s + retry_s))
-        return replace(self, retry_at_s=tuple(sorted(until.items())))
+        counts = dict(self.refusals)
+        for zone in zones:
+            counts[zone] = max(1, counts.get(zone, 0) + (zone not in until))
+            # 2 ** 20 is above any useful limit, and keeps the number finite.
+            pause_s = min(max(retry_s, LONGEST_RETRY_S), retry_s * 2.0 ** min(20, counts[zone] - 1))
+            until[zone] = now_s + pause_s
+        return replace(self, retry_at_s=tuple(sorted(until.items())), refusals=tuple(sorted(counts.items())))
+
+    def granted(self, zones: Collection[str]) -> "PolicyState":
+        """Returns the state in which the next refusal of these zones is the first one in a row."""
+        return replace(self, refusals=tuple(one for one in self.refusals if one[0] not in zones))
+
+    def wake_at_s(self, now_s: float) -> float | None:
+        """Returns when the first of the waits ends; None: no zone waits."""
+        return min((at_s for _, at_s in self.retry_at_s if at_s > now_s), default=None)
 
     def moved(self, by_s: float) -> "PolicyState":
         """Returns the state with all times moved by `by_s` seconds, after the clock was set."""
         waits = tuple((zone, at_s + by_s) for zone, at_s in self.retry_at_s)
-        return replace(self, retry_at_s=waits)
+        return replace(self, retry_at_s=waits, knowledge=self.knowledge.moved(by_s))
 
 
 @dataclass(frozen=True)
@@ -54,8 +80,10 @@ class Zone:
 class ReplicaState(StrEnum):
     """The state of a replica that has been launched and has not ended."""
 
+    REQUESTED = "requested"
+    """From the launch until the provider's answer, which may be a refusal. The replica is not billed."""
     PROVISIONING = "provisioning"
-    """From the launch until the end of the cold start. The replica is billed, and serves no requests."""
+    """From the grant until the end of the cold start. The replica is billed, and serves no requests."""
     READY = "ready"
     """The replica serves requests."""
 
@@ -76,6 +104,11 @@ class SpotReplica:
     def is_spot(self) -> bool:
         """Whether the provider may reclaim the replica."""
         return self.kind is CapacityKind.SPOT
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether the provider has granted the launch."""
+        return self.state is not ReplicaState.REQUESTED
 
     @property
     def is_ready(self) -> bool:
@@ -143,7 +176,9 @@ class SpotPolicy(Protocol):
     def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
         """Returns the next state and the actions. The next observation must include their effects.
 
-        The caller stores the state in the transaction that records the actions. If the caller decides again at the same
-        time, with the refusals as events, the policy tries other zones; it returns no action once all were refused.
+        A launch is in the next observation: as requested, as granted or, if it was refused, as an event. Answers may
+        come late and in any order. The caller stores the state in the transaction that records the actions. If the
+        caller decides again at the same time, with the refusals as events, the policy tries other zones; it returns no
+        action once all were refused.
         """
         ...

@@ -11,6 +11,7 @@ from activities.services.replica_rows import LiveReplica
 from domain.capacity import CapacityKind
 from domain.phases import Phase
 from infra.db.services import ServiceReplica
+from research.spot.answers import AnswerSettings
 from research.spot.replay import ReplaySettings, replay_window
 from research.spot.traces import SpotTrace
 from services.controller import FAILURES_IN_A_ROW, decide
@@ -55,18 +56,28 @@ class _Recording:
         return after, actions
 
 
+@st.composite
+def _answers(draw: st.DrawFn) -> AnswerSettings:
+    mean_s = st.sampled_from([0.0, 1.0, 20.0])
+    return AnswerSettings(draw(mean_s), draw(mean_s), draw(st.sampled_from([0.0, 0.3])), str(draw(st.integers(0, 99))))
+
+
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=30)
-@given(traces(), st.integers(0, 45), st.integers(1, 4), st.integers(0, 2))
-def test_a_live_service_decides_as_a_replay(name: str, trace: SpotTrace, cold_s: int, target: int, extra: int) -> None:
+@settings(max_examples=200)
+@given(traces(), st.integers(0, 45), st.integers(1, 4), st.integers(0, 2), _answers())
+def test_a_live_service_decides_as_a_replay(
+    name: str, trace: SpotTrace, cold_s: int, target: int, extra: int, answers: AnswerSettings
+) -> None:
     """On the same capacity, the controller makes the policy ask for the same launches at the same times as a replay.
 
-    The controller's state passes through JSON before each decision, as after a restart.
+    Answers come late, in any order and partly as refusals. The controller's state passes through JSON before each
+    decision, as after a restart.
     """
     made = PolicySettings(trace.zones, extra, retry_s=trace.gap_s)
     replayed, live = _Recording(make_policy(name, made)), _Recording(make_policy(name, made))
-    result = replay_window(trace, replayed, ReplaySettings(target, float(cold_s), 3.0), 0, trace.ticks)
-    launched = Market(trace, ServicePlan(live, _fixed(target), version=1), float(cold_s)).run(0, trace.ticks)
+    rules = ReplaySettings(target, float(cold_s), 3.0, answers)
+    result = replay_window(trace, replayed, rules, 0, trace.ticks)
+    launched = Market(trace, ServicePlan(live, _fixed(target), version=1), float(cold_s), answers).run(0, trace.ticks)
     assert live.asked == replayed.asked
     assert len(launched) == result.launches
 

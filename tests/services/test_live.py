@@ -105,6 +105,22 @@ async def test_a_service_lives_through_an_outage_of_spot(live: Live, monkeypatch
     assert recorded.agrees()
 
 
+async def test_what_was_granted_partly_is_kept(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No zone has machines for all replicas. `spothedge+` keeps each machine that it gets until it has enough.
+
+    The live policy decides as the same policy without a database does on the same observations.
+    """
+    recorded = Recording()
+    monkeypatch.setattr("activities.services.service_plan.make_policy", recorded.make)
+    live.capacity(1)
+    live.up(service(placer="spothedge+", num_overprovision=0, min_replicas=3, max_replicas=3))
+    zones = {"za", "zb", "zc"}
+    await until(lambda: zones <= set(_zones(live.endpoints())), "a spot replica is ready in each zone", 60.0)
+    spot = [one for one in live.replicas() if one.kind == "spot" and one.ended_at is not None]
+    assert {one.cause for one in spot} <= {"refused"}
+    assert recorded.agrees()
+
+
 @pytest.mark.long
 async def test_failed_replicas_are_launched_again_after_a_pause(live: Live) -> None:
     """A replica whose command fails is replaced; its workload is not queued again."""

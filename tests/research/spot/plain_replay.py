@@ -1,7 +1,8 @@
 """A plain replay, second by second: the reference for `research.spot.replay`. Ticks and cold starts are whole seconds.
 
-The policy decides at each tick, after each refusal, and whenever a cold start ends, as in `research.spot.replay`. The
-decisions of `spothedge+` depend on the time, so further decisions could change its replicas.
+The policy decides at each tick, after each refusal, whenever a cold start ends, and when a zone that refused may be
+tried again, as in `research.spot.replay`. Launches are answered at once. The decisions of `spothedge+` depend on the
+time, so further decisions could change its replicas.
 """
 
 from domain.capacity import CapacityKind
@@ -30,7 +31,8 @@ def plain_replay(
                     born.remove(max(one for one in born if one[1] == zone.name))
                     events.append(ZoneEvent(ZoneEventKind.PREEMPTED, zone.name))
         ready_now = any(who not in ready and second - since >= settings.cold_start_s for who, _, since in born)
-        acted = second % gap == 0 or ready_now
+        retried = any(at_s == second for _, at_s in state.retry_at_s)
+        acted = second % gap == 0 or ready_now or retried
         while acted:
             for who, where, since in born:
                 if who not in ready and second - since >= settings.cold_start_s:

@@ -69,7 +69,8 @@ def test_options_change_the_result(folder: Path, capsys: Capture) -> None:
     assert cost("--outage-price-s", "12000", policy="spothedge+") > cost("--outage-price-s", "0", policy="spothedge+")
     usual = cost()
     changes = (("--target", "2"), ("--overprovision", "2"), ("--cold-start-s", "200"), ("--od-price-ratio", "2"),
-               ("--seed", "1"), ("--unlimited",))  # fmt: skip
+               ("--seed", "1"), ("--unlimited",), ("--refused-after-s", "60"), ("--granted-after-s", "60"),
+               ("--refused-share", "0.5"))  # fmt: skip
     assert usual not in [cost(*change) for change in changes]
 
 
@@ -83,6 +84,8 @@ def test_options_change_the_result(folder: Path, capsys: Capture) -> None:
         (("--window-h", "nan"), "must be a finite number above 0"),
         (("--cold-start-s", "-1"), "-1.0: must be a finite number, 0 or more"),
         (("--od-price-ratio", "0"), "must be a finite number above 0"),
+        (("--refused-after-s", "-1"), "-1.0: must be a finite number, 0 or more"),
+        (("--refused-share", "1"), "'--refused-share': 1.0 is not in the range 0<=x<1"),
         (("--outage-price-s", "-1"), "-1.0: must be a finite number, 0 or more"),
         (("--windows", "0"), "'--windows': 0 is not in the range x>=1"),
         (("--target", "0"), "'--target': 0 is not in the range x>=1"),
@@ -178,7 +181,7 @@ def test_sweeps(folder: Path, capsys: Capture) -> None:
     """
     usual = ("--policy", "spothedge", "--policy", "round-robin")
     found = _document(folder, *usual, "--sweep", "cold-start-s=0,60,120,60", "--sweep", "overprovision=0,2",
-                      "--sweep", "od-price-ratio=2")  # fmt: skip
+                      "--sweep", "od-price-ratio=2", "--sweep", "refused-after-s=0,60")  # fmt: skip
     out = capsys.readouterr().out
     for header in ("POLICY       COLD-START-S ", "POLICY       OVERPROVISION ", "POLICY       OD-PRICE-RATIO "):
         assert header in out

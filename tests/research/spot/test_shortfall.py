@@ -5,10 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain.capacity import CapacityKind
-from research.spot.policies import POLICIES, ReplayPolicySettings, make_policy
+from research.spot.policies import POLICIES, make_policy
 from research.spot.replay import ReplaySettings, ReplicaSpan, replay_spans
 from research.spot.shortfall import Shortfall, measure_shortfall
 from research.spot.traces import SpotTrace
+from services.spot.policies import PolicySettings
 from tests.services.spot.strategies import traces, zones_of
 
 
@@ -49,7 +50,7 @@ def test_equals_a_count_of_seconds(name: str, trace: SpotTrace, cold_s: int, tar
     first = data.draw(st.integers(0, trace.ticks - 1))
     ticks = data.draw(st.integers(1, trace.ticks - first))
     rules = ReplaySettings(target, float(cold_s), 3.0)
-    policy = make_policy(name, ReplayPolicySettings(trace.zones, 1, retry_s=trace.gap_s))
+    policy = make_policy(name, PolicySettings(trace.zones, 1, retry_s=trace.gap_s))
     result, spans = replay_spans(trace, policy, rules, first, ticks)
     found = measure_shortfall(trace, spans, rules, first, ticks)
     assert found == _plain(trace, spans, rules, first, ticks)

@@ -10,14 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain.capacity import CapacityKind
-from research.spot.estimates import Estimates
-from research.spot.knowledge import Knowledge
-from research.spot.plans import cheapest_plan
-from research.spot.policies import ReplayPolicySettings, make_policy
+from research.spot.answers import AnswerSettings
+from research.spot.policies import make_policy
 from research.spot.replay import ReplaySettings, replay_window
-from research.spot.risk import Option, RiskModel
 from research.spot.traces import SpotTrace, read_traces
 from research.spot.windows import Windows, means, replay_windows
+from services.spot.estimates import Estimates
+from services.spot.knowledge import Knowledge
+from services.spot.plans import cheapest_plan
+from services.spot.policies import PolicySettings
+from services.spot.risk import Option, RiskModel
 from services.spot.values import Launch, Observation, ReplicaState, SpotReplica, Zone, ZoneEvent, ZoneEventKind
 
 _ZONES = (Zone("a-1", "a"), Zone("a-2", "a"), Zone("b-1", "b"))
@@ -59,7 +61,7 @@ def test_refusals_lower_the_obtainability_until_they_are_forgotten() -> None:
 
 def test_trouble_adds_a_spare_and_calm_takes_it_away() -> None:
     """After losses the policy holds more than the target; after calm hours it holds the target only."""
-    policy = make_policy("spothedge+", ReplayPolicySettings(_ZONES))
+    policy = make_policy("spothedge+", PolicySettings(_ZONES))
     state, replicas, number, most = policy.start(), dict[int, SpotReplica](), 0, 0
     for minute in range(0, 24 * 60, 5):
         events = tuple(ZoneEvent(ZoneEventKind.READY, str(one.zone)) for one in replicas.values() if not one.is_ready)
@@ -93,7 +95,7 @@ def test_plans_do_not_replace_each_other_for_ever(seed: int) -> None:
         while len(counts) < 73:
             counts.append(draw.choice((0, 0, 1, 2, 3, 6)) if draw.random() < 0.15 else counts[-1])
         rows.append(tuple(counts[1:]))
-    policy = make_policy("spothedge+", ReplayPolicySettings(_ZONES, outage_price_s=6000.0))
+    policy = make_policy("spothedge+", PolicySettings(_ZONES, outage_price_s=6000.0))
     result = replay_window(SpotTrace(_ZONES, 300.0, tuple(rows)), policy, ReplaySettings(3, 300.0), 0, 72)
     assert result.availability > 0.5
     assert result.launches < 200
@@ -129,15 +131,14 @@ def test_the_plan_is_close_to_the_cheapest_of_all(model: RiskModel) -> None:
     assert model.usd_per_h(found) <= 1.5 * min(map(model.usd_per_h, every))
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "most"), [("AWS1", 0.995, 0.454), ("AWS2", 0.987, 0.487), ("AWS3", 0.9956, 0.379)]
-)
-def test_the_bars_on_real_traces(name: str, least: float, most: float) -> None:
-    """At least SpotHedge's availability at no more than 0.92 of its cost; on AWS1 and AWS3 also at least 99.5 % at no
-    more than 1.12 times the cost of the optimum.
-    """
+@pytest.mark.parametrize("refused_s", [0.0, 10.0, 60.0])
+@pytest.mark.parametrize("name", ["AWS1", "AWS2", "AWS3"])
+def test_the_bars_on_real_traces(name: str, refused_s: float) -> None:
+    """At least the availability of SpotHedge with one spare replica, at no more than 0.92 of its cost."""
     root = os.environ.get("MIZZEN_SPOT_TRACES")
     if not root or not (Path(root) / name).is_dir():
         pytest.skip(f"MIZZEN_SPOT_TRACES does not name a folder with {name}")
-    found = means(list(replay_windows(read_traces(Path(root) / name), "spothedge+", 1, ReplaySettings(), Windows(288))))
-    assert found["availability"].mean >= least and found["cost"].mean <= most
+    trace, rules = read_traces(Path(root) / name), ReplaySettings(answers=AnswerSettings(refused_s))
+    hedge, plus = (means(list(replay_windows(trace, p, 1, rules, Windows(288)))) for p in ("spothedge", "spothedge+"))
+    assert plus["availability"].mean >= hedge["availability"].mean
+    assert plus["cost"].mean <= 0.92 * hedge["cost"].mean

@@ -8,8 +8,9 @@ from pydantic import TypeAdapter
 import services.spot.policies
 from domain.capacity import CapacityKind
 from research.spot.baselines import EvenSpread, MarkLike, RoundRobin
-from research.spot.policies import POLICIES, ReplayPolicySettings, make_policy
+from research.spot.policies import POLICIES, make_policy
 from services.spot.placement import DynamicPlacement
+from services.spot.policies import PolicySettings
 from services.spot.spothedge import SpotHedge, on_demand_wanted, spot_wanted
 from services.spot.values import (
     Launch,
@@ -67,7 +68,7 @@ def test_actions_are_within_bounds(name: str, given_: tuple[int, list[Observatio
     `spothedge+` chooses N_extra itself, up to N_tar.
     """
     count, observations = given_
-    policy = make_policy(name, ReplayPolicySettings(zones_of(count), extra))
+    policy = make_policy(name, PolicySettings(zones_of(count), extra))
     state = policy.start()
     for observation in observations:
         stored = state

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import exp
 
-from research.spot.knowledge import Knowledge, ZoneRecord
+from services.spot.knowledge import Knowledge, LaunchRecord, ZoneRecord
 from services.spot.values import Observation, Zone, ZoneEventKind
 
-_MOST_COLD_STARTS = 10
-"""The mean cold start is that of about this many recent replicas."""
+_MOST_TIMES = 10
+"""The mean cold start and the mean time until an answer are those of about this many recent replicas."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Priors:
     """The number of observed losses that weigh as much as `whole`."""
     cold_start_s: float = 120.0
     """The cold start in seconds until the first replica is ready."""
+    answer_s: float = 10.0
+    """The time in seconds until a launch is answered, until the first answer."""
     obtain_h: float = 3.0
     """The time constant in hours with which granted and refused launches are forgotten."""
 
@@ -50,7 +52,7 @@ class Priors:
         for name in ("joint", "whole"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: {getattr(self, name)}: must be from 0 to 1")
-        for name in ("unknown_h", "history", "follow", "cold_start_s"):
+        for name in ("unknown_h", "history", "follow", "cold_start_s", "answer_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: {getattr(self, name)}: must be 0 or more")
 
@@ -72,9 +74,10 @@ class Estimates:
         now_s = observation.now_s
         passed_h = 0.0 if knowledge.now_s is None else max(0.0, now_s - knowledge.now_s) / 3600
         records = {name: self._decayed(record, passed_h) for name, record in knowledge.zones.items()}
-        spot = [(one.number, one.zone) for one in observation.replicas if one.zone is not None]
-        kept = Counter(zone for number, zone in spot if number <= knowledge.newest)
-        granted = Counter(zone for number, zone in spot if number > knowledge.newest)
+        spot = [one for one in observation.replicas if one.zone is not None and one.is_granted]
+        before = {number for number, one in knowledge.launches.items() if one.granted_at_s is not None}
+        kept = Counter(one.zone or "" for one in spot if one.number in before)
+        granted = Counter(one.zone or "" for one in spot if one.number not in before)
         held = kept + granted
         for zone in held:
             records[zone] = self._held(records.get(zone), now_s, kept[zone] > 0, granted[zone])
@@ -84,11 +87,12 @@ class Estimates:
             records[zone] = replace(
                 record, up_s=0.0, seen_at_s=now_s, lost_at_s=now_s, down=not held[zone], losses=record.losses + 1
             )
+        asked = {one.zone for one in observation.replicas if one.is_spot}
         for event in observation.events:
             if event.kind is ZoneEventKind.REFUSED:
-                records[event.zone] = _refused(records.get(event.zone), now_s, held[event.zone] > 0)
+                records[event.zone] = self._refused(records.get(event.zone), now_s, event.zone in asked)
         pooled = self._pooled(knowledge, passed_h, lost, held)
-        return _with_cold_starts(replace(pooled, now_s=now_s, zones=records), observation)
+        return _with_launches(replace(pooled, zones=records), observation)
 
     def hazards(self, knowledge: Knowledge, now_s: float) -> dict[str, float]:
         """Returns the expected losses of each zone for each hour in which the zone is held."""
@@ -134,8 +138,12 @@ class Estimates:
         joint, weight = knowledge.joint_losses, self.priors.joint_weight
         return (joint + self.priors.joint * weight) / (joint + knowledge.single_losses + weight)
 
+    def answer_s(self, knowledge: Knowledge) -> float:
+        """Returns the expected time in seconds from a launch until the provider grants or refuses it."""
+        return self.priors.answer_s if knowledge.answer_s is None else knowledge.answer_s
+
     def cold_start_s(self, knowledge: Knowledge) -> float:
-        """Returns the expected time in seconds from a launch until the replica is ready."""
+        """Returns the expected time in seconds from a grant until the replica is ready."""
         return self.priors.cold_start_s if knowledge.cold_start_s is None else knowledge.cold_start_s
 
     def _following(self, knowledge: Knowledge, zone: Zone, now_s: float) -> float:
@@ -159,10 +167,15 @@ class Estimates:
             up_s=up_s,
             seen_at_s=now_s,
             down=False,
-            refusals=0 if granted else record.refusals,
             held_h=record.held_h + (passed_s / 3600 if kept else 0.0),
             granted=record.granted + granted,
         )
+
+    def _refused(self, record: ZoneRecord | None, now_s: float, asked: bool) -> ZoneRecord:
+        record = record or ZoneRecord(self.up_h(None, now_s) * 3600, now_s)
+        counted = replace(record, refused_at_s=now_s, refused=record.refused + 1)
+        # A zone that holds replicas is full, not down. If another launch is not answered yet, its answer will tell.
+        return counted if asked else replace(counted, up_s=0.0, seen_at_s=now_s, down=True)
 
     def _decayed(self, record: ZoneRecord, passed_h: float) -> ZoneRecord:
         if passed_h == 0:
@@ -195,23 +208,45 @@ class Estimates:
         )
 
 
-def _refused(record: ZoneRecord | None, now_s: float, held: bool) -> ZoneRecord:
-    record = record or ZoneRecord(0.0, now_s)
-    counted = replace(record, refused_at_s=now_s, refusals=record.refusals + 1, refused=record.refused + 1)
-    # A zone that holds replicas and refuses another one is full, not down.
-    return counted if held else replace(counted, up_s=0.0, seen_at_s=now_s, down=True)
-
-
-def _with_cold_starts(knowledge: Knowledge, observation: Observation) -> Knowledge:
-    mean_s, count = knowledge.cold_start_s, knowledge.cold_starts
-    starting: dict[int, float] = {}
+def _with_launches(knowledge: Knowledge, observation: Observation) -> Knowledge:
+    """Returns the knowledge with the records of all replicas, and with the times of answers and cold starts."""
+    now_s = observation.now_s
+    # What is new in an observation was launched by the decision before.
+    asked_at_s = now_s if knowledge.now_s is None else knowledge.now_s
+    target = observation.target if knowledge.now_s is None else knowledge.target
+    answers_s: list[float] = []
+    colds_s: list[float] = []
+    records: dict[int, LaunchRecord] = {}
     for one in observation.replicas:
-        since_s = knowledge.starting.get(one.number)
-        if not one.is_ready:
-            starting[one.number] = observation.now_s if since_s is None else since_s
-        elif since_s is not None:
-            count = min(count + 1, _MOST_COLD_STARTS)
-            before_s = 0.0 if mean_s is None else mean_s
-            mean_s = before_s + (observation.now_s - since_s - before_s) / count
-    newest = max([knowledge.newest, *(one.number for one in observation.replicas)])
-    return replace(knowledge, starting=starting, newest=newest, cold_start_s=mean_s, cold_starts=count)
+        before = knowledge.launches.get(one.number)
+        record = before or LaunchRecord(asked_at_s, target, one.zone)
+        if one.is_granted and record.granted_at_s is None:
+            record = replace(record, granted_at_s=now_s)
+            answers_s.append(now_s - record.asked_at_s)
+        if one.is_ready and not record.is_ready:
+            record = replace(record, is_ready=True)
+            if before is not None and before.granted_at_s is not None:
+                colds_s.append(now_s - before.granted_at_s)
+        records[one.number] = record
+    gone = [one for number, one in knowledge.launches.items() if number not in records and one.granted_at_s is None]
+    for event in observation.events:
+        if event.kind is ZoneEventKind.REFUSED:
+            seen = next((one for one in gone if one.zone == event.zone), None)
+            if seen is not None:
+                gone.remove(seen)
+            answers_s.append(now_s - (asked_at_s if seen is None else seen.asked_at_s))
+    answer_s, answers = _mean(knowledge.answer_s, knowledge.answers, answers_s)
+    cold_start_s, cold_starts = _mean(knowledge.cold_start_s, knowledge.cold_starts, colds_s)
+    return replace(
+        knowledge, now_s=now_s, target=observation.target, launches=records,
+        answer_s=answer_s, answers=answers, cold_start_s=cold_start_s, cold_starts=cold_starts,
+    )  # fmt: skip
+
+
+def _mean(mean_s: float | None, count: int, times_s: list[float]) -> tuple[float | None, int]:
+    """Returns the mean with further times, and the number of times in it."""
+    for time_s in times_s:
+        count = min(count + 1, _MOST_TIMES)
+        before_s = 0.0 if mean_s is None else mean_s
+        mean_s = before_s + (time_s - before_s) / count
+    return mean_s, count

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from research.spot.risk import Option, RiskModel
+from services.spot.risk import Option, RiskModel
 
 _STEPS = 4
 """The limit on the improvements by single replicas."""
@@ -70,12 +70,13 @@ def _neighbours(plan: tuple[int, ...], options: Sequence[Option]) -> Iterator[tu
             counts[at] += by
         return tuple(counts)
 
+    ended = [at for at, option in enumerate(options) if plan[at] > option.least]
     for at, option in enumerate(options):
-        if plan[at]:
+        if plan[at] > option.least:
             yield changed((at, -1))
         if plan[at] < option.most:
             yield changed((at, 1))
-            yield from (changed((at, 1), (other, -1)) for other, count in enumerate(plan) if count and other != at)
+            yield from (changed((at, 1), (other, -1)) for other in ended if other != at)
 
 
 def _orders(model: RiskModel) -> list[list[int]]:
@@ -114,23 +115,24 @@ def _survives(target: int, zones: int) -> int:
 def _filled(model: RiskModel, zones: Sequence[int], total: int, *, top_up: bool = False) -> tuple[int, ...] | None:
     """Returns `total` replicas, spread evenly over the zones; None if they cannot have them.
 
+    The replicas that are not ended now are among them, also those in other zones.
+
     With `top_up`, each zone has as many replicas as it can have before the next one, and on-demand replicas fill the
     rest.
     """
-    counts = [0] * len(model.options)
+    counts = [option.least for option in model.options]
     counts[-1] = model.base
-    left = total - model.base
+    left = max(0, total - sum(counts))
     if top_up:
         for at in zones:
-            counts[at] = min(left, model.options[at].most)
-            left -= counts[at]
+            more = min(left, model.options[at].most - counts[at])
+            counts[at] += more
+            left -= more
         counts[-1] += left
         return tuple(counts)
-    while left:
-        free = [at for at in zones if counts[at] < model.options[at].most][:left]
+    for _ in range(left):
+        free = [at for at in zones if counts[at] < model.options[at].most]
         if not free:
             return None
-        for at in free:
-            counts[at] += 1
-        left -= len(free)
+        counts[min(free, key=lambda at: counts[at])] += 1
     return tuple(counts)

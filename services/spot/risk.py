@@ -17,11 +17,13 @@ class Option:
     group: int
     """The group of zones that fail together."""
     held: int
-    """The number of replicas there now, ready or not."""
+    """The number of replicas there now, requested ones included."""
     most: int
     """The largest number of replicas that can be had there now."""
     obtainability: float = 1.0
     """The probability that a launch succeeds, above 0."""
+    least: int = 0
+    """The number of replicas there that are not ended now."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class RiskModel:
     """The time in hours over which the cost of launches is spread."""
     base: int = 0
     """The number of on-demand replicas that each plan contains, at most N_tar."""
+    refusal_usd: float = 0.0
+    """The price of waiting for a refusal: what a replica costs that stands in meanwhile."""
 
     def usd_per_h(self, plan: Sequence[int]) -> float:
         """Returns the expected cost of a plan with at least N_tar replicas, in the unit of the prices.
@@ -52,14 +56,16 @@ class RiskModel:
         The cost has four parts: the price of the replicas; the price of outages, which does not depend on the cold
         start; the price of the cold starts with which lost replicas are replaced; and the cold starts of the replicas
         that the plan has to launch first, which are billed beside the replicas that serve until then. A launch that may
-        be refused counts as more than one.
+        be refused counts as more than one, and each refusal has its price.
         """
         cost = launches = 0.0
         for option, count in zip(self.options, plan, strict=True):
             cost += count * option.usd_per_h * (1 + option.losses_per_h * self.cold_start_h)
             if count > option.held:
-                launches += (count - option.held) * option.usd_per_h / option.obtainability
-        cost += launches * self.cold_start_h / self.horizon_h
+                tries = (count - option.held) / option.obtainability
+                launches += tries * option.usd_per_h * self.cold_start_h
+                launches += (tries - (count - option.held)) * self.refusal_usd
+        cost += launches / self.horizon_h
         return cost + self.outages_per_h(plan) * self.outage_usd
 
     def outages_per_h(self, plan: Sequence[int]) -> float:

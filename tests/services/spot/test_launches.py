@@ -1,0 +1,110 @@
+"""Launches that are answered late, partly and in any order: what was granted is kept, and refusals are no storm."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from domain.capacity import CapacityKind
+from research.spot.answers import AnswerSettings
+from research.spot.replay import ReplaySettings, WindowResult, replay_spans
+from research.spot.traces import SpotTrace
+from services.spot.policies import PolicySettings, make_policy
+from services.spot.spothedge_plus import KEPT_S
+from services.spot.values import Action, Launch, Observation, PolicyState, SpotPolicy, Zone
+from tests.services.spot.strategies import zones_of
+
+_HOUR_S = 3600.0
+_PARTIAL = {"eu": 2, "us": 0, "as": 1, "uc": 0}
+"""Four zones that have three machines, of which no zone has all."""
+
+
+@dataclass
+class _Counting:
+    """A policy with the times of its launches."""
+
+    policy: SpotPolicy
+    launched_s: list[float] = field(default_factory=list)
+
+    def start(self) -> PolicyState:
+        return self.policy.start()
+
+    def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
+        after, actions = self.policy.decide(state, observation)
+        self.launched_s += [observation.now_s] * sum(isinstance(action, Launch) for action in actions)
+        return after, actions
+
+
+def _replayed(
+    name: str, trace: SpotTrace, answers: AnswerSettings, retry_s: float = 300.0
+) -> tuple[WindowResult, list[float], list[float]]:
+    """Returns the result, the times of all launches, and how long each spot replica that was ended had been granted."""
+    counting = _Counting(make_policy(name, PolicySettings(trace.zones, retry_s=retry_s)))
+    result, spans = replay_spans(trace, counting, ReplaySettings(3, 120.0, 3.0, answers), 0, trace.ticks)
+    end_s = trace.ticks * trace.gap_s
+    ended = [one for one in spans if one.kind is CapacityKind.SPOT and not one.preempted and one.ended_s < end_s]
+    return result, counting.launched_s, [one.ended_s - one.launched_s for one in ended]
+
+
+def _partial(hours: int = 4) -> SpotTrace:
+    zones = tuple(Zone(name, "east" if name in ("eu", "us") else "west") for name in _PARTIAL)
+    return SpotTrace(zones, 300.0, tuple((count,) * (12 * hours) for count in _PARTIAL.values()))
+
+
+@pytest.mark.parametrize("refused_s", [0.0, 0.3, 10.0, 60.0])
+@pytest.mark.parametrize("retry_s", [10.0, 300.0])
+def test_a_partial_grant_is_kept(refused_s: float, retry_s: float) -> None:
+    """Three zones of four have fewer machines than the target; together they have three.
+
+    Granted machines are kept, and the service costs little more than its spot machines alone (0.33), not as much as
+    its on-demand machines. SpotHedge launches at least half as much.
+    """
+    answers = AnswerSettings(refused_s, granted_s=min(refused_s, 3.0))
+    hedge, launched_by_hedge, _ = _replayed("spothedge", _partial(), answers, retry_s)
+    plus, launched, ended_after_s = _replayed("spothedge+", _partial(), answers, retry_s)
+    assert min(ended_after_s, default=KEPT_S) >= KEPT_S
+    assert plus.availability >= hedge.availability - 0.001
+    assert plus.cost < 0.75 * hedge.cost
+    for until_s in (150.0, _HOUR_S, 4 * _HOUR_S):
+        assert sum(at_s < until_s for at_s in launched) <= 2 * sum(at_s < until_s for at_s in launched_by_hedge)
+
+
+@pytest.mark.parametrize("name", ["spothedge", "spothedge+"])
+def test_refusals_without_end_are_no_storm(name: str) -> None:
+    """If every zone refuses for ever, the pause of a zone doubles from `retry_s` to five minutes."""
+    trace = SpotTrace(zones_of(4), 300.0, ((0,) * 48,) * 4)
+    _, launched_s, _ = _replayed(name, trace, AnswerSettings(2.0, 2.0), retry_s=10.0)
+    # Each zone is tried about five times within 150 s. SpotHedge tries a zone with up to four launches at a time.
+    assert sum(at_s < 150.0 for at_s in launched_s) <= 60
+    assert sum(at_s > _HOUR_S for at_s in launched_s) <= 4 * 36 * (4 if name == "spothedge" else 1)
+
+
+@st.composite
+def _fleets(draw: st.DrawFn) -> SpotTrace:
+    count = draw(st.integers(1, 4))
+    row = st.lists(st.integers(0, 4), min_size=4, max_size=16)
+    rows = draw(st.lists(row, min_size=count, max_size=count))
+    ticks = min(map(len, rows))
+    return SpotTrace(zones_of(count), 300.0, tuple(tuple(row[:ticks]) for row in rows))
+
+
+_MEAN_S = st.sampled_from([0.0, 2.0, 10.0, 60.0])
+
+
+@settings(max_examples=200)
+@given(
+    _fleets(),
+    _MEAN_S,
+    _MEAN_S,
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([10.0, 300.0]),
+    st.integers(0, 99).map(str),
+)
+def test_no_granted_machine_is_ended_early(
+    trace: SpotTrace, refused_s: float, granted_s: float, share: float, retry_s: float, seed: str
+) -> None:
+    """`spothedge+` keeps each granted spot machine for ten minutes, however late and partly launches are answered."""
+    answers = AnswerSettings(refused_s, granted_s, share, seed)
+    _, _, ended_after_s = _replayed("spothedge+", trace, answers, retry_s)
+    assert min(ended_after_s, default=KEPT_S) >= KEPT_S
