@@ -92,6 +92,7 @@ class UploadLimits:
                     async for piece in pieces:
                         process.stdin.write(piece)
                         await process.stdin.drain()
+                process.stdin.close()
                 answer, _ = await process.communicate()
         except TimeoutError:
             raise busy(f"the archive was not inspected within {self._limits.inspect_s:g} s", _RETRY_S) from None

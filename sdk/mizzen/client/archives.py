@@ -15,6 +15,7 @@ import os
 import stat
 import tarfile
 import tempfile
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -56,8 +57,8 @@ class PackedFolder:
     sha256: str
     size_bytes: int
     parts: tuple[PackedPart, ...] = field(repr=False)
-    file: IO[bytes] = field(repr=False, compare=False)
-    """The archive."""
+    packer: "_Packer" = field(repr=False, compare=False)
+    """What holds the archive."""
 
     @property
     def body(self) -> bytes:
@@ -66,15 +67,15 @@ class PackedFolder:
 
     def read(self, start: int, size_bytes: int) -> bytes:
         """Return bytes of the archive."""
-        self.file.seek(start)
-        return self.file.read(size_bytes)
+        return self.packer.read(start, size_bytes)
 
 
 class _Packer:
     """A file to which the tar archive is written. It compresses what it gets, in parts."""
 
     def __init__(self) -> None:
-        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - the packed folder keeps it
+        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - the packed folder uses it
+        weakref.finalize(self, self._file.close)
         self._digest = hashlib.sha256()
         self._parts: list[PackedPart] = []
         self._pending = bytearray()
@@ -108,7 +109,12 @@ class _Packer:
         """Return the archive."""
         if self._pending:
             self._end(len(self._pending))
-        return PackedFolder(self._digest.hexdigest(), self.packed_bytes, tuple(self._parts), self._file)
+        return PackedFolder(self._digest.hexdigest(), self.packed_bytes, tuple(self._parts), self)
+
+    def read(self, start: int, size_bytes: int) -> bytes:
+        """Return bytes of the archive."""
+        self._file.seek(start)
+        return self._file.read(size_bytes)
 
     def _end(self, size_bytes: int) -> None:
         packed = io.BytesIO()
