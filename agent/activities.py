@@ -20,6 +20,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from agent import tasks
 from agent.config import AgentConfig
 from agent.disk import DiskWatch, limit_of, reserve_report
+from agent.elements import ElementChunk, cancel, known_results
 from agent.failures import is_disk_full, launch_failure, refusal
 from agent.gpu_watch import GpuWatch
 from agent.intervals import set_pace
@@ -40,6 +41,7 @@ from agent.task_watch import TaskWatch, next_look, notify, still_running
 from agent.tasks import RunFolder, TaskState
 from domain.blame import LaunchError
 from domain.protocol.activities import Activity
+from domain.protocol.leases import CancelElements, ElementsRun, RunElements
 from domain.protocol.machines import (
     DETACHED,
     Attend,
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _LATE_S = 7.5
 _UNTIMED_S = 30.0
+_SHORT_S, _SHIP_S = 0.02, 0.5
+"""The shortest pause between two looks at a chunk of elements, and the one between two looks at their output."""
 _TRIES = 5
 """Number of tries to start an attempt's tasks on this machine before the gang is placed elsewhere."""
 
@@ -101,7 +105,10 @@ class NodeActivities:
 
     def all(self) -> Sequence[Callable[..., Awaitable[Any]]]:
         """Returns the activities that the worker registers."""
-        return [self.prepare, self.run, self.stop, self.attend, self.pace, self.prove_key]
+        return [
+            self.prepare, self.run, self.stop, self.attend, self.pace, self.prove_key, self.run_elements,
+            self.cancel_elements,
+        ]  # fmt: skip
 
     @activity.defn(name=Activity.PREPARE_NODE.value)
     async def prepare(self, request: PrepareNode) -> NodePrepared:
@@ -147,6 +154,38 @@ class NodeActivities:
             async with self._heartbeats():
                 await self._end(request.workload_id, request.attempt, request.grace_s)
             return await asyncio.to_thread(self._stopped_outcome, request)
+
+    @activity.defn(name=Activity.RUN_ELEMENTS.value)
+    async def run_elements(self, request: RunElements) -> ElementsRun:
+        """Runs leased elements in the attempt of a runner, and waits until they or the attempt have ended."""
+        self._check_machine(request.machine)
+        folder = self._state.attempt(request.workload_id, request.attempt)
+        with _detaching():
+            began_s = next_beat_s = time.monotonic()
+            chunk = ElementChunk(folder, request.elements)
+            staged: StagedAttempt | None = None
+            while not chunk.is_over():
+                staged = staged or await asyncio.to_thread(self._stager.load, folder)
+                if staged is not None and await asyncio.to_thread(chunk.hand_over, staged):
+                    if chunk.is_done():
+                        break
+                    if time.monotonic() - chunk.shipped_s > _SHIP_S:
+                        self._ship_elements(staged)
+                        chunk.shipped_s = time.monotonic()
+                if time.monotonic() >= next_beat_s:
+                    activity.heartbeat(ElementsRun(chunk.results()))
+                    next_beat_s = time.monotonic() + self._pause_s(self._config.heartbeat_interval_s)
+                await asyncio.sleep(max(_SHORT_S, min(self._config.poll_interval_s, (time.monotonic() - began_s) / 20)))
+            if (staged := staged or await asyncio.to_thread(self._stager.load, folder)) is not None:
+                self._ship_elements(staged)
+            return ElementsRun(chunk.results(), chunk.is_over())
+
+    @activity.defn(name=Activity.CANCEL_ELEMENTS.value)
+    async def cancel_elements(self, request: CancelElements) -> None:
+        """Stops elements of a runner's attempt, or does not start them."""
+        self._check_machine(request.machine)
+        folder = self._state.attempt(request.workload_id, request.attempt)
+        await asyncio.to_thread(cancel, folder, request.indexes)
 
     @activity.defn(name=Activity.ATTEND.value)
     async def attend(self, request: Attend) -> None:
@@ -354,7 +393,7 @@ class NodeActivities:
             progress.left = left_by(run, self._config.machine, keep_s)
             progress.unstored = self._unstored(staged, run)
         own = self._notices.current or self._notices.of_owner(staged.folder.key)
-        return replace(found, notice=own or found.notice)
+        return replace(found, notice=own or found.notice, elements=known_results(staged.folder))
 
     def _stopped_outcome(self, request: StopNode) -> NodeOutcome:
         """Returns the outcome of a stopped attempt. `stopped` is false if all its tasks ended by themselves before."""
@@ -376,6 +415,7 @@ class NodeActivities:
             return
         if staged is not None:
             self._ship(staged, folder.runs())
+            self._ship_elements(staged)
 
     def _ship(self, staged: StagedAttempt, runs: Sequence[RunFolder]) -> None:
         bucket = partial(self._stager.bucket, staged.folder)
@@ -413,6 +453,12 @@ class NodeActivities:
 
         async with self._heartbeats(active):
             await self._outputs.until_stored(staged.runs)
+
+    def _ship_elements(self, staged: StagedAttempt) -> None:
+        bucket = partial(self._stager.bucket, staged.folder)
+        for run in staged.folder.elements():
+            if tasks.inspect(run) is not TaskState.ABSENT:
+                self._shipping.watch(run, bucket, staged.masker, staged.launch.logs, removes=True)
 
     # -------------------------------------------------------------------------------------------------------- beats
 

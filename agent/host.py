@@ -421,6 +421,7 @@ def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) ->
             if usage.free >= config.keep_free * usage.total:
                 continue
         kept_back = any(tasks.inspect(run) is not TaskState.ABSENT and not shipped(run) for run in attempt.runs())
+        kept_back = kept_back or bool(attempt.elements())
         kept_back = kept_back or (not is_owners and age_s <= config.keep_at_most_s and has_outputs(attempt))
         over = state.is_over(attempt) or (age_s > _ABANDONED_S and not state.is_started(attempt))
         if over and not kept_back:

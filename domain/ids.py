@@ -28,6 +28,7 @@ _TABLE = re.compile(TABLE_PATTERN)
 _PARTITION = re.compile(PARTITION_PATTERN)
 _RUN = re.compile(RUN_PATTERN)
 _ELEMENT = re.compile(r"(wl-[0-9a-z]{16})-(0|[1-9][0-9]{0,8})")
+_RUNNER = re.compile(r"wl-[0-9a-z]+-r[0-9]+")
 INSTANCE_PREFIX = "in-"
 SESSION_PREFIX = "session-"
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -94,8 +95,18 @@ def element_id(array: str, index: int) -> str:
     return f"{array}-{index}"
 
 
+def runner_id(array: str, number: int) -> str:
+    """Returns the id of a runner of an array."""
+    return f"{array}-r{number}"
+
+
+def is_runner(workload_id: str) -> bool:
+    """Returns whether an id is that of a runner of an array."""
+    return _RUNNER.fullmatch(workload_id) is not None
+
+
 def array_of(element: str) -> str:
-    """Returns the id of an element's array."""
+    """Returns the id of the array of an element or a runner."""
     return element.rpartition("-")[0]
 
 

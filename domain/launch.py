@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validato
 from domain.ids import NAME_PATTERN, TABLE_RULE, is_name, is_table_name
 from domain.isolation import Isolation
 from domain.serving_spec import ServingSpec
-from domain.spec import TaskSpec
+from domain.spec import ArraySpec, TaskSpec
 
 
 class _Frozen(BaseModel):
@@ -115,6 +115,10 @@ class LaunchDescription(_Frozen):
     own setting."""
     array_variables: dict[str, str] = Field(default_factory=dict)
     """Variables of all tasks with the index and the parameters of an element of an array (`domain.array_elements`)."""
+    elements: ArraySpec | None = None
+    """Of a runner: the array whose elements it runs. The strings of its job still have their braces."""
+    max_runtime_s: float | None = None
+    """The maximum runtime of an element of a runner, in seconds."""
     serving: ServingSpec | None = None
     """How task 0 of the first job serves requests; None: the workload serves none."""
     sealed_secrets: dict[str, str] = Field(default_factory=dict)

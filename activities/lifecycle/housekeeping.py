@@ -24,7 +24,7 @@ from infra.db.capacity import InstanceRow
 from infra.db.deliveries import Delivery
 from infra.db.logs import Audit, Event, Outbox, UsageRun
 from infra.db.models import Attempt, Cluster, Region, Workload
-from infra.db.services import ServiceRequests, ServiceRow
+from infra.db.services import BalancerReport, ServiceRequests, ServiceRow
 from infra.db.session import transaction
 from infra.db.tenants import Archive
 from mizzen.objects import ObjectStore
@@ -92,6 +92,7 @@ class HousekeepingActivities:
             of_service = exists().where(ServiceRow.id == InstanceRow.pool)
             session.execute(delete(InstanceRow).where(InstanceRow.gone_at < long_ago, ~of_service))
             session.execute(delete(ServiceRequests).where(ServiceRequests.second < time.time() - _KEEP_REQUESTS_S))
+            session.execute(delete(BalancerReport).where(BalancerReport.reported_at < _ago(_KEEP_REQUESTS_S)))
             session.execute(delete(Delivery).where(Delivery.ended_at < long_ago))
             session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MAIL_S)))
             changes.forget(session, timedelta(seconds=_KEEP_CHANGES_S))

@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.lifecycle import handover, lent_work
+from activities.lifecycle import handover, leases, lent_work
+from domain import ids
 from domain.ids import NAME_LENGTH
 from domain.output_manifest import MAX_TEXT
 from domain.phases import TERMINAL_PHASES, Phase
@@ -308,6 +309,7 @@ class WorkloadActivities:
         phase, workload = Phase(request.next_phase), request.workload_id
         with transaction(self._engine) as session:
             own = {"workload": workload, "attempt": request.attempt}
+            leases.lock_array(session, workload)
             if session.execute(_LOCK, {"workload": workload}).first() is None:
                 raise _unknown(workload)
             live = session.execute(_LIVE, own | {"after_asking": _AFTER_ASKING}).first()
@@ -316,6 +318,9 @@ class WorkloadActivities:
             if request.unstarted and live.may_run:
                 message = f"tasks of attempt {request.attempt} of {workload} may run: stop them first"
                 raise ApplicationError(message, type=TASKS_MAY_RUN, non_retryable=True)
+            if ids.is_runner(workload):
+                reason = Reason.from_json(request.reason)
+                leases.return_elements(session, workload, request.attempt, request.elements, phase, reason)
             machines = handover.release(session, workload, request.attempt, request.silent_machines, request.flushing_s)
             # The attempt is locked after the machines: see the order of locks in `handover`.
             attempt = session.get_one(Attempt, (workload, request.attempt), with_for_update=True)

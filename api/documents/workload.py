@@ -204,6 +204,8 @@ JOB = section({
     "run": Field(_RUN, f"{RUN}. Replaces the entry point of an image. {_NEEDS_RUN}", ""),
     "restart": Field(one_of(("gang", "task"), "gang or task"), "What is started again after the failure of a task: the "
                      f"workload, or the task alone, on its machine. {_NO_RESTART}", default="gang"),
+    "output": Field(one_of(("merged", "separate"), "merged or separate"), "Whether the log can tell stdout and stderr "
+                    "apart; separate keeps their order only to about a second", default="merged"),
     "image": Field(_IMAGE, "A container image in which the tasks run, on machines with a container engine"),
     "image_pull_secret": Field(name("secret"), "Name of the tenant's secret with USER:PASSWORD for the image's "
                                f"registry. {_NO_PULL}"),

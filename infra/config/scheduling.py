@@ -129,11 +129,14 @@ class ServiceSettings(Section):
     readiness_interval_s: float = Field(1.0, gt=0)
     """Interval at which the readiness of starting replicas is read."""
     unready_s: float = Field(180.0, ge=0)
-    """A replica that was ready, and whose probe then fails for this long, is ended."""
+    """A replica that was ready is ended after its probe has failed, or balancers have ejected it, for this long."""
     placement_s: float = Field(300.0, gt=0)
     """A replica that is not placed within this time after its own machines are ready is ended, with the machines."""
     tenant_machines: int = Field(200, ge=0)
     """The largest number of machines that the services of one tenant may have launched at a time."""
+    update_queued_s: float = Field(1800.0, gt=0)
+    """An update of which no replica has been ready is given up after one has waited this long for machines of the
+    installation."""
     failed_pause_s: float = Field(5.0, gt=0)
     """Pause after a replica has failed by itself. It doubles with each failure in a row."""
     retry_s: float = Field(300.0, ge=0)

@@ -1093,6 +1093,8 @@ class ServiceReplica(TypedDict):
     """Why it ends or has ended."""
     probe_error: str | None
     """The result of its last probe, if it failed."""
+    ejected: str | None
+    """Why balancers send it no requests, or few, although its probe succeeds."""
     phase: str | None
     """Phase of its workload; None: the workload's record is deleted."""
     reason: Reason | None
@@ -1106,8 +1108,9 @@ class Service(TypedDict):
     tenant: str
     name: str
     version: int
-    state: Literal["starting", "ready", "degraded", "stopping", "ended"]
-    """`ready`: at least `target` replicas are ready; `degraded`: at least one is."""
+    state: Literal["starting", "ready", "degraded", "scaled_to_zero", "stopping", "ended"]
+    """`ready`: at least `target` replicas are ready; `degraded`: at least one is; `scaled_to_zero`: there is none, and
+    the first request starts one."""
     target: int
     """Number of replicas that should be ready now."""
     ready: dict[str, int]
@@ -1117,7 +1120,7 @@ class Service(TypedDict):
     versions: dict[str, int]
     """Ready replicas by version."""
     availability: float | None
-    """Fraction of the time since its creation with at least `target` ready replicas."""
+    """Fraction of the time with a target above 0 in which at least `target` replicas were ready."""
     usd: float
     """Cost of its own machines so far, in US dollars."""
     usd_on_demand: float | None
@@ -1170,6 +1173,8 @@ class Endpoint(TypedDict):
     kind: str
     state: Literal["ready", "draining"]
     """`draining`: it gets no new requests."""
+    ejected: bool
+    """Whether balancers send it no requests, or few, because it fails."""
 
 
 class EndpointList(TypedDict):
@@ -1181,7 +1186,11 @@ class EndpointList(TypedDict):
     policy: LoadBalancing
     retry_non_idempotent: bool
     request_timeout_s: float
+    first_byte_s: float | None
+    """Longest time to the first byte of an answer; None: relative to the other replicas."""
     max_queue: int
+    hold_s: float
+    """Longest time for which a request waits while no replica is ready."""
     drain_s: float
     probe_path: str
     probe_is_get: bool
