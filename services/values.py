@@ -54,6 +54,8 @@ class ReplicaFacts:
     """The replica of an older version that it succeeds during an update."""
     is_ejected: bool = False
     """Whether its probe succeeds, but its balancers have ejected it."""
+    ongoing: int | None = None
+    """The number of its requests in progress; None: unknown. While it drains, 0 means that none can arrive any more."""
 
 
 class LossKind(StrEnum):
