@@ -55,7 +55,10 @@ class ReplicaPolicySpec(_Frozen):
     max_replicas: int = 1
     """The number of replicas is fixed if this equals `min_replicas`."""
     target_qps_per_replica: float | None = None
-    """Q_tar, the requests per second that one replica should get; None: the number of replicas is fixed."""
+    """Q_tar, the requests per second that one replica should get; None: it is not a criterion. Without this and the
+    next field the number of replicas is fixed."""
+    target_ongoing_requests: float | None = None
+    """The requests in progress that one replica should have; None: it is not a criterion."""
     upscale_delay_s: float = 300.0
     downscale_delay_s: float = 1200.0
     placer: str | None = None

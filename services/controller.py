@@ -78,6 +78,7 @@ def decide(
     requests: int | None,
     now_s: float,
     waiting: int = 0,
+    ongoing: int = 0,
 ) -> ServiceDecision:
     """Returns the actions for the replicas of a service.
 
@@ -89,6 +90,7 @@ def decide(
         requests: the number of requests that arrived since the decision before; None: unknown, because no balancer
             reports. Then the target only obeys its limits.
         waiting: the number of requests that wait in balancers because no replica is ready.
+        ongoing: the number of requests in progress.
         now_s: seconds since the epoch, not before those of the decision before.
     """
     if plan.stopping:
@@ -102,15 +104,16 @@ def decide(
     if 0 < state.good_version < plan.version and due_s <= now_s:
         state = replace(state, failed_version=plan.version)
     scaler = plan.autoscaler
-    if requests is None and not waiting:
+    if requests is None and not waiting and not ongoing:
         state = replace(state, scaling=scaler.limited(state.scaling))
     else:
-        state = replace(state, scaling=scaler.decide(state.scaling, now_s, requests or 0, waiting))
+        state = replace(state, scaling=scaler.decide(state.scaling, now_s, requests or 0, waiting, ongoing))
     step = _Step(plan, state, {one.number: one for one in replicas}, now_s)
     if now_s < due_s < math.inf:
         step.wakes_s.append(due_s)
     step.end_overdue(Stage.UNREADY, plan.unready_s, EndCause.NOT_ANSWERING)
     step.end_overdue(Stage.DRAINING, plan.drain_s, EndCause.SUPERSEDED)
+    step.end_idle()
     if any(one.is_ejected for one in replicas):
         step.notes.append(REPLICA_EJECTED)
     step.end_superseded()
@@ -192,6 +195,12 @@ class _Step:
                     self._end(one, cause)
                 else:
                     self.wakes_s.append(due_s)
+
+    def end_idle(self) -> None:
+        """Ends draining replicas that have no requests in progress."""
+        for one in list(self.replicas.values()):
+            if one.stage is Stage.DRAINING and one.ongoing == 0:
+                self._end(one, EndCause.SUPERSEDED)
 
     def end_superseded(self) -> None:
         """Ends replicas that do not serve and whose version is no longer launched: given up, or superseded."""
@@ -376,7 +385,8 @@ class _Step:
             self._end(one, cause)
             return
         self.actions.append(DrainReplica(one.number, cause))
-        self.replicas[one.number] = replace(one, stage=Stage.DRAINING, since_s=self.now_s)
+        # Requests may be on their way until all balancers have the new list.
+        self.replicas[one.number] = replace(one, stage=Stage.DRAINING, since_s=self.now_s, ongoing=None)
         self.wakes_s.append(self.now_s + self.plan.drain_s)
 
     def _end(self, one: ReplicaFacts, cause: EndCause) -> None:
@@ -387,4 +397,5 @@ class _Step:
 def _seen(one: ReplicaFacts) -> SpotReplica:
     state = ReplicaState.PROVISIONING if one.is_granted else ReplicaState.REQUESTED
     state = ReplicaState.READY if one.stage is Stage.READY else state
-    return SpotReplica(one.number, one.kind, one.zone if one.kind is CapacityKind.SPOT else None, state)
+    zone = one.zone if one.kind is CapacityKind.SPOT else None
+    return SpotReplica(one.number, one.kind, zone, state, one.ongoing or 0)

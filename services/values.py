@@ -58,6 +58,8 @@ class ReplicaFacts:
     """Whether its probe succeeds, but its balancers have ejected it."""
     is_granted: bool = True
     """Whether its provider has launched its machines; False: a launch is not answered yet."""
+    ongoing: int | None = None
+    """The number of its requests in progress; None: unknown. While it drains, 0 means that none can arrive any more."""
 
 
 class LossKind(StrEnum):

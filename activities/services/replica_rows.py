@@ -62,6 +62,8 @@ class LiveReplica:
     noticed: bool
     """The platform reclaims a machine on which it runs."""
     instances: list[_Instance] = field(default_factory=list)
+    ongoing: int | None = None
+    """The number of its requests in progress; None: unknown."""
 
     @property
     def has_ended(self) -> bool:
@@ -123,6 +125,7 @@ class LiveReplica:
             is_queued=row.cluster is None and self.phase in QUEUED_PHASES,
             is_ejected=stage is Stage.UNREADY and row.ready,
             is_granted=all(one.granted for one in self.instances),
+            ongoing=self.ongoing,
         )
 
     def _stage(self, now_s: float) -> tuple[Stage, float]:
@@ -202,6 +205,10 @@ def _add_instances(session: Session, found: Mapping[str, LiveReplica], placement
             )
 
 
+_SILENT_BALANCER_S = 600.0
+"""A balancer that has been silent for longer no longer exists."""
+
+
 def ejected_replicas(session: Session, service: str) -> dict[int, tuple[datetime, str]]:
     """Returns since when balancers have ejected which replicas, and why.
 
@@ -222,11 +229,29 @@ def ejected_replicas(session: Session, service: str) -> dict[int, tuple[datetime
     return {replica: max(own) for replica, own in found.items()}
 
 
-def waiting_requests(session: Session, service: str) -> int:
-    """Returns the number of requests that wait in balancers because no replica is ready."""
-    valid = BalancerReport.reported_at > func.now() - timedelta(seconds=REPORT_VALID_S)
-    own = select(func.coalesce(func.sum(BalancerReport.waiting), 0)).where(BalancerReport.service == service, valid)
-    return int(session.scalar(own) or 0)
+def take_ongoing(session: Session, service: str, live: Mapping[int, LiveReplica]) -> tuple[int, int]:
+    """Returns the numbers of requests that wait for a first replica, and that are in progress, in all balancers.
+
+    Sets `LiveReplica.ongoing`. Of a replica that drains it is known once all balancers have said since then that they
+    send it no new requests, so that none is on its way. A balancer that was silent for a short time may send some.
+    """
+    recent = BalancerReport.reported_at > func.now() - timedelta(seconds=_SILENT_BALANCER_S)
+    is_valid = BalancerReport.reported_at > func.now() - timedelta(seconds=REPORT_VALID_S)
+    rows = session.execute(
+        select(BalancerReport, is_valid).where(BalancerReport.service == service, recent)
+    ).all()  # fmt: skip
+    reports = [report for report, valid in rows if valid]
+    said = [(report, {one["replica"]: one for one in report.replicas}) for report in reports]
+    for number, replica in live.items():
+        own = [(report, replicas.get(number)) for report, replicas in said]
+        at = replica.row.draining_at
+        settled = at is None or all(
+            report.reported_at > at and (one is None or one.get("drained", False)) for report, one in own
+        )
+        if own and settled and len(reports) == len(rows):
+            replica.ongoing = sum(one["ongoing"] for _, one in own if one is not None)
+    total = sum(one["ongoing"] for _, replicas in said for one in replicas.values())
+    return sum(report.waiting for report in reports), total
 
 
 def take_requests(session: Session, row: ServiceRow, silent_s: float, now_s: float) -> int | None:

@@ -1,5 +1,6 @@
 """What a service should be now: the policy, the autoscaler and the limits, from its specification and its zones."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -111,7 +112,8 @@ def on_demand_price(spec: ServiceSpec, offers: Sequence[Offer]) -> float | None:
 def _autoscaler(spec: ServiceSpec) -> LoadAutoscaler:
     policy = spec.policy
     return LoadAutoscaler(
-        requests_per_s=policy.target_qps_per_replica or 1.0,  # Without a target, the number is fixed.
+        requests_per_s=policy.target_qps_per_replica or math.inf,
+        ongoing=policy.target_ongoing_requests,
         least=policy.min_replicas,
         most=policy.max_replicas if is_scaled(spec) else policy.min_replicas,
         upscale_delay_s=policy.upscale_delay_s,
@@ -122,4 +124,5 @@ def _autoscaler(spec: ServiceSpec) -> LoadAutoscaler:
 def is_scaled(spec: ServiceSpec) -> bool:
     """Returns whether the number of replicas follows the requests."""
     policy = spec.policy
-    return policy.target_qps_per_replica is not None and policy.max_replicas > policy.min_replicas
+    has_target = policy.target_qps_per_replica is not None or policy.target_ongoing_requests is not None
+    return has_target and policy.max_replicas > policy.min_replicas

@@ -17,8 +17,8 @@ from activities.services.replica_rows import (
     ejected_replicas,
     held_zones,
     read_replicas,
+    take_ongoing,
     take_requests,
-    waiting_requests,
 )
 from activities.services.service_plan import NO_ZONES, is_scaled, on_demand_price, placer_of, plan_of
 from capacity.offers import Offer
@@ -104,13 +104,13 @@ class _Step:
         listed = (self._row.state or {}).get("listed", [])
         live, losses = self._replicas()
         self._eject(live)
+        waiting, ongoing = take_ongoing(self._session, self._row.id, live)
         plan = self._plan()
         facts = [one.facts(self._now_s) for one in live.values() if one.row.ending_at is None]
         silent_s = self._settings.services.silent_s
         requests = take_requests(self._session, self._row, silent_s, self._now_s) if is_scaled(self._spec) else None
         state = self._state(plan)
-        waiting = waiting_requests(self._session, self._row.id)
-        decision = decide(plan, state, facts, losses, requests, self._now_s, waiting)
+        decision = decide(plan, state, facts, losses, requests, self._now_s, waiting, ongoing)
         first_ready: list[str] = []
         for fact in facts:
             own = live[fact.number].row

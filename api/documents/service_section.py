@@ -127,7 +127,8 @@ def _body(at: At, value: Any, is_typed: bool) -> Any:
 
 _COUNTS = (
     "max_replicas is at least min_replicas. If it is above, or is absent with a min_replicas of 0, "
-    "target_qps_per_replica is needed. If it is absent with target_qps_per_replica, min_replicas is at most 10"
+    "target_qps_per_replica or target_ongoing_requests is needed. If it is absent with one of them, min_replicas is at "
+    "most 10"
 )
 _SPOT_ONLY = "The fields from spot_placer on are only for spot machines"
 _EXTRA = f"num_overprovision is not for {_OWN_EXTRA}, which chooses the number itself"
@@ -142,6 +143,9 @@ _REPLICA_POLICY = section("service.replica_policy", {
     "max_replicas": Field(integer(1, MAX_REPLICAS), "Default: min_replicas, or 10 with target_qps_per_replica"),
     "target_qps_per_replica": Field(cases({(int, float): number(1e-6, 1e6)}, _NO_MAPPING),
                                     "Requests per second for one replica"),
+    "target_ongoing_requests": Field(
+        number(1e-6, 1e6),
+        "Requests in progress for one replica. With both targets, the one that needs more replicas decides"),
     "upscale_delay_seconds": Field(duration(0, _DAY_S), "Time for which the load must need more replicas",
                                    "upscale_delay_s", default=_POLICY.upscale_delay_s),
     "downscale_delay_seconds": Field(duration(0, _DAY_S), "Time for which the load must need fewer replicas",
@@ -186,7 +190,7 @@ def _count(at: At, values: dict[str, Any]) -> None:
         values |= {"min_replicas": 1, "max_replicas": MAX_REPLICAS}  # One of them is invalid.
         return
     least, most = values.setdefault("min_replicas", 1), values.get("max_replicas")
-    scales = at.get("target_qps_per_replica").value is not None
+    scales = any(at.get(key).value is not None for key in ("target_qps_per_replica", "target_ongoing_requests"))
     values["max_replicas"] = most or max(DEFAULT_MAX_REPLICAS if scales else 1, least)
     if most is None and scales and least > DEFAULT_MAX_REPLICAS:
         message = f"needed with target_qps_per_replica if min_replicas is above {DEFAULT_MAX_REPLICAS}"

@@ -42,6 +42,7 @@ class BalancedReplica(Body):
 
     replica: Annotated[int, Field(ge=0, le=1 << 40, strict=True)] = Field(description="Number of the replica")
     ongoing: _Count = Field(0, description="Its requests in progress")
+    drained: bool = Field(False, description="Whether the balancer sends it no new requests, because it is to end")
     ejected_s: _Seconds | None = Field(
         None, description="Seconds since the balancer ejected it; null: it gets requests as the others do"
     )
@@ -92,8 +93,8 @@ def report_requests(id: str, body: RequestsBody, state: StateOf, caller: Balance
 def _store_now(session: Session, row: ServiceRow, balancer: str, now: NowBody) -> None:
     """Stores what a balancer does now.
 
-    If it ejects other replicas than before, or if requests wait for a service that has no replicas, the service decides
-    at once.
+    If it ejects or drains other replicas than before, if a drained one is idle, or if requests wait for a service that
+    has no replicas, the service decides at once.
     """
     service = row.id
     before = session.get(BalancerReport, (service, balancer))
@@ -105,9 +106,14 @@ def _store_now(session: Session, row: ServiceRow, balancer: str, now: NowBody) -
         .values(service=service, balancer=balancer, **values)
         .on_conflict_do_update(index_elements=["service", "balancer"], set_=values)
     )
-    if _ejected(told) != _ejected(replicas) or (now.waiting and not row.target):
+    if _out(told) != _out(replicas) or (now.waiting and not row.target):
         outbox.service(session, service)
 
 
-def _ejected(replicas: Iterable[Mapping[str, Any]]) -> set[int]:
-    return {one["replica"] for one in replicas if one["ejected_s"] is not None}
+def _out(replicas: Iterable[Mapping[str, Any]]) -> set[tuple[int, bool, bool]]:
+    """Returns the replicas that get no new requests: whether they are drained, and whether they then have any."""
+    return {
+        (one["replica"], one["drained"], one["drained"] and one["ongoing"] > 0)
+        for one in replicas
+        if one["drained"] or one["ejected_s"] is not None
+    }

@@ -185,8 +185,9 @@ class BalancerReport(Base):
     waiting: Mapped[int] = mapped_column(server_default="0")
     """The number of requests that wait because no replica is up."""
     replicas: Mapped[list[Any]] = mapped_column(JSONB, server_default=text("'[]'"))
-    """For each replica an object with its number (`replica`), its requests in progress (`ongoing`), and, if the
-    balancer ejects it, since how many seconds at `reported_at` (`ejected_s`) and `why`."""
+    """For each replica an object with its number (`replica`), its requests in progress (`ongoing`), whether it
+    gets no new ones because it is to end (`drained`), and, if the balancer ejects it, since how many seconds at
+    `reported_at` (`ejected_s`) and `why`."""
 
 
 REPORT_VALID_S = 25.0

@@ -32,6 +32,8 @@ class ReplicaWatch:
         self._outliers = Outliers()
         self._waits = FirstByteWaits()
         self._servers: dict[str, ServerCounts] = {}
+        self._listed: set[str] = set()
+        """The servers that may get requests."""
         self.waiting = 0
         """The number of requests that waited for a first replica at the last look."""
 
@@ -40,6 +42,11 @@ class ReplicaWatch:
         """The replicas that are ejected or tried, by the name of their servers; times are monotonic."""
         return self._outliers.ejections
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests wait or are in progress, or replicas are drained, so that each second is reported."""
+        return self.waiting > 0 or any(one.active or name not in self._listed for name, one in self._servers.items())
+
     def to_json(self) -> dict[str, Any]:
         """Returns the object `now` of a report to the API."""
         now_s, ejections = time.monotonic(), self.ejections
@@ -47,10 +54,11 @@ class ReplicaWatch:
         for server, counts in self._servers.items():
             replica = int(server.partition("-")[0])
             one = ejections.get(server)
-            before = found.get(replica, {"ongoing": 0, "ejected_s": None, "why": None})
+            before = found.get(replica, {"ongoing": 0, "drained": True, "ejected_s": None, "why": None})
             found[replica] = {
                 "replica": replica,
                 "ongoing": before["ongoing"] + counts.active,
+                "drained": before["drained"] and server not in self._listed,
                 "ejected_s": before["ejected_s"] if one is None else now_s - one.since_s,
                 "why": before["why"] if one is None else one.why,
             }
@@ -100,8 +108,8 @@ class ReplicaWatch:
             self._waits.update("" if is_idle else await runtime.ask(SESSIONS), now_s)
             if limit_s is not None:
                 await self._end_overdue(runtime, limit_s, now_s)
-        names = members.names
-        counts = {name: one for name, one in self._servers.items() if name in names}
+        self._listed = members.names
+        counts = {name: one for name, one in self._servers.items() if name in self._listed}
         verdicts = self._outliers.observe(counts, self._waits.longest_s(now_s), limit_s, now_s)
         for name, verdict in verdicts.items():
             await self._carry_out(members, name, verdict)

@@ -341,7 +341,7 @@ class ServiceBalancer:
             if second is not None:
                 self.reports.add(self.counts.close(second))
             if sending is None or sending.done():
-                sending = asyncio.create_task(self.reports.send(urgent=self.watch.waiting > 0))
+                sending = asyncio.create_task(self.reports.send(urgent=self.watch.is_busy))
             await self._tidy()
 
     async def _watch(self) -> None:

@@ -1,5 +1,6 @@
 """The autoscaler: N_tar from the rate of requests (SkyServe, section 4)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -16,12 +17,15 @@ class ScalingState:
     """The time since which N_can has been above the target; None: N_can is not above the target."""
     below_since_s: float | None = None
     """The time since which N_can has been below the target; None: N_can is not below the target."""
+    ongoing: tuple[tuple[float, int], ...] = ()
+    """The numbers of requests in progress, or waiting, at the decisions in the window, with their times."""
 
     def moved(self, by_s: float) -> "ScalingState":
         """Returns the state with all times moved by `by_s` seconds, after the clock was set."""
         return replace(
             self,
             requests=tuple((at_s + by_s, count) for at_s, count in self.requests),
+            ongoing=tuple((at_s + by_s, count) for at_s, count in self.ongoing),
             above_since_s=None if self.above_since_s is None else self.above_since_s + by_s,
             below_since_s=None if self.below_since_s is None else self.below_since_s + by_s,
         )
@@ -32,7 +36,8 @@ class LoadAutoscaler:
     """The load-based autoscaler of section 4.
 
     R_t is the number of requests of the last `window_s` seconds, for each second; requests before the start count as
-    none. N_can = ceil(R_t / Q_tar), between the limits. The target becomes N_can once N_can has been above the target
+    none. N_can = ceil(R_t / Q_tar), or what the requests in progress need if that is more, between the limits. It is at
+    least one while a request is in progress. The target becomes N_can once N_can has been above the target
     in every decision of the last `upscale_delay_s` seconds, or below it for `downscale_delay_s` seconds.
     If both limits are equal, the target is fixed. All methods are pure.
     """
@@ -44,6 +49,9 @@ class LoadAutoscaler:
     window_s: float = 60.0
     upscale_delay_s: float = 600.0
     downscale_delay_s: float = 600.0
+    ongoing: float | None = None
+    """The requests in progress that one replica should have, as a mean over the window; None: they only keep the target
+    above zero."""
 
     def __post_init__(self) -> None:
         if not self.requests_per_s > 0:
@@ -57,7 +65,9 @@ class LoadAutoscaler:
         """Returns the state before the first decision. The first target is the least one."""
         return ScalingState(self.least)
 
-    def decide(self, state: ScalingState, now_s: float, requests: int, waiting: int = 0) -> ScalingState:
+    def decide(
+        self, state: ScalingState, now_s: float, requests: int, waiting: int = 0, ongoing: int = 0
+    ) -> ScalingState:
         """Returns the next state, which contains the target.
 
         From zero the target rises at once, because a request waits or is refused until the first replica is ready.
@@ -67,19 +77,29 @@ class LoadAutoscaler:
             now_s: the time.
             requests: the number that arrived since the decision before.
             waiting: the number that wait now because no replica is ready.
+            ongoing: the number that are in progress now.
         """
         state = self.limited(state)
         kept = [one for one in state.requests if one[0] > now_s - self.window_s]
         counted = (*kept, (now_s, requests)) if requests else tuple(kept)
-        candidate = max(self.candidate(sum(count for _, count in counted)), min(self.most, 1) if waiting else 0)
+        busy = *(one for one in state.ongoing if one[0] > now_s - self.window_s), (now_s, waiting + ongoing)
+        candidate = max(self.candidate(sum(count for _, count in counted)), self._needed(busy))
         above_s = _since(candidate > state.target, state.above_since_s, now_s)
         below_s = _since(candidate < state.target, state.below_since_s, now_s)
-        state = replace(state, requests=counted, above_since_s=above_s, below_since_s=below_s)
+        kept_busy = busy if self.ongoing is not None else ()
+        state = replace(state, requests=counted, ongoing=kept_busy, above_since_s=above_s, below_since_s=below_s)
         up = above_s is not None and (state.target == 0 or now_s - above_s >= self.upscale_delay_s)
         down = below_s is not None and now_s - below_s >= self.downscale_delay_s
         if up or down:
             return replace(state, target=candidate, above_since_s=None, below_since_s=None)
         return state
+
+    def _needed(self, busy: Sequence[tuple[float, int]]) -> int:
+        """Returns how many replicas the requests in progress need; the last value is that of now."""
+        wanted = 1 if busy[-1][1] else 0
+        if self.ongoing is not None:
+            wanted = max(wanted, ceil(sum(count for _, count in busy) / len(busy) / self.ongoing))
+        return min(self.most, wanted)
 
     def limited(self, state: ScalingState) -> ScalingState:
         """Returns the state with its target within the limits, which may have changed since the decision before."""

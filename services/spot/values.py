@@ -99,6 +99,8 @@ class SpotReplica:
     zone: str | None
     """The zone; None for on-demand replicas, for which any zone will do."""
     state: ReplicaState
+    ongoing: int = 0
+    """The number of its requests in progress."""
 
     @property
     def is_spot(self) -> bool:

@@ -117,6 +117,8 @@ SYNONYMS: list[tuple[str, dict[str, Any], str, Any]] = [
      60.0),
     ("first byte", document(service={"first_byte_seconds": 2}), "first_byte_s", 2.0),
     ("hold", document(service={"hold_seconds": "2m"}), "hold_s", 120.0),
+    ("ongoing", document(service={"replica_policy": {"max_replicas": 3, "target_ongoing_requests": 4}}),
+     "policy.target_ongoing_requests", 4.0),
     ("no queue", document(service={"max_queue": 0}), "max_queue", 0),
     ("surge", document(service={"max_surge": 3}), "max_surge", 3),
     ("no surge", document(service={"max_surge": 0, "max_unavailable": 1}), "max_surge", 0),

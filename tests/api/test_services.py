@@ -214,7 +214,8 @@ async def test_a_balancer_reports_which_replicas_it_ejects(world: ApiWorld) -> N
     made = (await _put(world, "/v1/services", DOCUMENT)).json()
     body: dict[str, Any] = {"balancer": "b1", "seconds": [{"second": int(time.time()) - 10, "requests": 1}]}
     for ejected_s in (None, 1.5, 2.5, None):
-        one = {"replica": 1, "ongoing": 2, "ejected_s": ejected_s, "why": ejected_s and "the last 3 requests failed"}
+        why = None if ejected_s is None else "the last 3 requests failed"
+        one = {"replica": 1, "ongoing": 2, "drained": False, "ejected_s": ejected_s, "why": why}
         answer = await act(
             world, "/v1/services/chat/requests", "vision", body={**body, "now": {"replicas": [one]}}
         )  # fmt: skip

@@ -482,3 +482,14 @@ def test_an_ejected_replica_is_replaced_after_a_time() -> None:
         DrainReplica(2, EndCause.FAILING),
         LaunchReplica(1, CapacityKind.ON_DEMAND, None, True),
     )
+
+
+def test_idle_replicas_end_first_and_drains_end_when_idle() -> None:
+    """The busy replica stays although it is the newest. A drain ends once the replica is known to be idle."""
+    replicas = [_replica(number, ongoing=int(number == 2)) for number in range(3)]
+    after = _decide(_plan(target=1), replicas)
+    assert after.actions == (DrainReplica(0, EndCause.SCALED_DOWN), DrainReplica(1, EndCause.SCALED_DOWN))
+    idle = _replica(0, stage=Stage.DRAINING, since_s=99.0, ongoing=0)
+    for one, ended in ((idle, True), (replace(idle, ongoing=2), False), (replace(idle, ongoing=None), False)):
+        actions = _decide(_plan(target=1), [one, replicas[2]]).actions
+        assert actions == ((EndReplica(0, EndCause.SUPERSEDED),) if ended else ())

@@ -53,6 +53,24 @@ def test_a_stream_is_counted_when_it_begins(api: BalanceApi, replicas: list[Repl
     assert (api.total("failed"), api.total("cut")) == (0, 0)
 
 
+def test_requests_in_progress_are_reported_by_replica(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
+    """Also of a replica that drains; once its server is deleted, it is no longer reported."""
+    first, second = replicas
+    api.set([first.entry()])
+    balancer = start()
+    balancer.wait_replicas({first})
+
+    def said(number: int) -> tuple[int, bool] | None:
+        listed = api.now.get("chat", {"replicas": []})["replicas"]
+        return next(((one["ongoing"], one["drained"]) for one in listed if one["replica"] == number), None)
+
+    with httpx.stream("GET", f"{balancer.url}/events?count=1000&every_s=0.05"):
+        wait_for("the stream is reported", lambda: said(first.number) == (1, False))
+        api.set([second.entry()])
+        wait_for("the drain is reported", lambda: said(first.number) == (1, True))
+    wait_for("it is idle", lambda: said(first.number) is None and said(second.number) == (0, False))
+
+
 def test_the_last_counts_are_sent_at_the_stop(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """SIGTERM lets running requests finish, and reports them."""
     api.set([replicas[0].entry()])

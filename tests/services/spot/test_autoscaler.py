@@ -1,5 +1,7 @@
 """The autoscaler: hysteresis in both directions, limits, and its state as JSON."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +74,26 @@ def test_one_request_wakes_from_zero_at_once() -> None:
         awake = scaler.decide(awake, 10.0 * k, 0)
     assert awake.target == 0
     assert LoadAutoscaler(1.0, least=0, most=0).decide(ScalingState(0), 0.0, 5, waiting=5).target == 0
+
+
+def test_requests_in_progress_are_load() -> None:
+    """Long streams need replicas although few requests arrive, and a single one keeps the last replica."""
+    scaler = LoadAutoscaler(math.inf, least=0, most=8, upscale_delay_s=30.0, downscale_delay_s=30.0, ongoing=4.0)
+    state = scaler.start()
+    for k in range(30):
+        state = scaler.decide(_STATE.validate_json(_STATE.dump_json(state)), 5.0 * k, 0, ongoing=20)
+    assert state.target == 5
+    for k in range(30, 120):
+        state = scaler.decide(state, 5.0 * k, 0, ongoing=1)
+    assert state.target == 1
+    by_rate = LoadAutoscaler(1.0, least=0, most=8, upscale_delay_s=30.0, downscale_delay_s=30.0)
+    state = by_rate.decide(by_rate.start(), 0.0, 1)
+    for k in range(1, 100):
+        state = by_rate.decide(state, 5.0 * k, 0, ongoing=1)
+    assert state.target == 1 and state.ongoing == ()
+    for k in range(100, 120):
+        state = by_rate.decide(state, 5.0 * k, 0)
+    assert state.target == 0
 
 
 def test_fixed_target_and_limits() -> None:
