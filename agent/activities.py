@@ -29,7 +29,9 @@ from agent.locks import StartLocks
 from agent.logs import Shipping
 from agent.notices import MachineNotices
 from agent.outcomes import kept_outcome, left_by, outcome
+from agent.output_storage import OutputStorage, is_stored
 from agent.ports import SERVING, reserve
+from agent.progress import read_progress
 from agent.sealed import CannotUnseal, prove
 from agent.staged import StagedAttempt
 from agent.staging import Stager
@@ -52,6 +54,7 @@ from domain.protocol.machines import (
     RunNode,
     StopNode,
 )
+from domain.task_reports import UnstoredOutput
 
 if TYPE_CHECKING:
     from agent.network.uplink import Uplink
@@ -79,9 +82,11 @@ class NodeActivities:
         locks: StartLocks,
         gpus: GpuWatch,
         *,
+        outputs: OutputStorage,
         uplink: "Uplink | None" = None,
     ) -> None:
         self._config = config
+        self._outputs = outputs
         self._uplink = uplink
         self._lender = lender
         self._notices = notices
@@ -113,7 +118,7 @@ class NodeActivities:
         """
         self._check_machine(request.machine)
         with _detaching(), self._judging(request):
-            async with self._heartbeats(request):
+            async with self._heartbeats(self._preparing(request)):
                 if request.only_images:
                     await asyncio.to_thread(self._stager.fetch_images, request)
                     return NodePrepared(self._config.machine, self._config.address, {})
@@ -127,7 +132,7 @@ class NodeActivities:
         self._check_machine(request.machine)
         with _detaching():
             with self._judging(request):
-                async with self._heartbeats(request):
+                async with self._heartbeats(self._preparing(request)):
                     staged, masters = await self._prepared(request)
                     async with self._locks.of(request.workload_id):
                         self._refuse_stopped(request.workload_id, request.attempt)
@@ -139,6 +144,7 @@ class NodeActivities:
                 self._notices.over(staged.folder.key)
             async with self._heartbeats():
                 await self._gpus.until_freed(staged.folder)
+            await self._store_outputs(staged)
             return await asyncio.to_thread(self._outcome, staged)
 
     @activity.defn(name=Activity.STOP_NODE.value)
@@ -385,6 +391,7 @@ class NodeActivities:
         keep_s = self._config.keep_runs_s if self._lender.lending.is_whole else self._config.kept_s(staged.launch)
         for progress, run in zip(found.progress, staged.runs, strict=True):
             progress.left = left_by(run, self._config.machine, keep_s)
+            progress.unstored = self._unstored(staged, run)
         own = self._notices.current or self._notices.of_owner(staged.folder.key)
         return replace(found, notice=own or found.notice, elements=known_results(staged.folder))
 
@@ -415,6 +422,37 @@ class NodeActivities:
         for run in runs:
             if tasks.inspect(run) is not TaskState.ABSENT:
                 self._shipping.watch(run, bucket, staged.masker, staged.launch.logs)
+            # The network of the machine is its owner's.
+            is_due = bool(staged.launch.outputs) and not self._lender.lending.is_whole
+            if is_due and (end := run.exit()) is not None and end.started:
+                self._outputs.watch(run, staged.launch.outputs, bucket, self._stager.launches.owner(staged))
+
+    def _unstored(self, staged: StagedAttempt, run: RunFolder) -> list[UnstoredOutput]:
+        if self._lender.lending.is_whole and not is_stored(run) and run.started_at_s() is not None:
+            return [UnstoredOutput(name, "the owner took the machine back") for name in staged.launch.outputs]
+        return self._outputs.unstored(run)
+
+    async def _store_outputs(self, staged: StagedAttempt) -> None:
+        """Starts to store the outputs of the attempt's tasks, which have ended.
+
+        If they have ended by themselves, waits until the outputs are stored, because a workload that depends on this
+        one may need them. If the tasks were stopped, others wait for their slots.
+        """
+        if not staged.launch.outputs:
+            return
+        self._ship(staged, staged.runs)
+        if self._notices.current is not None or self._notices.of_owner(staged.folder.key) is not None:
+            return
+        if outcome(self._config.machine, staged.runs, staged.masker).stopped:
+            return
+
+        def active() -> NodeHeartbeat:
+            now_s = time.time()
+            progress = [replace(read_progress(run, staged.masker), active_at_s=now_s) for run in staged.runs]
+            return NodeHeartbeat(progress, 0)
+
+        async with self._heartbeats(active):
+            await self._outputs.until_stored(staged.runs)
 
     def _ship_elements(self, staged: StagedAttempt) -> None:
         bucket = partial(self._stager.bucket, staged.folder)
@@ -439,19 +477,24 @@ class NodeActivities:
         timeout = activity.info().heartbeat_timeout
         return interval_s if timeout is None else min(interval_s, timeout.total_seconds() / 4)
 
-    @contextlib.asynccontextmanager
-    async def _heartbeats(self, starting: PrepareNode | RunNode | None = None) -> AsyncIterator[None]:
-        """Sends heartbeats while the body runs. The first one is sent one interval after the start.
+    def _preparing(self, request: PrepareNode | RunNode) -> Callable[[], NodeHeartbeat | None]:
+        """Returns the heartbeat of an attempt that is being staged: what it waits for."""
 
-        `starting`: the attempt that is being staged; the heartbeats then say what it waits for.
-        """
+        def waits() -> NodeHeartbeat | None:
+            found = self._stager.waits_for(request.workload_id, request.attempt)
+            return NodeHeartbeat([], 0, preparing=found) if found else None
+
+        return waits
+
+    @contextlib.asynccontextmanager
+    async def _heartbeats(self, details: Callable[[], NodeHeartbeat | None] = lambda: None) -> AsyncIterator[None]:
+        """Sends heartbeats with `details` while the body runs. The first one is sent one interval after the start."""
         pause_s = self._pause_s(self._config.heartbeat_interval_s)
 
         async def beat() -> None:
             while True:
                 await asyncio.sleep(pause_s)
-                waits = "" if starting is None else self._stager.waits_for(starting.workload_id, starting.attempt)
-                activity.heartbeat(*([NodeHeartbeat([], 0, preparing=waits)] if waits else []))
+                activity.heartbeat(*filter(None, [details()]))
 
         heartbeat_task = asyncio.create_task(beat())
         try:

@@ -27,7 +27,17 @@ from typing import Any
 from agent.cgroups import memory_kills, memory_use, remove_cgroup
 from agent.records import write_durably
 from agent.sandbox import FOLDERS, Sandbox, remove_tree
-from agent.shim import PID_FILE, WATCHED, Task, become_task, boot_time_s, process_stat, stop_deadline_s, write_exit
+from agent.shim import (
+    PID_FILE,
+    WATCHED,
+    Task,
+    become_task,
+    boot_time_s,
+    open_outputs,
+    process_stat,
+    stop_deadline_s,
+    write_exit,
+)
 from agent.task_setup import begun_at_s
 
 CHUNK, CANCELLED, JOURNAL, ELEMENTS = "chunk.json", "cancelled.json", "journal", "elements"
@@ -159,13 +169,13 @@ class ElementLane:
         journal.write(json.dumps({**key, "began_s": began_s, **end}) + "\n")
 
     def _begin(self, launch: dict[str, Any], path: str) -> Task:
-        output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        outputs = open_outputs({"output": path})
         (gate, opener), (told, telling), shim = os.pipe(), os.pipe(), os.getpid()
         os.write(opener, b"x")
         pid = os.fork()
         if pid == 0:
-            become_task(launch, shim, output, (gate, telling), self._sandbox)
-        for descriptor in (gate, opener, told, telling, output):
+            become_task(launch, shim, outputs, (gate, telling), self._sandbox)
+        for descriptor in (gate, opener, told, telling, *outputs):
             os.close(descriptor)
         return Task(self._folder, launch, pid, self._proc)
 

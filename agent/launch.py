@@ -34,6 +34,8 @@ class TaskLaunch:
     """Path of the file that receives standard output and standard error."""
     grace_s: float
     """Grace in seconds for a SIGTERM to the shim without a deadline in `stop.json`."""
+    errors: str | None = None
+    """Path of the file that receives standard error instead of `output`; None: there is none."""
     uid: int | None = None
     gid: int | None = None
     groups: tuple[int, ...] = ()

@@ -190,6 +190,7 @@ class TaskLaunches:
             env=env,
             cwd=str(run.work),
             output=str(run.output),
+            errors=str(run.errors) if job.output == "separate" else None,
             grace_s=staged.launch.checkpoint.grace_s,
             uid=owner.uid if owner else None,
             gid=owner.gid if owner else None,

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api import auth, bodies, health, limits, metrics, openapi, problems, reference, refusals, temporal_ui
-from api.data import archives, instance, partitions, placement_runs, tables, usage
+from api.data import archive_parts, archives, instance, partitions, placement_runs, tables, usage
 from api.fleet import clusters, costs, instances, loops, machines, owner_view, pools, regions, removal, snapshot
 from api.oidc import Tokens
 from api.people import audit, keys, secrets, tenants
@@ -15,16 +15,17 @@ from api.services import routes as services
 from api.sessions import session_routes as sessions
 from api.state import ApiState
 from api.streams import events, logs
-from api.workloads import actions, queue, routes
+from api.workloads import actions, output_routes, queue, routes
 from domain.version import VERSION
 from infra.config.settings import Settings
 
 _ROUTERS = (
-    routes.router, actions.router, sessions.router, queue.router, events.router, logs.router, tenants.router,
-    secrets.router, keys.router, keys.open_router, audit.router, regions.router, clusters.router, costs.router,
-    machines.router, owner_view.router, removal.router, pools.router, instances.router, loops.router,
-    snapshot.router, tables.router, partitions.router, usage.router, instance.router, placement_runs.router,
-    archives.router, services.router, service_requests.router,
+    routes.router, actions.router, sessions.router, output_routes.router, queue.router, events.router, logs.router,
+    tenants.router, secrets.router, keys.router, keys.open_router, audit.router, regions.router,
+    clusters.router, costs.router, machines.router, owner_view.router, removal.router, pools.router,
+    instances.router, loops.router, snapshot.router, tables.router, partitions.router, usage.router,
+    instance.router, placement_runs.router,
+    archives.router, archive_parts.router, services.router, service_requests.router,
     health.router, reference.router, temporal_ui.router,
 )  # fmt: skip
 

@@ -134,7 +134,7 @@ class BalanceApi:
             version = self.lists.get(name, {"version": 0})["version"] + 1
             usual = {
                 "service": f"sv-{name}", "name": name, "policy": "round_robin", "retry_non_idempotent": False,
-                "request_timeout_s": 30, "max_queue": 100, "drain_s": 30,
+                "request_timeout_s": 30, "first_byte_s": None, "max_queue": 100, "drain_s": 30,
             }  # fmt: skip
             self.lists[name] = {**usual, **settings, "version": version, "endpoints": endpoints}
             if event:

@@ -219,6 +219,26 @@ def task_log(workload_id: str, attempt: int, task: str) -> str:
     return log_prefix(workload_id, attempt, job, int(number))
 
 
+def outputs_prefix(workload_id: str) -> str:
+    """Returns the prefix of all objects of a workload's outputs in the bucket of a region."""
+    return f"outputs/{workload_id}/"
+
+
+def output_manifests_prefix(workload_id: str) -> str:
+    """Returns the prefix of the manifests of a workload's outputs (`domain.output_manifest`)."""
+    return f"{outputs_prefix(workload_id)}manifests/"
+
+
+def output_manifest_key(workload_id: str, attempt: int, job: str, task: int, output: str) -> str:
+    """Returns the key of the manifest of one output of one task of an attempt."""
+    return f"{output_manifests_prefix(workload_id)}{job}/{task}/{output}/{attempt}.json"
+
+
+def output_part_key(workload_id: str, attempt: int, job: str, task: int, output: str, number: int) -> str:
+    """Returns the key of a part, counted from 0, of one output of one task of an attempt."""
+    return f"{outputs_prefix(workload_id)}parts/{job}/{task}/{output}/{attempt}/{number:06d}"
+
+
 def launch_key(workload_id: str, attempt: int, sha256: str) -> str:
     """Returns the key of an attempt's launch description, with this SHA-256 (hex), in its region's bucket."""
     return f"launches/{workload_id}/{attempt}/{sha256}.json"

@@ -103,6 +103,8 @@ class LaunchDescription(_Frozen):
     """Relative path to text. These files overwrite files of the archive."""
     workdir: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     """SHA-256 of the archive, stored in the same bucket under `domain.ids.archive_key`."""
+    outputs: dict[str, str] = Field(default_factory=dict)
+    """Name to the relative path of a file or folder in the working directory, which is stored at the end."""
     logs: LogLaunch = LogLaunch()
     jobs: dict[str, JobLaunch]
     tasks: tuple[TaskPlace, ...]
@@ -127,6 +129,9 @@ class LaunchDescription(_Frozen):
         for name in self.jobs:
             if not is_name(name):
                 raise ValueError(f"name {name!r}: must match {NAME_PATTERN}")
+        for name in self.outputs:
+            if not is_name(name):
+                raise ValueError(f"output {name!r}: must match {NAME_PATTERN}")
         for name in self.tables:
             if not is_table_name(name):
                 raise ValueError(f"table {name!r}: must be {TABLE_RULE}")

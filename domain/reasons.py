@@ -84,6 +84,7 @@ class ReasonCode(StrEnum):
     CANCELLED_BY_USER = "cancelled_by_user"
     AT_MOST_ONCE = "at_most_once"
     ARRAY_ENDED = "array_ended"
+    OUTPUTS_NOT_STORED = "outputs_not_stored"
     # Why a machine is cordoned.
     CORDONED_BY_OPERATOR = "cordoned_by_operator"
     KEEPS_FAILING_GANGS = "keeps_failing_gangs"
@@ -245,6 +246,9 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.CHECKPOINT_UNLOADABLE: (
         "task {task} could not load its checkpoint"
         " ({failures} of at most {limit:1 attempt|# attempts} in a row): {error}"
+    ),
+    ReasonCode.OUTPUTS_NOT_STORED: (
+        "output {name} of task {task} was not stored: {why}{more:|, and 1 more was not|, and # more were not}"
     ),
     ReasonCode.MAX_RUNTIME: "ran for {ran_s} s; its maximum runtime is {limit_s} s",
     ReasonCode.PENDING_EXPIRED: "waited in the queue for {waited_s} s; its limit is {limit_s} s",

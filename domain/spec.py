@@ -49,6 +49,8 @@ class TaskSpec(_Frozen):
     """Script that runs before the command, once on each machine (`agent.task_setup`), with the same user, in the same
     way."""
     env: dict[str, str] = Field(default_factory=dict)
+    output: Literal["merged", "separate"] = "merged"
+    """Whether stdout and stderr are one file, which keeps their order, or can be told apart."""
     image: str | None = None
     """Reference of a container image (`domain.images`) in which the tasks run; None: they use the machine's files."""
 
@@ -197,6 +199,9 @@ class WorkloadSpec(_Frozen):
     """Set if the workload serves requests: it is a replica of a service."""
     one_attempt: bool = False
     """True: every end of an attempt ends the workload. It is not queued again after a preemption or a lost machine."""
+    outputs: dict[str, str] = Field(default_factory=dict)
+    """Name to the relative path of a file or folder in the working directory, which is stored at the end of each
+    attempt (`domain.output_manifest`)."""
     keep_s: float | None = None
     """How long the tasks' working directories stay on their machines after the end of an attempt, in seconds; None: as
     long as `tasks.keep_runs_s` says."""

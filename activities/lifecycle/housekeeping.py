@@ -24,7 +24,7 @@ from infra.db.capacity import InstanceRow
 from infra.db.deliveries import Delivery
 from infra.db.logs import Audit, Event, Outbox, UsageRun
 from infra.db.models import Attempt, Cluster, Region, Workload
-from infra.db.services import ServiceRequests, ServiceRow
+from infra.db.services import BalancerReport, ServiceRequests, ServiceRow
 from infra.db.session import transaction
 from infra.db.tenants import Archive
 from mizzen.objects import ObjectStore
@@ -68,9 +68,9 @@ class HousekeepingActivities:
     def expire(self) -> float:
         """Deletes objects of finished workloads, remains of interrupted writers and copies, and old records.
 
-        The objects of a workload are its logs, checkpoints and launch descriptions. Old records include changes and
-        delivered mail. A workload's records are kept longer than its objects, and its events at least as long as the
-        workload's row.
+        The objects of a workload are its logs, outputs, checkpoints and launch descriptions. Old records include
+        changes and delivered mail. A workload's records are kept longer than its objects, and its events at least as
+        long as the workload's row.
         """
         with heartbeating(), self._rounds.one() as failures:
             # Records do not depend on stores that may not answer.
@@ -92,6 +92,7 @@ class HousekeepingActivities:
             of_service = exists().where(ServiceRow.id == InstanceRow.pool)
             session.execute(delete(InstanceRow).where(InstanceRow.gone_at < long_ago, ~of_service))
             session.execute(delete(ServiceRequests).where(ServiceRequests.second < time.time() - _KEEP_REQUESTS_S))
+            session.execute(delete(BalancerReport).where(BalancerReport.reported_at < _ago(_KEEP_REQUESTS_S)))
             session.execute(delete(Delivery).where(Delivery.ended_at < long_ago))
             session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MAIL_S)))
             changes.forget(session, timedelta(seconds=_KEEP_CHANGES_S))
@@ -176,7 +177,12 @@ def _in_bucket(bucket: ObjectStore, regions: Sequence[str], work: Work) -> None:
 
 
 def _delete_objects(store: ObjectStore, workload: str, but: str | None = None) -> None:
-    for prefix in (ids.checkpoint_prefix(workload), f"logs/{workload}/", f"launches/{workload}/"):
+    for prefix in (
+        ids.checkpoint_prefix(workload),
+        f"logs/{workload}/",
+        f"launches/{workload}/",
+        ids.outputs_prefix(workload),
+    ):
         for info in list(store.list(prefix)):
             if info.key != but:
                 store.delete(info.key)
@@ -187,6 +193,16 @@ def _ago(seconds: float) -> Any:
 
 
 _AT_ONCE = 100
+_KEEP_PARTS_S = 86400.0
+"""How long a part of an archive is kept after its last upload if no archive has it."""
+_DELETE_PARTS = text(
+    # A concurrent upload locks the parts that its archive will have, so those are skipped, or it sends them again.
+    "delete from archive_part as p using (select q.tenant, q.sha256 from archive_part as q"
+    "  where q.used_at < now() - make_interval(secs => :keep_s) and not exists (select from archive as a"
+    "   where a.tenant = q.tenant and a.parts ? q.sha256) limit 1000 for update skip locked) as old"
+    " where (p.tenant, p.sha256) = (old.tenant, old.sha256)"
+    "  and not exists (select from archive as a where a.tenant = p.tenant and a.parts ? p.sha256)"
+)
 
 
 def forget_archives(engine: Engine, keep_s: float) -> set[str]:
@@ -200,6 +216,7 @@ def forget_archives(engine: Engine, keep_s: float) -> set[str]:
     unused = Archive.sha256.not_in(select(workdir).where(*live))
     old = text("archive.created_at < now() - make_interval(secs => :s)").bindparams(s=keep_s)
     with transaction(engine) as session:
+        session.execute(_DELETE_PARTS, {"keep_s": _KEEP_PARTS_S})
         # The condition is checked again under the row locks: a submission locks the archives that it uses.
         due = select(Archive.tenant, Archive.sha256).where(old, unused).limit(_AT_ONCE)
         rows = session.execute(due.with_for_update(skip_locked=True)).all()

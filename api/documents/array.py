@@ -45,7 +45,7 @@ _BRACES = (
 )
 _FILLED = f"With the longest values, run, setup, env and files have at most {_MOST_FILLED_BYTES} bytes together"
 _NO_EXPIRY = "Not possible with array"
-_ONE_TASK = "With array.runners there is one job of one task, without an image"
+_ONE_TASK = "With array.runners there is one job of one task, without an image, outputs and a separate stderr"
 _SAME = "with array.runners, setup and files are the same for all elements"
 
 
@@ -216,10 +216,14 @@ def _check_runners(at: At, values: dict[str, Any]) -> None:
     place = at.get("array").get("runners")
     if len(jobs) > 1 or any(job.get("tasks", 1) > 1 for job in jobs):
         place.wrong("runners are possible only for elements of one task, in one job", rule=_ONE_TASK)
+    if values.get("outputs"):
+        at.get("outputs").wrong("not possible with array.runners: elements share a working directory", rule=_ONE_TASK)
     for number, job in enumerate(jobs):
         own = at.get("jobs").child(number, at.get("jobs").value[number])
         if job.get("image") is not None:
             own.get("image").wrong("not possible with array.runners: runners have no containers", rule=_ONE_TASK)
+        if job.get("output") == "separate":
+            own.get("output").wrong("must be merged with array.runners", rule=_ONE_TASK)
         if "{{" in (job.get("setup") or ""):
             own.get("setup").wrong(f"braces are not possible here with array.runners: {_SAME}", rule=_SAME)
     for path, content in values.get("files", {}).items():

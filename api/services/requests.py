@@ -1,10 +1,13 @@
 """The endpoint for the requests that a service's balancers counted."""
 
 import time
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
+from sqlalchemy import func
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
 
 from api.auth import Balancer
 from api.bodies import Body, JsonOnly
@@ -13,7 +16,8 @@ from api.problems import invalid
 from api.routing import Router
 from api.services.service_queries import find_service
 from api.state import StateOf
-from infra.db.services import ServiceRequests
+from infra.db import outbox
+from infra.db.services import BalancerReport, ServiceRequests
 
 router = Router(prefix="/v1/services", tags=["services"])
 _MOST_SECONDS = 3600
@@ -33,6 +37,23 @@ class SecondBody(Body):
     p99_s: _Seconds | None = Field(None, description="99th percentile of the same")
 
 
+class BalancedReplica(Body):
+    """What a balancer does with one replica."""
+
+    replica: Annotated[int, Field(ge=0, le=1 << 40, strict=True)] = Field(description="Number of the replica")
+    ongoing: _Count = Field(0, description="Its requests in progress")
+    ejected_s: _Seconds | None = Field(
+        None, description="Seconds since the balancer ejected it; null: it gets requests as the others do"
+    )
+    why: Annotated[str, StringConstraints(max_length=500)] | None = Field(None, description="Why it was ejected")
+
+
+class NowBody(Body):
+    """What a balancer does now."""
+
+    replicas: Annotated[list[BalancedReplica], Field(max_length=1000)] = Field(default_factory=list)
+
+
 class RequestsBody(Body):
     """Counts of one balancer, for seconds that are over."""
 
@@ -40,6 +61,7 @@ class RequestsBody(Body):
         description="A name of the balancer that is unique and does not change"
     )
     seconds: Annotated[list[SecondBody], Field(min_length=1, max_length=_MOST_SECONDS)]
+    now: NowBody | None = Field(None, description="null: the balancer does not say")
 
 
 @router.post(
@@ -61,3 +83,25 @@ def report_requests(id: str, body: RequestsBody, state: StateOf, caller: Balance
         row = find_service(session, caller, id)
         rows = [{"service": row.id, "balancer": body.balancer, **one.model_dump()} for one in body.seconds]
         session.execute(insert(ServiceRequests).values(rows).on_conflict_do_nothing())
+        if body.now is not None:
+            _store_now(session, row.id, body.balancer, body.now)
+
+
+def _store_now(session: Session, service: str, balancer: str, now: NowBody) -> None:
+    """Stores what a balancer does now. If it ejects other replicas than before, the service decides at once."""
+    key = (service, balancer)
+    before = session.get(BalancerReport, key)
+    told = [] if before is None else before.replicas
+    replicas = [one.model_dump() for one in now.replicas]
+    values = {"replicas": replicas, "reported_at": func.now()}
+    session.execute(
+        insert(BalancerReport)
+        .values(service=service, balancer=balancer, **values)
+        .on_conflict_do_update(index_elements=["service", "balancer"], set_=values)
+    )
+    if _ejected(told) != _ejected(replicas):
+        outbox.service(session, service)
+
+
+def _ejected(replicas: Iterable[Mapping[str, Any]]) -> set[int]:
+    return {one["replica"] for one in replicas if one["ejected_s"] is not None}

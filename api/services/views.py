@@ -36,6 +36,7 @@ class ServiceReplicaView(View):
     ended_at: datetime | None
     cause: str | None = Field(description="Why it ends or has ended")
     probe_error: str | None = Field(description="The result of its last probe, if it failed")
+    ejected: str | None = Field(description="Why balancers send it no requests, or few, although its probe succeeds")
     phase: str | None = Field(description="Phase of its workload; null: the workload's record is deleted")
     reason: ReasonView | None = Field(description="The reason of that phase")
 
@@ -117,6 +118,7 @@ class EndpointView(View):
     zone: str | None
     kind: str
     state: Literal["ready", "draining"] = Field(description="`draining`: it gets no new requests")
+    ejected: bool = Field(description="Whether balancers send it no requests, or few, because it fails")
 
 
 class EndpointList(View):
@@ -128,6 +130,9 @@ class EndpointList(View):
     policy: LoadBalancing
     retry_non_idempotent: bool
     request_timeout_s: float
+    first_byte_s: float | None = Field(
+        description="Longest time to the first byte of an answer; null: relative to the other replicas"
+    )
     max_queue: int
     drain_s: float
     probe_path: str

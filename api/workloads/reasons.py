@@ -164,6 +164,16 @@ def _like_their_runners(
     return {array: found[row.id] for array, row in first.items() if array is not None}
 
 
+def why_unstored(session: Session, row: Workload) -> list[ReasonView]:
+    """Returns why outputs of the newest attempt, which has ended, were not stored; empty: all were."""
+    attempt = session.get(Attempt, (row.id, row.attempt))
+    if attempt is None or not attempt.unstored:
+        return []
+    first = attempt.unstored[0]
+    detail = {"name": first["name"], "task": f"{first['job']}/{first['task']}", "why": first["why"]}
+    return [_view(Reason(ReasonCode.OUTPUTS_NOT_STORED, {**detail, "more": len(attempt.unstored) - 1}))]
+
+
 def why_new(row: Row) -> Why:
     """Returns the reasons of a workload that was created in this transaction, without the queries of `why_all`."""
     return Why([view for view in [reason_view(row.reason)] if view is not None])

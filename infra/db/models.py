@@ -323,6 +323,8 @@ class Attempt(Base):
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The last platform notice that a task reacted to, with its `decision`."""
     left_files: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))
+    unstored: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))
+    """Outputs that agents have not stored, with job, task and reason."""
     """What each ended task has left on its machine: `job`, `task` and the fields of `domain.task_reports.LeftFiles`."""
     gpu_use: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))
     """What its tasks last used of their GPUs: `job`, `task` and the fields of `domain.task_reports.GpuReport`."""

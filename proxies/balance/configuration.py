@@ -120,7 +120,7 @@ defaults
   tcp-check connect linger
   retries 3
   option redispatch 1
-  retry-on conn-failure empty-response
+  retry-on conn-failure empty-response 500 502 503
 """
 
 
@@ -130,6 +130,8 @@ class Descriptors:
 
     listener: int
     log: int
+    errors: int
+    """Gets the lines of failed and repeated requests only, so that its reader wakes up for them."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,8 @@ def _frontend(access: Access, descriptors: Descriptors, limits: ProxyLimits, zon
         "frontend service",
         f"  bind fd@{descriptors.listener}{tls}",
         f"  log fd@{descriptors.log} format raw local0",
+        f"  log fd@{descriptors.errors} format raw local0 err",
+        "  option log-separate-errors",
         f'  log-format "{LOG_FORMAT}{owner}"',
         *_forwarding(scheme, access.trusted_proxies),
     ]

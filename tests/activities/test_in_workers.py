@@ -25,7 +25,15 @@ from capacity.pools import Pool
 from capacity.providers.trace.cloud import Cloud
 from capacity.providers.trace.provider import TraceProvider
 from capacity.providers.trace.settings import TraceProviderSettings
-from domain.ids import agent_queue, machine_workflow_id, new_service_id, region_queue, runner_id
+from domain.ids import (
+    agent_queue,
+    machine_workflow_id,
+    new_service_id,
+    output_manifest_key,
+    output_part_key,
+    region_queue,
+    runner_id,
+)
 from domain.lifecycle.instances import InstancePhase
 from domain.phases import Phase
 from domain.placement_runs import MoveRef, NextMove, PlacementRunRef
@@ -59,6 +67,7 @@ from tests.capacity.site import CLOUD
 from tests.services.live import service as service_spec
 
 MACHINE = "west/c/m"
+OUTPUT = ("WORKLOAD", 1, "main", 0, "model")
 
 
 @pytest.fixture
@@ -244,9 +253,11 @@ async def _copy_and_delete(office: Office) -> None:
         assert copied == len(b"state")
         workload = world.submit()
         world.bucket("east").put(f"logs/{workload}/1/main/0/0", b"x")
+        for key in (output_part_key(*OUTPUT, 0), output_manifest_key(*OUTPUT)):
+            world.bucket("east").put(key.replace("WORKLOAD", workload), b"x")
         world.alter(Workload, workload, phase="failed", finished_at=text("now() - interval '90 days'"))
         await office.call(Activity.EXPIRE)
-        assert not [key for key in keys(world, "east") if key.startswith("logs/")]
+        assert not [key for key in keys(world, "east") if key.startswith(("logs/", "outputs/"))]
 
 
 def drop(world: World) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mizzen.client.views import ServiceReplica
 
 _LOOK_S = 1.0
+_SHOWN = 3
+"""The most replicas that wait of which `--wait` says why."""
 _NEWEST = 20
 """Of the replicas that have ended, `logs --all` prints those among this number of newest replicas."""
 _SERVICE = click.argument("service", shell_complete=complete_service)
@@ -73,6 +75,11 @@ _SERVICE_COLUMNS = (
 
 def _address(replica: Mapping[str, Any]) -> str | None:
     return None if replica["address"] is None else f"{replica['address']}:{replica['port']}"
+
+
+def _waits(replica: Mapping[str, Any]) -> bool:
+    is_quiet = replica["phase"] == "running" and not replica["probe_error"]
+    return replica["stage"] in ("starting", "unready") and not is_quiet and bool(_state_reason(replica))
 
 
 def _state_reason(replica: Mapping[str, Any]) -> str:
@@ -275,8 +282,9 @@ def _until(session: Session, id_: str, state: str) -> Any:
     try:
         while True:
             now = session.client.service(id_)
-            notes = "; ".join(note["sentence"] for note in now["notes"])
-            line = f"{now['name']}: {now['state']}, {_ready(now)} ready" + (f": {notes}" if notes else "")
+            waits = [f"replica {one['number']}: {_state_reason(one)}" for one in now["replicas"] if _waits(one)]
+            shown = "; ".join([note["sentence"] for note in now["notes"]] + waits[:_SHOWN])
+            line = f"{now['name']}: {now['state']}, {_ready(now)} ready" + (f": {shown}" if shown else "")
             if line != told:
                 say(line)
                 told = line

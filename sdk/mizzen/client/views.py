@@ -325,6 +325,15 @@ class Left(TypedDict):
     """When the directory is deleted; earlier if the machine's disk fills."""
 
 
+class Unstored(TypedDict):
+    """An output of a task that was not stored."""
+
+    job: str
+    task: int
+    name: str
+    why: str
+
+
 class GpuUse(TypedDict):
     """What a task uses of its GPUs, as its agent last measured it."""
 
@@ -368,6 +377,8 @@ class Attempt(TypedDict):
     notice: Notice | None
     left: list[Left]
     """What its ended tasks have left on their machines, the largest first."""
+    unstored: list[Unstored]
+    """Outputs that were not stored at its end. A path that some tasks have is not missing."""
     gpu_use: list[GpuUse]
     """By task, of at most 256 tasks; empty: not measured."""
     lost_s: float | None
@@ -414,6 +425,37 @@ class Session(TypedDict):
     job: str
     task: int
     machine: str
+
+
+class Output(TypedDict):
+    """An output of one task of one attempt, or the reason why it was not stored."""
+
+    name: str
+    job: str
+    task: int
+    attempt: int
+    path: str
+    """The path in the working directory of the task."""
+    stored_at: str
+    files: int
+    """The number of files, folders and links."""
+    size_bytes: int
+    """The size of the files together."""
+    archive_bytes: int
+    """The size of the tar archive."""
+    left_out: list[str]
+    """Entries that were not stored, with the reasons; at most 5."""
+    left_out_count: int
+    error: str | None
+    """Why it was not stored; None: it was."""
+
+
+class OutputList(TypedDict):
+    """The outputs of a workload, sorted by name, job, task and attempt."""
+
+    items: list[Output]
+    has_more: bool
+    """There are more than 1000; give a name, job or task."""
 
 
 class QueueEntry(TypedDict):
@@ -998,6 +1040,13 @@ class Archive(TypedDict):
     size_bytes: int
 
 
+class Assembled(TypedDict):
+    """Whether an archive was made of its parts."""
+
+    missing: list[str]
+    """Parts to upload before; empty: the archive exists."""
+
+
 class Requests(TypedDict):
     """The requests of the last minute, as the service's balancers counted them."""
 
@@ -1051,6 +1100,8 @@ class ServiceReplica(TypedDict):
     """Why it ends or has ended."""
     probe_error: str | None
     """The result of its last probe, if it failed."""
+    ejected: str | None
+    """Why balancers send it no requests, or few, although its probe succeeds."""
     phase: str | None
     """Phase of its workload; None: the workload's record is deleted."""
     reason: Reason | None
@@ -1128,6 +1179,8 @@ class Endpoint(TypedDict):
     kind: str
     state: Literal["ready", "draining"]
     """`draining`: it gets no new requests."""
+    ejected: bool
+    """Whether balancers send it no requests, or few, because it fails."""
 
 
 class EndpointList(TypedDict):
@@ -1139,6 +1192,8 @@ class EndpointList(TypedDict):
     policy: LoadBalancing
     retry_non_idempotent: bool
     request_timeout_s: float
+    first_byte_s: float | None
+    """Longest time to the first byte of an answer; None: relative to the other replicas."""
     max_queue: int
     drain_s: float
     probe_path: str

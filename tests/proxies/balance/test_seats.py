@@ -21,7 +21,8 @@ def entry(number: int, **fields: Any) -> dict[str, Any]:
 def body(*endpoints: dict[str, Any], **fields: Any) -> dict[str, Any]:
     usual = {
         "service": "sv-1", "name": "chat", "policy": "round_robin", "retry_non_idempotent": False,
-        "request_timeout_s": 30, "max_queue": 100, "drain_s": 30, "version": 1, "endpoints": list(endpoints),
+        "request_timeout_s": 30, "first_byte_s": None, "max_queue": 100, "drain_s": 30, "version": 1,
+        "endpoints": list(endpoints),
     }  # fmt: skip
     return {**usual, **fields}
 
