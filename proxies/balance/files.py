@@ -1,12 +1,14 @@
-"""The files that the balancer watches: the certificate, and the keys of clients."""
+"""The files of the balancer: its folder's lock, the certificate and the keys of clients, which it watches."""
 
+import fcntl
 import logging
 import re
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
-from infra.errors import ConfigurationError
+from infra.errors import ConfigurationError, StackError
 from infra.files import stamp, write_private
 from proxies.balance.configuration import CERTIFICATE, KEYS, Access
 from proxies.balance.runtime import RuntimeSocket, RuntimeSocketError
@@ -235,3 +237,18 @@ class AccessFiles:
                 _log.info("%s: clients get the new certificate", self._service)
         except ConfigurationError as error:
             _log.warning("%s: the certificate stays as it was: %s", self._service, error)
+
+
+def locked(folder: Path) -> IO[bytes]:
+    """Returns the open lock file of a folder, which stays locked until the process ends.
+
+    Raises:
+        StackError: another balancer uses the folder.
+    """
+    file = (folder / "lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise StackError(f"--data: {folder} is used by another balancer: every balancer needs its own folder") from None
+    return file

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import socket
@@ -10,11 +9,10 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import httpx
 
-from infra.errors import StackError
 from infra.files import write_private
 from proxies.balance.api_client import Api
 from proxies.balance.configuration import (
@@ -28,7 +26,7 @@ from proxies.balance.configuration import (
     seats,
 )
 from proxies.balance.counts import READ_S, Counters, RequestCounter, Rows
-from proxies.balance.files import AccessFiles
+from proxies.balance.files import AccessFiles, locked
 from proxies.balance.plug import Plug
 from proxies.balance.process import CONFIGURATION, HaproxyProcess
 from proxies.balance.replica_watch import ReplicaWatch
@@ -90,7 +88,7 @@ class ServiceBalancer:
         self._api = api
         self._folder = settings.data / name
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock_file = _locked(self._folder)
+        self._lock_file = locked(self._folder)
         self._list = self._folder / "endpoints.json"
         self._files = AccessFiles(name, self._folder, settings.certificate, settings.keys)
         self.counts = RequestCounter()
@@ -394,14 +392,3 @@ class ServiceBalancer:
                     await self._running.plug.fill(self._running.socket)
                 except RuntimeSocketError as error:
                     _log.warning("%s: %s", self.name, error)
-
-
-def _locked(folder: Path) -> IO[bytes]:
-    """Returns the open lock file of a folder, which stays locked until the process ends."""
-    file = (folder / "lock").open("wb")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise StackError(f"--data: {folder} is used by another balancer: every balancer needs its own folder") from None
-    return file
