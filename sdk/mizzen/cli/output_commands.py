@@ -64,7 +64,8 @@ def get(
 ) -> None:
     """Fetch an output of a workload, or list its outputs.
 
-    Outputs are the files in `outputs` of its document. Without NAME, they are listed. If several tasks have stored it, the files of each are in a folder JOB.TASK. The newest attempt of a task counts.
+    Outputs are the files in `outputs` of its document. Without NAME, they are listed. If several tasks have stored an
+    output, the files of each are in a folder JOB.TASK. The newest attempt of a task counts.
     """
     id_ = session.resolve(workload)
     found = [
