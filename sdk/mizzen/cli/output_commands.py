@@ -9,7 +9,6 @@ from mizzen.cli import formats
 from mizzen.cli.plain.printer import Column, emit_list
 from mizzen.cli.session import WORKLOAD, OutputCommand, Session, say
 from mizzen.client.errors import OutputError
-from mizzen.client.output_calls import newest
 from mizzen.client.views import Output
 
 _COLUMNS = (
@@ -31,6 +30,14 @@ def note_of(output: Output) -> str:
         return ""
     more = output["left_out_count"] - len(output["left_out"])
     return f"without {'; '.join(output['left_out'])}{f'; and {more} more' if more else ''}"
+
+
+def newest(outputs: Sequence[Output]) -> list[Output]:
+    """Return the outputs of the newest attempt of each task that has stored them; if none has, those with errors."""
+    found: dict[tuple[str, str, int], Output] = {}
+    for one in sorted(outputs, key=lambda one: (one["error"] is None, one["attempt"])):
+        found[one["name"], one["job"], one["task"]] = one
+    return [found[place] for place in sorted(found)]
 
 
 @click.command(cls=OutputCommand)
@@ -55,9 +62,10 @@ def get(
     task: int | None,
     attempt: int | None,
 ) -> None:
-    """Fetch an output of a workload (`outputs` of its document); without NAME, list its outputs.
+    """Fetch an output of a workload, or list its outputs.
 
-    If several tasks have stored it, the files of each are in a folder JOB.TASK. The newest attempt of a task counts.
+    Outputs are the files in `outputs` of its document. Without NAME, they are listed. If several tasks have stored an
+    output, the files of each are in a folder JOB.TASK. The newest attempt of a task counts.
     """
     id_ = session.resolve(workload)
     found = [

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from mizzen.cli import formats
+from mizzen.cli.output_commands import newest
 from mizzen.cli.pages import show_page, why_page
 from mizzen.cli.plain.printer import Column, emit_list, emit_one, no_colour, table
 from mizzen.cli.screen import interval_option, is_live, watch_option, watch_screen
@@ -26,7 +27,6 @@ from mizzen.cli.session import (
     say,
 )
 from mizzen.client.errors import NotFound, Unavailable
-from mizzen.client.output_calls import newest
 from mizzen.client.views import TERMINAL_PHASES
 
 

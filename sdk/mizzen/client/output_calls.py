@@ -1,6 +1,6 @@
 """The client's part about the outputs of workloads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -36,11 +36,3 @@ class OutputCalls(Calls):
         from mizzen.client.output_archive import write_output  # its imports are not needed by most calls
 
         write_output(self._transport, workload_id, output, folder, progress)
-
-
-def newest(outputs: Sequence[Output]) -> list[Output]:
-    """Return the outputs of the newest attempt of each task that has stored them; if none has, those with errors."""
-    found: dict[tuple[str, str, int], Output] = {}
-    for one in sorted(outputs, key=lambda one: (one["error"] is None, one["attempt"])):
-        found[one["name"], one["job"], one["task"]] = one
-    return [found[place] for place in sorted(found)]
