@@ -26,6 +26,7 @@ from activities.lifecycle.credits import Credits
 from activities.lifecycle.dispatch import Dispatcher
 from activities.lifecycle.housekeeping import HousekeepingActivities
 from activities.lifecycle.launch import LaunchActivities
+from activities.lifecycle.leases import LeaseActivities
 from activities.lifecycle.machines import MachineActivities
 from activities.lifecycle.progress import ProgressReader
 from activities.lifecycle.reconcile import Reconciler
@@ -81,7 +82,8 @@ def control_activities(
     instances = InstanceActivities(engine, settings, providers)
     placement_runs, moves = PlacementRunActivities(engine, settings), MoveActivities(engine, settings)
     return [
-        workloads.transition, workloads.release, workloads.flushed, launch.stage, launch.staged_here, auction.scan,
+        workloads.transition, workloads.release, workloads.flushed, launch.stage, launch.staged_here,
+        LeaseActivities(engine).lease, auction.scan,
         auction.award, auction.dry_run, machines.register, machines.ready, machines.lost, machines.noticed,
         instances.launch, instances.inspect, instances.move, instances.drain, instances.terminate,
         housekeeping.expire, RemovalActivities(engine, client).remove,

@@ -7,6 +7,7 @@ continue, and a retry, even in another agent process, re-attaches to them.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -19,6 +20,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from agent import tasks
 from agent.config import AgentConfig
 from agent.disk import DiskWatch, limit_of, reserve_report
+from agent.elements import ElementChunk, cancel, known_results
 from agent.failures import is_disk_full, launch_failure, refusal
 from agent.gpu_watch import GpuWatch
 from agent.intervals import set_pace
@@ -27,7 +29,9 @@ from agent.locks import StartLocks
 from agent.logs import Shipping
 from agent.notices import MachineNotices
 from agent.outcomes import kept_outcome, left_by, outcome
+from agent.output_storage import OutputStorage, is_stored
 from agent.ports import SERVING, reserve
+from agent.progress import read_progress
 from agent.sealed import CannotUnseal, prove
 from agent.staged import StagedAttempt
 from agent.staging import Stager
@@ -37,6 +41,7 @@ from agent.task_watch import TaskWatch, next_look, notify, still_running
 from agent.tasks import RunFolder, TaskState
 from domain.blame import LaunchError
 from domain.protocol.activities import Activity
+from domain.protocol.leases import CancelElements, ElementsRun, RunElements
 from domain.protocol.machines import (
     DETACHED,
     Attend,
@@ -49,6 +54,7 @@ from domain.protocol.machines import (
     RunNode,
     StopNode,
 )
+from domain.task_reports import UnstoredOutput
 
 if TYPE_CHECKING:
     from agent.network.uplink import Uplink
@@ -56,6 +62,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _LATE_S = 7.5
 _UNTIMED_S = 30.0
+_SHORT_S, _SHIP_S = 0.02, 0.5
+"""The shortest pause between two looks at a chunk of elements, and the one between two looks at their output."""
 _TRIES = 5
 """Number of tries to start an attempt's tasks on this machine before the gang is placed elsewhere."""
 
@@ -74,9 +82,11 @@ class NodeActivities:
         locks: StartLocks,
         gpus: GpuWatch,
         *,
+        outputs: OutputStorage,
         uplink: "Uplink | None" = None,
     ) -> None:
         self._config = config
+        self._outputs = outputs
         self._uplink = uplink
         self._lender = lender
         self._notices = notices
@@ -95,7 +105,10 @@ class NodeActivities:
 
     def all(self) -> Sequence[Callable[..., Awaitable[Any]]]:
         """Returns the activities that the worker registers."""
-        return [self.prepare, self.run, self.stop, self.attend, self.pace, self.prove_key]
+        return [
+            self.prepare, self.run, self.stop, self.attend, self.pace, self.prove_key, self.run_elements,
+            self.cancel_elements,
+        ]  # fmt: skip
 
     @activity.defn(name=Activity.PREPARE_NODE.value)
     async def prepare(self, request: PrepareNode) -> NodePrepared:
@@ -105,7 +118,7 @@ class NodeActivities:
         """
         self._check_machine(request.machine)
         with _detaching(), self._judging(request):
-            async with self._heartbeats(request):
+            async with self._heartbeats(self._preparing(request)):
                 if request.only_images:
                     await asyncio.to_thread(self._stager.fetch_images, request)
                     return NodePrepared(self._config.machine, self._config.address, {})
@@ -119,7 +132,7 @@ class NodeActivities:
         self._check_machine(request.machine)
         with _detaching():
             with self._judging(request):
-                async with self._heartbeats(request):
+                async with self._heartbeats(self._preparing(request)):
                     staged, masters = await self._prepared(request)
                     async with self._locks.of(request.workload_id):
                         self._refuse_stopped(request.workload_id, request.attempt)
@@ -131,6 +144,7 @@ class NodeActivities:
                 self._notices.over(staged.folder.key)
             async with self._heartbeats():
                 await self._gpus.until_freed(staged.folder)
+            await self._store_outputs(staged)
             return await asyncio.to_thread(self._outcome, staged)
 
     @activity.defn(name=Activity.STOP_NODE.value)
@@ -140,6 +154,38 @@ class NodeActivities:
             async with self._heartbeats():
                 await self._end(request.workload_id, request.attempt, request.grace_s)
             return await asyncio.to_thread(self._stopped_outcome, request)
+
+    @activity.defn(name=Activity.RUN_ELEMENTS.value)
+    async def run_elements(self, request: RunElements) -> ElementsRun:
+        """Runs leased elements in the attempt of a runner, and waits until they or the attempt have ended."""
+        self._check_machine(request.machine)
+        folder = self._state.attempt(request.workload_id, request.attempt)
+        with _detaching():
+            began_s = next_beat_s = time.monotonic()
+            chunk = ElementChunk(folder, request.elements)
+            staged: StagedAttempt | None = None
+            while not chunk.is_over():
+                staged = staged or await asyncio.to_thread(self._stager.load, folder)
+                if staged is not None and await asyncio.to_thread(chunk.hand_over, staged):
+                    if chunk.is_done():
+                        break
+                    if time.monotonic() - chunk.shipped_s > _SHIP_S:
+                        self._ship_elements(staged)
+                        chunk.shipped_s = time.monotonic()
+                if time.monotonic() >= next_beat_s:
+                    activity.heartbeat(ElementsRun(chunk.results()))
+                    next_beat_s = time.monotonic() + self._pause_s(self._config.heartbeat_interval_s)
+                await asyncio.sleep(max(_SHORT_S, min(self._config.poll_interval_s, (time.monotonic() - began_s) / 20)))
+            if (staged := staged or await asyncio.to_thread(self._stager.load, folder)) is not None:
+                self._ship_elements(staged)
+            return ElementsRun(chunk.results(), chunk.is_over())
+
+    @activity.defn(name=Activity.CANCEL_ELEMENTS.value)
+    async def cancel_elements(self, request: CancelElements) -> None:
+        """Stops elements of a runner's attempt, or does not start them."""
+        self._check_machine(request.machine)
+        folder = self._state.attempt(request.workload_id, request.attempt)
+        await asyncio.to_thread(cancel, folder, request.indexes)
 
     @activity.defn(name=Activity.ATTEND.value)
     async def attend(self, request: Attend) -> None:
@@ -345,8 +391,9 @@ class NodeActivities:
         keep_s = self._config.keep_runs_s if self._lender.lending.is_whole else self._config.kept_s(staged.launch)
         for progress, run in zip(found.progress, staged.runs, strict=True):
             progress.left = left_by(run, self._config.machine, keep_s)
+            progress.unstored = self._unstored(staged, run)
         own = self._notices.current or self._notices.of_owner(staged.folder.key)
-        return replace(found, notice=own or found.notice)
+        return replace(found, notice=own or found.notice, elements=known_results(staged.folder))
 
     def _stopped_outcome(self, request: StopNode) -> NodeOutcome:
         """Returns the outcome of a stopped attempt. `stopped` is false if all its tasks ended by themselves before."""
@@ -368,12 +415,50 @@ class NodeActivities:
             return
         if staged is not None:
             self._ship(staged, folder.runs())
+            self._ship_elements(staged)
 
     def _ship(self, staged: StagedAttempt, runs: Sequence[RunFolder]) -> None:
         bucket = partial(self._stager.bucket, staged.folder)
         for run in runs:
             if tasks.inspect(run) is not TaskState.ABSENT:
                 self._shipping.watch(run, bucket, staged.masker, staged.launch.logs)
+            # The network of the machine is its owner's.
+            is_due = bool(staged.launch.outputs) and not self._lender.lending.is_whole
+            if is_due and (end := run.exit()) is not None and end.started:
+                self._outputs.watch(run, staged.launch.outputs, bucket, self._stager.launches.owner(staged))
+
+    def _unstored(self, staged: StagedAttempt, run: RunFolder) -> list[UnstoredOutput]:
+        if self._lender.lending.is_whole and not is_stored(run) and run.started_at_s() is not None:
+            return [UnstoredOutput(name, "the owner took the machine back") for name in staged.launch.outputs]
+        return self._outputs.unstored(run)
+
+    async def _store_outputs(self, staged: StagedAttempt) -> None:
+        """Starts to store the outputs of the attempt's tasks, which have ended.
+
+        If they have ended by themselves, waits until the outputs are stored, because a workload that depends on this
+        one may need them. If the tasks were stopped, others wait for their slots.
+        """
+        if not staged.launch.outputs:
+            return
+        self._ship(staged, staged.runs)
+        if self._notices.current is not None or self._notices.of_owner(staged.folder.key) is not None:
+            return
+        if outcome(self._config.machine, staged.runs, staged.masker).stopped:
+            return
+
+        def active() -> NodeHeartbeat:
+            now_s = time.time()
+            progress = [replace(read_progress(run, staged.masker), active_at_s=now_s) for run in staged.runs]
+            return NodeHeartbeat(progress, 0)
+
+        async with self._heartbeats(active):
+            await self._outputs.until_stored(staged.runs)
+
+    def _ship_elements(self, staged: StagedAttempt) -> None:
+        bucket = partial(self._stager.bucket, staged.folder)
+        for run in staged.folder.elements():
+            if tasks.inspect(run) is not TaskState.ABSENT:
+                self._shipping.watch(run, bucket, staged.masker, staged.launch.logs, removes=True)
 
     # -------------------------------------------------------------------------------------------------------- beats
 
@@ -392,19 +477,24 @@ class NodeActivities:
         timeout = activity.info().heartbeat_timeout
         return interval_s if timeout is None else min(interval_s, timeout.total_seconds() / 4)
 
-    @contextlib.asynccontextmanager
-    async def _heartbeats(self, starting: PrepareNode | RunNode | None = None) -> AsyncIterator[None]:
-        """Sends heartbeats while the body runs. The first one is sent one interval after the start.
+    def _preparing(self, request: PrepareNode | RunNode) -> Callable[[], NodeHeartbeat | None]:
+        """Returns the heartbeat of an attempt that is being staged: what it waits for."""
 
-        `starting`: the attempt that is being staged; the heartbeats then say what it waits for.
-        """
+        def waits() -> NodeHeartbeat | None:
+            found = self._stager.waits_for(request.workload_id, request.attempt)
+            return NodeHeartbeat([], 0, preparing=found) if found else None
+
+        return waits
+
+    @contextlib.asynccontextmanager
+    async def _heartbeats(self, details: Callable[[], NodeHeartbeat | None] = lambda: None) -> AsyncIterator[None]:
+        """Sends heartbeats with `details` while the body runs. The first one is sent one interval after the start."""
         pause_s = self._pause_s(self._config.heartbeat_interval_s)
 
         async def beat() -> None:
             while True:
                 await asyncio.sleep(pause_s)
-                waits = "" if starting is None else self._stager.waits_for(starting.workload_id, starting.attempt)
-                activity.heartbeat(*([NodeHeartbeat([], 0, preparing=waits)] if waits else []))
+                activity.heartbeat(*filter(None, [details()]))
 
         heartbeat_task = asyncio.create_task(beat())
         try:

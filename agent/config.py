@@ -106,6 +106,10 @@ class AgentConfig(BaseModel):
     keep_outcomes_s: float = Field(14 * 86400.0, ge=0)
     """How long exit statuses are kept after the folder is removed, in seconds. A workflow may need them long after the
     end, for example after an outage of Temporal or a restore of its database."""
+    largest_output_bytes: int = Field(50 << 30, ge=0)
+    """The most that one output of one task may have; a larger one is not stored (`agent.output_storage`)."""
+    largest_output_files: int = Field(100_000, ge=0)
+    """The same for the number of its files and folders."""
     keep_stopped_s: float = Field(14 * 86400.0, gt=0)
     """How long the record of a workload's last stopped attempt is kept, in seconds since that stop."""
     platform: str | None = None

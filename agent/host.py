@@ -26,6 +26,7 @@ from agent.locks import StartLocks
 from agent.logs import Shipping, shipped
 from agent.notices import MachineNotices
 from agent.outcomes import forget_outcomes, keep_outcome
+from agent.output_storage import OutputStorage, has_outputs
 from agent.processes import end_tasks
 from agent.sessions.task_sessions import TaskSessions
 from agent.staging import Stager
@@ -87,6 +88,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     # A separate executor, so that a bucket that does not respond cannot delay the start or stop of tasks.
     executor = ThreadPoolExecutor(4, thread_name_prefix="ship")
     shipping = Shipping(executor, config.output_bytes)
+    outputs = OutputStorage(config.largest_output_bytes, config.largest_output_files)
     stager = Stager(config, state, open_store, notices)
     locks = StartLocks()
     traffic = await asyncio.to_thread(_traffic, config)
@@ -94,7 +96,9 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     _say_credentials(config)
     uplink = None if traffic is None else traffic.uplink
     gpus = GpuWatch(state, config.machine, config.gpus)
-    activities = NodeActivities(config, state, stager, shipping, notices, lender, locks, gpus, uplink=uplink)
+    activities = NodeActivities(
+        config, state, stager, shipping, notices, lender, locks, gpus, outputs=outputs, uplink=uplink
+    )
     sessions = TaskSessions(config, state, stager)
     tidying = asyncio.create_task(_tidy(config, state, lender))
     listening = asyncio.create_task(notices.run())
@@ -145,6 +149,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
         if traffic is not None:
             await asyncio.to_thread(traffic.close)
         await shipping.close()
+        await outputs.close()
         executor.shutdown(wait=False, cancel_futures=True)
         state.release()
 
@@ -398,6 +403,7 @@ def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) ->
 
     A document's `keep` applies to the last attempt of a workload on this machine, as long as enough of the disk is free
     and the machine is not its owner's (`is_owners`). Stores the outcome of each attempt's tasks on the machine first.
+    Outputs that the bucket does not take keep a folder for at most `AgentConfig.keep_at_most_s`.
     Also removes what killed shims have left (`StateFolder.clear_private`).
     Returns the keys (`workload.attempt`) of the removed attempts.
     """
@@ -415,6 +421,8 @@ def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) ->
             if usage.free >= config.keep_free * usage.total:
                 continue
         kept_back = any(tasks.inspect(run) is not TaskState.ABSENT and not shipped(run) for run in attempt.runs())
+        kept_back = kept_back or bool(attempt.elements())
+        kept_back = kept_back or (not is_owners and age_s <= config.keep_at_most_s and has_outputs(attempt))
         over = state.is_over(attempt) or (age_s > _ABANDONED_S and not state.is_started(attempt))
         if over and not kept_back:
             # Without the folder a late retry would start the tasks again, so the attempt is refused from now on.

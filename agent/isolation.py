@@ -30,7 +30,7 @@ from mizzen.objects.disk import was_made
 
 TENANT_UIDS = (2_000_000, 100_000)
 """Default first user id and number of user ids, above the ranges that distributions and containers use."""
-_PRIVATE = ("launches", "logs", "archives", "tetris", ".staging")
+_PRIVATE = ("launches", "logs", "outputs", "archives", "tetris", ".staging")
 _PRIVATE_MODE = 0o700
 _warned: set[Path] = set()
 _log = logging.getLogger(__name__)

@@ -34,6 +34,8 @@ class TaskLaunch:
     """Path of the file that receives standard output and standard error."""
     grace_s: float
     """Grace in seconds for a SIGTERM to the shim without a deadline in `stop.json`."""
+    errors: str | None = None
+    """Path of the file that receives standard error instead of `output`; None: there is none."""
     uid: int | None = None
     gid: int | None = None
     groups: tuple[int, ...] = ()
@@ -53,6 +55,8 @@ class TaskLaunch:
     """The working directories that get what `setup` has made (`agent.task_setup`)."""
     restarts: Mapping[str, int | None] = field(default_factory=dict)
     """Exit status, or `other`, to the number of restarts of the task alone (`agent.restarts`)."""
+    lane: Mapping[str, Any] | None = None
+    """Of a runner: `interrupt` and `max_runtime_s` of its elements (`agent.lane`); None: `argv` is the task."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the shim's input as a JSON object."""

@@ -14,9 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from agent import records
 from agent.disk import disk_report
-from agent.logs import Masker
 from agent.progress import read_progress
 from agent.sealed import CannotUnseal, unseal
+from agent.secret_masks import Masker
 from agent.state import AttemptFolder, StateFolder
 from agent.task_readiness import never_ready
 from agent.tasks import ReportedExit, RunFolder

@@ -8,7 +8,7 @@ import stat
 import time
 from typing import Any
 
-from agent.logs import MASK, Masker
+from agent.secret_masks import MASK, Masker
 from agent.tasks import RunFolder
 from domain.task_reports import CadenceReport, FailingReport, LoadReport, LoadState, NoticeReport, TaskProgress
 
@@ -127,7 +127,7 @@ def last_sign_s(run: RunFolder) -> float | None:
     if started_at_s is None:
         return None
     seen = [started_at_s]
-    for path in (run.report, run.output):
+    for path in (run.report, run.output, run.errors):
         try:
             seen.append(os.lstat(path).st_mtime)
         except OSError:

@@ -115,19 +115,20 @@ def die_with_parent(signum: int = signal.SIGKILL) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 
-def _become_task(
-    launch: dict[str, Any], shim: int, output: int, gate: tuple[int, int], sandbox: Sandbox | None
+def become_task(
+    launch: dict[str, Any], shim: int, outputs: tuple[int, int], gate: tuple[int, int], sandbox: Sandbox | None
 ) -> NoReturn:
     """Runs in the forked child: waits until the shim has recorded the task, then executes the task's command.
 
-    `gate` has the descriptors that say so, and to which this process writes its pid on the machine.
+    `outputs` become stdout and stderr. `gate` has the descriptors that say so, and to which this process writes its pid
+    on the machine.
     """
     try:
         os.setsid()
         os.write(gate[1], os.readlink("/proc/self").encode())
         os.close(gate[1])
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        for descriptor, target in zip(outputs, (1, 2), strict=True):
+            os.dup2(descriptor, target)
         join(launch["limits"])
         if launch["cgroup"] is not None:
             with contextlib.suppress(OSError):  # Without the cgroup, the shim finds processes by the process tree.
@@ -139,7 +140,8 @@ def _become_task(
         begun = None if launch["setup"] is None else open_begun(launch["begun"])
         awaited = None if begun is None or launch["setup_by"] is None else open_awaited(launch["setup_by"])
         if launch["uid"] is not None:
-            os.fchown(1, launch["uid"], launch["gid"])
+            for descriptor in (1, 2):
+                os.fchown(descriptor, launch["uid"], launch["gid"])
         isolate(launch, shim, sandbox)
         os.chdir(launch["cwd"])
         reset_signals()
@@ -182,7 +184,7 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
-class _Task:
+class Task:
     """The running task, as its shim tracks it."""
 
     def __init__(self, folder: str, launch: dict[str, Any], pid: int, proc: str) -> None:
@@ -321,7 +323,7 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     for name in (EXIT_FILE, STOP_FILE):
         reserve(f"{folder}/{name}")
     defaults: dict[str, Any] = {"limits": [], "setup": None, "sandbox": None, "container": None}
-    defaults |= {"setup_by": None, "shares": (), "restarts": {}}
+    defaults |= {"setup_by": None, "shares": (), "restarts": {}, "lane": None}
     launch = {**defaults, "begun": f"{folder}/{BEGUN_FILE}", **launch}
     if launch["container"] is not None:
         # Imported only where it is used: HTTP costs time and memory.
@@ -342,13 +344,18 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
         signal.signal(ignored, signal.SIG_IGN)
     body: dict[str, Any] = {"boot_id": boot_id(), "started_at_s": time.time(), "cgroup": launch["cgroup"]}
     body["limits"] = launch["limits"]
+    if launch["lane"] is not None:
+        from agent.lane import ElementLane
+
+        ElementLane(folder, launch, sandbox).run(body, started)
+        return
     restarts, now, kills = Restarts(launch["restarts"]), launch, 0
     waiting: int | None = started
     while True:
         pid = _begin(folder, now, sandbox, body, waiting)
         if not launch["restarts"]:
             launch.pop("env")  # Do not keep secrets in memory.
-        task = _Task(folder, launch, pid, "/proc" if sandbox is None else sandbox.proc)
+        task = Task(folder, launch, pid, "/proc" if sandbox is None else sandbox.proc)
         task.wait()
         task.kill()
         task.reap()
@@ -357,9 +364,10 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
         in_setup = launch["setup"] is not None and begun_at_s(launch["begun"]) is None
         if in_setup or task.given is not None or _is_stopped(folder) or (line := restarts.next(code)) is None:
             break
-        output = _open_output(launch)
-        os.write(output, line.encode())
+        output, errors = open_outputs(launch)
+        os.write(errors, line.encode())
         os.close(output)
+        os.close(errors)
         if signal.sigtimedwait({signal.SIGTERM}, PAUSE_S) is not None:
             break
         now, kills, waiting = launch | {"setup": None}, memory_kills(launch["limits"]), None
@@ -384,7 +392,7 @@ def _begin(
     folder: str, launch: dict[str, Any], sandbox: Sandbox | None, body: dict[str, Any], started: int | None
 ) -> int:
     """Forks the task, records it in `body` and `pid.json`, and lets it run; returns its pid."""
-    output, shim = _open_output(launch), os.getpid()
+    outputs, shim = open_outputs(launch), os.getpid()
     gate, opener = os.pipe()
     told, telling = os.pipe()
     pid = os.fork()
@@ -392,8 +400,8 @@ def _begin(
         os.close(opener)
         if started is not None:
             os.close(started)
-        _become_task(launch, shim, output, (gate, telling), sandbox)
-    for descriptor in (gate, output, telling):
+        become_task(launch, shim, outputs, (gate, telling), sandbox)
+    for descriptor in (gate, *outputs, telling):
         os.close(descriptor)
     # In a PID namespace, `getpid` and `fork` return other numbers than those of the machine.
     identities = {"shim": int(os.readlink("/proc/self")), "task": int(os.read(told, 16) or 0)}
@@ -409,8 +417,12 @@ def _begin(
     return pid
 
 
-def _open_output(launch: dict[str, Any]) -> int:
-    return os.open(launch["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+def open_outputs(launch: dict[str, Any]) -> tuple[int, int]:
+    """Opens the files for stdout and stderr, which may be the same; returns two descriptors."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    output = os.open(launch["output"], flags, 0o600)
+    errors = launch.get("errors")
+    return output, os.dup(output) if errors is None else os.open(errors, flags, 0o600)
 
 
 def _is_stopped(folder: str) -> bool:

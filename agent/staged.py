@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from agent.logs import Masker
 from agent.sealed import Secrets
+from agent.secret_masks import Masker
 from agent.state import AttemptFolder
 from agent.tasks import RunFolder
 from domain.launch import LaunchDescription, TaskPlace

@@ -16,9 +16,9 @@ from agent.containers.image_cleanup import FetchedImages
 from agent.containers.local_images import BadImage, ImageStore
 from agent.credentials.task_credentials import NoCredentials
 from agent.isolation import check_store, give_bucket, give_store
-from agent.logs import Masker
 from agent.notices import MachineNotices
 from agent.sealed import unseal
+from agent.secret_masks import Masker
 from agent.staged import BadLaunch, StagedAttempt
 from agent.state import AttemptFolder, StateFolder, make_folder
 from agent.stores import WrongStore, check_remote, remote_store

@@ -30,8 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from agent import records, sandbox, sealed, shim, tasks
+from agent.lane import ELEMENTS
 from agent.processes import ProcessIdentity
 from agent.tasks import RunFolder, TaskState
+from domain.ids import array_of, element_id
 from domain.launch import LaunchDescription
 from infra.errors import ConfigurationError
 
@@ -99,6 +101,16 @@ class AttemptFolder:
                 if job and task.isdigit() and entry.is_dir():
                     found.append(self.run(job, int(task)))
         return sorted(found, key=lambda run: (run.job, run.task))
+
+    def elements(self) -> list[RunFolder]:
+        """Returns the elements of an array with output on this machine that run, or whose output is not shipped yet."""
+        found = []
+        for run in self.runs():
+            for path in sorted((run.path / ELEMENTS).glob("*.*")):
+                index, _, attempt = path.name.rpartition(".")
+                element = element_id(array_of(self.workload_id), int(index))
+                found.append(RunFolder(path, element, int(attempt), run.job, run.task))
+        return found
 
     def age_s(self) -> float:
         """Returns the seconds since a file was last added to this folder or to the folder of one of its tasks."""

@@ -16,6 +16,7 @@ from agent.containers.launch import container_of
 from agent.containers.local_images import ImageStore
 from agent.credentials.task_credentials import TaskCredentials
 from agent.device_rules import HeldGpus
+from agent.elements import lane_of
 from agent.isolation import local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command
 from agent.notices import MachineNotices
@@ -189,6 +190,7 @@ class TaskLaunches:
             env=env,
             cwd=str(run.work),
             output=str(run.output),
+            errors=str(run.errors) if job.output == "separate" else None,
             grace_s=staged.launch.checkpoint.grace_s,
             uid=owner.uid if owner else None,
             gid=owner.gid if owner else None,
@@ -198,6 +200,7 @@ class TaskLaunches:
             setup_by=None if run == first else str(first.begun),
             shares=tuple(str(other.work) for other in others) if run == first else (),
             restarts=job.restarts,
+            lane=lane_of(staged.launch),
         )
 
     def _sandbox(self, staged: StagedAttempt, owner: Owner | None) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
     lock, pid.json, exit.json, stop.json    state shared by agent and shim (`agent.shim`)
     output.log                              standard output and error of the task
+    errors.log                              its standard error, if the document says `output: separate`
     shim.log                                errors of the shim
     script.sh, setup.sh                     the job's script and its setup script, if it has them
     begun                                   when the command began, after the setup script (`agent.task_setup`)
@@ -141,6 +142,11 @@ class RunFolder:
     def output(self) -> Path:
         """Path of the file with the task's standard output and error."""
         return self.path / "output.log"
+
+    @property
+    def errors(self) -> Path:
+        """Path of the file with the task's standard error, if its document asks for a file of its own."""
+        return self.path / "errors.log"
 
     def started_at_s(self) -> float | None:
         """Returns when the task was started, in epoch seconds, or None if it was not."""

@@ -15,15 +15,16 @@ from api.services import routes as services
 from api.sessions import session_routes as sessions
 from api.state import ApiState
 from api.streams import events, logs
-from api.workloads import actions, queue, routes
+from api.workloads import actions, output_routes, queue, routes
 from domain.version import VERSION
 from infra.config.settings import Settings
 
 _ROUTERS = (
-    routes.router, actions.router, sessions.router, queue.router, events.router, logs.router, tenants.router,
-    secrets.router, keys.router, keys.open_router, audit.router, regions.router, clusters.router, costs.router,
-    machines.router, owner_view.router, removal.router, pools.router, instances.router, loops.router,
-    snapshot.router, tables.router, partitions.router, usage.router, instance.router, placement_runs.router,
+    routes.router, actions.router, sessions.router, output_routes.router, queue.router, events.router, logs.router,
+    tenants.router, secrets.router, keys.router, keys.open_router, audit.router, regions.router,
+    clusters.router, costs.router, machines.router, owner_view.router, removal.router, pools.router,
+    instances.router, loops.router, snapshot.router, tables.router, partitions.router, usage.router,
+    instance.router, placement_runs.router,
     archives.router, services.router, service_requests.router,
     health.router, reference.router, temporal_ui.router,
 )  # fmt: skip

@@ -18,6 +18,7 @@ from api.metrics import Metrics
 from api.refusals import Recorder
 from api.sessions.relays import Relays
 from api.streams.hub import Hub
+from api.streams.store_reads import StoreReads
 from api.threads import Threads
 from api.workloads.queue_limit import QueueLimit
 from infra.config.settings import Settings
@@ -52,6 +53,7 @@ class ApiState:
         self.queue_limit = QueueLimit(settings.limits.queued_per_tenant, settings.limits.full_queue_retry_s)
         self.hub = Hub(self.engine, settings.limits)
         self.relays = Relays(self.engine, settings)
+        self.store_reads = StoreReads(self.threads.stores)
         self.metrics = Metrics(self.engine, self.hub)
         self.store: Callable[[str], ObjectStore] = lru_cache(maxsize=256)(open_store)
         """Returns the object store for the URL of a bucket; results are cached."""

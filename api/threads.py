@@ -37,7 +37,7 @@ class Threads:
         """For key lookups of addresses with too many failed logins."""
         self.streams = ThreadPool(8)
         """For reading Postgres for streams."""
-        self.stores = ThreadPool(8)
+        self.stores = ThreadPool(16)
         """For reading logs from object stores; a store that does not respond blocks only these threads."""
         self.archives = ThreadPool(2)
         self.service = ThreadPool(2)

@@ -48,6 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
             detail = self.server.api.refuses.format(second=body["seconds"][0]["second"])
             return self._send(422, {"title": "Invalid request", "detail": detail})
         with self.server.api.lock:
+            self.server.api.now[name] = body["now"]
             for one in body["seconds"]:
                 self.server.api.counts[name, body["balancer"], one["second"]] = one
         return self._send(200, {})
@@ -96,6 +97,8 @@ class BalanceApi:
         self.events: list[dict[str, Any]] = []
         self.counts: dict[tuple[str, str, int], dict[str, Any]] = {}
         """The last counts by service, balancer and second."""
+        self.now: dict[str, Any] = {}
+        """What a balancer of each service last said that it does."""
         self.fetches = 0
         self.fails = False
         self.refuses: str | None = None
@@ -134,7 +137,7 @@ class BalanceApi:
             version = self.lists.get(name, {"version": 0})["version"] + 1
             usual = {
                 "service": f"sv-{name}", "name": name, "policy": "round_robin", "retry_non_idempotent": False,
-                "request_timeout_s": 30, "max_queue": 100, "drain_s": 30,
+                "request_timeout_s": 30, "first_byte_s": None, "max_queue": 100, "hold_s": 0, "drain_s": 30,
             }  # fmt: skip
             self.lists[name] = {**usual, **settings, "version": version, "endpoints": endpoints}
             if event:

@@ -39,6 +39,7 @@ SUITES = {
     "checkpoint": "checkpoint",
     "copies": "copies",
     "end-to-end": "end_to_end",
+    "short-elements": "short_elements",
     "backlog": "backlog",
     "waiting-elements": "waiting_elements",
     "machines": "machines",

@@ -128,9 +128,17 @@ def fill(text: str, values: Mapping[str, str]) -> str:
     return _BRACES.sub(value, text)
 
 
+def is_runner(spec: WorkloadSpec) -> bool:
+    """Returns whether a workload is a runner of an array, and not the array or an element."""
+    return spec.array is not None and spec.array.runners is not None and not spec.array.ranges
+
+
 def filled(spec: WorkloadSpec) -> WorkloadSpec:
-    """Returns the specification of an element, whose array has one index, with the values in its strings."""
-    if spec.array is None:
+    """Returns the specification of an element, whose array has one index, with the values in its strings.
+
+    That of a runner is returned as it is: the agent inserts the values of each element (`values_of`).
+    """
+    if spec.array is None or is_runner(spec):
         return spec
     values = _values(spec.array)
     jobs = tuple(_filled_job(job, values) for job in spec.jobs)
@@ -140,16 +148,24 @@ def filled(spec: WorkloadSpec) -> WorkloadSpec:
 
 def variables(spec: WorkloadSpec, workload_id: str) -> dict[str, str]:
     """Returns the variables of an element's tasks, by name; none if the workload is no element of an array."""
-    if spec.array is None:
+    if spec.array is None or is_runner(spec):
         return {}
-    values = _values(spec.array)
-    own = {"MIZZEN_ARRAY_ID": array_of(workload_id), "MIZZEN_ARRAY_INDEX": values.pop(INDEX)}
-    return own | {f"MIZZEN_PARAM_{name.upper()}": value for name, value in values.items()}
+    return variables_of(array_of(workload_id), _values(spec.array))
+
+
+def variables_of(array: str, values: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of an element of an array with an id, by name. `values` are those of its parameters."""
+    own = {"MIZZEN_ARRAY_ID": array, "MIZZEN_ARRAY_INDEX": values[INDEX]}
+    return own | {f"MIZZEN_PARAM_{name.upper()}": value for name, value in values.items() if name != INDEX}
+
+
+def values_of(array: ArraySpec, index: int) -> dict[str, str]:
+    """Returns what the braces of the element with an index stand for, by name."""
+    return parameters(array, index) | {INDEX: str(index)}
 
 
 def _values(array: ArraySpec) -> dict[str, str]:
-    index = array.ranges[0][0]
-    return parameters(array, index) | {INDEX: str(index)}
+    return values_of(array, array.ranges[0][0])
 
 
 def _filled_job(job: JobSpec, values: Mapping[str, str]) -> JobSpec:

@@ -28,6 +28,7 @@ _TABLE = re.compile(TABLE_PATTERN)
 _PARTITION = re.compile(PARTITION_PATTERN)
 _RUN = re.compile(RUN_PATTERN)
 _ELEMENT = re.compile(r"(wl-[0-9a-z]{16})-(0|[1-9][0-9]{0,8})")
+_RUNNER = re.compile(r"wl-[0-9a-z]+-r[0-9]+")
 INSTANCE_PREFIX = "in-"
 SESSION_PREFIX = "session-"
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -94,8 +95,18 @@ def element_id(array: str, index: int) -> str:
     return f"{array}-{index}"
 
 
+def runner_id(array: str, number: int) -> str:
+    """Returns the id of a runner of an array."""
+    return f"{array}-r{number}"
+
+
+def is_runner(workload_id: str) -> bool:
+    """Returns whether an id is that of a runner of an array."""
+    return _RUNNER.fullmatch(workload_id) is not None
+
+
 def array_of(element: str) -> str:
-    """Returns the id of an element's array."""
+    """Returns the id of the array of an element or a runner."""
     return element.rpartition("-")[0]
 
 
@@ -206,6 +217,26 @@ def task_log(workload_id: str, attempt: int, task: str) -> str:
     """Returns the `log_prefix` of a task given as `job/task`."""
     job, _, number = task.rpartition("/")
     return log_prefix(workload_id, attempt, job, int(number))
+
+
+def outputs_prefix(workload_id: str) -> str:
+    """Returns the prefix of all objects of a workload's outputs in the bucket of a region."""
+    return f"outputs/{workload_id}/"
+
+
+def output_manifests_prefix(workload_id: str) -> str:
+    """Returns the prefix of the manifests of a workload's outputs (`domain.output_manifest`)."""
+    return f"{outputs_prefix(workload_id)}manifests/"
+
+
+def output_manifest_key(workload_id: str, attempt: int, job: str, task: int, output: str) -> str:
+    """Returns the key of the manifest of one output of one task of an attempt."""
+    return f"{output_manifests_prefix(workload_id)}{job}/{task}/{output}/{attempt}.json"
+
+
+def output_part_key(workload_id: str, attempt: int, job: str, task: int, output: str, number: int) -> str:
+    """Returns the key of a part, counted from 0, of one output of one task of an attempt."""
+    return f"{outputs_prefix(workload_id)}parts/{job}/{task}/{output}/{attempt}/{number:06d}"
 
 
 def launch_key(workload_id: str, attempt: int, sha256: str) -> str:

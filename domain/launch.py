@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validato
 from domain.ids import NAME_PATTERN, TABLE_RULE, is_name, is_table_name
 from domain.isolation import Isolation
 from domain.serving_spec import ServingSpec
-from domain.spec import TaskSpec
+from domain.spec import ArraySpec, TaskSpec
 
 
 class _Frozen(BaseModel):
@@ -103,6 +103,8 @@ class LaunchDescription(_Frozen):
     """Relative path to text. These files overwrite files of the archive."""
     workdir: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     """SHA-256 of the archive, stored in the same bucket under `domain.ids.archive_key`."""
+    outputs: dict[str, str] = Field(default_factory=dict)
+    """Name to the relative path of a file or folder in the working directory, which is stored at the end."""
     logs: LogLaunch = LogLaunch()
     jobs: dict[str, JobLaunch]
     tasks: tuple[TaskPlace, ...]
@@ -113,6 +115,10 @@ class LaunchDescription(_Frozen):
     own setting."""
     array_variables: dict[str, str] = Field(default_factory=dict)
     """Variables of all tasks with the index and the parameters of an element of an array (`domain.array_elements`)."""
+    elements: ArraySpec | None = None
+    """Of a runner: the array whose elements it runs. The strings of its job still have their braces."""
+    max_runtime_s: float | None = None
+    """The maximum runtime of an element of a runner, in seconds."""
     serving: ServingSpec | None = None
     """How task 0 of the first job serves requests; None: the workload serves none."""
     sealed_secrets: dict[str, str] = Field(default_factory=dict)
@@ -123,6 +129,9 @@ class LaunchDescription(_Frozen):
         for name in self.jobs:
             if not is_name(name):
                 raise ValueError(f"name {name!r}: must match {NAME_PATTERN}")
+        for name in self.outputs:
+            if not is_name(name):
+                raise ValueError(f"output {name!r}: must match {NAME_PATTERN}")
         for name in self.tables:
             if not is_table_name(name):
                 raise ValueError(f"table {name!r}: must be {TABLE_RULE}")

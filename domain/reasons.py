@@ -46,6 +46,8 @@ class ReasonCode(StrEnum):
     AWARD_CONFLICT = "award_conflict"
     ARRAY_THROTTLED = "array_throttled"
     ARRAY_STARTED = "array_started"
+    RUNNERS_THROTTLED = "runners_throttled"
+    RUNNERS_BUSY = "runners_busy"
     # Why a placed workload is not running yet.
     WAITING_FOR_VICTIMS = "waiting_for_victims"
     STAGING_FAILED = "staging_failed"
@@ -80,7 +82,9 @@ class ReasonCode(StrEnum):
     MAX_RUNTIME = "max_runtime"
     PENDING_EXPIRED = "pending_expired"
     CANCELLED_BY_USER = "cancelled_by_user"
+    AT_MOST_ONCE = "at_most_once"
     ARRAY_ENDED = "array_ended"
+    OUTPUTS_NOT_STORED = "outputs_not_stored"
     # Why a machine is cordoned.
     CORDONED_BY_OPERATOR = "cordoned_by_operator"
     KEEPS_FAILING_GANGS = "keeps_failing_gangs"
@@ -183,6 +187,13 @@ _SENTENCES: dict[ReasonCode, str] = {
         "{placed:1 element holds|# elements hold} slots{older:?, older ones come first}, and the throttle of the array"
         " is {throttle}; `mizzen throttle` changes it"
     ),
+    ReasonCode.RUNNERS_THROTTLED: (
+        "{placed:1 runner holds|# runners hold} slots{older:?, older ones come first}, and the throttle of the array is"
+        " {throttle}; `mizzen throttle` changes it"
+    ),
+    ReasonCode.RUNNERS_BUSY: (
+        "waits for a runner of the array; {placed:1 holds|# hold} slots, and no more are needed for what waits"
+    ),
     ReasonCode.ARRAY_STARTED: "all of its elements have started; {live} of {elements} have not ended",
     ReasonCode.WAITING_FOR_VICTIMS: "waits for the slots of {victims}, which it evicts",
     ReasonCode.STAGING_FAILED: "its start in region {region} cannot be prepared: {error}; retried until it succeeds",
@@ -236,9 +247,16 @@ _SENTENCES: dict[ReasonCode, str] = {
         "task {task} could not load its checkpoint"
         " ({failures} of at most {limit:1 attempt|# attempts} in a row): {error}"
     ),
+    ReasonCode.OUTPUTS_NOT_STORED: (
+        "output {name} of task {task} was not stored: {why}{more:|, and 1 more was not|, and # more were not}"
+    ),
     ReasonCode.MAX_RUNTIME: "ran for {ran_s} s; its maximum runtime is {limit_s} s",
     ReasonCode.PENDING_EXPIRED: "waited in the queue for {waited_s} s; its limit is {limit_s} s",
     ReasonCode.CANCELLED_BY_USER: "cancelled by {by}",
+    ReasonCode.AT_MOST_ONCE: (
+        "runner {runner} may have started it before its end ({words}), and by array.runners.at_most_once it is not"
+        " started again"
+    ),
     ReasonCode.ARRAY_ENDED: (
         "{succeeded} of {elements:1 element|# elements} succeeded, {failed} failed, {cancelled:1 was|# were} cancelled"
     ),

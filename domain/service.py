@@ -5,6 +5,7 @@ unit.
 """
 
 from enum import StrEnum
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -89,13 +90,22 @@ class ServiceSpec(TaskSpec):
     policy: ReplicaPolicySpec = ReplicaPolicySpec()
     balancing: LoadBalancing = LoadBalancing.LEAST_CONNECTIONS
     retry_non_idempotent: bool = False
-    """Whether the balancer may send a request of any method again if its replica died before an answer began."""
+    """Whether the balancer may send a request of any method again if its replica died before an answer began, or
+    answered with 500, 502 or 503."""
     request_timeout_s: float = 600.0
     """The longest time without a byte from the replica, while a request is in progress."""
+    first_byte_s: float | None = None
+    """The longest time from a request to the first byte of the answer; a replica that exceeds it gets no requests.
+    None: relative to the other replicas."""
     max_queue: int = 1000
     """The most requests that wait in the balancer; further ones get the status 503."""
+    hold_s: float = 300.0
+    """The longest time for which a request waits in the balancer while no replica is ready; then it gets the status
+    503. 0: it gets this status at once."""
     max_surge: int = 1
     """The most replicas that a rolling update adds at a time."""
+    max_unavailable: int = 0
+    """The most replicas below the target that a rolling update leaves ready, so that it needs no room for more."""
     notify: tuple[NotifySpec, ...] = ()
     """Who is notified when the service has ended."""
 
@@ -103,3 +113,24 @@ class ServiceSpec(TaskSpec):
     def uses_spot(self) -> bool:
         """Whether replicas may run on spot machines."""
         return self.policy.placer is not None
+
+    def has_replicas_of(self, other: "ServiceSpec") -> bool:
+        """Returns whether replicas of `other` are also what this specification asks for, so that they continue."""
+        mine, theirs = (one.model_dump(exclude=NOT_IN_REPLICAS) for one in (self, other))
+        return mine == theirs
+
+
+NOT_IN_REPLICAS: Any = {
+    "policy": True,
+    "balancing": True,
+    "retry_non_idempotent": True,
+    "request_timeout_s": True,
+    "first_byte_s": True,
+    "max_queue": True,
+    "hold_s": True,
+    "max_surge": True,
+    "max_unavailable": True,
+    "notify": True,
+    "serving": {"drain_s": True, "probe": {"initial_delay_s": True}},
+}
+"""The fields that running replicas do not depend on: an update that changes only these replaces no replica."""

@@ -49,6 +49,8 @@ class TaskSpec(_Frozen):
     """Script that runs before the command, once on each machine (`agent.task_setup`), with the same user, in the same
     way."""
     env: dict[str, str] = Field(default_factory=dict)
+    output: Literal["merged", "separate"] = "merged"
+    """Whether stdout and stderr are one file, which keeps their order, or can be told apart."""
     image: str | None = None
     """Reference of a container image (`domain.images`) in which the tasks run; None: they use the machine's files."""
 
@@ -145,17 +147,28 @@ IndexRange = tuple[int, int, int]
 """The first index, the last index, and the step between indexes."""
 
 
+class RunnersSpec(_Frozen):
+    """Runners of an array: workloads that run its elements one after the other."""
+
+    interrupt: Literal["after_element", "now"] = "after_element"
+    """Whether a runner that is to stop first lets its element end, if that takes at most half of the grace."""
+    at_most_once: bool = False
+    """Whether an element that may have been started is never started again."""
+
+
 class ArraySpec(_Frozen):
     """Many elements of one document, which are placed independently (`domain.array_elements`)."""
 
     ranges: tuple[IndexRange, ...] = ()
-    """The indexes of the elements; in the row of an element, only its own."""
+    """The indexes of the elements; in the row of an element, only its own; none in that of a runner."""
     throttle: int | None = None
     """How many elements run at a time, as submitted; None: as many as there is room for."""
     matrix: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Names of parameters to their values. An index is the number of a combination."""
     exclude: tuple[dict[str, str], ...] = ()
     """Values of parameters whose combinations are left out."""
+    runners: RunnersSpec | None = None
+    """None: each element is placed as a workload of its own."""
 
 
 class WorkloadSpec(_Frozen):
@@ -186,6 +199,9 @@ class WorkloadSpec(_Frozen):
     """Set if the workload serves requests: it is a replica of a service."""
     one_attempt: bool = False
     """True: every end of an attempt ends the workload. It is not queued again after a preemption or a lost machine."""
+    outputs: dict[str, str] = Field(default_factory=dict)
+    """Name to the relative path of a file or folder in the working directory, which is stored at the end of each
+    attempt (`domain.output_manifest`)."""
     keep_s: float | None = None
     """How long the tasks' working directories stay on their machines after the end of an attempt, in seconds; None: as
     long as `tasks.keep_runs_s` says."""

@@ -6,7 +6,7 @@ are untrusted. Therefore a report may affect only the task's own attempt.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -227,6 +227,16 @@ class LeftFiles:
 
 
 @dataclass
+class UnstoredOutput:
+    """An output of a task that its agent has not stored."""
+
+    name: str
+    why: str
+    is_missing: bool = False
+    """Whether the path does not exist: another task may have made it."""
+
+
+@dataclass
 class GpuReport:
     """What a task uses of its GPUs. An agent reports this, in steps, so that a steady use is a steady report."""
 
@@ -268,5 +278,7 @@ class TaskProgress:
     """Whether the task sends parts ahead of its last checkpoint now, within a notice."""
     left: LeftFiles | None = None
     """Set if the task has ended and left files."""
+    unstored: list[UnstoredOutput] = field(default_factory=list)
+    """Outputs that were not stored, after the end of the task."""
     gpu: GpuReport | None = None
     """Set if the task runs, and its agent can measure its GPUs."""

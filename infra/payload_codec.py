@@ -4,6 +4,7 @@ Temporal stores only encrypted arguments, results, heartbeats, memos, summaries 
 types, queues and search attributes stay readable, because Temporal works with them.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,17 +22,41 @@ from temporalio.converter import (
 
 from domain.ids import agent_queue, machine_of_queue
 from infra.errors import MizzenError
-from infra.payload_keys import PayloadKeys
+from infra.payload_keys import PayloadKeys, UnknownKey
 
 ENCODING = b"binary/encrypted"
 _KEY_ID, _MACHINE = "mizzen-key", "mizzen-machine"
 _NONCE_BYTES = 12
+_log = logging.getLogger(__name__)
 _HIDDEN = "Encoded failure"
 """What the SDK writes instead of the message of a failure whose texts are a payload."""
 
 
 class CannotDecrypt(MizzenError):
     """A payload is not what one of the keys has encrypted."""
+
+
+class PlainCodec(PayloadCodec):
+    """Encrypts nothing. It is for a process without keys, which cannot read what others have encrypted."""
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Returns the payloads."""
+        return list(payloads)
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Returns the payloads.
+
+        Raises:
+            UnknownKey: one is encrypted. It is also logged: a worker only reports it to the caller of its activity.
+        """
+        if any(payload.metadata.get("encoding") == ENCODING for payload in payloads):
+            error = UnknownKey(
+                "temporal.payload_keys: is not set, and the payloads in Temporal are encrypted; must be a file with"
+                " keys of the installation or of this machine (`mizzen payload-keys`)"
+            )
+            _log.error("%s", error)
+            raise error
+        return list(payloads)
 
 
 class EncryptingCodec(PayloadCodec, WithSerializationContext):

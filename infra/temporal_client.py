@@ -10,7 +10,7 @@ from temporalio.service import DnsLoadBalancingConfig, HttpConnectProxyConfig, R
 
 from infra.config.services import TemporalSettings
 from infra.errors import ConfigurationError
-from infra.payload_codec import EncryptingCodec
+from infra.payload_codec import EncryptingCodec, PlainCodec
 from infra.payload_keys import PayloadKeys
 from infra.payloads import DATA_CONVERTER
 
@@ -97,7 +97,7 @@ def data_converter(settings: TemporalSettings) -> DataConverter:
     """
     codec = payload_codec(settings)
     if codec is None:
-        return DATA_CONVERTER
+        return dataclasses.replace(DATA_CONVERTER, payload_codec=PlainCodec())
     failures = DefaultFailureConverterWithEncodedAttributes
     return dataclasses.replace(DATA_CONVERTER, payload_codec=codec, failure_converter_class=failures)
 

@@ -12,12 +12,12 @@ class ScheduledWorkload:
     pools: frozenset[int]
     needs: int
     runs_s: float
-    arrives_s: float
+    reserves: bool
 
 
 def starts_of(
     queue: Sequence[ScheduledWorkload], free: Sequence[int], ends: Sequence[tuple[float, int, int]],
-    reserve_after_s: float, horizon_s: float,
+    horizon_s: float,
 ) -> list[float]:  # fmt: skip
     """Returns the start of each workload of the queue; `ends` has (end, pool, amount) of the running ones."""
     left, starts, amounts = list(ends), [inf] * len(queue), list(free)
@@ -25,16 +25,16 @@ def starts_of(
     while now_s <= horizon_s:
         reserved: set[int] = set()
         for k, w in enumerate(queue):
-            if starts[k] < inf or w.arrives_s > now_s:
+            if starts[k] < inf:
                 continue
             able = [pool for pool in sorted(w.pools - reserved) if amounts[pool] >= w.needs]
             if able:
                 pool = max(able, key=lambda p: (amounts[p], -p))
                 starts[k], amounts[pool] = now_s, amounts[pool] - w.needs
                 left.append((now_s + w.runs_s, pool, w.needs))
-            elif now_s - w.arrives_s > reserve_after_s:
+            elif w.reserves:
                 reserved |= w.pools
-        later = [at_s for at_s, _, _ in left] + [w.arrives_s for w in queue if w.arrives_s > now_s]
+        later = [at_s for at_s, _, _ in left]
         if not later:
             break
         now_s = min(later)

@@ -42,8 +42,9 @@ _OPTIONS = (
 )  # fmt: skip
 """Options of `mizzen agent` that are fields of `AgentConfig`."""
 _TASK_SETTINGS = (
-    "keep_runs_s", "keep_at_most_s", "keep_free", "output_bytes", "keep_stopped_s", "processes_per_task",
-    "processes_per_cpu", "keep_images_s", "images_bytes", "paths", "metadata_service", "s3_role", "gcs_tokens",
+    "keep_runs_s", "keep_at_most_s", "keep_free", "output_bytes", "largest_output_bytes", "largest_output_files",
+    "keep_stopped_s", "processes_per_task", "processes_per_cpu",
+    "keep_images_s", "images_bytes", "paths", "metadata_service", "s3_role", "gcs_tokens",
     "credentials_s",
 )  # fmt: skip
 """Settings of `tasks:` that are fields of `AgentConfig`."""

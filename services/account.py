@@ -16,8 +16,9 @@ class Account:
     on_demand_usd_per_h: float | None = None
     """The price of one on-demand replica since `at_s`; None: no provider offers one."""
     total_s: float = 0.0
+    """The time with a target above 0: a service that is scaled to zero is neither available nor unavailable."""
     met_s: float = 0.0
-    """The time with at least N_tar ready replicas (SkyServe, section 5: availability)."""
+    """The part of it with at least N_tar ready replicas (SkyServe, section 5: availability)."""
     on_demand_usd: float | None = 0.0
     """What N_tar on-demand replicas would have cost; None: there was a time without a price."""
 
@@ -33,12 +34,12 @@ class Account:
             ready=ready,
             target=target,
             on_demand_usd_per_h=on_demand_usd_per_h,
-            total_s=self.total_s + span_s,
-            met_s=self.met_s + (span_s if self.ready >= self.target else 0.0),
+            total_s=self.total_s + (span_s if self.target > 0 else 0.0),
+            met_s=self.met_s + (span_s if 0 < self.target <= self.ready else 0.0),
             on_demand_usd=usd,
         )
 
     @property
     def availability(self) -> float | None:
-        """The fraction of the time with at least N_tar ready replicas; None: no time has passed."""
+        """The fraction of the time with a target in which at least N_tar replicas were ready; None: there was none."""
         return self.met_s / self.total_s if self.total_s > 0 else None

@@ -3,15 +3,17 @@
 The policies of replays (`services.spot.policies`) also decide where the replicas of a live service run. A policy does
 not see replicas that are leaving or draining. During an update, it sees a predecessor and its successor as one replica:
 as the predecessor until the successor is ready, and then as the successor.
-An update is given up if its replicas only fail.
+An update is given up if its replicas only fail, or find no machines. A newer update supersedes one that is under way.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from domain.capacity import CapacityKind
 from services.spot.values import Launch, Observation, ReplicaState, SpotReplica, ZoneEvent, ZoneEventKind
 from services.values import (
+    REPLICA_EJECTED,
     DrainReplica,
     EndCause,
     EndReplica,
@@ -54,11 +56,10 @@ def successions(
         surge: the largest number of successors that may exist beside their predecessors.
 
     Returns:
-        First the replicas that have never been ready, then those whose probe fails, then the others. Within each group,
-        the oldest comes first.
+        First the replicas whose probe fails. Within each group, the oldest comes first.
     """
     old = [one for one in replicas if one.version != newest and one.number not in pairs]
-    old.sort(key=lambda one: (one.was_ready, one.stage is Stage.READY, one.number))
+    old.sort(key=lambda one: (one.stage is Stage.READY, one.number))
     return old[: max(0, surge - len(pairs))]
 
 
@@ -76,6 +77,7 @@ def decide(
     losses: Sequence[Loss],
     requests: int | None,
     now_s: float,
+    waiting: int = 0,
 ) -> ServiceDecision:
     """Returns the actions for the replicas of a service.
 
@@ -86,24 +88,34 @@ def decide(
         losses: the replicas that have ended since the decision before without a request to end them.
         requests: the number of requests that arrived since the decision before; None: unknown, because no balancer
             reports. Then the target only obeys its limits.
+        waiting: the number of requests that wait in balancers because no replica is ready.
         now_s: seconds since the epoch, not before those of the decision before.
     """
     if plan.stopping:
         return ServiceDecision(state, 0, tuple(EndReplica(one.number, EndCause.SERVICE_ENDED) for one in replicas))
     state = _after_losses(plan, state.begun(plan.version, now_s), losses, now_s)
     for one in replicas:
-        if one.stage is Stage.READY and not one.was_ready:
+        if one.stage is Stage.READY and (not one.was_ready or one.version > state.good_version):
             state = state.ready_again(one.version)
+    waiting_s = [one.since_s for one in replicas if one.is_queued and one.version == plan.version]
+    due_s = min(waiting_s, default=math.inf) + plan.queued_s
+    if 0 < state.good_version < plan.version and due_s <= now_s:
+        state = replace(state, failed_version=plan.version)
     scaler = plan.autoscaler
-    if requests is None:
+    if requests is None and not waiting:
         state = replace(state, scaling=scaler.limited(state.scaling))
     else:
-        state = replace(state, scaling=scaler.decide(state.scaling, now_s, requests))
+        state = replace(state, scaling=scaler.decide(state.scaling, now_s, requests or 0, waiting))
     step = _Step(plan, state, {one.number: one for one in replicas}, now_s)
+    if now_s < due_s < math.inf:
+        step.wakes_s.append(due_s)
     step.end_overdue(Stage.UNREADY, plan.unready_s, EndCause.NOT_ANSWERING)
     step.end_overdue(Stage.DRAINING, plan.drain_s, EndCause.SUPERSEDED)
-    step.end_given_up()
+    if any(one.is_ejected for one in replicas):
+        step.notes.append(REPLICA_EJECTED)
+    step.end_superseded()
     step.succeed()
+    step.make_room()
     step.follow_policy(_events(replicas, losses))
     step.retire_strays()
     step.begin_successions()
@@ -174,16 +186,20 @@ class _Step:
         for one in list(self.replicas.values()):
             if one.stage is stage:
                 due_s = one.since_s + limit_s
-                if due_s <= self.now_s:
+                if due_s <= self.now_s and one.is_ejected:
+                    self._retire(one, EndCause.FAILING)  # Some of its requests may be in progress.
+                elif due_s <= self.now_s:
                     self._end(one, cause)
                 else:
                     self.wakes_s.append(due_s)
 
-    def end_given_up(self) -> None:
-        """Ends replicas of a version whose update was given up."""
+    def end_superseded(self) -> None:
+        """Ends replicas that do not serve and whose version is no longer launched: given up, or superseded."""
         for one in self._countable():
             if self.state.has_given_up and one.version == self.state.failed_version and one.stage is not Stage.READY:
                 self._end(one, EndCause.UPDATE_GIVEN_UP)
+            elif one.version != self.state.launching and one.stage is Stage.STARTING:
+                self._end(one, EndCause.SUPERSEDED)
 
     def succeed(self) -> None:
         """Retires replicas of older versions whose successor is ready; in a blue-green update, all of them together.
@@ -239,13 +255,23 @@ class _Step:
         strays = {one.number for one in self._strays()}
         candidates = [one for one in self._countable() if one.number not in strays | self.kept]
         for one in successions(self.plan.version, candidates, self._pairs(), self._surge()):
-            if one.stage is Stage.STARTING and not one.was_ready:
-                self._end(one, EndCause.SUPERSEDED)  # The policy launches the next one at the new version.
-                continue
             as_before = one.number not in self.state.refused_for
             kind, zone = (one.kind, one.zone) if as_before else (CapacityKind.ON_DEMAND, None)
             if kind is CapacityKind.SPOT or self.now_s >= self.state.on_demand_at_s:
                 self.actions.append(LaunchReplica(self.plan.version, kind, zone, one.is_base, one.number))
+
+    def make_room(self) -> None:
+        """Retires ready replicas of older versions, down to `max_unavailable` below the target.
+
+        The policy then launches replicas of the newest version, which may need the room of the older ones.
+        """
+        if self.plan.blue_green or self._is_given_up() or self._is_paused():
+            return
+        ready = self._ready(newest=True) + self._ready(newest=False)
+        spare = ready - max(0, self.state.scaling.target - self.plan.max_unavailable)
+        old = [one for one in self._old() if one.stage is Stage.READY]
+        for one in sorted(old, key=lambda one: one.number)[: max(0, spare)] if self.plan.max_unavailable else []:
+            self._retire(one, EndCause.SUPERSEDED)
 
     def result(self) -> ServiceDecision:
         """Returns the decision."""

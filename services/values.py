@@ -12,6 +12,9 @@ from domain.capacity import CapacityKind
 from services.spot.autoscaler import LoadAutoscaler, ScalingState
 from services.spot.values import PolicyState, SpotPolicy
 
+REPLICA_EJECTED = "replica_ejected"
+"""The note that balancers send a replica no requests because it fails."""
+
 
 class Stage(StrEnum):
     """The stage of a replica that has been launched and has not ended."""
@@ -20,7 +23,7 @@ class Stage(StrEnum):
     """Its machine, its tasks or its probe are not ready yet."""
     READY = "ready"
     UNREADY = "unready"
-    """It was ready, and its probe fails."""
+    """It was ready, and its probe fails; or balancers have ejected it, because its requests fail."""
     LEAVING = "leaving"
     """It is about to end: its platform reclaims the machine, or another workload evicts it."""
     DRAINING = "draining"
@@ -49,6 +52,10 @@ class ReplicaFacts:
     """Whether it runs at the service's own priority level, not at the lower one."""
     replaces: int | None = None
     """The replica of an older version that it succeeds during an update."""
+    is_queued: bool = False
+    """Whether it waits for machines of the installation."""
+    is_ejected: bool = False
+    """Whether its probe succeeds, but its balancers have ejected it."""
     is_granted: bool = True
     """Whether its provider has launched its machines; False: a launch is not answered yet."""
 
@@ -93,9 +100,13 @@ class ServicePlan:
     """The number of replicas at the service's own priority level; further ones run at a lower level."""
     blue_green: bool = False
     max_surge: int = 1
+    max_unavailable: int = 0
+    """The most replicas below the target that a rolling update leaves ready."""
+    queued_s: float = 1800.0
+    """An update is given up if none of its replicas has been ready and one has waited for machines this long."""
     drain_s: float = 30.0
     unready_s: float = 180.0
-    """A replica that was ready, and whose probe then fails for this long, is ended."""
+    """A replica that was ready is ended after its probe has failed, or balancers have ejected it, for this long."""
     failed_pause_s: float = 5.0
     """The pause after the first failed replica; it doubles with each failure in a row."""
     refused_pause_s: float = 60.0
@@ -192,6 +203,8 @@ class EndCause(StrEnum):
     """It belongs to a version whose update was given up."""
     NOT_ANSWERING = "not_answering"
     """Its probe has failed for too long."""
+    FAILING = "failing"
+    """Its balancers have ejected it for too long."""
     SERVICE_ENDED = "service_ended"
 
 

@@ -23,6 +23,16 @@ class Stacks(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return "tests/stack" if nodeid.startswith(_STACKS) else super()._split_scope(nodeid)
 
+    def remove_node(self, node: Any) -> str | None:
+        """Makes the unfinished files of a crashed worker available again.
+
+        xdist does so with the finished ones, too. A worker that gets no test of its next files waits for ever.
+        """
+        own = self.assigned_work[node]
+        for scope in [scope for scope, tests in own.items() if all(tests.values())]:
+            del own[scope]
+        return super().remove_node(node)
+
     def schedule(self) -> None:
         """Assigns tests. A worker that replaces a crashed one runs its last test only once it is told that no other
         follows, which xdist does in a second call.

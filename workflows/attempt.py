@@ -25,6 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.lifecycle.launch_limits import is_only_launch
     from domain.phases import Phase
     from domain.protocol.activities import Activity
+    from domain.protocol.leases import ElementResult
     from domain.protocol.mail import Mail, MailKind
     from domain.protocol.workloads import (
         CheckpointCopy,
@@ -39,6 +40,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.effects import give_up, on_region, record, show_in_temporal
     from workflows.flushes import PendingSaves
     from workflows.gang import GangTasks
+    from workflows.lane import Lane
     from workflows.mailbox import Mailbox
     from workflows.verdicts import Verdicts
 
@@ -78,6 +80,9 @@ class AttemptRun:
         self._ready = ready
         self.gang: GangTasks | None = None
         """The gang, once the attempt may have tasks."""
+        self.elements: list[ElementResult] = []
+        """Of a runner: what is known of its last elements at the end of the attempt."""
+        self._lane: Lane | None = None
         self._known: LaunchPlan | None = None
         self._told: Mail | None = None
         self._failed: LaunchFailure | None = None
@@ -113,8 +118,14 @@ class AttemptRun:
         while True:
             target = table[step].after[await self._steps[step]()]
             if isinstance(target, End):
+                await self._settle()
                 return await self._ends[target]()
             step = target
+
+    async def _settle(self) -> None:
+        if (gang := self.gang) is not None and self._known is not None and self._known.runs_elements:
+            lane = self._lane or Lane(self._state.workload_id, self._state.attempt, self._known)
+            self.elements = await lane.settle(gang.elements, silent=bool(gang.silent))
 
     async def find(self) -> tuple[GangTasks, LaunchPlan]:
         """Returns the gang and the launch plan as recorded in Postgres, even if another workflow started the gang."""
@@ -225,16 +236,16 @@ class AttemptRun:
         gang, plan, state = self._running(), self._plan, self._state
         self._started_s = workflow.time()
         gang.start()
+        if plan.runs_elements:
+            self._lane = Lane(state.workload_id, state.attempt, plan)
+            self._lane.start()
         # The activity adds the start time to the reason.
         running = Reason(ReasonCode.RUNNING, {"region": plan.region})
         before = self._provisioning() if plan.starts_at_once else None
         await transition(state, Phase.RUNNING, running, before, self._launch_s)
         left_s = None if plan.max_runtime_s is None else max(0.0, plan.max_runtime_s - state.ran_s)
         try:
-            await workflow.wait_condition(
-                lambda: gang.ended or self._mailbox.has(STOPS),
-                timeout=None if left_s is None else timedelta(seconds=left_s),
-            )
+            await self._until_stopped(gang, None if left_s is None else timedelta(seconds=left_s))
         except TimeoutError:
             self._timed_out = True
             return StepOutcome.TIMED_OUT
@@ -246,12 +257,24 @@ class AttemptRun:
             return StepOutcome.NOTICED
         return StepOutcome.DONE if self._told is None else StepOutcome.TOLD
 
+    async def _until_stopped(self, gang: GangTasks, timeout: timedelta | None) -> None:
+        """Waits until the gang has ended or mail asks to stop it. Passes cancellations of elements on to a runner."""
+        wanted = STOPS if self._lane is None else STOPS | {MailKind.CANCEL_ELEMENT}
+        while True:
+            await workflow.wait_condition(lambda: gang.ended or self._mailbox.has(wanted), timeout=timeout)
+            if self._lane is None or gang.ended or self._mailbox.has(STOPS):
+                return
+            mail = await self._mailbox.next({MailKind.CANCEL_ELEMENT})
+            await self._lane.cancel([int(mail.detail["index"])])
+
     async def _stop(self) -> StepOutcome:
         gang = self._running()
         if not gang.ended:
             ran_s = self._state.ran_s + workflow.time() - self._started_s
             await transition(self._state, Phase.CHECKPOINTING, why_stopped(self._told, self._plan, ran_s))
             await self._drain(gang)
+            if self._lane is not None and self._told is not None and self._told.kind == MailKind.CANCEL:
+                await self._lane.cancel([])
             await gang.stop(self._plan.grace_s, lost=lost_machine(self._told))
         return StepOutcome.DONE
 
@@ -273,9 +296,10 @@ class AttemptRun:
     def _why_leaving(self, gang: GangTasks) -> Reason | None:
         """Returns why the workload returns to the queue before its tasks have ended; None: it waits for the tasks.
 
-        A workload that serves has nothing to save, and its tasks serve until they are stopped, so it always waits.
+        A workload that serves has nothing to save, and its tasks serve until they are stopped, so it always waits. So
+        does a runner: its elements may be leased again only when they have ended.
         """
-        if not gang.still_running or self._plan.drain_s is not None:
+        if not gang.still_running or self._plan.drain_s is not None or self._lane is not None:
             return None
         if self._told is None:
             return gang.noticed

@@ -16,6 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.lifecycle.gangs import GangEnd, LaunchFailure, TaskFailure
     from domain.lifecycle.launch_limits import LONGEST_S
     from domain.protocol.activities import Activity
+    from domain.protocol.leases import ElementResult
     from domain.protocol.machines import NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode, TaskExit
     from domain.protocol.workloads import LaunchPlan, NodeLaunch
     from domain.reasons import Reason, ReasonCode
@@ -229,6 +230,11 @@ class GangTasks:
             if notice is not None and not self._good(self._outcomes[machine]):
                 return Reason(ReasonCode.PLATFORM_NOTICE, {"machine": machine, **notice.numbers()})
         return None
+
+    @property
+    def elements(self) -> list[ElementResult]:
+        """Of a runner: what its machine has reported about its elements with its end."""
+        return [one for outcome in self._outcomes.values() for one in outcome.elements]
 
     @staticmethod
     def _good(outcome: NodeOutcome) -> bool:

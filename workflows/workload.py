@@ -125,6 +125,7 @@ class WorkloadWorkflow:
                 next_phase=end.phase.value,
                 reason=end.reason.to_json(),
                 progress=list(end.progress),
+                elements=attempt.elements,
                 blames_machine=end.blames_machine,
                 # Do not await anything between the gang's result and here: its cancelled runs would count as silent.
                 silent_machines=sorted(silent),

@@ -24,7 +24,7 @@ from infra.db.capacity import InstanceRow
 from infra.db.deliveries import Delivery
 from infra.db.logs import Audit, Event, Outbox, UsageRun
 from infra.db.models import Attempt, Cluster, Region, Workload
-from infra.db.services import ServiceRequests, ServiceRow
+from infra.db.services import BalancerReport, ServiceRequests, ServiceRow
 from infra.db.session import transaction
 from infra.db.tenants import Archive
 from mizzen.objects import ObjectStore
@@ -68,9 +68,9 @@ class HousekeepingActivities:
     def expire(self) -> float:
         """Deletes objects of finished workloads, remains of interrupted writers and copies, and old records.
 
-        The objects of a workload are its logs, checkpoints and launch descriptions. Old records include changes and
-        delivered mail. A workload's records are kept longer than its objects, and its events at least as long as the
-        workload's row.
+        The objects of a workload are its logs, outputs, checkpoints and launch descriptions. Old records include
+        changes and delivered mail. A workload's records are kept longer than its objects, and its events at least as
+        long as the workload's row.
         """
         with heartbeating(), self._rounds.one() as failures:
             # Records do not depend on stores that may not answer.
@@ -92,6 +92,7 @@ class HousekeepingActivities:
             of_service = exists().where(ServiceRow.id == InstanceRow.pool)
             session.execute(delete(InstanceRow).where(InstanceRow.gone_at < long_ago, ~of_service))
             session.execute(delete(ServiceRequests).where(ServiceRequests.second < time.time() - _KEEP_REQUESTS_S))
+            session.execute(delete(BalancerReport).where(BalancerReport.reported_at < _ago(_KEEP_REQUESTS_S)))
             session.execute(delete(Delivery).where(Delivery.ended_at < long_ago))
             session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MAIL_S)))
             changes.forget(session, timedelta(seconds=_KEEP_CHANGES_S))
@@ -176,7 +177,12 @@ def _in_bucket(bucket: ObjectStore, regions: Sequence[str], work: Work) -> None:
 
 
 def _delete_objects(store: ObjectStore, workload: str, but: str | None = None) -> None:
-    for prefix in (ids.checkpoint_prefix(workload), f"logs/{workload}/", f"launches/{workload}/"):
+    for prefix in (
+        ids.checkpoint_prefix(workload),
+        f"logs/{workload}/",
+        f"launches/{workload}/",
+        ids.outputs_prefix(workload),
+    ):
         for info in list(store.list(prefix)):
             if info.key != but:
                 store.delete(info.key)

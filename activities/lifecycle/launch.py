@@ -179,6 +179,7 @@ class LaunchActivities:
             if task.task == 0:
                 leads[task.machine].append(task.job)
         lifecycle = self._settings.lifecycle
+        runs_elements = array_elements.is_runner(spec)
         return LaunchPlan(
             region=region.name,
             bucket_url=region.bucket_url,
@@ -190,9 +191,11 @@ class LaunchActivities:
             tasks=len(tasks),
             checkpoint_region=kept[0],
             grace_s=spec.checkpoint.grace_s,
-            max_runtime_s=spec.limits.max_runtime_s,
-            retries=spec.limits.retries,
-            retries_by_exit=spec.limits.retries_by_exit,
+            # The limits of a document with runners are those of the elements.
+            max_runtime_s=None if runs_elements else spec.limits.max_runtime_s,
+            retries=0 if runs_elements else spec.limits.retries,
+            retries_by_exit={} if runs_elements else spec.limits.retries_by_exit,
+            runs_elements=runs_elements,
             heartbeat_timeout_s=lifecycle.heartbeat_timeout_s,
             node_lost_after_s=lifecycle.node_lost_after_s,
             # An image may take minutes, in which the workload does not run.
@@ -369,8 +372,11 @@ class LaunchActivities:
             stale_tables=dict(stale),
             files=spec.files,
             workdir=spec.workdir,
+            outputs=spec.outputs,
             keep_s=spec.keep_s,
             array_variables=array_elements.variables(spec, request.workload_id),
+            elements=spec.array if array_elements.is_runner(spec) else None,
+            max_runtime_s=spec.limits.max_runtime_s,
             isolation=isolation,
             jobs={
                 job.name: JobLaunch(

@@ -80,7 +80,7 @@ def start_again(session: Session, workloads: Sequence[str]) -> None:
 
 def placed_or_named(session: Session, names: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Returns phase and attempt, by id, of all placed workloads and of the workloads `names` that exist."""
-    placed = and_(Workload.finished_at.is_(None), Workload.phase.in_(_PLACED))
+    placed = and_(Workload.finished_at.is_(None), Workload.phase.in_(_PLACED), Workload.runner.is_(None))
     rows = select(Workload.id, Workload.phase, Workload.attempt).where(or_(placed, Workload.id.in_(names)))
     return {id_: (phase, attempt) for id_, phase, attempt in session.execute(rows)}
 
@@ -97,7 +97,7 @@ def missing(session: Session, running: Collection[str], quiet_s: float) -> list[
 
     A queued workload needs no workflow: its next award starts one.
     """
-    is_placed = and_(Workload.finished_at.is_(None), Workload.phase.in_(_PLACED))
+    is_placed = and_(Workload.finished_at.is_(None), Workload.phase.in_(_PLACED), Workload.runner.is_(None))
     found = session.scalars(select(Workload.id).where(is_placed).order_by(Workload.id))
     return _quiet(session, [workload for workload in found if workload not in running], quiet_s)
 

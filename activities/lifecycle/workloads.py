@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -12,7 +13,10 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.lifecycle import handover, lent_work
+from activities.lifecycle import handover, leases, lent_work
+from domain import ids
+from domain.ids import NAME_LENGTH
+from domain.output_manifest import MAX_TEXT
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol.activities import Activity
 from domain.protocol.workloads import TASKS_MAY_RUN, FlushedRequest, ReleaseRequest, TransitionRequest
@@ -35,6 +39,7 @@ _MOST_USES = 256
 """Tasks of an attempt whose use of GPUs is kept."""
 _MOST_LEFT = 100
 """The tasks of an attempt that have left most are shown, at most this many."""
+_MOST_UNSTORED = 100
 _MOST_LEFT_BYTES = 1 << 60
 
 _LOCK = text(
@@ -177,6 +182,8 @@ def _set_reports(attempt: Attempt, progress: list[TaskProgress]) -> None:
     left = sorted((_left(p, p.left) for p in progress if p.left is not None), key=lambda one: -int(one["bytes"]))
     if left:
         attempt.left_files = left[:_MOST_LEFT]
+    if unstored := _unstored(progress):
+        attempt.unstored = unstored[:_MOST_UNSTORED]
     used = [_gpu_use(p, p.gpu) for p in progress if p.gpu is not None]
     if used:
         attempt.gpu_use = used[:_MOST_USES]
@@ -192,9 +199,42 @@ def _gpu_use(task: TaskProgress, gpu: GpuReport) -> dict[str, Any]:
 def _left(task: TaskProgress, left: LeftFiles) -> dict[str, Any]:
     """Returns what a task has left, within what is possible: an agent that is not trusted can report anything."""
     until_s = min(max(left.until_s, 0.0), time.time() + _LONGEST_KEPT_S) if math.isfinite(left.until_s) else 0.0
-    path, machine = (text.replace("\0", "").encode(errors="replace").decode() for text in (left.path, left.machine))
+    path, machine = _clean(left.path), _clean(left.machine)
     size = min(max(left.bytes, 0), _MOST_LEFT_BYTES)
     return {"job": task.job, "task": task.task} | asdict(LeftFiles(machine[:256], path[:_LONGEST_PATH], size, until_s))
+
+
+def _unstored(progress: list[TaskProgress]) -> list[dict[str, Any]]:
+    """Returns the outputs that agents have not stored, within what is possible. One that some tasks do not make, such
+    as those of other ranks than 0, is left out.
+    """
+    lack = Counter(one.name for task in progress for one in task.unstored if one.is_missing)
+    return [
+        {"job": task.job, "task": task.task, "name": _clean(one.name)[:NAME_LENGTH], "why": _clean(one.why)[:MAX_TEXT]}
+        for task in progress
+        for one in task.unstored
+        if not one.is_missing or lack[one.name] == len(progress)
+    ]
+
+
+def _clean(text: str) -> str:
+    return text.replace("\0", "").encode(errors="replace").decode()
+
+
+def _tell_unstored(session: Session, attempt: Attempt) -> None:
+    """Writes an event if outputs of an attempt are not stored."""
+    if not attempt.unstored:
+        return
+    events.record(
+        session,
+        "workload.outputs_not_stored",
+        tenant=session.get_one(Workload, attempt.workload).tenant,
+        workload=attempt.workload,
+        attempt=attempt.attempt,
+        region=attempt.region,
+        detail={"outputs": len(attempt.unstored), **attempt.unstored[0]},
+        dedup=f"{attempt.attempt}:outputs_not_stored",
+    )
 
 
 def _warn_of_left_files(session: Session, attempt: Attempt, phase: Phase) -> None:
@@ -269,6 +309,7 @@ class WorkloadActivities:
         phase, workload = Phase(request.next_phase), request.workload_id
         with transaction(self._engine) as session:
             own = {"workload": workload, "attempt": request.attempt}
+            leases.lock_array(session, workload)
             if session.execute(_LOCK, {"workload": workload}).first() is None:
                 raise _unknown(workload)
             live = session.execute(_LIVE, own | {"after_asking": _AFTER_ASKING}).first()
@@ -277,6 +318,9 @@ class WorkloadActivities:
             if request.unstarted and live.may_run:
                 message = f"tasks of attempt {request.attempt} of {workload} may run: stop them first"
                 raise ApplicationError(message, type=TASKS_MAY_RUN, non_retryable=True)
+            if ids.is_runner(workload):
+                reason = Reason.from_json(request.reason)
+                leases.return_elements(session, workload, request.attempt, request.elements, phase, reason)
             machines = handover.release(session, workload, request.attempt, request.silent_machines, request.flushing_s)
             # The attempt is locked after the machines: see the order of locks in `handover`.
             attempt = session.get_one(Attempt, (workload, request.attempt), with_for_update=True)
@@ -293,6 +337,7 @@ class WorkloadActivities:
             }
             _enter(session, workload, phase, request.reason, detail=detail, leaves=True)
             _warn_of_left_files(session, attempt, phase)
+            _tell_unstored(session, attempt)
             if request.reason.get("code") != ReasonCode.COMPLETED:
                 _set_lost_work(session, attempt)
             record_attempt(session, workload, request.attempt)

@@ -17,7 +17,7 @@ from domain.scheduling import MachineState
 
 _QUEUED = (
     f"phase in ({', '.join(repr(phase.value) for phase in sorted(QUEUED_PHASES))}) and finished_at is null"
-    " and blocked is null"
+    " and blocked is null and runner is null"
 )
 EPOCH_US = 946_684_800_000_000
 """The start of 2000 in microseconds since 1970. Times in rows are whole microseconds since 2000, as in Postgres."""
@@ -141,7 +141,8 @@ _WORKLOAD = (
     "select w.id, tenant, level, held_by is not null, submitted_at + make_interval(secs => paused_s),"
     f" case when {_QUEUED} then ask end,"
     f" case when {_QUEUED} and a.id is not null"
-    f" then array_window(a, least({_MOST_RANKED}, {_FEWEST_RANKED} + array_live(a.id))) end, w.array_id"
+    f" then array_window(a, least({_MOST_RANKED}, {_FEWEST_RANKED} + case when a.runners is null"
+    " then array_live(a.id) else array_placed(a.id) end)) end, w.array_id"
     " from workload as w left join workload_array as a on a.id = w.id"
 )
 _ATTEMPT = (

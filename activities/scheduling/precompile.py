@@ -52,7 +52,7 @@ def compile_queue() -> None:
     placed = (PlacedWorkload("v", "t", 0.0, {"a": 1}, 1000, requested_level=7),)  # Displaced by `w`.
     scan(QueueSnapshot(1.0, tenants, pending, placed, CreditWeights(1.0, 1.0, 1.0)))
     held = [HeldAmount("v", ("t", "1"), 0, 1, 0.0)]
-    StartForecaster().forecast(1.0, [WaitingDemand("w", ("t", "1"), 1, 1, 1, 0.0)], held, [0])
+    StartForecaster().forecast(1.0, [WaitingDemand("w", ("t", "1"), 1, 1, 1, 1)], held, [0])
 
 
 def compile_bids() -> None:

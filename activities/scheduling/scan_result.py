@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from domain.array_elements import index_at
-from domain.ids import element_id
+from domain.ids import element_id, runner_id
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason
 from domain.scheduling import JobRequest
@@ -26,16 +26,18 @@ from infra.db.logs import ScanBatch
 
 @dataclass(frozen=True)
 class WaitingElement:
-    """An element of an array that waits for its first placement. It has no row in the database yet."""
+    """An element of an array, or a runner, that waits for its first placement. It has no row in the database yet."""
 
     array: str
     position: int
-    index: int
+    """Of a runner: its number."""
+    index: int | None
+    """None: it is not an element, but a runner of the array."""
 
     @property
     def id(self) -> str:
         """The id of its row, when it has one."""
-        return element_id(self.array, self.index)
+        return runner_id(self.array, self.position) if self.index is None else element_id(self.array, self.index)
 
 
 class ArrayWindow(NamedTuple):
@@ -50,8 +52,8 @@ class ArrayWindow(NamedTuple):
 def read_window(array: str, window: str) -> ArrayWindow:
     """Returns what `array_window` in `arrays.sql` has written about an array."""
     body = json.loads(window)
-    ranges: tuple[IndexRange, ...] = tuple((first, last, step) for first, last, step in body["ranges"])
-    waiting = [WaitingElement(array, position, index_at(ranges, position)) for position in body["positions"]]
+    ranges: tuple[IndexRange, ...] = tuple((first, last, step) for first, last, step in body["ranges"] or ())
+    waiting = [WaitingElement(array, p, index_at(ranges, p) if ranges else None) for p in body["positions"]]
     return ArrayWindow(waiting, frozenset(body["throttled"]))
 
 
@@ -99,8 +101,8 @@ class QueuedDemand:
     id: str
     tenant: str
     rank: int
+    level: int
     jobs: tuple[JobRequest, ...]
-    waits_from_s: float
 
 
 class ScannedQueue:
@@ -132,13 +134,15 @@ class ScannedQueue:
     def demands(self, most: int) -> list[QueuedDemand]:
         """Returns the first workloads in queue order, at most `most`."""
         queue, rank = self._scan.queue, self._scan.pending.rank
-        tenant, wants, at_s = queue.pending.columns["tenant"], queue.pending.columns["wants"], queue.pending.at_s
+        columns = queue.pending.columns
+        wants, requested = columns["wants"], columns["requested_level"]
         return [
             QueuedDemand(
-                queue.pending.name(row), queue.tenants[tenant[row]].name, int(rank[row]), queue.gangs[int(wants[row])],
-                float(at_s[row]),
+                queue.pending.name(row), tenant.name, int(rank[row]), max(tenant.level, int(requested[row])),
+                queue.gangs[int(wants[row])],
             )
             for row in self._scan.order[:most].tolist()
+            for tenant in [queue.tenants[columns["tenant"][row]]]
         ]  # fmt: skip
 
     def published(self, starts_s: npt.NDArray[np.float64] | None = None) -> published_queue.PublishedQueue:

@@ -39,7 +39,7 @@ class PublishedStarts:
 
     def __init__(self, engine: Engine, reserve_after_s: float) -> None:
         self._engine = engine
-        self._forecaster = StartForecaster(reserve_after_s)
+        self._forecaster = StartForecaster(reserve_after_s < inf)
         self._held: dict[str, HeldAmount] = {}
         """The workloads that held slots at the last forecast."""
         self._restored = False
@@ -54,7 +54,7 @@ class PublishedStarts:
             free = state.free_by_pool()
         pools = {pool: number for number, pool in enumerate(sorted(free)[:_MOST_POOLS])}
         held = [h for a in live if (h := _held(a, pools)) is not None]
-        waiting = [_waiting(d, pools, now_s) for d in demands]
+        waiting = [_waiting(d, pools) for d in demands]
         self._learn_runs(now_s, held, waiting)
         found = self._forecaster.forecast(now_s, waiting, held, [free[pool] for pool in pools])
         self._store()
@@ -99,12 +99,12 @@ def _held(a: AttemptRow, pools: dict[Pool, int]) -> HeldAmount | None:
     return HeldAmount(a.workload, _groups(a.tenant, amount), pool, amount, since_s, ends_by_s)
 
 
-def _waiting(d: QueuedDemand, pools: dict[Pool, int], now_s: float) -> WaitingDemand:
+def _waiting(d: QueuedDemand, pools: dict[Pool, int]) -> WaitingDemand:
     # The slots of other types that a gang also needs are not considered.
     types = next((set(job.gpu_types) for job in d.jobs if job.gpus), {_CPUS})
     needs = _gpus(d.jobs) or sum(job.cpus_milli for job in d.jobs)
     mask = sum(1 << number for (_, gpu_type), number in pools.items() if gpu_type in types)
-    return WaitingDemand(d.id, _groups(d.tenant, needs), d.rank, needs, mask, now_s - d.waits_from_s)
+    return WaitingDemand(d.id, _groups(d.tenant, needs), d.rank, d.level, needs, mask)
 
 
 def _groups(tenant: str, amount: int) -> tuple[str, ...]:

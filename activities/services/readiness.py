@@ -19,8 +19,8 @@ from infra.db.models import Attempt, Workload
 from infra.db.services import ServiceReplica
 from infra.db.session import in_thread, transaction
 
-_SEARCH_S = 5.0
-"""Interval of the search for starting replicas while there are none. An idle installation has nothing else to do."""
+_SEARCH_S = 1.0
+"""Interval of the search for starting replicas while there are none. Clients may wait for the first one."""
 _ROUND_S = 60.0
 """The leader checks after this time that it still is the leader."""
 _MOST_ERROR_CHARACTERS = 500

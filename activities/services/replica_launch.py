@@ -16,10 +16,11 @@ from domain.service import ResourceOption, ServiceSpec
 from infra.db import events
 from infra.db.capacity import InstanceRow
 from infra.db.enqueue import enqueue
+from infra.db.models import Cluster, Machine
 from infra.db.services import ServiceReplica, ServiceRow
 from infra.db.tenants import Tenant
 from services.values import LaunchReplica
-from services.workloads import replica_workload
+from services.workloads import SHARED, replica_workload
 from services.zones import ZoneOffer, cheapest_on_demand, option_of
 
 NO_MACHINE = "no_machine_fits"
@@ -48,13 +49,14 @@ def launch(
     """Launches a replica in the session's transaction.
 
     A spot replica gets machines of its own in the zone that the policy chose. An on-demand replica of a service on spot
-    machines gets the cheapest on-demand machines if a provider offers any. Other replicas run on shared machines.
+    machines, or whose first option names a provider or a zone, gets the cheapest on-demand machines if a provider
+    offers any. Other replicas run on shared machines, with the first option that names neither and that one can hold.
 
     Returns:
         None; or the note why nothing was launched: the version accepts no machine of the zone, the offers are unknown,
         or the tenant's services have as many machines as they may have.
     """
-    offer, option = _machine_of(spec, action, market)
+    offer, option = _machine_of(session, spec, action, market)
     if option is None:
         return OFFERS_UNKNOWN if market.offers is None else NO_MACHINE
     if offer is not None and _machines(session, row.tenant) + spec.machines > market.tenant_machines:
@@ -97,7 +99,7 @@ def _machines(session: Session, tenant: str) -> int:
 
 
 def _machine_of(
-    spec: ServiceSpec, action: LaunchReplica, market: LaunchMarket
+    session: Session, spec: ServiceSpec, action: LaunchReplica, market: LaunchMarket
 ) -> tuple[Offer | None, ResourceOption | None]:
     """Returns the offer of the replica's own machines (None: it runs on shared ones) and the option that it satisfies.
 
@@ -106,12 +108,44 @@ def _machine_of(
     if action.kind is CapacityKind.SPOT:
         known = market.zones.get(action.zone or "")
         return (None, None) if known is None else (known.offer, option_of(spec, known.offer))
-    if not spec.uses_spot:
-        return None, spec.options[0]
+    if not spec.uses_spot and _is_shared(spec.options[0]):
+        return None, _shared_option(session, spec)
     if market.offers is None:  # It must not wait on shared machines because a provider was down.
         return None, None
-    offer = cheapest_on_demand(spec, market.offers, market.refused)
-    return (None, spec.options[0]) if offer is None else (offer, option_of(spec, offer))
+    own = tuple(option for option in spec.options if spec.uses_spot or not _is_shared(option))
+    there = spec.model_copy(update={"options": own})
+    offer = cheapest_on_demand(there, market.offers, market.refused)
+    return (None, _shared_option(session, spec)) if offer is None else (offer, option_of(there, offer))
+
+
+def _is_shared(option: ResourceOption) -> bool:
+    """Returns whether a replica may run on shared machines, which have no provider and no zone."""
+    return option.provider is None and option.zone is None
+
+
+def _shared_option(session: Session, spec: ServiceSpec) -> ResourceOption | None:
+    """Returns the first option for shared machines that one can hold, else the first; None: there is no such option."""
+    options = [option for option in spec.options if _is_shared(option)]
+    if len(options) < 2:
+        return next(iter(options), None)
+    shape = (Machine.region, Machine.gpu_type, Machine.gpus, Machine.cpus_milli, Machine.memory_bytes)
+    machines = session.execute(
+        select(*shape)
+        .join(Cluster, (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster))
+        .where(
+            Machine.state != "lost", Cluster.service.is_(None), Cluster.capacity.in_([kind.value for kind in SHARED])
+        )
+        .distinct()
+    ).all()
+    return next((option for option in options if any(_holds(option, *machine) for machine in machines)), options[0])
+
+
+def _holds(
+    option: ResourceOption, region: str, gpu_type: str | None, gpus: int, cpus_milli: int, memory_bytes: int
+) -> bool:
+    return option.region in (None, region) and option.resources.fits(
+        gpu_type=gpu_type, gpus=gpus, cpus_milli=cpus_milli, memory_bytes=memory_bytes
+    )
 
 
 def _cluster(session: Session, service: str, offer: Offer) -> str:

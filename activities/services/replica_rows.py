@@ -13,7 +13,15 @@ from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.reasons import ReasonCode
 from infra.db.capacity import InstanceRow
 from infra.db.models import Allocation, Machine, Workload
-from infra.db.services import REQUESTS_LATE_S, REQUESTS_WINDOW_S, ServiceReplica, ServiceRequests, ServiceRow
+from infra.db.services import (
+    REPORT_VALID_S,
+    REQUESTS_LATE_S,
+    REQUESTS_WINDOW_S,
+    BalancerReport,
+    ServiceReplica,
+    ServiceRequests,
+    ServiceRow,
+)
 from services.values import LossKind, ReplicaFacts, Stage
 
 _REFUSED = {
@@ -92,7 +100,7 @@ class LiveReplica:
     def limit_times(self, now_s: float) -> None:
         """Replaces times in the future with now. After the clock was set back, drains would otherwise wait for them."""
         now = datetime.fromtimestamp(now_s, UTC)
-        for name in ("draining_at", "leaving_at", "ready_changed_at"):
+        for name in ("draining_at", "leaving_at", "ready_changed_at", "ejected_at"):
             at = getattr(self.row, name)
             if at is not None and at > now:
                 setattr(self.row, name, now)
@@ -112,6 +120,8 @@ class LiveReplica:
             was_leaving=row.leaving_at is not None,
             is_base=row.is_base,
             replaces=row.replaces,
+            is_queued=row.cluster is None and self.phase in QUEUED_PHASES,
+            is_ejected=stage is Stage.UNREADY and row.ready,
             is_granted=all(one.granted for one in self.instances),
         )
 
@@ -122,6 +132,8 @@ class LiveReplica:
         leaves = self.noticed or self.phase is Phase.CHECKPOINTING or any(one.leaves for one in self.instances)
         if leaves or row.leaving_at is not None:
             return Stage.LEAVING, _epoch_s(row.leaving_at, now_s)
+        if row.ready and self.phase is Phase.RUNNING and row.ejected_at is not None:
+            return Stage.UNREADY, row.ejected_at.timestamp()
         if row.ready and self.phase is Phase.RUNNING:
             return Stage.READY, _epoch_s(row.ready_changed_at, now_s)
         if row.first_ready_at is not None:
@@ -188,6 +200,33 @@ def _add_instances(session: Session, found: Mapping[str, LiveReplica], placement
             found[row.workload].instances.append(
                 _Instance(row.id, reason, leaves, gone, row.launched_at is not None, bool(unused))
             )
+
+
+def ejected_replicas(session: Session, service: str) -> dict[int, tuple[datetime, str]]:
+    """Returns since when balancers have ejected which replicas, and why.
+
+    Each balancer judges by its own requests. So a replica counts as ejected only if all balancers that have it do so.
+    """
+    valid = BalancerReport.reported_at > func.now() - timedelta(seconds=REPORT_VALID_S)
+    reports = session.execute(
+        select(BalancerReport.reported_at, BalancerReport.replicas)
+        .where(BalancerReport.service == service, valid)
+        .order_by(BalancerReport.balancer)
+    )
+    said: dict[int, list[tuple[datetime, str] | None]] = {}
+    for at, replicas in reports:
+        for one in replicas:
+            since = None if one["ejected_s"] is None else at - timedelta(seconds=one["ejected_s"])
+            said.setdefault(one["replica"], []).append(None if since is None else (since, one["why"] or ""))
+    found = {replica: [one for one in own if one is not None] for replica, own in said.items() if None not in own}
+    return {replica: max(own) for replica, own in found.items()}
+
+
+def waiting_requests(session: Session, service: str) -> int:
+    """Returns the number of requests that wait in balancers because no replica is ready."""
+    valid = BalancerReport.reported_at > func.now() - timedelta(seconds=REPORT_VALID_S)
+    own = select(func.coalesce(func.sum(BalancerReport.waiting), 0)).where(BalancerReport.service == service, valid)
+    return int(session.scalar(own) or 0)
 
 
 def take_requests(session: Session, row: ServiceRow, silent_s: float, now_s: float) -> int | None:

@@ -73,6 +73,8 @@ def plan_of(
         min_replicas=policy.min_replicas,
         blue_green=row.mode == UpdateMode.BLUE_GREEN,
         max_surge=spec.max_surge,
+        max_unavailable=spec.max_unavailable,
+        queued_s=settings.update_queued_s,
         drain_s=spec.serving.drain_s,
         unready_s=settings.unready_s,
         failed_pause_s=settings.failed_pause_s,

@@ -12,7 +12,14 @@ from activities.capacity.ledger import recently_refused, request_end
 from activities.services.instance_pairs import pair_instances
 from activities.services.offers import Offers
 from activities.services.replica_launch import LaunchMarket, launch
-from activities.services.replica_rows import LiveReplica, held_zones, read_replicas, take_requests
+from activities.services.replica_rows import (
+    LiveReplica,
+    ejected_replicas,
+    held_zones,
+    read_replicas,
+    take_requests,
+    waiting_requests,
+)
 from activities.services.service_plan import NO_ZONES, is_scaled, on_demand_price, placer_of, plan_of
 from capacity.offers import Offer
 from capacity.provider import Provider
@@ -96,12 +103,14 @@ class _Step:
         """Decides, carries the decision out and stores what the next one needs."""
         listed = (self._row.state or {}).get("listed", [])
         live, losses = self._replicas()
+        self._eject(live)
         plan = self._plan()
         facts = [one.facts(self._now_s) for one in live.values() if one.row.ending_at is None]
         silent_s = self._settings.services.silent_s
         requests = take_requests(self._session, self._row, silent_s, self._now_s) if is_scaled(self._spec) else None
         state = self._state(plan)
-        decision = decide(plan, state, facts, losses, requests, self._now_s)
+        waiting = waiting_requests(self._session, self._row.id)
+        decision = decide(plan, state, facts, losses, requests, self._now_s, waiting)
         first_ready: list[str] = []
         for fact in facts:
             own = live[fact.number].row
@@ -164,6 +173,19 @@ class _Step:
             close_replica(self._session, self._row, one, kind.value)
         return live, losses
 
+    def _eject(self, live: Mapping[int, LiveReplica]) -> None:
+        """Records which replicas balancers eject, and which they admit again."""
+        ejected = ejected_replicas(self._session, self._row.id)
+        for number, one in live.items():
+            since, why = ejected.get(number, (None, None))
+            if since is not None and one.row.ejected_at is None:
+                one.row.ejected_at = since
+                self._record("service.replica_ejected", one.row.workload, replica=number, why=why)
+            elif since is None and one.row.ejected_at is not None:
+                one.row.ejected_at = None
+                self._record("service.replica_admitted", one.row.workload, replica=number)
+            one.row.ejected_why = why
+
     def _waits_in_vain(self, one: LiveReplica) -> bool:
         """Returns whether a replica waits for shared machines although it could have machines of its own now.
 
@@ -220,7 +242,7 @@ class _Step:
         row = self._row
         endpoints = read_endpoints(self._session, row.id)
         listing = [f"{e.replica} {e.state} {e.address}:{e.port}" for e in endpoints]
-        ready = sum(e.state == READY for e in endpoints)
+        ready = sum(e.state == READY and not e.ejected for e in endpoints)
         row.state = {
             **SERVICE_STATE.dump_python(decision.state, mode="json"),
             "placer": placer_of(self._spec),
@@ -272,7 +294,9 @@ def end_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: str)
     """
     if one.row.ending_at is not None:
         return
-    one.row.ending_at, one.row.cause = func.now(), cause
+    one.row.ending_at = func.now()
+    if one.row.draining_at is None:  # Otherwise the cause of the drain stays.
+        one.row.cause = cause
     end_workload(session, one.row.workload, f"service {row.name} ({cause})")
 
 

@@ -94,7 +94,7 @@ class _Task:
         Raises:
             NotCreated: the engine does not make the container.
         """
-        output = os.open(self._launch["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        outputs = shim.open_outputs(self._launch)
         with _sharing(private, self._engine, self._name, is_shared=self._is_shared) as shares_with:
             try:
                 self._create(replace(self._container, shares_with=shares_with))
@@ -105,9 +105,9 @@ class _Task:
             try:
                 self._engine.start(self._name)
             except EngineError as error:
-                os.write(output, f"mizzen: the container cannot be started: {error}\n".encode())
+                os.write(outputs[1], f"mizzen: the container cannot be started: {error}\n".encode())
                 return self._exited(CANNOT_RUN)
-        copying = threading.Thread(target=self._copy, args=(pieces, output), daemon=True)
+        copying = threading.Thread(target=self._copy, args=(pieces, outputs), daemon=True)
         copying.start()
         threading.Thread(target=self._await, daemon=True).start()
         with contextlib.suppress(EngineError):
@@ -118,7 +118,7 @@ class _Task:
         if self._state is None:
             return self._exited(None)
         if self._state.error and not self._state.out_of_memory:
-            os.write(output, f"mizzen: the container engine: {self._state.error}\n".encode())
+            os.write(outputs[1], f"mizzen: the container engine: {self._state.error}\n".encode())
         return self._exited(self._state.exit_code)
 
     def remove(self) -> None:
@@ -174,12 +174,12 @@ class _Task:
         self._ended.set()
         os.kill(os.getpid(), signal.SIGCHLD)  # Wakes the main thread.
 
-    def _copy(self, pieces: Iterator[bytes], output: int) -> None:
-        """Copies the output to a file, also over a restart of the engine. If the disk is full, output is lost."""
+    def _copy(self, pieces: Iterator[tuple[bool, bytes]], outputs: tuple[int, int]) -> None:
+        """Copies the output to its files, also over a restart of the engine. If the disk is full, output is lost."""
         while True:
-            for piece in pieces:
+            for is_error, piece in pieces:
                 with contextlib.suppress(OSError):
-                    os.write(output, piece)
+                    os.write(outputs[is_error], piece)
             if self._ended.wait(_AGAIN_S):
                 return
             with contextlib.suppress(EngineError):

@@ -13,6 +13,8 @@ from agent.containers.engine import Container, ContainerState, EngineError, Engi
 _ANSWER_S = 60.0
 _PULL_S = 300.0
 """An engine that says nothing for so long during a pull does not answer."""
+_STDERR = 2
+"""First byte of the header of output on stderr."""
 _HEADER_BYTES = 8
 """Before each piece of output: its stream, and its size in the last 4 bytes."""
 
@@ -80,8 +82,8 @@ class DockerEngine:
         query = urlencode({"name": container.name})
         return str(self._json("POST", f"/containers/create?{query}", _body(container))["Id"])
 
-    def output(self, name: str) -> Iterator[bytes]:
-        """Yields the output of a container."""
+    def output(self, name: str) -> Iterator[tuple[bool, bytes]]:
+        """Yields pieces of the output of a container, each with whether it is of stderr."""
         answer = self._ask("POST", f"/containers/{name}/attach?stream=1&stdout=1&stderr=1", timeout_s=None)
         return _pieces(answer)
 
@@ -264,7 +266,7 @@ def _body(container: Container) -> dict[str, Any]:
     return body
 
 
-def _pieces(answer: _Answer) -> Iterator[bytes]:
+def _pieces(answer: _Answer) -> Iterator[tuple[bool, bytes]]:
     # The connection is a raw stream after the headers, without a length. Closing it ends the loop.
     stream = answer.response.fp
     try:
@@ -275,7 +277,7 @@ def _pieces(answer: _Answer) -> Iterator[bytes]:
                 if not piece:
                     return
                 left -= len(piece)
-                yield piece
+                yield header[0] == _STDERR, piece
     except OSError:
         return
     finally:

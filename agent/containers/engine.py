@@ -105,8 +105,10 @@ class ContainerEngine(Protocol):
     def create(self, container: Container) -> str:
         """Makes a container and returns its id."""
 
-    def output(self, name: str) -> Iterator[bytes]:
-        """Yields the output of a container that is running, or is created and will be started. Attaches at once."""
+    def output(self, name: str) -> Iterator[tuple[bool, bytes]]:
+        """Yields pieces of the output of a container that is running, or is created and will be started, each with
+        whether it is of stderr. Attaches at once.
+        """
 
     def start(self, name: str) -> None:
         """Starts a container."""

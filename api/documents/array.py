@@ -7,6 +7,7 @@ from typing import Any
 from api.documents.after import ON_ARRAY, SAME_INDEX
 from api.documents.forms import (
     MOST_WORD,
+    TRUTH,
     Field,
     Form,
     Keys,
@@ -17,12 +18,13 @@ from api.documents.forms import (
     is_number,
     list_of,
     map_of,
+    one_of,
     section,
     text,
 )
 from api.documents.position import At, listed
 from domain.array_elements import INDEX, UnknownParameter, combinations, fill, indexes, size
-from domain.spec import ArraySpec, IndexRange
+from domain.spec import ArraySpec, IndexRange, RunnersSpec
 
 MOST_ELEMENTS = 100_000
 _MOST_FILLED_BYTES = 512 << 10
@@ -43,6 +45,8 @@ _BRACES = (
 )
 _FILLED = f"With the longest values, run, setup, env and files have at most {_MOST_FILLED_BYTES} bytes together"
 _NO_EXPIRY = "Not possible with array"
+_ONE_TASK = "With array.runners there is one job of one task, without an image, outputs and a separate stderr"
+_SAME = "with array.runners, setup and files are the same for all elements"
 
 
 def _ranges(at: At, given: str) -> tuple[IndexRange, ...]:
@@ -141,6 +145,20 @@ def _within_matrix(at: At, array: ArraySpec) -> ArraySpec | None:
     return array
 
 
+_RUNNERS = Form({"anyOf": [TRUTH.schema, (_RUNNERS_SECTION := section({
+    "interrupt": Field(one_of(("after_element", "now"), "when a runner that is to stop interrupts its element"),
+                       "A runner that is to stop lets its element end, if that takes at most half of the grace, or"
+                       " gives it the notice now"),
+    "at_most_once": Field(TRUTH, "Whether an element that may have been started is never started again: it fails"),
+}, model=RunnersSpec)).schema]}, lambda at: _runners(at))  # fmt: skip
+
+
+def _runners(at: At) -> RunnersSpec | None:
+    if isinstance(at.value, bool):
+        return RunnersSpec() if at.value else None
+    return _RUNNERS_SECTION.read(at)  # type: ignore[no-any-return]
+
+
 _SECTION = section({
     "indexes": Field(
         text(_WANTED, 20_000, f"^{_INDEXES}$", f"must be {_WANTED}").checked(_ranges, _ORDER, _MOST),
@@ -151,6 +169,8 @@ _SECTION = section({
                     "fastest"),
     "exclude": Field(_EXCLUDE.to(tuple), "Combinations that are left out; a parameter that is absent stands for all of "
                      "its values"),
+    "runners": Field(_RUNNERS, "Elements that run for seconds follow each other in the sandbox of a runner, of which "
+                     "the throttle limits the number; true: with the defaults"),
 }, model=ArraySpec).checked(_checked, _NEEDED, _MOST, _IN_MATRIX, _EXCLUDED, _ONE_VARIABLE)  # fmt: skip
 ARRAY = Field(
     cases(
@@ -164,7 +184,7 @@ ARRAY = Field(
     ),
     "Many elements of this document, which are placed independently, each with an index (docs/arrays.md)",
 )
-ARRAY_RULES = (_BRACES, _FILLED, _NO_EXPIRY)
+ARRAY_RULES = (_BRACES, _FILLED, _NO_EXPIRY, _ONE_TASK, _SAME)
 
 
 def check_array(at: At, values: dict[str, Any]) -> dict[str, Any]:
@@ -177,6 +197,8 @@ def check_array(at: At, values: dict[str, Any]) -> dict[str, Any]:
     if at.get("limits", "max_pending").value is not None:
         message = "not possible with array: its elements wait for each other; `mizzen cancel --waiting` ends their wait"
         at.get("limits", "max_pending").wrong(message, rule=_NO_EXPIRY)
+    if array.runners is not None:
+        _check_runners(at, values)
     longest = {name: max(options, key=lambda one: len(one.encode())) for name, options in array.matrix.items()}
     longest[INDEX] = "9" * 9
     places = [place for n, job in enumerate(values.get("jobs", [])) for place in _texts(at, n, job)]
@@ -186,6 +208,29 @@ def check_array(at: At, values: dict[str, Any]) -> dict[str, Any]:
         message = f"with the longest values of its parameters, the document's strings have {filled} bytes; at most "
         at.get("array").wrong(f"{message}{_MOST_FILLED_BYTES} are possible", rule=_FILLED)
     return values
+
+
+def _check_runners(at: At, values: dict[str, Any]) -> None:
+    """Checks that an element can follow another in the same place: it is one task, without an image."""
+    jobs = values.get("jobs", [])
+    place = at.get("array").get("runners")
+    if len(jobs) > 1 or any(job.get("tasks", 1) > 1 for job in jobs):
+        place.wrong("runners are possible only for elements of one task, in one job", rule=_ONE_TASK)
+    if values.get("outputs"):
+        at.get("outputs").wrong("not possible with array.runners: elements share a working directory", rule=_ONE_TASK)
+    for number, job in enumerate(jobs):
+        own = at.get("jobs").child(number, at.get("jobs").value[number])
+        if job.get("image") is not None:
+            own.get("image").wrong("not possible with array.runners: runners have no containers", rule=_ONE_TASK)
+        if job.get("output") == "separate":
+            own.get("output").wrong("must be merged with array.runners", rule=_ONE_TASK)
+        if "{{" in (job.get("setup") or ""):
+            own.get("setup").wrong(f"braces are not possible here with array.runners: {_SAME}", rule=_SAME)
+    for path, content in values.get("files", {}).items():
+        if "{{" in content:
+            at.get("files").child(path, content).wrong(
+                f"braces are not possible here with array.runners: {_SAME}", rule=_SAME
+            )
 
 
 def _texts(at: At, number: int, job: dict[str, Any]) -> list[At]:

@@ -33,6 +33,7 @@ def document_of(spec: WorkloadSpec) -> dict[str, Any]:
         "tables": list(spec.tables),
         "files": spec.files,
         "workdir": spec.workdir,
+        "outputs": spec.outputs,
         "checkpoint": _changed(spec.checkpoint, CheckpointSpec(), _CHECKPOINT),
         "limits": _changed(spec.limits, LimitsSpec(), _LIMITS) | retries_of(spec.limits),
         "regions": {name: value for name, value in regions.items() if value},
@@ -50,7 +51,8 @@ def document_of(spec: WorkloadSpec) -> dict[str, Any]:
 def _array(array: ArraySpec) -> dict[str, Any]:
     matrix = {name: list(values) for name, values in array.matrix.items()}
     fields = {"indexes": shown_indexes(array.ranges), "throttle": array.throttle, "matrix": matrix}
-    return _given({**fields, "exclude": list(array.exclude)})
+    runners = array.runners and (array.runners.model_dump(exclude_defaults=True) or True)
+    return _given({**fields, "exclude": list(array.exclude), "runners": runners})
 
 
 def _job(job: JobSpec) -> dict[str, Any]:
@@ -63,6 +65,7 @@ def _job(job: JobSpec) -> dict[str, Any]:
             "resources": _resources(job.resources),
             "setup": job.setup,
             "restart": None if job.restart == "gang" else job.restart,
+            "output": None if job.output == "merged" else job.output,
             "image": job.image,
             "image_pull_secret": job.image_pull_secret,
             "run": job.script if job.script is not None else list(job.argv),

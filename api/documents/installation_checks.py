@@ -1,6 +1,6 @@
 """Checks a document against the existing tenants, tables, regions, machines, secrets and archives."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -24,10 +24,12 @@ from domain.spec import ArraySpec, ResourceSpec
 from infra.archives import BadArchive
 from infra.config.notify import NotifySettings
 from infra.db.array_rows import WorkloadArray
+from infra.db.capacity import PoolRow
 from infra.db.dependencies import named
 from infra.db.models import Cluster, Machine, Region
 from infra.db.tables import Table
 from infra.db.tenants import Archive, Secret, Tenant
+from services.workloads import SHARED
 
 _GONE_AFTER = timedelta(days=1)
 """A machine that has been lost for longer than this is ignored."""
@@ -121,8 +123,8 @@ def check_service(
 ) -> None:
     """Checks a service document against the database, and adds all errors to the draft.
 
-    GPU types get the spelling of the `machines`. Types and places of machines are not checked: providers may launch
-    machines that the database does not list.
+    GPU types get the spelling of the `machines`. Types and places of machines are checked only if the replicas can run
+    on no other machines: providers may launch some that the database does not list.
 
     Args:
         session: a session of the transaction that stores the service.
@@ -131,7 +133,9 @@ def check_service(
         machines: the `fleet`.
     """
     tenant = _check_tenant(session, draft, own_tenant)
+    machines = list(machines)
     draft.spell({machine.gpu_type for machine in machines if machine.gpu_type is not None})
+    _check_shared(session, draft, machines)
     if tenant is not None:
         _check_priority(draft, tenant)
         _check_secrets(session, draft, tenant)
@@ -201,6 +205,23 @@ def _check_machines(draft: WorkloadDraft, shapes: Collection[FleetShape]) -> Non
         asked = FleetShape("/".join(task.gpu_types), task.gpus, task.cpus_milli, task.memory_bytes)
         where = at.get("resources") if "resources" in job else at
         where.wrong(f"no machine can hold a task with {asked}; the largest has {largest}")
+
+
+def _check_shared(session: Session, draft: ServiceDraft, machines: Sequence[EqualMachines]) -> None:
+    """Checks that a machine can hold a replica that runs on shared machines, if no pool launches further ones."""
+    shared = [one for one in draft.options if not one.spot and one.provider is None and one.zone is None]
+    shapes = {
+        (m.region, FleetShape(m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes))
+        for m in machines
+        if m.capacity in SHARED
+    }
+    has_pools = session.scalar(select(PoolRow.name).limit(1)) is not None
+    if not shapes or not shared or len(shared) < len(draft.options) or has_pools:
+        return
+    if any(o.region in (None, region) and shape.holds(o.resources) for o in shared for region, shape in shapes):
+        return
+    kinds = listed(sorted({f"{shape} in {region}" for region, shape in shapes}))
+    draft.at.get("resources").wrong(f"no machine can hold a replica; there are machines with {kinds}")
 
 
 def _size(by_gpus: bool, shape: FleetShape) -> tuple[object, ...]:

@@ -221,10 +221,15 @@ def _placing(at: At, values: dict[str, Any], spot: bool) -> dict[str, Any]:
 
 _TIMEOUTS = "request_timeout_seconds", "load_balancer.stream_timeout_seconds"
 _TIMEOUT = duration(1, _DAY_S)
+_UPDATES = "max_surge and max_unavailable are not both 0"
 _BALANCING = one_of(tuple(one.value for one in LoadBalancing), "a load balancing policy", folded=True)
 
 
-def _one_timeout(at: At, values: dict[str, Any]) -> dict[str, Any]:
+def _section(at: At, values: dict[str, Any]) -> dict[str, Any]:
+    if values.get("max_surge", 1) == 0 and values.get("max_unavailable", 0) == 0:
+        at.get("max_surge").wrong(
+            "must be at least 1 if max_unavailable is 0: no replica could be replaced", rule=_UPDATES
+        )
     values[_TIMEOUTS[1]] = values.pop("load_balancer", {}).get("stream_timeout_seconds")
     timeout_s = either(at, values, *_TIMEOUTS)
     return values | ({} if timeout_s is None else {"request_timeout_s": timeout_s})
@@ -244,10 +249,19 @@ SERVING = section("service", {
                            default=_SERVING.drain_s),
     "request_timeout_seconds": Field(_TIMEOUT, "Longest time without a byte from the replica",
                                      default=_DEFAULTS["request_timeout_s"]),
+    "first_byte_seconds": Field(
+        duration(0.1, _DAY_S), "Longest time from a request to the first byte of the answer. Then the request is sent"
+        " to another replica, or fails, and the replica gets no requests for a while. Omitted: relative to the others",
+        "first_byte_s"),
     "max_queue": Field(integer(0, 100_000), "Requests that wait in the balancer", default=_DEFAULTS["max_queue"]),
-    "max_surge": Field(integer(1, MAX_REPLICAS), "Replicas that a rolling update adds at a time",
+    "hold_seconds": Field(duration(0, _DAY_S), "Longest time for which a request waits while no replica is ready",
+                          "hold_s", default=_DEFAULTS["hold_s"]),
+    "max_surge": Field(integer(0, MAX_REPLICAS), "Replicas that a rolling update adds at a time",
                        default=_DEFAULTS["max_surge"]),
+    "max_unavailable": Field(
+        integer(0, MAX_REPLICAS), f"Replicas below the target that a rolling update leaves ready. {_UPDATES}",
+        default=_DEFAULTS["max_unavailable"]),
     "retry_non_idempotent": Field(
         TRUTH, "Whether a request may be sent again if its replica died before an answer began",
         default=_DEFAULTS["retry_non_idempotent"]),
-}).checked(_one_timeout)  # fmt: skip
+}).checked(_section, _UPDATES)  # fmt: skip

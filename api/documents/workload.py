@@ -32,7 +32,7 @@ from api.documents.retries import RETRIES
 from api.documents.syntax import Value
 from api.problems import FieldError
 from domain.capacity import USUAL, CapacityKind
-from domain.ids import DEFAULT_NAMESPACE, TABLE_PATTERN, TABLE_RULE
+from domain.ids import DEFAULT_NAMESPACE, NAME_PATTERN, NAME_RULE, TABLE_PATTERN, TABLE_RULE
 from domain.images import IMAGE_PATTERN, IMAGE_RULE, MAX_IMAGE
 from domain.isolation import Isolation
 from domain.patterns import matching, whole_numbers
@@ -204,6 +204,8 @@ JOB = section({
     "run": Field(_RUN, f"{RUN}. Replaces the entry point of an image. {_NEEDS_RUN}", ""),
     "restart": Field(one_of(("gang", "task"), "gang or task"), "What is started again after the failure of a task: the "
                      f"workload, or the task alone, on its machine. {_NO_RESTART}", default="gang"),
+    "output": Field(one_of(("merged", "separate"), "merged or separate"), "Whether the log can tell stdout and stderr "
+                    "apart; separate keeps their order only to about a second", default="merged"),
     "image": Field(_IMAGE, "A container image in which the tasks run, on machines with a container engine"),
     "image_pull_secret": Field(name("secret"), "Name of the tenant's secret with USER:PASSWORD for the image's "
                                f"registry. {_NO_PULL}"),
@@ -284,6 +286,11 @@ _PATH = Keys(
     f"^{_PART}(/{_PART})*$",
     "must be a normalised relative path, such as configs/model.yaml, that stays in the working directory", {},
 )  # fmt: skip
+_OUTPUT_PATH = text("the path of a file or folder in the working directory", _MAX_PATH_BYTES,
+                    rf"^(\./)?{_PART}(/{_PART})*/?$",
+                    "must be a normalised relative path, such as ./out, that stays in the working directory",
+                    )  # fmt: skip
+_OUTPUT_NAME = Keys(NAME_PATTERN, f"an output's name must be {NAME_RULE}", {})
 _TABLE = text("a table's name", 127, TABLE_PATTERN, f"must be a table's name: {TABLE_RULE}", kind="table",
               never=(rf"^{DEFAULT_NAMESPACE}\.",))  # fmt: skip
 _KINDS = tuple(kind.value for kind in CapacityKind)
@@ -333,6 +340,11 @@ WORKLOAD = section({
     "array": ARRAY,
     "tables": Field(list_of(_TABLE, "tables", 64, unique=True, each=(_other_variable, _TABLES_DIFFER)), "Input tables"),
     "workdir": workdir("mizzen submit"),
+    "outputs": Field(
+        map_of(_OUTPUT_NAME, _OUTPUT_PATH.to(lambda path: path.removeprefix("./").rstrip("/")),
+               "a mapping of names to relative paths", 32),
+        "Name to the path of a file or folder in the working directory of each task. It is stored when the task ends, "
+        "and `mizzen get` fetches it"),
     "after": after(_TABLE),
     "not_before": NOT_BEFORE,
     "if_never": IF_NEVER,

@@ -15,7 +15,8 @@ from api.services.service_queries import detail_fields
 from api.services.views import ServiceChanged
 from api.state import ApiState
 from domain.service import ServiceSpec
-from infra.db.services import ServiceRow, ServiceVersion
+from infra.db import published_queue
+from infra.db.services import ServiceRow, ServiceVersion, continue_replicas
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,14 @@ def once(
     while True:
         try:
             with state.transaction() as session:
-                return answer_again(session, caller, asked) or make(session)
+                return answer_again(session, state.queue, caller, asked) or make(session)
         except _AlreadyMade:
             continue
 
 
-def answer_again(session: Session, caller: Caller, asked: Asked) -> ServiceChanged | None:
+def answer_again(
+    session: Session, queue: published_queue.Newest, caller: Caller, asked: Asked
+) -> ServiceChanged | None:
     """Returns the response with the version that an earlier request with the same key has made; None: there is none.
 
     Raises:
@@ -73,7 +76,7 @@ def answer_again(session: Session, caller: Caller, asked: Asked) -> ServiceChang
     row = session.get_one(ServiceRow, known.service)
     if known.request_sha256 != asked.sha256:
         raise mismatch(asked.key, f"version {known.version} of service {row.name}")
-    fields = {**detail_fields(session, row), "version": known.version, "spec": known.spec}
+    fields = {**detail_fields(session, queue, row), "version": known.version, "spec": known.spec}
     return mask(session, caller, ServiceChanged(**fields, document_notes=[]))
 
 
@@ -101,3 +104,4 @@ def add_version(session: Session, caller: Caller, row: ServiceRow, spec: Service
     ).first()
     if written is None:
         raise _AlreadyMade
+    continue_replicas(session, row, spec)

@@ -1,10 +1,13 @@
 """The endpoint for the requests that a service's balancers counted."""
 
 import time
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
+from sqlalchemy import func
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
 
 from api.auth import Balancer
 from api.bodies import Body, JsonOnly
@@ -13,7 +16,8 @@ from api.problems import invalid
 from api.routing import Router
 from api.services.service_queries import find_service
 from api.state import StateOf
-from infra.db.services import ServiceRequests
+from infra.db import outbox
+from infra.db.services import BalancerReport, ServiceRequests, ServiceRow
 
 router = Router(prefix="/v1/services", tags=["services"])
 _MOST_SECONDS = 3600
@@ -33,13 +37,32 @@ class SecondBody(Body):
     p99_s: _Seconds | None = Field(None, description="99th percentile of the same")
 
 
+class BalancedReplica(Body):
+    """What a balancer does with one replica."""
+
+    replica: Annotated[int, Field(ge=0, le=1 << 40, strict=True)] = Field(description="Number of the replica")
+    ongoing: _Count = Field(0, description="Its requests in progress")
+    ejected_s: _Seconds | None = Field(
+        None, description="Seconds since the balancer ejected it; null: it gets requests as the others do"
+    )
+    why: Annotated[str, StringConstraints(max_length=500)] | None = Field(None, description="Why it was ejected")
+
+
+class NowBody(Body):
+    """What a balancer does now."""
+
+    waiting: _Count = Field(0, description="Requests that wait because no replica is ready")
+    replicas: Annotated[list[BalancedReplica], Field(max_length=1000)] = Field(default_factory=list)
+
+
 class RequestsBody(Body):
     """Counts of one balancer, for seconds that are over."""
 
     balancer: Annotated[str, StringConstraints(min_length=1, max_length=100)] = Field(
         description="A name of the balancer that is unique and does not change"
     )
-    seconds: Annotated[list[SecondBody], Field(min_length=1, max_length=_MOST_SECONDS)]
+    seconds: Annotated[list[SecondBody], Field(max_length=_MOST_SECONDS)]
+    now: NowBody | None = Field(None, description="null: the balancer does not say")
 
 
 @router.post(
@@ -60,4 +83,31 @@ def report_requests(id: str, body: RequestsBody, state: StateOf, caller: Balance
     with state.transaction() as session:
         row = find_service(session, caller, id)
         rows = [{"service": row.id, "balancer": body.balancer, **one.model_dump()} for one in body.seconds]
-        session.execute(insert(ServiceRequests).values(rows).on_conflict_do_nothing())
+        if rows:
+            session.execute(insert(ServiceRequests).values(rows).on_conflict_do_nothing())
+        if body.now is not None:
+            _store_now(session, row, body.balancer, body.now)
+
+
+def _store_now(session: Session, row: ServiceRow, balancer: str, now: NowBody) -> None:
+    """Stores what a balancer does now.
+
+    If it ejects other replicas than before, or if requests wait for a service that has no replicas, the service decides
+    at once.
+    """
+    service = row.id
+    before = session.get(BalancerReport, (service, balancer))
+    told = [] if before is None else before.replicas
+    replicas = [one.model_dump() for one in now.replicas]
+    values = {"waiting": now.waiting, "replicas": replicas, "reported_at": func.now()}
+    session.execute(
+        insert(BalancerReport)
+        .values(service=service, balancer=balancer, **values)
+        .on_conflict_do_update(index_elements=["service", "balancer"], set_=values)
+    )
+    if _ejected(told) != _ejected(replicas) or (now.waiting and not row.target):
+        outbox.service(session, service)
+
+
+def _ejected(replicas: Iterable[Mapping[str, Any]]) -> set[int]:
+    return {one["replica"] for one in replicas if one["ejected_s"] is not None}

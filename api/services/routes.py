@@ -42,7 +42,7 @@ from api.workloads.submission import parse
 from domain.ids import new_service_id
 from domain.service import ServiceSpec, UpdateMode
 from infra.config.notify import NotifySettings
-from infra.db import events, outbox
+from infra.db import events, outbox, published_queue
 from infra.db.services import ServiceReplica, ServiceRow
 
 router = Router(prefix="/v1/services", tags=["services"])
@@ -84,9 +84,11 @@ def _create(state: ApiState, caller: Caller, request: Request, asked: Asked, nam
             .returning(ServiceRow.id)
         )
         if made is not None:
-            return _changed(session, caller, session.get_one(ServiceRow, made), notes, spec, asked, "created")
+            return _changed(
+                session, state.queue, caller, session.get_one(ServiceRow, made), notes, spec, asked, "created"
+            )
         # The insert has waited for a concurrent request, which may have had the same key.
-        answered = answer_again(session, caller, asked)
+        answered = answer_again(session, state.queue, caller, asked)
         if answered is None:
             raise HttpProblem(
                 ProblemType.CONFLICT,
@@ -133,7 +135,7 @@ def _update(
                     ProblemType.CONFLICT, f"{what}: {given}: must be {own}; the {what} of a service cannot be changed"
                 )
         row.version, row.mode, row.notes = row.version + 1, mode.value, []
-        return _changed(session, caller, row, notes, spec, asked, "updated")
+        return _changed(session, state.queue, caller, row, notes, spec, asked, "updated")
 
     return once(state, caller, asked, make)
 
@@ -151,14 +153,21 @@ def _admit(
 
 
 def _changed(
-    session: Session, caller: Caller, row: ServiceRow, notes: list[str], spec: ServiceSpec, asked: Asked, what: str
+    session: Session,
+    queue: published_queue.Newest,
+    caller: Caller,
+    row: ServiceRow,
+    notes: list[str],
+    spec: ServiceSpec,
+    asked: Asked,
+    what: str,
 ) -> ServiceChanged:
     add_version(session, caller, row, spec, asked)
     detail = {"service": row.id, "name": row.name, "version": row.version}
     events.record(session, f"service.{what}", tenant=row.tenant, detail={**detail, "by": caller.id})
     write_audit(session, caller, f"service.{what}", row.id, tenant=row.tenant, name=row.name, version=row.version)
     outbox.service(session, row.id)
-    return mask(session, caller, ServiceChanged(**detail_fields(session, row), document_notes=notes))
+    return mask(session, caller, ServiceChanged(**detail_fields(session, queue, row), document_notes=notes))
 
 
 @router.get("", summary="List services")
@@ -191,7 +200,7 @@ def list_services(
 def show_service(id: str, state: StateOf, caller: Viewer) -> ServiceDetail:
     """Returns a service with its replicas; `id` is its id, or the name of a live service."""
     with state.transaction() as session:
-        return mask(session, caller, service_detail(session, find_service(session, caller, id)))
+        return mask(session, caller, service_detail(session, state.queue, find_service(session, caller, id)))
 
 
 @router.get("/{id}/replicas", summary="List a service's replicas", responses=refusals(404, 409))
@@ -206,7 +215,9 @@ def list_replicas(
             own = own.where(ServiceReplica.number < int(cursor))
         found = session.scalars(own.order_by(ServiceReplica.number.desc()).limit(limit + 1)).all()
         rows, following = page(found, limit, lambda one: str(one.number))
-        return mask(session, caller, ServiceReplicaPage(items=replica_views(session, rows), next_cursor=following))
+        return mask(
+            session, caller, ServiceReplicaPage(items=replica_views(session, state.queue, rows), next_cursor=following)
+        )
 
 
 @router.get("/{id}/endpoints", summary="List a service's endpoints", responses=refusals(404, 409))
@@ -227,4 +238,4 @@ def end_service(id: str, state: StateOf, caller: Submitter) -> ServiceDetail:
             events.record(session, "service.ending", tenant=row.tenant, detail=detail)
             write_audit(session, caller, "service.end", row.id, tenant=row.tenant, name=row.name)
             outbox.service(session, row.id)
-        return mask(session, caller, service_detail(session, row))
+        return mask(session, caller, service_detail(session, state.queue, row))

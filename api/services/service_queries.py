@@ -18,9 +18,11 @@ from api.services.views import (
     ServiceReplicaView,
     ServiceView,
 )
-from api.views import notification_views, reason_view
-from domain.phases import Phase
+from api.views import ReasonView, notification_views, reason_view
+from api.workloads.reasons import why_all
+from domain.phases import QUEUED_PHASES, Phase
 from domain.service import ServiceSpec, UpdateMode
+from infra.db import published_queue
 from infra.db.capacity import InstanceRow
 from infra.db.endpoints import DRAINING, READY, Endpoint, read_endpoints, read_endpoints_of
 from infra.db.models import Workload
@@ -33,7 +35,7 @@ from infra.db.services import (
     ServiceVersion,
 )
 from services.account import Account
-from services.values import LossKind
+from services.values import REPLICA_EJECTED, LossKind
 
 _PREFIX = "sv-"
 _ENDING_S = 3
@@ -43,10 +45,11 @@ _NOTES = {
     "on_demand_refused": "a provider refused to launch an on-demand machine; it is tried again",
     "replicas_fail": "replicas failed; further ones are launched after a pause",
     "installation_stopped": "the installation was stopped; replicas are launched again after a pause",
-    "update_given_up": "replicas of the newest version failed, so the update was given up; the older version serves",
+    "update_given_up": "the update is given up: its replicas failed or found no machines; the older version serves",
     "no_machine_fits": "a replica was not launched, because the version accepts no machine that is offered there",
     "offers_unknown": "replicas wait until the providers have answered what they offer",
     "machine_limit": "the services of the tenant have as many machines as the setting services.tenant_machines allows",
+    REPLICA_EJECTED: "requests to a replica fail or hang although its probe succeeds, so balancers send it none",
     "no_spot_zones": "no provider offers spot machines that the service may use",
 }
 """Sentences for the notes of decisions (`services.values.ServiceDecision.notes`)."""
@@ -98,12 +101,12 @@ def service_views(session: Session, rows: Sequence[ServiceRow]) -> list[ServiceV
     return [ServiceView(**fields) for fields in _fields(session, rows)]
 
 
-def service_detail(session: Session, row: ServiceRow) -> ServiceDetail:
+def service_detail(session: Session, queue: published_queue.Newest, row: ServiceRow) -> ServiceDetail:
     """Returns a service with its replicas and its specification."""
-    return ServiceDetail(**detail_fields(session, row))
+    return ServiceDetail(**detail_fields(session, queue, row))
 
 
-def detail_fields(session: Session, row: ServiceRow) -> dict[str, Any]:
+def detail_fields(session: Session, queue: published_queue.Newest, row: ServiceRow) -> dict[str, Any]:
     """Returns the fields of `ServiceDetail`."""
     spec = spec_of(session, row)
     own = select(ServiceReplica).where(ServiceReplica.service == row.id, ServiceReplica.ended_at.is_(None))
@@ -113,7 +116,7 @@ def detail_fields(session: Session, row: ServiceRow) -> dict[str, Any]:
         "policy": (row.state or {}).get("placer", spec.policy.placer or "on-demand"),
         "update_mode": UpdateMode(row.mode),
         "zones": [offer["zone"]["name"] for offer in row.zones],
-        "replicas": replica_views(session, session.scalars(own.order_by(ServiceReplica.number)).all()),
+        "replicas": replica_views(session, queue, session.scalars(own.order_by(ServiceReplica.number)).all()),
         "spec": spec.model_dump(mode="json"),
         "notes": _notes_with_failure(session, row),
         "notifications": notification_views(session, row.id) if row.ended_at is not None else [],
@@ -139,7 +142,7 @@ def _fields_of(
     usd: float,
     requests: RequestsView | None,
 ) -> dict[str, Any]:
-    ready = [one for one in endpoints if one.state == READY]
+    ready = [one for one in endpoints if one.state == READY and not one.ejected]
     stored = (row.state or {}).get("account")
     account = None if stored is None else Account(**stored)
     live, preemptions = replicas
@@ -170,6 +173,8 @@ def _state(row: ServiceRow, ready: int) -> str:
         return "ended"
     if row.stopping_at is not None:
         return "stopping"
+    if row.state is not None and not ready and not row.target:
+        return "scaled_to_zero"
     if row.state is not None and ready >= row.target:
         return "ready"
     return "degraded" if ready else "starting"
@@ -243,19 +248,30 @@ def _float(value: Any) -> float | None:
 # ------------------------------------------------------------------------------------------------------------ replicas
 
 
-def replica_views(session: Session, rows: Sequence[ServiceReplica]) -> list[ServiceReplicaView]:
-    """Returns the views of replicas, in the same order."""
+def replica_views(
+    session: Session, queue: published_queue.Newest, rows: Sequence[ServiceReplica]
+) -> list[ServiceReplicaView]:
+    """Returns the views of replicas, in the same order. The reason of one that waits is that of `mizzen why`."""
     wanted = select(Workload).where(Workload.id.in_([row.workload for row in rows]))
     workloads = {one.id: one for one in session.scalars(wanted)}
     own = select(InstanceRow.workload, InstanceRow.region, InstanceRow.zone).where(InstanceRow.workload.in_(workloads))
     zones = {workload: f"{region}/{zone}" for workload, region, zone in session.execute(own)}
     endpoints = read_endpoints_of(session, {row.service for row in rows})
     states = {(service, one.replica): one.state for service, found in endpoints.items() for one in found}
-    return [_replica_view(row, workloads.get(row.workload), states, zones.get(row.workload)) for row in rows]
+    waiting = [one for one in workloads.values() if Phase(one.phase) in QUEUED_PHASES]
+    whys = {id_: why.first for id_, why in why_all(session, queue, waiting).items()}
+    return [
+        _replica_view(row, workloads.get(row.workload), states, zones.get(row.workload), whys.get(row.workload))
+        for row in rows
+    ]
 
 
 def _replica_view(
-    row: ServiceReplica, workload: Workload | None, states: Mapping[tuple[str, int], str], zone: str | None
+    row: ServiceReplica,
+    workload: Workload | None,
+    states: Mapping[tuple[str, int], str],
+    zone: str | None,
+    why: ReasonView | None,
 ) -> ServiceReplicaView:
     return ServiceReplicaView.from_row(
         row,
@@ -263,8 +279,9 @@ def _replica_view(
         zone=row.zone or zone,
         ready_at=row.first_ready_at,
         probe_error=None if row.ready else row.probe_error,
+        ejected=row.ejected_why,
         phase=None if workload is None else workload.phase,
-        reason=None if workload is None else reason_view(workload.reason),
+        reason=why or (None if workload is None else reason_view(workload.reason)),
     )
 
 
@@ -278,7 +295,7 @@ def _stage(row: ServiceReplica, workload: Workload | None, listed: str | None) -
     if row.leaving_at is not None or listed == DRAINING:
         return "leaving"
     if row.ready and workload is not None and workload.phase == Phase.RUNNING:
-        return "ready"
+        return "ready" if row.ejected_at is None else "unready"
     return "starting" if row.first_ready_at is None else "unready"
 
 
@@ -292,7 +309,9 @@ def endpoint_list(session: Session, row: ServiceRow) -> EndpointList:
         policy=spec.balancing,
         retry_non_idempotent=spec.retry_non_idempotent,
         request_timeout_s=spec.request_timeout_s,
+        first_byte_s=spec.first_byte_s,
         max_queue=spec.max_queue,
+        hold_s=spec.hold_s,
         drain_s=spec.serving.drain_s,
         probe_path=spec.serving.probe.path,
         probe_is_get=spec.serving.probe.body is None,
@@ -304,7 +323,7 @@ def endpoint_list(session: Session, row: ServiceRow) -> EndpointList:
 
 
 def _notes_with_failure(session: Session, row: ServiceRow) -> list[NoteView]:
-    """Returns the notes of a service. A note that replicas failed also says why the newest of them did."""
+    """Returns the notes of a service. A note that replicas failed, or are ejected, also says which and why."""
     return [
         NoteView(code=code, sentence="; ".join((_NOTES.get(code, code), *_failure(session, row, code))))
         for code in row.notes
@@ -322,7 +341,17 @@ def _failure(session: Session, row: ServiceRow, note: str) -> list[str]:
     )
     if note == "update_given_up":
         failed = failed.where(ServiceReplica.version == row.version)
+    elif note == REPLICA_EJECTED:
+        return _ejected(session, row)
     elif note != "replicas_fail":
         return []
     found = [(number, reason_view(body)) for number, body in session.execute(failed)]
     return [f"replica {number}: {reason.sentence}" for number, reason in found if reason is not None]
+
+
+def _ejected(session: Session, row: ServiceRow) -> list[str]:
+    """Returns for each replica that balancers eject why they do."""
+    own = select(ServiceReplica.number, ServiceReplica.ejected_why).where(
+        ServiceReplica.service == row.id, ServiceReplica.ended_at.is_(None), ServiceReplica.ejected_at.is_not(None)
+    )
+    return [f"replica {number}: {why}" for number, why in session.execute(own.order_by(ServiceReplica.number))]

@@ -36,6 +36,7 @@ class ServiceReplicaView(View):
     ended_at: datetime | None
     cause: str | None = Field(description="Why it ends or has ended")
     probe_error: str | None = Field(description="The result of its last probe, if it failed")
+    ejected: str | None = Field(description="Why balancers send it no requests, or few, although its probe succeeds")
     phase: str | None = Field(description="Phase of its workload; null: the workload's record is deleted")
     reason: ReasonView | None = Field(description="The reason of that phase")
 
@@ -57,8 +58,9 @@ class ServiceView(View):
     tenant: str
     name: str
     version: int
-    state: Literal["starting", "ready", "degraded", "stopping", "ended"] = Field(
-        description="`ready`: at least `target` replicas are ready; `degraded`: at least one is"
+    state: Literal["starting", "ready", "degraded", "scaled_to_zero", "stopping", "ended"] = Field(
+        description="`ready`: at least `target` replicas are ready; `degraded`: at least one is; `scaled_to_zero`:"
+        " there is none, and the first request starts one"
     )
     target: int = Field(description="Number of replicas that should be ready now")
     ready: dict[str, int] = Field(
@@ -67,7 +69,7 @@ class ServiceView(View):
     live: int = Field(description="Number of replicas that were launched and have not ended")
     versions: dict[str, int] = Field(description="Ready replicas by version")
     availability: float | None = Field(
-        description="Fraction of the time since its creation with at least `target` ready replicas"
+        description="Fraction of the time with a target above 0 in which at least `target` replicas were ready"
     )
     usd: float = Field(description="Cost of its own machines so far, in US dollars")
     usd_on_demand: float | None = Field(
@@ -117,6 +119,7 @@ class EndpointView(View):
     zone: str | None
     kind: str
     state: Literal["ready", "draining"] = Field(description="`draining`: it gets no new requests")
+    ejected: bool = Field(description="Whether balancers send it no requests, or few, because it fails")
 
 
 class EndpointList(View):
@@ -128,7 +131,11 @@ class EndpointList(View):
     policy: LoadBalancing
     retry_non_idempotent: bool
     request_timeout_s: float
+    first_byte_s: float | None = Field(
+        description="Longest time to the first byte of an answer; null: relative to the other replicas"
+    )
     max_queue: int
+    hold_s: float = Field(description="Longest time for which a request waits while no replica is ready")
     drain_s: float
     probe_path: str
     probe_is_get: bool = Field(description="Whether a GET of `probe_path` says that the replica is ready")

@@ -28,6 +28,7 @@ from infra.db import events, outbox
 from infra.db.array_rows import end_array, set_throttle
 from infra.db.dependencies import waive
 from infra.db.models import Workload
+from infra.db.phases import enter_phase
 from infra.db.queued_end import end_queued
 
 router = Router(prefix="/v1/workloads", tags=["workloads"], dependencies=[JsonOnly])
@@ -142,6 +143,9 @@ def preempt(id: str, state: StateOf, caller: Operator) -> WorkloadView:
             raise HttpProblem(
                 ProblemType.WRONG_PHASE, f"workload {row.id} is {row.phase}: only placed workloads can be preempted"
             )
+        if row.runner:
+            message = f"workload {row.id} is run by {row.runner}: preempt that, or cancel the element"
+            raise HttpProblem(ProblemType.WRONG_PHASE, message)
         # The mail names the attempt, so that late mail does not preempt the next one.
         outbox.mail(session, row.id, MailKind.PREEMPT, row.attempt, by=caller.id)
         write_audit(session, caller, "workload.preempt", row.id, tenant=row.tenant, attempt=row.attempt)
@@ -198,6 +202,12 @@ def _cancel(session: Session, caller: Caller, found: Sequence[Workload], only: S
         write_audit(session, caller, _CANCEL, array.id, tenant=array.tenant, **detail_of)
     detail = {"by": caller.id}
     reason = Reason(ReasonCode.CANCELLED_BY_USER, detail)
+    # The runners of an array that is cancelled as a whole are cancelled, too, and end its leased elements.
+    whole = {array.id for array in arrays if only is None}
+    for row in rows:
+        if row.runner and row.array_id not in whole:
+            _cancel_leased(session, caller, row, reason)
+    rows = [row for row in rows if not row.runner]
     queued = {row.id: (reason, detail) for row in rows if Phase(row.phase) in QUEUED_PHASES}
     for row in rows:
         if row.id not in queued:
@@ -207,6 +217,15 @@ def _cancel(session: Session, caller: Caller, found: Sequence[Workload], only: S
     for array in arrays:
         end_array(session, array.id)
         outbox.wake_scheduler(session)  # The places of the cancelled elements are left to others.
+
+
+def _cancel_leased(session: Session, caller: Caller, row: Workload, reason: Reason) -> None:
+    """Cancels a locked element that a runner has leased: whatever becomes of it there, it then ends as cancelled."""
+    assert row.runner
+    if enter_phase(session, row.id, Phase.CHECKPOINTING, reason.to_json()):
+        outbox.mail(session, row.runner, MailKind.CANCEL_ELEMENT, row.runner_attempt or 0, index=row.array_index)
+        write_audit(session, caller, _CANCEL, row.id, tenant=row.tenant)
+        session.refresh(row)
 
 
 def _record(

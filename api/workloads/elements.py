@@ -135,7 +135,7 @@ def element_view(row: Workload) -> ElementView | None:
 
 def elements_of(array: str) -> ColumnElement[bool]:
     """Returns the condition that a workload is an element of an array, in the terms of the indexes of elements."""
-    own = Workload.array_id == array
+    own = and_(Workload.array_id == array, Workload.array_index.is_not(None))
     return or_(and_(own, Workload.finished_at.is_(None)), and_(own, Workload.finished_at.is_not(None)))
 
 

@@ -16,7 +16,7 @@ from api.state import StateOf
 from api.views import ReasonView, reason_view
 from api.workloads.elements import has_no_waiting
 from api.workloads.expected_start import start_view
-from api.workloads.reasons import QueueRow, Waits, Why, waits_of, why_all
+from api.workloads.reasons import QueueRow, Waits, Why, waits_of, why_all, why_unstored
 from api.workloads.views import QueueEntry, QueueView, WhyView
 from api.workloads.workload_queries import effective_level, find
 from domain.phases import QUEUED_PHASES, Phase
@@ -114,6 +114,7 @@ def why(id: str, state: StateOf, caller: Viewer) -> WhyView:
             summary = _why_queued(row, item, reasons, len(newest))
         else:
             summary = _why_not_queued(session, row, found.first)
+            reasons = [*reasons, *why_unstored(session, row)]
         told = WhyView(
             workload=row.id, phase=Phase(row.phase), summary=summary, reasons=reasons, rank=item.rank if item else None,
             level=effective_level(session, row), over_quota=item.over_quota if item else None,

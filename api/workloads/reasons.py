@@ -82,6 +82,7 @@ def why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row]
     throttled = kept_out(session, {row.id for row in queued if row.id in arrays} | set(elements.values()))
     blocked = [id_ for id_, counts in arrays.items() if 0 < counts.waiting == counts.blocked]
     depends = why_elements_blocked(session, blocked)
+    runners = _like_their_runners(session, queue, throttled)
     for row in rows:
         if row.blocked is not None and isinstance(row, Workload) and row.array_id is not None:
             found[row.id] = Why([view for view in [reason_view(row.reason)] if view is not None])
@@ -89,6 +90,8 @@ def why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row]
         counts, kept = arrays.get(row.id), throttled.get(elements.get(row.id, row.id))
         if row.id in depends:
             found[row.id] = Why([*map(_view, depends[row.id])], None, counts)
+        elif counts is not None and counts.waiting and row.id in runners:
+            found[row.id] = replace(runners[row.id], entry=None, array=counts)
         elif counts is not None and (reason := _why_no_element(counts, kept)) is not None:
             found[row.id] = Why([_view(reason)], None, counts)
         elif kept is not None and row.id in kept.queued:
@@ -142,6 +145,33 @@ def _like_their_arrays(session: Session, queue: published_queue.Newest, rows: Se
     heads = session.scalars(select(Workload).where(Workload.id.in_(set(arrays.values())))).all()
     found = why_all(session, queue, heads)
     return {id_: Why(found[array].reasons) for id_, array in arrays.items() if array in found}
+
+
+def _like_their_runners(
+    session: Session, queue: published_queue.Newest, arrays: Mapping[str, KeptOut]
+) -> dict[str, Why]:
+    """Returns the reasons of the first queued runner, of arrays that wait for such runners only, by array."""
+    waits = [id_ for id_, kept in arrays.items() if kept.has_runners and kept.unplaced and kept.free]
+    if not waits:
+        return {}
+    rows = session.scalars(
+        select(Workload)
+        .where(Workload.array_id.in_(waits), Workload.array_index.is_(None), Workload.phase.in_(sorted(QUEUED_PHASES)))
+        .order_by(Workload.submitted_at.desc())
+    ).all()
+    first = {row.array_id: row for row in rows if row.id not in arrays[row.array_id or ""].queued}
+    found = _why_all(session, queue, list(first.values()))
+    return {array: found[row.id] for array, row in first.items() if array is not None}
+
+
+def why_unstored(session: Session, row: Workload) -> list[ReasonView]:
+    """Returns why outputs of the newest attempt, which has ended, were not stored; empty: all were."""
+    attempt = session.get(Attempt, (row.id, row.attempt))
+    if attempt is None or not attempt.unstored:
+        return []
+    first = attempt.unstored[0]
+    detail = {"name": first["name"], "task": f"{first['job']}/{first['task']}", "why": first["why"]}
+    return [_view(Reason(ReasonCode.OUTPUTS_NOT_STORED, {**detail, "more": len(attempt.unstored) - 1}))]
 
 
 def why_new(row: Row) -> Why:

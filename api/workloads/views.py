@@ -238,6 +238,15 @@ class GpuUseView(View):
     used_bytes: int = Field(description="Memory in use on all of them, in steps of 128 MiB")
 
 
+class UnstoredView(View):
+    """An output of a task that was not stored."""
+
+    job: str
+    task: int
+    name: str
+    why: str
+
+
 class AttemptView(View):
     """One attempt, from award to release."""
 
@@ -265,6 +274,9 @@ class AttemptView(View):
     failing: FailingView | None = Field(description="Saves that failed after its last checkpoint; null: none")
     notice: NoticeView | None
     left: list[LeftView] = Field(description="What its ended tasks have left on their machines, the largest first")
+    unstored: list[UnstoredView] = Field(
+        description="Outputs that were not stored at its end. A path that some tasks have is not missing"
+    )
     gpu_use: list[GpuUseView] = Field(description="By task, of at most 256 tasks; empty: not measured")
     lost_s: float | None = Field(description="Estimated seconds of work that it lost; null until it ends")
     stale_tables: dict[str, datetime] = Field(

@@ -121,6 +121,7 @@ def attempts(session: Session, row: Workload, limit: int, after: int) -> Attempt
             gpus=a.gpu_types,
             cpus=a.cpus_milli / 1000,
             left=[_left(one) for one in a.left_files or []],
+            unstored=a.unstored or [],
             gpu_use=a.gpu_use or [],
         )
         for a in found

@@ -10,6 +10,7 @@ class Activity(StrEnum):
     TRANSITION = "workload.transition"  # TransitionRequest -> bool
     RELEASE = "workload.release"  # ReleaseRequest -> None
     FLUSHED = "workload.flushed"  # FlushedRequest -> None
+    LEASE_ELEMENTS = "array.lease"  # LeaseRequest -> list[LeasedElement]
     STAGE = "launch.stage"  # StageRequest -> LaunchPlan
     STAGED_HERE = "launch.staged_here"  # StageRequest -> None: records that the checkpoints were copied to its region
     SCAN = "queue.scan"  # -> ScanTicket
@@ -44,6 +45,8 @@ class Activity(StrEnum):
     PREPARE_NODE = "node.prepare"  # PrepareNode -> NodePrepared
     RUN_NODE = "node.run"  # RunNode -> NodeOutcome
     STOP_NODE = "node.stop"  # StopNode -> NodeOutcome
+    RUN_ELEMENTS = "node.run_elements"  # RunElements -> ElementsRun
+    CANCEL_ELEMENTS = "node.cancel_elements"  # CancelElements -> None
     PACE_NODE = "node.pace"  # Pace -> None
     OPEN_SESSION = "node.open_session"  # OpenSession -> None
     PROVE_KEY = "machine.prove_key"  # ProveKey -> str

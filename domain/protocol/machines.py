@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from domain.isolation import Isolation
+from domain.protocol.leases import ElementResult
 from domain.task_reports import BandwidthReport, DiskReport, NoticeReport, NotReadyReport, TaskProgress
 
 DETACHED = "Detached"
@@ -113,6 +114,8 @@ class NodeOutcome:
     stopped: bool = False
     notice: NoticeReport | None = None
     """The platform's notice that it reclaims this machine, if the agent or a task received one."""
+    elements: list[ElementResult] = field(default_factory=list)
+    """Of a runner: what became of the elements of its last chunk."""
 
 
 @dataclass

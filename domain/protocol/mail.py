@@ -15,6 +15,8 @@ class MailKind(StrEnum):
     PREEMPT = "preempt"
     MACHINE_LOST = "machine_lost"
     HUNG = "hung"
+    CANCEL_ELEMENT = "cancel_element"
+    """To a runner: an element that it has leased is cancelled."""
     FINISHED = "finished"
     """From the workflow to itself: the tasks of an attempt that it had released have all ended with exit code 0."""
 

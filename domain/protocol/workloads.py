@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from domain.protocol.leases import ElementResult
 from domain.protocol.mail import Mail
 from domain.task_reports import TaskProgress
 
@@ -134,6 +135,8 @@ class LaunchPlan:
     """The limit on the preparation on lent machines (`domain.lifecycle.launch_limits`); None: no machine is lent."""
     retries_by_exit: dict[str, int | None] = field(default_factory=dict)
     """`domain.spec.LimitsSpec.retries_by_exit`."""
+    runs_elements: bool = False
+    """Whether the workload is a runner, which leases elements of its array."""
 
 
 @dataclass
@@ -168,6 +171,8 @@ class ReleaseRequest:
     """Machines whose agents did not respond, so that tasks may still run there, or on which tasks are still saving."""
     flushing_s: float = 0.0
     """How long tasks on `silent_machines` may continue, to save their last checkpoint."""
+    elements: list[ElementResult] = field(default_factory=list)
+    """Of a runner: what is known of the elements that it has leased. The others return to those that wait."""
     unstarted: bool = False
     """True: the workflow has sent no request to any machine. The release is refused (`TASKS_MAY_RUN`) if Postgres
     records that the tasks were started: Temporal was rolled back, or the workflow replaces a lost one.

@@ -2,8 +2,9 @@
 
 The ends are quantiles of the errors `log((waited + FLOOR_S) / (forecast + FLOOR_S))` in groups of similar forecasts.
 Workloads that still wait count with the time that they have waited, as censored observations (Kaplan and Meier 1958);
-otherwise short waits would be known first. The levels of the quantiles follow the misses at each end (adaptive
-conformal inference, Gibbs and Candes 2021).
+otherwise short waits would be known first. A group's quantiles are drawn towards those of the group above it, because
+the errors of one burst are similar. After misses at an end, its quantile moves outwards (adaptive conformal inference,
+Gibbs and Candes 2021).
 """
 
 from collections import deque
@@ -16,17 +17,17 @@ import numpy.typing as npt
 
 FLOOR_S = 1800.0
 """Errors of much less than this do not matter."""
-KEPT = 2000
+KEPT = 1000
 """Most errors that are kept for a group; the oldest leaves first. A burst of workloads has similar errors."""
-ENOUGH = 100
-"""A group with fewer errors uses those of the group above it."""
+SHRINK = 200.0
+"""As many errors a group needs to have the same weight as the group above it."""
 FEWEST = 20
-"""With fewer errors in all, the interval is that of a forecast which errs by a factor of four."""
+"""With fewer errors a group has no weight; without any, a forecast may err by a factor of four."""
 RATE = 0.02
 """How much one miss changes the level of its end."""
 MISSES = 0.1
 """The share of starts that may be before the interval, and of those that may be after it."""
-_LEAST, _MOST = 0.005, 0.2
+_LEAST = 0.005
 _LARGEST = log(10.0)
 _UNKNOWN = (-log(4.0), log(4.0))
 Key = tuple[int, ...]
@@ -56,16 +57,16 @@ class Calibration:
         return max(0.0, low_s), max(0.0, low_s, high_s)
 
     def _correction(self, key: Key) -> Interval:
-        while key and len(self._errors.get(key, ())) < ENOUGH:
-            key = key[:-1]
         if key not in self._corrections:
             errors = self._errors.get(key, ())
-            found = _UNKNOWN
+            low, high = self._correction(key[:-1]) if key else _UNKNOWN
             if len(errors) >= FEWEST:
                 values = np.array([*errors, *self._open.get(key, ())])
-                low, high = _quantiles(values, len(errors), (self.levels[0], 1 - self.levels[1]))
-                found = max(low, -_LARGEST), min(high, _LARGEST)
-            self._corrections[key] = found
+                own = _quantiles(values, len(errors), (self.levels[0], 1 - self.levels[1]))
+                above = SHRINK / (len(errors) + SHRINK) if key else 0.0
+                low += (1 - above) * (max(own[0], -_LARGEST) - low)
+                high += (1 - above) * (min(own[1], _LARGEST) - high)
+            self._corrections[key] = low, high
         return self._corrections[key]
 
     def learn(self, key: Key, forecast_s: float, waited_s: float) -> None:
@@ -75,7 +76,7 @@ class Calibration:
 
     def judge(self, end: int, missed: bool) -> None:
         """Moves the level of an end (0: low, 1: high) after a start within the interval, or a miss."""
-        self.levels[end] = min(_MOST, max(_LEAST, self.levels[end] + RATE * (MISSES - missed)))
+        self.levels[end] = min(MISSES, max(_LEAST, self.levels[end] + RATE * (MISSES - missed)))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the errors and levels, to store them."""

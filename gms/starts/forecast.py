@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from domain.priority import OVER_QUOTA_RANK
 from gms.starts.calibration import Calibration, Interval, Key
 from gms.starts.kernels import F8, RunningColumns, WaitingColumns, list_schedule
 from gms.starts.run_history import Groups, RunHistory
@@ -25,11 +26,12 @@ class WaitingDemand:
     id: str
     groups: Groups
     rank: int
+    level: int
+    """Its level of priority, which its rank is while it is within quota."""
     needs: int
     """GPUs, or thousandths of a core without GPUs."""
     pools: int
     """Mask of the pools that may hold it."""
-    waited_s: float
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,9 @@ class _First:
 class StartForecaster:
     """Forecasts starts, and learns from the errors of its forecasts."""
 
-    def __init__(self, reserve_after_s: float = inf) -> None:
-        self._reserve_after_s = reserve_after_s
+    def __init__(self, reserves: bool = True) -> None:
+        """`reserves`: a within-quota workload that does not fit keeps slots from those behind it."""
+        self._reserves = reserves
         self._history, self._calibration = RunHistory(), Calibration()
         self._first: dict[str, _First] = {}
 
@@ -86,7 +89,7 @@ class StartForecaster:
         for k, (w, median_s) in enumerate(zip(waiting, medians_s.tolist(), strict=True)):
             if median_s >= HORIZON_S:
                 continue
-            key = _size(w.needs), int(log(median_s + 60.0) / log(4.0))
+            key = _size(w.needs), w.level, int(log(median_s + 60.0) / log(4.0))
             out[k] = interval = self._calibration.interval(key, median_s)
             if w.id not in self._first and len(self._first) < MOST_OPEN:
                 self._first[w.id] = _First(now_s, key, median_s, interval)
@@ -117,17 +120,17 @@ class StartForecaster:
         ends_s = self._history.draw([h.groups for h in held], ages_s, random, FUTURES)
         ends_s = np.minimum(ends_s, np.array([max(0.0, h.ends_by_s - now_s) for h in held]))
         runs_s = self._history.draw([w.groups for w in waiting], np.zeros(len(waiting)), random, FUTURES)
-        kinds: dict[tuple[int, int], int] = {}
-        classes = np.array([kinds.setdefault((w.pools, w.needs), len(kinds)) for w in waiting], np.int32)
-        allowed, needs = np.array(list(kinds), np.int64).T.copy()
+        # An over-quota workload gets a reservation only if the ends of running workloads are known.
+        kinds: dict[tuple[int, int, bool], int] = {}
+        keys = [(w.pools, w.needs, self._reserves and w.rank < OVER_QUOTA_RANK) for w in waiting]
+        classes = np.array([kinds.setdefault(key, len(kinds)) for key in keys], np.int32)
+        allowed, needs, reserves = np.array(list(kinds), np.int64).T.copy()
         pools = np.array([h.pool for h in held], np.int32)
         amounts = np.array([h.amount for h in held], np.int64)
-        arrives_s = -np.array([w.waited_s for w in waiting])
         starts_s = [
             list_schedule(
                 np.array(free, np.int64), RunningColumns(ends_s[k], pools, amounts),
-                WaitingColumns(classes, allowed, needs, runs_s[k], arrives_s), len(waiting), self._reserve_after_s,
-                HORIZON_S,
+                WaitingColumns(classes, allowed, needs, reserves > 0, runs_s[k]), HORIZON_S,
             )
             for k in range(FUTURES)
         ]  # fmt: skip

@@ -23,16 +23,16 @@ class RunningColumns(NamedTuple):
 
 
 class WaitingColumns(NamedTuple):
-    """A queue in its order. A class is in the order of arrival; its row is that of `allowed` and `needs`."""
+    """A queue in its order. The class of a workload is its row of `allowed`, `needs` and `reserves`."""
 
     classes: I4
     allowed: I8
     """The mask of the pools of each class."""
     needs: I8
     """The amount that a workload of each class needs."""
+    reserves: npt.NDArray[np.bool_]
+    """Whether a workload of each class that does not fit keeps its pools from those behind it."""
     runs_s: F8
-    arrives_s: F8
-    """Seconds from now; at most 0: the workload waits now."""
 
 
 @compiled
@@ -66,19 +66,15 @@ def draw_remaining(
 
 
 @compiled
-def list_schedule(
-    free: I8, running: RunningColumns, queue: WaitingColumns, wanted: int, reserve_after_s: float, horizon_s: float
-) -> F8:
+def list_schedule(free: I8, running: RunningColumns, queue: WaitingColumns, horizon_s: float) -> F8:
     """Returns the start of each workload in one future, in seconds from now; infinity: after the horizon.
 
-    Whenever a workload arrives or amounts become free in a pool, the queue is walked in order, and each workload that
-    fits takes its amount from the allowed pool with the most free. A workload that has waited longer than
-    `reserve_after_s` and does not fit reserves: nothing behind it starts on its pools.
-
-    `free` has the amount of each pool. The schedule ends when `wanted` of the workloads that wait now have started.
+    Whenever amounts become free in a pool, the queue is walked in order, and each workload that fits takes its amount
+    from the allowed pool with the most free. Nothing starts behind a workload that reserves and does not fit, on its
+    pools. `free` has the amount of each pool.
     """
     ends_s, holds_pool, holds = running
-    classes, allowed, needs, runs_s, arrives_s = queue
+    classes, allowed, needs, reserves, runs_s = queue
     count, kinds, pools = len(classes), len(needs), len(free)
     starts = np.full(count, inf)
     # Each class is a queue of its own, linked through `following`.
@@ -93,18 +89,16 @@ def list_schedule(
         else:
             following[tail[kind]] = k
         tail[kind] = k
-        if arrives_s[k] > 0:
-            heap.append((arrives_s[k], np.int64(-1), np.int64(0)))
     heapq.heapify(heap)
     free = free.copy()
-    left, now_s = wanted, 0.0
+    left, now_s = count, 0.0
     while left:
         blocked, after = np.int64(0), np.int64(-1)
         while True:
             # The next class in queue order whose head lies behind `after`, and that may use a pool.
             kind, place = -1, np.int64(count)
             for c in range(kinds):
-                if after < head[c] < place and arrives_s[head[c]] <= now_s and allowed[c] & ~blocked:
+                if after < head[c] < place and allowed[c] & ~blocked:
                     kind, place = c, head[c]
             if kind < 0:
                 break
@@ -114,7 +108,7 @@ def list_schedule(
                 if fits and (best < 0 or free[p] > free[best]):
                     best = p
             if best < 0:
-                if now_s - arrives_s[place] > reserve_after_s:
+                if reserves[kind]:
                     blocked |= allowed[kind]
                 after = place
                 continue
@@ -122,12 +116,11 @@ def list_schedule(
             free[best] -= needs[kind]
             heapq.heappush(heap, (now_s + runs_s[place], np.int64(best), needs[kind]))
             head[kind] = following[place]
-            left -= arrives_s[place] <= 0
+            left -= 1
         if not left or not len(heap) or heap[0][0] > horizon_s:
             break
         now_s = heap[0][0]
         while len(heap) and heap[0][0] <= now_s:
             _, pool, amount = heapq.heappop(heap)
-            if pool >= 0:
-                free[pool] += amount
+            free[pool] += amount
     return starts

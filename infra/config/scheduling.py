@@ -129,11 +129,14 @@ class ServiceSettings(Section):
     readiness_interval_s: float = Field(1.0, gt=0)
     """Interval at which the readiness of starting replicas is read."""
     unready_s: float = Field(180.0, ge=0)
-    """A replica that was ready, and whose probe then fails for this long, is ended."""
+    """A replica that was ready is ended after its probe has failed, or balancers have ejected it, for this long."""
     placement_s: float = Field(300.0, gt=0)
     """A replica that is not placed within this time after its own machines are ready is ended, with the machines."""
     tenant_machines: int = Field(200, ge=0)
     """The largest number of machines that the services of one tenant may have launched at a time."""
+    update_queued_s: float = Field(1800.0, gt=0)
+    """An update of which no replica has been ready is given up after one has waited this long for machines of the
+    installation."""
     failed_pause_s: float = Field(5.0, gt=0)
     """Pause after a replica has failed by itself. It doubles with each failure in a row."""
     retry_s: float = Field(300.0, ge=0)
@@ -181,6 +184,10 @@ class TaskSettings(Section):
     output_bytes: int = Field(1 << 30, ge=1 << 22)
     """Limit on the disk space that one task's output uses on its machine. Beyond it, output that was shipped to the
     bucket is freed first, then the oldest output that was not. A line in the log marks missing output."""
+    largest_output_bytes: int = Field(50 << 30, ge=0)
+    """The most that one output of one task may have (`outputs` of a document). A larger one is not stored."""
+    largest_output_files: int = Field(100_000, ge=0)
+    """The same for the number of its files and folders."""
     keep_stopped_s: float = Field(14 * 86400.0, gt=0)
     """How long an agent keeps the record of a workload's stopped attempts, in seconds. The agent would not refuse a
     start that Temporal delivers later than this."""

@@ -33,7 +33,9 @@ class WorkloadArray(Base):
     waiting: Mapped[Any] = mapped_column(INT4MULTIRANGE)
     """The positions of the elements that have no row yet and are to be placed."""
     throttle: Mapped[int | None] = mapped_column(CheckConstraint("throttle > 0", name="array_throttle"))
-    """The most elements that hold slots, or were awarded some; None: no limit."""
+    """The most elements that hold slots, or were awarded some, or the most such runners; None: no limit."""
+    runners: Mapped[int | None]
+    """How many runners it has had; None: its elements are placed as workloads of their own."""
     cancelled: Mapped[bool] = mapped_column(server_default=text("false"))
     """Whether the whole array was cancelled."""
 
@@ -65,8 +67,8 @@ class ArrayCounts(NamedTuple):
 
 
 _INSERT = text(
-    "insert into workload_array (id, ranges, elements, waiting, throttle)"
-    " values (:id, cast(:ranges as jsonb), :elements, int4multirange(int4range(0, :elements)), :throttle)"
+    "insert into workload_array (id, ranges, elements, waiting, throttle, runners) values"
+    " (:id, cast(:ranges as jsonb), :elements, int4multirange(int4range(0, :elements)), :throttle, :runners)"
 )
 _COUNTS = text(
     "select a.id, a.elements, multirange_size(a.waiting), multirange_size(a.waiting * array_blocked(a.id)),"
@@ -74,18 +76,26 @@ _COUNTS = text(
     " a.cancelled from workload_array as a cross join lateral ("
     " select count(*) filter (where phase = 'succeeded') as succeeded,"
     " count(*) filter (where phase = 'failed') as failed"
-    " from workload where array_id = a.id and finished_at is not null) as ended where a.id = any(:ids)"
+    " from workload where array_id = a.id and array_index is not null and finished_at is not null) as ended"
+    " where a.id = any(:ids)"
 )
 _THROTTLE = text(
     "update workload_array set throttle = cast(:throttle as int)"
     " where id = :id and throttle is distinct from cast(:throttle as int) returning id"
 )
 _WINDOWS = text(
-    "select a.id, array_placed(a.id), a.throttle, array_window(a, 256)::jsonb from workload_array as a"
-    " where a.id = any(:ids) and a.throttle is not null"
+    "select a.id, a.runners is not null, array_placed(a.id), a.throttle, array_window(a, 256)::jsonb"
+    " from workload_array as a where a.id = any(:ids) and (a.throttle is not null or a.runners is not null)"
 )
 _LOCK = text("select id from workload where id = :id and finished_at is null for update")
 _TAKE = text("select take_elements(:id, array[cast(:position as bigint)], array[cast(:index as bigint)])")
+_IDLE = text(
+    "select w.id from workload as w join workload_array as a on a.id = w.array_id where a.id = :id"
+    " and a.runners is not null and isempty(a.waiting) and w.array_index is null and w.finished_at is null"
+    " and w.phase in ('pending', 'preempted') and not exists ("
+    " select from workload where array_id = a.id and finished_at is null and runner = '')"
+    " order by w.id for update of w"
+)
 _IN_VAIN = text(
     "select w.id from dependency as d join workload_array as a on a.id = d.workload join workload as w on w.id = a.id"
     " where not isempty(d.never) and a.waiting && d.never and w.finished_at is null and w.spec ->> 'if_never' = 'end'"
@@ -105,6 +115,7 @@ _STOP = text(
 def insert_array(session: Session, workload: str, array: ArraySpec) -> None:
     """Inserts the row of an array whose head was inserted in this transaction."""
     body = {"id": workload, "ranges": json.dumps(array.ranges), "throttle": array.throttle}
+    body["runners"] = None if array.runners is None else 0
     session.execute(_INSERT, body | {"elements": size(array.ranges)})
 
 
@@ -116,11 +127,15 @@ def counts_of(session: Session, workloads: Collection[str]) -> dict[str, ArrayCo
 
 
 class KeptOut(NamedTuple):
-    """What the throttle of an array keeps out."""
+    """What the throttle of an array, or its need of runners, keeps out."""
 
+    has_runners: bool
+    """Whether the throttle limits runners, and not elements. They are what the other fields are about."""
     placed: int
     """Number of elements that hold slots, or were awarded some."""
-    throttle: int
+    throttle: int | None
+    free: int
+    """How many may still be placed."""
     unplaced: bool
     """Whether elements without a row are kept out, if there are any."""
     queued: frozenset[str]
@@ -128,17 +143,22 @@ class KeptOut(NamedTuple):
 
     def reason(self) -> Reason:
         """Returns why an element waits that is kept out."""
+        if self.throttle is None or (not self.free and self.placed < self.throttle):
+            return Reason(ReasonCode.RUNNERS_BUSY, {"placed": self.placed})
+        code = ReasonCode.RUNNERS_THROTTLED if self.has_runners else ReasonCode.ARRAY_THROTTLED
         detail = {"placed": self.placed, "throttle": self.throttle}
-        return Reason(ReasonCode.ARRAY_THROTTLED, detail | ({"older": True} if self.placed < self.throttle else {}))
+        return Reason(code, detail | ({"older": True} if self.placed < self.throttle else {}))
 
 
 def kept_out(session: Session, arrays: Collection[str]) -> dict[str, KeptOut]:
-    """Returns what the throttle keeps out, of those of `arrays` that have one, by id."""
+    """Returns what is kept out, of those of `arrays` that have a throttle or runners, by id."""
     if not arrays:
         return {}
     return {
-        id_: KeptOut(placed, throttle, not window["positions"], frozenset(window["throttled"]))
-        for id_, placed, throttle, window in session.execute(_WINDOWS, {"ids": list(arrays)})
+        id_: KeptOut(
+            has_runners, placed, throttle, window["free"], not window["positions"], frozenset(window["throttled"])
+        )
+        for id_, has_runners, placed, throttle, window in session.execute(_WINDOWS, {"ids": list(arrays)})
     }
 
 
@@ -176,9 +196,15 @@ def set_throttle(session: Session, array: str, throttle: int | None) -> bool:
 
 
 def end_array(session: Session, array: str) -> None:
-    """Ends an array if no element waits and all elements with rows have ended. Otherwise nothing changes."""
+    """Ends an array if no element waits and all elements with rows have ended.
+
+    Runners that wait in the queue end when no element waits.
+    """
     if session.execute(_LOCK, {"id": array}).first() is None:
         return
+    needless = Reason(ReasonCode.CANCELLED_BY_USER, {"by": "its array"})
+    idle = session.scalars(_IDLE, {"id": array}).all()
+    end_queued(session, Phase.CANCELLED, dict.fromkeys(idle, (needless, {"by": "its array"})))
     counts = counts_of(session, [array])[array]
     if counts.waiting or counts.live:
         return

@@ -31,6 +31,8 @@ class Endpoint:
     """`spot` or `on_demand`."""
     state: str
     """`ready`; or `draining`: requests in progress continue, and it gets no new ones."""
+    ejected: bool = False
+    """Whether its balancers send it no requests, or few, because it fails."""
 
 
 def read_endpoints(session: Session, service: str) -> list[Endpoint]:
@@ -83,7 +85,7 @@ def _endpoints(rows: Sequence[Any]) -> list[Endpoint]:
             continue
         state = DRAINING if drains or (row.number in found and found[row.number].state == DRAINING) else READY
         found[row.number] = Endpoint(
-            row.number, row.version, row.address, row.port, region, zone, row.kind, state
+            row.number, row.version, row.address, row.port, region, zone, row.kind, state, row.ejected_at is not None
         )  # fmt: skip
     return list(found.values())
 

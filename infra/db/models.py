@@ -222,6 +222,12 @@ class Workload(Base):
     """The array (`infra.db.array_rows`) of which the workload is an element; None: it is none. Not a foreign key:
     each deletion of a workload would look for its elements in both of the indexes below, or in the whole table."""
     array_index: Mapped[int | None]
+    """The index of the element; None: the workload is none, or a runner of `array_id`."""
+    runner: Mapped[str | None]
+    """Of an element that runners run: the runner that has leased it, or empty while none has. Such an element is not in
+    the queue and has no workflow. None: the workload is no such element."""
+    runner_attempt: Mapped[int | None]
+    """The attempt of the runner that has leased the element: the fence of the lease."""
     __table_args__ = (
         Index("element_live", "array_id", postgresql_where=text("array_id is not null and finished_at is null")),
         Index(
@@ -317,6 +323,8 @@ class Attempt(Base):
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The last platform notice that a task reacted to, with its `decision`."""
     left_files: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))
+    unstored: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))
+    """Outputs that agents have not stored, with job, task and reason."""
     """What each ended task has left on its machine: `job`, `task` and the fields of `domain.task_reports.LeftFiles`."""
     gpu_use: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))
     """What its tasks last used of their GPUs: `job`, `task` and the fields of `domain.task_reports.GpuReport`."""

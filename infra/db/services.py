@@ -7,12 +7,12 @@ the row of the service, in the transaction that writes the effects of a decision
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, text
+from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, select, text, update
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from domain.capacity import CapacityKind
-from domain.service import UpdateMode
+from domain.service import ServiceSpec, UpdateMode
 from infra.db.base import NOW, Base, Json
 
 _KINDS = f"kind in ({', '.join(repr(kind.value) for kind in CapacityKind)})"
@@ -109,6 +109,10 @@ class ServiceReplica(Base):
     port: Mapped[int | None]
     probe_error: Mapped[str | None]
     """The result of its last probe, if it failed."""
+    ejected_at: Mapped[datetime | None]
+    """Since when its balancers have sent it no requests, or few, because it fails; None: they send it requests."""
+    ejected_why: Mapped[str | None]
+    """What its balancers say about it."""
     leaving_at: Mapped[datetime | None]
     """When a decision found that it is about to end."""
     draining_at: Mapped[datetime | None]
@@ -125,6 +129,25 @@ class ServiceReplica(Base):
         CheckConstraint(_KINDS, name="service_replica_kind"),
         Index("service_replica_live", "service", "number", postgresql_where=text("ended_at is null")),
     )
+
+
+def continue_replicas(session: Session, row: ServiceRow, spec: ServiceSpec) -> None:
+    """Makes replicas of older versions that are also what the newest version asks for replicas of the newest version.
+
+    So an update replaces only what it changes, and the way back keeps what still runs. The caller holds the lock of the
+    service's row and has written the newest version, whose specification is `spec`.
+    """
+    live = (ServiceReplica.service == row.id, ServiceReplica.ended_at.is_(None))
+    versions = select(ServiceVersion).where(
+        ServiceVersion.service == row.id, ServiceVersion.version.in_(select(ServiceReplica.version).where(*live))
+    )
+    same = [
+        one.version for one in session.scalars(versions) if spec.has_replicas_of(ServiceSpec.model_validate(one.spec))
+    ]
+    if same:
+        kept = (ServiceReplica.draining_at.is_(None), ServiceReplica.ending_at.is_(None))
+        moved = update(ServiceReplica).where(*live, *kept, ServiceReplica.version.in_(same))
+        session.execute(moved.values(version=row.version))
 
 
 REQUESTS_WINDOW_S = 60
@@ -150,3 +173,21 @@ class ServiceRequests(Base):
     p50_s: Mapped[float | None]
     """Median time until the last byte of the answer."""
     p99_s: Mapped[float | None]
+
+
+class BalancerReport(Base):
+    """What one balancer of a service does now, according to its last report."""
+
+    __tablename__ = "balancer_report"
+    service: Mapped[str] = mapped_column(ForeignKey("service.id", ondelete="CASCADE"), primary_key=True)
+    balancer: Mapped[str] = mapped_column(primary_key=True)
+    reported_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    waiting: Mapped[int] = mapped_column(server_default="0")
+    """The number of requests that wait because no replica is up."""
+    replicas: Mapped[list[Any]] = mapped_column(JSONB, server_default=text("'[]'"))
+    """For each replica an object with its number (`replica`), its requests in progress (`ongoing`), and, if the
+    balancer ejects it, since how many seconds at `reported_at` (`ejected_s`) and `why`."""
+
+
+REPORT_VALID_S = 25.0
+"""An older report of a balancer says nothing about now. A balancer reports at least every ten seconds."""

@@ -5,7 +5,7 @@ import json
 import logging
 import random
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 import httpx
@@ -55,15 +55,19 @@ class Api:
             raise httpx.DecodingError("the answer is not JSON", request=answer.request) from None
         return parse_service(name, body), body
 
-    async def report(self, name: str, balancer: str, seconds: Iterable[Second]) -> str | None:
-        """Sends counts. The API keeps the first counts of each second and balancer, so a repeated report is harmless.
+    async def report(
+        self, name: str, balancer: str, seconds: Iterable[Second], now: Mapping[str, Any] | None = None
+    ) -> str | None:
+        """Sends counts, and what the balancer does `now`.
+
+        The API keeps the first counts of each second and balancer, so a repeated report is harmless.
 
         Returns why the API refuses these counts, which another try would not change; None: it has accepted them.
 
         Raises:
             httpx.HTTPError: the counts should be sent again.
         """
-        body = {"balancer": balancer, "seconds": [one.to_json() for one in seconds]}
+        body = {"balancer": balancer, "seconds": [one.to_json() for one in seconds], "now": now}
         answer = await self._http.post(f"/v1/services/{name}/requests", json=body)
         if answer.status_code in _INVALID:
             return f"{answer.status_code} {answer.text[:500]}"

@@ -15,8 +15,11 @@ from dataclasses import dataclass
 
 from proxies.balance.values import Policy, RegionZone, Service
 
-BACKENDS = {"round_robin": "roundrobin", "least_connections": "leastconn", "near": "leastconn", "far": "leastconn"}
-"""HAProxy's balancing algorithm for each backend."""
+BACKENDS = {
+    "round_robin": "roundrobin", "least_connections": "leastconn", "near": "leastconn", "far": "leastconn",
+    "hold": "leastconn",
+}  # fmt: skip
+"""HAProxy's balancing algorithm for each backend. Requests that arrive while no replica is up wait in `hold`."""
 ZONE_BACKENDS = frozenset({"near", "far"})
 _FULL_WEIGHT, _OTHER_REGION_WEIGHT = 100, 25
 """A busy far replica in another region gets a quarter of the requests of one in the clients' region."""
@@ -54,6 +57,7 @@ def seats(service: Service, addresses: Mapping[str, str], clients: RegionZone | 
             continue
         address = _with_port(addresses[endpoint.address], endpoint.port)
         name = f"{endpoint.replica}-{address}".replace("[", "").replace("]", "")
+        found.append(Seat("hold", name, address))
         if service.policy != "least_load" or clients is None:
             found.append(Seat(effective_policy(service, clients), name, address))
             continue
@@ -75,6 +79,10 @@ def _with_port(address: str, port: int) -> str:
 
 SOCKET = "haproxy.sock"
 """The runtime socket, in the working folder of HAProxy: an absolute path can be too long for a socket."""
+PLUG, PLUG_SOCKET, _PLUGGED_SOCKET = "plug", "plug.sock", "plugged.sock"
+"""The server of the backend `hold` that is always up and full, so that HAProxy queues requests there instead of
+refusing them. The supervisor occupies its only place with a request to `PLUG_SOCKET`."""
+SOCKETS = SOCKET, PLUG_SOCKET, _PLUGGED_SOCKET
 KEYS = "keys.map"
 """The hashes of the admitted keys with their owners, in the same folder."""
 CERTIFICATE = "certificate.pem"
@@ -120,7 +128,7 @@ defaults
   tcp-check connect linger
   retries 3
   option redispatch 1
-  retry-on conn-failure empty-response
+  retry-on conn-failure empty-response 500 502 503
 """
 
 
@@ -130,6 +138,8 @@ class Descriptors:
 
     listener: int
     log: int
+    errors: int
+    """Gets the lines of failed and repeated requests only, so that its reader wakes up for them."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +181,7 @@ def variables(service: Service) -> dict[str, str]:
     return {
         "proc.policy": f"str({service.policy})",
         "proc.max_queue": f"int({service.max_queue})",
+        "proc.hold": f"bool({str(service.hold_s > 0 and service.max_queue > 0).lower()})",
         "proc.timeout_ms": f"int({max(1, round(service.request_timeout_s * 1000))})",
         "proc.retries_all": f"int({int(service.retry_non_idempotent)})",
     }
@@ -193,7 +204,8 @@ def render(
         _global(service, limits),
         _DEFAULTS,
         _frontend(access, descriptors, limits, zones),
-        *(_backend(name, BACKENDS[name], there, limits) for name, there in by_backend.items()),
+        *(_backend(name, there, limits, service.hold_s) for name, there in by_backend.items()),
+        _PLUG,
     ]
     return "\n".join(parts)
 
@@ -220,6 +232,8 @@ def _frontend(access: Access, descriptors: Descriptors, limits: ProxyLimits, zon
         "frontend service",
         f"  bind fd@{descriptors.listener}{tls}",
         f"  log fd@{descriptors.log} format raw local0",
+        f"  log fd@{descriptors.errors} format raw local0 err",
+        "  option log-separate-errors",
         f'  log-format "{LOG_FORMAT}{owner}"',
         *_forwarding(scheme, access.trusted_proxies),
     ]
@@ -234,6 +248,7 @@ def _frontend(access: Access, descriptors: Descriptors, limits: ProxyLimits, zon
             "  http-request del-header Authorization",
             "  http-request del-header Proxy-Authorization",
         ]
+    lines.append("  acl held var(proc.hold) -m bool")
     if zones:
         # The load of a backend is the number of its requests for each of its servers; without servers it is infinite.
         spill = f"{{ var(txn.near),sub(txn.far) gt 0 }} {{ var(txn.near) -m int ge {limits.overload} }}"
@@ -243,11 +258,15 @@ def _frontend(access: Access, descriptors: Descriptors, limits: ProxyLimits, zon
             "  http-request set-var(txn.far_servers) nbsrv(far) if by_load",
             "  http-request set-var(txn.near) be_conn(near),div(txn.near_servers) if by_load",
             "  http-request set-var(txn.far) be_conn(far),div(txn.far_servers) if by_load",
+            "  use_backend hold if by_load held { nbsrv(near) eq 0 }",  # The same replicas are in both backends.
             f"  use_backend far if by_load {spill}",
             "  use_backend near if by_load",
         ]
     lines += [
-        "  use_backend least_connections if { var(proc.policy) -m str least_connections }",
+        "  acl by_connections var(proc.policy) -m str least_connections",
+        "  use_backend hold if by_connections held { nbsrv(least_connections) eq 0 }",
+        "  use_backend least_connections if by_connections",
+        "  use_backend hold if held { nbsrv(round_robin) eq 0 }",
         "  default_backend round_robin",
     ]
     return "\n".join(lines) + "\n"
@@ -276,18 +295,20 @@ def _forwarding(scheme: str, proxies: tuple[str, ...]) -> list[str]:
     ]
 
 
-def _backend(name: str, algorithm: str, seats: Iterable[Seat], limits: ProxyLimits) -> str:
+def _backend(name: str, seats: Iterable[Seat], limits: ProxyLimits, hold_s: float) -> str:
     later = f"{_TEXT} hdr Retry-After {RETRY_AFTER_S} string"
     small = f"{{ req.hdr_val(content-length) gt 0 }} {{ req.hdr_val(content-length) le {RETRIED_BODY_BYTES} }}"
-    full = "if { queue,sub(proc.max_queue) ge 0 } { be_conn_free le 0 }"
+    busy = f"!{{ fe_name {PLUG} }}" if name == "hold" else "{ be_conn_free le 0 }"
+    full = f"if {{ queue,sub(proc.max_queue) ge 0 }} {busy}"
     lines = [
         f"backend {name}",
-        f"  balance {algorithm}",
+        f"  balance {BACKENDS[name]}",
+        *(_hold_lines(hold_s) if name == "hold" else ()),
         "  option allbackups",
         "  acl repeatable method GET HEAD OPTIONS PUT DELETE TRACE",
         "  acl repeatable var(proc.retries_all) -m int 1",
         f'  http-request return status 503 {later} "the queue of the service is full\\n" {full}',
-        "  http-request set-timeout server var(proc.timeout_ms)",
+        f"  http-request set-timeout server var(proc.timeout_ms) unless {{ fe_name {PLUG} }}",
         "  http-request disable-l7-retry if !repeatable",
         # HAProxy repeats a request only if it has got the whole body before it sends the first byte.
         f"  http-request wait-for-body time 60s if {small} repeatable",
@@ -295,3 +316,29 @@ def _backend(name: str, algorithm: str, seats: Iterable[Seat], limits: ProxyLimi
         *(f"  server {seat.name} {server_line(seat, limits)}" for seat in seats),
     ]
     return "\n".join(lines) + "\n"
+
+
+_PLUG = f"""\
+frontend {PLUG}
+  bind unix@{PLUG_SOCKET} mode 600
+  timeout client 24d
+  use_backend hold
+
+frontend plugged
+  mode tcp
+  bind unix@{_PLUGGED_SOCKET} mode 600
+  timeout client 24d
+  tcp-request inspect-delay 24d
+  tcp-request content reject if WAIT_END
+"""
+"""The way of the request that occupies the plug: a client's place, and a server that never answers."""
+
+
+def _hold_lines(hold_s: float) -> list[str]:
+    return [
+        f"  timeout queue {max(1, round(hold_s * 1000))}ms",
+        "  timeout server 24d",
+        f"  use-server {PLUG} if {{ fe_name {PLUG} }}",
+        # It gets its weight once the supervisor has occupied it.
+        f"  server {PLUG} unix@{_PLUGGED_SOCKET} maxconn 1 weight 0",
+    ]

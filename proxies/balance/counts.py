@@ -12,8 +12,12 @@ import io
 import os
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+from proxies.balance.configuration import PLUG
+from proxies.balance.outliers import ServerCounts
 
 READ_S = 0.25
 """Interval of the reads. The pipe holds 50,000 lines or more; HAProxy drops lines that do not fit."""
@@ -141,11 +145,51 @@ def _percentile_s(sorted_ms: list[int], percent: int) -> float | None:
     return sorted_ms[-(-len(sorted_ms) * percent // 100) - 1] / 1000 if sorted_ms else None
 
 
-class Counters:
-    """The counters of one HAProxy process, from `show stat`."""
+Rows = list[dict[str, str]]
+_COLUMNS = (
+    "pxname", "svname", "scur", "qcur", "req_tot", "dreq", "eresp", "wretr", "rtime",
+    "hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx", "hrsp_other",
+)  # fmt: skip
+STATISTICS = "show stat -1 7 -1"
+"""The command for the counters of frontends, backends and servers."""
 
-    COMMAND = "show stat -1 3 -1"
-    """The counters of the frontend and of the backends."""
+
+def read_rows(answer: str) -> Rows:
+    """Returns the rows of the answer to `STATISTICS`, with the columns that are used here."""
+    lines = csv.reader(io.StringIO(answer.removeprefix("# ")))
+    header = next(lines)
+    places = [(name, header.index(name)) for name in _COLUMNS]
+    return [{name: line[place] for name, place in places} for line in lines if line]
+
+
+def server_counts(rows: Rows) -> dict[str, ServerCounts]:
+    """Returns the counts of each replica by the name of its servers, as sums over the backends."""
+    found: dict[str, ServerCounts] = {}
+    for row in rows:
+        name = row["svname"]
+        if name in ("FRONTEND", "BACKEND", PLUG):
+            continue
+        counts = ServerCounts(
+            answered=_sum(row, ("hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_other")),
+            failed=_sum(row, ("hrsp_5xx", "eresp", "wretr")),
+            active=int(row["scur"]),
+            first_byte_s=int(row["rtime"]) / 1000,
+        )
+        found[name] = found[name] + counts if name in found else counts
+    return found
+
+
+def held_requests(rows: Rows) -> int:
+    """Returns the number of requests that wait because no replica is up."""
+    return sum(int(row["qcur"]) for row in rows if (row["pxname"], row["svname"]) == ("hold", "BACKEND"))
+
+
+def _sum(row: dict[str, str], columns: Iterable[str]) -> int:
+    return sum(int(row[one]) for one in columns)
+
+
+class Counters:
+    """The counters of one HAProxy process."""
 
     def __init__(self) -> None:
         self._requests = 0
@@ -154,17 +198,16 @@ class Counters:
         self.running = 0
         """Requests in progress at the last reading."""
 
-    def new(self, answer: str) -> tuple[int, int]:
-        """Returns two numbers since the last call, from the answer to `COMMAND`: admitted requests, and requests whose
-        client got nothing.
+    def new(self, rows: Rows) -> tuple[int, int]:
+        """Returns two numbers since the last call: admitted requests, and requests whose client got nothing.
 
         If a replica dies during a request on a connection that had served one before, and the request cannot be
         repeated, HAProxy closes the client's connection without an answer, and writes no log line.
         """
-        rows = list(csv.DictReader(io.StringIO(answer.removeprefix("# "))))
-        frontend = next(row for row in rows if row["svname"] == "FRONTEND")
-        self.running = sum(int(row["scur"]) for row in rows if row["svname"] == "BACKEND")
-        ended = sum(int(frontend[f"hrsp_{kind}"]) for kind in ("1xx", "2xx", "3xx", "4xx", "5xx", "other"))
+        frontend = next(row for row in rows if (row["pxname"], row["svname"]) == ("service", "FRONTEND"))
+        plugged = sum(int(row["scur"]) for row in rows if row["svname"] == PLUG)
+        self.running = sum(int(row["scur"]) for row in rows if row["svname"] == "BACKEND") - plugged
+        ended = _sum(frontend, ("hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx", "hrsp_other"))
         # The counters change while several threads are read. Only a value that stays for two readings counts.
         missing = int(frontend["req_tot"]) - ended - self.running
         unanswered = max(self._unanswered, min(self._unconfirmed, missing))

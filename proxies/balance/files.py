@@ -1,5 +1,6 @@
 """The files that the balancer watches: the certificate, and the keys of clients."""
 
+import logging
 import re
 import ssl
 from collections.abc import Mapping
@@ -7,8 +8,10 @@ from pathlib import Path
 
 from infra.errors import ConfigurationError
 from infra.files import stamp, write_private
-from proxies.balance.configuration import CERTIFICATE, KEYS
+from proxies.balance.configuration import CERTIFICATE, KEYS, Access
 from proxies.balance.runtime import RuntimeSocket, RuntimeSocketError
+
+_log = logging.getLogger(__name__)
 
 
 class WatchedFile:
@@ -177,3 +180,58 @@ async def replace_keys(runtime: RuntimeSocket, owners: Mapping[str, str]) -> Non
     for digest, owner in owners.items():
         await runtime.do(f"add map @{version} {KEYS} {digest} {owner}")
     await runtime.do(f"commit map @{version} {KEYS}")
+
+
+class AccessFiles:
+    """The certificate and the keys of one service, as HAProxy uses them."""
+
+    def __init__(self, service: str, folder: Path, certificate: Path | None, keys: Path | None) -> None:
+        """Reads the files; None: clients do not use TLS, or need no key. `folder` is HAProxy's working folder.
+
+        Raises:
+            ConfigurationError: a file cannot be used.
+        """
+        self._service, self._folder = service, folder
+        self._keys = KeyFile(keys) if keys else None
+        self._certificate = CertificateFile(certificate, folder) if certificate else None
+        self._keys_due = False
+
+    def access(self, trusted_proxies: tuple[str, ...]) -> Access:
+        """Returns which clients are admitted, for HAProxy's configuration."""
+        return Access(self._certificate is not None, self._keys is not None, trusted_proxies)
+
+    def write(self) -> None:
+        """Writes the map of keys for a HAProxy that is about to start."""
+        if self._keys is not None:
+            lines = (f"{digest} {owner}\n" for digest, owner in self._keys.owners.items())
+            write_private(self._folder / KEYS, "".join(lines))
+
+    async def refresh(self, runtime: RuntimeSocket) -> None:
+        """Replaces the keys and the certificate of a running HAProxy if their files have changed.
+
+        Raises:
+            RuntimeSocketError: HAProxy refused a command, or did not answer. The next call tries again.
+        """
+        await self._refresh_keys(runtime)
+        await self._refresh_certificate(runtime)
+
+    async def _refresh_keys(self, runtime: RuntimeSocket) -> None:
+        if self._keys is None:
+            return
+        try:
+            self._keys_due |= self._keys.refresh()
+        except ConfigurationError as error:
+            _log.warning("%s: the keys stay as they were: %s", self._service, error)
+            return
+        if self._keys_due:  # Until HAProxy has accepted them: a revoked key must not stay admitted.
+            await replace_keys(runtime, self._keys.owners)
+            self._keys_due = False
+
+    async def _refresh_certificate(self, runtime: RuntimeSocket) -> None:
+        if self._certificate is None:
+            return
+        try:
+            if await self._certificate.refresh(runtime):
+                _log.info("%s: clients get the new certificate", self._service)
+        except ConfigurationError as error:
+            _log.warning("%s: the certificate stays as it was: %s", self._service, error)

@@ -5,6 +5,8 @@ import math
 import re
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import httpx
 
@@ -56,7 +58,11 @@ _log = logging.getLogger(__name__)
 class Reports:
     """The counts of one service that are not sent yet."""
 
-    def __init__(self, api: Api, service: str, balancer: str) -> None:
+    def __init__(
+        self, api: Api, service: str, balancer: str, now: Callable[[], Mapping[str, Any] | None] = lambda: None
+    ) -> None:
+        """`now` returns what the balancer does now, in the form of the API."""
+        self._now = now
         self._api = api
         self._service = service
         self._balancer = balancer
@@ -77,12 +83,16 @@ class Reports:
         if not second.is_empty or second.second % _ALIVE_S == 0:
             self._pending.append(second)
 
-    async def send(self) -> None:
-        """Sends the pending counts. After an error they stay for the next call."""
-        while self._pending:
+    async def send(self, *, urgent: bool = False) -> None:
+        """Sends the pending counts. After an error they stay for the next call.
+
+        If it is `urgent`, what the balancer does now is also sent without counts.
+        """
+        while self._pending or urgent:
+            urgent = False
             batch = list(self._pending)[:_SENT]
             try:
-                refusal = await self._api.report(self._service, self._balancer, batch)
+                refusal = await self._api.report(self._service, self._balancer, batch, self._now())
             except httpx.HTTPError as error:
                 if not self._failed:
                     _log.warning("%s: counts are kept until the API answers: %s", self._service, error)

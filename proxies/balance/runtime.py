@@ -70,13 +70,7 @@ class RuntimeSocket:
             self._streams = None
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        # The path of a socket has at most 107 bytes, so the folder is named by a descriptor.
-        folder = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
-        try:
-            path = f"/proc/self/fd/{folder}/{self._name}"
-            reader, writer = await asyncio.open_unix_connection(path, limit=_LIMIT_BYTES)
-        finally:
-            os.close(folder)
+        reader, writer = await open_socket(self._folder, self._name)
         # Setting variables is an experimental command.
         writer.write(b"prompt\n")
         await reader.readuntil(_PROMPT)
@@ -84,6 +78,20 @@ class RuntimeSocket:
         await reader.readuntil(_PROMPT)
         self._streams = reader, writer
         return self._streams
+
+
+async def open_socket(folder: Path, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects to a Unix socket in a folder.
+
+    Raises:
+        OSError: no process listens on it.
+    """
+    # The path of a socket has at most 107 bytes, so the folder is named by a descriptor.
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        return await asyncio.open_unix_connection(f"/proc/self/fd/{descriptor}/{name}", limit=_LIMIT_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass
@@ -107,6 +115,32 @@ class Members:
         self._active = {seat.path: seat for seat in seats}
         self._draining: dict[str, _Draining] = {}
         self._variables = variables(service)
+        self._percents: dict[str, int] = {}
+        """The weight of limited replicas in percent of the usual one, by the name of their seats."""
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the replicas that may get requests."""
+        return {seat.name for seat in self._active.values()}
+
+    async def limit(self, name: str, percent: int) -> None:
+        """Sets the weight of a replica, as a part of the usual one. With 0 it gets no new requests.
+
+        Raises:
+            RuntimeSocketError: HAProxy refused a command, or did not answer.
+        """
+        self._percents[name] = percent
+        for seat in list(self._active.values()):
+            if seat.name == name:
+                await self._set_weight(seat)
+
+    async def _set_weight(self, seat: Seat) -> None:
+        percent = self._percents.get(seat.name, 100)
+        if not percent:
+            await self._socket.do(f"set server {seat.path} state drain")
+            return
+        await self._socket.do(f"set server {seat.path} state ready")
+        await self._socket.do(f"set server {seat.path} weight {percent}%")
 
     @property
     def draining(self) -> int:
@@ -131,6 +165,8 @@ class Members:
         for path in [path for path in self._active if path not in wanted]:
             await self._socket.do(f"set server {path} state drain")
             self._draining[path] = _Draining(self._active.pop(path), time.monotonic() + service.drain_s)
+        there = self.names
+        self._percents = {name: percent for name, percent in self._percents.items() if name in there}
 
     async def remove_drained(self) -> None:
         """Deletes the drained servers that have no requests, and those whose time is over.
@@ -152,5 +188,5 @@ class Members:
             # Until both commands have succeeded, the server counts as draining, so that an error leaves none behind.
             self._draining[seat.path] = _Draining(seat, time.monotonic())
         await self._socket.do(f"enable health {seat.path}")
-        await self._socket.do(f"set server {seat.path} state ready")
+        await self._set_weight(seat)
         self._active[seat.path] = self._draining.pop(seat.path).seat

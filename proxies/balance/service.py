@@ -14,13 +14,12 @@ from typing import IO, Any
 
 import httpx
 
-from infra.errors import ConfigurationError, StackError
+from infra.errors import StackError
 from infra.files import write_private
 from proxies.balance.api_client import Api
 from proxies.balance.configuration import (
-    KEYS,
     SOCKET,
-    Access,
+    SOCKETS,
     Descriptors,
     ProxyLimits,
     Seat,
@@ -28,9 +27,11 @@ from proxies.balance.configuration import (
     render,
     seats,
 )
-from proxies.balance.counts import READ_S, Counters, RequestCounter
-from proxies.balance.files import CertificateFile, KeyFile, replace_keys
+from proxies.balance.counts import READ_S, Counters, RequestCounter, Rows
+from proxies.balance.files import AccessFiles
+from proxies.balance.plug import Plug
 from proxies.balance.process import CONFIGURATION, HaproxyProcess
+from proxies.balance.replica_watch import ReplicaWatch
 from proxies.balance.reports import Reports, Seconds
 from proxies.balance.runtime import Members, RuntimeSocket, RuntimeSocketError
 from proxies.balance.values import InvalidList, RegionZone, Service, is_ip, parse_service
@@ -70,6 +71,11 @@ class _Running:
     socket: RuntimeSocket
     members: Members
     counters: Counters
+    plug: Plug
+    hold_s: float
+    """The value with which HAProxy was started: it cannot be changed while HAProxy runs."""
+    is_replaced: bool = False
+    """Whether it was stopped, without requests in progress, to start another one."""
     is_finished: bool = False
     """Whether it was stopped and its last request has ended."""
 
@@ -86,15 +92,15 @@ class ServiceBalancer:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock_file = _locked(self._folder)
         self._list = self._folder / "endpoints.json"
-        self._keys = KeyFile(settings.keys) if settings.keys else None
-        self._certificate = CertificateFile(settings.certificate, self._folder) if settings.certificate else None
+        self._files = AccessFiles(name, self._folder, settings.certificate, settings.keys)
         self.counts = RequestCounter()
-        self.reports = Reports(api, name, balancer)
+        self.watch = ReplicaWatch(name)
+        self.reports = Reports(api, name, balancer, self.watch.to_json)
         self._seconds = Seconds(time.time())
         self.restarts = 0
         """The number of times that HAProxy ended by itself."""
         stored = self._stored()
-        self.service = stored or Service(name, "round_robin", False, 60.0, 0, 0.0, 0, ())
+        self.service = stored or Service(name, "round_robin", False, 60.0, None, 0, 0.0, 0.0, 0, ())
         self._has_list = asyncio.Event()
         """Set once there is a list, or the first attempt to fetch one has failed."""
         if stored is not None:
@@ -106,7 +112,6 @@ class ServiceBalancer:
         self._addresses: dict[str, str] = {}
         self._running: _Running | None = None
         self._is_applied = True
-        self._keys_due = False
         self._due = asyncio.Event()
         self._lock = asyncio.Lock()
         self._stopping = False
@@ -127,7 +132,8 @@ class ServiceBalancer:
 
     async def run(self) -> None:
         """Runs until `stop` was called and HAProxy has ended. Tasks that need the API are cancelled then."""
-        helpers = [asyncio.create_task(self._repeat(work)) for work in (self._keep_current, self._tick, self._read)]
+        works = self._keep_current, self._tick, self._read, self._watch
+        helpers = [asyncio.create_task(self._repeat(work)) for work in works]
         try:
             # Without a list HAProxy would refuse all requests; until it starts, they wait.
             await self._has_list.wait()
@@ -167,11 +173,13 @@ class ServiceBalancer:
         while not self._stopping:
             started_s = time.monotonic()
             try:
-                code: int | str = await self._run_once()
+                code: int | str | None = await self._run_once()
             except OSError as error:
                 code = str(error)
             if self._stopping:
                 return
+            if code is None:
+                continue
             self.restarts += 1
             if time.monotonic() - started_s >= _STABLE_S:
                 pause_s = 0.0
@@ -179,45 +187,45 @@ class ServiceBalancer:
             await asyncio.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, pause_s * 2))
 
-    async def _run_once(self) -> int:
-        """Starts HAProxy with the current list, and waits for its end."""
+    async def _run_once(self) -> int | None:
+        """Starts HAProxy with the current list, and waits for its end. Returns its exit code; None: it is replaced."""
         async with self._lock:
             # The list can be replaced while HAProxy starts. Then the change is applied afterwards.
             service, there = self._effective(), await self._seats()
-            descriptors = Descriptors(self._listener.fileno(), self.counts.log)
+            descriptors = Descriptors(self._listener.fileno(), self.counts.log, self.watch.errors)
             settings = self._settings
-            access = Access(
-                tls=self._certificate is not None,
-                needs_key=self._keys is not None,
-                trusted_proxies=self._settings.trusted_proxies,
-            )
+            access = self._files.access(settings.trusted_proxies)
             zones = settings.clients is not None
             text = render(service, there, settings.limits, access, descriptors, zones=zones)
-            if self._keys is not None:
-                lines = (f"{digest} {owner}\n" for digest, owner in self._keys.owners.items())
-                write_private(self._folder / KEYS, "".join(lines))
+            self._files.write()
             write_private(self._folder / CONFIGURATION, text)
-            (self._folder / SOCKET).unlink(missing_ok=True)
-            inherited = (descriptors.listener, descriptors.log)
+            for name in SOCKETS:
+                (self._folder / name).unlink(missing_ok=True)
+            inherited = (descriptors.listener, descriptors.log, descriptors.errors)
             process = await HaproxyProcess.start(self.name, settings.program, self._folder, inherited)
-            runtime = RuntimeSocket(self._folder, SOCKET)
+            runtime, plug = RuntimeSocket(self._folder, SOCKET), Plug(self._folder)
             ended = asyncio.create_task(process.wait())
             try:
                 if await self._is_started(runtime, process, ended):
                     members = Members(runtime, settings.limits, service, there)
-                    self._running = _Running(process, runtime, members, Counters())
+                    with contextlib.suppress(RuntimeSocketError):  # Outliers are then found again.
+                        await self.watch.started(members)
+                    self._running = _Running(process, runtime, members, Counters(), plug, service.hold_s)
+                    await plug.fill(runtime)
                 if self._stopping:
                     process.stop()
             except BaseException:
                 process.kill()
                 raise
         try:
-            return await ended
+            code = await ended
+            return None if self._running is not None and self._running.is_replaced else code
         except asyncio.CancelledError:
             process.kill()
             raise
         finally:
             self._running = None
+            plug.close()
             runtime.close()
             self.counts.read()
 
@@ -310,9 +318,17 @@ class ServiceBalancer:
     # -------------------------------------------------------------------------------------------------------- counts
 
     async def _read(self) -> None:
+        """Reads counts. While no replica is ready, it also reports the first request that waits, without delay."""
+        was_waiting = False
         while True:
             await asyncio.sleep(READ_S)
             self.counts.read()
+            if not any(one.state == "ready" for one in self.service.endpoints):
+                await self._look(thorough=False)
+            is_waiting = self.watch.waiting > 0
+            if is_waiting and not was_waiting:
+                await self.reports.send(urgent=True)
+            was_waiting = is_waiting
 
     async def _tick(self) -> None:
         """Closes a second of counts at each turn of the second, and removes drained servers."""
@@ -325,25 +341,48 @@ class ServiceBalancer:
             if second is not None:
                 self.reports.add(self.counts.close(second))
             if sending is None or sending.done():
-                sending = asyncio.create_task(self.reports.send())
+                sending = asyncio.create_task(self.reports.send(urgent=self.watch.waiting > 0))
             await self._tidy()
 
+    async def _watch(self) -> None:
+        """Looks at the replicas as soon as requests have failed."""
+        while True:
+            await self.watch.failures()
+            await self._look(thorough=False)
+
+    async def _look(self, *, thorough: bool) -> Rows | None:
+        """Looks at the replicas, and returns HAProxy's counters; None: there are none."""
+        async with self._lock:
+            running = self._running
+            if running is None or running.is_finished:
+                return None
+            try:
+                return await self.watch.look(running.socket, running.members, self.service, thorough=thorough)
+            except RuntimeSocketError as error:
+                _log.warning("%s: %s", self.name, error)
+                return None
+
     async def _read_counters(self) -> None:
-        running = self._running
-        if running is None or running.is_finished:
+        running, rows = self._running, await self._look(thorough=True)
+        if running is None or rows is None:
             return
-        try:
-            self.counts.add(*running.counters.new(await running.socket.ask(Counters.COMMAND)))
-        except RuntimeSocketError as error:
-            _log.warning("%s: %s", self.name, error)
+        self.counts.add(*running.counters.new(rows))
         if self._stopping and not running.counters.running:
             # HAProxy ends only when the connection to its runtime socket is closed too.
             running.is_finished = True
+            running.plug.close()
             running.socket.close()
 
     async def _tidy(self) -> None:
         """Removes drained servers, and repeats changes that HAProxy did not accept."""
+        running = self._running
         if self._stopping:
+            return
+        if running is not None and running.hold_s != self.service.hold_s and not running.counters.running:
+            running.is_replaced = True
+            running.plug.close()
+            running.process.stop()
+            running.socket.close()
             return
         if not self._is_applied:
             await self._apply()
@@ -351,33 +390,10 @@ class ServiceBalancer:
             if self._running is not None:
                 try:
                     await self._running.members.remove_drained()
-                    await self._apply_keys(self._running.socket)
-                    await self._apply_certificate(self._running.socket)
+                    await self._files.refresh(self._running.socket)
+                    await self._running.plug.fill(self._running.socket)
                 except RuntimeSocketError as error:
                     _log.warning("%s: %s", self.name, error)
-
-    async def _apply_keys(self, runtime: RuntimeSocket) -> None:
-        """Replaces the admitted keys if their file has changed."""
-        if self._keys is None:
-            return
-        try:
-            self._keys_due |= self._keys.refresh()
-        except ConfigurationError as error:
-            _log.warning("%s: the keys stay as they were: %s", self.name, error)
-            return
-        if self._keys_due:  # Until HAProxy has accepted them: a revoked key must not stay admitted.
-            await replace_keys(runtime, self._keys.owners)
-            self._keys_due = False
-
-    async def _apply_certificate(self, runtime: RuntimeSocket) -> None:
-        """Replaces the certificate if its file has changed."""
-        if self._certificate is None:
-            return
-        try:
-            if await self._certificate.refresh(runtime):
-                _log.info("%s: clients get the new certificate", self.name)
-        except ConfigurationError as error:
-            _log.warning("%s: the certificate stays as it was: %s", self.name, error)
 
 
 def _locked(folder: Path) -> IO[bytes]:

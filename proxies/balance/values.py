@@ -52,8 +52,13 @@ class Service:
     """Whether requests with a method such as POST are retried on another replica too."""
     request_timeout_s: float
     """A request whose replica sends nothing for this time fails."""
+    first_byte_s: float | None
+    """The longest time until the first byte of an answer; a replica that exceeds it is ejected. None: relative to the
+    other replicas."""
     max_queue: int
     """The most requests that wait while all replicas are busy."""
+    hold_s: float
+    """The longest time for which a request waits while no replica is ready; 0: it is refused at once."""
     drain_s: float
     """The time for which a removed replica may finish its requests."""
     version: int
@@ -75,7 +80,9 @@ def parse_service(name: str, body: Any) -> Service:
         policy=cast(Policy, fields.choice("policy", get_args(Policy))),
         retry_non_idempotent=fields.value("retry_non_idempotent", bool, "true or false"),
         request_timeout_s=fields.number("request_timeout_s", 0.001, _LONGEST_S),
+        first_byte_s=fields.optional_number("first_byte_s", 0.001, _LONGEST_S),
         max_queue=int(fields.number("max_queue", 0, 1_000_000)),
+        hold_s=fields.number("hold_s", 0, _LONGEST_S),
         drain_s=fields.number("drain_s", 0, _LONGEST_S),
         version=int(fields.number("version", 0, 2**63)),
         endpoints=tuple(
@@ -144,3 +151,7 @@ class _Fields:
         if not least <= value <= most:
             raise InvalidList(f"{self.place}: {name}: must be {required}, it is {value!r}")
         return value
+
+    def optional_number(self, name: str, least: float, most: float) -> float | None:
+        is_null = self.value(name, (int, float, type(None)), "a number or null") is None
+        return None if is_null else self.number(name, least, most)

@@ -8,6 +8,7 @@ from temporalio.api.enums.v1 import ApplicationErrorCategory
 from temporalio.api.failure.v1 import Failure
 
 from domain.protocol.activities import Activity
+from domain.protocol.leases import ElementsRun
 from domain.protocol.machines import NodeHeartbeat, NodeOutcome, NodePrepared
 from proxies.gateway.refusals import denied, malformed
 from proxies.gateway.values import encoded, named, value
@@ -33,6 +34,8 @@ _KINDS = {
     Activity.PREPARE_NODE: _Kind(NodePrepared, NodeHeartbeat),
     Activity.RUN_NODE: _Kind(NodeOutcome, NodeHeartbeat),
     Activity.STOP_NODE: _Kind(NodeOutcome),
+    Activity.RUN_ELEMENTS: _Kind(ElementsRun, ElementsRun),
+    Activity.CANCEL_ELEMENTS: _Kind(),
     Activity.PACE_NODE: _Kind(),
     Activity.OPEN_SESSION: _Kind(),
     Activity.PROVE_KEY: _Kind(str),

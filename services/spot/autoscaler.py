@@ -57,16 +57,25 @@ class LoadAutoscaler:
         """Returns the state before the first decision. The first target is the least one."""
         return ScalingState(self.least)
 
-    def decide(self, state: ScalingState, now_s: float, requests: int) -> ScalingState:
-        """Returns the next state, which contains the target. `requests` arrived since the decision before."""
+    def decide(self, state: ScalingState, now_s: float, requests: int, waiting: int = 0) -> ScalingState:
+        """Returns the next state, which contains the target.
+
+        From zero the target rises at once, because a request waits or is refused until the first replica is ready.
+
+        Args:
+            state: the state before.
+            now_s: the time.
+            requests: the number that arrived since the decision before.
+            waiting: the number that wait now because no replica is ready.
+        """
         state = self.limited(state)
         kept = [one for one in state.requests if one[0] > now_s - self.window_s]
         counted = (*kept, (now_s, requests)) if requests else tuple(kept)
-        candidate = self.candidate(sum(count for _, count in counted))
+        candidate = max(self.candidate(sum(count for _, count in counted)), min(self.most, 1) if waiting else 0)
         above_s = _since(candidate > state.target, state.above_since_s, now_s)
         below_s = _since(candidate < state.target, state.below_since_s, now_s)
         state = replace(state, requests=counted, above_since_s=above_s, below_since_s=below_s)
-        up = above_s is not None and now_s - above_s >= self.upscale_delay_s
+        up = above_s is not None and (state.target == 0 or now_s - above_s >= self.upscale_delay_s)
         down = below_s is not None and now_s - below_s >= self.downscale_delay_s
         if up or down:
             return replace(state, target=candidate, above_since_s=None, below_since_s=None)

@@ -55,6 +55,8 @@ def _objects(world: World, *workloads: str) -> None:
         for key in (
             f"checkpoints/{workload}/a/0",
             f"logs/{workload}/1/main/0/0",
+            ids.output_part_key(workload, 1, "main", 0, "model", 0),
+            ids.output_manifest_key(workload, 1, "main", 0, "model"),
             ids.launch_key(workload, 1, "0" * 64),
         ):
             world.bucket("r").put(key, b"x")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from nacl.public import PublicKey, SealedBox
 from sqlalchemy import text
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowHandle
 
 from activities import heartbeat
 from activities.capacity.pools import request_instance
@@ -25,19 +25,29 @@ from capacity.pools import Pool
 from capacity.providers.trace.cloud import Cloud
 from capacity.providers.trace.provider import TraceProvider
 from capacity.providers.trace.settings import TraceProviderSettings
-from domain.ids import agent_queue, machine_workflow_id, new_service_id, region_queue
+from domain.ids import (
+    agent_queue,
+    machine_workflow_id,
+    new_service_id,
+    output_manifest_key,
+    output_part_key,
+    region_queue,
+    runner_id,
+)
 from domain.lifecycle.instances import InstancePhase
 from domain.phases import Phase
 from domain.placement_runs import MoveRef, NextMove, PlacementRunRef
 from domain.protocol.activities import Activity
 from domain.protocol.data import ReplicateTable, Scrub
 from domain.protocol.instances import InstanceMove, InstanceRef
+from domain.protocol.leases import CancelElements, ElementResult, LeasedElement, LeaseRequest, RunElements
 from domain.protocol.machines import MachineNotice, Pace, PrepareNode, ProveKey, RunNode, RunPace, StopNode
 from domain.protocol.scheduling import AwardRequest, BidRequest, DryRunRequest
 from domain.protocol.services import ServiceRef
 from domain.protocol.sessions import SessionRefusal
 from domain.protocol.workloads import CheckpointCopy, FlushedRequest, ReleaseRequest, StageRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode
+from domain.spec import ArraySpec, RunnersSpec
 from domain.task_reports import NoticeReport, TaskProgress
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.models import Machine, Workload
@@ -57,6 +67,7 @@ from tests.capacity.site import CLOUD
 from tests.services.live import service as service_spec
 
 MACHINE = "west/c/m"
+OUTPUT = ("WORKLOAD", 1, "main", 0, "model")
 
 
 @pytest.fixture
@@ -71,6 +82,14 @@ def office(world: World, client: Client, monkeypatch: pytest.MonkeyPatch) -> Off
 
 
 async def _run_a_workload(office: Office) -> None:
+    await _on_a_machine(office, _place_and_run)
+
+
+async def _run_elements_of_an_array(office: Office) -> None:
+    await _on_a_machine(office, _lease_and_run)
+
+
+async def _on_a_machine(office: Office, work: Callable[[Office], Awaitable[None]]) -> None:
     world = office.world
     world.region("west")
     config = AgentConfig(
@@ -87,7 +106,7 @@ async def _run_a_workload(office: Office) -> None:
         try:
             await until(lambda: _machine(world) == "ready", "the machine is ready")
             await _attended(office)
-            await _place_and_run(office)
+            await work(office)
         finally:
             stop.set()
             await agent
@@ -110,19 +129,19 @@ async def _attended(office: Office) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _place_and_run(office: Office) -> None:
+_WHY = Reason(ReasonCode.STARTING_TASKS).to_json()
+
+
+async def _start_run(office: Office, workload: str) -> WorkflowHandle[Any, Any]:
+    """Places a workload, and starts its tasks."""
     world, here, there = office.world, region_queue("west"), agent_queue(MACHINE)
-    workload = world.submit(job(argv=("sleep", "60")))
-    dry = await office.call(Activity.DRY_RUN, DryRunRequest(world.workload(workload).spec))
-    assert dry["region"] == "west"
     scan = (await office.call(Activity.SCAN))["scan"]
     assert await office.call(Activity.BID, BidRequest("west", scan), queue=here) == 1
     assert (await office.call(Activity.AWARD, AwardRequest(scan, waited_s=1.0)))["awarded"] == 1
     stage = StageRequest(workload, 1)
     plan = await office.call(Activity.STAGE, stage)
-    why = Reason(ReasonCode.STARTING_TASKS).to_json()
     for phase in (Phase.PROVISIONING, Phase.RUNNING):
-        assert await office.call(Activity.TRANSITION, TransitionRequest(workload, 1, phase.value, why))
+        assert await office.call(Activity.TRANSITION, TransitionRequest(workload, 1, phase.value, _WHY))
     await office.call(Activity.STAGED_HERE, stage)
     launch = plan["launch_key"], plan["bucket_url"]
     prepared = await office.call(
@@ -130,7 +149,41 @@ async def _place_and_run(office: Office) -> None:
     )
     masters = {"main": f"127.0.0.1:{prepared['ports']['main']}"}
     run = RunNode(workload, 1, MACHINE, *launch, masters, plan["launch_sha256"])
-    running = await office.start(Activity.RUN_NODE, run, queue=there, heartbeat_timeout_s=1.0)
+    assert world.attempt(workload).started_at is not None
+    return await office.start(Activity.RUN_NODE, run, queue=there, heartbeat_timeout_s=1.0)
+
+
+async def _lease_and_run(office: Office) -> None:
+    world, there = office.world, agent_queue(MACHINE)
+    spec = ArraySpec(ranges=((0, 4, 1),), throttle=1, runners=RunnersSpec())
+    argv = ("sh", "-c", 'test "$MIZZEN_ARRAY_INDEX" -lt 4 || sleep 60')
+    array = world.submit(job(argv=argv), array=spec)
+    runner = runner_id(array, 0)
+    running = await _start_run(office, runner)
+    lease = LeaseRequest(runner, 1)
+    leased = await office.call(Activity.LEASE_ELEMENTS, lease)
+    assert leased == await office.call(Activity.LEASE_ELEMENTS, lease) == [{"index": k, "attempt": 1} for k in range(4)]
+    chunk = RunElements(runner, 1, MACHINE, [LeasedElement(**one) for one in leased])
+    done = await office.call(Activity.RUN_ELEMENTS, chunk, queue=there)
+    results = [ElementResult(**one) for one in done["results"]]
+    assert [one.exit_code for one in results] == [0, 0, 0, 0]
+    last = await office.call(Activity.LEASE_ELEMENTS, LeaseRequest(runner, 1, results, 1.0))
+    assert last == [{"index": 4, "attempt": 1}]
+    chunk = RunElements(runner, 1, MACHINE, [LeasedElement(4, 1)])
+    slow = await office.start(Activity.RUN_ELEMENTS, chunk, queue=there, heartbeat_timeout_s=1.0)
+    await _heartbeats(slow)
+    await office.call(Activity.CANCEL_ELEMENTS, CancelElements(runner, 1, MACHINE, [4]), queue=there)
+    assert [one["noticed"] for one in (await slow.result())["results"]] == [True]
+    await office.call(Activity.STOP_NODE, StopNode(runner, 1, 5.0), queue=there)
+    await running.result()
+
+
+async def _place_and_run(office: Office) -> None:
+    world, there, why = office.world, agent_queue(MACHINE), _WHY
+    workload = world.submit(job(argv=("sleep", "60")))
+    dry = await office.call(Activity.DRY_RUN, DryRunRequest(world.workload(workload).spec))
+    assert dry["region"] == "west"
+    running = await _start_run(office, workload)
     await _heartbeats(running)
     pace = Pace(MACHINE, 2e9, [RunPace(f"{workload}.1", 60.0, 0.1, 10.0, 0.0)])
     await office.call(Activity.PACE_NODE, pace, queue=there)
@@ -200,9 +253,11 @@ async def _copy_and_delete(office: Office) -> None:
         assert copied == len(b"state")
         workload = world.submit()
         world.bucket("east").put(f"logs/{workload}/1/main/0/0", b"x")
+        for key in (output_part_key(*OUTPUT, 0), output_manifest_key(*OUTPUT)):
+            world.bucket("east").put(key.replace("WORKLOAD", workload), b"x")
         world.alter(Workload, workload, phase="failed", finished_at=text("now() - interval '90 days'"))
         await office.call(Activity.EXPIRE)
-        assert not [key for key in keys(world, "east") if key.startswith("logs/")]
+        assert not [key for key in keys(world, "east") if key.startswith(("logs/", "outputs/"))]
 
 
 def drop(world: World) -> None:
@@ -280,6 +335,7 @@ STORIES: dict[Callable[[Office], Awaitable[None]], set[Activity]] = {
         Activity.RUN_NODE, Activity.PACE_NODE, Activity.PROVE_KEY, Activity.STOP_NODE, Activity.RELEASE,
         Activity.FLUSHED, Activity.MACHINE_NOTICED, Activity.MACHINE_LOST, Activity.REFUSE_SESSION,
     },
+    _run_elements_of_an_array: {Activity.LEASE_ELEMENTS, Activity.RUN_ELEMENTS, Activity.CANCEL_ELEMENTS},
     _copy_and_delete: {
         Activity.COPY_TABLE, Activity.SCRUB, Activity.REMOVE_REPLICAS, Activity.COPY_CHECKPOINT, Activity.EXPIRE,
     },

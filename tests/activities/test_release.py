@@ -11,7 +11,7 @@ from activities.lifecycle.workloads import set_progress
 from domain.phases import Phase
 from domain.protocol.workloads import TASKS_MAY_RUN, ReleaseRequest, TransitionRequest
 from domain.slots import MAX_SLOTS
-from domain.task_reports import GpuReport, LeftFiles, TaskProgress
+from domain.task_reports import GpuReport, LeftFiles, TaskProgress, UnstoredOutput
 from infra.db.logs import UsageRun
 from infra.db.models import Attempt, Machine, Workload
 from tests.activities.invariants import check
@@ -157,6 +157,17 @@ def test_files_that_are_left_are_stored_with_a_warning(fleet: World) -> None:
     assert (len(stored[1]["machine"]), stored[1]["bytes"], stored[1]["until_s"]) == (256, 0, 0.0)
     (event,) = fleet.events(workload, "workload.left_files")
     assert (event["detail"]["bytes"], event["detail"]["path"]) == (3_000_000, "/state/run?")
+
+
+def test_outputs_that_were_not_stored(fleet: World) -> None:
+    """They are in the attempt and an event. A path that another task has made is not missing."""
+    workload = fleet.running()
+    missing, large = UnstoredOutput("model", "out does not exist", is_missing=True), UnstoredOutput("log\0", "x" * 9999)
+    progress = [TaskProgress("main", 0, unstored=[missing, large]), TaskProgress("main", 1)]
+    fleet.release(workload, Phase.SUCCEEDED, progress=progress)
+    assert fleet.attempt(workload).unstored == [{"job": "main", "task": 0, "name": "log", "why": "x" * 2000}]
+    (event,) = fleet.events(workload, "workload.outputs_not_stored")
+    assert (event["detail"]["outputs"], event["detail"]["name"]) == (1, "log")
 
 
 def _attempt() -> Attempt:

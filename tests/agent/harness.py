@@ -32,6 +32,7 @@ from agent.tasks import RunFolder
 from domain.ids import CONTROL_QUEUE, launch_key, log_prefix
 from domain.isolation import Isolation
 from domain.launch import LaunchDescription
+from domain.log_segments import segment_of
 from domain.protocol.activities import Activity
 from domain.protocol.machines import NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode
 from infra.config.services import TemporalSettings
@@ -345,7 +346,8 @@ def read_log(bucket_url: str, prefix: str) -> tuple[bytes, bool]:
         if name == "end":
             complete = True
         else:
-            assert int(name.removesuffix(".log")) == len(text), "the segments have a gap or an overlap"
+            segment = segment_of(name)
+            assert segment is not None and segment.offset == len(text), "the segments have a gap or an overlap"
             assert info.size_bytes > 0
             text += store.get(info.key)
     return text, complete

@@ -1,6 +1,7 @@
 """Masking and shipping of task output."""
 
 import asyncio
+import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent import logs, tasks
-from agent.logs import LogStream, Masker, Shipping, shipped
+from agent import output_file, tasks
+from agent.logs import LogStream, Shipping, shipped
+from agent.output_file import MISSING
+from agent.secret_masks import Masker
 from agent.tasks import RunFolder
 from domain.ids import log_prefix
 from domain.launch import LogLaunch
+from domain.log_segments import TaskOutput, segment_of
 from mizzen.objects import ObjectStore, open_store
 from tests.agent.harness import read_log, run_folder
 
@@ -77,17 +81,19 @@ class Flaky:
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(values, st.lists(texts, max_size=8), st.integers(0, 1 << 30))
+@given(values, st.lists(texts, max_size=8), st.integers(0, 1 << 30), st.booleans())
 def test_what_arrives_is_the_masked_whole(
-    tmp_path_factory: pytest.TempPathFactory, secrets: list[str], pieces: list[str], seed: int
+    tmp_path_factory: pytest.TempPathFactory, secrets: list[str], pieces: list[str], seed: int, separate: bool
 ) -> None:
     """However output grows, puts fail and agents restart, the segments contain the masked output exactly once."""
     root = tmp_path_factory.mktemp("ship")
     rng = random.Random(seed)
     run = run_folder(root)
+    if separate:
+        run.errors.touch()
     store = Flaky(open_store(f"file://{root}/bucket"), rng)
     stream = LogStream(run, lambda: store, Masker(secrets), SETTINGS)  # type: ignore[arg-type,return-value]
-    written = b""
+    written = {run.output: b"", run.errors: b""}
 
     def ship(*, final: bool) -> None:
         nonlocal stream
@@ -98,16 +104,41 @@ def test_what_arrives_is_the_masked_whole(
                 stream = LogStream(run, lambda: store, Masker(secrets), SETTINGS)  # type: ignore[arg-type,return-value]
 
     for piece in pieces:
-        with run.output.open("ab") as file:
+        path = rng.choice([run.output, run.errors]) if separate else run.output
+        with path.open("ab") as file:
             file.write(piece.encode())
-        written += piece.encode()
+        written[path] += piece.encode()
         for _ in range(rng.randrange(4)):
             ship(final=False)
     while not stream.done:
         ship(final=True)
     text, complete = read_log(f"file://{root}/bucket", log_prefix(run.workload_id, 1, "main", 0))
     assert complete and shipped(run)
-    assert text == Masker(secrets).mask(written)
+    found = {TaskOutput.BOTH: b"", TaskOutput.STDOUT: b"", TaskOutput.STDERR: b""}
+    for key, body in store.seen.items():
+        if (segment := segment_of(key.rpartition("/")[2])) is not None:
+            assert text[segment.offset :].startswith(body)
+            found[segment.output] += body
+    assert len(text) == sum(map(len, found.values()))
+    stdout, stderr = (Masker(secrets).mask(written[path]) for path in (run.output, run.errors))
+    assert found == {
+        TaskOutput.BOTH: b"" if separate else stdout, TaskOutput.STDOUT: stdout if separate else b"",
+        TaskOutput.STDERR: stderr,
+    }  # fmt: skip
+
+
+def test_of_two_files_the_older_output_comes_first(tmp_path: Path) -> None:
+    """Segments of stdout and stderr follow each other in the order of their last output, each with whole lines."""
+    run = run_folder(tmp_path)
+    run.errors.touch()
+    stream = stream_of(run, tmp_path)
+    for at, path, text in ((1, run.errors, b"warn\n"), (2, run.output, b"out\nhalf"), (3, run.errors, b"Error\n")):
+        with path.open("ab") as file:
+            file.write(text)
+        os.utime(path, (at, at))
+        stream.ship(final=False)
+    stream.ship(final=True)
+    assert segments(tmp_path) == [b"warn\n", b"out\n", b"half", b"Error\n", b""]
 
 
 def stream_of(run: RunFolder, root: Path, *secrets: str) -> LogStream:
@@ -132,7 +163,7 @@ def test_segments_end_with_whole_lines(tmp_path: Path) -> None:
 
 def test_much_output_is_shipped_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`ship` returns true while output for another segment is waiting; segments stay below the maximum size."""
-    monkeypatch.setattr(logs, "MAX_SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(output_file, "MAX_SEGMENT_BYTES", 1000)
     run = run_folder(tmp_path)
     stream = stream_of(run, tmp_path, "secret")
     text = b"0123456789\n" * 500 + b"x" * 3000 + b"secret" + b"y" * 3000
@@ -162,8 +193,8 @@ def test_a_secret_split_over_writes_is_masked(tmp_path: Path) -> None:
 
 
 def test_a_value_that_overlaps_itself_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Output that only repeats one value and is larger than a segment is shipped as masks, without the value."""
-    monkeypatch.setattr(logs, "MAX_SEGMENT_BYTES", 100)
+    """TaskOutput that only repeats one value and is larger than a segment is shipped as masks, without the value."""
+    monkeypatch.setattr(output_file, "MAX_SEGMENT_BYTES", 100)
     run = run_folder(tmp_path)
     stream = stream_of(run, tmp_path, "aaa")
     run.output.write_bytes(b"a" * 1000)
@@ -261,9 +292,9 @@ def test_output_that_cannot_be_shipped_is_bounded(tmp_path: Path, pending: int) 
     store.back.set()
     ship_all(stream)
     masked = LINE.replace(b"hunter2", b"***")
-    before, missing, after = b"".join(segments(tmp_path)).partition(logs.MISSING)
-    assert (before, missing) == (masked * (pending // len(LINE)), logs.MISSING)
-    assert logs.MISSING not in after and BOUND // 4 < len(after) < BOUND
+    before, missing, after = b"".join(segments(tmp_path)).partition(MISSING)
+    assert (before, missing) == (masked * (pending // len(LINE)), MISSING)
+    assert MISSING not in after and BOUND // 4 < len(after) < BOUND
     head, *whole, end = after.split(b"\n")
     assert head in (masked[i:-1] for i in range(len(masked))) or head.startswith(b"***"), head
     assert {line.lstrip(b"x") for line in whole} == {masked[:-1]} and end == b"x" * 8
@@ -277,7 +308,7 @@ def test_what_begins_in_the_gap_is_masked_to_its_end(tmp_path: Path, offset: int
     run.output.write_bytes(LINE * 300_000 + b"x" * offset)
     stream.bound(BOUND)
     ship_all(stream)
-    text = b"".join(segments(tmp_path)).removeprefix(logs.MISSING)
+    text = b"".join(segments(tmp_path)).removeprefix(MISSING)
     assert not any(b"hunter2"[-size:] in text for size in range(3, 8)), text[:40]
 
 
@@ -300,7 +331,7 @@ async def test_a_put_that_hangs_does_not_keep_output_from_being_bounded(tmp_path
         finally:
             store.back.set()
             await shipping.close()
-    assert logs.MISSING in b"".join(segments(tmp_path))
+    assert MISSING in b"".join(segments(tmp_path))
 
 
 def test_no_output_has_an_end(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.logs import Masker
 from agent.progress import NoticeReader, last_sign_s, read_progress
+from agent.secret_masks import Masker
 from domain.task_reports import CadenceReport, FailingReport, LoadReport, NoticeReport, TaskProgress
 from tests.agent.harness import run_folder
 

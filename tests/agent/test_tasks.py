@@ -406,3 +406,15 @@ def test_time_is_shared_between_processes() -> None:
     first = shim.boot_time_s()
     time.sleep(0.001)
     assert shim.boot_time_s() > first
+
+
+def test_files_for_stdout_and_stderr(tmp_path: Path) -> None:
+    """With a file for errors, the task's two outputs are appended to one file each; the agent's words are errors."""
+    run = run_folder(tmp_path)
+    command = ("sh", "-c", "echo out; echo err >&2; echo more; exec no-such-program")
+    tasks.start(run, task_launch(run, *command, errors=str(run.errors)))
+    assert ended(run).exit_code == 127
+    assert run.output.read_text() == "out\nmore\n"
+    assert run.errors.read_text().startswith("err\n") and "no-such-program" in run.errors.read_text()
+    modes = {(path.stat().st_mode, path.stat().st_uid) for path in (run.output, run.errors)}
+    assert len(modes) == 1

@@ -20,12 +20,14 @@ from infra.db.placement_runs import begin_placement_run
 from infra.db.services import ServiceRow, ServiceVersion
 from infra.db.session import transaction
 from tests.api.world import ARCHIVE, ARCHIVE_SHA256, INSTANCE, ApiWorld, document, openapi_document
+from tests.stored_outputs import store_output
 
 VALUES = {
     "name": "vision", "secret": "hf-token", "region": "north", "cluster": "alpha", "machine": "m1", "datacenter": "dc1",
     "sha256": ARCHIVE_SHA256, "placement_run": "placement-run-1", "instance": INSTANCE,
 }  # fmt: skip
 SERVICE = "sv-0000000000000001"
+OUTPUT = "?job=trainer&task=0&attempt=1"
 OPEN = {"/healthz", "/readyz", "/metrics"}
 SHARED = {
     "/v1/whoami", "/v1/regions", "/v1/regions/{name}", "/v1/clusters", "/v1/machines",
@@ -126,6 +128,7 @@ def lived_in(shared_world: ApiWorld) -> ApiWorld:
     """Returns a world with a running workload of tenant vision, an open placement run and an instance."""
     id_ = shared_world.add_workload(Phase.RUNNING, labels={"team": "demo"})
     shared_world.add_attempt(id_, 1, "north/alpha/m1", 0b1)
+    store_output(shared_world.buckets["north"], id_, [b"x"], name="vision")
     with shared_world.session() as session:
         begin_placement_run(session, VALUES["placement_run"], 3600.0, dry_run=True)
     shared_world.add_instance()
@@ -264,6 +267,7 @@ async def test_with_another_tenants_key(lived_in: ApiWorld, operation: tuple[str
     before = _everything(lived_in)
     query = "?follow=false" if path.endswith(("/events", "/logs")) else ""
     query = "?tenant=vision" if path.startswith("/v1/archives") else query
+    query = OUTPUT if path.endswith("/outputs/{name}") else query
     answer = await _send(lived_in, method, path, lived_in.headers("speech"), query)
     if role is Role.OPERATOR:
         assert answer.status_code == 403
@@ -289,6 +293,7 @@ async def test_own_key_reads(lived_in: ApiWorld, operation: tuple[str, str, Role
     """With a viewer key of the tenant, or an operator key where required, every GET operation returns 200."""
     method, path, role = operation
     query = "?follow=false" if path.endswith(("/events", "/logs")) else ""
+    query = OUTPUT if path.endswith("/outputs/{name}") else query
     key = "operator" if role is Role.OPERATOR else "vision-viewer"
     assert (await _send(lived_in, method, path, lived_in.headers(key), query)).status_code == 200
 

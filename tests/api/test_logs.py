@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from api.streams import logs
-from api.streams.logs import MAX_LINE_BYTES, TaskLog
+from api.streams.task_log import MAX_LINE_BYTES, TaskLog
 from domain.ids import log_prefix
+from domain.log_segments import Segment, TaskOutput
 from domain.phases import Phase
 from infra.db.models import Workload
 from mizzen.objects import ObjectStore
@@ -28,11 +29,13 @@ class Shipper:
         self._store = store
         self._prefix = log_prefix(workload, attempt, "trainer", task)
         self._offset = 0
+        self.at_ms = 1
+        self.output = TaskOutput.BOTH
 
     def ship(self, text: str | bytes) -> "Shipper":
         """Uploads a segment."""
         body = text.encode() if isinstance(text, str) else text
-        self._store.put(f"{self._prefix}{self._offset:020d}.log", body)
+        self._store.put(self._prefix + Segment(self._offset, self.at_ms, self.output).name, body)
         self._offset += len(body)
         return self
 
@@ -109,8 +112,8 @@ async def test_missing_segments_are_told_of(world: ApiWorld) -> None:
 def test_segments_that_were_shipped_again(world: ApiWorld) -> None:
     """If a segment overlaps the previous one, only its new bytes are returned."""
     store, prefix = world.buckets["north"], "logs/x/"
-    store.put(f"{prefix}{0:020d}.log", b"one\ntwo\n")
-    store.put(f"{prefix}{4:020d}.log", b"two\nthree\n")
+    store.put(prefix + Segment(0, 1).name, b"one\ntwo\n")
+    store.put(prefix + Segment(4, 1).name, b"two\nthree\n")
     store.put(f"{prefix}other", b"")
     found = TaskLog(store, prefix)
     assert [line for lines in found.segments() for line in lines] == [b"one", b"two", b"three"]
@@ -119,7 +122,7 @@ def test_segments_that_were_shipped_again(world: ApiWorld) -> None:
 def test_lines_without_end_are_cut(world: ApiWorld) -> None:
     """A line over the maximum length is returned in pieces."""
     store, prefix = world.buckets["north"], "logs/x/"
-    store.put(f"{prefix}{0:020d}.log", b"x" * (2 * MAX_LINE_BYTES + 5))
+    store.put(prefix + Segment(0, 1).name, b"x" * (2 * MAX_LINE_BYTES + 5))
     found = TaskLog(store, prefix)
     sizes = [len(line) for lines in found.segments() for line in lines]
     assert sizes == [MAX_LINE_BYTES, MAX_LINE_BYTES]
@@ -142,9 +145,31 @@ async def test_workload_that_was_never_placed(world: ApiWorld) -> None:
     assert await read(world, world.add_workload()) == ""
 
 
+async def test_stdout_and_stderr_apart(world: ApiWorld) -> None:
+    """One of the outputs is selected, and a line is joined although the other output lies between its parts."""
+    id_ = placed(world)
+    with world.session() as session:
+        row = session.get_one(Workload, id_)
+        row.spec = {**row.spec, "jobs": [{**job, "output": "separate"} for job in row.spec["jobs"]]}
+    shipper = Shipper(world.buckets["north"], id_)
+    for output, text in (
+        (TaskOutput.STDOUT, "a\nb"),
+        (TaskOutput.STDERR, "bad\n"),
+        (TaskOutput.STDOUT, "c\nd"),
+        (TaskOutput.STDERR, "e"),
+    ):
+        shipper.output = output
+        shipper.ship(text)
+    shipper.end()
+    assert await read(world, id_, task=0) == "a\nbad\nbc\nd\ne\n"
+    assert await read(world, id_, task=0, output="stdout") == "a\nbc\nd\n"
+    assert await read(world, id_, task=0, output="stderr", tail=1) == "e\n"
+
+
 BAD: list[tuple[dict[str, Any], int]] = [
     ({"job": "other"}, 422), ({"task": 2}, 422), ({"task": -1}, 422), ({"task": 10**30}, 422), ({"task": "x"}, 422),
     ({"attempt": 0}, 422), ({"attempt": 9}, 404), ({"attempt": 10**30}, 422), ({"tail": -1}, 422),
+    ({"output": "stderr"}, 422), ({"output": "both"}, 422), ({"since": "2026-01-01T00:00:00"}, 422),
     ({"tail": 10**9}, 422), ({"follow": "perhaps"}, 422),
 ]  # fmt: skip
 

@@ -15,6 +15,7 @@ from api.documents.syntax import load_json, load_yaml
 from domain.service import ReplicaPolicySpec, ResourceOption, ServiceSpec
 from domain.serving_spec import ProbeSpec, ServingSpec
 from domain.spec import ResourceSpec
+from infra.db.capacity import PoolRow
 from tests.api.service_documents import GIB, PAGE, read, spec_of
 from tests.api.world import ARCHIVE_SHA256, ApiWorld
 from tests.depth import examples
@@ -114,8 +115,12 @@ SYNONYMS: list[tuple[str, dict[str, Any], str, Any]] = [
     ("timeout", document(service={"request_timeout_seconds": 60}), "request_timeout_s", 60.0),
     ("timeout of SkyPilot", document(service={"load_balancer": {"stream_timeout_seconds": 60}}), "request_timeout_s",
      60.0),
+    ("first byte", document(service={"first_byte_seconds": 2}), "first_byte_s", 2.0),
+    ("hold", document(service={"hold_seconds": "2m"}), "hold_s", 120.0),
     ("no queue", document(service={"max_queue": 0}), "max_queue", 0),
     ("surge", document(service={"max_surge": 3}), "max_surge", 3),
+    ("no surge", document(service={"max_surge": 0, "max_unavailable": 1}), "max_surge", 0),
+    ("unavailable", document(service={"max_unavailable": 2}), "max_unavailable", 2),
     ("retries", document(service={"retry_non_idempotent": True}), "retry_non_idempotent", True),
     ("balancing", document(service={"load_balancing_policy": "Round_Robin"}), "balancing", "round_robin"),
     ("null is as if left out", document() | {"file_mounts": None, "labels": None}, "labels", {}),
@@ -218,7 +223,8 @@ WRONG: list[tuple[str, object, str, str]] = [
     ("two timeouts", document(service={"request_timeout_seconds": 1, "load_balancer": {"stream_timeout_seconds": 1}}),
      "service.load_balancer.stream_timeout_seconds", "means the same"),
     ("queue beyond bounds", document(service={"max_queue": 10**6}), "service.max_queue", "from 0 to 100000"),
-    ("no surge", document(service={"max_surge": 0}), "service.max_surge", "from 1"),
+    ("no surge", document(service={"max_surge": 0}), "service.max_surge", "at least 1 if max_unavailable is 0"),
+    ("negative surge", document(service={"max_surge": -1}), "service.max_surge", "from 0"),
 ]  # fmt: skip
 
 
@@ -270,6 +276,37 @@ def test_names_are_checked_against_the_installation(shared_world: ApiWorld) -> N
         draft = read_service(document(), None)
         check_service(session, draft, "speech", fleet(session))
         assert [problem.path for problem in draft.problems] == ["tenant"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "is_refused"),
+    [
+        ({"accelerators": "v100:5"}, True),
+        ({"accelerators": "h100:1"}, True),
+        ({"accelerators": "v100:4"}, False),
+        ({"accelerators": "v100:4", "region": "north"}, True),
+        ({"any_of": [{"accelerators": "h100:1"}, {"accelerators": "a100:8"}]}, False),
+        ({"cpus": 65}, True),
+        ({"accelerators": "h100:1", "zone": "z"}, False),
+        ({"accelerators": "h100:1", "use_spot": True}, False),
+    ],
+)
+def test_what_no_machine_can_hold_is_refused(
+    shared_world: ApiWorld, resources: dict[str, Any], is_refused: bool
+) -> None:
+    """As for workloads; but not where a provider or a pool may launch the machine."""
+    body = {"version": 1, "name": "s", "tenant": "vision", "service": {"replicas": 1}, "run": "serve"}
+    for has_pool in (False, True):
+        with shared_world.session() as session:
+            if has_pool:
+                session.add(PoolRow(region="north", name="p", size=0))
+                session.flush()
+            draft = read_service({**body, "resources": resources}, None)
+            check_service(session, draft, None, fleet(session))
+            session.rollback()
+        expected = ["resources"] if is_refused and not has_pool else []
+        assert [problem.path for problem in draft.problems] == expected
+        assert all("no machine can hold a replica; there are machines with" in one.message for one in draft.problems)
 
 
 def test_schema_accepts_the_example() -> None:

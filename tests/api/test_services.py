@@ -9,8 +9,10 @@ from sqlalchemy import func, select
 
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
+from domain.service import NOT_IN_REPLICAS, ServiceSpec
+from domain.spec import TaskSpec
 from infra.db.logs import Audit, Outbox
-from infra.db.services import ServiceReplica, ServiceRequests, ServiceRow, ServiceVersion
+from infra.db.services import BalancerReport, ServiceReplica, ServiceRequests, ServiceRow, ServiceVersion
 from tests.api.calls import act, get
 from tests.api.world import ApiWorld, as_yaml
 
@@ -56,6 +58,45 @@ async def test_a_service_is_created_updated_and_ended(world: ApiWorld) -> None:
         mails = session.scalars(select(Outbox.body["service"].astext).where(Outbox.kind == "service")).all()
         assert mails == [one["id"]] * 3
         assert session.scalars(select(ServiceVersion.version).order_by(ServiceVersion.version)).all() == [1, 2]
+
+
+async def test_an_update_replaces_only_what_it_changes(world: ApiWorld) -> None:
+    """Running replicas continue as those of the newest version unless their own part differs; also on the way back."""
+    id_ = (await _put(world, "/v1/services", DOCUMENT)).json()["id"]
+
+    def launched(version: int, **more: Any) -> int:
+        with world.session() as session:
+            number = session.scalar(select(func.count()).select_from(ServiceReplica)) or 0
+            own = {"service": id_, "workload": f"w-{number}", "kind": "spot", "is_base": True}
+            session.add(ServiceReplica(number=number, version=version, **own, **more))
+            return number
+
+    async def versions(change: dict[str, Any]) -> list[int]:
+        answer = await _put(world, "/v1/services/chat", {**DOCUMENT, **change}, method="PUT")
+        assert answer.status_code == 200, answer.text
+        with world.session() as session:
+            return list(session.scalars(select(ServiceReplica.version).order_by(ServiceReplica.number)))
+
+    service = {**DOCUMENT["service"], "replicas": 3, "drain_seconds": 9, "max_queue": 5, "max_unavailable": 1}
+    probe = {"path": "/health", "initial_delay_seconds": 9}
+    launched(1)
+    launched(1, draining_at=func.now())
+    launched(1, ended_at=func.now())
+    assert await versions({}) == [2, 1, 1], "the identical document"
+    assert await versions({"service": service}) == [3, 1, 1]
+    assert await versions({"service": {**service, "readiness_probe": probe}}) == [4, 1, 1]
+    assert await versions({"run": "serve --fast"}) == [4, 1, 1]
+    launched(5)
+    assert await versions({"service": service}) == [6, 1, 1, 5], "the way back"
+    assert await versions({"service": {**service, "readiness_probe": "/other"}}) == [6, 1, 1, 5]
+    assert await versions({"env": {"A": "1"}}) == [6, 1, 1, 5]
+    assert await versions({"run": "serve --fast"}) == [6, 1, 1, 9]
+
+
+def test_each_field_of_a_service_is_one_of_its_replicas_or_changes_in_place() -> None:
+    """A new field must be one or the other."""
+    known = {"name", "tenant", "labels", "level", "machines", "options", "secrets", "files", "workdir", "serving"}
+    assert set(ServiceSpec.model_fields) - set(TaskSpec.model_fields) - known == set(NOT_IN_REPLICAS) - known
 
 
 @pytest.mark.parametrize(
@@ -166,6 +207,22 @@ async def test_requests_are_counted_once(world: ApiWorld) -> None:
     assert found["p50_s"] == pytest.approx(0.15)
     with world.session() as session:
         assert len(session.scalars(select(ServiceRequests)).all()) == 3
+
+
+async def test_a_balancer_reports_which_replicas_it_ejects(world: ApiWorld) -> None:
+    """The service decides when the ejected replicas change, and not at each report."""
+    made = (await _put(world, "/v1/services", DOCUMENT)).json()
+    body: dict[str, Any] = {"balancer": "b1", "seconds": [{"second": int(time.time()) - 10, "requests": 1}]}
+    for ejected_s in (None, 1.5, 2.5, None):
+        one = {"replica": 1, "ongoing": 2, "ejected_s": ejected_s, "why": ejected_s and "the last 3 requests failed"}
+        answer = await act(
+            world, "/v1/services/chat/requests", "vision", body={**body, "now": {"replicas": [one]}}
+        )  # fmt: skip
+        assert answer.status_code == 204, answer.text
+    with world.session() as session:
+        assert session.get_one(BalancerReport, (made["id"], "b1")).replicas == [one]
+        mails = session.scalars(select(Outbox.body["service"].astext).where(Outbox.kind == "service")).all()
+        assert mails == [made["id"]] * 3  # Of its creation, of the ejection, and of its end.
 
 
 @pytest.mark.parametrize(

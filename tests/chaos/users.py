@@ -34,7 +34,7 @@ IDLE = "east/idle/a-machine"
 _GPU_TYPE = "a100"
 _LARGE = "all-of-"
 _UNPLACEABLE = ("held", "machines_avoided", "dependency", "dependency_never", "element_dependency", "array_throttled",
-                "array_started")  # fmt: skip
+                "array_started", "runners_throttled", "runners_busy")  # fmt: skip
 """Reasons for which a workload may not fit an idle region."""
 _ENDED = ("succeeded", "failed", "cancelled")
 

@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from api.app import create_app
 from api.serve import Server, config_of, listen
 from domain.ids import log_prefix
+from domain.log_segments import Segment
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
 from infra.config.settings import Settings
@@ -91,7 +92,7 @@ class Service:
         """Writes a segment of a task's log that begins at byte `at`; returns the position of the next segment."""
         store = open_store(self.folder.as_uri())
         prefix = log_prefix(workload_id, attempt, "train", task)
-        store.put(f"{prefix}{at:020}.log", text.encode())
+        store.put(prefix + Segment(at, time.time_ns() // 1_000_000).name, text.encode())
         if end:
             store.put(f"{prefix}end", b"")
         return at + len(text.encode())

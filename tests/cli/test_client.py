@@ -4,13 +4,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from itertools import islice
 
 import pytest
 from sqlalchemy import func, select
 
 import mizzen.client
+from domain.ids import element_id
 from domain.phases import Phase
+from infra.db.array_rows import take_element
 from infra.db.models import Workload
 from infra.db.session import transaction
 from mizzen.client import Client, NotFound, Unreachable
@@ -195,6 +198,61 @@ def test_a_followed_tail_goes_on_where_it_was(
     service.write_log(id_, "step 100\nstep 101\n", at=at, end=True)
     service.become(id_, Phase.SUCCEEDED, reason=DONE)
     assert list(followed) == [b"train/0| step 100", b"train/0| step 101"]
+
+
+def test_lines_that_match(service: Service, client: Client, cutter: Cutter, through: Client) -> None:
+    """Patterns match the text without the label; the tail counts matching lines, and following goes on after it."""
+    id_ = client.submit(DOCUMENT)["id"]
+    service.place(id_)
+    at = service.write_log(id_, "".join(f"step {n}\nloss {n}\n" for n in range(30)))
+    service.write_log(id_, "step 7\ntrain/0| step\n", task=1, end=True)
+    assert list(client.logs(id_, grep="^(step|time) [0-9]$", tail=2)) == [
+        b"train/0| step 8", b"train/0| step 9", b"train/1| step 7",
+    ]  # fmt: skip
+    assert list(client.logs(id_, grep="loss 2", task=0, tail=1)) == [b"loss 29"]
+    assert list(client.logs(id_, grep="train/0", task=1)) == [b"train/0| step"]
+    followed = through.logs(id_, follow=True, grep="step|^$", tail=1)
+    assert sorted(islice(followed, 2)) == [b"train/0| step 29", b"train/1| train/0| step"]
+    cutter.cut_all()
+    service.write_log(id_, "loss 30\nstep 30\n", at=at, end=True)
+    service.become(id_, Phase.SUCCEEDED, reason=DONE)
+    assert list(followed) == [b"train/0| step 30"]
+
+
+def test_lines_after_a_time(service: Service, client: Client) -> None:
+    """Only output is read that was uploaded after the time."""
+    id_ = client.submit(DOCUMENT)["id"]
+    service.place(id_)
+    at = service.write_log(id_, "old\n")
+    time.sleep(0.01)
+    now = datetime.now()
+    service.write_log(id_, "new\n", at=at, end=True)
+    assert list(client.logs(id_, task=0, since=now)) == [b"new"]
+
+
+def test_logs_of_an_array(service: Service, client: Client, through: Client, cutter: Cutter) -> None:
+    """Lines name their element; the tail is that of each element, and a lost connection repeats no line."""
+    array = client.submit({**DOCUMENT, "name": "sweep", "array": "0-9"})["id"]
+    at = {}
+    for index in (2, 5):
+        with transaction(service.engine) as session:
+            take_element(session, array, index, index)
+        service.place(element_id(array, index))
+        text = "".join(f"Error {n}: of {index}\nfine\n" for n in range(3))
+        at[index] = service.write_log(element_id(array, index), text)
+    assert list(client.logs(array, task=0, grep="Error", tail=1)) == [
+        b"sweep/2: Error 2: of 2", b"sweep/5: Error 2: of 5",
+    ]  # fmt: skip
+    followed = through.logs(array, task=0, follow=True, grep="Error [0-9]*:", tail=2)
+    assert [next(followed)[:16] for _ in range(4)] == [
+        b"sweep/2: Error 1", b"sweep/2: Error 2", b"sweep/5: Error 1", b"sweep/5: Error 2",
+    ]  # fmt: skip
+    cutter.cut_all()
+    service.write_log(element_id(array, 5), "Error 3: last\n", at=at[5], end=True)
+    for index in (2, 5):
+        service.become(element_id(array, index), Phase.FAILED, reason=DONE)
+    service.become(array, Phase.FAILED, 0, reason=DONE)
+    assert list(followed) == [b"sweep/5: Error 3: last"]
 
 
 def test_wait_returns_when_all_have_ended(service: Service, client: Client) -> None:

@@ -12,8 +12,10 @@ from domain.phases import Phase
 from infra.db.array_rows import take_element
 from infra.db.session import transaction
 from mizzen.cli.app import run
+from mizzen.objects import open_store
 from tests.cli.service import DOCUMENT, Capture, Service
 from tests.cli.test_serving import SKYPILOT
+from tests.stored_outputs import store_output, tar_of
 
 PAGE = Path(__file__).parents[2] / "docs/coming-from.md"
 COMMANDS = re.findall(r"^\|.*\| `mizzen (.+)` \|$", PAGE.read_text(), re.MULTILINE)
@@ -44,8 +46,10 @@ def test_command(
         run(["serve", "up", "chat.yaml"])
     if words[0] == "release":
         run(["hold", id_])
-    if words[0] in ("logs", "events", "show", "preempt"):
+    if words[0] in ("logs", "events", "show", "preempt", "get"):
         service.place(id_)
+    if words[0] == "get":
+        store_output(open_store(service.folder.as_uri()), id_, [tar_of(weights=b"w")])
     if words[0] == "wait":
         service.become(id_, Phase.SUCCEEDED)
     if words[0] == "run" and "--detach" not in words:

@@ -42,6 +42,14 @@ SENTENCES = [
         {"region": "r", "machines": 2, "victims": 21},
         "placed in r on 2 machines, evicting 21 workloads",
     ),
+    *(
+        (
+            ReasonCode.OUTPUTS_NOT_STORED,
+            {"name": "model", "task": "a/0", "why": "out does not exist", "more": more},
+            f"output model of task a/0 was not stored: out does not exist{said}",
+        )
+        for more, said in ((0, ""), (1, ", and 1 more was not"), (2, ", and 2 more were not"))
+    ),
     (ReasonCode.STARTING_TASKS, {"tasks": 1, "machines": 1}, "starting 1 task on 1 machine"),
     (ReasonCode.STARTING_TASKS, {"tasks": 11, "machines": 2}, "starting 11 tasks on 2 machines"),
     (

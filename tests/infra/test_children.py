@@ -15,6 +15,7 @@ OTHERS = {
     "agent/network/shaping.py": "isolated",
     "agent/zygote_client.py": "isolated",
     "agent/stores.py": "isolated",
+    "agent/output_storage.py": "isolated",
     "agent/task_launches.py": "MIZZEN_PYTHON of tasks",
     "agent/containers/launch.py": "the variable of containers",
     "agent/containers/inside/sitecustomize.py": "the variable of containers",

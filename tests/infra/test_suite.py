@@ -39,7 +39,8 @@ def test_a_teardown_that_hangs_does_not_stop_the_run(tmp_path: Path, checkout: P
     """Its worker ends with tracebacks, another one takes over, and every test that is left runs."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_hangs.py").write_text(HANGS)
-    (tmp_path / "test_quick.py").write_text("def test_quick(): pass")
+    for number in range(9):  # The worker that ends has finished files.
+        (tmp_path / f"test_{number}.py").write_text("def test_quick(): pass")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tmp_path)]
     done = subprocess.run(
         [*command, "-p", "xdist", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", str(tmp_path)],
@@ -47,7 +48,7 @@ def test_a_teardown_that_hangs_does_not_stop_the_run(tmp_path: Path, checkout: P
         env={"PYTHONPATH": str(checkout), "PATH": "/usr/bin:/bin", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=90,
         check=False,
     )
     assert done.returncode == 1, done.stdout

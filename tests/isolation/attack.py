@@ -207,10 +207,10 @@ def abstract_socket(targets: Targets) -> str:
 
 
 def tables_logs_and_launches(targets: Targets) -> str:
-    """Reads logs, launch descriptions and archives of all tenants in a bucket that is a local folder."""
+    """Reads logs, launch descriptions, outputs and archives of all tenants in a bucket that is a local folder."""
     found = []
     for bucket in (Path(targets["data_dir"]) / "buckets").glob("*"):
-        for name in ("logs", "launches", "archives", "tetris"):
+        for name in ("logs", "launches", "outputs", "archives", "tetris"):
             with contextlib.suppress(OSError):
                 found += [str(path) for path in (bucket / name).rglob("*") if path.is_file()]
     return _some(found, "no file can be listed")

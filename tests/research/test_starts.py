@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from research.experiments.starts import MeasuredWait, StartObserver, interval_score, scenario, scores
 from research.traces.rows import TraceRow
@@ -11,6 +13,17 @@ def test_interval_score() -> None:
     """Within the interval the score is its length; outside, each second costs ten more."""
     waited, low, high = np.array([5.0, 1.0, 12.0]), np.full(3, 2.0), np.full(3, 9.0)
     assert interval_score(waited, low, high).tolist() == [7.0, 17.0, 37.0]
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_interval_score_is_that_of_both_quantiles(waited_s: float, low_s: float, length_s: float) -> None:
+    """The score is 2 / alpha times the sum of the quantile losses at alpha / 2 and 1 - alpha / 2."""
+    losses = [
+        max(level * (waited_s - end_s), (level - 1) * (waited_s - end_s))
+        for level, end_s in ((0.1, low_s), (0.9, low_s + length_s))
+    ]
+    (found,) = interval_score(np.array([waited_s]), np.array([low_s]), np.array([low_s + length_s]))
+    assert found == pytest.approx(10 * sum(losses), abs=1e-6)
 
 
 def test_only_the_second_half_is_scored() -> None:

@@ -44,7 +44,7 @@ from infra.config.scheduling import ServiceSettings
 from infra.db import outbox
 from infra.db.endpoints import Endpoint, read_endpoints
 from infra.db.models import Workload
-from infra.db.services import ServiceReplica, ServiceRequests, ServiceRow, ServiceVersion
+from infra.db.services import ServiceReplica, ServiceRequests, ServiceRow, ServiceVersion, continue_replicas
 from tests.activities.temporal import dispatching, until
 from tests.activities.world import World
 from tests.capacity.site import Site
@@ -250,6 +250,8 @@ class Live:
             row = session.get_one(ServiceRow, self.service, with_for_update=True)
             row.version, row.mode = row.version + 1, mode
             session.add(ServiceVersion(service=row.id, version=row.version, spec=spec.model_dump(mode="json")))
+            session.flush()
+            continue_replicas(session, row, spec)
             outbox.service(session, row.id)
 
     def down(self) -> None:

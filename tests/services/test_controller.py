@@ -19,6 +19,7 @@ from services.spot.autoscaler import LoadAutoscaler
 from services.spot.policies import POLICIES, PolicySettings, make_policy
 from services.spot.values import Action, Launch, Observation, PolicyState, SpotPolicy, Zone
 from services.values import (
+    REPLICA_EJECTED,
     SERVICE_STATE,
     DrainReplica,
     EndCause,
@@ -186,6 +187,48 @@ def test_replicas_that_machines_refuse_to_start_give_up_no_update() -> None:
 def test_what_a_replica_is_to_blame_for(code: str, kind: LossKind) -> None:
     """Only an end for which the replica itself is to blame is a failure of its version."""
     assert LiveReplica(ServiceReplica(), Phase.FAILED, {"code": code}, False).loss is kind
+
+
+def test_a_newer_update_supersedes_one_that_is_under_way() -> None:
+    """Replicas of an unfinished update that do not serve end at once, and the newest version takes their place."""
+    plan = _plan(version=3)
+    stuck = _replica(2, 2, Stage.STARTING, replaces=0, is_queued=True)
+    found = _decide(plan, [_replica(0), _replica(1), stuck], state=_state(plan, good_version=1))
+    assert found.actions == (
+        EndReplica(2, EndCause.SUPERSEDED),
+        LaunchReplica(3, CapacityKind.ON_DEMAND, None, True, replaces=0),
+    )
+    back = [_replica(0, 3), _replica(1, 3)]  # Version 3 is the way back: `continue_replicas` has moved them.
+    found = _decide(plan, [*back, stuck], state=_state(plan, good_version=1))
+    assert (found.actions, found.state.good_version) == ((EndReplica(2, EndCause.SUPERSEDED),), 3)
+
+
+def test_an_update_that_finds_no_machines_is_given_up() -> None:
+    """Once a replica of it has waited long enough, if none has been ready. The service wakes up for it."""
+    plan, waits = _plan(version=2, queued_s=50.0), _replica(2, 2, Stage.STARTING, replaces=0, is_queued=True)
+    old, state = [_replica(0), _replica(1)], _state(_plan(version=2), good_version=1)
+    early = _decide(plan, [*old, waits], state=state, now_s=49.0)
+    assert (early.actions, early.wake_at_s) == ((), 50.0)
+    late = _decide(plan, [*old, waits], state=state, now_s=50.0)
+    assert (late.actions, late.notes) == ((EndReplica(2, EndCause.UPDATE_GIVEN_UP),), ("update_given_up",))
+    again = _decide(plan, old, state=late.state, now_s=51.0)
+    assert (again.actions, again.notes) == ((), ("update_given_up",))
+    for other in (replace(waits, is_queued=False), replace(waits, since_s=1.0)):
+        assert _decide(plan, [*old, other], state=state, now_s=50.0).notes == ()
+    assert _decide(plan, [*old, waits], state=_state(plan, good_version=2), now_s=50.0).notes == ()
+
+
+def test_an_update_makes_room_where_the_document_allows_it() -> None:
+    """With max_unavailable, a replica is retired before its successor runs; never more than that are missing."""
+    plan = _plan(version=2, max_surge=0, max_unavailable=1)
+    old = [_replica(0), _replica(1)]
+    launch = LaunchReplica(2, CapacityKind.ON_DEMAND, None, True)
+    first = _decide(plan, old, state=_state(plan, good_version=1))
+    assert first.actions == (DrainReplica(0, EndCause.SUPERSEDED), launch)
+    rest = [_replica(0, 1, Stage.DRAINING, since_s=100.0), _replica(1)]
+    assert _decide(plan, [*rest, _replica(2, 2, Stage.STARTING)], state=first.state).actions == ()
+    second = _decide(plan, [*rest, _replica(2, 2)], state=first.state)
+    assert second.actions == (DrainReplica(1, EndCause.SUPERSEDED), launch)
 
 
 def test_late_replicas_of_a_failed_version_end() -> None:
@@ -389,7 +432,9 @@ def test_new_limits_apply_at_once() -> None:
 @st.composite
 def _worlds(draw: st.DrawFn) -> tuple[ServicePlan, list[ReplicaFacts], list[Loss]]:
     plan = _plan(draw(st.integers(1, 3)), draw(st.integers(0, 4)), draw(st.sampled_from(sorted(POLICIES))))
-    plan = replace(plan, blue_green=draw(st.booleans()), max_surge=draw(st.integers(1, 2)))
+    plan = replace(
+        plan, blue_green=draw(st.booleans()), max_surge=draw(st.integers(0, 2)), max_unavailable=draw(st.integers(0, 2))
+    )
     replicas: list[ReplicaFacts] = []
     for number in range(draw(st.integers(0, 6))):
         zone = draw(st.sampled_from([None, *(zone.name for zone in _ZONES)]))
@@ -420,3 +465,20 @@ def test_a_decision_is_consistent(world: tuple[ServicePlan, list[ReplicaFacts], 
     if not plan.blue_green:
         assert len(successors) <= plan.max_surge
     assert SERVICE_STATE.validate_json(SERVICE_STATE.dump_json(found.state)) == found.state
+
+
+def test_an_ejected_replica_is_replaced_after_a_time() -> None:
+    """Its successor during an update does not count as ready; after `unready_s` it is drained, and the policy replaces
+    it. A note says so.
+    """
+    plan = _plan(version=2)
+    sick = _replica(2, 2, Stage.UNREADY, since_s=50.0, was_ready=True, is_ejected=True, replaces=0)
+    early = _decide(plan, [_replica(0), _replica(1), sick])
+    assert early.actions == () and early.notes == (REPLICA_EJECTED,)
+    assert early.wake_at_s == 50.0 + plan.unready_s
+    alone = _plan(target=1)
+    late = _decide(alone, [replace(sick, version=1, replaces=None)], now_s=50.0 + alone.unready_s)
+    assert late.actions == (
+        DrainReplica(2, EndCause.FAILING),
+        LaunchReplica(1, CapacityKind.ON_DEMAND, None, True),
+    )

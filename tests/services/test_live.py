@@ -1,5 +1,9 @@
 """Services on spot and on-demand machines: real workflows, ledger and scheduler, simulated machines."""
 
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
 import pytest
 from sqlalchemy import select, text
 
@@ -10,7 +14,9 @@ from domain.protocol.mail import MailKind
 from infra.db import outbox
 from infra.db.capacity import InstanceRow
 from infra.db.endpoints import Endpoint
+from infra.db.logs import Event
 from infra.db.models import Workload
+from infra.db.services import BalancerReport
 from tests.activities.temporal import until
 from tests.services.live import SHARED, Live, service
 from tests.services.recording import Recording
@@ -138,6 +144,27 @@ async def test_a_service_without_spot_runs_on_shared_machines(live: Live) -> Non
     assert live.site.natives() == set()
 
 
+async def test_a_place_is_obeyed_without_spot(live: Live) -> None:
+    """A replica that names a provider or zone gets machines of its own there; without one, it is not launched."""
+    await live.shared_machine()
+    spec = service(placer=None, num_overprovision=0, min_replicas=1, max_replicas=1)
+    option = spec.options[0].model_copy(update={"spot": False})
+
+    def options(*places: dict[str, object]) -> Any:
+        return spec.model_copy(update={"options": tuple(option.model_copy(update=place) for place in places)})
+
+    live.up(options({"zone": "nowhere"}))
+    await until(lambda: "no_machine_fits" in live.row().notes, "the service says that no machine fits")
+    live.update(options({"zone": "zd"}))
+    (one,) = await live.ready(1)
+    assert (str(one.zone), one.kind, len(live.site.natives())) == ("zd", "on_demand", 1)
+    large = option.resources.model_copy(update={"gpus": 99})
+    live.update(options({"zone": "nowhere"}, {"resources": large}, {}))
+    await until(
+        lambda: [live.machine_of(e.replica) for e in live.endpoints()] == [SHARED], "it runs on the shared machine"
+    )
+
+
 async def test_a_new_workflow_goes_on(live: Live) -> None:
     """If Temporal loses the service's workflow, a new one continues from Postgres, and launches nothing twice."""
     live.up(service(dynamic_ondemand_fallback=False))
@@ -259,3 +286,51 @@ async def test_a_replica_on_shared_machines_gets_machines_of_its_own(
     monkeypatch.setattr(live.site.provider, "offers", offers)
     await until(lambda: _kinds(live) == ["spot"], "a spot replica is ready", 40.0)
     assert live.replicas()[0].ended_at is not None
+
+
+async def test_a_replica_that_balancers_eject_is_replaced(live: Live) -> None:
+    """Only if all balancers eject it. Events say which replica and why, and it no longer counts as ready."""
+    for number in range(3):
+        await live.shared_machine(f"west/owned/m{number}")
+    live.up(service(placer=None, num_overprovision=0, min_replicas=2, max_replicas=2))
+    sick, other = sorted(one.replica for one in await live.ready(2))
+
+    def report(balancer: str, ejected_s: float | None) -> None:
+        one = {"replica": sick, "ongoing": 1, "ejected_s": ejected_s, "why": "the last 3 requests failed"}
+        with live.world.session() as session:
+            session.merge(
+                BalancerReport(service=live.service, balancer=balancer, reported_at=datetime.now(UTC), replicas=[one])
+            )
+            outbox.service(session, live.service)
+
+    report("b1", 0.1)
+    report("b2", None)
+    await asyncio.sleep(2.5)
+    assert live.replicas()[sick].ejected_at is None and live.replicas()[sick].ended_at is None
+    report("b2", 0.1)
+    await until(lambda: live.replicas()[sick].ended_at is not None, "the replica is ended", 40.0)
+    assert live.replicas()[sick].cause == "failing" and live.replicas()[other].ended_at is None
+    assert {one.replica for one in await live.ready(2)} == {other, sick + 2}
+    with live.world.session() as session:
+        event = session.scalar(select(Event).where(Event.kind == "service.replica_ejected"))
+        assert event is not None and (event.detail["replica"], event.detail["why"]) == (
+            sick, "the last 3 requests failed",
+        )  # fmt: skip
+
+
+async def test_one_waiting_request_wakes_a_service_from_zero(live: Live) -> None:
+    """Although `upscale_delay_s` is long, and no second was counted."""
+    await live.shared_machine()
+    live.up(
+        service(
+            placer=None, num_overprovision=0, min_replicas=0, max_replicas=2, target_qps_per_replica=1.0,
+            upscale_delay_s=300.0,
+        )
+    )  # fmt: skip
+    await until(lambda: live.row().state is not None, "a decision")
+    assert live.row().target == 0 and live.replicas() == []
+    with live.world.session() as session:
+        session.add(BalancerReport(service=live.service, balancer="b1", waiting=1))
+        outbox.service(session, live.service)
+    await live.ready(1)
+    assert live.row().target == 1

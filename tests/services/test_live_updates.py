@@ -17,9 +17,14 @@ def _in_zone(zone: str, **policy: object) -> ServiceSpec:
 
 def _on_shared(**policy: object) -> ServiceSpec:
     """Returns a service on shared machines."""
-    spec = service(placer=None, num_overprovision=0, **policy)
+    spec = service(**{**policy, "placer": None, "num_overprovision": 0})
     option: ResourceOption = spec.options[0].model_copy(update={"spot": False})
     return spec.model_copy(update={"options": (option,)})
+
+
+def _changed(spec: ServiceSpec) -> ServiceSpec:
+    """Returns the service with another command."""
+    return spec.model_copy(update={"argv": ("serve", "--new")})
 
 
 class _Watch:
@@ -44,7 +49,7 @@ async def test_a_rolling_update_keeps_the_replicas_that_serve(live: Live) -> Non
     """Each replica of the new version becomes ready before its predecessor drains."""
     live.up(service(num_overprovision=0))
     await live.ready(2)
-    live.update(service(num_overprovision=0))
+    live.update(_changed(service(num_overprovision=0)))
     counts: set[int] = set()
 
     def switched() -> bool:
@@ -57,13 +62,33 @@ async def test_a_rolling_update_keeps_the_replicas_that_serve(live: Live) -> Non
     await until(lambda: sum(one.ended_at is None for one in live.replicas()) == 2, "the older replicas have ended")
 
 
+async def test_an_update_keeps_the_replicas_that_it_does_not_change(live: Live) -> None:
+    """More replicas, and the way back from an update that finds no machine: the same replicas serve all the time."""
+    two = {"num_overprovision": 0, "dynamic_ondemand_fallback": False}
+    three = {**two, "min_replicas": 3, "max_replicas": 3}
+    live.up(service(**two))
+    await live.ready(2)
+    live.update(service(**three))
+    await live.ready(3)
+    serving = {e.replica for e in live.endpoints()}
+    assert serving == {0, 1, 2} and {e.version for e in live.endpoints()} == {2}
+    live.update(_on_shared(**three))
+    await until(lambda: len(live.replicas()) == 4, "a replica of version 3 waits")
+    live.update(service(**three))
+    await until(lambda: live.replicas()[3].ended_at is not None, "it has ended")
+    assert live.replicas()[3].cause == "superseded"
+    assert {(e.replica, e.version) for e in live.endpoints()} == {(one, 4) for one in serving}
+    live.update(_changed(service(**three)))
+    await until(lambda: {e.version for e in live.endpoints()} == {5}, "version 5 serves", 60.0)
+
+
 @pytest.mark.long
 async def test_a_blue_green_update_switches_at_once(live: Live) -> None:
     """No replica of the new version is an endpoint before all of them are ready."""
     live.up(service(num_overprovision=0))
     await live.ready(2)
     live.cold_s = 1.0
-    live.update(service(num_overprovision=0), "blue_green")
+    live.update(_changed(service(num_overprovision=0)), "blue_green")
     seen: list[tuple[int, ...]] = []
 
     def switched() -> bool:

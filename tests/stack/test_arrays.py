@@ -48,6 +48,9 @@ def test_a_sweep(shared: Up) -> None:
     for index, (rate, seed) in enumerate([("0.1", 1), ("0.1", 2), ("0.1", 3), ("0.01", 1), ("0.01", 2)]):
         code, out, err = _mizzen(shared, "logs", "-f", f"sweep/{index}")
         assert out == f"{index} {rate} {seed} {rate} {index} {seed} {{{{ braces }}}}\n", err
+    lines = "sweep/0: 0 0.1 1 0.1 0 1 {{ braces }}\nsweep/1: 1 0.1 2 0.1 1 2 {{ braces }}\n"
+    assert _mizzen(shared, "logs", "sweep", "--grep", "^[01] 0.1", "--since", "1h", "--tail", "1")[1] == lines
+    assert _mizzen(shared, "logs", "sweep", "--follow", "--grep", "0.1 [12] 0.1")[1] == lines
     code, out, err = _mizzen(shared, "ls", "--name", "sweep")
     assert "failed 5/5, 1 failed" in out and len(out.splitlines()) == 2, out
     code, out, err = _mizzen(shared, "show", "sweep")
@@ -110,3 +113,19 @@ def test_cancel_and_throttle(shared: Up) -> None:
     assert _mizzen(shared, "cancel", "many")[0] == 0
     wait_until(lambda: shared.phase(array) == "cancelled", "the array is cancelled")
     assert client.workload(array)["array"]["cancelled"] == 10_000  # type: ignore[index]
+
+
+def test_stdout_and_stderr_of_an_array(shared: Up) -> None:
+    """With `output: separate`, the errors of all elements are read alone; other documents refuse it."""
+    job = {"name": "main", "output": "separate", "resources": {"cpus": 0.1, "memory": "64MiB"}}
+    job["run"] = "echo fine {{ index }}; echo bad {{ index }} >&2"
+    document = {"version": 1, "name": "apart", "tenant": "t", "array": "0-2", "jobs": [job]}
+    assert _mizzen(shared, "submit", "-", stdin=json.dumps(document))[0] == 0
+    assert _mizzen(shared, "wait", "apart")[0] == 0
+    _, out, err = _mizzen(shared, "logs", "-f", "apart", "--stderr")
+    assert out == "".join(f"apart/{index}: bad {index}\n" for index in range(3)), err
+    assert _mizzen(shared, "logs", "apart/1", "--stdout")[1] == "fine 1\n"
+    assert sorted(_mizzen(shared, "logs", "apart/1")[1].splitlines()) == ["bad 1", "fine 1"]
+    del job["output"]
+    [merged] = _mizzen(shared, "submit", "-", "--wait", stdin=json.dumps({**document, "array": "0"}))[1].split()[:1]
+    assert "`output: separate`" in _mizzen(shared, "logs", merged, "--stderr")[2]

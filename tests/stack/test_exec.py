@@ -27,6 +27,7 @@ from agent.sessions.session_shim import set_size
 from infra.stack.ports import free_port
 from mizzen.client.errors import Unreachable
 from mizzen.client.remote_command import run_command
+from mizzen.tunnel.frames import WINDOW_BYTES
 from tests.stack.harness import Up, processes_of, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
@@ -79,6 +80,18 @@ def test_a_command_runs_in_the_task(stack: Up) -> None:
     script = "echo hi; echo err >&2; cat; exit 7"
     out, err = (process := command(stack, "exec", id_, "--", "sh", "-c", script)).communicate(data, 60)
     assert (process.returncode, out, err) == (7, b"hi\n" + data, b"err\n")
+    stack.client().cancel(id_)
+
+
+def test_a_slow_reader_gets_everything(stack: Up) -> None:
+    """Also what it has not read when the command has ended and the session is closed."""
+    id_ = running(stack)
+    size = WINDOW_BYTES - 1000
+    process = command(stack, "exec", id_, "--", "head", "-c", str(size), "/dev/zero")
+    assert process.stdout is not None and os.read(process.stdout.fileno(), 1)
+    time.sleep(3)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, len(out), err) == (0, size - 1, b"")
     stack.client().cancel(id_)
 
 

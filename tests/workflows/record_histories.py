@@ -19,18 +19,21 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from temporalio import activity
 from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows.housekeeping
-from domain.ids import region_queue
+from domain.ids import agent_queue, region_queue
 from domain.protocol.activities import Activity
 from domain.protocol.data import ReplicateTable, Scrub
 from domain.protocol.machines import DETACHED
 from domain.protocol.scheduling import DryRunRequest, ScanTicket
+from domain.protocol.sessions import OpenSession, SessionRefusal
 from tests.workflows import (
     test_instance,
+    test_launch_refused,
     test_leaving,
     test_loading,
     test_loss,
@@ -53,6 +56,7 @@ from workflows.machine import MachineWorkflow
 from workflows.replica import ReplicaWorkflow
 from workflows.scheduler import DryRunWorkflow, SchedulerWorkflow
 from workflows.scrub import ScrubWorkflow
+from workflows.session_request import SessionWorkflow
 
 LIVES: dict[str, Story] = {
     "workload-succeeds": test_running.test_a_gang_that_ends_well_succeeds,
@@ -61,14 +65,18 @@ LIVES: dict[str, Story] = {
     "workload-moves": test_placing.test_a_checkpoint_in_another_region_is_there_before_its_tasks_start,
     "workload-evicted-in-move": test_placing.test_evicted_during_a_move_its_checkpoint_stays_where_it_was,
     "workload-evicted-in-preparation": test_placing.test_evicted_during_preparation_no_task_is_ever_started,
-    "workload-refused": test_placing.test_a_machine_that_refuses_to_prepare_is_blamed_and_the_user_is_not,
-    "workload-cannot-start": test_placing.test_what_is_wrong_with_a_workload_fails_it_and_blames_no_machine,
+    "workload-refused": test_launch_refused.test_a_machine_that_refuses_to_prepare_is_blamed_and_the_user_is_not,
+    "workload-cannot-start": test_launch_refused.test_what_is_wrong_with_a_workload_fails_it_and_blames_no_machine,
     "workload-cannot-start-on-lent": (
-        test_placing.test_what_one_lent_machine_says_about_a_launch_is_confirmed_elsewhere
+        test_launch_refused.test_what_one_lent_machine_says_about_a_launch_is_confirmed_elsewhere
     ),
-    "workload-launch-timed-out": (test_placing.test_a_lent_machine_that_accepts_and_prepares_nothing_counts_as_lost),
-    "workload-fails-on-lent": test_placing.test_failures_on_the_same_lent_machine_end_a_workload_after_three_attempts,
-    "workload-refused-twice": test_placing.test_a_full_disk_blames_nobody,
+    "workload-launch-timed-out": (
+        test_launch_refused.test_a_lent_machine_that_accepts_and_prepares_nothing_counts_as_lost
+    ),
+    "workload-fails-on-lent": (
+        test_launch_refused.test_failures_on_the_same_lent_machine_end_a_workload_after_three_attempts
+    ),
+    "workload-refused-twice": test_launch_refused.test_a_full_disk_blames_nobody,
     "workload-out-of-memory": test_running.test_a_task_whose_memory_ran_out_is_told_as_such,
     "workload-cancelled-late": test_placing.test_a_cancellation_that_comes_after_an_award_cancels_the_attempt,
     "workload-evicted": test_running.test_an_evicted_gang_saves_within_its_grace_and_runs_again,
@@ -89,8 +97,8 @@ LIVES: dict[str, Story] = {
     "workload-given-back": test_leaving.test_an_agent_whose_owner_takes_the_machine_confirms_the_end_once,
     "workload-unloadable": test_loading.test_a_workload_whose_checkpoint_does_not_load_twice_is_stopped,
     "workload-stop-refused": test_loss.test_a_machine_that_refuses_to_stop_is_treated_like_a_silent_one,
-    "workload-stopped-before": test_placing.test_a_machine_that_says_to_have_stopped_each_attempt,
-    "workload-stopped-then-refused": test_placing.test_an_attempt_that_was_stopped_before_is_no_refusal,
+    "workload-stopped-before": test_launch_refused.test_a_machine_that_says_to_have_stopped_each_attempt,
+    "workload-stopped-then-refused": test_launch_refused.test_an_attempt_that_was_stopped_before_is_no_refusal,
     "workload-replaced": test_replacement.test_a_workflow_that_replaces_one_that_is_gone_goes_on_with_what_runs,
 }
 
@@ -231,6 +239,29 @@ async def _scrub(client: Client) -> WorkflowHistory:
     return history
 
 
+async def _session(client: Client, *, is_refused: bool) -> WorkflowHistory:
+    """Records the request to an agent, which joins the session or refuses it."""
+    request = OpenSession("s-1", "north/alpha/m1", "wl-1", 1, "main", 0, "http://127.0.0.1:1", "sealed")
+    refusals: list[SessionRefusal] = []
+
+    @activity.defn(name=Activity.OPEN_SESSION.value)
+    async def join(_: OpenSession) -> None:
+        if is_refused:
+            raise ApplicationError("the task has ended", non_retryable=True)
+
+    @activity.defn(name=Activity.REFUSE_SESSION.value)
+    async def refuse(refusal: SessionRefusal) -> None:
+        refusals.append(refusal)
+
+    async with (
+        serving(client, "recorded", [SessionWorkflow], [refuse]),
+        serving(client, agent_queue(request.machine), [], [join]),
+    ):
+        await client.execute_workflow(SessionWorkflow.run, request, id="session", task_queue="recorded")
+    assert [refusal.why for refusal in refusals] == (["the task has ended"] if is_refused else [])
+    return await _fetched(client, "session")
+
+
 async def _instance(client: Client, life: Callable[[Instance], Awaitable[None]]) -> WorkflowHistory:
     instance = Instance(client, "in-1")
     async with serving(client, instance.id, [InstanceWorkflow], instance.ledger.all()):
@@ -246,6 +277,8 @@ OTHERS: dict[str, Callable[[Client], Awaitable[WorkflowHistory]]] = {
     "house": _house,
     "replica": _replica,
     "scrub": _scrub,
+    "session": partial(_session, is_refused=False),
+    "session-refused": partial(_session, is_refused=True),
     **{f"instance-{life.__name__.replace('_', '-')}": partial(_instance, life=life) for life in test_instance.LIVES},
 }
 

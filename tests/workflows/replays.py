@@ -13,6 +13,7 @@ from workflows.machine import MachineWorkflow
 from workflows.replica import ReplicaWorkflow
 from workflows.scheduler import DryRunWorkflow, SchedulerWorkflow
 from workflows.scrub import ScrubWorkflow
+from workflows.session_request import SessionWorkflow
 from workflows.workload import WorkloadWorkflow
 
 HISTORIES = Path(__file__).parent / "histories"
@@ -21,7 +22,7 @@ WORKFLOWS: Mapping[str, type] = {
     workflow.__name__: workflow
     for workflow in (
         WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow,
-        ScrubWorkflow, InstanceWorkflow,
+        ScrubWorkflow, InstanceWorkflow, SessionWorkflow,
     )
 }  # fmt: skip
 

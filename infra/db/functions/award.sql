@@ -14,7 +14,7 @@ create type award_allocation as (
     awaited_memory_bytes bigint, ready boolean
 );
 
--- A waiting element of an array, which has no row yet.
+-- A waiting element of an array, or a runner, whose index is null. It has no row yet.
 create type award_element as (head text, position bigint, index bigint);
 
 -- A workload with its plan, as `activities.scheduling.awards` sends it. The last four fields are set by the check.
@@ -30,8 +30,8 @@ create type award_candidate as (
 -- A locked workload. `queued`: it is in a queued phase, and no user holds it back. `head`: its array.
 create type award_workload as (tenant text, attempt bigint, queued boolean, head text);
 
--- An array whose head is locked: the positions of the elements that wait, and the number of elements that the throttle
--- still admits (null: any).
+-- An array whose head is locked: the positions of the elements that wait, and the number of elements that may still be
+-- placed (null: any); or those of its runners.
 create type award_array as (waiting int4multirange, admitted bigint);
 
 -- A locked machine. `free_slots` and `promised_slots` are masks; `free_slots` is null if the machine takes no work.
@@ -169,7 +169,7 @@ begin
         order by id for update) as w;
 
     -- The arrays are read after their heads were locked. Only an award makes an element placed.
-    select array_agg(a.id), array_agg((a.waiting, a.throttle - array_placed(a.id))::award_array)
+    select array_agg(a.id), array_agg((array_positions(a), array_admitted(a))::award_array)
     into head_ids, heads from workload_array as a where a.id = any (workload_ids);
 
     -- 2. Lock the machines, by id.

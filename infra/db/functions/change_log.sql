@@ -8,9 +8,11 @@ create function log_inserts() returns trigger language plpgsql as $$
 begin
     case tg_table_name
         when 'workload' then
-            insert into change (kind, key) select 'workload', id from inserted;
+            -- Elements that runners lease are not in the queue, and their attempts hold nothing.
+            insert into change (kind, key) select 'workload', id from inserted where runner is null;
         when 'attempt' then
-            insert into change (kind, key, attempt, region) select 'attempt', workload, attempt, region from inserted;
+            insert into change (kind, key, attempt, region) select 'attempt', workload, attempt, region from inserted
+            where released_at is null or cpus_milli > 0 or gpu_types <> '{}';
         when 'machine' then
             insert into change (kind, key, region) select 'machine', id, region from inserted;
     end case;
@@ -85,7 +87,7 @@ begin
     return null;
 end $$;
 create trigger workload_changed after update on workload for each row when (
-    (new.tenant, new.level, new.held_by is null, new.submitted_at, new.ask,
+    new.runner is null and (new.tenant, new.level, new.held_by is null, new.submitted_at, new.ask,
      new.phase in ('pending', 'preempted') and new.finished_at is null, new.paused_s, new.blocked is null)
     is distinct from
     (old.tenant, old.level, old.held_by is null, old.submitted_at, old.ask,

@@ -9,7 +9,7 @@ language sql as $$
     from jsonb_array_elements(receivers) as r
 $$;
 
--- An element of an array notifies only the receivers that asked for each element.
+-- An element of an array notifies only the receivers that asked for each element, and a runner notifies nobody.
 create function notify_workload_end() returns trigger language plpgsql as $$
 begin
     perform notify_receivers('workload.' || new.phase, new.tenant, new.id, jsonb_agg(r), jsonb_build_object(
@@ -22,7 +22,8 @@ begin
     return null;
 end $$;
 create trigger workload_end_notifies after update of finished_at on workload for each row
-    when (old.finished_at is null and new.finished_at is not null and jsonb_array_length(new.spec -> 'notify') > 0)
+    when (old.finished_at is null and new.finished_at is not null and jsonb_array_length(new.spec -> 'notify') > 0
+          and (new.array_id is null) = (new.array_index is null))
     execute function notify_workload_end();
 
 create function notify_service_end() returns trigger language plpgsql as $$

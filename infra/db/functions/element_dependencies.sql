@@ -71,7 +71,7 @@ begin
     return null;
 end $$;
 create trigger element_decides after update of phase on workload for each row
-    when (new.array_id is not null and old.phase is distinct from new.phase
+    when (new.array_index is not null and old.phase is distinct from new.phase
           and (shows_start(new.phase) or is_final(new.phase)))
     execute function element_decides();
 

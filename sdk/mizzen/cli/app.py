@@ -38,6 +38,7 @@ class _Application(LazyGroup):
             "show": Lazy("workload_commands:show", "Show one workload with its attempts."),
             "why": Lazy("workload_commands:why", "Explain why a workload is in its current phase or still waits."),
             "logs": Lazy("log_commands:logs", "Print the output of a workload's tasks."),
+            "get": Lazy("output_commands:get", "Fetch the outputs of a workload."),
             "events": Lazy("log_commands:events", "Print the events of a workload, or all events."),
             "exec": Lazy("session_commands:exec_", "Run a command in a running task, and exit with its status."),
             "port-forward": Lazy("session_commands:port_forward", "Forward local ports to ports of a running task."),

@@ -1,42 +1,68 @@
 """The commands `logs` and `events`."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
 
 from mizzen.cli import formats
 from mizzen.cli.plain.printer import cell, dump_line, emit_stream
+from mizzen.cli.plain.values import BadValue, seconds
 from mizzen.cli.session import WORKLOAD, OutputCommand, Session, complete_workload, interrupted, say
 from mizzen.client.views import Event
+
+
+def _time(context: click.Context, parameter: click.Parameter, text: str | None) -> datetime | None:
+    """Option callback: convert a time, or a duration before now."""
+    if text is None:
+        return None
+    try:
+        return datetime.now(UTC) - timedelta(seconds=seconds(text, above_zero=False))
+    except (BadValue, OverflowError):
+        pass
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        right = "a duration such as 10m, or a time such as 2026-11-28T08:00 (local) or 2026-11-28T08:00+01:00"
+        raise click.BadParameter(f"{text!r} must be {right}", context, parameter) from None
+
+
+def _pattern(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    """Option callback: check a regular expression."""
+    try:
+        re.compile(text or "")
+    except re.error as error:
+        raise click.BadParameter(f"{text!r} is not a regular expression: {error}", context, parameter) from None
+    return text
 
 
 @click.command(cls=OutputCommand)
 @WORKLOAD
 @click.option("-f", "--follow", is_flag=True, help="Continue until the workload has ended.")
+@click.option("--since", metavar="TIME", callback=_time, help="Print only lines after this time, or of the last `10m`.")
+@click.option("--grep", metavar="PATTERN", callback=_pattern, help="Print only lines that match (Python's `re`).")
 @click.option("-n", "--tail", type=click.IntRange(min=0), help="Print only the last lines of each task.")
+@click.option("--stdout", "stream", flag_value="stdout", help="Print only stdout, of jobs with `output: separate`.")
+@click.option("--stderr", "stream", flag_value="stderr", help="Print only stderr, of jobs with `output: separate`.")
 @click.option("--job", help="Print only the tasks of this job.")
 @click.option("--task", type=click.IntRange(min=0), help="Print only the task with this index.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Print the logs of this attempt. Default: the newest.")
 @click.pass_obj
-def logs(
-    session: Session,
-    workload: str,
-    follow: bool,
-    tail: int | None,
-    job: str | None,
-    task: int | None,
-    attempt: int | None,
-) -> None:
+def logs(session: Session, /, workload: str, **options: Any) -> None:
     """Print the output of a workload's tasks. If there are several tasks, each line starts with `job/task| `.
+
+    Of an array, the output of all elements is printed, in the order of the indexes, and each line starts with
+    `name/index: `. --tail counts the lines that --grep selects.
 
     On a terminal, control characters are printed as visible text (`^[` for an escape). A pipe receives the unchanged
     bytes: `mizzen logs ... | less -R` shows colours.
     """
     id_ = session.resolve(workload)
     try:
-        print_logs(session, id_, follow=follow, tail=tail, job=job, task=task, attempt=attempt)
+        print_logs(session, id_, output=options.pop("stream"), **options)
     except KeyboardInterrupt:
         interrupted(f"{id_} continues; `mizzen logs -f {id_}` follows it again")
 
@@ -49,9 +75,8 @@ def print_logs(session: Session, workload_id: str, prefix: str = "", **options: 
     printed to stderr, because no lines arrive for now.
     """
     workload = session.client.workload(workload_id)
-    if workload["array"]:
-        raise click.UsageError(f"{workload_id} is an array: give one of its elements, such as {workload_id}/INDEX")
-    if workload["queued"] or not workload["attempt"]:
+    array = workload["array"]
+    if (array["waiting"] == array["elements"]) if array else (workload["queued"] or not workload["attempt"]):
         say(f"{workload_id} is {session.client.why(workload_id)['summary']}")
     out = sys.stdout.buffer
     is_terminal = sys.stdout.isatty()

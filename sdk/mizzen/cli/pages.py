@@ -57,6 +57,7 @@ def show_page(workload: Mapping[str, Any]) -> str:
         lines += ["", "failed elements"]
         lines += [f"  {one['element']['index']}: {cell(formats.reason(one['reason']))}" for one in workload["failed"]]
     lines += _gpu_lines(workload)
+    lines += output_lines(workload)
     lines += left_lines(workload)
     lines += notification_lines(workload)
     if workload["attempts"]:
@@ -92,6 +93,21 @@ def _gpu_lines(workload: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {one['job']}/{one['task']}: {each} {one['percent']} % busy, with {size} of memory in use")
     if len(used) > _MOST_USES:
         lines.append(f"  and {formats.plural(len(used) - _MOST_USES, 'more task')}")
+    return lines
+
+
+def output_lines(workload: Mapping[str, Any]) -> list[str]:
+    """Return the outputs of the workload, which `workload["outputs"]` holds, and what the newest attempt lacks."""
+    found, unstored = workload.get("outputs", ()), _newest(workload).get("unstored", ())
+    lines = ["", "outputs"] if found or unstored else []
+    for one in found:
+        if one["error"] is None:
+            what = f"{formats.size(one['size_bytes'])}, stored {formats.clock(one['stored_at'])}"
+            note = f", without {formats.plural(one['left_out_count'], 'file')}" if one["left_out_count"] else ""
+            lines.append(f"  {one['name']} of {one['job']}/{one['task']}, attempt {one['attempt']}: {what}{note}")
+    why = {(one["name"], one["job"], one["task"]): one["error"] for one in found if one["error"]}
+    why |= {(one["name"], one["job"], one["task"]): one["why"] for one in unstored}
+    lines += [f"  {name} of {job}/{task} was not stored: {cell(text)}" for (name, job, task), text in why.items()]
     return lines
 
 

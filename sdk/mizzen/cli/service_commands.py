@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mizzen.client.views import ServiceReplica
 
 _LOOK_S = 1.0
+_SHOWN = 3
+"""The most replicas that wait of which `--wait` says why."""
 _NEWEST = 20
 """Of the replicas that have ended, `logs --all` prints those among this number of newest replicas."""
 _SERVICE = click.argument("service", shell_complete=complete_service)
@@ -58,7 +60,7 @@ def _seconds(value: float | None) -> str:
 _SERVICE_COLUMNS = (
     Column("NAME", lambda s: s["name"]),
     Column("TENANT", lambda s: s["tenant"], drop=3),
-    Column("STATE", lambda s: s["state"]),
+    Column("STATE", lambda s: s["state"].replace("_", " ")),
     Column("READY", _ready, right=True),
     Column("VERSION", lambda s: s["version"], drop=6, right=True),
     Column("AVAILABLE", lambda s: _percent(s["availability"]), drop=2, right=True),
@@ -73,6 +75,11 @@ _SERVICE_COLUMNS = (
 
 def _address(replica: Mapping[str, Any]) -> str | None:
     return None if replica["address"] is None else f"{replica['address']}:{replica['port']}"
+
+
+def _waits(replica: Mapping[str, Any]) -> bool:
+    is_quiet = replica["phase"] == "running" and not replica["probe_error"]
+    return replica["stage"] in ("starting", "unready") and not is_quiet and bool(_state_reason(replica))
 
 
 def _state_reason(replica: Mapping[str, Any]) -> str:
@@ -275,12 +282,15 @@ def _until(session: Session, id_: str, state: str) -> Any:
     try:
         while True:
             now = session.client.service(id_)
-            notes = "; ".join(note["sentence"] for note in now["notes"])
-            line = f"{now['name']}: {now['state']}, {_ready(now)} ready" + (f": {notes}" if notes else "")
+            waits = [f"replica {one['number']}: {_state_reason(one)}" for one in now["replicas"] if _waits(one)]
+            shown = "; ".join([note["sentence"] for note in now["notes"]] + waits[:_SHOWN])
+            line = f"{now['name']}: {now['state']}, {_ready(now)} ready" + (f": {shown}" if shown else "")
             if line != told:
                 say(line)
                 told = line
             is_new = set(now["versions"]) == {str(now["version"])} or now["target"] == 0
+            if state == "ready" and now["state"] == "scaled_to_zero":
+                return now
             if now["state"] == state and (state != "ready" or is_new):
                 return now
             if state == "ready" and (
@@ -309,7 +319,7 @@ def _page(service: Mapping[str, Any]) -> str:
     versions, available = service["versions"], _percent(service["availability"]) or "?"
     rows = [
         ("service", f"{service['name']} of {service['tenant']} ({service['id']})"),
-        ("state", f"{service['state']}, {_ready(service)} replicas ready: {_where(service)}"),
+        ("state", f"{service['state'].replace('_', ' ')}, {_ready(service)} replicas ready: {_where(service)}"),
         ("version", f"{service['version']}" + (f"; ready: {formats.pairs(versions)}" if len(versions) > 1 else "")),
         ("policy", f"{service['policy']}" + (f", zones {', '.join(service['zones'])}" if service["zones"] else "")),
         ("availability", ", ".join((available, formats.plural(service["preemptions"], "preemption")))),

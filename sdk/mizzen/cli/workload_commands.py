@@ -1,5 +1,6 @@
 """Commands that show the queue and workloads, and that change workloads."""
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,6 +25,8 @@ from mizzen.cli.session import (
     limit_option,
     say,
 )
+from mizzen.client.errors import NotFound, Unavailable
+from mizzen.client.output_calls import newest
 from mizzen.client.views import TERMINAL_PHASES
 
 
@@ -150,6 +153,9 @@ def show(session: Session, workload: str) -> None:
     id_ = session.resolve(workload)
     found = session.client.workload(id_)
     body: dict[str, Any] = {**found, "attempts": session.client.attempts(id_) if found["attempt"] else []}
+    if found["spec"].get("outputs") and found["attempt"] and not found["array"]:
+        with contextlib.suppress(Unavailable, NotFound):  # Its bucket does not answer, or they were deleted.
+            body["outputs"] = newest(session.client.outputs(id_))
     if found["array"]:
         failed = session.client.workloads(array=id_, phases=("failed",), limit=_SHOWN_FAILED)
         body["failed"] = list(failed)

@@ -1,9 +1,11 @@
 """The client of the REST API, with one method per operation."""
 
+import re
 import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +16,8 @@ from mizzen.client.calls import path_of
 from mizzen.client.contexts import active_context
 from mizzen.client.data import Data
 from mizzen.client.fleet import FleetMethods
+from mizzen.client.log_lines import Labels, Logs, labels_of, next_attempt
+from mizzen.client.output_calls import OutputCalls
 from mizzen.client.services import Services
 from mizzen.client.transport import Backoff, Transport
 
@@ -29,7 +33,7 @@ ROOM_PATIENCE_S = 86400.0
 """The default time for which a submission is retried while its tenant's queue is full: one day."""
 
 
-class Client(Data, FleetMethods, Services):
+class Client(Data, FleetMethods, OutputCalls, Services):
     """A client of one API. Methods return the API's JSON (see `views`) and raise `mizzen.client.errors.ClientError`.
 
     Use it as a context manager, or call `close`.
@@ -257,48 +261,53 @@ class Client(Data, FleetMethods, Services):
         job: str | None = None,
         task: int | None = None,
         attempt: int | None = None,
+        since: datetime | None = None,
+        output: str | None = None,
+        grep: str | None = None,
         tail: int | None = None,
         follow: bool = False,
         on_attempt: Callable[[int], None] | None = None,
     ) -> Iterator[bytes]:
         """Yield the lines of the tasks' output, without line ends. With several tasks, each starts with `job/task| `.
 
-        With `follow`, new lines are yielded until the workload (or the given attempt) has ended, also after a lost
-        connection and from later attempts. No line is yielded twice.
+        Those of an array start with `name/index: `. With `follow`, new lines are yielded until the workload (or the
+        given attempt) has ended, also after a lost connection and from later attempts. No line is yielded twice.
 
         Args:
-            workload_id: the workload.
+            workload_id: the workload or the array.
             job: only the tasks of this job.
             task: only the task with this index.
-            attempt: the attempt; None: the newest.
-            tail: only this number of last lines of each task.
+            attempt: the attempt; None: the newest. Not for an array.
+            since: only lines that were uploaded after this time.
+            output: `stdout` or `stderr`, of jobs with `output: separate`; None: both.
+            grep: only lines that match this regular expression, in Python's syntax.
+            tail: only this number of last lines of each task; with `grep`, of its lines that match.
             follow: continue with new lines.
             on_attempt: called with the number of each later attempt.
+
+        Raises:
+            re.error: `grep` is not a regular expression.
         """
-        params = {"job": job, "task": task}
-        logs = followers.Logs(self._transport, path_of("workloads", workload_id, "logs"), params, self._pauses(follow))
+        pattern = None if grep is None else re.compile(grep)
+        after = None if since is None else since.astimezone(UTC).isoformat()
+        params = {"job": job, "task": task, "since": after, "output": output}
+        read = partial(self._patiently, workload_id)
+        labels = labels_of(read(), job, task) if follow or pattern is not None else Labels(b"| ")
+        path = path_of("workloads", workload_id, "logs")
+        logs = Logs(self._transport, path, params, self._pauses(follow), labels, pattern)
         if not follow:
             yield from logs.now(attempt, tail)
             return
-        number = attempt or self._attempt_after(workload_id, 0)
+        if labels.is_by_element:
+            yield from logs.follow(None, tail, lambda: read()["phase"] in views.TERMINAL_PHASES)
+            return
+        number = attempt or next_attempt(read, 0)
         while number is not None:
             yield from logs.follow(number, tail, partial(self._is_released, workload_id, number))
-            number = None if attempt is not None else self._attempt_after(workload_id, number)
+            number = None if attempt is not None else next_attempt(read, number)
             tail = None
             if number is not None and on_attempt is not None:
                 on_attempt(number)
-
-    def _attempt_after(self, workload_id: str, number: int) -> int | None:
-        """Wait for the attempt after `number` (0: for the newest). Return None if the workload ends without one."""
-        pause_s = _POLL_FIRST_S
-        while True:
-            now = self._patiently(workload_id)
-            if now["attempt"] > number:
-                return now["attempt"] if number == 0 else number + 1
-            if now["phase"] in views.TERMINAL_PHASES:
-                return None
-            time.sleep(pause_s)
-            pause_s = min(_POLL_LONGEST_S, pause_s * 1.5)
 
     def _is_released(self, workload_id: str, attempt: int) -> bool:
         answer = self._transport.request(

@@ -87,6 +87,10 @@ class ApiError(ClientError):
         return ": ".join(filter(None, [self.title, self.detail]))
 
 
+class OutputError(ClientError):
+    """An output cannot be fetched: it was not stored, the folder is not empty, or the archive is not valid."""
+
+
 class Invalid(ApiError):
     """The request or document is invalid. Nothing was changed."""
 

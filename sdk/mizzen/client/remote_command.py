@@ -78,10 +78,15 @@ class _Command:
         self._reads_stdin = reads_stdin
         self._connection = connection
         self._terminal = terminal
-        channels = self._channels = Channels(connection.send)
+        channels = self._channels = Channels(self._send)
         self._stdin, self._stdout = channels.open(STDIN), channels.open(STDOUT)
         self._stderr = channels.open(STDERR)
         self._works: list[asyncio.Task[Any]] = []
+
+    async def _send(self, message: bytes) -> None:
+        """Send a frame. After the end of the session there is no one for it, but what has arrived is still shown."""
+        with contextlib.suppress(ConnectionClosed):
+            await self._connection.send(message)
 
     async def run(self, command: Sequence[str]) -> int:
         columns, rows = shutil.get_terminal_size()
@@ -170,16 +175,12 @@ class _Command:
             signal.signal(number, signal.SIG_DFL)
 
     def _say(self, message: bytes) -> None:
-        async def send() -> None:
-            with contextlib.suppress(ConnectionClosed):
-                await self._connection.send(message)
-
-        self._works.append(asyncio.create_task(send()))
+        self._works.append(asyncio.create_task(self._send(message)))
 
 
 async def _feed(channel: ByteChannel) -> None:
     """Send stdin to its end."""
-    with contextlib.suppress(ChannelReset, ConnectionClosed):
+    with contextlib.suppress(ChannelReset):
         while data := await _read_stdin():
             await channel.write(data)
         await channel.end()
@@ -219,7 +220,7 @@ def _pool() -> Iterator[ThreadPoolExecutor]:
 async def _show(channel: ByteChannel, descriptor: int, writers: ThreadPoolExecutor) -> None:
     """Write what arrives on a channel, to its end."""
     loop = asyncio.get_running_loop()
-    with contextlib.suppress(ChannelReset, ConnectionClosed):
+    with contextlib.suppress(ChannelReset):
         while data := await channel.read():
             await loop.run_in_executor(writers, _write_all, descriptor, data)
 

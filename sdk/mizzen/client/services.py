@@ -30,6 +30,8 @@ class Services(Calls):
 
         `blue_green`: no replica of the new version gets requests before all of them are ready.
         """
+        if workdir is not None and document.get("tenant") is None:  # The upload belongs to the service's tenant.
+            document = {**document, "tenant": self.service(service)["tenant"]}
         params = {"mode": "blue_green" if blue_green else "rolling"}
         answer = self._make("PUT", ("services", service), document, workdir, params=params)
         return cast(views.ServiceChanged, answer)

@@ -179,8 +179,10 @@ class Transport:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
         silence_s: float | None = None,
+        *,
+        lines: bool = True,
     ) -> Iterator[Iterator[bytes]]:
-        """Return the lines of a streamed response, as bytes without line ends.
+        """Return the lines of a streamed response, as bytes without line ends; with `lines` false, its pieces.
 
         An incomplete last line is yielded only if the stream ends properly. A connection that receives nothing for
         `silence_s` (default: `answer_s`) counts as lost.
@@ -199,7 +201,7 @@ class Transport:
             ) as response:
                 self._look_at_expiry(response)
                 if response.is_success:
-                    yield _lines(response)
+                    yield _lines(response) if lines else response.iter_bytes()
                     return
                 response.read()
                 problem = _problem(response)

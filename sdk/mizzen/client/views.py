@@ -325,6 +325,15 @@ class Left(TypedDict):
     """When the directory is deleted; earlier if the machine's disk fills."""
 
 
+class Unstored(TypedDict):
+    """An output of a task that was not stored."""
+
+    job: str
+    task: int
+    name: str
+    why: str
+
+
 class GpuUse(TypedDict):
     """What a task uses of its GPUs, as its agent last measured it."""
 
@@ -368,6 +377,8 @@ class Attempt(TypedDict):
     notice: Notice | None
     left: list[Left]
     """What its ended tasks have left on their machines, the largest first."""
+    unstored: list[Unstored]
+    """Outputs that were not stored at its end. A path that some tasks have is not missing."""
     gpu_use: list[GpuUse]
     """By task, of at most 256 tasks; empty: not measured."""
     lost_s: float | None
@@ -414,6 +425,37 @@ class Session(TypedDict):
     job: str
     task: int
     machine: str
+
+
+class Output(TypedDict):
+    """An output of one task of one attempt, or the reason why it was not stored."""
+
+    name: str
+    job: str
+    task: int
+    attempt: int
+    path: str
+    """The path in the working directory of the task."""
+    stored_at: str
+    files: int
+    """The number of files, folders and links."""
+    size_bytes: int
+    """The size of the files together."""
+    archive_bytes: int
+    """The size of the tar archive."""
+    left_out: list[str]
+    """Entries that were not stored, with the reasons; at most 5."""
+    left_out_count: int
+    error: str | None
+    """Why it was not stored; None: it was."""
+
+
+class OutputList(TypedDict):
+    """The outputs of a workload, sorted by name, job, task and attempt."""
+
+    items: list[Output]
+    has_more: bool
+    """There are more than 1000; give a name, job or task."""
 
 
 class QueueEntry(TypedDict):
@@ -1051,6 +1093,8 @@ class ServiceReplica(TypedDict):
     """Why it ends or has ended."""
     probe_error: str | None
     """The result of its last probe, if it failed."""
+    ejected: str | None
+    """Why balancers send it no requests, or few, although its probe succeeds."""
     phase: str | None
     """Phase of its workload; None: the workload's record is deleted."""
     reason: Reason | None
@@ -1064,8 +1108,9 @@ class Service(TypedDict):
     tenant: str
     name: str
     version: int
-    state: Literal["starting", "ready", "degraded", "stopping", "ended"]
-    """`ready`: at least `target` replicas are ready; `degraded`: at least one is."""
+    state: Literal["starting", "ready", "degraded", "scaled_to_zero", "stopping", "ended"]
+    """`ready`: at least `target` replicas are ready; `degraded`: at least one is; `scaled_to_zero`: there is none, and
+    the first request starts one."""
     target: int
     """Number of replicas that should be ready now."""
     ready: dict[str, int]
@@ -1075,7 +1120,7 @@ class Service(TypedDict):
     versions: dict[str, int]
     """Ready replicas by version."""
     availability: float | None
-    """Fraction of the time since its creation with at least `target` ready replicas."""
+    """Fraction of the time with a target above 0 in which at least `target` replicas were ready."""
     usd: float
     """Cost of its own machines so far, in US dollars."""
     usd_on_demand: float | None
@@ -1128,6 +1173,8 @@ class Endpoint(TypedDict):
     kind: str
     state: Literal["ready", "draining"]
     """`draining`: it gets no new requests."""
+    ejected: bool
+    """Whether balancers send it no requests, or few, because it fails."""
 
 
 class EndpointList(TypedDict):
@@ -1139,7 +1186,11 @@ class EndpointList(TypedDict):
     policy: LoadBalancing
     retry_non_idempotent: bool
     request_timeout_s: float
+    first_byte_s: float | None
+    """Longest time to the first byte of an answer; None: relative to the other replicas."""
     max_queue: int
+    hold_s: float
+    """Longest time for which a request waits while no replica is ready."""
     drain_s: float
     probe_path: str
     probe_is_get: bool

@@ -13,6 +13,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 PORT = int(sys.argv[1]) if len(sys.argv) > 1 else 0
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_behaviour: dict[str, str] = {}
+"""Options of all requests, set by `/behave`. With `hang=1` no request is answered."""
 _steps: "asyncio.Queue[None]" = asyncio.Queue()
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 
@@ -40,6 +42,13 @@ async def _request(reader: Reader, writer: Writer) -> bool:
     if parts.path == "/die":
         os._exit(1)
     body = await _body(reader, headers)
+    if parts.path == "/behave":
+        _behaviour.clear()
+        _behaviour.update(options)
+    elif _behaviour.get("hang") == "1":
+        await asyncio.sleep(3600)
+    elif _behaviour:
+        options = {**options, **_behaviour}
     return await _PATHS.get(parts.path, _who)(reader, writer, {**options, **headers, "method": method}, body)
 
 

@@ -10,7 +10,7 @@ from bench.balance_api import BalanceApi
 from infra.stack.ports import free_port
 from mizzen.client.transport import tls_context
 from proxies.balance.api_client import Api as BalancerApi
-from proxies.balance.counts import Counters, RequestCounter, Second
+from proxies.balance.counts import Counters, RequestCounter, Rows, Second, read_rows
 from proxies.balance.reports import Reports, Seconds
 from tests.proxies.balance.world import Balancer, Replica, wait_for
 
@@ -161,10 +161,11 @@ def test_lines_of_the_log_are_classified() -> None:
 def test_requests_without_an_answer_are_counted_after_two_readings() -> None:
     """Requests that are neither running nor answered count as failed, once they are so in two readings."""
 
-    def row(requests: int, answered: int, running: int) -> str:
-        return (
-            "# svname,scur,dreq,req_tot,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,hrsp_other,\n"
-            f"FRONTEND,7,0,{requests},0,{answered},0,0,0,0,\nBACKEND,{running},0,,0,{answered},0,0,0,0,\n"
+    def row(requests: int, answered: int, running: int) -> Rows:
+        return read_rows(
+            "# pxname,svname,qcur,scur,dreq,req_tot,eresp,wretr,rtime,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,"
+            f"hrsp_other,\nservice,FRONTEND,,7,0,{requests},,,,0,{answered},0,0,0,0,\n"
+            f"near,BACKEND,0,{running},0,,0,0,0,0,{answered},0,0,0,0,\n"
         )
 
     counters = Counters()

@@ -21,7 +21,8 @@ def entry(number: int, **fields: Any) -> dict[str, Any]:
 def body(*endpoints: dict[str, Any], **fields: Any) -> dict[str, Any]:
     usual = {
         "service": "sv-1", "name": "chat", "policy": "round_robin", "retry_non_idempotent": False,
-        "request_timeout_s": 30, "max_queue": 100, "drain_s": 30, "version": 1, "endpoints": list(endpoints),
+        "request_timeout_s": 30, "first_byte_s": None, "max_queue": 100, "hold_s": 0, "drain_s": 30, "version": 1,
+        "endpoints": list(endpoints),
     }  # fmt: skip
     return {**usual, **fields}
 
@@ -33,7 +34,9 @@ def test_only_ready_replicas_with_an_address_have_seats() -> None:
     )
     found = seats(parse_service("chat", listed), {"10.0.0.1": "10.0.0.1", "v6.example": "fd00::4"}, None)
     assert [(seat.path, seat.address) for seat in found] == [
+        ("hold/1-10.0.0.1:8000", "10.0.0.1:8000"),
         ("round_robin/1-10.0.0.1:8000", "10.0.0.1:8000"),
+        ("hold/4-fd00::4:8000", "[fd00::4]:8000"),
         ("round_robin/4-fd00::4:8000", "[fd00::4]:8000"),
     ]
 
@@ -42,7 +45,8 @@ def test_least_load_makes_the_other_zones_a_reserve() -> None:
     """Each replica stands in both backends, as a backup in the one of the other zones; distance lowers the weight."""
     listed = body(entry(1), entry(2, zone="b"), entry(3, region="west", zone="a"), policy="least_load")
     service = parse_service("chat", listed)
-    found = seats(service, {f"10.0.0.{number}": f"10.0.0.{number}" for number in (1, 2, 3)}, HERE)
+    everywhere = seats(service, {f"10.0.0.{number}": f"10.0.0.{number}" for number in (1, 2, 3)}, HERE)
+    found = [seat for seat in everywhere if seat.backend != "hold"]
     assert [(seat.backend, seat.name[0], seat.weight, seat.is_backup) for seat in found] == [
         ("near", "1", 100, False), ("far", "1", 100, True),
         ("near", "2", 100, True), ("far", "2", 100, False),
@@ -56,7 +60,7 @@ def test_without_a_zone_least_load_counts_connections() -> None:
     """No replica is nearer than another if the zone of the clients is unknown."""
     service = parse_service("chat", body(entry(1), policy="least_load"))
     assert effective_policy(service, None) == "least_connections" and effective_policy(service, HERE) == "least_load"
-    assert [seat.backend for seat in seats(service, {"10.0.0.1": "10.0.0.1"}, None)] == ["least_connections"]
+    assert [seat.backend for seat in seats(service, {"10.0.0.1": "10.0.0.1"}, None)] == ["hold", "least_connections"]
 
 
 @pytest.mark.parametrize(

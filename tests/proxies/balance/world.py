@@ -49,6 +49,10 @@ class Replica:
         with self._process.stdout as output:  # type: ignore[union-attr]
             assert output.readline() == b"ready\n"
 
+    def behave(self, **options: str) -> None:
+        """Lets the replica answer all requests with these options, such as `status="500 Broken"` or `hang="1"`."""
+        httpx.get(f"http://127.0.0.1:{self.port}/behave", params=options)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()

@@ -116,6 +116,17 @@ async def test_an_agent_without_gateway_has_only_the_key_of_its_machine(secret_l
                 machine.decrypt(payload)
 
 
+async def test_an_agent_without_keys_says_that_it_needs_them(secret_lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """The agent cannot read what is encrypted for it: its log and the failure of its activity name the setting."""
+    lab = secret_lab
+    config = lab.config(heartbeat_interval_s=0.2)
+    blind = Lab(lab.folder, lab.temporal.model_copy(update={"payload_keys": None}), lab.client, lab.queue)
+    async with blind.agent(config):
+        running = await lab.run(description(lab.region, config, "true"), config.machine, attempts=1)
+        assert "temporal.payload_keys: is not set" in str(await running.failure())
+    assert "temporal.payload_keys: is not set" in caplog.text
+
+
 def test_keys_of_machines_differ_and_damage_is_found(tmp_path: Path) -> None:
     """A machine's file does not open another machine's payloads; a changed payload is not decrypted."""
     keys = tmp_path / "payload.keys"

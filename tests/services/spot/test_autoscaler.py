@@ -56,6 +56,24 @@ def test_a_short_burst_changes_nothing() -> None:
     assert state.target == 1
 
 
+def test_one_request_wakes_from_zero_at_once() -> None:
+    """Whether it was counted or waits in a balancer. It keeps one replica until the downscale delay is over."""
+    scaler = LoadAutoscaler(2.0, least=0, most=3, upscale_delay_s=300.0, downscale_delay_s=1200.0)
+    asleep = scaler.start()
+    assert asleep.target == scaler.decide(asleep, 0.0, 0).target == 0
+    assert scaler.decide(asleep, 0.0, 1).target == 1
+    awake = scaler.decide(asleep, 0.0, 0, waiting=1)
+    assert awake.target == 1
+    for k in range(400):  # A cold start of more than an hour, for which the client waits.
+        awake = scaler.decide(awake, 10.0 * k, 0, waiting=1)
+    assert awake.target == 1
+    for k in range(400, 521):
+        assert awake.target == 1
+        awake = scaler.decide(awake, 10.0 * k, 0)
+    assert awake.target == 0
+    assert LoadAutoscaler(1.0, least=0, most=0).decide(ScalingState(0), 0.0, 5, waiting=5).target == 0
+
+
 def test_fixed_target_and_limits() -> None:
     """A fixed target ignores the load; settings that make no sense are refused by name."""
     fixed = LoadAutoscaler(1.0, least=3, most=3, upscale_delay_s=0.0)

@@ -1,0 +1,135 @@
+"""Which tasks, attempt and lines of the logs of a workload a request selects."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import AwareDatetime, BaseModel, Field
+
+from api.auth import Caller
+from api.problems import HttpProblem, ProblemType, invalid, not_found
+from api.state import ApiState
+from api.streams.task_log import LogFilter
+from api.workloads.elements import is_array
+from api.workloads.workload_queries import find
+from domain.log_segments import TaskOutput
+from domain.phases import TERMINAL_PHASES, Phase
+from infra.db.models import Attempt, Region, Workload
+
+MAX_TASKS = 64
+MAX_TAIL = 10_000
+_MAX_ATTEMPT = 1 << 62
+
+
+class LogQuery(BaseModel):
+    """The parameters of a request for logs."""
+
+    job: str | None = Field(None, description="Only tasks of this job")
+    task: int | None = Field(None, ge=0, le=_MAX_ATTEMPT, description="Only tasks with this index")
+    attempt: int | None = Field(None, ge=1, le=_MAX_ATTEMPT, description="Default: the newest. Not for an array")
+    tail: int | None = Field(None, ge=0, le=MAX_TAIL, description="Only the last lines of each task")
+    since: AwareDatetime | None = Field(
+        None, description="Only lines that were uploaded after this time, so none that was written after it is missing"
+    )
+    output: Literal["stdout", "stderr"] | None = Field(
+        None, description="Only lines of this output, of jobs with `output: separate`"
+    )
+    contains: str | None = Field(
+        None, max_length=1000, description="Only lines that contain this text; of the lines that `tail` selects"
+    )
+    follow: bool = Field(False, description="Keep sending new lines until the workload has ended")
+
+    def wanted(self) -> LogFilter:
+        """Returns the lines that are wanted of each log."""
+        since_ms = 0 if self.since is None else int(self.since.timestamp() * 1000)
+        output = None if self.output is None else TaskOutput[self.output.upper()]
+        return LogFilter(since_ms, output, (self.contains or "").encode())
+
+
+@dataclass(frozen=True)
+class LogChoice:
+    """What a request selects."""
+
+    workload: str
+    name: str
+    is_array: bool
+    tasks: list[tuple[str, int]]
+    """(job, task) pairs; of each element, for an array."""
+    newest: int
+    """Number of the newest attempt, 0 if there is none."""
+    query: LogQuery
+
+
+@dataclass(frozen=True)
+class LogPosition:
+    """The state of a workload, as far as it is needed to follow its logs."""
+
+    newest: int
+    """Number of the newest attempt."""
+    ended: bool
+    """The workload has ended: there will be no further attempt."""
+    released: bool
+    """The attempt whose logs are read has ended."""
+    region: str | None
+    bucket_url: str | None
+    """Bucket with the attempt's logs; None: the attempt does not exist."""
+
+
+def choose(state: ApiState, caller: Caller, workload: str, query: LogQuery) -> LogChoice:
+    """Returns what a request selects.
+
+    Raises:
+        Problem: 404, the workload or the attempt does not exist; 410, its logs were deleted; 422, a bad selection.
+    """
+    with state.transaction() as session:
+        row = find(session, caller, workload)
+        if row.expired_at is not None:
+            raise HttpProblem(
+                ProblemType.GONE, f"the logs of workload {row.id} were deleted at {row.expired_at:%Y-%m-%d %H:%M %Z}"
+            )
+        if query.attempt is not None and is_array(row):
+            raise invalid("query.attempt", f"workload {row.id} is an array: ask for one of its elements", query.attempt)
+        if query.attempt is not None and session.get(Attempt, (row.id, query.attempt)) is None:
+            raise not_found(f"attempt of workload {row.id}", str(query.attempt))
+        jobs: dict[str, int] = {j["name"]: j["tasks"] for j in row.spec["jobs"]}
+        tasks = _tasks(row.id, jobs, query)
+        merged = {j["name"] for j in row.spec["jobs"] if j.get("output", "merged") == "merged"}
+        if query.output is not None and (unknown := sorted(merged & {job for job, _ in tasks})):
+            message = (
+                f"the output of job {unknown[0]} is merged; only a document with `output: separate` tells it apart"
+            )
+            raise invalid("query.output", message, query.output)
+        return LogChoice(row.id, row.name, is_array(row), tasks, row.attempt, query)
+
+
+def _tasks(workload: str, jobs: dict[str, int], query: LogQuery) -> list[tuple[str, int]]:
+    job, task = query.job, query.task
+    if job is not None:
+        if job not in jobs:
+            raise invalid("query.job", f"workload {workload} has the jobs {', '.join(jobs)}", job)
+        jobs = {job: jobs[job]}
+    if task is not None:
+        if all(task >= tasks for tasks in jobs.values()):
+            raise invalid("query.task", f"must be at most {max(jobs.values()) - 1}", task)
+        return [(name, task) for name, tasks in jobs.items() if task < tasks]
+    total = sum(jobs.values())
+    if total > MAX_TASKS:
+        raise invalid("query.task", f"{total} tasks match, but at most {MAX_TASKS} can be read at once: "
+                      "select a job and a task")  # fmt: skip
+    return [(name, number) for name, tasks in jobs.items() for number in range(tasks)]
+
+
+def position_of(state: ApiState, workload: str, attempt: int) -> LogPosition:
+    """Returns the present state of a workload and of one of its attempts."""
+    with state.transaction() as session:
+        row = session.get(Workload, workload)
+        own = session.get(Attempt, (workload, attempt))
+        # An element that a runner runs has no row of its attempt before its end.
+        at = own.region if own is not None else row.region if row is not None and row.attempt == attempt else None
+        region = session.get(Region, at) if at is not None else None
+        return LogPosition(
+            newest=row.attempt if row is not None else attempt,
+            ended=row is None or Phase(row.phase) in TERMINAL_PHASES,
+            released=(own is None and at is None) or (own is not None and own.released_at is not None),
+            region=region.name if region is not None else None,
+            bucket_url=region.bucket_url if region is not None else None,
+        )

@@ -1,0 +1,125 @@
+"""Reads one task's log from the segments in its region's bucket (`domain.log_segments`)."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from domain.log_segments import END, Segment, TaskOutput, segment_of
+from mizzen.objects import MissingObject, ObjectStore
+
+MAX_LINE_BYTES = 1 << 20
+"""Longer lines are split: progress bars and binary output contain no line ends."""
+MAX_TAIL_BYTES = 8 << 20
+
+
+class LogFilter(NamedTuple):
+    """Which lines of a log are read."""
+
+    since_ms: int = 0
+    """Segments that were cut before this time, in milliseconds since the epoch, are skipped."""
+    output: TaskOutput | None = None
+    """None: stdout and stderr."""
+    contains: bytes = b""
+    """Only lines that contain these bytes."""
+
+
+class TaskLog:
+    """A reader with a position in one task's log. Lines are returned without their line ends."""
+
+    def __init__(
+        self, store: ObjectStore, prefix: str, label: str = "", wanted: LogFilter | None = None,
+        line_bytes: int = MAX_LINE_BYTES,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._prefix = prefix
+        self._label = label.encode()
+        self._wanted = wanted or LogFilter()
+        self._line_bytes = line_bytes
+        self._after = prefix
+        """The last key that was read."""
+        self._offset: int | None = 0
+        """Where the next segment begins if none is missing; None: not known, because the last one was skipped."""
+        self._rests: dict[TaskOutput, bytes] = {}
+        """The beginning of the last line of each output, which has no line end yet."""
+        self.ended = False
+        """True if the task has ended and all of its output was read."""
+
+    def probe(self) -> None:
+        """Lists one object, which raises an error if the store does not respond."""
+        next(self._store.list(self._prefix), None)
+
+    def segments(self) -> Iterator[list[bytes]]:
+        """Yields the lines of each new segment."""
+        for key, segment in self._new():
+            body = self._get(key)
+            if body is not None:
+                yield self._take(segment, body)
+        if self.ended:
+            yield self.flush()
+
+    def tail(self, lines: int) -> list[bytes]:
+        """Moves the position to the end of the existing log, and returns its last lines."""
+        found: list[tuple[Segment, bytes]] = []
+        size = ends = 0
+        for key, segment in reversed(list(self._new())):
+            body = self._get(key)
+            if body is None:
+                break
+            found.append((segment, body))
+            size, ends = size + len(body), ends + body.count(b"\n")
+            if ends > lines or size > MAX_TAIL_BYTES:
+                break
+        self._offset = None  # Earlier output is skipped on purpose, so it is not reported as missing.
+        taken = [line for segment, body in reversed(found) for line in self._take(segment, body)]
+        taken += self.flush() if self.ended else []
+        return taken[len(taken) - min(lines, len(taken)) :]
+
+    def flush(self) -> list[bytes]:
+        """Returns the last line of each output if it has no line end."""
+        rests, self._rests = self._rests, {}
+        return self._labelled([rest for rest in rests.values() if rest])
+
+    def _new(self) -> Iterator[tuple[str, Segment]]:
+        for info in self._store.list(self._prefix, after=self._after):
+            name = info.key.removeprefix(self._prefix)
+            if name == END:
+                self.ended = True
+                return
+            segment = segment_of(name)
+            if segment is None:
+                continue
+            self._after = info.key
+            if segment.at_ms < self._wanted.since_ms or self._wanted.output not in (None, segment.output):
+                self._offset = None
+            else:
+                yield info.key, segment
+
+    def _get(self, key: str) -> bytes | None:
+        try:
+            return self._store.get(key)
+        except MissingObject:
+            return None  # Deleted after its retention time, while the log was being read.
+
+    def _take(self, segment: Segment, body: bytes) -> list[bytes]:
+        out = []
+        expected = segment.offset if self._offset is None else self._offset
+        if segment.offset > expected:
+            missing = b"--- %s%d bytes of the log are missing here" % (self._label, segment.offset - expected)
+            out = [*self.flush(), missing]
+        elif segment.offset < expected:
+            body = body[expected - segment.offset :]
+        self._offset = max(expected, segment.offset) + len(body)
+        *whole, rest = (self._rests.pop(segment.output, b"") + body).split(b"\n")
+        while len(rest) > self._line_bytes:
+            whole.append(rest[: self._line_bytes])
+            rest = rest[self._line_bytes :]
+        self._rests[segment.output] = rest
+        return out + self._labelled(whole)
+
+    def _labelled(self, lines: list[bytes]) -> list[bytes]:
+        text = self._wanted.contains
+        return [self._label + line.decode("utf-8", "replace").encode() for line in lines if text in line]
+
+
+def joined(lines: list[bytes]) -> bytes:
+    """Returns lines as one piece of text."""
+    return b"".join(line + b"\n" for line in lines)

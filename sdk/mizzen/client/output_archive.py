@@ -1,0 +1,114 @@
+"""Reads the archives of outputs, and unpacks them into folders."""
+
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from io import BufferedReader, RawIOBase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mizzen.client.calls import path_of
+from mizzen.client.errors import OutputError, Unreachable
+from mizzen.client.transport import Backoff, Params, StreamBroken, Transport
+from mizzen.client.views import Output
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_PIECE_BYTES = 1 << 20
+Progress = Callable[[int], None]
+"""Called with the number of bytes that have arrived of the archive."""
+
+
+def write_output(
+    transport: Transport, workload_id: str, output: Output, folder: Path, progress: Progress | None
+) -> None:
+    """Write the files of an output into a folder (`OutputCalls.fetch_output`)."""
+    if output["error"] is not None:
+        raise OutputError(f"output {output['name']} was not stored: {output['error']}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputError(f"{folder} exists and is not an empty folder: give another one")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    path = path_of("workloads", workload_id, "outputs", output["name"])
+    try:
+        _unpack(_Archive(transport, path, output, transport.pauses(), progress), partial)
+        partial.chmod(0o755)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _unpack(archive: "_Archive", folder: Path) -> None:
+    try:
+        with BufferedReader(archive, _PIECE_BYTES) as file:
+            with tarfile.open(fileobj=file, mode="r|") as tar:
+                tar.extractall(folder, filter="data")
+            while file.read(_PIECE_BYTES):
+                pass  # The padding at the end, so that the archive is known to be complete.
+    except tarfile.TarError as error:
+        raise OutputError(f"the archive of the output is not valid: {error}") from None
+
+
+class _Archive(RawIOBase):
+    """The archive of an output as a file that is read once."""
+
+    def __init__(
+        self, transport: Transport, path: str, output: Output, pauses: Backoff, progress: Progress | None
+    ) -> None:
+        self._transport = transport
+        self._path = path
+        self._params: dict[str, str | int] = {
+            "job": output["job"],
+            "task": output["task"],
+            "attempt": output["attempt"],
+        }
+        self._size = output["archive_bytes"]
+        self._pauses = pauses
+        self._progress = progress
+        self._at = 0
+        self._rest = b""
+        self._stack = ExitStack()
+        self._pieces: Iterator[bytes] | None = None
+
+    def readable(self) -> bool:
+        """Return true."""
+        return True
+
+    def readinto(self, into: "WriteableBuffer") -> int:
+        """Fill a buffer, at least in part; return how many bytes were read, 0 at the end."""
+        while not self._rest and self._at < self._size:
+            self._rest = self._next()
+        view = memoryview(into)
+        found = self._rest[: len(view)]
+        view[: len(found)] = found
+        self._rest = self._rest[len(found) :]
+        return len(found)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._stack.close()
+        super().close()
+
+    def _next(self) -> bytes:
+        """Return the next piece. If the connection is lost, pause and return nothing; the next call continues."""
+        try:
+            if self._pieces is None:
+                params: Params = {**self._params, "start": self._at}
+                self._pieces = self._stack.enter_context(self._transport.stream(self._path, params, lines=False))
+                self._pauses.connected()
+            piece = next(self._pieces, None)
+            if piece is None:
+                raise StreamBroken("the output was broken off")
+        except StreamBroken as error:
+            self._pieces = None
+            self._stack.close()
+            self._pauses.pause(Unreachable(str(error)))
+            return b""
+        self._pauses.succeeded()
+        self._at += len(piece)
+        if self._progress is not None:
+            self._progress(self._at)
+        return piece

@@ -1,0 +1,115 @@
+"""The lane of a runner on a machine: what its elements find and leave, repeats of requests, and stops."""
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from domain.ids import log_prefix
+from domain.isolation import Isolation
+from domain.launch import LaunchDescription
+from domain.protocol.activities import Activity
+from domain.protocol.leases import ElementsRun, LeasedElement, RunElements
+from domain.protocol.machines import NodeOutcome
+from domain.spec import ArraySpec, RunnersSpec
+from tests.agent.harness import Lab, Pending, description, needs_sandbox, read_log, until_async
+
+_LOOKS = """
+echo "$MIZZEN_ARRAY_INDEX $MIZZEN_ATTEMPT $MIZZEN_WORKLOAD ${MIZZEN_CHECKPOINT_URI-none}"
+ls -A . /tmp /var/tmp /dev/shm | grep left || true
+echo once >> FOLDER/count.$MIZZEN_ARRAY_INDEX
+for place in . /tmp /var/tmp /dev/shm; do touch $place/left; done
+(setsid sleep 600 &)
+test $MIZZEN_ARRAY_INDEX != 1
+"""
+
+
+def _runner(lab: Lab, config: Any, command: str, **runners: Any) -> LaunchDescription:
+    elements = ArraySpec(ranges=((0, 9, 1),), runners=RunnersSpec(**runners))
+    launch = description(
+        lab.region, config, command.replace("FOLDER", str(lab.folder)), workload_id=f"wl-{uuid.uuid4().hex[:12]}-r0",
+        elements=elements,
+    )  # fmt: skip
+    lab.write(launch)
+    return launch
+
+
+async def _run_elements(lab: Lab, launch: LaunchDescription, config: Any, *indexes: int) -> Pending:
+    leased = [LeasedElement(index, 1) for index in indexes]
+    request = RunElements(launch.workload_id, launch.attempt, config.machine, leased)
+    return await lab.start(Activity.RUN_ELEMENTS, config.machine, request)
+
+
+@needs_sandbox
+async def test_elements_follow_each_other_in_a_sandbox(lab: Lab) -> None:
+    """Each element of a chunk runs once, in a place without the files of others, even if the chunk is requested again.
+
+    What they leave running is killed. The runner ends when it gets no more elements.
+    """
+    config = lab.config(isolation=Isolation.SANDBOX, paths=(f"{lab.folder}:rw",))
+    launch = _runner(lab, config, _LOOKS)
+    array = launch.workload_id.removesuffix("-r0")
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        for indexes in ((0, 1, 2), (0, 1, 2), (3,)):
+            run: ElementsRun = await (await _run_elements(lab, launch, config, *indexes)).result(ElementsRun)
+            codes = {one.index: one.exit_code for one in run.results}
+            assert codes == dict.fromkeys(indexes, 0) | ({1: 1} if 1 in indexes else {})
+            assert not run.is_over
+        assert not _sleepers(lab.folder)
+        ended = await (await _run_elements(lab, launch, config)).result(ElementsRun)
+        assert ended.is_over
+        outcome: NodeOutcome = await running.result(NodeOutcome)
+        assert outcome.exits[0].succeeded
+    for index in range(4):
+        assert (lab.folder / f"count.{index}").read_text() == "once\n"
+        text, complete = read_log(lab.bucket_url, log_prefix(f"{array}-{index}", 1, "main", 0))
+        assert complete and text.decode() == f"{index} 1 {array}-{index} none\n"
+
+
+def _sleepers(folder: Path) -> list[int]:
+    mark, found = os.fsencode(folder), []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                if mark in (path / "environ").read_bytes() and (path / "comm").read_text() == "sleep\n":
+                    found.append(int(path.name))
+            except OSError:
+                continue
+    return found
+
+
+async def test_a_stop_lets_the_element_end(lab: Lab) -> None:
+    """After a stop, the element that runs may end within half of the grace period, and no other one is started."""
+    config = lab.config()
+    launch = _runner(
+        lab, config, "echo begun > FOLDER/begun.$MIZZEN_ARRAY_INDEX; sleep 0.7; echo > FOLDER/ended.$MIZZEN_ARRAY_INDEX"
+    )
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        chunk = await _run_elements(lab, launch, config, 0, 1)
+        await until_async(lambda: (lab.folder / "begun.0").exists())
+        stopped = await lab.stop(launch, config.machine, grace_s=20.0)
+        run: ElementsRun = await chunk.result(ElementsRun)
+        assert run.is_over and [(one.index, one.is_final) for one in stopped.elements] == [(0, True), (1, False)]
+        await running.result(NodeOutcome)
+    assert (lab.folder / "ended.0").exists() and not (lab.folder / "begun.1").exists()
+
+
+async def test_a_stop_that_interrupts(lab: Lab) -> None:
+    """With `interrupt: now`, the element that runs gets SIGTERM at once, and has not ended by itself."""
+    config = lab.config()
+    launch = _runner(
+        lab, config, "trap 'exit 0' TERM; echo > FOLDER/begun; while :; do sleep 0.05; done", interrupt="now"
+    )
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        chunk = await _run_elements(lab, launch, config, 0, 1)
+        await until_async(lambda: (lab.folder / "begun").exists())
+        stopped = await lab.stop(launch, config.machine, grace_s=20.0)
+        assert [(one.index, one.began_s is not None, one.is_final) for one in stopped.elements] == [
+            (0, True, False),
+            (1, False, False),
+        ]
+        await chunk.result(ElementsRun)
+        await running.result(NodeOutcome)

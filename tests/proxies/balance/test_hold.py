@@ -1,0 +1,72 @@
+"""Requests that arrive while no replica is ready: they wait for the first one, within limits."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import httpx
+
+from bench.balance_api import NAME, BalanceApi
+from tests.proxies.balance.world import Balancer, Replica, wait_for
+
+Start = Callable[..., Balancer]
+
+
+def _waiting(api: BalanceApi) -> int:
+    return int(api.now.get(NAME, {"waiting": 0})["waiting"])
+
+
+def test_requests_wait_for_the_first_replica(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
+    """They are reported at once, also those whose body is large, and all are answered. Later ones do not wait."""
+    api.set([], hold_s=60)
+    balancer = start()
+    for policy in ("round_robin", "least_connections"):
+        api.set([], hold_s=60, policy=policy)
+        wait_for("HAProxy has the policy", lambda policy=policy: policy in balancer.ask("get var proc.policy"))
+        wait_for("no replica is left", lambda: balancer.servers() <= {"0"})
+        with httpx.Client(base_url=balancer.url, timeout=60) as client, ThreadPoolExecutor(6) as pool:
+            asked = [pool.submit(client.post, "/", content=b"x" * 100_000 * number) for number in range(6)]
+            wait_for("the requests are reported", lambda: _waiting(api) == 6)
+            api.set([replicas[0].entry()], hold_s=60, policy=policy)
+            answers = [one.result() for one in asked]
+            assert [answer.status_code for answer in answers] == [200] * 6
+            assert client.get("/").status_code == 200
+        wait_for("none waits", lambda: _waiting(api) == 0)
+    assert api.total("failed") == 0
+    assert balancer.stop() == 0
+
+
+def test_waiting_requests_are_limited(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
+    """In number and in time; a client that leaves frees its place."""
+    api.set([], hold_s=2, max_queue=2)
+    balancer = start()
+    wait_for("requests wait", lambda: httpx.get(balancer.url, timeout=30).status_code == 503)
+
+    def ask(timeout_s: float) -> httpx.Response:
+        return httpx.get(balancer.url, timeout=timeout_s)
+
+    with ThreadPoolExecutor(4) as pool:
+        first: list[Future[httpx.Response]] = [pool.submit(ask, 30) for _ in range(4)]
+        answers = [one.result() for one in first]
+    assert [answer.status_code for answer in answers] == [503] * 4
+    assert all(int(answer.headers["retry-after"]) > 0 for answer in answers)
+    assert sum("queue" in answer.text for answer in answers) == 2
+    api.set([], hold_s=60, max_queue=1)
+    wait_for("the limits hold", lambda: "<1>" in balancer.ask("get var proc.max_queue"))
+    restarted = balancer.haproxy()
+    wait_for("HAProxy has the new time", lambda: "60000ms" in (balancer.data / NAME / "haproxy.cfg").read_text())
+    wait_for("HAProxy has started", lambda: balancer.haproxy() not in (0, restarted) or _held(balancer))
+    for _ in range(2):
+        try:
+            ask(1.5)
+        except httpx.ReadTimeout:
+            continue
+        raise AssertionError("the request was not held")
+    with ThreadPoolExecutor(1) as pool:
+        last = pool.submit(ask, 60)
+        wait_for("it waits", lambda: _waiting(api) == 1)
+        api.set([replicas[0].entry()], hold_s=60, max_queue=1)
+        assert last.result().status_code == 200
+
+
+def _held(balancer: Balancer) -> bool:
+    return "hold,plug,0,0,1" in balancer.ask("show stat -1 4 -1")
