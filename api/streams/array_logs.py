@@ -123,7 +123,10 @@ class ArrayLogs:
     async def _existing(
         self, horizon: datetime, live: dict[tuple[int, int], _Element], known: set[tuple[int, int]]
     ) -> AsyncGenerator[AsyncGenerator[bytes, None], None]:
-        """Yields a reader for each newest attempt; with `follow`, those that are not complete become `live`."""
+        """Yields a reader for the newest attempt of each element.
+
+        With `follow`, attempts whose output may still grow are added to `live`, and all that were read to `known`.
+        """
         follow, after = self._choice.query.follow, -1
         recent = or_(Attempt.released_at.is_(None), Attempt.released_at >= horizon)
         newest = _PLACED.where(Attempt.attempt == Workload.attempt, recent).limit(_PAGE)
