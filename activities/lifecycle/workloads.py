@@ -209,7 +209,12 @@ def _unstored(progress: list[TaskProgress]) -> list[dict[str, Any]]:
     """
     lack = Counter(one.name for task in progress for one in task.unstored if one.is_missing)
     return [
-        {"job": task.job, "task": task.task, "name": _clean(one.name)[:ids.NAME_LENGTH], "why": _clean(one.why)[:MAX_TEXT]}
+        {
+            "job": task.job,
+            "task": task.task,
+            "name": _clean(one.name)[: ids.NAME_LENGTH],
+            "why": _clean(one.why)[:MAX_TEXT],
+        }
         for task in progress
         for one in task.unstored
         if not one.is_missing or lack[one.name] == len(progress)
