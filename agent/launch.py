@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from domain.ids import run_id
-from domain.launch import LaunchDescription, TaskPlace
+from domain.launch import JobLaunch, LaunchDescription, TaskPlace
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -75,6 +75,18 @@ def script_command(script: str, path: Path, search: str) -> tuple[str, ...]:
     if interpreter:
         return (*interpreter, str(path))
     return (shutil.which("bash", path=search) or "/bin/sh", "-e", str(path))
+
+
+def setup_command(job: JobLaunch, python: str, path: Path, search: str) -> tuple[str, ...] | None:
+    """Returns the command before that of the task: the copies of `mounts`, and then the script; None: there is none.
+
+    `path` and `search` are as in `script_command`. `python` runs the copies.
+    """
+    script = () if job.setup is None else script_command(job.setup, path, search)
+    copies = [word for mount in job.mounts if mount.source for word in (mount.source, mount.target)]
+    if not copies:
+        return script or None
+    return (python, "-m", "mizzen.objects.fetch", *copies, "--", *script)
 
 
 def environment(

@@ -86,6 +86,8 @@ class ServiceSpec(TaskSpec):
     """Acceptable resources, in order of preference."""
     secrets: dict[str, str] = Field(default_factory=dict)
     """Environment variable to the name of one of the tenant's secrets."""
+    image_pull_secret: str | None = None
+    """Name of the tenant's secret with `USER:PASSWORD` for the registry of the image."""
     files: dict[str, str] = Field(default_factory=dict)
     workdir: str | None = None
     """SHA-256 (hex) of an uploaded archive."""

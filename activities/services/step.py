@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, delete, func, select, text
 from sqlalchemy.orm import Session
 from temporalio import activity
 
@@ -37,6 +37,7 @@ from infra.db.models import Machine, Workload
 from infra.db.queued_end import end_queued
 from infra.db.services import ServiceReplica, ServiceRow, ServiceVersion
 from infra.db.session import transaction
+from infra.db.tenants import Secret
 from services.account import Account
 from services.controller import decide
 from services.values import (
@@ -124,6 +125,7 @@ class _Step:
         end_left_instances(self._session, self._row)
         if plan.stopping and not live and not self._instances():
             self._row.ended_at = func.now()
+            self._session.execute(delete(Secret).where(Secret.service == self._row.id))
             if listed:
                 self._record("service.endpoints", ready=0)
             self._record("service.ended")

@@ -15,13 +15,13 @@ from api.documents.position import At
 from api.documents.syntax import Value
 from api.documents.workload import MAX_COMMAND_BYTES
 
+_CLOUDS = ("allowed_clouds", "aws", "azure", "gcp", "kubernetes", "lambda", "nebius", "oci", "runpod", "ssh", "vast",
+           "vsphere")  # fmt: skip
 REFUSED: Mapping[str, Mapping[str, str]] = {
     "": {
-        "file_mounts": "use workdir or files, or download the data in setup",
-        "volumes": "use workdir or files, or download the data in setup",
-        "volume_mounts": "use workdir or files, or download the data in setup",
+        "volumes": "use file_mounts or workdir, or download the data in setup",
+        "volume_mounts": "use file_mounts or workdir, or download the data in setup",
         "managed_secrets": "write secrets: {VARIABLE: name of the tenant's secret}",
-        "config": "settings of clouds are in the installation's settings of its providers",
         "experimental": "settings of clouds are in the installation's settings of its providers",
         "event_callback": "follow `mizzen events`",
         "pool": "a pool of workers for batch jobs is not a service; submit workloads with `mizzen submit`",
@@ -30,18 +30,20 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
     },
     "resources": {
         "instance_type": "give accelerators, cpus and memory; the provider's settings list the machine types",
-        "image_id": "the provider's settings name the image of the machines; install software in setup",
         "accelerator_args": "TPUs are not supported; omit it",
-        "volumes": "use workdir or files, or download the data in setup",
+        "volumes": "use file_mounts or workdir, or download the data in setup",
         "ephemeral_storage": "the provider's machine types determine the disk; omit it",
         "local_disk": "the provider's machine types determine the disk; omit it",
         "max_hourly_cost": "limit replica_policy.max_replicas, or the tenant's quota",
-        "labels": "labels belong to the top level of the document",
         "priority": "priority belongs to the top level of the document, where 1 is the highest",
         "priority_class": "use priority at the top level of the document, where 1 is the highest",
         "job_recovery": "a lost replica is always replaced; replica_policy.spot_placer chooses the zone",
         "autostop": "a service runs until `mizzen serve down`; min_replicas: 0 ends all replicas of an idle service",
         "hooks": "a task gets SIGTERM before it is stopped; handle it in run",
+    },
+    "config": {
+        "docker": "operators set the options of the machines' container engines",
+        "admin_policy": "operators set quotas and priorities of tenants",
     },
     "service": {
         "tls": "give the certificate to the balancer: `mizzen balance --cert`",
@@ -68,6 +70,7 @@ IGNORED: Mapping[str, Mapping[str, str]] = {
         "disk_tier": "the provider's machine types determine the disk",
         "network_tier": "the provider's machine types determine the network",
     },
+    "config": dict.fromkeys(_CLOUDS, "the settings of the installation's providers apply"),
 }
 """By section: each field that is accepted without effect, and why."""
 _REFERENCE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")

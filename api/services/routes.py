@@ -1,5 +1,6 @@
 """Endpoints that create, update, list, show and end services."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any
@@ -21,6 +22,7 @@ from api.paging import Cursor, Limit, NumberCursor, page
 from api.problems import HttpProblem, ProblemType, refuse_document
 from api.routing import Router
 from api.services.idempotent_versions import Asked, add_version, answer_again, once
+from api.services.literal_secrets import name_literals, store_literals
 from api.services.service_queries import (
     detail_fields,
     endpoint_list,
@@ -41,8 +43,7 @@ from api.views import write_audit
 from api.workloads.submission import parse
 from domain.ids import new_service_id
 from domain.service import ServiceSpec, UpdateMode
-from infra.config.notify import NotifySettings
-from infra.db import events, outbox, published_queue
+from infra.db import events, outbox
 from infra.db.services import ServiceReplica, ServiceRow
 
 router = Router(prefix="/v1/services", tags=["services"])
@@ -76,7 +77,8 @@ def _create(state: ApiState, caller: Caller, request: Request, asked: Asked, nam
     value = parse(request, asked.body)
 
     def make(session: Session) -> ServiceChanged:
-        notes, spec = _admit(session, state.settings.notify, caller, value, name)
+        admitted = _admit(session, state, caller, value, name)
+        spec = admitted.spec
         made = session.scalar(
             insert(ServiceRow)
             .values(id=new_service_id(), tenant=spec.tenant, name=spec.name, created_by=caller.id)
@@ -84,9 +86,7 @@ def _create(state: ApiState, caller: Caller, request: Request, asked: Asked, nam
             .returning(ServiceRow.id)
         )
         if made is not None:
-            return _changed(
-                session, state.queue, caller, session.get_one(ServiceRow, made), notes, spec, asked, "created"
-            )
+            return _changed(session, state, caller, session.get_one(ServiceRow, made), admitted, asked, "created")
         # The insert has waited for a concurrent request, which may have had the same key.
         answered = answer_again(session, state.queue, caller, asked)
         if answered is None:
@@ -128,46 +128,53 @@ def _update(
         row = find_service(session, caller, ref, lock=True)
         if row.stopping_at is not None:
             raise HttpProblem(ProblemType.CONFLICT, f"service {row.name} is ending or has ended")
-        notes, spec = _admit(session, state.settings.notify, caller, value, row.name, row.tenant)
+        admitted = _admit(session, state, caller, value, row.name, row.tenant)
+        spec = admitted.spec
         for what, given, own in (("name", spec.name, row.name), ("tenant", spec.tenant, row.tenant)):
             if given != own:
                 raise HttpProblem(
                     ProblemType.CONFLICT, f"{what}: {given}: must be {own}; the {what} of a service cannot be changed"
                 )
         row.version, row.mode, row.notes = row.version + 1, mode.value, []
-        return _changed(session, state.queue, caller, row, notes, spec, asked, "updated")
+        return _changed(session, state, caller, row, admitted, asked, "updated")
 
     return once(state, caller, asked, make)
 
 
+@dataclass(frozen=True)
+class _Admitted:
+    """A valid document."""
+
+    spec: ServiceSpec
+    notes: list[str]
+    literals: dict[str, str]
+    """The secrets that it has itself, by the names under which they are stored."""
+
+
 def _admit(
-    session: Session, settings: NotifySettings, caller: Caller, value: Any, name: str | None, tenant: str | None = None
-) -> tuple[list[str], ServiceSpec]:
+    session: Session, state: ApiState, caller: Caller, value: Any, name: str | None, tenant: str | None = None
+) -> _Admitted:
     draft = read_service(value, caller.tenant or tenant, name)
     check_service(session, draft, caller.tenant, fleet(session))
-    check_receivers(draft, settings)
+    check_receivers(draft, state.settings.notify)
     if draft.problems:
         raise refuse_document(draft.problems)
+    literals = name_literals(session, state, draft)
     spec = draft.spec()
-    return draft.notes + notes_on_receivers(spec.notify, settings), spec
+    return _Admitted(spec, draft.notes + notes_on_receivers(spec.notify, state.settings.notify), literals)
 
 
 def _changed(
-    session: Session,
-    queue: published_queue.Newest,
-    caller: Caller,
-    row: ServiceRow,
-    notes: list[str],
-    spec: ServiceSpec,
-    asked: Asked,
-    what: str,
+    session: Session, state: ApiState, caller: Caller, row: ServiceRow, admitted: _Admitted, asked: Asked, what: str
 ) -> ServiceChanged:
-    add_version(session, caller, row, spec, asked)
+    store_literals(session, state, caller, row, admitted.literals)
+    add_version(session, caller, row, admitted.spec, asked)
     detail = {"service": row.id, "name": row.name, "version": row.version}
     events.record(session, f"service.{what}", tenant=row.tenant, detail={**detail, "by": caller.id})
     write_audit(session, caller, f"service.{what}", row.id, tenant=row.tenant, name=row.name, version=row.version)
     outbox.service(session, row.id)
-    return mask(session, caller, ServiceChanged(**detail_fields(session, queue, row), document_notes=notes))
+    fields = detail_fields(session, state.queue, row)
+    return mask(session, caller, ServiceChanged(**fields, document_notes=admitted.notes))
 
 
 @router.get("", summary="List services")

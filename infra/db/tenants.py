@@ -69,6 +69,8 @@ class Secret(Base):
     tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     box: Mapped[bytes]
+    service: Mapped[str | None] = mapped_column(ForeignKey("service.id"))
+    """The service whose document had the value, and with whose end the secret is deleted; None: none had."""
     updated_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 

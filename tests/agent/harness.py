@@ -35,6 +35,7 @@ from domain.launch import LaunchDescription
 from domain.log_segments import segment_of
 from domain.protocol.activities import Activity
 from domain.protocol.machines import NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode
+from domain.spec import MountSpec
 from infra.config.services import TemporalSettings
 from infra.stack.temporal import DYNAMIC_CONFIG
 from infra.temporal_client import connect
@@ -392,6 +393,13 @@ class Pending:
 def digest(launch: LaunchDescription) -> str:
     """Returns the SHA-256 of a launch description, in hex."""
     return hashlib.sha256(launch.model_dump_json().encode()).hexdigest()
+
+
+def with_mounts(launch: LaunchDescription, *paths: str) -> LaunchDescription:
+    """Returns the description with files at further paths, which the archive has."""
+    mounts = tuple(MountSpec(target=path) for path in paths)
+    jobs = {name: job.model_copy(update={"mounts": mounts}) for name, job in launch.jobs.items()}
+    return launch.model_copy(update={"jobs": jobs})
 
 
 def description(

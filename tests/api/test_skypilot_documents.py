@@ -136,7 +136,7 @@ def _with(section: str, key: str, value: object) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(json.dumps(SERVICE_EXAMPLE))
     target = body
     for part in section.split(".") if section else []:
-        target = target[part]
+        target = target.setdefault(part, {})
     target[key] = value
     return body
 

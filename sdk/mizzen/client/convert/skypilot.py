@@ -226,8 +226,6 @@ class _Task:
             if path in table.SERVICE_FIELDS and isinstance(node.value, dict):
                 into[key] = {}
                 self._copy(KeyedSection(self._conversion, node, path), path, into[key])
-            elif path == "workdir" and isinstance(node.value, dict):
-                self._conversion.lost(node.line, path, "git repositories are not supported: clone it in setup")
             elif path == "service.replica_policy.target_qps_per_replica" and isinstance(node.value, dict):
                 self._conversion.lost(node.line, path, "one number applies to all GPU types: give a number")
             elif path == "service.load_balancing_policy" and node.value == "instance_aware_least_load":

@@ -1,0 +1,89 @@
+"""Service files of SkyPilot, as its documentation writes them, with `mizzen serve up` and the real API."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from infra.db.services import ServiceVersion
+from infra.db.session import transaction
+from mizzen.cli.app import run
+from mizzen.client import Client
+from tests.cli.service import Capture, Service
+from tests.cli.skypilot_services import FILES, REFUSED
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the files that the documents name."""
+    for name in ("code/server.py", "prompts/system.txt", "config.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    git = ["git", "-C", str(tmp_path / "code"), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *words], check=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_skypilots_documentation(
+    as_vision: Service, client: Client, folder: Path, name: str, capsys: Capture
+) -> None:
+    """Each file is accepted as it is written, or refused for want of hardware or of an engine, with the field."""
+    file = folder / f"{name}.yaml"
+    file.write_text(FILES[name].replace("{repository}", f"file://{folder}/code"))
+    code = run(["serve", "up", str(file), "-o", "json"])
+    shown = capsys.readouterr()
+    if name in REFUSED:
+        assert code == 2 and REFUSED[name] in shown.err
+        assert client.services() == []
+        return
+    assert code == 0, shown.err
+    (made,) = json.loads(shown.out)
+    with transaction(as_vision.engine) as session:
+        spec = session.get_one(ServiceVersion, (made["id"], 1)).spec
+    assert "hf_abc" not in repr(spec) + shown.out + shown.err and "sk-0123" not in repr(spec) + shown.out + shown.err
+
+
+def _spec(as_vision: Service, capsys: Capture, file: Path, *options: str, command: str = "up") -> dict[str, object]:
+    assert run(["serve", command, *options, str(file), "-o", "json"]) == 0
+    (made,) = json.loads(capsys.readouterr().out)
+    with transaction(as_vision.engine) as session:
+        found: dict[str, object] = session.get_one(ServiceVersion, (made["id"], made["version"])).spec
+    return found
+
+
+def test_a_literal_secret_is_a_secret_of_the_tenant(
+    as_vision: Service, client: Client, folder: Path, capsys: Capture
+) -> None:
+    """The same value keeps its name, so that nothing is replaced; another one has another name; names stay names."""
+    client.set_secret("vision", "own-token", "x")
+    file = folder / "chat.yaml"
+    text = "service: {replicas: 1}\nrun: x\nsecrets: {HF_TOKEN: %s, OWN: own-token}\n"
+    file.write_text(text % "hf_first")
+    first = _spec(as_vision, capsys, file)["secrets"]
+    again = _spec(as_vision, capsys, file, "chat", command="update")["secrets"]
+    file.write_text(text % "hf_second")
+    other = _spec(as_vision, capsys, file, "chat", command="update")["secrets"]
+    assert isinstance(first, dict) and isinstance(other, dict)
+    assert first == again and first["OWN"] == "own-token"
+    assert other["HF_TOKEN"] != first["HF_TOKEN"] and other["HF_TOKEN"].startswith("chat-hf-token-")
+    assert sorted(client.secrets("vision")) == sorted({*first.values(), *other.values()})
+
+
+def test_wrong_local_files_are_named(as_vision: Service, folder: Path, capsys: Capture) -> None:
+    """A missing file, a repository that cannot be cloned and a wrong key are errors with their fields."""
+    file = folder / "wrong.yaml"
+    for line, complaint in (
+        ("file_mounts: {~/a: ./missing}", "file_mounts.~/a"),
+        ("file_mounts: {/etc/passwd: ./config.yaml}", "file_mounts./etc/passwd"),
+        ("file_mounts: {/a: ./config.yaml}\nworkdir: " + "0" * 64, "workdir that is a folder"),
+        (f"workdir: {{url: 'file://{folder}/none'}}", "does not exist"),
+        (f"workdir: {{url: 'file://{folder}/code', ref: none}}", "none"),
+        (f"workdir: {{url: 'file://{folder}/code', ref: --help}}", "workdir.ref"),
+        (f"workdir: {{url: 'file://{folder}/code', branch: main}}", "workdir.branch"),
+    ):
+        file.write_text(f"service: {{replicas: 1}}\nrun: x\n{line}\n")
+        assert run(["serve", "up", str(file)]) == 2
+        assert complaint in capsys.readouterr().err
