@@ -1,7 +1,7 @@
 """Fifteen service files in the style of SkyPilot's documentation, each with a field that its users have.
 
-`FILES` has them by name. `REFUSED` has those that mizzen refuses, with the path of the error: only hardware or an engine
-that machines do not have would change that.
+`FILES` has them by name. `REFUSED` has those that mizzen refuses, with the path of the error: only hardware or an
+engine that machines do not have would change that.
 """
 
 FILES = {

@@ -12,7 +12,6 @@ import yaml
 from infra.stack.ports import free_port
 from mizzen.cli.app import run
 from mizzen.objects import open_store
-from tests.buckets import s3_endpoint, s3_url  # noqa: F401
 from tests.stack.harness import Up, wait_until
 
 _FLEET = f"""
