@@ -193,6 +193,16 @@ def _ago(seconds: float) -> Any:
 
 
 _AT_ONCE = 100
+_KEEP_PARTS_S = 86400.0
+"""How long a part of an archive is kept after its last upload if no archive has it."""
+_DELETE_PARTS = text(
+    # A concurrent upload locks the parts that its archive will have, so those are skipped, or it sends them again.
+    "delete from archive_part as p using (select q.tenant, q.sha256 from archive_part as q"
+    "  where q.used_at < now() - make_interval(secs => :keep_s) and not exists (select from archive as a"
+    "   where a.tenant = q.tenant and a.parts ? q.sha256) limit 1000 for update skip locked) as old"
+    " where (p.tenant, p.sha256) = (old.tenant, old.sha256)"
+    "  and not exists (select from archive as a where a.tenant = p.tenant and a.parts ? p.sha256)"
+)
 
 
 def forget_archives(engine: Engine, keep_s: float) -> set[str]:
@@ -206,6 +216,7 @@ def forget_archives(engine: Engine, keep_s: float) -> set[str]:
     unused = Archive.sha256.not_in(select(workdir).where(*live))
     old = text("archive.created_at < now() - make_interval(secs => :s)").bindparams(s=keep_s)
     with transaction(engine) as session:
+        session.execute(_DELETE_PARTS, {"keep_s": _KEEP_PARTS_S})
         # The condition is checked again under the row locks: a submission locks the archives that it uses.
         due = select(Archive.tenant, Archive.sha256).where(old, unused).limit(_AT_ONCE)
         rows = session.execute(due.with_for_update(skip_locked=True)).all()

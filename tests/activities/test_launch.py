@@ -19,7 +19,7 @@ from domain.protocol.workloads import StageRequest
 from domain.spec import CheckpointSpec, LimitsSpec
 from infra.db.models import Cluster, Workload
 from infra.db.tables import Partition, Replica
-from infra.db.tenants import Archive, Secret
+from infra.db.tenants import Archive, ArchivePart, Secret
 from infra.keys import encrypt_secret, load_master_key
 from tests.activities.staging import stage_launch
 from tests.activities.world import World, job
@@ -206,6 +206,11 @@ def test_the_archive_is_staged_once(world: World, tmp_path: Path) -> None:
     path.write_bytes(b"half")
     stage_launch(world, workload)
     assert path.read_bytes() == b"archive"
+    with world.session() as session:
+        session.add_all(ArchivePart(tenant="t", sha256=part, body=part.encode()) for part in "xy")
+        session.get_one(Archive, ("t", sha256)).parts = ["x", "y", "x"]
+    stage_launch(world, workload)
+    assert path.read_bytes() == b"xyx"
     with world.session() as session:
         session.delete(session.get_one(Archive, ("t", sha256)))
     stage_launch(world, workload)
