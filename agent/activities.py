@@ -6,30 +6,29 @@ continue, and a retry, even in another agent process, re-attaches to them.
 
 import asyncio
 import contextlib
-import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+from temporalio.exceptions import ApplicationError
 
 from agent import tasks
+from agent.attempt_files import AttemptFiles
 from agent.config import AgentConfig
 from agent.disk import DiskWatch, limit_of, reserve_report
 from agent.elements import ElementChunk, cancel, known_results
 from agent.failures import is_disk_full, launch_failure, refusal
 from agent.gpu_watch import GpuWatch
+from agent.heartbeats import attend_pause_s, detaching, heartbeats, pause_s
 from agent.intervals import set_pace
 from agent.lending.lender import Lender
 from agent.locks import StartLocks
 from agent.logs import Shipping
 from agent.notices import MachineNotices
 from agent.outcomes import kept_outcome, left_by, outcome
-from agent.output_storage import OutputStorage, is_stored
+from agent.output_storage import OutputStorage
 from agent.ports import SERVING, reserve
 from agent.progress import read_progress
 from agent.sealed import CannotUnseal, prove
@@ -43,7 +42,6 @@ from domain.blame import LaunchError
 from domain.protocol.activities import Activity
 from domain.protocol.leases import CancelElements, ElementsRun, RunElements
 from domain.protocol.machines import (
-    DETACHED,
     Attend,
     NodeHeartbeat,
     NodeOutcome,
@@ -54,14 +52,10 @@ from domain.protocol.machines import (
     RunNode,
     StopNode,
 )
-from domain.task_reports import UnstoredOutput
 
 if TYPE_CHECKING:
     from agent.network.uplink import Uplink
 
-_log = logging.getLogger(__name__)
-_LATE_S = 7.5
-_UNTIMED_S = 30.0
 _SHORT_S, _SHIP_S = 0.02, 0.5
 """The shortest pause between two looks at a chunk of elements, and the one between two looks at their output."""
 _TRIES = 5
@@ -92,7 +86,8 @@ class NodeActivities:
         self._notices = notices
         self._state = state
         self._stager = stager
-        self._shipping = shipping
+        self._files = AttemptFiles(stager, shipping, outputs, lender)
+        self._beat_s = config.heartbeat_interval_s
         self._locks = locks
         self._gpus = gpus
         self.attending = 0
@@ -117,8 +112,8 @@ class NodeActivities:
         Reserves a port for each job whose task 0 is on this machine. Ends older attempts of the workload first.
         """
         self._check_machine(request.machine)
-        with _detaching(), self._judging(request):
-            async with self._heartbeats(self._preparing(request)):
+        with detaching(), self._judging(request):
+            async with heartbeats(self._beat_s, self._preparing(request)):
                 if request.only_images:
                     await asyncio.to_thread(self._stager.fetch_images, request)
                     return NodePrepared(self._config.machine, self._config.address, {})
@@ -130,9 +125,9 @@ class NodeActivities:
     async def run(self, request: RunNode) -> NodeOutcome:
         """Starts the attempt's tasks on this machine, or re-attaches to started ones, and waits until they end."""
         self._check_machine(request.machine)
-        with _detaching():
+        with detaching():
             with self._judging(request):
-                async with self._heartbeats(self._preparing(request)):
+                async with heartbeats(self._beat_s, self._preparing(request)):
                     staged, masters = await self._prepared(request)
                     async with self._locks.of(request.workload_id):
                         self._refuse_stopped(request.workload_id, request.attempt)
@@ -142,7 +137,7 @@ class NodeActivities:
                 await self._watch(staged)
             finally:
                 self._notices.over(staged.folder.key)
-            async with self._heartbeats():
+            async with heartbeats(self._beat_s):
                 await self._gpus.until_freed(staged.folder)
             await self._store_outputs(staged)
             return await asyncio.to_thread(self._outcome, staged)
@@ -150,8 +145,8 @@ class NodeActivities:
     @activity.defn(name=Activity.STOP_NODE.value)
     async def stop(self, request: StopNode) -> NodeOutcome:
         """Stops an attempt for good: refuses later starts, gives notice and `grace_s`, and waits for the tasks' end."""
-        with _detaching():
-            async with self._heartbeats():
+        with detaching():
+            async with heartbeats(self._beat_s):
                 await self._end(request.workload_id, request.attempt, request.grace_s)
             return await asyncio.to_thread(self._stopped_outcome, request)
 
@@ -160,7 +155,7 @@ class NodeActivities:
         """Runs leased elements in the attempt of a runner, and waits until they or the attempt have ended."""
         self._check_machine(request.machine)
         folder = self._state.attempt(request.workload_id, request.attempt)
-        with _detaching():
+        with detaching():
             began_s = next_beat_s = time.monotonic()
             chunk = ElementChunk(folder, request.elements)
             staged: StagedAttempt | None = None
@@ -170,14 +165,14 @@ class NodeActivities:
                     if chunk.is_done():
                         break
                     if time.monotonic() - chunk.shipped_s > _SHIP_S:
-                        self._ship_elements(staged)
+                        self._files.ship_elements(staged)
                         chunk.shipped_s = time.monotonic()
                 if time.monotonic() >= next_beat_s:
                     activity.heartbeat(ElementsRun(chunk.results()))
-                    next_beat_s = time.monotonic() + self._pause_s(self._config.heartbeat_interval_s)
+                    next_beat_s = time.monotonic() + pause_s(self._beat_s)
                 await asyncio.sleep(max(_SHORT_S, min(self._config.poll_interval_s, (time.monotonic() - began_s) / 20)))
             if (staged := staged or await asyncio.to_thread(self._stager.load, folder)) is not None:
-                self._ship_elements(staged)
+                self._files.ship_elements(staged)
             return ElementsRun(chunk.results(), chunk.is_over())
 
     @activity.defn(name=Activity.CANCEL_ELEMENTS.value)
@@ -194,17 +189,17 @@ class NodeActivities:
         if request.incarnation != self._state.incarnation():
             message = f"machine {request.machine} was restarted since incarnation {request.incarnation}"
             raise ApplicationError(message, type="OtherIncarnation", non_retryable=True)
-        with _detaching():
+        with detaching():
             self.attending += 1
             try:
-                async with self._heartbeats():
+                async with heartbeats(self._beat_s):
                     stale = [key.rpartition(".") for key in request.stop]
                     await asyncio.gather(*(self._end(workload, int(number), 0.0) for workload, _, number in stale))
-                pause_s = self._attend_pause_s()
+                interval_s = attend_pause_s(self._config.attend_interval_s)
                 while True:
                     activity.heartbeat("ready")
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(pause_s):
+                        async with asyncio.timeout(interval_s):
                             await self.gone.wait()
                     if self.gone.is_set():
                         raise refusal(LaunchError.MACHINE_FAULT, self._without_folder(), final=True)
@@ -230,7 +225,7 @@ class NodeActivities:
     def resume(self) -> None:
         """Resumes shipping output that an earlier agent of this machine did not ship. Needs a running event loop."""
         for folder in self._state.attempts():
-            self._ship_all(folder)
+            self._files.ship_all(folder)
 
     # ------------------------------------------------------------------------------------------------- what may run
 
@@ -314,6 +309,15 @@ class NodeActivities:
 
         return await asyncio.to_thread(stage)
 
+    def _preparing(self, request: PrepareNode | RunNode) -> Callable[[], NodeHeartbeat | None]:
+        """Returns the heartbeat of an attempt that is being staged: what it waits for."""
+
+        def waits() -> NodeHeartbeat | None:
+            found = self._stager.waits_for(request.workload_id, request.attempt)
+            return NodeHeartbeat([], 0, preparing=found) if found else None
+
+        return waits
+
     async def _prepared(self, request: RunNode) -> tuple[StagedAttempt, dict[str, str]]:
         """Returns the staged attempt, and the rendezvous address (`address:port`) of each job."""
         staged, ports = await self._stage(request)
@@ -334,7 +338,7 @@ class NodeActivities:
 
         await asyncio.to_thread(limit_of, self._config, self._state, staged.folder, staged.places)  # It is kept.
         await asyncio.gather(*(asyncio.to_thread(start, run, index) for index, run in enumerate(staged.runs)))
-        self._ship(staged, staged.runs)
+        self._files.ship(staged, staged.runs)
 
     async def _watch(self, staged: StagedAttempt) -> None:
         serving = None
@@ -344,7 +348,7 @@ class NodeActivities:
             serving = Readiness(run, staged.launch.serving.probe, address, port, has_setup=has_setup)
         limit = await asyncio.to_thread(limit_of, self._config, self._state, staged.folder, staged.places)
         disk = None if limit is None else DiskWatch(staged.folder, staged.runs, limit)
-        heartbeat_interval_s = self._pause_s(self._config.heartbeat_interval_s)
+        heartbeat_interval_s = pause_s(self._beat_s)
         poll_interval_s = self._config.poll_interval_s
         await TaskWatch(
             staged,
@@ -379,7 +383,7 @@ class NodeActivities:
         while running := await still_running(runs):
             await next_look(running, self._config.poll_interval_s)
         for folder in folders:
-            self._ship_all(folder)
+            self._files.ship_all(folder)
         await asyncio.gather(*map(self._gpus.until_freed, ending))
         await asyncio.to_thread(self._state.stop_attempts, workload_id, attempt)
 
@@ -391,7 +395,7 @@ class NodeActivities:
         keep_s = self._config.keep_runs_s if self._lender.lending.is_whole else self._config.kept_s(staged.launch)
         for progress, run in zip(found.progress, staged.runs, strict=True):
             progress.left = left_by(run, self._config.machine, keep_s)
-            progress.unstored = self._unstored(staged, run)
+            progress.unstored = self._files.unstored(staged, run)
         own = self._notices.current or self._notices.of_owner(staged.folder.key)
         return replace(found, notice=own or found.notice, elements=known_results(staged.folder))
 
@@ -407,31 +411,6 @@ class NodeActivities:
         kept = kept_outcome(self._state, folder.key)
         return NodeOutcome(self._config.machine, [], [], stopped=True) if kept is None else kept
 
-    def _ship_all(self, folder: AttemptFolder) -> None:
-        try:
-            staged = self._stager.load(folder)
-        except CannotUnseal as error:  # The secrets cannot be masked, so the output may not leave the machine.
-            _log.error("output of %s is not shipped: %s", folder.key, error)
-            return
-        if staged is not None:
-            self._ship(staged, folder.runs())
-            self._ship_elements(staged)
-
-    def _ship(self, staged: StagedAttempt, runs: Sequence[RunFolder]) -> None:
-        bucket = partial(self._stager.bucket, staged.folder)
-        for run in runs:
-            if tasks.inspect(run) is not TaskState.ABSENT:
-                self._shipping.watch(run, bucket, staged.masker, staged.launch.logs)
-            # The network of the machine is its owner's.
-            is_due = bool(staged.launch.outputs) and not self._lender.lending.is_whole
-            if is_due and (end := run.exit()) is not None and end.started:
-                self._outputs.watch(run, staged.launch.outputs, bucket, self._stager.launches.owner(staged))
-
-    def _unstored(self, staged: StagedAttempt, run: RunFolder) -> list[UnstoredOutput]:
-        if self._lender.lending.is_whole and not is_stored(run) and run.started_at_s() is not None:
-            return [UnstoredOutput(name, "the owner took the machine back") for name in staged.launch.outputs]
-        return self._outputs.unstored(run)
-
     async def _store_outputs(self, staged: StagedAttempt) -> None:
         """Starts to store the outputs of the attempt's tasks, which have ended.
 
@@ -440,7 +419,7 @@ class NodeActivities:
         """
         if not staged.launch.outputs:
             return
-        self._ship(staged, staged.runs)
+        self._files.ship(staged, staged.runs)
         if self._notices.current is not None or self._notices.of_owner(staged.folder.key) is not None:
             return
         if outcome(self._config.machine, staged.runs, staged.masker).stopped:
@@ -451,75 +430,5 @@ class NodeActivities:
             progress = [replace(read_progress(run, staged.masker), active_at_s=now_s) for run in staged.runs]
             return NodeHeartbeat(progress, 0)
 
-        async with self._heartbeats(active):
+        async with heartbeats(self._beat_s, active):
             await self._outputs.until_stored(staged.runs)
-
-    def _ship_elements(self, staged: StagedAttempt) -> None:
-        bucket = partial(self._stager.bucket, staged.folder)
-        for run in staged.folder.elements():
-            if tasks.inspect(run) is not TaskState.ABSENT:
-                self._shipping.watch(run, bucket, staged.masker, staged.launch.logs, removes=True)
-
-    # -------------------------------------------------------------------------------------------------------- beats
-
-    def _attend_pause_s(self) -> float:
-        """Returns the interval between two heartbeats of `machine.attend`.
-
-        The margin to the heartbeat timeout is `_LATE_S`, or three quarters of a short timeout. If a heartbeat is later
-        than that, the activity is retried; the machine is not declared lost.
-        """
-        timeout = activity.info().heartbeat_timeout
-        timeout_s = _UNTIMED_S if timeout is None else timeout.total_seconds()
-        seldom_s = max(timeout_s / 4, timeout_s - _LATE_S)
-        return min(seldom_s, self._config.attend_interval_s or seldom_s)
-
-    def _pause_s(self, interval_s: float) -> float:
-        timeout = activity.info().heartbeat_timeout
-        return interval_s if timeout is None else min(interval_s, timeout.total_seconds() / 4)
-
-    def _preparing(self, request: PrepareNode | RunNode) -> Callable[[], NodeHeartbeat | None]:
-        """Returns the heartbeat of an attempt that is being staged: what it waits for."""
-
-        def waits() -> NodeHeartbeat | None:
-            found = self._stager.waits_for(request.workload_id, request.attempt)
-            return NodeHeartbeat([], 0, preparing=found) if found else None
-
-        return waits
-
-    @contextlib.asynccontextmanager
-    async def _heartbeats(self, details: Callable[[], NodeHeartbeat | None] = lambda: None) -> AsyncIterator[None]:
-        """Sends heartbeats with `details` while the body runs. The first one is sent one interval after the start."""
-        pause_s = self._pause_s(self._config.heartbeat_interval_s)
-
-        async def beat() -> None:
-            while True:
-                await asyncio.sleep(pause_s)
-                activity.heartbeat(*filter(None, [details()]))
-
-        heartbeat_task = asyncio.create_task(beat())
-        try:
-            yield
-        finally:
-            heartbeat_task.cancel()
-
-
-@contextlib.contextmanager
-def _detaching() -> Iterator[None]:
-    """Converts a cancellation into the retryable failure `DETACHED`, unless a workflow requested the cancellation.
-
-    Other causes are a stopping agent and a missed heartbeat. The tasks continue, and a retry of the activity
-    re-attaches to them. Without this conversion the SDK reports the cancellation by a stopping worker as the end of the
-    activity, without a retry.
-    """
-    try:
-        yield
-    except asyncio.CancelledError:
-        details = activity.cancellation_details()
-        if details is not None and details.cancel_requested:
-            raise
-        raise ApplicationError(
-            "the agent detached from the tasks, which continue",
-            type=DETACHED,
-            next_retry_delay=timedelta(seconds=1),
-            category=ApplicationErrorCategory.BENIGN,
-        ) from None
