@@ -1,9 +1,9 @@
 """Reads one output of a task, and writes it to stdout as a tar archive. Run as a process that becomes the task's user.
 
 It imports only the standard library, and before it changes its user, who may not be able to read the files of Python.
-It follows no link, and opens each folder relative to the folder above it, so that it reads nothing outside the working
-directory, whatever processes of the task change meanwhile. It has no credentials. The last line on stderr is a JSON
-object with what was read, or an error.
+It never follows a symbolic link, and opens each folder relative to its parent (`openat`). So it reads nothing outside
+the working directory, even if processes of the task rename files meanwhile. It has no credentials. The last line on
+stderr is a JSON object with what was read, or an error.
 
 Arguments: the working directory, the path of the output, the limits and the user (`uid`, `gid` and `groups`; null: the
 user stays) as JSON.
@@ -137,7 +137,7 @@ def _walk(reader: _Reader, folder: int, name: str) -> Iterator[tuple[int, str, s
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode):
             if not stat.S_ISREG(status.st_mode):
-                raise _Failure(REFUSED, "is neither a file nor a folder; outputs are not links themselves")
+                raise _Failure(REFUSED, "is neither a file nor a folder; an output must not be a link")
             yield folder, name, name, status
             return
         below = os.open(name, _FOLDER, dir_fd=folder)
@@ -167,7 +167,7 @@ def _add(tar: tarfile.TarFile, reader: _Reader, base: str, entry: tuple[int, str
         tar.addfile(info)
         return
     if not stat.S_ISREG(status.st_mode):
-        reader.leave_out(path, "is neither a file nor a folder nor a link")
+        reader.leave_out(path, "is not a file, a folder or a link")
         return
     try:
         descriptor = os.open(name, _FILE, dir_fd=folder)

@@ -61,7 +61,7 @@ class OutputStorage:
     def __init__(self, limit_bytes: int, limit_files: int) -> None:
         """The limits are those of one output of one task."""
         self._limits = {"bytes": limit_bytes, "files": limit_files}
-        # Of its own: a large output must delay neither logs nor the start of tasks.
+        # A separate pool of threads: a large output must delay neither logs nor the start of tasks.
         self._executor = ThreadPoolExecutor(4, thread_name_prefix="outputs")
         self._closing = threading.Event()
         self._storing: dict[str, tuple[_Storing, asyncio.Task[None]]] = {}
@@ -92,8 +92,9 @@ class OutputStorage:
             await asyncio.wait([task for _, task in found], timeout=left_s)
 
     def unstored(self, run: RunFolder) -> list[UnstoredOutput]:
-        """Returns the outputs of a run that are not stored, with the reasons. Those that are being stored are left out,
-        unless `until_stored` has given up waiting for them.
+        """Returns the outputs of a run that could not be stored, with the reasons.
+
+        Outputs that are still being stored are among them only after `until_stored` has given up waiting for them.
         """
         if (body := read_json(run.path / _FILE)) is not None:
             return [UnstoredOutput(name, *found) for name, found in body.items()]

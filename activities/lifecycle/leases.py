@@ -138,7 +138,7 @@ def lock_array(session: Session, workload: str) -> Row[Any] | None:
 def return_elements(
     session: Session, workload: str, attempt: int, results: Sequence[ElementResult], phase: Phase, reason: Reason
 ) -> None:
-    """Finishes the elements of a runner's attempt that is being released, and returns the others to those that wait.
+    """Ends a runner's leases while its attempt is released: elements with a result end, the others wait again.
 
     The head of the array is locked (`lock_array`).
 
@@ -181,7 +181,7 @@ def return_elements(
 
 
 def finish(session: Session, lease: _Lease, results: Sequence[ElementResult]) -> None:
-    """Ends the elements with a final result, or returns those that failed and may be tried again."""
+    """Applies results to leased elements: each ends, or waits again if it failed and has retries left."""
     final = {one.index: one for one in results if one.is_final}
     stopped = {one.index: one for one in results if one.noticed}
     if not final and not stopped:
@@ -254,7 +254,7 @@ def _write(session: Session, lease: _Lease, ends: Collection[dict[str, Any]]) ->
 
 
 def _take(session: Session, lease: _Lease, most: int) -> list[LeasedElement]:
-    """Leases up to `most` elements: first those that have run before and wait again, then the next ones."""
+    """Leases up to `most` elements: first those that wait for a retry, then those that have never run, by index."""
     array = session.execute(_ARRAY, {"id": lease.array}).one()
     if fresh := most - min(array.returned, most):
         positions = list(session.scalars(_NEXT, {"id": lease.array, "most": fresh}))
@@ -270,7 +270,11 @@ def _take(session: Session, lease: _Lease, most: int) -> list[LeasedElement]:
 
 
 def _size(session: Session, lease: _Lease, request: LeaseRequest) -> int:
-    """Returns how many elements the next chunk has, so that it takes seconds and the runners end together."""
+    """Returns the number of elements in the next chunk.
+
+    A chunk should run for some seconds. Near the end of the array, chunks get smaller, so that all runners finish at
+    about the same time.
+    """
     array = session.execute(_ARRAY, {"id": lease.array}).one()
     waiting = array.waiting + array.returned
     if not waiting or array.cancelled:

@@ -15,7 +15,6 @@ from temporalio.exceptions import ApplicationError
 
 from activities.lifecycle import handover, leases, lent_work
 from domain import ids
-from domain.ids import NAME_LENGTH
 from domain.output_manifest import MAX_TEXT
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol.activities import Activity
@@ -210,7 +209,12 @@ def _unstored(progress: list[TaskProgress]) -> list[dict[str, Any]]:
     """
     lack = Counter(one.name for task in progress for one in task.unstored if one.is_missing)
     return [
-        {"job": task.job, "task": task.task, "name": _clean(one.name)[:NAME_LENGTH], "why": _clean(one.why)[:MAX_TEXT]}
+        {
+            "job": task.job,
+            "task": task.task,
+            "name": _clean(one.name)[: ids.NAME_LENGTH],
+            "why": _clean(one.why)[:MAX_TEXT],
+        }
         for task in progress
         for one in task.unstored
         if not one.is_missing or lack[one.name] == len(progress)
@@ -225,16 +229,7 @@ def _tell_unstored(session: Session, attempt: Attempt) -> None:
     """Writes an event if outputs of an attempt are not stored."""
     if not attempt.unstored:
         return
-    events.record(
-        session,
-        "workload.outputs_not_stored",
-        tenant=session.get_one(Workload, attempt.workload).tenant,
-        workload=attempt.workload,
-        attempt=attempt.attempt,
-        region=attempt.region,
-        detail={"outputs": len(attempt.unstored), **attempt.unstored[0]},
-        dedup=f"{attempt.attempt}:outputs_not_stored",
-    )
+    _record(session, attempt, "outputs_not_stored", {"outputs": len(attempt.unstored), **attempt.unstored[0]})
 
 
 def _warn_of_left_files(session: Session, attempt: Attempt, phase: Phase) -> None:
@@ -244,15 +239,21 @@ def _warn_of_left_files(session: Session, attempt: Attempt, phase: Phase) -> Non
     if phase not in TERMINAL_PHASES or size <= FEW_BYTES:
         return
     first = left[0]
+    detail = {"bytes": size, "machine": first["machine"], "path": first["path"], "until_s": first["until_s"]}
+    _record(session, attempt, "left_files", detail)
+
+
+def _record(session: Session, attempt: Attempt, what: str, detail: dict[str, Any]) -> None:
+    """Writes an event about an attempt, once."""
     events.record(
         session,
-        "workload.left_files",
+        f"workload.{what}",
         tenant=session.get_one(Workload, attempt.workload).tenant,
         workload=attempt.workload,
         attempt=attempt.attempt,
         region=attempt.region,
-        detail={"bytes": size, "machine": first["machine"], "path": first["path"], "until_s": first["until_s"]},
-        dedup=f"{attempt.attempt}:left_files",
+        detail=detail,
+        dedup=f"{attempt.attempt}:{what}",
     )
 
 

@@ -43,7 +43,8 @@ _MARGIN = timedelta(seconds=60)
 
 _PLACED = (
     select(
-        Workload.array_index, Workload.id, Attempt.attempt, Attempt.released_at.is_not(None), Region.name,
+        Workload.array_index, Workload.id, Attempt.attempt, Attempt.released_at.is_not(None),
+        func.coalesce(Attempt.released_at > func.now() - timedelta(seconds=LATE_S), True), Region.name,
         Region.bucket_url,
     )
     .join(Attempt, Attempt.workload == Workload.id)
@@ -59,6 +60,8 @@ class _Placed(NamedTuple):
     workload: str
     attempt: int
     released: bool
+    may_grow: bool
+    """It has not ended, or so recently that its machines may still upload output."""
     region: str
     bucket_url: str
 
@@ -120,21 +123,24 @@ class ArrayLogs:
     async def _existing(
         self, horizon: datetime, live: dict[tuple[int, int], _Element], known: set[tuple[int, int]]
     ) -> AsyncGenerator[AsyncGenerator[bytes, None], None]:
-        """Yields a reader for each newest attempt; with `follow`, those that are not complete become `live`."""
+        """Yields a reader for the newest attempt of each element.
+
+        With `follow`, attempts whose output may still grow are added to `live`, and all that were read to `known`.
+        """
         follow, after = self._choice.query.follow, -1
         recent = or_(Attempt.released_at.is_(None), Attempt.released_at >= horizon)
         newest = _PLACED.where(Attempt.attempt == Workload.attempt, recent).limit(_PAGE)
         while found := await self._rows(newest.where(Workload.array_index > after)):
             after = found[-1].number
             for one in found:
-                if follow and not one.released and len(live) >= MOST_FOLLOWED:
+                if follow and one.may_grow and len(live) >= MOST_FOLLOWED:
                     continue
                 element = self._open(one)
                 if follow:
                     known.add((one.number, one.attempt))
-                    if not one.released:
+                    if one.may_grow:
                         live[one.number, one.attempt] = element
-                yield self._read(element, self._choice.query.tail, final=not follow or one.released)
+                yield self._read(element, self._choice.query.tail, final=not (follow and one.may_grow))
 
     async def _new(self, live: dict[tuple[int, int], _Element]) -> AsyncGenerator[AsyncGenerator[bytes, None], None]:
         for _, element in sorted(live.items()):

@@ -72,7 +72,7 @@ async def list_outputs(
     job: Annotated[str | None, Query(description="Only those of tasks of this job")] = None,
     task: Annotated[int | None, Query(ge=0, le=_MAX_NUMBER, description="Only those of the task of this index")] = None,
 ) -> OutputList:
-    """Lists the outputs that were stored, and those that could not be stored, with the reasons.
+    """Lists a workload's outputs. One that could not be stored has an `error`.
 
     The newest attempt of a task that has stored an output replaces what earlier attempts have stored.
     """

@@ -19,6 +19,8 @@ ON_AGENTS = {
     Activity.PACE_NODE,
     Activity.PROVE_KEY,
     Activity.OPEN_SESSION,
+    Activity.RUN_ELEMENTS,
+    Activity.CANCEL_ELEMENTS,
 }
 
 

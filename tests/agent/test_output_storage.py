@@ -107,7 +107,7 @@ async def test_what_is_stored(run: RunFolder, store: FileStore, storage: OutputS
     assert found.left_out == [
         "cache: is a link to ../cache, which is not in the output",
         "leak: is a link to /etc/passwd, which is not in the output",
-        "pipe: is neither a file nor a folder nor a link",
+        "pipe: is not a file, a folder or a link",
     ]
 
 
@@ -116,7 +116,7 @@ async def test_what_is_stored(run: RunFolder, store: FileStore, storage: OutputS
     [
         ("none", "none does not exist"),
         ("none/at/all", "none/at/all does not exist"),
-        ("link", "link is neither a file nor a folder; outputs are not links themselves"),
+        ("link", "link is neither a file nor a folder; an output must not be a link"),
         ("link/passwd", "link/passwd is a link, or below a link or a file; outputs are files or folders themselves"),
         ("out/file/x", "out/file/x is a link, or below a link or a file; outputs are files or folders themselves"),
     ],

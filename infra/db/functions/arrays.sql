@@ -43,7 +43,7 @@ create function array_runners_needed(a workload_array) returns bigint language s
 $$;
 
 -- Returns the positions of the elements that can be placed for the first time, or the numbers of the next runners.
-create function array_positions(a workload_array) returns int4multirange language sql stable as $$
+create function array_next_positions(a workload_array) returns int4multirange language sql stable as $$
     select case when a.runners is null then a.waiting - array_blocked(a.id)
         else int4multirange(int4range(a.runners::int, (a.runners + array_runners_needed(a))::int)) end
 $$;
@@ -82,7 +82,7 @@ create function array_window(a workload_array, most bigint) returns text languag
         where w.array_id = a.id and w.finished_at is null and w.phase in ('pending', 'preempted') and w.held_by is null
               and w.runner is null
     ), waiting as (
-        select p as position from unnest(array_positions(a)) as r
+        select p as position from unnest(array_next_positions(a)) as r
         cross join lateral generate_series(lower(r), least(upper(r)::bigint - 1, lower(r) + most)) as p
         order by p limit least(most, (select free from place))
     ), admitted as (

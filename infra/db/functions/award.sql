@@ -169,7 +169,7 @@ begin
         order by id for update) as w;
 
     -- The arrays are read after their heads were locked. Only an award makes an element placed.
-    select array_agg(a.id), array_agg((array_positions(a), array_admitted(a))::award_array)
+    select array_agg(a.id), array_agg((array_next_positions(a), array_admitted(a))::award_array)
     into head_ids, heads from workload_array as a where a.id = any (workload_ids);
 
     -- 2. Lock the machines, by id.

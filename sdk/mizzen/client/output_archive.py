@@ -7,15 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mizzen.client.calls import path_of
 from mizzen.client.errors import OutputError, Unreachable
 from mizzen.client.transport import Backoff, Params, StreamBroken, Transport
 from mizzen.client.views import Output
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 _PIECE_BYTES = 1 << 20
 Progress = Callable[[int], None]
@@ -77,7 +74,7 @@ class _Archive(RawIOBase):
         """Return true."""
         return True
 
-    def readinto(self, into: "WriteableBuffer") -> int:
+    def readinto(self, into: Any) -> int:
         """Fill a buffer, at least in part; return how many bytes were read, 0 at the end."""
         while not self._rest and self._at < self._size:
             self._rest = self._next()

@@ -16,6 +16,7 @@ import httpx
 
 from bench.balance_api import NAME, BalanceApi
 from infra.stack.ports import free_port
+from proxies.balance.configuration import PLUG
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -139,8 +140,9 @@ class Balancer:
             return b"".join(iter(lambda: client.recv(65536), b"")).decode()
 
     def servers(self) -> set[str]:
-        """Returns the ports of HAProxy's servers."""
-        return {row.split()[18] for row in self.ask("show servers state").splitlines()[2:] if row}
+        """Returns the ports of HAProxy's servers, without the one that makes requests wait."""
+        rows = [row.split() for row in self.ask("show servers state").splitlines()[2:] if row]
+        return {row[18] for row in rows if row[3] != PLUG}
 
     def wait_replicas(self, replicas: set[Replica], url: str | None = None) -> None:
         """Waits until requests reach exactly these replicas, as often as there are replicas and once more."""
