@@ -1,7 +1,7 @@
 """Endpoints for working directories that are uploaded in parts: only the parts that changed are sent again."""
 
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -9,6 +9,7 @@ from fastapi import Request
 from pydantic import Field, StringConstraints
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
 
 from api.auth import Caller, Submitter
 from api.bodies import Body, JsonOnly
@@ -20,17 +21,20 @@ from api.data.archives import (
     is_there,
     one_at_a_time,
     owner_of,
+    require_gzip,
     require_space,
 )
 from api.openapi import refusals
-from api.problems import existing, invalid
+from api.problems import busy, invalid
 from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import View, write_audit
 from infra.db.archive_parts import part_sizes
-from infra.db.tenants import Archive, ArchivePart, Tenant
+from infra.db.tenants import Archive, ArchivePart
 
-MOST_PARTS = 16_384
+MOST_PARTS = 5000
+"""The client's parts have at least 1 MiB before compression, or are followed by such a part."""
+_RETRY_S = 1
 router = Router(prefix="/v1/archives", tags=["data"])
 
 
@@ -67,6 +71,7 @@ async def put_part(
     A part that no archive has is deleted after a day.
     """
     owner = owner_of(caller, tenant)
+    require_gzip(request)
     with state.uploads.reserve_upload(caller):
         body = await request.body()
         await state.threads.archives.run(partial(_put, state, owner, sha256, body))
@@ -79,10 +84,16 @@ def _put(state: ApiState, tenant: str, sha256: str, body: bytes) -> None:
         raise invalid("path.sha256", f"the body's SHA-256 is {found}", sha256)
     with state.transaction() as session:
         one_at_a_time(session, tenant)
-        row = insert(ArchivePart).values(tenant=tenant, sha256=sha256, body=body)
-        key = [ArchivePart.tenant, ArchivePart.sha256]
-        session.execute(row.on_conflict_do_update(index_elements=key, set_={"used_at": func.now()}))
-        require_space(state, session, tenant, 0)
+        if not _use(session, tenant, [sha256]):
+            session.execute(insert(ArchivePart).values(tenant=tenant, sha256=sha256, body=body))
+            require_space(state, session, tenant)
+
+
+def _use(session: Session, tenant: str, parts: Sequence[str]) -> set[str]:
+    """Keeps parts for another day; returns those that the tenant has uploaded."""
+    own = (ArchivePart.tenant == tenant, ArchivePart.sha256.in_(parts))
+    used = update(ArchivePart).where(*own).values(used_at=func.now())
+    return set(session.scalars(used.returning(ArchivePart.sha256)))
 
 
 @router.post(
@@ -101,9 +112,7 @@ async def assemble(
 
         async def pieces() -> AsyncIterator[bytes]:
             for part in body.parts:
-                piece = await state.threads.archives.run(partial(_part, state, owner, part))
-                digest.update(piece)
-                yield piece
+                yield await state.threads.archives.run(partial(_part, state, owner, part, digest.update))
 
         paths = await state.uploads.inspect(pieces())
         if digest.hexdigest() != sha256:
@@ -115,12 +124,10 @@ async def assemble(
 def _missing(state: ApiState, tenant: str, sha256: str, parts: Sequence[str]) -> list[str] | None:
     """Returns the parts that the tenant has not uploaded; None: it has the archive."""
     with state.transaction() as session:
-        existing(session, Tenant, tenant, "tenant")
+        one_at_a_time(session, tenant)
         if is_there(session, tenant, sha256):
             return None
-        own = (ArchivePart.tenant == tenant, ArchivePart.sha256.in_(parts))
-        # The parts that are there are kept for a day, in which the others are uploaded.
-        session.execute(update(ArchivePart).where(*own).values(used_at=func.now()))
+        _use(session, tenant, parts)  # The others are uploaded, and the archive is inspected, within a day.
         sizes = part_sizes(session, tenant, parts)
         limit_bytes = state.settings.api.max_workdir_bytes
         if (size_bytes := sum(sizes.get(part, 0) for part in parts)) > limit_bytes:
@@ -129,10 +136,14 @@ def _missing(state: ApiState, tenant: str, sha256: str, parts: Sequence[str]) ->
         return [part for part in dict.fromkeys(parts) if part not in sizes]
 
 
-def _part(state: ApiState, tenant: str, sha256: str) -> bytes:
+def _part(state: ApiState, tenant: str, sha256: str, read: Callable[[bytes], None]) -> bytes:
     with state.transaction() as session:
-        found = session.get(ArchivePart, (tenant, sha256))
-        return b"" if found is None else found.body  # It was deleted meanwhile: the checksum will be wrong.
+        own = (ArchivePart.tenant == tenant, ArchivePart.sha256 == sha256)
+        body = session.scalar(select(ArchivePart.body).where(*own))
+    if body is None:
+        raise busy(f"part {sha256} was deleted while the archive was made", _RETRY_S)
+    read(body)
+    return body
 
 
 def _insert(state: ApiState, caller: Caller, tenant: str, sha256: str, parts: Sequence[str], paths: bytes) -> list[str]:
@@ -146,5 +157,6 @@ def _insert(state: ApiState, caller: Caller, tenant: str, sha256: str, parts: Se
             return missing
         row = insert(Archive).values(tenant=tenant, sha256=sha256, body=b"", parts=list(parts), paths=paths)
         if session.execute(row.on_conflict_do_nothing().returning(Archive.sha256)).first() is not None:
+            require_space(state, session, tenant)
             write_audit(session, caller, "archive.put", sha256, tenant=tenant, parts=len(parts))
         return []

@@ -21,6 +21,7 @@ from infra.db.tenants import Archive, ArchivePart, Tenant
 
 MEDIA_TYPE = "application/gzip"
 _FULL_RETRY_S = 60
+_PART_BYTES, _USE_BYTES = 64 << 10, 1 << 10
 _MAX_PATHS = 1 << 20
 """Maximum number of paths in an archive plus a document's files. The archive itself was checked at its upload."""
 router = Router(prefix="/v1/archives", tags=["data"])
@@ -72,9 +73,7 @@ async def put_archive(
 ) -> ArchiveView:
     """Stores a tar.gz archive of regular files and folders, and verifies its SHA-256. Idempotent."""
     owner = owner_of(caller, tenant)
-    media = request.headers.get("content-type", MEDIA_TYPE).partition(";")[0].strip().lower()
-    if media not in (MEDIA_TYPE, "application/x-gzip", "application/octet-stream"):
-        raise HttpProblem(ProblemType.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {MEDIA_TYPE}, not {shown(media)}")
+    require_gzip(request)
     with state.uploads.reserve_upload(caller):
         body = await request.body()
         if not await state.threads.archives.run(partial(_is_new, state, owner, sha256, body)):
@@ -101,6 +100,17 @@ def owner_of(caller: Caller, tenant: str | None) -> str:
     return owner
 
 
+def require_gzip(request: Request) -> None:
+    """Checks the declared type of a body.
+
+    Raises:
+        HttpProblem: 415, because it is another one.
+    """
+    media = request.headers.get("content-type", MEDIA_TYPE).partition(";")[0].strip().lower()
+    if media not in (MEDIA_TYPE, "application/x-gzip", "application/octet-stream"):
+        raise HttpProblem(ProblemType.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {MEDIA_TYPE}, not {shown(media)}")
+
+
 def _is_new(state: ApiState, tenant: str, sha256: str, body: bytes) -> bool:
     """Returns whether the archive has to be stored, after all checks that do not read its contents."""
     found = hashlib.sha256(body).hexdigest()
@@ -119,7 +129,7 @@ def _insert(state: ApiState, caller: Caller, tenant: str, sha256: str, body: byt
         one_at_a_time(session, tenant)
         row = insert(Archive).values(tenant=tenant, sha256=sha256, body=body, paths=paths).on_conflict_do_nothing()
         if session.execute(row.returning(Archive.sha256)).first() is not None:
-            require_space(state, session, tenant, 0)
+            require_space(state, session, tenant)
             write_audit(session, caller, "archive.put", sha256, tenant=tenant, size_bytes=len(body))
 
 
@@ -129,16 +139,21 @@ def one_at_a_time(session: Session, tenant: str) -> None:
     existing(session, Tenant, tenant, "tenant")
 
 
-def require_space(state: ApiState, session: Session, tenant: str, more_bytes: int) -> None:
-    """Checks that a tenant may store `more_bytes`.
+def require_space(state: ApiState, session: Session, tenant: str, more_bytes: int = 0) -> None:
+    """Checks that a tenant may store `more_bytes` more than it has.
+
+    A part counts as at least `_PART_BYTES`, and each use of one in an archive as `_USE_BYTES`, so that the number of
+    rows, and of the references that housekeeping reads, is limited, too.
 
     Raises:
         Problem: 429, because its archives would exceed the limit.
     """
     limit_bytes = state.settings.limits.archive_bytes_per_tenant
-    stored = 0
-    for kind in (Archive, ArchivePart):
-        stored += session.scalar(select(func.sum(func.octet_length(kind.body))).where(kind.tenant == tenant)) or 0
+    uses = func.coalesce(func.jsonb_array_length(Archive.parts), 0)
+    archives = func.sum(func.octet_length(Archive.body) + func.octet_length(Archive.paths) + uses * _USE_BYTES)
+    parts = func.sum(func.greatest(func.octet_length(ArchivePart.body), _PART_BYTES))
+    stored = session.scalar(select(archives).where(Archive.tenant == tenant)) or 0
+    stored += session.scalar(select(parts).where(ArchivePart.tenant == tenant)) or 0
     if stored + more_bytes > limit_bytes:
         raise over_limit(
             "archive_bytes_per_tenant", limit_bytes,

@@ -1,5 +1,6 @@
 """Working directories in parts over the API: which are missing, what is verified, and parts that are deleted."""
 
+import asyncio
 import gzip
 import hashlib
 import io
@@ -8,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 
 from api.data.archive_inspection import UploadLimits
 from infra.db.tenants import Archive, ArchivePart
@@ -104,13 +105,69 @@ async def test_a_part_that_is_deleted_meanwhile_is_missing(world: ApiWorld, monk
     assert await assemble(world, parts) == {"missing": []}
 
 
-async def test_limits_of_the_whole(database_url: str, tmp_path: Path) -> None:
-    """The size of the parts together, and the space of the tenant."""
-    settings = {"api": {"max_workdir_bytes": 1000}, "limits": {"archive_bytes_per_tenant": 5000}}
+async def test_limits(database_url: str, tmp_path: Path) -> None:
+    """The size of the parts together, their number, the size of the request, and the space of the tenant.
+
+    In this space, a small part counts as 64 KiB, and each use of a part as 1 KiB.
+    """
+    settings = {"api": {"max_workdir_bytes": 1000}, "limits": {"archive_bytes_per_tenant": 133 << 10}}
     with make_world(database_url, tmp_path, **settings) as world:
-        parts = [bytes([number]) * 600 for number in range(2)]
+        parts = split(tar_of(**{"train.py": b"print(1)" * 100}))
         for part in parts:
             assert await put(world, part) == 200
-        answer = await assemble(world, parts, status=422)
-        assert "would have 1200 bytes or more; at most 1000" in str(answer["errors"])
-        assert await put(world, bytes(4000)) == 429
+        assert await put(world, b"one more") == 429
+        assert await put(world, parts[0]) == 200
+        assert await assemble(world, parts) == {"missing": []}
+        nothing = gzip.compress(b"", mtime=0)
+        with world.session() as session:
+            session.execute(
+                update(ArchivePart).where(ArchivePart.sha256 == sha256_of(parts[0])).values(body=bytes(1001))
+            )
+        answer = await assemble(world, [parts[0], nothing], status=422)
+        assert "would have 1001 bytes or more; at most 1000" in str(answer["errors"])
+        assert (await assemble(world, [nothing] * 5001, status=422))["errors"]
+        answer = await assemble(world, [nothing] * 40_000, status=413)
+        assert answer["type"] == "urn:mizzen:problem:too-large"
+
+
+async def test_uses_of_parts_need_space(database_url: str, tmp_path: Path) -> None:
+    """An archive of many small parts is refused if the references to them exceed the space of the tenant."""
+    with make_world(database_url, tmp_path, limits={"archive_bytes_per_tenant": 200 << 10}) as world:
+        parts = [gzip.compress(tar_of(a=b"b"), mtime=0), gzip.compress(b"", mtime=0)]
+        for part in parts:
+            assert await put(world, part) == 200
+        assert await assemble(world, parts) == {"missing": []}
+        assert "archive_bytes_per_tenant" in str(await assemble(world, [parts[0], *parts[1:] * 100], status=429))
+        with world.session() as session:
+            assert len(session.scalars(select(Archive).where(Archive.parts.is_not(None))).all()) == 1
+
+
+async def test_concurrent_uploads_of_the_same_parts(world: ApiWorld) -> None:
+    """Clients with the same folder may upload it at the same time; each gets the archive."""
+    parts = split(tar_of(**{"train.py": b"print(1)" * 100}))
+
+    async def upload(order: int) -> None:
+        for part in parts[::order]:
+            assert await put(world, part) == 200
+        assert await assemble(world, parts) == {"missing": []}
+
+    await asyncio.gather(*(upload(order) for order in (1, -1, 1, -1)))
+    with world.session() as session:
+        assert len(session.scalars(select(Archive).where(Archive.parts.is_not(None))).all()) == 1
+        assert {part.sha256 for part in session.scalars(select(ArchivePart))} == {sha256_of(part) for part in parts}
+
+
+async def test_parts_are_those_of_one_tenant(world: ApiWorld) -> None:
+    """A tenant cannot use, or find out about, the parts of another one."""
+    parts = split(tar_of(**{"train.py": b"secret" * 100}))
+    for part in parts:
+        assert await put(world, part) == 200
+    async with world.client("speech") as client:
+        path = f"/v1/archives/{sha256_of(b''.join(parts))}"
+        body = {"parts": [sha256_of(part) for part in parts]}
+        assert (await client.post(path, json=body)).json() == {"missing": body["parts"]}
+        assert (await client.post(f"{path}?tenant=vision", json=body)).status_code == 404
+        wrong = await client.put(
+            f"/v1/archives/parts/{body['parts'][0]}", content=parts[0], headers={"content-type": "text/plain"}
+        )
+        assert wrong.status_code == 415
