@@ -16,7 +16,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.data import checkpoint_stores
 from activities.lifecycle import image_digests
-from activities.lifecycle.archive_files import UploadedArchive
+from activities.lifecycle.archive_files import ArchiveWriter, UploadedArchive, was_damaged
 from activities.lifecycle.cluster_hazard import ClusterHazards
 from activities.lifecycle.lent_work import limit_of
 from activities.lifecycle.staging import bucket_named, clear_failure, failures_shown, is_shown
@@ -48,6 +48,7 @@ class LaunchActivities:
         self._engine = engine
         self._settings = settings
         self._hazards = ClusterHazards()
+        self._archives = ArchiveWriter(engine)
 
     @activity.defn(name=Activity.STAGE.value)
     def stage(self, request: StageRequest) -> LaunchPlan:
@@ -90,6 +91,7 @@ class LaunchActivities:
             sealed = self._sealed_secrets(secrets, spec, tasks, machines)
             known_images = dict(row.images)
             archive = UploadedArchive.find(session, row.tenant, spec.workdir)
+            rewrites = was_damaged(session, request)
             kept = row.checkpoint_region, row.checkpoint_store
             if attempt.store_url is None and attempt.started_at is None:
                 attempt.store_url = checkpoint_stores.store_of(session, machines.values())
@@ -131,7 +133,7 @@ class LaunchActivities:
         key = ids.launch_key(request.workload_id, request.attempt, sha256)
         with bucket_named(region.name):
             if spec.workdir is not None:
-                self._stage_archive(store, spec.workdir, archive, again=request.attempt > 1)
+                self._archives.stage(store, spec.workdir, archive, again=rewrites)
             store.put(key, document)
         if failed_before:
             clear_failure(self._engine, request)
@@ -220,15 +222,6 @@ class LaunchActivities:
         own = (Attempt.workload == request.workload_id) & (Attempt.attempt == request.attempt)
         with transaction(self._engine) as session:
             session.execute(update(Attempt).where(own).values(stale_tables=told))
-
-    def _stage_archive(self, store: ObjectStore, sha256: str, archive: UploadedArchive | None, *, again: bool) -> None:
-        """Writes the archive into the bucket, unless it is there. `again`: always write it, as it may be damaged."""
-        there = store.size(ids.archive_key(sha256))
-        if archive is None and there is None:
-            raise ApplicationError(f"the uploaded archive {sha256} does not exist any more", type="MissingArchive")
-        if archive is not None and (again or there != archive.size_bytes):
-            with archive.file(self._engine) as path:
-                store.put(ids.archive_key(sha256), path)
 
     @activity.defn(name=Activity.STAGED_HERE.value)
     def staged_here(self, request: StageRequest) -> None:

@@ -174,3 +174,31 @@ def test_only_changed_parts_are_sent_again(service: Service, tmp_path: Path, mon
         (tmp_path / "weights2").write_bytes(b"small")
         client.submit(document, tmp_path)
         assert set(sent) == {part.sha256 for part in pack(tmp_path).parts} - before and len(sent) == 2
+
+
+def test_an_interrupted_upload_continues(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next submission sends only the parts that the API has not."""
+    chance = random.Random(9)
+    for number in range(4):
+        (tmp_path / f"weights{number}").write_bytes(chance.randbytes(2 << 20))
+    document = {**DOCUMENT, "name": "interrupted"}
+    sent: list[str] = []
+    call = Calls._call
+
+    def breaks_off(client: Calls, method: str, *parts: str, **options: Any) -> Any:
+        if parts[:2] == ("archives", "parts"):
+            if sent:
+                raise KeyboardInterrupt
+            sent.append(parts[2])
+        return call(client, method, *parts, **options)
+
+    names = [part.sha256 for part in pack(tmp_path).parts]
+    with Client(service.url, service.keys["vision"]) as client:
+        for found in names[:3]:
+            sent.clear()
+            monkeypatch.setattr(Calls, "_call", breaks_off)
+            with pytest.raises(KeyboardInterrupt):
+                client.submit(document, tmp_path)
+            assert sent == [found]
+        monkeypatch.setattr(Calls, "_call", call)
+        assert client.submit(document, tmp_path)["spec"]["workdir"] == pack(tmp_path).sha256
