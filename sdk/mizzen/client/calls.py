@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from mizzen.client.archives import PackedFolder
 
 PAGE = 500
-
-
 _TRIES = 3
 """How often parts of an archive are sent that the API lacks."""
+_INSPECTED_S = 300.0
+"""How long the API may take to read an archive of parts, once it can begin (`limits.inspect_s`)."""
 
 
 class Calls:
@@ -53,8 +53,9 @@ class Calls:
         body = {"parts": [part.sha256 for part in archive.parts]}
         for _ in range(_TRIES):
             answer = self._call(
-                "POST", "archives", archive.sha256, params={"tenant": tenant}, body=body, idempotent=True
-            )
+                "POST", "archives", archive.sha256,
+                params={"tenant": tenant}, body=body, idempotent=True, answer_s=_INSPECTED_S,
+            )  # fmt: skip
             if not answer["missing"]:
                 return
             for sha256 in answer["missing"]:

@@ -124,6 +124,7 @@ class Transport:
         idempotent: bool | None = None,
         patience_s: float | None = None,
         room_patience_s: float | None = None,
+        answer_s: float | None = None,
     ) -> Any:
         """Send a request and return the JSON of the response, or None if it is empty.
 
@@ -137,6 +138,7 @@ class Transport:
             idempotent: whether the request may be retried. None: GET, HEAD, PUT and DELETE may be.
             patience_s: how long to retry; None: the default of this transport.
             room_patience_s: how long to retry while the tenant's queue is full; None: as for other errors.
+            answer_s: a connection that receives nothing for this time counts as lost; None: the default.
 
         Raises:
             ApiError: the API responded with a problem.
@@ -144,12 +146,13 @@ class Transport:
         """
         again = method in _IDEMPOTENT if idempotent is None else idempotent
         usual, room = self.pauses(patience_s), self.pauses(room_patience_s)
+        timeout = self._timeout(answer_s or self._answer_s)
         lost = False
         while True:
             at_least_s, pauses = 0.0, usual
             try:
                 response = self._http.request(
-                    method, path, params=_present(params), json=body, content=content, headers=headers
+                    method, path, params=_present(params), json=body, content=content, headers=headers, timeout=timeout
                 )
                 self._look_at_expiry(response)
                 if response.is_success:
