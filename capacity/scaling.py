@@ -91,23 +91,29 @@ def grow(
     launched = 0
     in_vain: dict[tuple[tuple[JobRequest, ...], frozenset[str]], int] = {}
     """Demands that could not be served, each with the number of launches so far: only a new launch adds room."""
-    for shortage in [one for one in shortages if not stock.keep(one)]:
-        asked = shortage.jobs, shortage.regions
-        if in_vain.get(asked) == launched:
-            continue
-        found = [
-            served
-            for key, takes in taken
-            if key[0] in shortage.regions
-            and (served := _serve(key, shortage.jobs, stock, takes, refused, left[key])) is not None
-        ]
-        if not found:
-            in_vain[asked] = launched
-            continue
-        best = min(found, key=lambda served: (served.launch_usd_per_h, served.usd_per_h, served.pool))
-        left[best.pool] -= len(best.launched)
-        launched += len(best.launched)
-        stock.take(shortage, best)
+    waiting, before = [one for one in shortages if not stock.keep(one)], -1
+    while before < launched:  # A machine that was launched for a later workload may have room for an earlier one.
+        unserved, before = [], launched
+        for shortage in waiting:
+            asked = shortage.jobs, shortage.regions
+            if in_vain.get(asked) == launched:
+                unserved.append(shortage)
+                continue
+            found = [
+                served
+                for key, takes in taken
+                if key[0] in shortage.regions
+                and (served := _serve(key, shortage.jobs, stock, takes, refused, left[key])) is not None
+            ]
+            if not found:
+                in_vain[asked] = launched
+                unserved.append(shortage)
+                continue
+            best = min(found, key=lambda served: (served.launch_usd_per_h, served.usd_per_h, served.pool))
+            left[best.pool] -= len(best.launched)
+            launched += len(best.launched)
+            stock.take(shortage, best)
+        waiting = unserved
     return stock.growth()
 
 
@@ -127,7 +133,7 @@ class _Stock:
     def __init__(self, idle: Sequence[Idle]) -> None:
         self._machines: list[_Machine] = []
         self._open: dict[tuple[PoolKey, OfferKey], list[_Machine]] = {}
-        """The machines with free room, by pool and offer; machines that already have claims come first."""
+        """The machines with free room, by pool and offer; those with claims come first, the fullest before others."""
         self._before: dict[str, list[tuple[_Machine, tuple[int, ...]]]] = {}
         for one in sorted(idle, key=lambda one: one.instance):
             machine = _Machine(one.pool, one.offer, one.instance)
@@ -165,7 +171,7 @@ class _Stock:
         machine.room = _left(machine.room, zip(shortage.jobs, tasks, strict=True))
         key = machine.pool, machine.offer.key
         there = [one for one in self._open[key] if any(one.room[:2])]
-        self._open[key] = sorted(there, key=lambda one: not one.claims)
+        self._open[key] = sorted(there, key=lambda one: (not one.claims, one.room))
 
     def growth(self) -> Growth:
         """Returns the launches and claims so far."""
