@@ -88,31 +88,24 @@ def grow(
     stock = _Stock(idle)
     left = {key: max(0, pool.most - had.get(key, 0)) for key, pool in pools.items()}
     taken = [(key, [offer for offer in offers if pool.takes(offer)]) for key, pool in sorted(pools.items())]
-    launched = 0
-    in_vain: dict[tuple[tuple[JobRequest, ...], frozenset[str]], int] = {}
-    """Demands that could not be served, each with the number of launches so far: only a new launch adds room."""
-    waiting, before = [one for one in shortages if not stock.keep(one)], -1
-    while before < launched:  # A machine that was launched for a later workload may have room for an earlier one.
-        unserved, before = [], launched
+    waiting = [one for one in shortages if not stock.keep(one)]
+    while waiting:  # Claims that are served later can make room for an earlier workload, such as by a launch.
+        unserved = []
+        in_vain = set[tuple[tuple[JobRequest, ...], frozenset[str]]]()
+        """Demands that could not be served. Only a new launch adds room."""
         for shortage in waiting:
             asked = shortage.jobs, shortage.regions
-            if in_vain.get(asked) == launched:
+            best = None if asked in in_vain else _cheapest(shortage, stock, taken, refused, left)
+            if best is None:
+                in_vain.add(asked)
                 unserved.append(shortage)
                 continue
-            found = [
-                served
-                for key, takes in taken
-                if key[0] in shortage.regions
-                and (served := _serve(key, shortage.jobs, stock, takes, refused, left[key])) is not None
-            ]
-            if not found:
-                in_vain[asked] = launched
-                unserved.append(shortage)
-                continue
-            best = min(found, key=lambda served: (served.launch_usd_per_h, served.usd_per_h, served.pool))
+            if best.launched:
+                in_vain.clear()
             left[best.pool] -= len(best.launched)
-            launched += len(best.launched)
             stock.take(shortage, best)
+        if len(unserved) == len(waiting):
+            break
         waiting = unserved
     return stock.growth()
 
@@ -213,6 +206,23 @@ class _Served:
                 row = [0] * len(self._jobs)
                 self.taken.append((machine, row))
             row[number] = tasks
+
+
+def _cheapest(
+    shortage: Shortage,
+    stock: _Stock,
+    pools: Iterable[tuple[PoolKey, Sequence[Offer]]],
+    refused: Collection[OfferKey],
+    left: Mapping[PoolKey, int],
+) -> _Served | None:
+    """Serves a workload from the cheapest pool; None: no pool can. `left` limits the launches of each pool."""
+    found = (
+        _serve(key, shortage.jobs, stock, offers, refused, left[key])
+        for key, offers in pools
+        if key[0] in shortage.regions
+    )
+    able = [served for served in found if served is not None]
+    return min(able, key=lambda served: (served.launch_usd_per_h, served.usd_per_h, served.pool), default=None)
 
 
 def _serve(
