@@ -30,6 +30,8 @@ class TaskRun:
     preempted: bool = False
     exit_code: int | None = None
     """The exit code, recorded just before the exit; None if the task was killed or exited because of a preemption."""
+    run_id: str = ""
+    """The `MIZZEN_RUN_ID` of the task, or of the runner of the element."""
     told: bool = False
     """Whether the task was asked to stop before it exited; the stop may then be the reason of the exit."""
 
@@ -63,6 +65,8 @@ class Array:
     """The number of elements by final phase."""
     elements: dict[int, Element]
     """By index."""
+    runners: tuple[tuple[float, float], ...] = ()
+    """For each attempt of each of its runners, the times of its award and of its release."""
 
 
 @dataclass
@@ -170,6 +174,7 @@ def read_journals(folder: Path) -> list[TaskRun]:
                 tuple((x["at_s"], x["step"]) for x in lines if x["what"] == "saved"),
                 any(x["what"] == "preempted" for x in lines),
                 ends[-1] if ends else None,
+                first["run_id"],
                 any(x["what"] == "end" and x.get("told") for x in lines),
             )
         )
