@@ -1,11 +1,13 @@
 """Archives of working directories."""
 
+import gc
 import gzip
 import hashlib
 import io
 import os
 import random
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +204,21 @@ def test_an_interrupted_upload_continues(service: Service, tmp_path: Path, monke
             assert sent == [found]
         monkeypatch.setattr(Calls, "_call", call)
         assert client.submit(document, tmp_path)["spec"]["workdir"] == pack(tmp_path).sha256
+
+
+def test_an_upload_keeps_no_parts_in_memory(service: Service, tmp_path: Path) -> None:
+    """Memory does not grow with the archive, even before the garbage collector runs."""
+    chance = random.Random(10)
+    for number in range(4):
+        (tmp_path / f"weights{number}").write_bytes(chance.randbytes(16 << 20))
+    packed = pack(tmp_path)
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        with Client(service.url, service.keys["vision"]) as client:
+            client.upload(packed)
+        assert tracemalloc.get_traced_memory()[0] < 32 << 20
+    finally:
+        tracemalloc.stop()
+        gc.enable()

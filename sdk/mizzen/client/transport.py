@@ -5,12 +5,13 @@ backoff, until `patience_s` has passed. A submission that finds its tenant's que
 that is not idempotent is retried only if no connection was established.
 """
 
+import io
 import json
 import random
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -151,9 +152,11 @@ class Transport:
         while True:
             at_least_s, pauses = 0.0, usual
             try:
-                response = self._http.request(
-                    method, path, params=_present(params), json=body, content=content, headers=headers, timeout=timeout
-                )
+                # Requests are in reference cycles, which would keep large bodies. A closed file has none.
+                with nullcontext() if content is None else io.BytesIO(content) as file:
+                    response = self._http.request(
+                        method, path, params=_present(params), json=body, content=file, headers=headers, timeout=timeout
+                    )
                 self._look_at_expiry(response)
                 if response.is_success:
                     return _json(response)
