@@ -10,6 +10,8 @@ from tests.chaos.observed import Observed, Order, TaskRun
 
 STATUS_WRITTEN_S = 2.0
 """The time after the end of a task by which the shim has written its exit status to disk."""
+RECOVERED_S = 10.0
+"""The time after an outage by which the ends of tasks from before are recorded."""
 STATUS_SENT_S = 10.0
 """The time after the end of a task by which a reachable agent has sent its exit status."""
 SCANS = 3
@@ -143,7 +145,19 @@ def _unsure(seen: Observed, runs: list[TaskRun], again_s: float) -> bool:
             o.machine == r.machine and o.taken_s - STATUS_SENT_S <= r.last_s <= o.lent_s for r in runs
         ):
             return True
-    return any(begin <= r.last_s + STATUS_WRITTEN_S and r.last_s <= end for begin, end in seen.blackouts for r in runs)
+    return any(_is_lost_before_its_end_is_known(seen, run.last_s) for run in runs)
+
+
+def _is_lost_before_its_end_is_known(seen: Observed, last_s: float) -> bool:
+    """Returns whether a machine may count as lost before the end of a task on it could be recorded."""
+    known_s = last_s + STATUS_WRITTEN_S
+    for begin_s, end_s in sorted([*seen.outages, *seen.blackouts]):
+        if begin_s > known_s:
+            return False
+        if (begin_s, end_s) in seen.blackouts and last_s <= end_s:
+            return True
+        known_s = max(known_s, end_s + RECOVERED_S)
+    return False
 
 
 def _ids(seen: Observed, name: str) -> set[str]:

@@ -134,6 +134,8 @@ class Observed:
     """The queue while the harness waits for the ends of all workloads, after the last fault."""
     blackouts: list[tuple[float, float]] = field(default_factory=list)
     """Periods in which machines were unreachable for so long that they may count as lost."""
+    outages: list[tuple[float, float]] = field(default_factory=list)
+    """Other periods in which a part was down without which the end of a task cannot be recorded."""
     left_behind: list[str] = field(default_factory=list)
     """Processes that remained after the stack was stopped."""
     withheld: list[str] = field(default_factory=list)

@@ -285,6 +285,22 @@ def test_a_finished_gang_may_run_again_if_the_owner_has_taken_its_machine() -> N
         assert "finished-again" in [v.kind for v in judge(seen)]
 
 
+def test_a_finished_gang_may_run_again_if_its_machine_is_lost_before_its_status_is_known() -> None:
+    """It is known soon after the end, or after the end of an outage, unless a blackout begins before that."""
+    for outages, blackout_s, kinds in (
+        ([], 21.0, []),
+        ([], 23.0, ["finished-again"]),
+        ([(15.0, 21.0)], 23.0, []),
+        ([(21.0, 24.0), (26.0, 26.0)], 33.0, []),
+        ([(21.0, 21.0)], 33.0, ["finished-again"]),
+        ([(23.0, 24.0)], 26.0, ["finished-again"]),
+    ):
+        seen = _sound()
+        _again(seen)
+        seen.outages, seen.blackouts = list(outages), [(blackout_s, blackout_s + 9.0)]
+        assert [v.kind for v in judge(seen)] == kinds
+
+
 def test_a_gang_that_was_told_to_stop_as_it_finished_may_run_again() -> None:
     """A gang that received a stop before it exited with 0 may run again: trainers exit with 0 after a save too."""
     seen = _sound()
