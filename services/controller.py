@@ -4,6 +4,7 @@ The policies of replays (`services.spot.policies`) also decide where the replica
 not see replicas that are leaving or draining. During an update, it sees a predecessor and its successor as one replica:
 as the predecessor until the successor is ready, and then as the successor.
 An update is given up if its replicas only fail, or find no machines. A newer update supersedes one that is under way.
+While a version is judged by its canary, only `services.canary` sees its replicas.
 """
 
 import math
@@ -11,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from domain.capacity import CapacityKind
+from services.canary import step_canary
 from services.spot.values import Launch, Observation, ReplicaState, SpotReplica, ZoneEvent, ZoneEventKind
 from services.values import (
+    NO_ANSWERS,
     REPLICA_EJECTED,
+    CanaryAnswers,
     DrainReplica,
     EndCause,
     EndReplica,
@@ -79,6 +83,8 @@ def decide(
     now_s: float,
     waiting: int = 0,
     ongoing: int = 0,
+    *,
+    answers: CanaryAnswers = NO_ANSWERS,
 ) -> ServiceDecision:
     """Returns the actions for the replicas of a service.
 
@@ -91,11 +97,15 @@ def decide(
             reports. Then the target only obeys its limits.
         waiting: the number of requests that wait in balancers because no replica is ready.
         ongoing: the number of requests in progress.
+        answers: the answers since the canary of the newest version began.
         now_s: seconds since the epoch, not before those of the decision before.
     """
     if plan.stopping:
         return ServiceDecision(state, 0, tuple(EndReplica(one.number, EndCause.SERVICE_ENDED) for one in replicas))
-    state = _after_losses(plan, state.begun(plan.version, now_s), losses, now_s)
+    begun = state.begun(plan.version, now_s, has_canary=plan.canary is not None)
+    state = _scaled(plan, _after_losses(plan, begun, losses, now_s), requests, waiting, ongoing)
+    canary = step_canary(plan, state, replicas, losses, answers, now_s)
+    plan, state, replicas = canary.plan, canary.state, canary.rest
     for one in replicas:
         if one.stage is Stage.READY and (not one.was_ready or one.version > state.good_version):
             state = state.ready_again(one.version)
@@ -103,12 +113,8 @@ def decide(
     due_s = min(waiting_s, default=math.inf) + plan.queued_s
     if 0 < state.good_version < plan.version and due_s <= now_s:
         state = replace(state, failed_version=plan.version)
-    scaler = plan.autoscaler
-    if requests is None and not waiting and not ongoing:
-        state = replace(state, scaling=scaler.limited(state.scaling))
-    else:
-        state = replace(state, scaling=scaler.decide(state.scaling, now_s, requests or 0, waiting, ongoing))
-    step = _Step(plan, state, {one.number: one for one in replicas}, now_s)
+    there = {one.number: one for one in replicas}
+    step = _Step(plan, state, there, now_s, wakes_s=canary.wakes_s, notes=canary.notes)
     if now_s < due_s < math.inf:
         step.wakes_s.append(due_s)
     step.end_overdue(Stage.UNREADY, plan.unready_s, EndCause.NOT_ANSWERING)
@@ -122,7 +128,19 @@ def decide(
     step.follow_policy(_events(replicas, losses))
     step.retire_strays()
     step.begin_successions()
-    return step.result()
+    decision = step.result()
+    return replace(decision, actions=(*canary.actions, *decision.actions))
+
+
+def _scaled(
+    plan: ServicePlan, state: ServiceState, requests: int | None, waiting: int, ongoing: int
+) -> ServiceState:  # fmt: skip
+    """Returns the state with the target that follows the load, as far as it is known."""
+    scaler = plan.autoscaler
+    if requests is None and not waiting and not ongoing:
+        return replace(state, scaling=scaler.limited(state.scaling))
+    assert state.decided_at_s is not None
+    return replace(state, scaling=scaler.decide(state.scaling, state.decided_at_s, requests or 0, waiting, ongoing))
 
 
 def _after_losses(plan: ServicePlan, state: ServiceState, losses: Sequence[Loss], now_s: float) -> ServiceState:
