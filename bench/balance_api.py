@@ -138,6 +138,7 @@ class BalanceApi:
             usual = {
                 "service": f"sv-{name}", "name": name, "policy": "round_robin", "retry_non_idempotent": False,
                 "request_timeout_s": 30, "first_byte_s": None, "max_queue": 100, "hold_s": 0, "drain_s": 30,
+                "canary": None,
             }  # fmt: skip
             self.lists[name] = {**usual, **settings, "version": version, "endpoints": endpoints}
             if event:

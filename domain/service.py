@@ -48,6 +48,19 @@ class ResourceOption(_Frozen):
     zone: str | None = None
 
 
+class CanarySpec(_Frozen):
+    """How a new version is judged, by the answers of a few replicas, before it replaces the version that works."""
+
+    share: float
+    """Its share of the requests, and of the number of replicas, which is rounded up."""
+    for_s: float = 600.0
+    """How long it gets requests before it is judged."""
+    error_rate: float | None = None
+    """The largest share of failed answers; None: no limit."""
+    p90_s: float | None = None
+    """The longest 90th percentile of the total time of the answers; None: no limit."""
+
+
 class ReplicaPolicySpec(_Frozen):
     """How many replicas a service has, and which of them run on spot machines (SkyServe, sections 3 and 4)."""
 
@@ -109,6 +122,8 @@ class ServiceSpec(TaskSpec):
     """The most replicas that a rolling update adds at a time."""
     max_unavailable: int = 0
     """The most replicas below the target that a rolling update leaves ready, so that it needs no room for more."""
+    canary: CanarySpec | None = None
+    """How the version is judged before it replaces an older one; None: its readiness suffices."""
     notify: tuple[NotifySpec, ...] = ()
     """Who is notified when the service has ended."""
 
@@ -133,6 +148,7 @@ NOT_IN_REPLICAS: Any = {
     "hold_s": True,
     "max_surge": True,
     "max_unavailable": True,
+    "canary": True,
     "notify": True,
     "serving": {"drain_s": True, "probe": {"initial_delay_s": True}},
 }

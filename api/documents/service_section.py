@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from api.documents.canary import UPDATE
 from api.documents.forms import (
     TRUTH,
     Field,
@@ -226,10 +227,15 @@ def _placing(at: At, values: dict[str, Any], spot: bool) -> dict[str, Any]:
 _TIMEOUTS = "request_timeout_seconds", "load_balancer.stream_timeout_seconds"
 _TIMEOUT = duration(1, _DAY_S)
 _UPDATES = "max_surge and max_unavailable are not both 0"
+_BESIDE = "With update, max_surge is at least 1"
 _BALANCING = one_of(tuple(one.value for one in LoadBalancing), "a load balancing policy", folded=True)
 
 
 def _section(at: At, values: dict[str, Any]) -> dict[str, Any]:
+    if values.get("max_surge", 1) == 0 and values.get("canary") is not None:
+        at.get("max_surge").wrong(
+            "must be at least 1 with update: a canary runs beside the older version", rule=_BESIDE
+        )
     if values.get("max_surge", 1) == 0 and values.get("max_unavailable", 0) == 0:
         at.get("max_surge").wrong(
             "must be at least 1 if max_unavailable is 0: no replica could be replaced", rule=_UPDATES
@@ -265,7 +271,8 @@ SERVING = section("service", {
     "max_unavailable": Field(
         integer(0, MAX_REPLICAS), f"Replicas below the target that a rolling update leaves ready. {_UPDATES}",
         default=_DEFAULTS["max_unavailable"]),
+    "update": Field(UPDATE, f"How a new version is judged before it replaces an older one. {_BESIDE}", "canary"),
     "retry_non_idempotent": Field(
         TRUTH, "Whether a request may be sent again if its replica died before an answer began",
         default=_DEFAULTS["retry_non_idempotent"]),
-}).checked(_section, _UPDATES)  # fmt: skip
+}).checked(_section, _UPDATES, _BESIDE)  # fmt: skip

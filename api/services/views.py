@@ -120,6 +120,15 @@ class EndpointView(View):
     kind: str
     state: Literal["ready", "draining"] = Field(description="`draining`: it gets no new requests")
     ejected: bool = Field(description="Whether balancers send it no requests, or few, because it fails")
+    is_canary: bool = Field(description="Whether it gets requests only as a part of the canary")
+
+
+class CanaryView(View):
+    """A version that is judged by the answers of its replicas."""
+
+    version: int
+    share: float = Field(description="Share of the requests that its replicas get together")
+    slow_s: float | None = Field(description="Answers that take longer are counted as slow; null: none are")
 
 
 class EndpointList(View):
@@ -139,4 +148,5 @@ class EndpointList(View):
     drain_s: float
     probe_path: str
     probe_is_get: bool = Field(description="Whether a GET of `probe_path` says that the replica is ready")
+    canary: CanaryView | None = Field(description="null: no version is judged")
     endpoints: list[EndpointView]

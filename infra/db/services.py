@@ -134,8 +134,9 @@ class ServiceReplica(Base):
 def continue_replicas(session: Session, row: ServiceRow, spec: ServiceSpec) -> None:
     """Makes replicas of older versions that are also what the newest version asks for replicas of the newest version.
 
-    So an update replaces only what it changes, and the way back keeps what still runs. The caller holds the lock of the
-    service's row and has written the newest version, whose specification is `spec`.
+    So an update replaces only what it changes, and the way back keeps what still runs. If one of these versions was
+    good, the newest one is, too. The caller holds the lock of the service's row and has written the newest version,
+    whose specification is `spec`.
     """
     live = (ServiceReplica.service == row.id, ServiceReplica.ended_at.is_(None))
     versions = select(ServiceVersion).where(
@@ -144,6 +145,8 @@ def continue_replicas(session: Session, row: ServiceRow, spec: ServiceSpec) -> N
     same = [
         one.version for one in session.scalars(versions) if spec.has_replicas_of(ServiceSpec.model_validate(one.spec))
     ]
+    if row.state is not None and row.state.get("good_version") in same:
+        row.state = {**row.state, "good_version": row.version}
     if same:
         kept = (ServiceReplica.draining_at.is_(None), ServiceReplica.ending_at.is_(None))
         moved = update(ServiceReplica).where(*live, *kept, ServiceReplica.version.in_(same))
@@ -173,6 +176,8 @@ class ServiceRequests(Base):
     p50_s: Mapped[float | None]
     """Median time until the last byte of the answer."""
     p99_s: Mapped[float | None]
+    canary: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """While a version is judged by its canary: the `version`, and the counts of a `services.values.CanaryAnswers`."""
 
 
 class BalancerReport(Base):

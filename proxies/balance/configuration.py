@@ -3,10 +3,10 @@
 Everything that can change while HAProxy runs is a server, or a variable `proc.*`. So HAProxy is never reloaded. The
 file contains the servers and values at the time of the start, so that a restarted HAProxy has them at once.
 
-There is one backend for each policy, and two for `least_load`: `near` has the replicas in the clients' zone, `far` the
-others. A change of the policy therefore only adds servers to another backend and switches a variable. In both backends
-of `least_load` the replicas of the other one are backup servers, so that a request whose last near replica has died is
-retried on a far one.
+There is one backend for each policy, one for the replicas of a canary, and two for `least_load`: `near` has the
+replicas in the clients' zone, `far` the others. A change of the policy therefore only adds servers to another backend
+and switches a variable. In both backends of `least_load` the replicas of the other one are backup servers, so that a
+request whose last near replica has died is retried on a far one.
 """
 
 import ipaddress
@@ -17,9 +17,11 @@ from proxies.balance.values import Policy, RegionZone, Service
 
 BACKENDS = {
     "round_robin": "roundrobin", "least_connections": "leastconn", "near": "leastconn", "far": "leastconn",
-    "hold": "leastconn",
+    "canary": "leastconn", "hold": "leastconn",
 }  # fmt: skip
 """HAProxy's balancing algorithm for each backend. Requests that arrive while no replica is up wait in `hold`."""
+_PARTS = 1_000_000
+"""A canary's share of the requests is drawn in such parts."""
 ZONE_BACKENDS = frozenset({"near", "far"})
 _FULL_WEIGHT, _OTHER_REGION_WEIGHT = 100, 25
 """A busy far replica in another region gets a quarter of the requests of one in the clients' region."""
@@ -58,6 +60,9 @@ def seats(service: Service, addresses: Mapping[str, str], clients: RegionZone | 
         address = _with_port(addresses[endpoint.address], endpoint.port)
         name = f"{endpoint.replica}-{address}".replace("[", "").replace("]", "")
         found.append(Seat("hold", name, address))
+        if endpoint.is_canary:
+            found.append(Seat("canary", name, address))
+            continue
         if service.policy != "least_load" or clients is None:
             found.append(Seat(effective_policy(service, clients), name, address))
             continue
@@ -97,8 +102,9 @@ CHECK = "check inter 500ms fastinter 100ms downinter 500ms fall 2 rise 1"
 _OBSERVED = "observe layer4 error-limit 1 on-error fail-check"
 """A failed connection of a request counts as a failed check."""
 _TEXT = "content-type text/plain"
-LOG_FORMAT = "%ST %ts %Ta %rc"
-"""Status, termination state, total time in milliseconds, retries; with keys also the owner of the key."""
+LOG_FORMAT = "%ST %ts %Ta %rc %[var(txn.canary)]"
+"""Status, termination state, total time in milliseconds, retries, `1` if the request went to the canary and else `-`;
+with keys also the owner of the key."""
 
 
 # A tunnel may be silent for long. The client's timeout ends a stalled upload, not a pause of the answer; the server's
@@ -184,6 +190,7 @@ def variables(service: Service) -> dict[str, str]:
         "proc.hold": f"bool({str(service.hold_s > 0 and service.max_queue > 0).lower()})",
         "proc.timeout_ms": f"int({max(1, round(service.request_timeout_s * 1000))})",
         "proc.retries_all": f"int({int(service.retry_non_idempotent)})",
+        "proc.canary": f"int({round(_PARTS * service.canary.share) if service.canary is not None else 0})",
     }
 
 
@@ -248,7 +255,13 @@ def _frontend(access: Access, descriptors: Descriptors, limits: ProxyLimits, zon
             "  http-request del-header Authorization",
             "  http-request del-header Proxy-Authorization",
         ]
-    lines.append("  acl held var(proc.hold) -m bool")
+    lines += [
+        "  acl held var(proc.hold) -m bool",
+        "  acl held nbsrv(canary) gt 0",  # The replicas of a canary are also in `hold`, and then serve all requests.
+        f"  acl drawn rand({_PARTS}),sub(proc.canary) lt 0",
+        "  http-request set-var(txn.canary) int(1) if drawn { nbsrv(canary) gt 0 }",
+        "  use_backend canary if { var(txn.canary) -m found }",
+    ]
     if zones:
         # The load of a backend is the number of its requests for each of its servers; without servers it is infinite.
         spill = f"{{ var(txn.near),sub(txn.far) gt 0 }} {{ var(txn.near) -m int ge {limits.overload} }}"

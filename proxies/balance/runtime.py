@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -105,7 +106,7 @@ class Members:
     """The servers of one HAProxy process. A new process needs a new instance.
 
     A removed server is drained: it gets no new requests, its running requests may finish for `drain_s`, then they are
-    closed and the server is deleted.
+    closed and the server is deleted. The requests of a replica that moves to another backend are not closed.
     """
 
     def __init__(self, socket: RuntimeSocket, limits: ProxyLimits, service: Service, seats: Iterable[Seat]) -> None:
@@ -164,8 +165,11 @@ class Members:
                 self._variables[name] = value
         for path in [path for path in self._active if path not in wanted]:
             await self._socket.do(f"set server {path} state drain")
-            self._draining[path] = _Draining(self._active.pop(path), time.monotonic() + service.drain_s)
+            self._draining[path] = _Draining(self._active.pop(path), math.inf)
         there = self.names
+        for one in self._draining.values():
+            if one.seat.name not in there:  # Otherwise the replica only moves to another backend.
+                one.ends_s = min(one.ends_s, time.monotonic() + service.drain_s)
         self._percents = {name: percent for name, percent in self._percents.items() if name in there}
 
     async def remove_drained(self) -> None:

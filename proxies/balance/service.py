@@ -98,7 +98,7 @@ class ServiceBalancer:
         self.restarts = 0
         """The number of times that HAProxy ended by itself."""
         stored = self._stored()
-        self.service = stored or Service(name, "round_robin", False, 60.0, None, 0, 0.0, 0.0, 0, ())
+        self.service = stored or Service(name, "round_robin", False, 60.0, None, 0, 0.0, 0.0, 0, None, ())
         self._has_list = asyncio.Event()
         """Set once there is a list, or the first attempt to fetch one has failed."""
         if stored is not None:
@@ -161,7 +161,7 @@ class ServiceBalancer:
     async def last_report(self) -> None:
         """Sends the counts that are not sent yet, after `run` has ended."""
         self.counts.read()
-        self.reports.add(self.counts.close(self._seconds.last(time.time())))
+        self.reports.add(self.counts.close(self._seconds.last(time.time()), self.service.canary))
         await self.reports.send()
 
     # ------------------------------------------------------------------------------------------------------- HAProxy
@@ -337,7 +337,7 @@ class ServiceBalancer:
             self.counts.read()
             second = self._seconds.over(time.time())
             if second is not None:
-                self.reports.add(self.counts.close(second))
+                self.reports.add(self.counts.close(second, self.service.canary))
             if sending is None or sending.done():
                 sending = asyncio.create_task(self.reports.send(urgent=self.watch.is_busy))
             await self._tidy()

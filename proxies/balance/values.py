@@ -40,6 +40,19 @@ class ReplicaEndpoint:
     zone: RegionZone
     kind: Kind
     state: State
+    is_canary: bool = False
+    """Whether it gets requests only as a part of the canary."""
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A version that is judged by the answers of its replicas."""
+
+    version: int
+    share: float
+    """The share of the requests that its replicas get."""
+    slow_s: float | None
+    """Answers that take longer are counted as slow; None: none are."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,7 @@ class Service:
     drain_s: float
     """The time for which a removed replica may finish its requests."""
     version: int
+    canary: Canary | None
     endpoints: tuple[ReplicaEndpoint, ...]
 
 
@@ -85,6 +99,7 @@ def parse_service(name: str, body: Any) -> Service:
         hold_s=fields.number("hold_s", 0, _LONGEST_S),
         drain_s=fields.number("drain_s", 0, _LONGEST_S),
         version=int(fields.number("version", 0, 2**63)),
+        canary=_canary(fields),
         endpoints=tuple(
             _endpoint(_Fields(f"list of service {name}: endpoints[{number}]", one))
             for number, one in enumerate(endpoints)
@@ -103,6 +118,19 @@ def _endpoint(fields: "_Fields") -> ReplicaEndpoint:
         zone=RegionZone(fields.text("region"), fields.optional_text("zone") or ""),
         kind=cast(Kind, fields.choice("kind", get_args(Kind))),
         state=cast(State, fields.choice("state", get_args(State))),
+        is_canary=fields.value("is_canary", bool, "true or false"),
+    )
+
+
+def _canary(fields: "_Fields") -> Canary | None:
+    body = fields.value("canary", (Mapping, type(None)), "an object or null")
+    if body is None:
+        return None
+    own = _Fields(f"{fields.place}: canary", body)
+    return Canary(
+        version=int(own.number("version", 0, 2**63)),
+        share=own.number("share", 0, 1),
+        slow_s=own.optional_number("slow_s", 0.001, _LONGEST_S),
     )
 
 

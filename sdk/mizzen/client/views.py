@@ -1168,6 +1168,16 @@ LoadBalancing = Literal["round_robin", "least_connections", "least_load"]
 """How the balancer chooses the replica of a request."""
 
 
+class Canary(TypedDict):
+    """A version that is judged by the answers of its replicas."""
+
+    version: int
+    share: float
+    """Share of the requests that its replicas get together."""
+    slow_s: float | None
+    """Answers that take longer are counted as slow; None: none are."""
+
+
 class Endpoint(TypedDict):
     """A replica to which a balancer sends requests."""
 
@@ -1182,6 +1192,8 @@ class Endpoint(TypedDict):
     """`draining`: it gets no new requests."""
     ejected: bool
     """Whether balancers send it no requests, or few, because it fails."""
+    is_canary: bool
+    """Whether it gets requests only as a part of the canary."""
 
 
 class EndpointList(TypedDict):
@@ -1202,4 +1214,6 @@ class EndpointList(TypedDict):
     probe_path: str
     probe_is_get: bool
     """Whether a GET of `probe_path` says that the replica is ready."""
+    canary: Canary | None
+    """None: no version is judged."""
     endpoints: list[Endpoint]
