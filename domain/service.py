@@ -27,6 +27,10 @@ class LoadBalancing(StrEnum):
     """The nearest zone until it is overloaded, then the replica with the least load."""
 
 
+STICKY_PREFIXES_BYTES = (256, 1024, 4096)
+"""How much of a request's body can be its key (`StickySpec.prefix_bytes`)."""
+
+
 class UpdateMode(StrEnum):
     """How replicas of an older version are replaced."""
 
@@ -46,6 +50,15 @@ class ResourceOption(_Frozen):
     """The provider's name in the installation's settings; None: any. The same holds for the next two fields."""
     region: str | None = None
     zone: str | None = None
+
+
+class StickySpec(_Frozen):
+    """By what requests belong together: those with the same key go to the same replica. One of the fields is set."""
+
+    header: str | None = None
+    """The name of the header whose value is the key."""
+    prefix_bytes: int | None = None
+    """The number of bytes of the body that are the key."""
 
 
 class ReplicaPolicySpec(_Frozen):
@@ -92,6 +105,10 @@ class ServiceSpec(TaskSpec):
     serving: ServingSpec = ServingSpec()
     policy: ReplicaPolicySpec = ReplicaPolicySpec()
     balancing: LoadBalancing = LoadBalancing.LEAST_CONNECTIONS
+    sticky: StickySpec | None = None
+    """By what requests belong together; None: each request is balanced alone."""
+    resume: bool = False
+    """Whether the replicas continue a broken stream that another one has begun, for a request with `Last-Event-ID`."""
     retry_non_idempotent: bool = False
     """Whether the balancer may send a request of any method again if its replica died before an answer began, or
     answered with 500, 502 or 503."""
@@ -126,6 +143,8 @@ class ServiceSpec(TaskSpec):
 NOT_IN_REPLICAS: Any = {
     "policy": True,
     "balancing": True,
+    "sticky": True,
+    "resume": True,
     "retry_non_idempotent": True,
     "request_timeout_s": True,
     "first_byte_s": True,

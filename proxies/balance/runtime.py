@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxies.balance.configuration import ProxyLimits, Seat, server_line, variables
+from proxies.balance.configuration import STICKY, ProxyLimits, Seat, server_line, sticky_pattern, variables
 from proxies.balance.values import Service
 
 _PROMPT = b"\n> "
@@ -115,6 +115,7 @@ class Members:
         self._active = {seat.path: seat for seat in seats}
         self._draining: dict[str, _Draining] = {}
         self._variables = variables(service)
+        self._pattern = sticky_pattern(service)
         self._percents: dict[str, int] = {}
         """The weight of limited replicas in percent of the usual one, by the name of their seats."""
 
@@ -157,6 +158,12 @@ class Members:
         for path, seat in wanted.items():
             if path not in self._active:
                 await self._add(seat)
+        if (pattern := sticky_pattern(service)) != self._pattern:
+            await self._socket.do(f"clear map {STICKY}")
+            self._pattern = ""
+            if pattern:
+                await self._socket.do(f"add map {STICKY} " + pattern.replace("\\", r"\\"))
+            self._pattern = pattern
         # The variables follow the added servers: a new policy must find servers in its backend.
         for name, value in variables(service).items():
             if self._variables[name] != value:
