@@ -118,6 +118,8 @@ class Members:
         self._pattern = sticky_pattern(service)
         self._percents: dict[str, int] = {}
         """The weight of limited replicas in percent of the usual one, by the name of their seats."""
+        self._shares: dict[str, int] = {}
+        """The weight of replicas that are slower than others in percent, by the name of their seats."""
 
     @property
     def names(self) -> set[str]:
@@ -131,6 +133,19 @@ class Members:
             RuntimeSocketError: HAProxy refused a command, or did not answer.
         """
         self._percents[name] = percent
+        await self._set_weights(name)
+
+    async def share(self, name: str, percent: int) -> None:
+        """Sets the part of the usual requests that a replica gets because of its speed, from 1 to 100.
+
+        Raises:
+            RuntimeSocketError: HAProxy refused a command, or did not answer.
+        """
+        if self._shares.get(name, 100) != percent:
+            self._shares[name] = percent
+            await self._set_weights(name)
+
+    async def _set_weights(self, name: str) -> None:
         for seat in list(self._active.values()):
             if seat.name == name:
                 await self._set_weight(seat)
@@ -141,6 +156,7 @@ class Members:
             await self._socket.do(f"set server {seat.path} state drain")
             return
         await self._socket.do(f"set server {seat.path} state ready")
+        percent = max(1, percent * self._shares.get(seat.name, 100) // 100)
         await self._socket.do(f"set server {seat.path} weight {percent}%")
 
     @property
@@ -174,6 +190,7 @@ class Members:
             self._draining[path] = _Draining(self._active.pop(path), time.monotonic() + service.drain_s)
         there = self.names
         self._percents = {name: percent for name, percent in self._percents.items() if name in there}
+        self._shares = {name: percent for name, percent in self._shares.items() if name in there}
 
     async def remove_drained(self) -> None:
         """Deletes the drained servers that have no requests, and those whose time is over.
