@@ -194,7 +194,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.RUNNERS_BUSY: (
         "waits for a runner of the array; {placed:1 holds|# hold} slots, and no more are needed for what waits"
     ),
-    ReasonCode.ARRAY_STARTED: "all of its elements have started; {live} of {elements} have not ended",
+    ReasonCode.ARRAY_STARTED: "none of its elements waits; {live} of {elements} have not ended",
     ReasonCode.WAITING_FOR_VICTIMS: "waits for the slots of {victims}, which it evicts",
     ReasonCode.STAGING_FAILED: "its start in region {region} cannot be prepared: {error}; retried until it succeeds",
     ReasonCode.COPYING_CHECKPOINT: "its checkpoint is being copied from {source} to {region}",

@@ -1040,6 +1040,13 @@ class Archive(TypedDict):
     size_bytes: int
 
 
+class Assembled(TypedDict):
+    """Whether an archive was made of its parts."""
+
+    missing: list[str]
+    """Parts to upload before; empty: the archive exists."""
+
+
 class Requests(TypedDict):
     """The requests of the last minute, as the service's balancers counted them."""
 
