@@ -57,7 +57,7 @@ async def test_streams_go_on_after_a_platforms_notice(lab: Lab, tmp_path: Path) 
         notice.write_text(json.dumps({"ends_at": time.time() + 60, "words": "taken"}))
         await asyncio.wait_for(told(lab, config), 30)
         text = (await asyncio.to_thread(stream.read)).decode()
-        assert text.count("data: ") == _TOKENS and text.endswith("data: [DONE]\n\n")
+        assert text.count("data: ") == _TOKENS + 1 and text.endswith("data: [DONE]\n\n")
         assert tasks.inspect(run) is TaskState.RUNNING
         ends_at_s = time.time() + 4
         notice.write_text(json.dumps({"ends_at": ends_at_s, "words": "sooner"}))
@@ -76,7 +76,7 @@ async def test_streams_go_on_after_an_owners_notice(lab: Lab) -> None:
         stream = await _opened(lab, launch, config)
         reclaiming = asyncio.create_task(_mizzen(config, "reclaim", "--notice", "10s"))
         text = (await asyncio.to_thread(stream.read)).decode()
-        assert text.count("data: ") == _TOKENS and text.endswith("data: [DONE]\n\n")
+        assert text.count("data: ") == _TOKENS + 1 and text.endswith("data: [DONE]\n\n")
         assert tasks.inspect(run) is TaskState.RUNNING and not reclaiming.done()
         status = await reclaiming
         assert (status["free"], status["running"]) == (True, [])
