@@ -27,6 +27,10 @@ class LoadBalancing(StrEnum):
     """The nearest zone until it is overloaded, then the replica with the least load."""
 
 
+STICKY_PREFIXES_BYTES = (256, 1024, 4096)
+"""How much of a request's body can be its key (`StickySpec.prefix_bytes`)."""
+
+
 class UpdateMode(StrEnum):
     """How replicas of an older version are replaced."""
 
@@ -59,6 +63,15 @@ class CanarySpec(_Frozen):
     """The largest share of failed answers; None: no limit."""
     p90_s: float | None = None
     """The longest 90th percentile of the total time of the answers; None: no limit."""
+
+
+class StickySpec(_Frozen):
+    """By what requests belong together: those with the same key go to the same replica. One of the fields is set."""
+
+    header: str | None = None
+    """The name of the header whose value is the key."""
+    prefix_bytes: int | None = None
+    """The number of bytes of the body that are the key."""
 
 
 class ReplicaPolicySpec(_Frozen):
@@ -105,6 +118,10 @@ class ServiceSpec(TaskSpec):
     serving: ServingSpec = ServingSpec()
     policy: ReplicaPolicySpec = ReplicaPolicySpec()
     balancing: LoadBalancing = LoadBalancing.LEAST_CONNECTIONS
+    sticky: StickySpec | None = None
+    """By what requests belong together; None: each request is balanced alone."""
+    resume: bool = False
+    """Whether the replicas continue a broken stream that another one has begun, for a request with `Last-Event-ID`."""
     retry_non_idempotent: bool = False
     """Whether the balancer may send a request of any method again if its replica died before an answer began, or
     answered with 500, 502 or 503."""
@@ -141,6 +158,8 @@ class ServiceSpec(TaskSpec):
 NOT_IN_REPLICAS: Any = {
     "policy": True,
     "balancing": True,
+    "sticky": True,
+    "resume": True,
     "retry_non_idempotent": True,
     "request_timeout_s": True,
     "first_byte_s": True,

@@ -117,6 +117,7 @@ class EndpointView(View):
     port: int
     region: str
     zone: str | None
+    gpu_type: str | None = Field(description="That of its machine; null: it has no GPUs")
     kind: str
     state: Literal["ready", "draining"] = Field(description="`draining`: it gets no new requests")
     ejected: bool = Field(description="Whether balancers send it no requests, or few, because it fails")
@@ -138,6 +139,11 @@ class EndpointList(View):
     name: str
     version: int
     policy: LoadBalancing
+    sticky_header: str | None = Field(description="Requests with the same value of this header go to the same replica")
+    sticky_prefix_bytes: int | None = Field(
+        description="Requests whose bodies begin with the same bytes go to the same replica"
+    )
+    resume: bool = Field(description="Whether replicas continue broken streams, for requests with Last-Event-ID")
     retry_non_idempotent: bool
     request_timeout_s: float
     first_byte_s: float | None = Field(

@@ -27,6 +27,7 @@ class Endpoint:
     region: str
     zone: str | None
     """The platform's name of the zone of its machine."""
+    gpu_type: str | None
     kind: str
     """`spot` or `on_demand`."""
     state: str
@@ -51,7 +52,7 @@ def read_endpoints_of(session: Session, services: Collection[str]) -> dict[str, 
     """Returns the result of `read_endpoints` for each of the services, with one query."""
     rows: Sequence[Any] = session.execute(
         select(
-            ServiceReplica, Workload.phase, Machine.region, Cluster.zone, Machine.notice,
+            ServiceReplica, Workload.phase, Machine.region, Cluster.zone, Machine.gpu_type, Machine.notice,
             ServiceRow.version, ServiceRow.mode, ServiceRow.state["canary"],
         )
         .join(ServiceRow, ServiceRow.id == ServiceReplica.service)
@@ -79,7 +80,7 @@ def _endpoints(rows: Sequence[Any]) -> list[Endpoint]:
     serving = {row.number for row, phase, *_ in rows if _serves(row, phase)}
     older = any(_serves(row, phase) and row.ready and row.version < version for row, phase, *_, version, _, _ in rows)
     found: dict[int, Endpoint] = {}
-    for row, phase, region, zone, notice, version, mode, canary in rows:
+    for row, phase, region, zone, gpu_type, notice, version, mode, canary in rows:
         assert row.address is not None and row.port is not None
         drains = not _serves(row, phase) or notice is not None
         is_hidden = older and mode == UpdateMode.BLUE_GREEN and row.version == version
@@ -90,8 +91,8 @@ def _endpoints(rows: Sequence[Any]) -> list[Endpoint]:
             continue
         state = DRAINING if drains or (row.number in found and found[row.number].state == DRAINING) else READY
         found[row.number] = Endpoint(
-            row.number, row.version, row.address, row.port, region, zone, row.kind, state, row.ejected_at is not None,
-            is_on_trial,
+            row.number, row.version, row.address, row.port, region, zone, gpu_type, row.kind, state,
+            row.ejected_at is not None, is_on_trial,
         )  # fmt: skip
     return list(found.values())
 

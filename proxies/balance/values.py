@@ -13,6 +13,9 @@ Kind = Literal["spot", "on_demand"]
 State = Literal["ready", "draining"]
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """The form of a service's name. It becomes a part of file names and of HAProxy's configuration."""
+PREFIXES_BYTES = (256, 1024, 4096)
+"""How much of a request's body can be its key."""
+_HEADER = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _LONGEST_S = 86_400.0
 
@@ -38,6 +41,8 @@ class ReplicaEndpoint:
     address: str
     port: int
     zone: RegionZone
+    gpu_type: str
+    """Empty: it has no GPUs."""
     kind: Kind
     state: State
     is_canary: bool = False
@@ -61,6 +66,12 @@ class Service:
 
     name: str
     policy: Policy
+    sticky_header: str | None
+    """The name of the header whose value is the key of a request; requests with the same key go to the same replica."""
+    sticky_prefix_bytes: int | None
+    """The number of bytes of the body that are the key of a request. Without both, requests have no keys."""
+    resume: bool
+    """Whether replicas continue broken streams, so that a request with `Last-Event-ID` may always be repeated."""
     retry_non_idempotent: bool
     """Whether requests with a method such as POST are retried on another replica too."""
     request_timeout_s: float
@@ -78,6 +89,11 @@ class Service:
     canary: Canary | None
     endpoints: tuple[ReplicaEndpoint, ...]
 
+    @property
+    def is_sticky(self) -> bool:
+        """Whether requests can have keys."""
+        return self.sticky_header is not None or self.sticky_prefix_bytes is not None
+
 
 def parse_service(name: str, body: Any) -> Service:
     """Returns the list in a response of the API, or in the file of the last list.
@@ -92,6 +108,9 @@ def parse_service(name: str, body: Any) -> Service:
     return Service(
         name=name,
         policy=cast(Policy, fields.choice("policy", get_args(Policy))),
+        sticky_header=_header(fields),
+        sticky_prefix_bytes=_prefix(fields),
+        resume=fields.value("resume", bool, "true or false"),
         retry_non_idempotent=fields.value("retry_non_idempotent", bool, "true or false"),
         request_timeout_s=fields.number("request_timeout_s", 0.001, _LONGEST_S),
         first_byte_s=fields.optional_number("first_byte_s", 0.001, _LONGEST_S),
@@ -107,6 +126,21 @@ def parse_service(name: str, body: Any) -> Service:
     )
 
 
+def _header(fields: "_Fields") -> str | None:
+    name = fields.optional_text("sticky_header")
+    if name is not None and not _HEADER.fullmatch(name):
+        raise InvalidList(f"{fields.place}: sticky_header: must be a header's name, it is {name!r}")
+    return name
+
+
+def _prefix(fields: "_Fields") -> int | None:
+    length = fields.optional_number("sticky_prefix_bytes", 1, 1 << 14)
+    if length is not None and length not in PREFIXES_BYTES:
+        choices = ", ".join(map(str, PREFIXES_BYTES))
+        raise InvalidList(f"{fields.place}: sticky_prefix_bytes: must be one of {choices}, it is {length!r}")
+    return None if length is None else int(length)
+
+
 def _endpoint(fields: "_Fields") -> ReplicaEndpoint:
     address = fields.text("address")
     if not (is_ip(address) or _HOST.fullmatch(address)):
@@ -116,6 +150,7 @@ def _endpoint(fields: "_Fields") -> ReplicaEndpoint:
         address=address,
         port=int(fields.number("port", 1, 65_535)),
         zone=RegionZone(fields.text("region"), fields.optional_text("zone") or ""),
+        gpu_type=fields.optional_text("gpu_type") or "",
         kind=cast(Kind, fields.choice("kind", get_args(Kind))),
         state=cast(State, fields.choice("state", get_args(State))),
         is_canary=fields.value("is_canary", bool, "true or false"),

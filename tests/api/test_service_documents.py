@@ -129,6 +129,12 @@ SYNONYMS: list[tuple[str, dict[str, Any], str, Any]] = [
      "canary", {"share": 0.1, "for_s": 600.0, "error_rate": None, "p90_s": 0.5}),
     ("retries", document(service={"retry_non_idempotent": True}), "retry_non_idempotent", True),
     ("balancing", document(service={"load_balancing_policy": "Round_Robin"}), "balancing", "round_robin"),
+    ("sticky by header", document(service={"load_balancing": {"sticky": {"header": "X-Session"}}}), "sticky",
+     {"header": "X-Session", "prefix_bytes": None}),
+    ("sticky by prefix", document(service={"load_balancing": {"sticky": {"prefix_bytes": 1024}}}),
+     "sticky.prefix_bytes", 1024),
+    ("not sticky", document(service={"load_balancing": {}}), "sticky", None),
+    ("resume", document(service={"load_balancing": {"resume": "header"}}), "resume", True),
     ("null is as if left out", document() | {"file_mounts": None, "labels": None}, "labels", {}),
 ]  # fmt: skip
 
@@ -251,6 +257,17 @@ WRONG: list[tuple[str, object, str, str]] = [
      "service.max_surge", "must be at least 1 with update"),
     ("shadow", document(service={"update": {"canary": "10%", "abort_if": {"p90_ms": 500}, "shadow": "10%"}}),
      "service.update.shadow", "is not supported: HAProxy cannot send a request to two replicas"),
+    ("no key", document(service={"load_balancing": {"sticky": {}}}), "service.load_balancing.sticky.header", "missing"),
+    ("two keys", document(service={"load_balancing": {"sticky": {"header": "A", "prefix_bytes": 256}}}),
+     "service.load_balancing.sticky.prefix_bytes", "omit header"),
+    ("prefix of another size", document(service={"load_balancing": {"sticky": {"prefix_bytes": 1000}}}),
+     "service.load_balancing.sticky.prefix_bytes", "must be one of 256, 1024, 4096"),
+    ("header with a space", document(service={"load_balancing": {"sticky": {"header": "A B"}}}),
+     "service.load_balancing.sticky.header", "letters, digits"),
+    ("resume by other means", document(service={"load_balancing": {"resume": "body"}}), "service.load_balancing.resume",
+     "must be one of header"),
+    ("unknown key of balancing", document(service={"load_balancing": {"stick": {}}}), "service.load_balancing.stick",
+     "did you mean sticky?"),
     ("negative surge", document(service={"max_surge": -1}), "service.max_surge", "from 0"),
 ]  # fmt: skip
 

@@ -1187,6 +1187,8 @@ class Endpoint(TypedDict):
     port: int
     region: str
     zone: str | None
+    gpu_type: str | None
+    """That of its machine; None: it has no GPUs."""
     kind: str
     state: Literal["ready", "draining"]
     """`draining`: it gets no new requests."""
@@ -1203,6 +1205,12 @@ class EndpointList(TypedDict):
     name: str
     version: int
     policy: LoadBalancing
+    sticky_header: str | None
+    """Requests with the same value of this header go to the same replica."""
+    sticky_prefix_bytes: int | None
+    """Requests whose bodies begin with the same bytes go to the same replica."""
+    resume: bool
+    """Whether replicas continue broken streams, for requests with Last-Event-ID."""
     retry_non_idempotent: bool
     request_timeout_s: float
     first_byte_s: float | None
