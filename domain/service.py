@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from domain.notify_spec import NotifySpec
 from domain.serving_spec import ServingSpec
 from domain.spec import ResourceSpec, TaskSpec
+from domain.spread import SpreadLevel
 
 
 class _Frozen(BaseModel):
@@ -72,6 +73,15 @@ class ReplicaPolicySpec(_Frozen):
     """The number of on-demand replicas that are always kept."""
 
 
+class ReplicaSpread(_Frozen):
+    """How far apart the replicas of a service are placed (`domain.spread.SpreadRule`)."""
+
+    over: SpreadLevel | None = SpreadLevel.MACHINE
+    """None: replicas are packed like other workloads."""
+    required: bool = False
+    """Whether a replica waits rather than share a place of the level `over` with another one."""
+
+
 class ServiceSpec(TaskSpec):
     """A service: replicas behind one endpoint. Each replica is a workload of one gang, whose tasks run the command."""
 
@@ -109,6 +119,7 @@ class ServiceSpec(TaskSpec):
     """The most replicas that a rolling update adds at a time."""
     max_unavailable: int = 0
     """The most replicas below the target that a rolling update leaves ready, so that it needs no room for more."""
+    spread: ReplicaSpread = ReplicaSpread()
     notify: tuple[NotifySpec, ...] = ()
     """Who is notified when the service has ended."""
 
@@ -133,6 +144,7 @@ NOT_IN_REPLICAS: Any = {
     "hold_s": True,
     "max_surge": True,
     "max_unavailable": True,
+    "spread": True,
     "notify": True,
     "serving": {"drain_s": True, "probe": {"initial_delay_s": True}},
 }

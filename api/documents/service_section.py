@@ -23,8 +23,9 @@ from api.documents.position import At
 from api.documents.replicas import PORTS
 from api.documents.skypilot import either, filled_in, not_both, references, section
 from domain.patterns import in_any_case
-from domain.service import LoadBalancing, ReplicaPolicySpec, ServiceSpec
+from domain.service import LoadBalancing, ReplicaPolicySpec, ReplicaSpread, ServiceSpec
 from domain.serving_spec import ProbeSpec, ServingSpec
+from domain.spread import SpreadLevel
 from services.spot.policies import POLICIES
 
 MAX_REPLICAS = 1000
@@ -227,6 +228,15 @@ _TIMEOUTS = "request_timeout_seconds", "load_balancer.stream_timeout_seconds"
 _TIMEOUT = duration(1, _DAY_S)
 _UPDATES = "max_surge and max_unavailable are not both 0"
 _BALANCING = one_of(tuple(one.value for one in LoadBalancing), "a load balancing policy", folded=True)
+_STRENGTHS = {"": False, ", preferred": False, ", required": True}
+_SPREADS: Mapping[str, ReplicaSpread] = {
+    "none": ReplicaSpread(over=None),
+    **{f"{level}{strength}": ReplicaSpread(over=level, required=required)
+       for level in SpreadLevel for strength, required in _STRENGTHS.items()},
+}  # fmt: skip
+"""What `spread` means, by its text."""
+_SPREAD = one_of(tuple(_SPREADS), "what replicas should not share").to(_SPREADS.__getitem__)
+SPREAD_ON_SPOT = "Of replicas on spot machines, only machine can be required"
 
 
 def _section(at: At, values: dict[str, Any]) -> dict[str, Any]:
@@ -265,6 +275,9 @@ SERVING = section("service", {
     "max_unavailable": Field(
         integer(0, MAX_REPLICAS), f"Replicas below the target that a rolling update leaves ready. {_UPDATES}",
         default=_DEFAULTS["max_unavailable"]),
+    "spread": Field(
+        _SPREAD, "What replicas should not share, if possible (preferred) or in any case (required): first this, then"
+        f" machines, racks, clusters and zones. {SPREAD_ON_SPOT}", default="machine"),
     "retry_non_idempotent": Field(
         TRUTH, "Whether a request may be sent again if its replica died before an answer began",
         default=_DEFAULTS["retry_non_idempotent"]),

@@ -123,6 +123,11 @@ SYNONYMS: list[tuple[str, dict[str, Any], str, Any]] = [
     ("surge", document(service={"max_surge": 3}), "max_surge", 3),
     ("no surge", document(service={"max_surge": 0, "max_unavailable": 1}), "max_surge", 0),
     ("unavailable", document(service={"max_unavailable": 2}), "max_unavailable", 2),
+    ("default spread", document(), "spread", {"over": "machine", "required": False}),
+    ("spread", document(service={"spread": "zone, preferred"}), "spread", {"over": "zone", "required": False}),
+    ("required spread", document(service={"spread": "machine, required"}), "spread",
+     {"over": "machine", "required": True}),
+    ("no spread", document(service={"spread": "none"}), "spread", {"over": None, "required": False}),
     ("retries", document(service={"retry_non_idempotent": True}), "retry_non_idempotent", True),
     ("balancing", document(service={"load_balancing_policy": "Round_Robin"}), "balancing", "round_robin"),
     ("null is as if left out", document() | {"file_mounts": None, "labels": None}, "labels", {}),
@@ -227,6 +232,10 @@ WRONG: list[tuple[str, object, str, str]] = [
     ("queue beyond bounds", document(service={"max_queue": 10**6}), "service.max_queue", "from 0 to 100000"),
     ("no surge", document(service={"max_surge": 0}), "service.max_surge", "at least 1 if max_unavailable is 0"),
     ("negative surge", document(service={"max_surge": -1}), "service.max_surge", "from 0"),
+    ("unknown spread", document(service={"spread": "racks"}), "service.spread", "must be one of none, machine"),
+    ("spread of no text", document(service={"spread": {"zone": "required"}}), "service.spread", "must be"),
+    ("required spread on spot", document(service={"spread": "zone, required"}, resources={"use_spot": True}),
+     "service.spread", "must be preferred"),
 ]  # fmt: skip
 
 
