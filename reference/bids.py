@@ -21,7 +21,7 @@ from domain.scheduling import (
     RunningWorkload,
 )
 from reference.criteria import PlacementOption, PlacementTarget, Spread, criteria, quality
-from reference.crowding import crowding_of, others_at
+from reference.crowds import crowding_of, others_at
 from rms.refusal import needs
 
 _Free = dict[str, tuple[int, int, int]]
