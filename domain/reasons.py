@@ -39,6 +39,7 @@ class ReasonCode(StrEnum):
     MACHINES_AVOIDED = "machines_avoided"
     ISOLATION_TOO_WEAK = "isolation_too_weak"
     NO_CONTAINER_ENGINE = "no_container_engine"
+    SPREAD_REQUIRED = "spread_required"
     REFUSED_LIKE = "refused_like"
     RESERVED = "reserved"
     RESERVED_OPEN = "reserved_open"
@@ -166,6 +167,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ),
     ReasonCode.NO_CONTAINER_ENGINE: (
         "it is not placed on {machines} in region {region}: they have no container engine, which its image needs"
+    ),
+    ReasonCode.SPREAD_REQUIRED: (
+        "it is not placed on {level} {places} of region {region}: other replicas of its service are there, and its"
+        " document requires another {level} for each replica"
     ),
     ReasonCode.REFUSED_LIKE: (
         "region {region} has no room for {needs}, and job {job} needs at least as much"

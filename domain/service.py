@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from domain.notify_spec import NotifySpec
 from domain.serving_spec import ServingSpec
 from domain.spec import ResourceSpec, TaskSpec
+from domain.spread import SpreadLevel
 
 
 class _Frozen(BaseModel):
@@ -98,6 +99,15 @@ class ReplicaPolicySpec(_Frozen):
     """The number of on-demand replicas that are always kept."""
 
 
+class ReplicaSpread(_Frozen):
+    """How far apart the replicas of a service are placed (`domain.spread.SpreadRule`)."""
+
+    over: SpreadLevel | None = SpreadLevel.MACHINE
+    """None: replicas are packed like other workloads."""
+    required: bool = False
+    """Whether a replica waits rather than share a place of the level `over` with another one."""
+
+
 class ServiceSpec(TaskSpec):
     """A service: replicas behind one endpoint. Each replica is a workload of one gang, whose tasks run the command."""
 
@@ -141,6 +151,7 @@ class ServiceSpec(TaskSpec):
     """The most replicas below the target that a rolling update leaves ready, so that it needs no room for more."""
     canary: CanarySpec | None = None
     """How the version is judged before it replaces an older one; None: its readiness suffices."""
+    spread: ReplicaSpread = ReplicaSpread()
     notify: tuple[NotifySpec, ...] = ()
     """Who is notified when the service has ended."""
 
@@ -168,6 +179,7 @@ NOT_IN_REPLICAS: Any = {
     "max_surge": True,
     "max_unavailable": True,
     "canary": True,
+    "spread": True,
     "notify": True,
     "serving": {"drain_s": True, "probe": {"initial_delay_s": True}},
 }

@@ -5,6 +5,7 @@ from domain.capacity import CapacityKind
 from domain.ids import NAME_LENGTH
 from domain.service import ResourceOption, ServiceSpec
 from domain.spec import CheckpointSpec, JobSpec, WorkloadSpec
+from domain.spread import SpreadRule
 
 JOB = "server"
 """Name of the job of a replica's workload."""
@@ -28,6 +29,7 @@ def replica_workload(
     cluster: str | None,
     option: ResourceOption,
     shape: Shape | None,
+    spread: SpreadRule | None,
 ) -> WorkloadSpec:
     """Returns the specification of a replica's workload.
 
@@ -39,6 +41,7 @@ def replica_workload(
         option: the resources.
         shape: the shape of the replica's own machines, of which it gets all cores and all memory; None: it runs on
             shared machines, with the option's resources.
+        spread: how far it should be from the other replicas.
     """
     resources = option.resources
     if shape is not None:
@@ -65,6 +68,7 @@ def replica_workload(
         serving=spec.serving,
         one_attempt=True,
         cluster=cluster,
+        spread=spread,
         capacity=None if cluster is not None else SHARED,
         regions_allowed=None if option.region is None else (option.region,),
     )

@@ -25,8 +25,16 @@ from api.documents.position import At
 from api.documents.replicas import PORTS
 from api.documents.skypilot import either, filled_in, not_both, references, section
 from domain.patterns import in_any_case
-from domain.service import STICKY_PREFIXES_BYTES, LoadBalancing, ReplicaPolicySpec, ServiceSpec, StickySpec
+from domain.service import (
+    STICKY_PREFIXES_BYTES,
+    LoadBalancing,
+    ReplicaPolicySpec,
+    ReplicaSpread,
+    ServiceSpec,
+    StickySpec,
+)
 from domain.serving_spec import ProbeSpec, ServingSpec
+from domain.spread import SpreadLevel
 from services.spot.policies import POLICIES
 
 MAX_REPLICAS = 1000
@@ -230,6 +238,15 @@ _TIMEOUT = duration(1, _DAY_S)
 _UPDATES = "max_surge and max_unavailable are not both 0"
 _BESIDE = "With update, max_surge is at least 1"
 _BALANCING = one_of(tuple(one.value for one in LoadBalancing), "a load balancing policy", folded=True)
+_STRENGTHS = {"": False, ", preferred": False, ", required": True}
+_SPREADS: Mapping[str, ReplicaSpread] = {
+    "none": ReplicaSpread(over=None),
+    **{f"{level}{strength}": ReplicaSpread(over=level, required=required)
+       for level in SpreadLevel for strength, required in _STRENGTHS.items()},
+}  # fmt: skip
+"""What `spread` means, by its text."""
+_SPREAD = one_of(tuple(_SPREADS), "what replicas should not share").to(_SPREADS.__getitem__)
+SPREAD_ON_SPOT = "Of replicas on spot machines, only machine can be required"
 
 
 _ONE_KEY = "Exactly one of header and prefix_bytes is given"
@@ -309,6 +326,9 @@ SERVING = section("service", {
         integer(0, MAX_REPLICAS), f"Replicas below the target that a rolling update leaves ready. {_UPDATES}",
         default=_DEFAULTS["max_unavailable"]),
     "update": Field(UPDATE, f"How a new version is judged before it replaces an older one. {_BESIDE}", "canary"),
+    "spread": Field(
+        _SPREAD, "What replicas should not share, if possible (preferred) or in any case (required): first this, then"
+        f" machines, racks, clusters and zones. {SPREAD_ON_SPOT}", default="machine"),
     "retry_non_idempotent": Field(
         TRUTH, "Whether a request may be sent again if its replica died before an answer began",
         default=_DEFAULTS["retry_non_idempotent"]),

@@ -50,6 +50,7 @@ _NOTES = {
     "update_given_up": "the update is given up: its replicas failed or found no machines; the older version serves",
     "no_machine_fits": "a replica was not launched, because the version accepts no machine that is offered there",
     "offers_unknown": "replicas wait until the providers have answered what they offer",
+    "no_other_zone": "a replica was not launched, because its document requires another zone for each replica",
     "machine_limit": "the services of the tenant have as many machines as the setting services.tenant_machines allows",
     CANARY_RUNS: "the newest version is a canary: it gets a share of the requests, and is judged by its answers",
     CANARY_WAITS: f"the canary has fewer than {LEAST_ANSWERS} answers; the update continues once they have judged it",

@@ -127,6 +127,11 @@ SYNONYMS: list[tuple[str, dict[str, Any], str, Any]] = [
      "canary", {"share": 0.125, "for_s": 300.0, "error_rate": 0.0, "p90_s": None}),
     ("canary's limit of time", document(service={"update": {"canary": "10%", "abort_if": {"p90_ms": 500}}}),
      "canary", {"share": 0.1, "for_s": 600.0, "error_rate": None, "p90_s": 0.5}),
+    ("default spread", document(), "spread", {"over": "machine", "required": False}),
+    ("spread", document(service={"spread": "zone, preferred"}), "spread", {"over": "zone", "required": False}),
+    ("required spread", document(service={"spread": "machine, required"}), "spread",
+     {"over": "machine", "required": True}),
+    ("no spread", document(service={"spread": "none"}), "spread", {"over": None, "required": False}),
     ("retries", document(service={"retry_non_idempotent": True}), "retry_non_idempotent", True),
     ("balancing", document(service={"load_balancing_policy": "Round_Robin"}), "balancing", "round_robin"),
     ("sticky by header", document(service={"load_balancing": {"sticky": {"header": "X-Session"}}}), "sticky",
@@ -269,6 +274,10 @@ WRONG: list[tuple[str, object, str, str]] = [
     ("unknown key of balancing", document(service={"load_balancing": {"stick": {}}}), "service.load_balancing.stick",
      "did you mean sticky?"),
     ("negative surge", document(service={"max_surge": -1}), "service.max_surge", "from 0"),
+    ("unknown spread", document(service={"spread": "racks"}), "service.spread", "must be one of none, machine"),
+    ("spread of no text", document(service={"spread": {"zone": "required"}}), "service.spread", "must be"),
+    ("required spread on spot", document(service={"spread": "zone, required"}, resources={"use_spot": True}),
+     "service.spread", "must be preferred"),
 ]  # fmt: skip
 
 
