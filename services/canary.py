@@ -93,7 +93,7 @@ class CanaryStep:
     notes: list[str] = field(default_factory=list)
 
     def retire(self, replicas: Sequence[ReplicaFacts], cause: EndCause) -> None:
-        """Takes the requests away from replicas of the canary. Those that got none end at once."""
+        """Ends replicas of the canary: at once while they start, and otherwise after their requests in progress."""
         for one in replicas:
             self.actions.append((EndReplica if one.stage is Stage.STARTING else DrainReplica)(one.number, cause))
         self.wakes_s.append(self.now_s + self.plan.drain_s)
@@ -155,7 +155,7 @@ def _split(step: CanaryStep, version: int) -> list[ReplicaFacts]:
 
 
 def _retire_if_others_serve(step: CanaryStep, mine: list[ReplicaFacts], cause: EndCause) -> None:
-    """Retires the replicas of a canary. While no other replica is ready, those that serve stay."""
+    """Ends the replicas of a canary, but keeps those that are ready while no other replica of the service is."""
     if any(one.stage is Stage.READY for one in step.rest):
         step.retire(mine, cause)
         return

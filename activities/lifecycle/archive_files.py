@@ -89,8 +89,8 @@ class ArchiveWriter:
         """Writes the archive into the bucket, unless it is there. `again`: always write it, because it is damaged.
 
         Raises:
-            ApplicationError: `MissingArchive`: it is neither in the bucket nor in Postgres. `SlowArchive`: the write
-                goes on.
+            ApplicationError: of type `MissingArchive` if the archive is neither in the bucket nor in Postgres, and
+                `SlowArchive` if it is still being written, so that the caller should try again.
         """
         key = ids.archive_key(sha256)
         there = store.size(key)

@@ -69,7 +69,7 @@ class Lender:
         self._traffic = traffic
         self.polls = Polls()
         self._stops_s: dict[str, float] = {}
-        """When the tasks of which attempts are told to stop, in seconds since the epoch."""
+        """When to notify the tasks of attempts that must stop and are not notified yet, in epoch seconds."""
         self._shaped = False
         self._counted_s = self._stored_s = time.monotonic()
         self._outcomes: Mapping[str, IntEnum | None] = {}
@@ -325,7 +325,7 @@ class Lender:
         await self._tell()
 
     async def _tell(self) -> None:
-        """Tells the tasks that must leave to stop, once each. Tasks that serve are told shortly before the end."""
+        """Notifies the tasks whose time to stop has come, each once. `stop_at_s` says when that is."""
         now_s, told = self._clock(), list[tuple[AttemptFolder, float]]()
         due = {key for key, stop_s in self._stops_s.items() if stop_s <= now_s}
         for one in await asyncio.to_thread(self._stopping.unfinished) if due else ():

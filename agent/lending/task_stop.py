@@ -71,9 +71,9 @@ class Stopping:
         return left_s if launch is None else min(left_s, launch.checkpoint.grace_s)
 
     def stop_at_s(self, folder: AttemptFolder, now_s: float, at_s: float) -> float:
-        """Returns when an attempt's tasks are told to leave until `at_s`; 0: at once, because they do not serve.
+        """Returns when to notify an attempt's tasks if they must have ended by `at_s`, in seconds since the epoch.
 
-        Times are seconds since the epoch.
+        Tasks that serve are notified late, so that their streams can end; all others at once, which is 0.
         """
         launch = _readable(folder)
         return 0.0 if launch is None or launch.serving is None else launch.serving.stop_at_s(now_s, at_s)
