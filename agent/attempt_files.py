@@ -1,5 +1,6 @@
 """What the agent sends to the region's bucket: the output of tasks and elements, and the outputs of a document."""
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -51,8 +52,9 @@ class AttemptFiles:
         """Ships the output of a runner's elements, and removes it here after that."""
         bucket = partial(self._stager.bucket, staged.folder)
         for run in staged.folder.elements():
-            if tasks.inspect(run) is not TaskState.ABSENT:
-                self._shipping.watch(run, bucket, staged.masker, staged.launch.logs, removes=True)
+            with contextlib.suppress(ValueError):  # Its records are not synced: a crash of the machine can damage them.
+                if tasks.inspect(run) is not TaskState.ABSENT:
+                    self._shipping.watch(run, bucket, staged.masker, staged.launch.logs, removes=True)
 
     def unstored(self, staged: StagedAttempt, run: RunFolder) -> list[UnstoredOutput]:
         """Returns which outputs of a task were not stored, and why."""

@@ -48,7 +48,8 @@ class ElementChunk:
         identities = run.identities()
         if not self._handed and identities is not None and tasks.inspect(run) is TaskState.RUNNING:
             body = {"elements": [_element(staged, run, one) for one in self._elements]}
-            records.write_durably(str(run.path / CHUNK), body)
+            if read_json(run.path / CHUNK) != body:  # An earlier agent may have written it.
+                records.write_durably(str(run.path / CHUNK), body)
             identities[0].send(SIGUSR1)
             self._handed = True
         return self._handed

@@ -10,24 +10,26 @@ In the run's folder, beside the files of `agent.tasks`:
 
 The agent sends SIGUSR1 after it has written a file. The lane outlives the agent, as every shim does: the next agent
 reads the journal. The journal is not synced, because a machine that crashes loses its leases. Each element gets a new
-process, the files of `base` in `work`, and empty temporary folders; processes that it leaves are killed. Like
-`agent.shim`, this uses only the standard library.
+process, the files of `base` in `work`, and empty temporary folders; processes that it leaves are killed. While the disk
+is full, the lane waits. Like `agent.shim`, this uses only the standard library.
 """
 
 import contextlib
+import errno
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from agent.cgroups import memory_kills, memory_use, remove_cgroup
-from agent.records import write_durably
+from agent.records import publish, write_durably
 from agent.sandbox import FOLDERS, Sandbox, remove_tree
 from agent.shim import (
+    EXIT_FILE,
     PID_FILE,
     WATCHED,
     Task,
@@ -46,7 +48,14 @@ _BASE = "base"
 _LIVE_S = 1.0
 """The output of an element that runs for longer is shipped while it runs."""
 _IDLE_S = 60.0
+_FULL_S = 0.5
+"""Time between two tries to write to a full disk."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _SIGNALS = {*WATCHED, signal.SIGUSR1}
+
+
+class _OutOfTimeError(Exception):
+    """The lane had to end before the disk had space for what it must write."""
 
 
 class ElementLane:
@@ -86,11 +95,9 @@ class ElementLane:
         os.close(started)
         ended = self._set_up() if self._launch["setup"] is not None else None
         if ended is None:
-            with contextlib.suppress(FileNotFoundError):
-                if os.listdir(self._launch["cwd"]):
-                    subprocess.run(["cp", "-a", self._launch["cwd"], f"{self._folder}/{_BASE}"], check=True)
-            with open(f"{self._folder}/{JOURNAL}", "a", buffering=1) as journal:
-                self._follow(journal)
+            with contextlib.suppress(_OutOfTimeError):
+                self._insist(self._keep_base)
+                self._follow()
             ended = {"exit_code": 0, "signal": None}
             if self._stop_at_s is not None:
                 ended = {"exit_code": None, "signal": int(signal.SIGTERM), "noticed": True}
@@ -112,7 +119,40 @@ class ElementLane:
         signals = {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None}
         return signals | {"in_setup": True, "noticed": task.was_noticed}
 
-    def _follow(self, journal: Any) -> None:
+    def _keep_base(self) -> None:
+        """Copies what every element is to find in its working directory."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.listdir(self._launch["cwd"]):
+                remove_tree(f"{self._folder}/{_BASE}")
+                _copy(self._launch["cwd"], f"{self._folder}/{_BASE}")
+
+    def _insist(self, write: Callable[[], None]) -> None:
+        """Calls `write`, and again while the disk is full.
+
+        Raises:
+            _OutOfTimeError: the lane must have ended.
+        """
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                if self._stop_at_s is not None and boot_time_s() >= self._stop_at_s:
+                    raise _OutOfTimeError from error
+                self._note(signal.sigtimedwait(_SIGNALS, _FULL_S))
+
+    def _record(self, **entry: Any) -> None:
+        """Adds a line to the journal."""
+        line = f"\n{json.dumps(entry)}\n"  # The first line break ends what an earlier try has left.
+
+        def append() -> None:
+            with open(f"{self._folder}/{JOURNAL}", "a") as journal:
+                journal.write(line)
+
+        self._insist(append)
+
+    def _follow(self) -> None:
         """Runs the elements of each chunk that the agent writes."""
         while self._stop_at_s is None:
             chunk = _read(f"{self._folder}/{CHUNK}")
@@ -123,7 +163,7 @@ class ElementLane:
                     return
                 if (element["index"], element["attempt"]) not in self._seen:
                     self._seen.add((element["index"], element["attempt"]))
-                    self._run_one(element, journal)
+                    self._run_one(element)
                     self._note(signal.sigtimedwait(_SIGNALS, 0))
             if self._stop_at_s is None and _read(f"{self._folder}/{CHUNK}") == chunk:
                 self._note(signal.sigtimedwait(_SIGNALS, _IDLE_S))
@@ -135,24 +175,18 @@ class ElementLane:
 
     # -------------------------------------------------------------------------------------------------------- elements
 
-    def _run_one(self, element: dict[str, Any], journal: Any) -> None:
+    def _run_one(self, element: dict[str, Any]) -> None:
         key = {"index": element["index"], "attempt": element["attempt"]}
         if self._is_cancelled(element["index"]):
-            journal.write(json.dumps({**key, "noticed": True, "ended_s": time.time()}) + "\n")
+            self._record(**key, noticed=True, ended_s=time.time())
             return
-        self._clean()
         own = f"{self._folder}/{ELEMENTS}/{key['index']}.{key['attempt']}"
-        os.makedirs(own, 0o700, exist_ok=True)
+        self._insist(lambda: self._prepare(element, own))
         env = {**self._launch["env"], **element["env"]}
         launch = self._launch | {"env": {name: value for name, value in env.items() if value is not None}}
         launch["argv"] = element["argv"] or launch["argv"]
-        if element["script"] not in (None, self._script):
-            self._script = element["script"]
-            with open(self._launch["argv"][-1], "r+b") as file:  # In place: the sandbox sees this file.
-                file.truncate()
-                file.write(element["script"].encode(errors="replace"))
         kills, began_s = memory_kills(launch["limits"]), time.time()
-        journal.write(json.dumps({**key, "began_s": began_s}) + "\n")
+        self._record(**key, began_s=began_s)
         task = self._begin(launch, f"{own}/output.log")
         timed_out = self._await(task, element["index"], own)
         code = self._code(task)
@@ -161,12 +195,23 @@ class ElementLane:
         if code != 0 and (memory := memory_use(launch["limits"], kills)) is not None:
             end["memory_limit_bytes"], end["memory_peak_bytes"] = memory
         if os.path.getsize(f"{own}/output.log"):
-            with open(f"{own}/exit.json.tmp", "w") as file:
-                json.dump({"exit_code": end["exit_code"], "signal": end["signal"], "ended_at_s": end["ended_s"]}, file)
-            os.replace(f"{own}/exit.json.tmp", f"{own}/exit.json")
+            body = {"exit_code": end["exit_code"], "signal": end["signal"], "ended_at_s": end["ended_s"]}
+            self._insist(lambda: publish(f"{own}/{EXIT_FILE}", body))
         else:
             shutil.rmtree(own, ignore_errors=True)
-        journal.write(json.dumps({**key, "began_s": began_s, **end}) + "\n")
+        self._record(**key, began_s=began_s, **end)
+
+    def _prepare(self, element: dict[str, Any], own: str) -> None:
+        """Makes the place of an element: its own folder with the output, the working directory, and the script."""
+        self._clean()
+        os.makedirs(own, 0o700, exist_ok=True)
+        os.close(os.open(f"{own}/output.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        if element["script"] not in (None, self._script):
+            self._script = None
+            with open(self._launch["argv"][-1], "r+b") as file:  # In place: the sandbox sees this file.
+                file.truncate()
+                file.write(element["script"].encode(errors="replace"))
+            self._script = element["script"]
 
     def _begin(self, launch: dict[str, Any], path: str) -> Task:
         outputs = open_outputs({"output": path})
@@ -206,9 +251,9 @@ class ElementLane:
                 task.pass_on()
                 pause_s = 0.25
             if live_s is not None and own is not None and now_s >= live_s:
+                with contextlib.suppress(OSError):  # The output is shipped when the element has ended.
+                    publish(f"{own}/{PID_FILE}", self._identity)
                 live_s = None
-                with open(f"{own}/{PID_FILE}", "w") as file:
-                    json.dump(self._identity, file)
             self._note(signal.sigtimedwait(_SIGNALS, max(0.0, pause_s)))
         task.kill()
         task.reap()
@@ -235,7 +280,7 @@ class ElementLane:
         """Empties the working directory and the temporary folders, and copies the base into the former."""
         empty(self._launch["cwd"])
         if os.path.exists(f"{self._folder}/{_BASE}"):
-            subprocess.run(["cp", "-a", f"{self._folder}/{_BASE}/.", self._launch["cwd"]], check=True)
+            _copy(f"{self._folder}/{_BASE}/.", self._launch["cwd"])
         if self._sandbox is not None:
             for folder in self._temporary:
                 empty(folder, self._mounts)
@@ -252,6 +297,18 @@ def empty(folder: str, keep: Collection[str] = ()) -> None:
                 remove_tree(entry.path)
             else:
                 os.unlink(entry.path)
+
+
+def _copy(source: str, target: str) -> None:
+    """Copies a folder with all attributes.
+
+    Raises:
+        OSError: with the number ENOSPC, if the disk is full.
+    """
+    done = subprocess.run(["cp", "-a", source, target], stderr=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"})
+    if done.returncode:
+        is_full = any(os.strerror(number).encode() in done.stderr for number in _FULL)
+        raise OSError(errno.ENOSPC if is_full else errno.EIO, done.stderr.decode(errors="replace")[-1000:], target)
 
 
 def _read(path: str) -> Any:

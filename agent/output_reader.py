@@ -137,7 +137,7 @@ def _walk(reader: _Reader, folder: int, name: str) -> Iterator[tuple[int, str, s
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode):
             if not stat.S_ISREG(status.st_mode):
-                raise _Failure(REFUSED, "is neither a file nor a folder; an output must not be a link")
+                raise _Failure(REFUSED, "is a link or a special file; an output must be a file or a folder")
             yield folder, name, name, status
             return
         below = os.open(name, _FOLDER, dir_fd=folder)

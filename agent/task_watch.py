@@ -135,13 +135,15 @@ class TaskWatch:
         """Requests that all tasks stop, if there is a reason. Returns whether there is one.
 
         The agent gives a platform's notice itself, because some platforms allow only 5 s and Temporal may be
-        unavailable.
+        unavailable. Tasks that serve get it shortly before the end, so that their requests in progress continue.
         """
         for told in filter(None, (reader.read() for reader in self._readers)):
             if told.takes_machine:
                 self._notices.of_run(self._staged.folder.key, told)
-        grace_s = self._staged.launch.checkpoint.grace_s
-        leaving = self._notices.current
+        launch, leaving = self._staged.launch, self._notices.current
+        grace_s, serving = launch.checkpoint.grace_s, launch.serving
+        if leaving is not None and serving is not None:
+            leaving = leaving if serving.stop_at_s(leaving.at_s, leaving.ends_at_s) <= time.time() else None
         if leaving is not None:
             left_s = grace_s if leaving.ends_at_s is None else max(0.0, leaving.ends_at_s - time.time())
             grace_s = min(grace_s, left_s)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api import auth, bodies, health, limits, metrics, openapi, problems, reference, refusals, temporal_ui
-from api.data import archives, instance, partitions, placement_runs, tables, usage
+from api.data import archive_parts, archives, instance, partitions, placement_runs, tables, usage
 from api.fleet import clusters, costs, instances, loops, machines, owner_view, pools, regions, removal, snapshot
 from api.oidc import Tokens
 from api.people import audit, keys, secrets, tenants
@@ -25,7 +25,7 @@ _ROUTERS = (
     clusters.router, costs.router, machines.router, owner_view.router, removal.router, pools.router,
     instances.router, loops.router, snapshot.router, tables.router, partitions.router, usage.router,
     instance.router, placement_runs.router,
-    archives.router, services.router, service_requests.router,
+    archives.router, archive_parts.router, services.router, service_requests.router,
     health.router, reference.router, temporal_ui.router,
 )  # fmt: skip
 

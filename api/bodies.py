@@ -51,7 +51,7 @@ class BodyLimits:
             )
             await problem.response()(scope, receive, send)
             return
-        archive = scope["path"].startswith("/v1/archives/")
+        archive = scope["method"] == "PUT" and scope["path"].startswith("/v1/archives/")
         limit = self._settings.max_archive_bytes if archive else self._settings.max_body_bytes
         headers = Headers(scope=scope)
         declared = headers.get("content-length", "")

@@ -70,8 +70,8 @@ http {{
 def entry(number: int, port: int) -> dict[str, object]:
     """Returns a replica's entry of a list."""
     return {
-        "replica": number, "address": "127.0.0.1", "port": port, "region": "east", "zone": "a", "kind": "spot",
-        "state": "ready",
+        "replica": number, "address": "127.0.0.1", "port": port, "region": "east", "zone": "a",
+        "gpu_type": "a100", "kind": "spot", "state": "ready", "is_canary": False,
     }  # fmt: skip
 
 

@@ -136,8 +136,10 @@ class BalanceApi:
         with self.changed:
             version = self.lists.get(name, {"version": 0})["version"] + 1
             usual = {
-                "service": f"sv-{name}", "name": name, "policy": "round_robin", "retry_non_idempotent": False,
+                "service": f"sv-{name}", "name": name, "policy": "round_robin", "sticky_header": None,
+                "sticky_prefix_bytes": None, "resume": False, "retry_non_idempotent": False,
                 "request_timeout_s": 30, "first_byte_s": None, "max_queue": 100, "hold_s": 0, "drain_s": 30,
+                "canary": None,
             }  # fmt: skip
             self.lists[name] = {**usual, **settings, "version": version, "endpoints": endpoints}
             if event:

@@ -88,26 +88,25 @@ def grow(
     stock = _Stock(idle)
     left = {key: max(0, pool.most - had.get(key, 0)) for key, pool in pools.items()}
     taken = [(key, [offer for offer in offers if pool.takes(offer)]) for key, pool in sorted(pools.items())]
-    launched = 0
-    in_vain: dict[tuple[tuple[JobRequest, ...], frozenset[str]], int] = {}
-    """Demands that could not be served, each with the number of launches so far: only a new launch adds room."""
-    for shortage in [one for one in shortages if not stock.keep(one)]:
-        asked = shortage.jobs, shortage.regions
-        if in_vain.get(asked) == launched:
-            continue
-        found = [
-            served
-            for key, takes in taken
-            if key[0] in shortage.regions
-            and (served := _serve(key, shortage.jobs, stock, takes, refused, left[key])) is not None
-        ]
-        if not found:
-            in_vain[asked] = launched
-            continue
-        best = min(found, key=lambda served: (served.launch_usd_per_h, served.usd_per_h, served.pool))
-        left[best.pool] -= len(best.launched)
-        launched += len(best.launched)
-        stock.take(shortage, best)
+    waiting = [one for one in shortages if not stock.keep(one)]
+    while waiting:  # Claims that are served later can make room for an earlier workload, such as by a launch.
+        unserved = []
+        in_vain = set[tuple[tuple[JobRequest, ...], frozenset[str]]]()
+        """Demands that could not be served. Only a new launch adds room."""
+        for shortage in waiting:
+            asked = shortage.jobs, shortage.regions
+            best = None if asked in in_vain else _cheapest(shortage, stock, taken, refused, left)
+            if best is None:
+                in_vain.add(asked)
+                unserved.append(shortage)
+                continue
+            if best.launched:
+                in_vain.clear()
+            left[best.pool] -= len(best.launched)
+            stock.take(shortage, best)
+        if len(unserved) == len(waiting):
+            break
+        waiting = unserved
     return stock.growth()
 
 
@@ -127,7 +126,7 @@ class _Stock:
     def __init__(self, idle: Sequence[Idle]) -> None:
         self._machines: list[_Machine] = []
         self._open: dict[tuple[PoolKey, OfferKey], list[_Machine]] = {}
-        """The machines with free room, by pool and offer; machines that already have claims come first."""
+        """The machines with free room, by pool and offer; those with claims come first, the fullest before others."""
         self._before: dict[str, list[tuple[_Machine, tuple[int, ...]]]] = {}
         for one in sorted(idle, key=lambda one: one.instance):
             machine = _Machine(one.pool, one.offer, one.instance)
@@ -165,7 +164,7 @@ class _Stock:
         machine.room = _left(machine.room, zip(shortage.jobs, tasks, strict=True))
         key = machine.pool, machine.offer.key
         there = [one for one in self._open[key] if any(one.room[:2])]
-        self._open[key] = sorted(there, key=lambda one: not one.claims)
+        self._open[key] = sorted(there, key=lambda one: (not one.claims, one.room))
 
     def growth(self) -> Growth:
         """Returns the launches and claims so far."""
@@ -207,6 +206,23 @@ class _Served:
                 row = [0] * len(self._jobs)
                 self.taken.append((machine, row))
             row[number] = tasks
+
+
+def _cheapest(
+    shortage: Shortage,
+    stock: _Stock,
+    pools: Iterable[tuple[PoolKey, Sequence[Offer]]],
+    refused: Collection[OfferKey],
+    left: Mapping[PoolKey, int],
+) -> _Served | None:
+    """Serves a workload from the cheapest pool; None: no pool can. `left` limits the launches of each pool."""
+    found = (
+        _serve(key, shortage.jobs, stock, offers, refused, left[key])
+        for key, offers in pools
+        if key[0] in shortage.regions
+    )
+    able = [served for served in found if served is not None]
+    return min(able, key=lambda served: (served.launch_usd_per_h, served.usd_per_h, served.pool), default=None)
 
 
 def _serve(

@@ -14,6 +14,8 @@ from typing import Any
 
 from pydantic import ConfigDict
 
+from domain.spread import SpreadLevel
+
 JSON_CONFIG = ConfigDict(ser_json_inf_nan="strings")
 """JSON has no infinity: it is written as a string and read back as a number."""
 
@@ -75,6 +77,14 @@ class PlanQuality:
         "a lower score of ReclaimNet's P2: expected seconds until these jobs run again, and of their next migration",
         0.0,
     )
+    crowding: tuple[int, ...] = _criterion(
+        About.PLACE,
+        "of replicas of services: fewer other replicas of the service on the same machine, then in the same rack, "
+        "cluster and zone; the level that `spread` names comes first",
+        (0,) * len(SpreadLevel),
+        adds=False,
+    )
+    """The numbers for the machine of the plan that has the largest ones, in the order of `SpreadRule.order`."""
     departures_per_h: float = _criterion(
         About.PLACE,
         "fewer expected departures per hour of machines that owners lend, summed over all tasks",

@@ -9,6 +9,7 @@ from typing import Any
 from domain.capacity import USUAL
 from domain.isolation import Isolation
 from domain.scheduling import JobRequest
+from domain.spread import SpreadLevel, SpreadRule
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class WorkloadDemand:
     """The weakest mode of isolation that its document allows; its tenant may require a stronger one."""
     has_image: bool = False
     """Whether a job brings a container image, so that its machines need an engine."""
+    spread: SpreadRule | None = None
 
     def allows_region(self, region: str) -> bool:
         """Returns whether the user allows the workload to run in `region`."""
@@ -44,7 +46,7 @@ def demand_of(text: str) -> WorkloadDemand:
     body = json.loads(text)
     jobs: list[list[Any]] = [[tuple(v) if isinstance(v, list) else v for v in job] for job in body.get("jobs", ())]
     capacity = tuple(body.get("capacity", USUAL))
-    allowed = body.get("allowed")
+    allowed, spread = body.get("allowed"), body.get("spread")
     return WorkloadDemand(
         tuple(replace(JobRequest(*job), capacity=capacity) for job in jobs),
         tuple(body.get("tables", ())),
@@ -53,4 +55,5 @@ def demand_of(text: str) -> WorkloadDemand:
         float(body.get("max_runtime_s", inf)),
         Isolation(body.get("isolation", Isolation.NONE)),
         body.get("has_image", False),
+        None if spread is None else SpreadRule(**{**spread, "over": SpreadLevel(spread["over"])}),
     )

@@ -39,6 +39,7 @@ class ReasonCode(StrEnum):
     MACHINES_AVOIDED = "machines_avoided"
     ISOLATION_TOO_WEAK = "isolation_too_weak"
     NO_CONTAINER_ENGINE = "no_container_engine"
+    SPREAD_REQUIRED = "spread_required"
     REFUSED_LIKE = "refused_like"
     RESERVED = "reserved"
     RESERVED_OPEN = "reserved_open"
@@ -167,6 +168,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.NO_CONTAINER_ENGINE: (
         "it is not placed on {machines} in region {region}: they have no container engine, which its image needs"
     ),
+    ReasonCode.SPREAD_REQUIRED: (
+        "it is not placed on {level} {places} of region {region}: other replicas of its service are there, and its"
+        " document requires another {level} for each replica"
+    ),
     ReasonCode.REFUSED_LIKE: (
         "region {region} has no room for {needs}, and job {job} needs at least as much"
         "{protected_until:?; workloads of lower priority that started recently are protected from eviction, the first"
@@ -194,7 +199,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.RUNNERS_BUSY: (
         "waits for a runner of the array; {placed:1 holds|# hold} slots, and no more are needed for what waits"
     ),
-    ReasonCode.ARRAY_STARTED: "all of its elements have started; {live} of {elements} have not ended",
+    ReasonCode.ARRAY_STARTED: "none of its elements waits; {live} of {elements} have not ended",
     ReasonCode.WAITING_FOR_VICTIMS: "waits for the slots of {victims}, which it evicts",
     ReasonCode.STAGING_FAILED: "its start in region {region} cannot be prepared: {error}; retried until it succeeds",
     ReasonCode.COPYING_CHECKPOINT: "its checkpoint is being copied from {source} to {region}",

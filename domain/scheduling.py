@@ -13,6 +13,7 @@ from pydantic import Field
 from domain.capacity import USUAL, CapacityKind
 from domain.criteria import JSON_CONFIG, PlanQuality
 from domain.reasons import Reason
+from domain.spread import SpreadRule
 
 Amount = Annotated[int, Field(ge=0)]
 """A non-negative integer. It is validated when it is parsed from a document, not when an object is constructed."""
@@ -187,6 +188,8 @@ class MachineState:
     core_usd_per_h: float = 0.0
     departures_per_h: float = 0.0
     """How often the owner of a machine of the cluster takes it back without notice."""
+    zone: str = ""
+    """The zone of the cluster; empty: unknown."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,8 @@ class RunningWorkload:
     lost_s: float | None = None
     """The work that an eviction loses, if it does not grow with time: the cold start of a replica that serves. None:
     the work since the last checkpoint."""
+    group: str | None = None
+    """The group of workloads that are spread (`SpreadRule.group`); None: it belongs to none."""
 
     @property
     def gpus(self) -> int:
@@ -265,6 +270,10 @@ class PlacementRequest:
     """Those of the machines in `avoids` whose isolation of tasks is weaker than the workload requires."""
     no_engine: frozenset[str] = frozenset()
     """Those of the machines in `avoids` that have no container engine, which the workload's image needs."""
+    spread: SpreadRule | None = None
+    """How far it should be from other workloads of its group."""
+    too_close: frozenset[str] = frozenset()
+    """Those of the machines in `avoids` that are too close to others of its group (`rms.spread`)."""
 
     @property
     def left_out(self) -> tuple[frozenset[str], ...]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from domain.notify_spec import NotifySpec
 from domain.serving_spec import ServingSpec
 from domain.spec import ResourceSpec, TaskSpec
+from domain.spread import SpreadLevel
 
 
 class _Frozen(BaseModel):
@@ -25,6 +26,10 @@ class LoadBalancing(StrEnum):
     LEAST_CONNECTIONS = "least_connections"
     LEAST_LOAD = "least_load"
     """The nearest zone until it is overloaded, then the replica with the least load."""
+
+
+STICKY_PREFIXES_BYTES = (256, 1024, 4096)
+"""How much of a request's body can be its key (`StickySpec.prefix_bytes`)."""
 
 
 class UpdateMode(StrEnum):
@@ -46,6 +51,28 @@ class ResourceOption(_Frozen):
     """The provider's name in the installation's settings; None: any. The same holds for the next two fields."""
     region: str | None = None
     zone: str | None = None
+
+
+class CanarySpec(_Frozen):
+    """How a new version is judged, by the answers of a few replicas, before it replaces the version that works."""
+
+    share: float
+    """Its share of the requests, and of the number of replicas, which is rounded up."""
+    for_s: float = 600.0
+    """How long it gets requests before it is judged."""
+    error_rate: float | None = None
+    """The largest share of failed answers; None: no limit."""
+    p90_s: float | None = None
+    """The longest 90th percentile of the total time of the answers; None: no limit."""
+
+
+class StickySpec(_Frozen):
+    """By what requests belong together: those with the same key go to the same replica. One of the fields is set."""
+
+    header: str | None = None
+    """The name of the header whose value is the key."""
+    prefix_bytes: int | None = None
+    """The number of bytes of the body that are the key."""
 
 
 class ReplicaPolicySpec(_Frozen):
@@ -72,6 +99,15 @@ class ReplicaPolicySpec(_Frozen):
     """The number of on-demand replicas that are always kept."""
 
 
+class ReplicaSpread(_Frozen):
+    """How far apart the replicas of a service are placed (`domain.spread.SpreadRule`)."""
+
+    over: SpreadLevel | None = SpreadLevel.MACHINE
+    """None: replicas are packed like other workloads."""
+    required: bool = False
+    """Whether a replica waits rather than share a place of the level `over` with another one."""
+
+
 class ServiceSpec(TaskSpec):
     """A service: replicas behind one endpoint. Each replica is a workload of one gang, whose tasks run the command."""
 
@@ -94,6 +130,10 @@ class ServiceSpec(TaskSpec):
     serving: ServingSpec = ServingSpec()
     policy: ReplicaPolicySpec = ReplicaPolicySpec()
     balancing: LoadBalancing = LoadBalancing.LEAST_CONNECTIONS
+    sticky: StickySpec | None = None
+    """By what requests belong together; None: each request is balanced alone."""
+    resume: bool = False
+    """Whether the replicas continue a broken stream that another one has begun, for a request with `Last-Event-ID`."""
     retry_non_idempotent: bool = False
     """Whether the balancer may send a request of any method again if its replica died before an answer began, or
     answered with 500, 502 or 503."""
@@ -111,6 +151,9 @@ class ServiceSpec(TaskSpec):
     """The most replicas that a rolling update adds at a time."""
     max_unavailable: int = 0
     """The most replicas below the target that a rolling update leaves ready, so that it needs no room for more."""
+    canary: CanarySpec | None = None
+    """How the version is judged before it replaces an older one; None: its readiness suffices."""
+    spread: ReplicaSpread = ReplicaSpread()
     notify: tuple[NotifySpec, ...] = ()
     """Who is notified when the service has ended."""
 
@@ -128,6 +171,8 @@ class ServiceSpec(TaskSpec):
 NOT_IN_REPLICAS: Any = {
     "policy": True,
     "balancing": True,
+    "sticky": True,
+    "resume": True,
     "retry_non_idempotent": True,
     "request_timeout_s": True,
     "first_byte_s": True,
@@ -135,6 +180,8 @@ NOT_IN_REPLICAS: Any = {
     "hold_s": True,
     "max_surge": True,
     "max_unavailable": True,
+    "canary": True,
+    "spread": True,
     "notify": True,
     "serving": {"drain_s": True, "probe": {"initial_delay_s": True}},
 }

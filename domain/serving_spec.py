@@ -26,6 +26,10 @@ class ProbeSpec(_Frozen):
     """Number of failed probes in a row after which a ready task is no longer ready."""
 
 
+_STOP_S = 5.0
+"""The part of a notice that is kept for the stop of a replica; at most half of the notice."""
+
+
 class ServingSpec(_Frozen):
     """How a workload serves requests."""
 
@@ -34,3 +38,16 @@ class ServingSpec(_Frozen):
     probe: ProbeSpec = ProbeSpec()
     drain_s: float = 30.0
     """How long requests that are in progress may continue after the replica gets no new ones, before it is stopped."""
+
+    def stop_at_s(self, told_at_s: float, ends_at_s: float | None) -> float:
+        """Returns when the agent of a machine that is reclaimed stops a replica that has not been stopped before.
+
+        Until then its requests in progress continue. Usually its workload is stopped earlier, after `drain_s`.
+
+        Args:
+            told_at_s: the time of the notice, in seconds since the epoch.
+            ends_at_s: the end of the machine; None: unknown.
+        """
+        if ends_at_s is None:
+            return told_at_s + self.drain_s
+        return ends_at_s - min(_STOP_S, max(0.0, ends_at_s - told_at_s) / 2)

@@ -14,6 +14,7 @@ from domain.isolation import Isolation
 from domain.notify_spec import NotifySpec
 from domain.scheduling import JobRequest
 from domain.serving_spec import ServingSpec
+from domain.spread import SpreadRule
 
 MOUNTS = ".mounts"
 """Folder in an archive with the files that tasks see at absolute paths."""
@@ -238,6 +239,8 @@ class WorkloadSpec(_Frozen):
     """Who is notified when the workload has ended."""
     cluster: str | None = None
     """The dedicated cluster whose machines are the only ones on which the workload may run; None: any shared one."""
+    spread: SpreadRule | None = None
+    """How far it should be from other workloads of its group: the replicas of its service."""
 
     def requests(self) -> tuple[JobRequest, ...]:
         """Returns the scheduling requests of the jobs."""

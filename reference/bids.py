@@ -21,6 +21,7 @@ from domain.scheduling import (
     RunningWorkload,
 )
 from reference.criteria import PlacementOption, PlacementTarget, Spread, criteria, quality
+from reference.crowds import crowding_of, others_at
 from rms.refusal import needs
 
 _Free = dict[str, tuple[int, int, int]]
@@ -46,6 +47,10 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     """Returns the region's bid, with the same result as `rms.bid.bid`."""
     running = [replace(w, rank=8) if _is_displaced(w, request) else w for w in snapshot.running]
     snapshot = replace(snapshot, running=tuple(running))
+    crowding = crowding_of(snapshot, request.spread)
+    if request.spread is not None and request.spread.required:
+        too_close = {machine for machine, counts in crowding.items() if counts[0]} - request.avoids
+        request = replace(request, avoids=request.avoids | too_close, too_close=frozenset(too_close))
     found = _found(snapshot, request)
     if isinstance(found, Bid):
         return found
@@ -60,6 +65,16 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
         mine, its = ([getattr(p.quality, name) for name in _BEFORE_MOVE] for p in (without, plan))
         if mine <= its:
             found, plan, avoids = other, without, avoids | group
+    # The first better plan on machines that are less crowded by the group.
+    for most in sorted({counts for counts in crowding.values() if counts < plan.quality.crowding}):
+        crowded = {machine for machine, counts in crowding.items() if counts > most}
+        other = _found(snapshot, replace(request, avoids=avoids | crowded))
+        if isinstance(other, Bid):
+            continue
+        apart = _plan(snapshot, request, *other)
+        if apart.quality.key < plan.quality.key:
+            found, plan, avoids = other, apart, avoids | crowded
+            break
     if avoids != request.avoids:
         # With all machines, fewer victims may be enough.
         fewer = _without_unneeded(_avoiding(snapshot, request), *found)
@@ -95,7 +110,7 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
     allowed.sort(key=lambda w: (-w.rank, w.started_at_s, w.id))
     snapshot = _avoiding(snapshot, request)
     left_out = sorted(request.avoids.intersection(m.id for m in snapshot.machines))
-    later, again_s = _later(snapshot.region, request, left_out)
+    later, again_s = _later(snapshot, request, left_out)
     free = _free_now(snapshot)
     victims: list[RunningWorkload] = []
     choices: list[PlacementOption] = []
@@ -383,7 +398,9 @@ def _plan(
     evicted = tuple(sorted(v.id for v in victims))
     used = {machine for choice in choices for machine in choice.spread}
     doubts = sum(2 if m in request.failed else m in request.untried for m in used)
-    rated = replace(quality(snapshot, choices, victims), doubts=doubts)
+    crowding = crowding_of(snapshot, request.spread)
+    most = max((crowding[machine] for machine in used if crowding), default=(0, 0, 0, 0))
+    rated = replace(quality(snapshot, choices, victims), doubts=doubts, crowding=most)
     return Plan(request.workload, snapshot.region, placements, evicted, rated)
 
 
@@ -396,16 +413,22 @@ def _could_ever_fit(snapshot: RegionSnapshot, job: JobRequest) -> bool:
     return any(_place_job(job, place, empty) is not None for place in places)
 
 
-def _later(region: str, request: PlacementRequest, avoided: list[str]) -> tuple[list[Reason], float]:
+def _later(snapshot: RegionSnapshot, request: PlacementRequest, avoided: list[str]) -> tuple[list[Reason], float]:
     """Returns the reasons that name avoided machines, and when the first of them changes."""
-    reasons, until_s = list[Reason](), inf
+    region, reasons, until_s = snapshot.region, list[Reason](), inf
     too_open = [machine for machine in avoided if machine in request.too_open]
     if too_open:
         reasons.append(Reason(ReasonCode.ISOLATION_TOO_WEAK, {"region": region, "machines": too_open}))
     no_engine = [machine for machine in avoided if machine in request.no_engine]
     if no_engine:
         reasons.append(Reason(ReasonCode.NO_CONTAINER_ENGINE, {"region": region, "machines": no_engine}))
-    avoided = [machine for machine in avoided if machine not in request.too_open | request.no_engine]
+    close = [machine for machine in avoided if machine in request.too_close]
+    if close and request.spread is not None:
+        places = sorted("/".join(name) or "(without a name)" for name in others_at(snapshot, request.spread))
+        near = {"region": snapshot.region, "level": request.spread.over.value, "places": places}
+        reasons.append(Reason(ReasonCode.SPREAD_REQUIRED, near))
+    known = request.too_open | request.no_engine | request.too_close
+    avoided = [machine for machine in avoided if machine not in known]
     if avoided:
         until_s = request.avoids_until_s
         detail: dict[str, object] = {"region": region, "machines": avoided}

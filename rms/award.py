@@ -14,6 +14,7 @@ from rms.arrays import I8
 from rms.machines import shift
 from rms.plans import need_of
 from rms.region import Promise, RegionColumns
+from rms.spread import crowding_of
 
 _NOTHING = (0, 0, 0)
 _NAMES = ("GPUs", "thousandths of a CPU", "bytes of memory")
@@ -46,7 +47,8 @@ def award(region: RegionColumns, plan: Plan, request: PlacementRequest, ends_by_
 
     Raises:
         StalePlan: the plan names a machine or victim that is not in the region, or a victim that may not be evicted, or
-            it needs more of a machine than is free there plus held by its victims. Nothing is changed then.
+            it needs more of a machine than is free there plus held by its victims, or others of its group are closer.
+            Nothing is changed then.
         ValueError: the plan does not match the request. Nothing is changed then.
     """
     needs, takes = _shares(region, plan, request)
@@ -57,10 +59,14 @@ def award(region: RegionColumns, plan: Plan, request: PlacementRequest, ends_by_
     for victim in victims:
         region.promises[victim.id] = Promise(plan.workload, _promised(victim, awaited))
         region.put_running(replace(victim, evictable=False))
-    holdings = tuple(_holding(region.ids[row], taken) for row, taken in sorted(takes.items()) if any(taken))
+    # Of a group that is spread, machines on which the workload only waits count, too.
+    group = None if request.spread is None else request.spread.group
+    holdings = tuple(_holding(region.ids[row], taken) for row, taken in sorted(takes.items()) if any(taken) or group)
     region.put_running(
-        RunningWorkload(plan.workload, request.rank, region.now_s, holdings, None, evictable=False, ends_by_s=ends_by_s)
-    )
+        RunningWorkload(
+            plan.workload, request.rank, region.now_s, holdings, None, evictable=False, ends_by_s=ends_by_s, group=group
+        )
+    )  # fmt: skip
     return Award(plan, victims)
 
 
@@ -184,6 +190,10 @@ def _check(region: RegionColumns, plan: Plan, request: PlacementRequest) -> None
                 f"victim {victim!r} is not an evictable running workload below rank {request.rank} in region"
                 f" {region.name!r}"
             )
+    if request.spread is not None:
+        now = crowding_of(region, plan, request)
+        if now is not None and now > plan.quality.crowding:
+            raise StalePlan(f"more workloads of group {request.spread.group!r} are near the machines than in the plan")
 
 
 def _needs(region: RegionColumns, plan: Plan, request: PlacementRequest) -> dict[int, list[int]]:

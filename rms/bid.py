@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from domain.scheduling import Bid, JobPlacement, PlacementRequest, Plan, RegionSnapshot
+from rms.arrays import I8
 from rms.gang import Planner, undoing
 from rms.plans import SEVERAL, GangPlan, JobPlan, PlanFailure, quality
 from rms.refusal import refusal
 from rms.region import RegionColumns
+from rms.spread import crowding, keeping_apart
 from rms.surplus import without_surplus
 
 
@@ -26,62 +30,94 @@ def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
 
     Workloads that the request displaces count as over-quota, so they are evicted first. Machines that the request
     avoids have no room for it. If the plan uses machines of a group in `PlacementRequest.left_out`, a plan without the
-    group replaces it, unless that is worse by a criterion before `move_s`. If the group's machines make a victim of
-    that plan redundant, they are used after all.
+    group replaces it, unless that is worse by a criterion before `move_s`. Then the first better plan on less crowded
+    machines (`rms.spread`) replaces it, from the least crowded ones on. If the machines that were left out make a
+    victim of the plan redundant, they are used after all.
     """
-    (found, final), avoids = _bid_with(planner, request, request.avoids), request.avoids
-    if found.plan is None:
-        return found
+    request = keeping_apart(planner.region, request)
+    search = _Search(planner, request)
+    made, avoids = search.bid(request.avoids), request.avoids
+    if isinstance(made, Bid):
+        return made
     for group in request.left_out:
-        if not found.plan.uses(group):
+        if not made.plan.uses(group):
             continue
-        without, other = _bid_with(planner, request, avoids | group)
-        if without.plan is not None and without.plan.quality.before_move <= found.plan.quality.before_move:
-            found, final, avoids = without, other, avoids | group
-    if final is not None and avoids != request.avoids:
-        with _demoting(planner.region, request, request.avoids):
-            fewer = without_surplus(planner, final)
-            if len(fewer.victims) < len(final.victims):
-                found = _bid_of(planner.region, request, fewer)
-    return found
+        other = search.bid(avoids | group)
+        if isinstance(other, _Made) and other.plan.quality.before_move <= made.plan.quality.before_move:
+            made, avoids = other, avoids | group
+    least = search.least_crowded(made, avoids)
+    if least is not made or avoids != request.avoids:
+        with search.leaving_out(request.avoids):
+            fewer = without_surplus(planner, least.gang)
+            made = least if len(fewer.victims) == len(least.gang.victims) else search.made(fewer)
+    return Bid(request.workload, planner.region.name, made.plan)
 
 
-@contextmanager
-def _demoting(region: RegionColumns, request: PlacementRequest, avoids: frozenset[str]) -> Iterator[None]:
-    """While the block runs, displaced workloads count as over-quota, and machines in `avoids` have no room."""
-    with region.demoted(request.displaces, request.rank), region.without(avoids):
-        yield
+@dataclass(frozen=True)
+class _Made:
+    """A plan, and the same plan in numbers."""
+
+    plan: Plan
+    gang: GangPlan
 
 
-def _bid_with(planner: Planner, request: PlacementRequest, avoids: frozenset[str]) -> tuple[Bid, GangPlan | None]:
-    """Returns the bid on all machines that are not in `avoids`, and its plan in numbers."""
-    if not request.displaces and not avoids:
-        return _bid(planner, request)
-    with _demoting(planner.region, request, avoids):
-        return _bid(planner, replace(request, avoids=avoids))
+class _Search:
+    """Searches plans for one request, each on other machines of the region."""
 
+    def __init__(self, planner: Planner, request: PlacementRequest) -> None:
+        self._planner, self._request = planner, request
+        self._crowding = crowding(planner.region, request.spread)
 
-def _bid(planner: Planner, request: PlacementRequest) -> tuple[Bid, GangPlan | None]:
-    region = planner.region
-    protected = planner.begin(request)
-    with undoing(region) as undo:
-        planned = planner.gang(request, protected, undo)
-        if isinstance(planned, PlanFailure):
-            reasons, retry_at_s = refusal(planner, request, planned, protected)
-            return Bid(request.workload, region.name, None, tuple(reasons), retry_at_s=retry_at_s), None
-    final = without_surplus(planner, planned)
-    return _bid_of(region, request, final), final
+    def bid(self, avoids: frozenset[str], closed: I8 | None = None) -> _Made | Bid:
+        """Returns the plan on all machines that are not in `avoids` nor in the rows `closed`, or a refusal."""
+        request = self._request
+        if not request.displaces and not avoids and closed is None:
+            return self._bid(request)
+        with self.leaving_out(avoids, closed):
+            return self._bid(replace(request, avoids=avoids))
 
+    @contextmanager
+    def leaving_out(self, avoids: frozenset[str], closed: I8 | None = None) -> Iterator[None]:
+        """While the block runs, displaced workloads count as over-quota, and these machines have no room."""
+        region, request = self._planner.region, self._request
+        rows = np.array([], np.int64) if closed is None else closed
+        with region.demoted(request.displaces, request.rank), region.without(avoids), region.without_rows(rows):
+            yield
 
-def _bid_of(region: RegionColumns, request: PlacementRequest, final: GangPlan) -> Bid:
-    plan = Plan(
-        request.workload,
-        region.name,
-        tuple(_placement(region, job) for job in final.jobs),
-        tuple(sorted(region.running[victim] for victim in final.victims)),
-        quality(region.holders, final),
-    )
-    return Bid(request.workload, region.name, plan.doubted(request))
+    def least_crowded(self, made: _Made, avoids: frozenset[str]) -> _Made:
+        """Returns the first better plan on less crowded machines, from the least crowded on; else the plan `made`."""
+        if self._crowding is not None:
+            rows = np.concatenate([job.rows for job in made.gang.jobs])
+            for closed in self._crowding.closed_rows(rows):
+                other = self.bid(avoids, closed)
+                if isinstance(other, _Made) and other.plan.quality.key < made.plan.quality.key:
+                    return other
+        return made
+
+    def made(self, gang: GangPlan) -> _Made:
+        """Returns the plan with its names and its quality."""
+        region, rated = self._planner.region, quality(self._planner.region.holders, gang)
+        if self._crowding is not None:
+            rows = np.concatenate([job.rows for job in gang.jobs])
+            rated = replace(rated, crowding=self._crowding.of(rows))
+        plan = Plan(
+            self._request.workload,
+            region.name,
+            tuple(_placement(region, job) for job in gang.jobs),
+            tuple(sorted(region.running[victim] for victim in gang.victims)),
+            rated,
+        )
+        return _Made(plan.doubted(self._request), gang)
+
+    def _bid(self, request: PlacementRequest) -> _Made | Bid:
+        planner, region = self._planner, self._planner.region
+        protected = planner.begin(request)
+        with undoing(region) as undo:
+            planned = planner.gang(request, protected, undo)
+            if isinstance(planned, PlanFailure):
+                reasons, retry_at_s = refusal(planner, request, planned, protected)
+                return Bid(request.workload, region.name, None, tuple(reasons), retry_at_s=retry_at_s)
+        return self.made(without_surplus(planner, planned))
 
 
 def _placement(region: RegionColumns, plan: JobPlan) -> JobPlacement:

@@ -4,6 +4,7 @@ The machines of one dynamic cluster are therefore a slice, and so are those of o
 Names are numbered in sorted order, so comparing two numbers gives the same result as comparing the names.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 from domain.capacity import NANO_DEPARTURES
 from domain.compiled import compiled
 from domain.scheduling import MachineState
+from domain.spread import SpreadLevel
 from rms.arrays import I4, I8
 
 GPUS, CPUS_MILLI, MEMORY_BYTES = range(3)
@@ -90,6 +92,7 @@ class Terms(NamedTuple):
     capacity: str
     core_usd_per_h: float
     departures_per_h: float
+    zone: str
 
     @property
     def nano_departures_per_h(self) -> int:
@@ -99,7 +102,22 @@ class Terms(NamedTuple):
     @classmethod
     def of(cls, machine: MachineState) -> "Terms":
         """Returns the terms of the cluster of a machine."""
-        return cls(machine.capacity, machine.core_usd_per_h, machine.departures_per_h)
+        return cls(machine.capacity, machine.core_usd_per_h, machine.departures_per_h, machine.zone)
+
+
+class MachinePlace(NamedTuple):
+    """Where a machine is. All parts are names."""
+
+    machine: str
+    cluster: str
+    rack: str
+    zone: str
+
+    def at(self, level: SpreadLevel) -> tuple[str, ...]:
+        """Returns the names that identify its place of a level within the region."""
+        if level is SpreadLevel.RACK:
+            return self.cluster, self.rack
+        return (getattr(self, level.value),)
 
 
 class Layout:
@@ -140,8 +158,27 @@ class Layout:
         return MachineState(
             self.ids[row], cluster, rack, name, gpus, free_gpus, free_cpus_milli, free_memory_bytes, cpus_milli,
             memory_bytes, terms.capacity, self.gpu_usd_per_h[cluster, name], terms.core_usd_per_h,
-            terms.departures_per_h,
+            terms.departures_per_h, terms.zone,
         )  # fmt: skip
+
+    def place(self, row: int) -> MachinePlace:
+        """Returns where the machine in a row is."""
+        cluster, rack = self._racks[self.machines.rack[row]]
+        return MachinePlace(self.ids[row], cluster, rack, self.terms[cluster].zone)
+
+    def rows_at(self, level: SpreadLevel, name: tuple[str, ...]) -> I8:
+        """Returns the rows of the machines in the place with this name (`MachinePlace.at`)."""
+        columns = self.machines
+        if level is SpreadLevel.MACHINE:
+            return np.array([self.row_of[name[0]]] if name[0] in self.row_of else [], np.int64)
+        if level is SpreadLevel.RACK:
+            cluster, rack = name
+            number = bisect_left(self._racks, (cluster, rack))
+            there = self._racks[number : number + 1] == [name]
+            return np.flatnonzero(columns.rack == number) if there else np.array([], np.int64)
+        names = [one if level is SpreadLevel.CLUSTER else self.terms[one].zone for one in self.clusters]
+        numbers = [number for number, one in enumerate(names) if one == name[0]]
+        return np.flatnonzero(np.isin(columns.kind_cluster[columns.kind], numbers))
 
     def write(self, row: int, machine: MachineState | None) -> bool:
         """Writes the total and free amounts of a row; None writes zeros.

@@ -10,6 +10,7 @@ from rms.arrays import B1
 from rms.gang import Planner
 from rms.plans import PlanFailure
 from rms.region import RegionColumns
+from rms.spread import occupied
 
 
 def needs(job: JobRequest, there: Collection[str] = USUAL) -> str:
@@ -85,7 +86,12 @@ def waits(request: PlacementRequest, region: RegionColumns) -> tuple[Sequence[Re
         reasons.append(Reason(ReasonCode.ISOLATION_TOO_WEAK, {"region": region.name, "machines": too_open}))
     if request.no_engine and (no_engine := sorted(filter(region.is_open, request.no_engine))):
         reasons.append(Reason(ReasonCode.NO_CONTAINER_ENGINE, {"region": region.name, "machines": no_engine}))
-    failed = request.avoids - request.too_open - request.no_engine if request.avoids else None
+    if (rule := request.spread) is not None and request.too_close:
+        there = sorted("/".join(name) or "(without a name)" for name in occupied(region, rule, rule.over))
+        detail = {"region": region.name, "level": rule.over.value, "places": there}
+        reasons.append(Reason(ReasonCode.SPREAD_REQUIRED, detail))
+    known = request.too_open | request.no_engine | request.too_close
+    failed = request.avoids - known if request.avoids else None
     if failed and (avoided := sorted(filter(region.is_open, failed))):
         again_s = request.avoids_until_s
         until = {"until": in_words(again_s)} if again_s < inf else {}

@@ -1,6 +1,7 @@
 """A region as columns, updated from its change log: its machines, and the workloads that hold resources on them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -8,10 +9,11 @@ import numpy as np
 
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningWorkload
+from domain.spread import SpreadLevel
 from rms.arrays import B1, F8, I4, I8
 from rms.choices import Choices, choices
 from rms.holders import Holders, HolderTable
-from rms.machines import CPUS_MILLI, MISSING, NO_TYPE, Layout, Machines, Terms, shift_rows, sort_key
+from rms.machines import CPUS_MILLI, MISSING, NO_TYPE, Layout, MachinePlace, Machines, Terms, shift_rows, sort_key
 
 _MOST_CHOICES = 1024
 """Number of distinct job requests for which the preference classes are cached."""
@@ -46,6 +48,10 @@ class RegionColumns:
         """Latest end of the protection by holder id (`limit_protection`)."""
         self._closed: set[str] = set()
         """Machines that cannot be scheduled now. Their rows are kept, with zero amounts."""
+        self._closed_places: dict[str, MachinePlace] = {}
+        """Where the machines of `note_closed` are."""
+        self._groups: dict[str, set[str]] = defaultdict(set)
+        """The holders of each group of workloads that are spread."""
         self._choices: dict[tuple[object, ...], Choices] = {}
         self._choices_of = -1
         """Value of `hardware` for which `_choices` is valid."""
@@ -69,6 +75,7 @@ class RegionColumns:
 
     def put_machine(self, machine: MachineState) -> None:
         """Adds a machine or updates its state."""
+        self._closed_places.pop(machine.id, None)
         row = self._layout.row_of.get(machine.id)
         if row is None or machine.id in self._arrived or sort_key(self._layout.machine(row)) != sort_key(machine):
             self._arrived[machine.id] = machine
@@ -82,20 +89,36 @@ class RegionColumns:
     def drop_machine(self, machine: str) -> None:
         """Closes a machine that can no longer be scheduled: lost, cordoned or draining."""
         self._arrived.pop(machine, None)
+        self._closed_places.pop(machine, None)
         if self.is_open(machine):
             self._closed.add(machine)
             self._layout.write(self._layout.row_of[machine], None)
             self._holders.renew(machine)
             self.hardware += 1
 
+    def note_closed(self, place: MachinePlace) -> None:
+        """Sets where a machine is that cannot be scheduled: workloads there still count for the spread of others."""
+        self._closed_places[place.machine] = place
+
     def put_running(self, workload: RunningWorkload) -> None:
         """Adds a holder or updates its state. It does not change the free amounts; `put_machine` sets them."""
+        self._leave_group(workload.id)
         self._holders.put(workload)
+        if workload.group is not None:
+            self._groups[workload.group].add(workload.id)
 
     def drop_running(self, workload: str) -> None:
         """Removes a holder."""
+        self._leave_group(workload)
         self._holders.drop(workload)
         self.promises.pop(workload, None)
+
+    def _leave_group(self, workload: str) -> None:
+        known = self._holders.workloads.get(workload)
+        if known is not None and known.group is not None:
+            self._groups[known.group].discard(workload)
+            if not self._groups[known.group]:
+                del self._groups[known.group]
 
     def update_evictable(self, workload: str) -> None:
         """Updates whether a holder is evictable now, without waiting for the next refresh."""
@@ -135,8 +158,13 @@ class RegionColumns:
     @contextmanager
     def without(self, machines: Iterable[str]) -> Iterator[None]:
         """Leaves no room on the `machines` while the block runs, whichever workloads are evicted there."""
+        with self.without_rows(np.array([row for row in map(self.row, machines) if row is not None], np.int64)):
+            yield
+
+    @contextmanager
+    def without_rows(self, rows: I8) -> Iterator[None]:
+        """Leaves no room on the machines in some rows while the block runs, whichever workloads are evicted there."""
         columns, version = self.machines, self.machines.version.copy()
-        rows = np.array([row for row in map(self.row, machines) if row is not None], np.int64)
         amounts = np.ascontiguousarray(columns.total[:, rows])
         shift_rows(columns, rows, amounts, -1)
         try:
@@ -243,6 +271,22 @@ class RegionColumns:
         """Returns a mask of the `rows` that are machines of a cluster."""
         columns = self._layout.machines
         return np.asarray(columns.kind_cluster[columns.kind[rows]] == cluster)
+
+    def group(self, name: str) -> Set[str]:
+        """Returns the holders that belong to a group of workloads that are spread."""
+        return self._groups.get(name, frozenset())
+
+    def places_of(self, workload: str) -> Iterator[MachinePlace]:
+        """Yields where a holder has, or is promised, resources. It skips machines that are not in the region."""
+        for held in self.workload(workload).holdings:
+            if (row := self.row(held.machine)) is not None:
+                yield self._layout.place(row)
+            elif (place := self._closed_places.get(held.machine)) is not None:
+                yield place
+
+    def rows_at(self, level: SpreadLevel, name: tuple[str, ...]) -> I8:
+        """Returns the rows of the machines in a place, which may include closed ones."""
+        return self._layout.rows_at(level, name)
 
     def running_on(self, machine: str) -> Iterable[RunningWorkload]:
         """Returns the holders on a machine, sorted by id."""

@@ -4,6 +4,7 @@ The policies of replays (`services.spot.policies`) also decide where the replica
 not see replicas that are leaving or draining. During an update, it sees a predecessor and its successor as one replica:
 as the predecessor until the successor is ready, and then as the successor.
 An update is given up if its replicas only fail, or find no machines. A newer update supersedes one that is under way.
+While a version is judged by its canary, only `services.canary` sees its replicas.
 """
 
 import math
@@ -11,15 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from domain.capacity import CapacityKind
-from services.spot.values import Launch, Observation, ReplicaState, SpotReplica, ZoneEvent, ZoneEventKind
+from services.canary import step_canary
+from services.losses import CANNOT_COUNT, after_losses, zone_events
+from services.spot.values import Launch, Observation, ReplicaState, SpotReplica, ZoneEvent
 from services.values import (
+    NO_ANSWERS,
     REPLICA_EJECTED,
+    CanaryAnswers,
     DrainReplica,
     EndCause,
     EndReplica,
     LaunchReplica,
     Loss,
-    LossKind,
     ReplicaAction,
     ReplicaFacts,
     ServiceDecision,
@@ -27,21 +31,6 @@ from services.values import (
     ServiceState,
     Stage,
 )
-
-FAILURES_IN_A_ROW = 3
-"""An update is given up after this many failed replicas of the new version, if none of them has been ready."""
-
-
-def is_halted(newest: int, version: int, failures: int, good_version: int) -> bool:
-    """Returns whether a failure gives up the update: an older version works, and the newest one never did.
-
-    Args:
-        newest: the version of the update.
-        version: the version of the replica that failed.
-        failures: the number of failed replicas in a row, with this one.
-        good_version: the newest version of which a replica has been ready; 0: none.
-    """
-    return version == newest and 0 < good_version < newest and failures >= FAILURES_IN_A_ROW
 
 
 def successions(
@@ -63,13 +52,6 @@ def successions(
     return old[: max(0, surge - len(pairs))]
 
 
-_LONGEST_PAUSE_S = 300.0
-"""The longest backoff after failed replicas. It doubles with each failure in a row."""
-_STOPPED_PAUSE_S = 30.0
-"""The pause after a replica was stopped with the installation: what would be launched meanwhile is stopped, too."""
-_CANNOT_COUNT = frozenset({Stage.LEAVING, Stage.DRAINING})
-
-
 def decide(
     plan: ServicePlan,
     state: ServiceState,
@@ -79,6 +61,8 @@ def decide(
     now_s: float,
     waiting: int = 0,
     ongoing: int = 0,
+    *,
+    answers: CanaryAnswers = NO_ANSWERS,
 ) -> ServiceDecision:
     """Returns the actions for the replicas of a service.
 
@@ -91,11 +75,15 @@ def decide(
             reports. Then the target only obeys its limits.
         waiting: the number of requests that wait in balancers because no replica is ready.
         ongoing: the number of requests in progress.
+        answers: the answers since the canary of the newest version began.
         now_s: seconds since the epoch, not before those of the decision before.
     """
     if plan.stopping:
         return ServiceDecision(state, 0, tuple(EndReplica(one.number, EndCause.SERVICE_ENDED) for one in replicas))
-    state = _after_losses(plan, state.begun(plan.version, now_s), losses, now_s)
+    begun = state.begun(plan.version, now_s, has_canary=plan.canary is not None)
+    state = _scaled(plan, after_losses(plan, begun, losses, now_s), requests, waiting, ongoing)
+    canary = step_canary(plan, state, replicas, losses, answers, now_s)
+    plan, state, replicas = canary.plan, canary.state, canary.rest
     for one in replicas:
         if one.stage is Stage.READY and (not one.was_ready or one.version > state.good_version):
             state = state.ready_again(one.version)
@@ -103,12 +91,8 @@ def decide(
     due_s = min(waiting_s, default=math.inf) + plan.queued_s
     if 0 < state.good_version < plan.version and due_s <= now_s:
         state = replace(state, failed_version=plan.version)
-    scaler = plan.autoscaler
-    if requests is None and not waiting and not ongoing:
-        state = replace(state, scaling=scaler.limited(state.scaling))
-    else:
-        state = replace(state, scaling=scaler.decide(state.scaling, now_s, requests or 0, waiting, ongoing))
-    step = _Step(plan, state, {one.number: one for one in replicas}, now_s)
+    there = {one.number: one for one in replicas}
+    step = _Step(plan, state, there, now_s, wakes_s=canary.wakes_s, notes=canary.notes)
     if now_s < due_s < math.inf:
         step.wakes_s.append(due_s)
     step.end_overdue(Stage.UNREADY, plan.unready_s, EndCause.NOT_ANSWERING)
@@ -119,56 +103,22 @@ def decide(
     step.end_superseded()
     step.succeed()
     step.make_room()
-    step.follow_policy(_events(replicas, losses))
+    step.follow_policy(zone_events(replicas, losses))
     step.retire_strays()
     step.begin_successions()
-    return step.result()
+    decision = step.result()
+    return replace(decision, actions=(*canary.actions, *decision.actions))
 
 
-def _after_losses(plan: ServicePlan, state: ServiceState, losses: Sequence[Loss], now_s: float) -> ServiceState:
-    for loss in losses:
-        one = loss.replica
-        if loss.kind is LossKind.FAILED and one.stage not in _CANNOT_COUNT and one.version == state.launching:
-            failures = state.failures + 1
-            state = replace(state, failures=failures, retry_at_s=now_s + _pause_s(plan, failures))
-            if is_halted(plan.version, one.version, failures, state.good_version):
-                state = replace(state, failed_version=plan.version)
-        elif loss.kind is LossKind.NOT_STARTED:  # It does not count towards the end of an update.
-            unstarted = state.unstarted + 1
-            retry_at_s = max(state.retry_at_s, now_s + _pause_s(plan, unstarted))
-            state = replace(state, unstarted=unstarted, retry_at_s=retry_at_s)
-        elif loss.kind is LossKind.STOPPED:
-            state = replace(state, retry_at_s=max(state.retry_at_s, now_s + _STOPPED_PAUSE_S))
-        elif loss.kind is LossKind.REFUSED:
-            if one.kind is not CapacityKind.SPOT:
-                state = replace(state, on_demand_at_s=now_s + plan.refused_pause_s)
-            if one.replaces is not None:
-                state = replace(state, refused_for=tuple(sorted({*state.refused_for, one.replaces})))
-    return state
-
-
-def _pause_s(plan: ServicePlan, times: int) -> float:
-    """Returns the pause after so many replicas in a row that failed, or were not started, in seconds."""
-    return min(_LONGEST_PAUSE_S, plan.failed_pause_s * 2.0 ** min(times - 1, 10))
-
-
-def _events(replicas: Sequence[ReplicaFacts], losses: Sequence[Loss]) -> tuple[ZoneEvent, ...]:
-    """Returns the events for the policy. A replica counts as preempted when it begins to leave, not when it ends."""
-    events: list[ZoneEvent] = []
-    kinds = {LossKind.PREEMPTED: ZoneEventKind.PREEMPTED, LossKind.REFUSED: ZoneEventKind.REFUSED}
-    for loss in losses:
-        one = loss.replica
-        told = one.was_leaving or one.stage is Stage.DRAINING
-        if one.zone is not None and one.kind is CapacityKind.SPOT and loss.kind in kinds and not told:
-            events.append(ZoneEvent(kinds[loss.kind], one.zone))
-    for one in replicas:
-        if one.zone is None or one.kind is not CapacityKind.SPOT:
-            continue
-        if one.stage is Stage.LEAVING and not one.was_leaving:
-            events.append(ZoneEvent(ZoneEventKind.PREEMPTED, one.zone))
-        elif one.stage is Stage.READY and not one.was_ready:
-            events.append(ZoneEvent(ZoneEventKind.READY, one.zone))
-    return tuple(events)
+def _scaled(
+    plan: ServicePlan, state: ServiceState, requests: int | None, waiting: int, ongoing: int
+) -> ServiceState:  # fmt: skip
+    """Returns the state with the target that follows the load, as far as it is known."""
+    scaler = plan.autoscaler
+    if requests is None and not waiting and not ongoing:
+        return replace(state, scaling=scaler.limited(state.scaling))
+    assert state.decided_at_s is not None
+    return replace(state, scaling=scaler.decide(state.scaling, state.decided_at_s, requests or 0, waiting, ongoing))
 
 
 @dataclass
@@ -295,7 +245,7 @@ class _Step:
     # --------------------------------------------------------------------------------------------------------- helpers
 
     def _countable(self) -> list[ReplicaFacts]:
-        return [one for one in self.replicas.values() if one.stage not in _CANNOT_COUNT]
+        return [one for one in self.replicas.values() if one.stage not in CANNOT_COUNT]
 
     def _old(self) -> list[ReplicaFacts]:
         return [one for one in self._countable() if one.version != self.plan.version]

@@ -89,6 +89,77 @@ class Loss:
 
 
 @dataclass(frozen=True)
+class CanaryRules:
+    """How a version that begins as a canary is judged."""
+
+    share: float
+    """Its share of the requests, and of the number of replicas, which is rounded up."""
+    for_s: float
+    error_rate: float | None
+    """The largest share of failed answers; None: no limit. The same holds for the next field."""
+    p90_s: float | None
+    """The longest 90th percentile of the total time of the answers."""
+    zones: frozenset[str] = frozenset()
+    """The names of the zones in which the version may have spot replicas."""
+
+
+@dataclass(frozen=True)
+class CanaryAnswers:
+    """The answers since a canary began, of its replicas and of the others."""
+
+    answered: int = 0
+    """Complete answers with a status below 500."""
+    failed: int = 0
+    """Requests without such an answer. Each repetition of a request is one more."""
+    slow: int = 0
+    """The answers that took longer than the limit."""
+    others_answered: int = 0
+    others_failed: int = 0
+
+    @property
+    def total(self) -> int:
+        """The number of requests that its replicas answered or failed."""
+        return self.answered + self.failed
+
+    @property
+    def others_total(self) -> int:
+        """The number of requests that the other replicas answered or failed."""
+        return self.others_answered + self.others_failed
+
+
+NO_ANSWERS = CanaryAnswers()
+
+
+class CanaryVerdict(StrEnum):
+    """How a canary has ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class CanaryState:
+    """The canary of the newest version, or of the last one that had a canary."""
+
+    version: int
+    since_s: float | None = None
+    """Since when its replicas have got requests; None: not all of them have been ready."""
+    failures: int = 0
+    """The number of its replicas that failed by themselves."""
+    retry_at_s: float = 0.0
+    """None of its replicas is launched before this time."""
+    verdict: CanaryVerdict | None = None
+    """None: it is under way."""
+    why: str = ""
+    """The reason for the verdict, as a sentence."""
+
+    def moved(self, by_s: float) -> "CanaryState":
+        """Returns the canary with all times moved."""
+        since_s = None if self.since_s is None else self.since_s + by_s
+        return replace(self, since_s=since_s, retry_at_s=self.retry_at_s + by_s)
+
+
+@dataclass(frozen=True)
 class ServicePlan:
     """What a service should be now."""
 
@@ -113,6 +184,8 @@ class ServicePlan:
     """The pause after the first failed replica; it doubles with each failure in a row."""
     refused_pause_s: float = 60.0
     """After a refused on-demand launch, the time until the next one is requested."""
+    canary: CanaryRules | None = None
+    """How the newest version is judged before it replaces the version that works; None: it is not."""
     stopping: bool = False
     """The service is to end, with all its replicas."""
 
@@ -142,17 +215,29 @@ class ServiceState:
     """The newest version whose update was given up because its replicas failed; 0: none."""
     refused_for: tuple[int, ...] = ()
     """Replicas whose successor was refused in their zone: the next successor is an on-demand replica."""
+    canary: CanaryState | None = None
+    """None: the newest version has none, or it has not begun."""
 
     @property
     def has_given_up(self) -> bool:
         """Whether the update to the newest version was given up, so that the last good version is launched."""
         return self.failed_version > self.good_version > 0
 
-    def version_to_launch(self, newest: int) -> int:
-        """Returns the version of further replicas: the newest, or the last good one if its update was given up."""
-        return self.good_version if self.failed_version == newest and self.has_given_up else newest
+    def is_on_trial(self, newest: int, *, has_canary: bool) -> bool:
+        """Returns whether the newest version has a canary that has not passed, and an older version works."""
+        canary = self.canary
+        passed = canary is not None and canary.version == newest and canary.verdict is CanaryVerdict.PASSED
+        return has_canary and not passed and 0 < self.good_version < newest
 
-    def begun(self, newest: int, now_s: float) -> "ServiceState":
+    def version_to_launch(self, newest: int, *, has_canary: bool = False) -> int:
+        """Returns the version of further replicas.
+
+        It is the newest, or the last good one if the update to the newest was given up, or is judged by its canary.
+        """
+        given_up = self.failed_version == newest and self.has_given_up
+        return self.good_version if given_up or self.is_on_trial(newest, has_canary=has_canary) else newest
+
+    def begun(self, newest: int, now_s: float, *, has_canary: bool = False) -> "ServiceState":
         """Returns the state at the beginning of a decision.
 
         Failures of another version than the one that is launched now are forgotten. If the clock was set back, all
@@ -167,8 +252,9 @@ class ServiceState:
                 scaling=state.scaling.moved(by_s),
                 retry_at_s=state.retry_at_s + by_s,
                 on_demand_at_s=state.on_demand_at_s + by_s,
+                canary=None if state.canary is None else state.canary.moved(by_s),
             )
-        launching = state.version_to_launch(newest)
+        launching = state.version_to_launch(newest, has_canary=has_canary)
         if launching != state.launching:
             state = replace(state, launching=launching, failures=0, retry_at_s=0.0)
         return replace(state, decided_at_s=now_s)

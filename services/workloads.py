@@ -6,6 +6,7 @@ from domain.ids import NAME_LENGTH
 from domain.isolation import Isolation
 from domain.service import ResourceOption, ServiceSpec
 from domain.spec import CheckpointSpec, JobSpec, WorkloadSpec
+from domain.spread import SpreadRule
 
 JOB = "server"
 """Name of the job of a replica's workload."""
@@ -29,6 +30,7 @@ def replica_workload(
     cluster: str | None,
     option: ResourceOption,
     shape: Shape | None,
+    spread: SpreadRule | None,
 ) -> WorkloadSpec:
     """Returns the specification of a replica's workload.
 
@@ -40,6 +42,7 @@ def replica_workload(
         option: the resources.
         shape: the shape of the replica's own machines, of which it gets all cores and all memory; None: it runs on
             shared machines, with the option's resources.
+        spread: how far it should be from the other replicas.
     """
     resources = option.resources
     if shape is not None:
@@ -68,6 +71,7 @@ def replica_workload(
         serving=spec.serving,
         one_attempt=True,
         cluster=cluster,
+        spread=spread,
         capacity=None if cluster is not None else SHARED,
         isolation=Isolation.SANDBOX if needs_sandbox else None,
         regions_allowed=None if option.region is None else (option.region,),

@@ -1,6 +1,6 @@
 """The zones in which a service may launch machines, from the offers of the providers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import TypeAdapter
@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 from capacity.offers import Offer, Shape
 from domain.capacity import CapacityKind
 from domain.service import ResourceOption, ServiceSpec
+from domain.spread import SpreadLevel
 from services.spot.values import Zone
 
 
@@ -60,17 +61,26 @@ def spot_zones(spec: ServiceSpec, offers: Iterable[Offer], held: Iterable[ZoneOf
 
 
 def cheapest_on_demand(
-    spec: ServiceSpec, offers: Iterable[Offer], refused: Iterable[tuple[str, str, str, str]]
+    spec: ServiceSpec,
+    offers: Iterable[Offer],
+    refused: Iterable[tuple[str, str, str, str]],
+    held: Mapping[tuple[str, str], int] = {},
 ) -> Offer | None:
     """Returns the cheapest on-demand offer that a service may use and that was not refused recently; None: none is.
 
     If every such offer was refused recently, the cheapest one is returned nevertheless: a service without replicas must
-    keep trying.
+    keep trying. `held` is the number of other replicas by region and zone. Of equally cheap offers, that in the zone
+    with the fewest replicas is returned; if the service is spread over zones, this comes before the price.
     """
     fitting = [o for o in offers if o.kind is CapacityKind.ON_DEMAND and option_of(spec, o) is not None]
-    keys = set(refused)
+    keys, over = set(refused), spec.spread.over
     open_ = [offer for offer in fitting if offer.key not in keys] or fitting
-    return min(open_, key=lambda offer: (offer.usd_per_h, offer.start_s, offer.key), default=None)
+
+    def order(offer: Offer) -> tuple[object, ...]:
+        many = 0 if over is None else held.get((offer.region, offer.zone), 0)
+        return many if over is SpreadLevel.ZONE else 0, offer.usd_per_h, many, offer.start_s, offer.key
+
+    return min(open_, key=order, default=None)
 
 
 def _holds(shape: Shape, option: ResourceOption) -> bool:

@@ -118,11 +118,12 @@ class AttemptRun:
         while True:
             target = table[step].after[await self._steps[step]()]
             if isinstance(target, End):
-                await self._settle()
+                await self.settle()
                 return await self._ends[target]()
             step = target
 
-    async def _settle(self) -> None:
+    async def settle(self) -> None:
+        """Collects what is known of a runner's last elements, after its tasks have ended or were stopped."""
         if (gang := self.gang) is not None and self._known is not None and self._known.runs_elements:
             lane = self._lane or Lane(self._state.workload_id, self._state.attempt, self._known)
             self.elements = await lane.settle(gang.elements, silent=bool(gang.silent))

@@ -100,6 +100,7 @@ class WorkloadWorkflow:
                 raise
             gang, plan = await attempt.find()
             await gang.stop(plan.grace_s, lost=end.blames_machine)
+            await attempt.settle()
             end = self._final(unless_completed(end, await gang.result(), plan))
             await self._try_release(attempt, end)
         self._state.preemptions += end.reason.code in PREEMPTIONS

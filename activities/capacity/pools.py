@@ -20,6 +20,7 @@ from domain.demand import demand_of
 from domain.lifecycle.instances import InstancePhase
 from domain.phases import QUEUED_PHASES
 from domain.reasons import Reason, ReasonCode
+from domain.spread import SpreadLevel
 from infra.config.settings import Settings
 from infra.db import published_queue
 from infra.db.capacity import InstanceRow, PoolRow
@@ -199,6 +200,9 @@ def _regions(body: Mapping[str, Any]) -> frozenset[str]:
     """Returns the regions that lack only machines."""
     codes: dict[str, set[str]] = {}
     for reason in body.get("reasons", ()):
-        if (region := (reason.get("detail") or {}).get("region")) is not None:
+        detail = reason.get("detail") or {}
+        if reason["code"] == ReasonCode.SPREAD_REQUIRED.value and detail.get("level") == SpreadLevel.MACHINE.value:
+            continue  # A new machine is another machine. It may be in the same rack, cluster or zone.
+        if (region := detail.get("region")) is not None:
             codes.setdefault(region, set()).add(reason["code"])
     return frozenset(region for region, found in codes.items() if found <= _FOR_WANT_OF_MACHINES)

@@ -26,7 +26,7 @@ from infra.db.logs import Audit, Event, Outbox, UsageRun
 from infra.db.models import Attempt, Cluster, Region, Workload
 from infra.db.services import BalancerReport, ServiceRequests, ServiceRow
 from infra.db.session import transaction
-from infra.db.tenants import Archive
+from infra.db.tenants import Archive, ArchivePart
 from mizzen.objects import ObjectStore
 
 _EXPIRED_AT_ONCE = 1000
@@ -118,6 +118,7 @@ class HousekeepingActivities:
                 .group_by(Attempt.workload, Attempt.store_url)
             ).all()
         work: dict[str, list[tuple[str, Work]]] = defaultdict(list)
+        forget_parts(self._engine)
         if gone := forget_archives(self._engine, lifecycle.keep_archives_s):
             for url in buckets:
                 work[url].append(("archives", partial(delete_archives, engine=self._engine, gone=gone)))
@@ -193,6 +194,13 @@ def _ago(seconds: float) -> Any:
 
 
 _AT_ONCE = 100
+_KEEP_PARTS_S = 86400.0
+"""How long a part of an archive is kept after its last upload if no archive has it."""
+_UNUSED_PARTS = text(
+    "select p.tenant, p.sha256 from archive_part as p where p.used_at < now() - make_interval(secs => :keep_s)"
+    " and not exists (select from (select a.tenant, jsonb_array_elements_text(a.parts) as sha256 from archive as a)"
+    "  as used where (used.tenant, used.sha256) = (p.tenant, p.sha256)) limit 1000 for update of p skip locked"
+)
 
 
 def forget_archives(engine: Engine, keep_s: float) -> set[str]:
@@ -213,6 +221,16 @@ def forget_archives(engine: Engine, keep_s: float) -> set[str]:
         gone = set(session.scalars(delete(Archive).where(found, unused).returning(Archive.sha256)))
         gone -= set(session.scalars(select(Archive.sha256).where(Archive.sha256.in_(gone))))
     return gone
+
+
+def forget_parts(engine: Engine) -> None:
+    """Deletes parts that no archive of their tenant has, a day after their last upload.
+
+    An upload that finds a part here keeps it for another day before it makes an archive of it.
+    """
+    with transaction(engine) as session:
+        unused = [tuple(row) for row in session.execute(_UNUSED_PARTS, {"keep_s": _KEEP_PARTS_S})]
+        session.execute(delete(ArchivePart).where(tuple_(ArchivePart.tenant, ArchivePart.sha256).in_(unused)))
 
 
 def delete_archives(store: ObjectStore, engine: Engine, gone: Collection[str]) -> None:

@@ -16,6 +16,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.data import checkpoint_stores
 from activities.lifecycle import image_digests
+from activities.lifecycle.archive_files import ArchiveWriter, UploadedArchive, was_damaged
 from activities.lifecycle.cluster_hazard import ClusterHazards
 from activities.lifecycle.lent_work import limit_of
 from activities.lifecycle.staging import bucket_named, clear_failure, failures_shown, is_shown
@@ -34,7 +35,7 @@ from infra.db.models import Allocation, Attempt, Machine, Region, Workload
 from infra.db.session import transaction
 from infra.db.tables import Replica
 from infra.db.tasks import tasks_of
-from infra.db.tenants import Archive, Secret, Tenant
+from infra.db.tenants import Secret, Tenant
 from infra.keys import decrypt_secret, load_master_key, seal_for_machine
 from mizzen.objects.store import ObjectStore
 from mizzen.objects.urls import open_store
@@ -47,6 +48,7 @@ class LaunchActivities:
         self._engine = engine
         self._settings = settings
         self._hazards = ClusterHazards()
+        self._archives = ArchiveWriter(engine)
 
     @activity.defn(name=Activity.STAGE.value)
     def stage(self, request: StageRequest) -> LaunchPlan:
@@ -88,8 +90,8 @@ class LaunchActivities:
             secrets = self._secret_values(session, spec)
             sealed = self._sealed_secrets(secrets, spec, tasks, machines)
             known_images = dict(row.images)
-            archive = session.get(Archive, (row.tenant, spec.workdir)) if spec.workdir else None
-            body = archive.body if archive is not None else None
+            archive = UploadedArchive.find(session, row.tenant, spec.workdir)
+            rewrites = was_damaged(session, request)
             kept = row.checkpoint_region, row.checkpoint_store
             if attempt.store_url is None and attempt.started_at is None:
                 attempt.store_url = checkpoint_stores.store_of(session, machines.values())
@@ -97,7 +99,7 @@ class LaunchActivities:
             was_used = store_url is not None and checkpoint_stores.was_used(session, store_url, row.id, request.attempt)
             hazard = self._hazards.mean(session, [machines[a.machine] for a in allocations])
             lent = lent_of(session, machines)
-            least_s, size_bytes = self._settings.lifecycle.lent_launch_s, len(body or b"")
+            least_s, size_bytes = self._settings.lifecycle.lent_launch_s, 0 if archive is None else archive.size_bytes
             attempt.launch_limit_s = limit_of(session, row.id, lent, least_s, size_bytes)
             limit_s = attempt.launch_limit_s
             failed_before = is_shown(row)
@@ -131,7 +133,7 @@ class LaunchActivities:
         key = ids.launch_key(request.workload_id, request.attempt, sha256)
         with bucket_named(region.name):
             if spec.workdir is not None:
-                self._stage_archive(store, spec.workdir, body, again=request.attempt > 1)
+                self._archives.stage(store, spec.workdir, archive, again=rewrites)
             store.put(key, document)
         if failed_before:
             clear_failure(self._engine, request)
@@ -220,15 +222,6 @@ class LaunchActivities:
         own = (Attempt.workload == request.workload_id) & (Attempt.attempt == request.attempt)
         with transaction(self._engine) as session:
             session.execute(update(Attempt).where(own).values(stale_tables=told))
-
-    @staticmethod
-    def _stage_archive(store: ObjectStore, sha256: str, body: bytes | None, *, again: bool) -> None:
-        """Writes the archive into the bucket, unless it is there. `again`: always write it, as it may be damaged."""
-        there = store.size(ids.archive_key(sha256))
-        if body is None and there is None:
-            raise ApplicationError(f"the uploaded archive {sha256} does not exist any more", type="MissingArchive")
-        if body is not None and (again or there != len(body)):
-            store.put(ids.archive_key(sha256), body)
 
     @activity.defn(name=Activity.STAGED_HERE.value)
     def staged_here(self, request: StageRequest) -> None:

@@ -131,6 +131,7 @@ def placement_request(
         *doubts,
         avoided.too_open,
         avoided.no_engine,
+        demand.spread,
     )
 
 

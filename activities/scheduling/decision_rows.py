@@ -62,6 +62,8 @@ class AttemptRow(NamedTuple):
     """The maximum runtime of its workload, over all attempts."""
     lost_s: float | None
     """For a workload that serves: its cold start, which an eviction loses; 0 if it is not ready yet."""
+    group: str | None
+    """The group of workloads that are spread, if it belongs to one."""
 
 
 class HoldingRow(NamedTuple):
@@ -104,13 +106,15 @@ class MachineRow(NamedTuple):
     """How often the owner of a machine of the cluster takes it back without notice."""
     withheld: int
     """Mask of the slots that the machine's owner has taken back."""
+    zone: str
+    """The zone of its cluster; empty: unknown."""
 
     def state(self) -> MachineState:
         """Returns the machine as decisions see it."""
         return MachineState(
             self.id, self.cluster, self.rack, self.gpu_type, self.gpus, self.free_gpus, self.free_cpus_milli,
             self.free_memory_bytes, self.cpus_milli, self.memory_bytes, self.capacity, self.gpu_usd_per_h,
-            self.core_usd_per_h, self.departures_per_h,
+            self.core_usd_per_h, self.departures_per_h, self.zone,
         )  # fmt: skip
 
 
@@ -151,7 +155,7 @@ _ATTEMPT = (
     " coalesce(a.checkpoint_at, case when a.resumed_step is not null then a.started_at end),"
     " a.ready_at is not null, a.evicting_since is not null, a.rank, a.gpu_types, a.cpus_milli,"
     " (w.spec -> 'limits' ->> 'max_runtime_s')::float8,"
-    " case when w.spec ->> 'serving' is not null then coalesce(a.cold_start_s, 0) end"
+    " case when w.spec ->> 'serving' is not null then coalesce(a.cold_start_s, 0) end, w.spec -> 'spread' ->> 'group'"
     " from attempt as a join workload as w on w.id = a.workload"
 )
 _HOLDING = (
@@ -164,18 +168,18 @@ _MACHINE = (
     " m.state = 'ready' and m.cordon is null and not m.draining,"
     f" case when c.service is null then c.capacity else '{dedicated('')}' || c.name end,"
     " coalesce((c.prices ->> m.gpu_type)::float8, 0), coalesce((c.prices ->> 'cpu')::float8, 0), c.departures_per_h,"
-    " m.withheld"
+    " m.withheld, coalesce(c.zone, '')"
     " from machine as m join cluster as c on c.region = m.region and c.name = m.cluster"
 )
 _TYPES: dict[type, tuple[str, ...]] = {
     QueuedRow: ("text", "text", "int8", "bool", "int8", "text", "text", "text"),
     AttemptRow: (
         "text", "int8", "text", "int8", "text", "int8", "int8", "int8", "int8", "bool", "bool", "int8", "jsonb", "int8",
-        "float8", "float8",
+        "float8", "float8", "text",
     ),
     HoldingRow: ("text", "text", "int8", "int8", "int8"),
     MachineRow: (
-        *("text",) * 5, *("int8",) * 6, "bool", "bool", "text", *("float8",) * 3, "int8",
+        *("text",) * 5, *("int8",) * 6, "bool", "bool", "text", *("float8",) * 3, "int8", "text",
     ),
     TenantRow: ("text", "int8", "jsonb", "int8"),
     UseRow: ("text", "int8", "int8", "jsonb", "int8"),

@@ -28,6 +28,7 @@ from infra.config.scheduling import SchedulerSettings
 from infra.db import changes
 from infra.db.session import transaction
 from rms.gang import Planner
+from rms.machines import MachinePlace
 from rms.region import RegionColumns
 
 _READ_AT_ONCE = 20_000
@@ -304,6 +305,7 @@ class SchedulerState:
             # An upper bound: the runtime of earlier attempts is not subtracted.
             ends_by_s=inf if a.max_runtime_s is None else started_s + a.max_runtime_s,
             lost_s=a.lost_s,
+            group=a.group,
         )
 
     def _put_machine(self, id_: str, row: MachineRow | None) -> None:
@@ -318,5 +320,7 @@ class SchedulerState:
         self._region_of[id_] = row.region
         if row.open:
             self.regions[row.region].put_machine(row.state())
+        else:
+            self.regions[row.region].note_closed(MachinePlace(id_, row.cluster, row.rack, row.zone))
         if row.withheld:
             self._withheld[id_] = row.withheld

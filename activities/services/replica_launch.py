@@ -8,11 +8,13 @@ from sqlalchemy.orm import Session
 
 from activities.capacity.clusters import make_cluster
 from activities.capacity.ledger import add_instance
+from activities.services.replica_rows import replicas_by_zone
 from capacity.offers import Offer, OfferKey
 from domain.capacity import CapacityKind
 from domain.ids import NAME_LENGTH
 from domain.priority import LOWEST_LEVEL
 from domain.service import ResourceOption, ServiceSpec
+from domain.spread import SpreadLevel, SpreadRule
 from infra.db import events
 from infra.db.capacity import InstanceRow
 from infra.db.enqueue import enqueue
@@ -26,6 +28,7 @@ from services.zones import ZoneOffer, cheapest_on_demand, option_of
 NO_MACHINE = "no_machine_fits"
 OFFERS_UNKNOWN = "offers_unknown"
 MACHINE_LIMIT = "machine_limit"
+NO_OTHER_ZONE = "no_other_zone"
 """The notes why a replica was not launched."""
 
 
@@ -56,7 +59,10 @@ def launch(
         None; or the note why nothing was launched: the version accepts no machine of the zone, the offers are unknown,
         or the tenant's services have as many machines as they may have.
     """
-    offer, option = _machine_of(session, spec, action, market)
+    held = replicas_by_zone(session, row.id, action.replaces)
+    offer, option = _machine_of(session, spec, action, market, held)
+    if option is None and offer is not None:
+        return NO_OTHER_ZONE
     if option is None:
         return OFFERS_UNKNOWN if market.offers is None else NO_MACHINE
     if offer is not None and _machines(session, row.tenant) + spec.machines > market.tenant_machines:
@@ -66,7 +72,8 @@ def launch(
     # On machines of its own, a replica competes only with others of the service, which must not evict each other.
     level = spec.level if offer is not None else _level(session, spec, action)
     shape = None if offer is None else offer.shape
-    wanted = replica_workload(spec, number, level=level, cluster=cluster, option=option, shape=shape)
+    spread = _spread(session, row.id, spec, action)
+    wanted = replica_workload(spec, number, level=level, cluster=cluster, option=option, shape=shape, spread=spread)
     if offer is not None:  # Clusters of two regions may have the same name.
         wanted = wanted.model_copy(update={"regions_allowed": (offer.region,)})
     workload = enqueue(session, wanted, f"service {row.name}")
@@ -92,6 +99,15 @@ def launch(
     return None
 
 
+def _spread(session: Session, service: str, spec: ServiceSpec, action: LaunchReplica) -> SpreadRule | None:
+    """Returns the rule of a replica. The predecessor that it replaces does not count, because it ends soon."""
+    if spec.spread.over is None:
+        return None
+    before = None if action.replaces is None else session.get(ServiceReplica, (service, action.replaces))
+    beside = None if before is None else before.workload
+    return SpreadRule(service, spec.spread.over, spec.spread.required, beside)
+
+
 def _machines(session: Session, tenant: str) -> int:
     """Returns the number of machines of the tenant's services that are not gone."""
     own = select(func.count()).select_from(InstanceRow).join(ServiceRow, ServiceRow.id == InstanceRow.pool)
@@ -99,11 +115,16 @@ def _machines(session: Session, tenant: str) -> int:
 
 
 def _machine_of(
-    session: Session, spec: ServiceSpec, action: LaunchReplica, market: LaunchMarket
+    session: Session,
+    spec: ServiceSpec,
+    action: LaunchReplica,
+    market: LaunchMarket,
+    held: Mapping[tuple[str, str], int],
 ) -> tuple[Offer | None, ResourceOption | None]:
     """Returns the offer of the replica's own machines (None: it runs on shared ones) and the option that it satisfies.
 
-    The option is None if the specification accepts no such machine.
+    The option is None if the specification accepts no such machine, or requires another zone than that of the offer.
+    `held` is the number of other replicas by region and zone.
     """
     if action.kind is CapacityKind.SPOT:
         known = market.zones.get(action.zone or "")
@@ -114,8 +135,13 @@ def _machine_of(
         return None, None
     own = tuple(option for option in spec.options if spec.uses_spot or not _is_shared(option))
     there = spec.model_copy(update={"options": own})
-    offer = cheapest_on_demand(there, market.offers, market.refused)
-    return (None, _shared_option(session, spec)) if offer is None else (offer, option_of(there, offer))
+    apart = spec.spread.required and spec.spread.over is not SpreadLevel.MACHINE
+    free = [one for one in market.offers if not (apart and (one.region, one.zone) in held)]
+    offer = cheapest_on_demand(there, free, market.refused, held)
+    if offer is not None:
+        return offer, option_of(there, offer)
+    taken = cheapest_on_demand(there, market.offers, market.refused)
+    return (None, _shared_option(session, spec)) if taken is None else (taken, None)
 
 
 def _is_shared(option: ResourceOption) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from domain.capacity import CapacityKind
@@ -152,6 +152,27 @@ def held_zones(session: Session, service: str) -> set[str]:
     """Returns the names of the zones in which a service has replicas."""
     own = select(ServiceReplica.zone).where(ServiceReplica.service == service, ServiceReplica.ended_at.is_(None))
     return {zone for zone in session.scalars(own.distinct()) if zone is not None}
+
+
+_BY_ZONE = text(
+    "with own as (select number, workload from service_replica"
+    " where service = :service and ended_at is null and number is distinct from :besides),"
+    " at as (select o.number, i.region, i.zone from own as o"
+    " join instance as i on i.workload = o.workload and i.gone_at is null"
+    " union select o.number, m.region, coalesce(c.zone, '') from own as o"
+    " join allocation as l on l.workload = o.workload and l.released_at is null join machine as m on m.id = l.machine"
+    " join cluster as c on c.region = m.region and c.name = m.cluster)"
+    " select region, zone, count(*) from at group by region, zone"
+)
+
+
+def replicas_by_zone(session: Session, service: str, besides: int | None) -> dict[tuple[str, str], int]:
+    """Returns how many replicas of a service, without that with the number `besides`, each region and zone has.
+
+    A replica counts from the request for its machines on.
+    """
+    rows = session.execute(_BY_ZONE, {"service": service, "besides": besides})
+    return {(region, zone): many for region, zone, many in rows}
 
 
 def read_replicas(session: Session, service: str, placement_s: float) -> list[LiveReplica]:

@@ -13,7 +13,7 @@ from services.spot.autoscaler import LoadAutoscaler
 from services.spot.policies import PolicySettings, make_policy
 from services.spot.spothedge import on_demand, split
 from services.spot.values import Action, Observation, PolicyState, SpotPolicy
-from services.values import ServicePlan
+from services.values import CanaryRules, ServicePlan
 from services.zones import ZoneOffer, option_of
 
 NO_ZONES = "no_spot_zones"
@@ -55,6 +55,7 @@ def plan_of(
     zones: Sequence[ZoneOffer],
     on_demand_usd_per_h: float | None,
     settings: ServiceSettings,
+    canary: CanaryRules | None = None,
 ) -> ServicePlan:
     """Returns the plan of a service.
 
@@ -64,6 +65,7 @@ def plan_of(
         zones: the zones in which that version may be launched.
         on_demand_usd_per_h: the price of an on-demand machine; None: unknown, or no provider offers one.
         settings: the settings.
+        canary: how the newest version is judged; None: it is not.
     """
     policy = spec.policy
     return ServicePlan(
@@ -79,6 +81,7 @@ def plan_of(
         drain_s=spec.serving.drain_s,
         unready_s=settings.unready_s,
         failed_pause_s=settings.failed_pause_s,
+        canary=canary,
         stopping=row.stopping_at is not None,
     )
 

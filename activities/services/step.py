@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 from activities.capacity.ledger import recently_refused, request_end
+from activities.services.canary_rows import canary_answers, canary_change, canary_rules
 from activities.services.instance_pairs import pair_instances
 from activities.services.offers import Offers
 from activities.services.replica_launch import LaunchMarket, launch
@@ -42,6 +43,7 @@ from services.account import Account
 from services.controller import decide
 from services.values import (
     SERVICE_STATE,
+    CanaryRules,
     DrainReplica,
     EndCause,
     LaunchReplica,
@@ -95,9 +97,14 @@ class _Step:
         self._offers, self._now_s = offers, now_s
         self._specs: dict[int, ServiceSpec] = {}
         before = None if row.state is None else SERVICE_STATE.validate_python(row.state)
-        self._spec = self._version(row.version if before is None else before.version_to_launch(row.version))
-        """The specification of the version that is launched: the last good one, if an update was given up."""
+        self._newest = self._version(row.version)
+        has_canary = self._newest.canary is not None
+        launched = None if before is None else before.version_to_launch(row.version, has_canary=has_canary)
+        self._spec = self._newest if launched is None else self._version(launched)
+        """The specification of the version that is launched: the last good one, if an update was given up or is judged
+        by its canary."""
         self._zones = self._read_zones()
+        self._canary = None if before is None else before.canary
         self._notes: list[str] = []
 
     def run(self) -> ServiceStep:
@@ -111,7 +118,8 @@ class _Step:
         silent_s = self._settings.services.silent_s
         requests = take_requests(self._session, self._row, silent_s, self._now_s) if is_scaled(self._spec) else None
         state = self._state(plan)
-        decision = decide(plan, state, facts, losses, requests, self._now_s, waiting, ongoing)
+        answers = canary_answers(self._session, self._row.id, self._canary)
+        decision = decide(plan, state, facts, losses, requests, self._now_s, waiting, ongoing, answers=answers)
         first_ready: list[str] = []
         for fact in facts:
             own = live[fact.number].row
@@ -200,7 +208,18 @@ class _Step:
     def _plan(self) -> ServicePlan:
         replica_usd = self._on_demand_usd_per_h(self._account_before().on_demand_usd_per_h)
         machine_usd = None if replica_usd is None else replica_usd / self._spec.machines
-        return plan_of(self._row, self._spec, self._zones, machine_usd, self._settings.services)
+        return plan_of(self._row, self._spec, self._zones, machine_usd, self._settings.services, self._rules())
+
+    def _rules(self) -> CanaryRules | None:
+        """Returns how the newest version is judged by its canary; None: it has none."""
+        canary = self._newest.canary
+        return None if canary is None else canary_rules(canary, self._canary_zones())
+
+    def _canary_zones(self) -> list[ZoneOffer]:
+        """Returns the zones in which the newest version may have spot replicas, as far as they are offered now."""
+        if self._newest is self._spec:
+            return self._zones
+        return spot_zones(self._newest, self._offers or []) if self._newest.uses_spot else []
 
     def _state(self, plan: ServicePlan) -> ServiceState:
         """Returns the state of the decision before. A policy of another name begins without memory."""
@@ -225,7 +244,9 @@ class _Step:
         for action in [*ends, *(one for one in decision.actions if isinstance(one, LaunchReplica))]:
             if isinstance(action, LaunchReplica):
                 market = market or self._market()
-                note = launch(self._session, self._row, self._version(action.version), action, market)
+                spec = self._version(action.version)
+                where = replace(market, zones=_by_name(self._canary_zones())) if spec is self._newest else market
+                note = launch(self._session, self._row, spec, action, where)
                 self._notes += [] if note is None else [note]
             elif isinstance(action, DrainReplica):
                 own = live[action.number].row
@@ -238,19 +259,25 @@ class _Step:
     def _market(self) -> LaunchMarket:
         refused = recently_refused(self._session, self._settings.capacity.refused_pause_s)
         most = self._settings.services.tenant_machines
-        return LaunchMarket({one.zone.name: one for one in self._zones}, self._offers, refused, most)
+        return LaunchMarket(_by_name(self._zones), self._offers, refused, most)
 
     def _store(self, decision: ServiceDecision, listed: list[str]) -> None:
         row = self._row
+        account = self._account_before()
+        row.state = SERVICE_STATE.dump_python(decision.state, mode="json")
+        self._session.flush()  # The endpoints depend on the canary.
         endpoints = read_endpoints(self._session, row.id)
-        listing = [f"{e.replica} {e.state} {e.address}:{e.port}" for e in endpoints]
+        listing = [f"{e.replica} {e.state} {e.address}:{e.port}{' canary' if e.is_canary else ''}" for e in endpoints]
         ready = sum(e.state == READY and not e.ejected for e in endpoints)
         row.state = {
-            **SERVICE_STATE.dump_python(decision.state, mode="json"),
+            **row.state,
             "placer": placer_of(self._spec),
             "listed": listing,
-            "account": asdict(self._account(ready, decision.target)),
+            "account": asdict(self._account(account, ready, decision.target)),
         }
+        change = canary_change(self._canary, decision.state.canary)
+        if change is not None:
+            self._record(change[0], **change[1])
         if listing != listed:
             self._record("service.endpoints", ready=ready)
         if row.target != decision.target:
@@ -270,8 +297,7 @@ class _Step:
         one = on_demand_price(self._spec, self._offers)
         return None if one is None else one * self._spec.machines
 
-    def _account(self, ready: int, target: int) -> Account:
-        account = self._account_before()
+    def _account(self, account: Account, ready: int, target: int) -> Account:
         price = self._on_demand_usd_per_h(account.on_demand_usd_per_h)
         return account.advanced(self._now_s, ready, target, price)
 
@@ -281,12 +307,17 @@ class _Step:
 
     def _next_s(self, decision: ServiceDecision) -> float:
         settings = self._settings.services
-        next_s = settings.scaling_interval_s if is_scaled(self._spec) else settings.interval_s
+        is_open = decision.state.canary is not None and decision.state.canary.verdict is None
+        next_s = settings.scaling_interval_s if is_open or is_scaled(self._spec) else settings.interval_s
         if self._row.stopping_at is not None:
             next_s = settings.readiness_interval_s  # The end of the machines sends no signal.
         if decision.wake_at_s is not None:
             next_s = min(next_s, decision.wake_at_s - self._now_s)
         return max(_LEAST_S, next_s)
+
+
+def _by_name(zones: Sequence[ZoneOffer]) -> dict[str, ZoneOffer]:
+    return {one.zone.name: one for one in zones}
 
 
 def end_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: str) -> None:

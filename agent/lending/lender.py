@@ -68,6 +68,8 @@ class Lender:
         self._clock = clock
         self._traffic = traffic
         self.polls = Polls()
+        self._stops_s: dict[str, float] = {}
+        """When to notify the tasks of attempts that must stop and are not notified yet, in epoch seconds."""
         self._shaped = False
         self._counted_s = self._stored_s = time.monotonic()
         self._outcomes: Mapping[str, IntEnum | None] = {}
@@ -308,8 +310,8 @@ class Lender:
         if lending.machine_at_s is not None:
             words = "the owner takes the machine back"
             self._notices.owner_takes(NoticeReport(OWNER, str(Kind.PREEMPT), True, now_s, lending.machine_at_s, words))
-        told: list[tuple[AttemptFolder, float]] = []
         running = {one.folder.key for one in await asyncio.to_thread(self._stopping.held)}
+        stops_s: dict[str, float] = {}
         for one in await asyncio.to_thread(self._stopping.unfinished):
             at_s = lending.due_s(one.slots)
             if at_s is None:
@@ -318,12 +320,25 @@ class Lender:
                 words = "the owner takes GPUs back"
                 report = NoticeReport(OWNER, str(Kind.PREEMPT), True, now_s, at_s, words)
                 self._notices.owner_takes(report, one.folder.key)
-            told.append((one.folder, self._stopping.grace_s(one.folder, max(0.0, at_s - now_s))))
+            stops_s[one.folder.key] = self._stopping.stop_at_s(one.folder, now_s, at_s)
+        self._stops_s = stops_s
+        await self._tell()
+
+    async def _tell(self) -> None:
+        """Notifies the tasks whose time to stop has come, each once. `stop_at_s` says when that is."""
+        now_s, told = self._clock(), list[tuple[AttemptFolder, float]]()
+        due = {key for key, stop_s in self._stops_s.items() if stop_s <= now_s}
+        for one in await asyncio.to_thread(self._stopping.unfinished) if due else ():
+            at_s = self.lending.due_s(one.slots)
+            if one.folder.key in due and at_s is not None:
+                told.append((one.folder, self._stopping.grace_s(one.folder, max(0.0, at_s - now_s))))
+        self._stops_s = {key: stop_s for key, stop_s in self._stops_s.items() if key not in due}
         await self._stopping.notify(told)
 
     async def _until_free(self, gpus: frozenset[int] | None) -> None:
         """Waits until no task runs on what the owner takes. Ends when the owner lends it again."""
         while True:
+            await self._tell()
             held = await asyncio.to_thread(self._stopping.held)
             due = [one for one in held if self.lending.refuses(one.slots) and (gpus is None or one.slots & gpus)]
             running = await self._stopping.remaining([one.folder for one in due])
@@ -352,6 +367,7 @@ class Lender:
 
     async def _finish(self) -> None:
         """Kills what still runs at the end of a notice, and lets the agent disconnect when the machine is free."""
+        await self._tell()
         now_s = self._clock()
         held = await asyncio.to_thread(self._stopping.held)
         times = [(one, self.lending.due_s(one.slots)) for one in held]
@@ -367,7 +383,7 @@ class Lender:
 
     def _next_end_s(self) -> float:
         """Returns the pause until the next round: until a notice ends, but at most the usual interval."""
-        ends = [*self.lending.gpus_at_s.values(), self.lending.machine_at_s or 0.0]
+        ends = [*self.lending.gpus_at_s.values(), self.lending.machine_at_s or 0.0, *self._stops_s.values()]
         period_s = PERIOD_S if self._shaped else _TICK_S
         now_s = self._clock()
         return max(0.05, min([period_s, *(end - now_s for end in ends if end > now_s)]))

@@ -18,6 +18,7 @@ from agent.locks import StartLocks
 from agent.processes import with_run_ids
 from agent.state import AttemptFolder, StateFolder
 from agent.tasks import NotStarted, RunFolder, TaskState
+from domain.launch import LaunchDescription
 
 _LOCK_S = 2.0
 """The longest wait for a workload's start that is under way. If it takes longer, only its running tasks are told now,
@@ -66,11 +67,16 @@ class Stopping:
 
     def grace_s(self, folder: AttemptFolder, left_s: float) -> float:
         """Returns the time that an attempt's tasks get to save: what its workload asks for, at most `left_s`."""
-        try:
-            launch = folder.launch()
-        except (OSError, ValueError):
-            launch = None
+        launch = _readable(folder)
         return left_s if launch is None else min(left_s, launch.checkpoint.grace_s)
+
+    def stop_at_s(self, folder: AttemptFolder, now_s: float, at_s: float) -> float:
+        """Returns when to notify an attempt's tasks if they must have ended by `at_s`, in seconds since the epoch.
+
+        Tasks that serve are notified late, so that their streams can end; all others at once, which is 0.
+        """
+        launch = _readable(folder)
+        return 0.0 if launch is None or launch.serving is None else launch.serving.stop_at_s(now_s, at_s)
 
     async def notify(self, folders: Iterable[tuple[AttemptFolder, float]]) -> None:
         """Tells the tasks of attempts to stop, each within its grace in seconds, all at the same time.
@@ -111,15 +117,19 @@ class Stopping:
 
     def _planned(self, folder: AttemptFolder) -> list[RunFolder]:
         """Returns the folders of all tasks of an attempt on this machine, including tasks that have not started."""
-        try:
-            launch = folder.launch()
-        except (OSError, ValueError):
-            launch = None
+        launch = _readable(folder)
         if launch is None:
             return folder.runs()
         planned = {(place.job, place.task) for place in launch.on_machine(self._config.machine)}
         planned |= {(run.job, run.task) for run in folder.runs()}
         return [folder.run(job, task) for job, task in sorted(planned)]
+
+
+def _readable(folder: AttemptFolder) -> LaunchDescription | None:
+    try:
+        return folder.launch()
+    except (OSError, ValueError):
+        return None
 
 
 def _is_there(run: RunFolder) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 from api.auth import Caller
@@ -50,8 +50,8 @@ class UploadLimits:
             if not self._open[caller.id]:
                 del self._open[caller.id]
 
-    async def inspect(self, body: bytes) -> bytes:
-        """Returns the archive's paths (`infra.archives.ArchiveTree.dump`).
+    async def inspect(self, pieces: AsyncIterator[bytes]) -> bytes:
+        """Returns the paths (`infra.archives.ArchiveTree.dump`) of the archive that consists of `pieces`.
 
         Refuses archives that agents would refuse to unpack, so that the user gets the error at the upload.
 
@@ -61,7 +61,7 @@ class UploadLimits:
         if self._inspecting is None:
             self._inspecting = asyncio.Semaphore(self._limits.inspections)
         async with self._inspecting:
-            code, answer = await self._run(body)
+            code, answer = await self._run(pieces)
         if code == 0:
             found = json.loads(answer)
             if "paths" in found:
@@ -71,7 +71,7 @@ class UploadLimits:
             raise invalid("", f"reading the archive needs more than {self._limits.inspect_cpu_s} s of CPU time")
         raise invalid("", "reading the archive exceeds the memory limit")
 
-    async def _run(self, body: bytes) -> tuple[int, bytes]:
+    async def _run(self, pieces: AsyncIterator[bytes]) -> tuple[int, bytes]:
         limits = {
             "cpu_s": self._limits.inspect_cpu_s,
             "memory_bytes": self._limits.inspect_memory_bytes,
@@ -87,7 +87,13 @@ class UploadLimits:
         )
         try:
             async with asyncio.timeout(self._limits.inspect_s):
-                answer, _ = await process.communicate(body)
+                assert process.stdin is not None
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # A limit has ended the process.
+                    async for piece in pieces:
+                        process.stdin.write(piece)
+                        await process.stdin.drain()
+                process.stdin.close()
+                answer, _ = await process.communicate()
         except TimeoutError:
             raise busy(f"the archive was not inspected within {self._limits.inspect_s:g} s", _RETRY_S) from None
         finally:

@@ -1,7 +1,7 @@
 """Endpoints for uploaded working directories: tar.gz archives, identified by tenant and SHA-256."""
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from functools import partial
 from typing import Annotated
 
@@ -17,10 +17,11 @@ from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import View, write_audit
 from infra.archives import ArchiveTree
-from infra.db.tenants import Archive, Tenant
+from infra.db.tenants import Archive, ArchivePart, Tenant
 
 MEDIA_TYPE = "application/gzip"
 _FULL_RETRY_S = 60
+_PART_BYTES, _USE_BYTES = 64 << 10, 1 << 10
 _MAX_PATHS = 1 << 20
 """Maximum number of paths in an archive plus a document's files. The archive itself was checked at its upload."""
 router = Router(prefix="/v1/archives", tags=["data"])
@@ -49,9 +50,9 @@ class ArchiveView(View):
 )  # fmt: skip
 def has_archive(sha256: Sha256, state: StateOf, caller: Viewer, tenant: TenantOf = None) -> Response:
     """Checks whether the archive was already uploaded."""
-    owner = _owner(caller, tenant)
+    owner = owner_of(caller, tenant)
     with state.transaction() as session:
-        if not _is_there(session, owner, sha256):
+        if not is_there(session, owner, sha256):
             raise not_found("archive", sha256)
     return Response()
 
@@ -71,25 +72,43 @@ async def put_archive(
     request: Request, sha256: Sha256, state: StateOf, caller: Submitter, tenant: TenantOf = None
 ) -> ArchiveView:
     """Stores a tar.gz archive of regular files and folders, and verifies its SHA-256. Idempotent."""
-    owner = _owner(caller, tenant)
-    media = request.headers.get("content-type", MEDIA_TYPE).partition(";")[0].strip().lower()
-    if media not in (MEDIA_TYPE, "application/x-gzip", "application/octet-stream"):
-        raise HttpProblem(ProblemType.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {MEDIA_TYPE}, not {shown(media)}")
+    owner = owner_of(caller, tenant)
+    require_gzip(request)
     with state.uploads.reserve_upload(caller):
         body = await request.body()
         if not await state.threads.archives.run(partial(_is_new, state, owner, sha256, body)):
             return ArchiveView(sha256=sha256, tenant=owner, size_bytes=len(body))
-        paths = await state.uploads.inspect(body)
+        paths = await state.uploads.inspect(_whole(body))
         await state.threads.archives.run(partial(_insert, state, caller, owner, sha256, body, paths))
         return ArchiveView(sha256=sha256, tenant=owner, size_bytes=len(body))
 
 
-def _owner(caller: Caller, tenant: str | None) -> str:
+async def _whole(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+def owner_of(caller: Caller, tenant: str | None) -> str:
+    """Returns the tenant that owns what the caller uploads.
+
+    Raises:
+        Problem: the query names no tenant, or not one of the caller.
+    """
     if tenant is None and caller.tenant is None:
         raise invalid("query.tenant", "is missing; only a key with a tenant can omit it")
     owner = tenant or caller.tenant or ""
     caller.require_tenant(owner)
     return owner
+
+
+def require_gzip(request: Request) -> None:
+    """Checks the declared type of a body.
+
+    Raises:
+        HttpProblem: 415, because it is another one.
+    """
+    media = request.headers.get("content-type", MEDIA_TYPE).partition(";")[0].strip().lower()
+    if media not in (MEDIA_TYPE, "application/x-gzip", "application/octet-stream"):
+        raise HttpProblem(ProblemType.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {MEDIA_TYPE}, not {shown(media)}")
 
 
 def _is_new(state: ApiState, tenant: str, sha256: str, body: bytes) -> bool:
@@ -99,28 +118,42 @@ def _is_new(state: ApiState, tenant: str, sha256: str, body: bytes) -> bool:
         raise invalid("path.sha256", f"the body's SHA-256 is {found}", sha256)
     with state.transaction() as session:
         existing(session, Tenant, tenant, "tenant")
-        if _is_there(session, tenant, sha256):
+        if is_there(session, tenant, sha256):
             return False
-        _require_space(state, session, tenant, len(body))
+        require_space(state, session, tenant, len(body))
     return True
 
 
 def _insert(state: ApiState, caller: Caller, tenant: str, sha256: str, body: bytes, paths: bytes) -> None:
     with state.transaction() as session:
-        # Serialises the uploads of one tenant across all API processes, so that the size limit holds.
-        session.execute(
-            text("select pg_advisory_xact_lock(hashtext('archive'), hashtext(:tenant))"), {"tenant": tenant}
-        )
-        existing(session, Tenant, tenant, "tenant")
+        one_at_a_time(session, tenant)
         row = insert(Archive).values(tenant=tenant, sha256=sha256, body=body, paths=paths).on_conflict_do_nothing()
         if session.execute(row.returning(Archive.sha256)).first() is not None:
-            _require_space(state, session, tenant, 0)
+            require_space(state, session, tenant)
             write_audit(session, caller, "archive.put", sha256, tenant=tenant, size_bytes=len(body))
 
 
-def _require_space(state: ApiState, session: Session, tenant: str, more_bytes: int) -> None:
+def one_at_a_time(session: Session, tenant: str) -> None:
+    """Serialises the uploads of one tenant across all API processes, so that the size limit holds."""
+    session.execute(text("select pg_advisory_xact_lock(hashtext('archive'), hashtext(:tenant))"), {"tenant": tenant})
+    existing(session, Tenant, tenant, "tenant")
+
+
+def require_space(state: ApiState, session: Session, tenant: str, more_bytes: int = 0) -> None:
+    """Checks that a tenant may store `more_bytes` more than it has.
+
+    A part counts as at least `_PART_BYTES`, and each use of one in an archive as `_USE_BYTES`, so that the number of
+    rows, and of the references that housekeeping reads, is limited, too.
+
+    Raises:
+        Problem: 429, because its archives would exceed the limit.
+    """
     limit_bytes = state.settings.limits.archive_bytes_per_tenant
-    stored = session.scalar(select(func.sum(func.octet_length(Archive.body))).where(Archive.tenant == tenant)) or 0
+    uses = func.coalesce(func.jsonb_array_length(Archive.parts), 0)
+    archives = func.sum(func.octet_length(Archive.body) + func.octet_length(Archive.paths) + uses * _USE_BYTES)
+    parts = func.sum(func.greatest(func.octet_length(ArchivePart.body), _PART_BYTES))
+    stored = session.scalar(select(archives).where(Archive.tenant == tenant)) or 0
+    stored += session.scalar(select(parts).where(ArchivePart.tenant == tenant)) or 0
     if stored + more_bytes > limit_bytes:
         raise over_limit(
             "archive_bytes_per_tenant", limit_bytes,
@@ -129,7 +162,8 @@ def _require_space(state: ApiState, session: Session, tenant: str, more_bytes: i
         )  # fmt: skip
 
 
-def _is_there(session: Session, tenant: str, sha256: str) -> bool:
+def is_there(session: Session, tenant: str, sha256: str) -> bool:
+    """Returns whether a tenant has an archive."""
     key = (Archive.tenant == tenant, Archive.sha256 == sha256)
     return session.scalar(select(Archive.sha256).where(*key)) is not None
 

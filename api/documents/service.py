@@ -14,7 +14,7 @@ from api.documents.mounts import FILE_MOUNTS, check_mounts
 from api.documents.notify import SERVICE_NOTIFY
 from api.documents.position import At
 from api.documents.replicas import ONE_PORT, RESOURCES, SCRIPTS, Replicas
-from api.documents.service_section import SERVING, read_policy, read_probe
+from api.documents.service_section import SERVING, SPREAD_ON_SPOT, read_policy, read_probe
 from api.documents.skypilot import ESCAPED_SIZE, either, in_bash, not_both, section
 from api.documents.syntax import Value
 from api.documents.workload import (
@@ -31,8 +31,9 @@ from api.documents.workload import (
 )
 from api.problems import FieldError
 from domain.ids import NAME_LENGTH, NAME_RULE, is_name
-from domain.service import ResourceOption, ServiceSpec
+from domain.service import ReplicaSpread, ResourceOption, ServiceSpec
 from domain.serving_spec import ServingSpec
+from domain.spread import SpreadLevel
 
 UP = "mizzen serve up"
 _GIT = f"the API clones no repository: use `{UP}`, which clones and uploads it"
@@ -227,6 +228,10 @@ class ServiceDraft(Draft):
                 first = f"{ports[0][0].path} is {ports[0][1]}"
                 place.wrong(f"a replica has one port, and {first}; give the same port, or omit one", rule=ONE_PORT)
         spot, policy = read_policy(at, values.pop("replicas", None), values.pop("replica_policy", {}), replicas.spot)
+        spread: ReplicaSpread = values.get("spread", ReplicaSpread())
+        if spot and spread.required and spread.over is not SpreadLevel.MACHINE:
+            message = "must be preferred for replicas on spot machines: their policy chooses the zones"
+            at.get("spread").wrong(message, rule=SPREAD_ON_SPOT)
         self.options = [option.model_copy(update={"spot": spot}) for option in replicas.options]
         probe = values.pop("readiness_probe", None)
         serving: dict[str, Any] = {

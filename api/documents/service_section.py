@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from api.documents.canary import UPDATE
 from api.documents.forms import (
     TRUTH,
     Field,
@@ -13,6 +14,7 @@ from api.documents.forms import (
     cases,
     duration,
     integer,
+    is_integer,
     map_of,
     number,
     one_of,
@@ -23,8 +25,16 @@ from api.documents.position import At
 from api.documents.replicas import PORTS
 from api.documents.skypilot import either, filled_in, not_both, references, section
 from domain.patterns import in_any_case
-from domain.service import LoadBalancing, ReplicaPolicySpec, ServiceSpec
+from domain.service import (
+    STICKY_PREFIXES_BYTES,
+    LoadBalancing,
+    ReplicaPolicySpec,
+    ReplicaSpread,
+    ServiceSpec,
+    StickySpec,
+)
 from domain.serving_spec import ProbeSpec, ServingSpec
+from domain.spread import SpreadLevel
 from services.spot.policies import POLICIES
 
 MAX_REPLICAS = 1000
@@ -226,16 +236,65 @@ def _placing(at: At, values: dict[str, Any], spot: bool) -> dict[str, Any]:
 _TIMEOUTS = "request_timeout_seconds", "load_balancer.stream_timeout_seconds"
 _TIMEOUT = duration(1, _DAY_S)
 _UPDATES = "max_surge and max_unavailable are not both 0"
+_BESIDE = "With update, max_surge is at least 1"
 _BALANCING = one_of(tuple(one.value for one in LoadBalancing), "a load balancing policy", folded=True)
+_STRENGTHS = {"": False, ", preferred": False, ", required": True}
+_SPREADS: Mapping[str, ReplicaSpread] = {
+    "none": ReplicaSpread(over=None),
+    **{f"{level}{strength}": ReplicaSpread(over=level, required=required)
+       for level in SpreadLevel for strength, required in _STRENGTHS.items()},
+}  # fmt: skip
+"""What `spread` means, by its text."""
+_SPREAD = one_of(tuple(_SPREADS), "what replicas should not share").to(_SPREADS.__getitem__)
+SPREAD_ON_SPOT = "Of replicas on spot machines, only machine can be required"
+
+
+_ONE_KEY = "Exactly one of header and prefix_bytes is given"
+_STICKY_HEADER = text(
+    "the name of a header", 100, "^[A-Za-z0-9_-]+$", "must be a header's name: letters, digits, - and _"
+)
+
+
+def _prefix(at: At) -> Any:
+    choices = ", ".join(map(str, STICKY_PREFIXES_BYTES))
+    known = is_integer(at.value) and at.value in STICKY_PREFIXES_BYTES
+    return int(at.value) if known else at.wrong(f"must be one of {choices}")
+
+
+def _sticky(at: At, values: dict[str, Any]) -> StickySpec | None:
+    given = [key for key in ("header", "prefix_bytes") if at.get(key).value is not None]
+    if not given:
+        at.missing("header", "the header whose value is the key; or give prefix_bytes", rule=_ONE_KEY)
+    elif len(given) == 2:
+        at.get("prefix_bytes").wrong("omit it, or omit header: a request has one key", rule=_ONE_KEY)
+    elif values:
+        return StickySpec(**values)
+    return None
+
+
+_LOAD_BALANCING = section("service.load_balancing", {
+    "sticky": Field(section("service.load_balancing.sticky", {
+        "header": Field(_STICKY_HEADER, "Requests with the same value of this header go to the same replica"),
+        "prefix_bytes": Field(Form({"enum": [*STICKY_PREFIXES_BYTES]}, _prefix),
+                              "Requests whose bodies begin with the same bytes go to the same replica"),
+    }).checked(_sticky, _ONE_KEY), "Which requests go to the same replica, while it is not far busier than the others"),
+    "resume": Field(one_of(("header",), "how a client resumes a stream").to(bool),
+                    "header: the replicas continue a stream that has broken off if a request has Last-Event-ID"),
+})  # fmt: skip
 
 
 def _section(at: At, values: dict[str, Any]) -> dict[str, Any]:
+    if values.get("max_surge", 1) == 0 and values.get("canary") is not None:
+        at.get("max_surge").wrong(
+            "must be at least 1 with update: a canary runs beside the older version", rule=_BESIDE
+        )
     if values.get("max_surge", 1) == 0 and values.get("max_unavailable", 0) == 0:
         at.get("max_surge").wrong(
             "must be at least 1 if max_unavailable is 0: no replica could be replaced", rule=_UPDATES
         )
     values[_TIMEOUTS[1]] = values.pop("load_balancer", {}).get("stream_timeout_seconds")
     timeout_s = either(at, values, *_TIMEOUTS)
+    values |= values.pop("load_balancing", {})
     return values | ({} if timeout_s is None else {"request_timeout_s": timeout_s})
 
 
@@ -246,6 +305,7 @@ SERVING = section("service", {
     "replica_policy": Field(_REPLICA_POLICY),
     "load_balancing_policy": Field(_BALANCING, f"One of {', '.join(LoadBalancing)}", "balancing",
                                    default=_DEFAULTS["balancing"].value),
+    "load_balancing": Field(_LOAD_BALANCING, "Requests that belong together"),
     "load_balancer": Field(
         section("service.load_balancer", {"stream_timeout_seconds": Field(_TIMEOUT, not_both(*_TIMEOUTS))})),
     "ports": PORTS,
@@ -265,7 +325,11 @@ SERVING = section("service", {
     "max_unavailable": Field(
         integer(0, MAX_REPLICAS), f"Replicas below the target that a rolling update leaves ready. {_UPDATES}",
         default=_DEFAULTS["max_unavailable"]),
+    "update": Field(UPDATE, f"How a new version is judged before it replaces an older one. {_BESIDE}", "canary"),
+    "spread": Field(
+        _SPREAD, "What replicas should not share, if possible (preferred) or in any case (required): first this, then"
+        f" machines, racks, clusters and zones. {SPREAD_ON_SPOT}", default="machine"),
     "retry_non_idempotent": Field(
         TRUTH, "Whether a request may be sent again if its replica died before an answer began",
         default=_DEFAULTS["retry_non_idempotent"]),
-}).checked(_section, _UPDATES)  # fmt: skip
+}).checked(_section, _UPDATES, _BESIDE)  # fmt: skip

@@ -18,7 +18,7 @@ from domain.isolation import Isolation
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from infra.db import events, outbox
 from infra.db.models import Attempt, Workload
-from infra.db.tenants import ApiKey, Archive, Secret, Tenant
+from infra.db.tenants import ApiKey, Archive, ArchivePart, Secret, Tenant
 
 router = Router(prefix="/v1/tenants", tags=["tenants"], dependencies=[JsonOnly])
 _MOST = 10**9
@@ -117,7 +117,7 @@ def delete_tenant(name: str, state: StateOf, caller: Operator) -> None:
                 ProblemType.CONFLICT,
                 f"tenant {name} still has workloads ({workloads}, including recently ended ones) or API keys ({keys})",
             )
-        for kind in (ApiKey, Secret, Archive):
+        for kind in (ApiKey, Secret, Archive, ArchivePart):
             session.execute(delete(kind).where(kind.tenant == name))
         session.delete(row)
         write_audit(session, caller, "tenant.delete", name, tenant=name)

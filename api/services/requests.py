@@ -26,6 +26,17 @@ _Count = Annotated[int, Field(ge=0, le=1_000_000_000, strict=True)]
 _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
+class CanaryBody(Body):
+    """The answers of one second by which a version is judged."""
+
+    version: Annotated[int, Field(ge=0, le=1 << 40, strict=True)] = Field(description="The version")
+    answered: _Count = Field(0, description="Complete answers of its replicas with a status below 500")
+    failed: _Count = Field(0, description="Requests that they did not answer so; each repetition is one more")
+    slow: _Count = Field(0, description="Those of its answers that took longer than `slow_s` of the canary")
+    others_answered: _Count = Field(0, description="`answered` of the other replicas")
+    others_failed: _Count = Field(0, description="`failed` of the other replicas")
+
+
 class SecondBody(Body):
     """The requests of one second: those that began in it, and those that failed or were cut in it."""
 
@@ -35,6 +46,7 @@ class SecondBody(Body):
     cut: _Count = Field(0, description="Answers that ended early")
     p50_s: _Seconds | None = Field(None, description="Median time until the last byte of the answer")
     p99_s: _Seconds | None = Field(None, description="99th percentile of the same")
+    canary: CanaryBody | None = Field(None, description="null: no version is judged, or nothing was counted")
 
 
 class BalancedReplica(Body):

@@ -19,7 +19,7 @@ from api.idempotency import IdempotencyKey
 from api.masking import mask
 from api.openapi import refusals
 from api.paging import Cursor, Limit, NumberCursor, page
-from api.problems import HttpProblem, ProblemType, refuse_document
+from api.problems import HttpProblem, ProblemType, invalid, refuse_document
 from api.routing import Router
 from api.services.idempotent_versions import Asked, add_version, answer_again, once
 from api.services.literal_secrets import name_literals, store_literals
@@ -135,6 +135,8 @@ def _update(
                 raise HttpProblem(
                     ProblemType.CONFLICT, f"{what}: {given}: must be {own}; the {what} of a service cannot be changed"
                 )
+        if spec.canary is not None and mode is UpdateMode.BLUE_GREEN:
+            raise invalid("mode", "blue_green: must be rolling if the document has service.update.canary")
         row.version, row.mode, row.notes = row.version + 1, mode.value, []
         return _changed(session, state, caller, row, admitted, asked, "updated")
 

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from api.auth import Caller
 from api.problems import HttpProblem, ProblemType, not_found
 from api.services.views import (
+    CanaryView,
     EndpointList,
     EndpointView,
     NoteView,
@@ -35,6 +36,7 @@ from infra.db.services import (
     ServiceVersion,
 )
 from services.account import Account
+from services.canary import CANARY_FAILED, CANARY_RUNS, CANARY_WAITS, LEAST_ANSWERS
 from services.values import REPLICA_EJECTED, LossKind
 
 _PREFIX = "sv-"
@@ -48,7 +50,11 @@ _NOTES = {
     "update_given_up": "the update is given up: its replicas failed or found no machines; the older version serves",
     "no_machine_fits": "a replica was not launched, because the version accepts no machine that is offered there",
     "offers_unknown": "replicas wait until the providers have answered what they offer",
+    "no_other_zone": "a replica was not launched, because its document requires another zone for each replica",
     "machine_limit": "the services of the tenant have as many machines as the setting services.tenant_machines allows",
+    CANARY_RUNS: "the newest version is a canary: it gets a share of the requests, and is judged by its answers",
+    CANARY_WAITS: f"the canary has fewer than {LEAST_ANSWERS} answers; the update continues once they have judged it",
+    CANARY_FAILED: "the canary failed, so the update is given up; the older version serves",
     REPLICA_EJECTED: "requests to a replica fail or hang although its probe succeeds, so balancers send it none",
     "no_spot_zones": "no provider offers spot machines that the service may use",
 }
@@ -302,11 +308,16 @@ def _stage(row: ServiceReplica, workload: Workload | None, listed: str | None) -
 def endpoint_list(session: Session, row: ServiceRow) -> EndpointList:
     """Returns the endpoints of a service for its balancers."""
     spec = spec_of(session, row)
+    endpoints = read_endpoints(session, row.id)
+    canary = spec.canary if any(one.is_canary for one in endpoints) else None
     return EndpointList(
         service=row.id,
         name=row.name,
         version=row.version,
         policy=spec.balancing,
+        sticky_header=None if spec.sticky is None else spec.sticky.header,
+        sticky_prefix_bytes=None if spec.sticky is None else spec.sticky.prefix_bytes,
+        resume=spec.resume,
         retry_non_idempotent=spec.retry_non_idempotent,
         request_timeout_s=spec.request_timeout_s,
         first_byte_s=spec.first_byte_s,
@@ -315,7 +326,8 @@ def endpoint_list(session: Session, row: ServiceRow) -> EndpointList:
         drain_s=spec.serving.drain_s,
         probe_path=spec.serving.probe.path,
         probe_is_get=spec.serving.probe.body is None,
-        endpoints=[EndpointView(**vars(one)) for one in read_endpoints(session, row.id)],
+        canary=None if canary is None else CanaryView(version=row.version, share=canary.share, slow_s=canary.p90_s),
+        endpoints=[EndpointView(**vars(one)) for one in endpoints],
     )
 
 
@@ -341,6 +353,8 @@ def _failure(session: Session, row: ServiceRow, note: str) -> list[str]:
     )
     if note == "update_given_up":
         failed = failed.where(ServiceReplica.version == row.version)
+    elif note == CANARY_FAILED:
+        return [row.state["canary"]["why"]] if row.state is not None else []
     elif note == REPLICA_EJECTED:
         return _ejected(session, row)
     elif note != "replicas_fail":

@@ -117,9 +117,19 @@ class EndpointView(View):
     port: int
     region: str
     zone: str | None
+    gpu_type: str | None = Field(description="That of its machine; null: it has no GPUs")
     kind: str
     state: Literal["ready", "draining"] = Field(description="`draining`: it gets no new requests")
     ejected: bool = Field(description="Whether balancers send it no requests, or few, because it fails")
+    is_canary: bool = Field(description="Whether it gets requests only as a part of the canary")
+
+
+class CanaryView(View):
+    """A version that is judged by the answers of its replicas."""
+
+    version: int
+    share: float = Field(description="Share of the requests that its replicas get together")
+    slow_s: float | None = Field(description="Answers that take longer are counted as slow; null: none are")
 
 
 class EndpointList(View):
@@ -129,6 +139,11 @@ class EndpointList(View):
     name: str
     version: int
     policy: LoadBalancing
+    sticky_header: str | None = Field(description="Requests with the same value of this header go to the same replica")
+    sticky_prefix_bytes: int | None = Field(
+        description="Requests whose bodies begin with the same bytes go to the same replica"
+    )
+    resume: bool = Field(description="Whether replicas continue broken streams, for requests with Last-Event-ID")
     retry_non_idempotent: bool
     request_timeout_s: float
     first_byte_s: float | None = Field(
@@ -139,4 +154,5 @@ class EndpointList(View):
     drain_s: float
     probe_path: str
     probe_is_get: bool = Field(description="Whether a GET of `probe_path` says that the replica is ready")
+    canary: CanaryView | None = Field(description="null: no version is judged")
     endpoints: list[EndpointView]

@@ -4,6 +4,9 @@
     GET /generate?tokens=20&pause_ms=10&seed=1    server-sent events, one for each letter
     POST /generate                   the same, with a JSON body
 
+Each event has an id. A request with the header `Last-Event-ID` gets the events after this one: so any replica continues
+a stream that another one has begun. What it generates follows from the request alone, so it needs no state for that.
+
 It needs only Python. It listens on `MIZZEN_PORT`, or on 8000 without it.
 """
 
@@ -77,6 +80,7 @@ class Handler(BaseHTTPRequestHandler):
             tokens = min(int(asked.get("tokens", 20)), MOST_TOKENS)
             pause_s = float(asked.get("pause_ms", 0)) / 1000
             seed = int(asked.get("seed", 0))
+            first = int(self.headers.get("last-event-id", -1)) + 1
         except (TypeError, ValueError):
             self._answer(400)
             return
@@ -88,8 +92,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("transfer-encoding", "chunked")
         self.send_header("x-replica", str(os.getpid()))
         self.end_headers()
-        for letter in generate(self.model, tokens, seed):
-            self._chunk(f"data: {letter}\n\n".encode())
+        for number, letter in enumerate(generate(self.model, tokens, seed)):
+            if number < first:
+                continue  # The client has it. Another model would compute the state from the letters before.
+            self._chunk(f"id: {number}\ndata: {letter}\n\n".encode())
             if pause_s:
                 time.sleep(pause_s)
         self._chunk(b"data: [DONE]\n\n")

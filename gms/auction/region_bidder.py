@@ -32,8 +32,9 @@ from rms.reserve import (
     without_withheld,
     worse,
 )
+from rms.spread import keeping_apart, others
 
-_Alike = tuple[tuple[JobRequest, ...], frozenset[str], tuple[frozenset[str], ...], frozenset[str]]
+_Alike = tuple[tuple[JobRequest, ...], frozenset[str], tuple[frozenset[str], ...], frozenset[str], object]
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ class RegionBidder:
         self._withheld: dict[frozenset[str], Withheld] = {}
         """Cached amounts that reservations withhold, by the reserving workloads. They are valid for `_state`."""
         self._plans: dict[_Alike, Plan] = {}
-        """Cached plans without evictions, by jobs, machines that are avoided or left out if possible, and whether
-        reserved resources were withheld. They are valid for `_state`."""
+        """Cached plans without evictions, by jobs, machines that are avoided or left out if possible, whether reserved
+        resources were withheld, and where others of the group are. They are valid for `_state`."""
         self._state: tuple[object, ...] = ()
 
     def open(self, now_s: float) -> None:
@@ -101,9 +102,10 @@ class RegionBidder:
         bound = self._binds(candidate)
         request = self._asking(candidate, bound)
         self._stats.bids += 1
-        plans, alike = self._plans_now(), (request.jobs, request.avoids, request.left_out, bound)
+        spread = request.spread and (request.spread.order, others(self.region, request.spread))
+        plans, alike = self._plans_now(), (request.jobs, request.avoids, request.left_out, bound, spread)
         if alike in plans:
-            # A plan without evictions depends only on the jobs and the machines, not on the workload or its rank.
+            # A plan without evictions depends only on the jobs, the machines and the workload's group, not on its rank.
             return Bid(request.workload, self.region.name, replace(plans[alike], workload=request.workload))
         if self._uses_cache:
             known = self.cache.find(request, bound=bound)
@@ -258,7 +260,8 @@ class RegionBidder:
         return self._plans
 
     def _request(self, candidate: Candidate) -> PlacementRequest:
-        return candidate.request if self._may_evict else replace(candidate.request, rank=OVER_QUOTA_RANK)
+        request = keeping_apart(self.region, candidate.request)
+        return request if self._may_evict else replace(request, rank=OVER_QUOTA_RANK)
 
     def _asking(self, candidate: Candidate, bound: frozenset[str] = frozenset()) -> PlacementRequest:
         """Returns the request with which a plan is computed."""

@@ -55,7 +55,9 @@ class ApiSettings(Section):
     trusted proxies, a client's address is that of its connection."""
     max_body_bytes: int = Field(2 << 20, gt=0)
     max_archive_bytes: int = Field(16 << 20, gt=0)
-    max_unpacked_bytes: int = Field(512 << 20, gt=0)
+    max_workdir_bytes: int = Field(1 << 30, gt=0)
+    """Maximum size of an archive that is uploaded in parts, compressed. A part has at most `max_archive_bytes`."""
+    max_unpacked_bytes: int = Field(2 << 30, gt=0)
     """Maximum total size of an archive's files after unpacking."""
     max_archive_members: int = Field(20_000, gt=0)
     peer_url: str | None = None
@@ -166,9 +168,9 @@ class LimitSettings(Section):
     uploads_per_key: int = Field(4, gt=0)
     inspections: int = Field(2, gt=0)
     """Maximum number of concurrent inspections of archives. Each runs in a separate process."""
-    inspect_s: float = Field(60.0, gt=0)
+    inspect_s: float = Field(180.0, gt=0)
     """Maximum wall-clock time of one inspection, in seconds."""
-    inspect_cpu_s: int = Field(20, gt=0)
+    inspect_cpu_s: int = Field(60, gt=0)
     inspect_memory_bytes: int = Field(512 << 20, gt=0)
     header_timeout_s: float = Field(10.0, gt=0)
     """If a connection does not send a complete request header within this time, it is closed (408)."""

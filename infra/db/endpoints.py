@@ -27,19 +27,23 @@ class Endpoint:
     region: str
     zone: str | None
     """The platform's name of the zone of its machine."""
+    gpu_type: str | None
     kind: str
     """`spot` or `on_demand`."""
     state: str
     """`ready`; or `draining`: requests in progress continue, and it gets no new ones."""
     ejected: bool = False
     """Whether its balancers send it no requests, or few, because it fails."""
+    is_canary: bool = False
+    """Whether it gets only the share of the requests by which its version is judged."""
 
 
 def read_endpoints(session: Session, service: str) -> list[Endpoint]:
     """Returns the endpoints of a service, by the replica's number.
 
-    During an update, the successor of a replica is not an endpoint before its predecessor drains. In a blue-green
-    update, no replica of the newest version is an endpoint while one of an older version is ready.
+    During an update, the successor of a replica is not an endpoint before its predecessor drains. The replicas of a
+    canary become endpoints together, beside their predecessors. In a blue-green update, no replica of the newest
+    version is an endpoint while one of an older version is ready.
     """
     return read_endpoints_of(session, [service])[service]
 
@@ -48,8 +52,8 @@ def read_endpoints_of(session: Session, services: Collection[str]) -> dict[str, 
     """Returns the result of `read_endpoints` for each of the services, with one query."""
     rows: Sequence[Any] = session.execute(
         select(
-            ServiceReplica, Workload.phase, Machine.region, Cluster.zone, Machine.notice,
-            ServiceRow.version, ServiceRow.mode,
+            ServiceReplica, Workload.phase, Machine.region, Cluster.zone, Machine.gpu_type, Machine.notice,
+            ServiceRow.version, ServiceRow.mode, ServiceRow.state["canary"],
         )
         .join(ServiceRow, ServiceRow.id == ServiceReplica.service)
         .join(Workload, Workload.id == ServiceReplica.workload)
@@ -74,18 +78,21 @@ def read_endpoints_of(session: Session, services: Collection[str]) -> dict[str, 
 
 def _endpoints(rows: Sequence[Any]) -> list[Endpoint]:
     serving = {row.number for row, phase, *_ in rows if _serves(row, phase)}
-    older = any(_serves(row, phase) and row.ready and row.version < version for row, phase, *_, version, _ in rows)
+    older = any(_serves(row, phase) and row.ready and row.version < version for row, phase, *_, version, _, _ in rows)
     found: dict[int, Endpoint] = {}
-    for row, phase, region, zone, notice, version, mode in rows:
+    for row, phase, region, zone, gpu_type, notice, version, mode, canary in rows:
         assert row.address is not None and row.port is not None
         drains = not _serves(row, phase) or notice is not None
         is_hidden = older and mode == UpdateMode.BLUE_GREEN and row.version == version
-        is_early = row.replaces in serving or is_hidden
+        is_on_trial = canary is not None and canary["version"] == row.version == version and canary["verdict"] is None
+        has_begun = canary is not None and canary["version"] == row.version and canary["since_s"] is not None
+        is_early = is_hidden or (not has_begun and (is_on_trial or row.replaces in serving))
         if row.first_ready_at is None or (not drains and (is_early or not row.ready)):
             continue
         state = DRAINING if drains or (row.number in found and found[row.number].state == DRAINING) else READY
         found[row.number] = Endpoint(
-            row.number, row.version, row.address, row.port, region, zone, row.kind, state, row.ejected_at is not None
+            row.number, row.version, row.address, row.port, region, zone, gpu_type, row.kind, state,
+            row.ejected_at is not None, is_on_trial,
         )  # fmt: skip
     return list(found.values())
 

@@ -12,8 +12,10 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from domain.capacity import CapacityKind
+from domain.phases import QUEUED_PHASES
 from domain.service import ServiceSpec, UpdateMode
 from infra.db.base import NOW, Base, Json
+from infra.db.models import Workload
 
 _KINDS = f"kind in ({', '.join(repr(kind.value) for kind in CapacityKind)})"
 _MODES = f"mode in ({', '.join(repr(mode.value) for mode in UpdateMode)})"
@@ -134,18 +136,24 @@ class ServiceReplica(Base):
 def continue_replicas(session: Session, row: ServiceRow, spec: ServiceSpec) -> None:
     """Makes replicas of older versions that are also what the newest version asks for replicas of the newest version.
 
-    So an update replaces only what it changes, and the way back keeps what still runs. The caller holds the lock of the
-    service's row and has written the newest version, whose specification is `spec`.
+    So an update replaces only what it changes, and the way back keeps what still runs. If one of these versions was
+    good, the newest one is, too. The caller holds the lock of the service's row and has written the newest version,
+    whose specification is `spec`.
     """
     live = (ServiceReplica.service == row.id, ServiceReplica.ended_at.is_(None))
     versions = select(ServiceVersion).where(
         ServiceVersion.service == row.id, ServiceVersion.version.in_(select(ServiceReplica.version).where(*live))
     )
-    same = [
-        one.version for one in session.scalars(versions) if spec.has_replicas_of(ServiceSpec.model_validate(one.spec))
-    ]
+    specs = {one.version: ServiceSpec.model_validate(one.spec) for one in session.scalars(versions)}
+    same = [version for version, other in specs.items() if spec.has_replicas_of(other)]
+    # A replica that waits for machines waits by the spread that it was launched with.
+    respread = [version for version in same if specs[version].spread != spec.spread]
+    queued = select(Workload.id).where(Workload.phase.in_(sorted(QUEUED_PHASES)))
+    waits = ServiceReplica.version.in_(respread) & ServiceReplica.workload.in_(queued)
+    if row.state is not None and row.state.get("good_version") in same:
+        row.state = {**row.state, "good_version": row.version}
     if same:
-        kept = (ServiceReplica.draining_at.is_(None), ServiceReplica.ending_at.is_(None))
+        kept = (ServiceReplica.draining_at.is_(None), ServiceReplica.ending_at.is_(None), ~waits)
         moved = update(ServiceReplica).where(*live, *kept, ServiceReplica.version.in_(same))
         session.execute(moved.values(version=row.version))
 
@@ -173,6 +181,8 @@ class ServiceRequests(Base):
     p50_s: Mapped[float | None]
     """Median time until the last byte of the answer."""
     p99_s: Mapped[float | None]
+    canary: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """While a version is judged by its canary: the `version`, and the counts of a `services.values.CanaryAnswers`."""
 
 
 class BalancerReport(Base):

@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from sqlalchemy import CheckConstraint, ColumnElement, ForeignKey, Identity, UniqueConstraint, func, or_, text
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from infra.db.base import NOW, Base, Json
@@ -81,6 +82,20 @@ class Archive(Base):
     tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)
     sha256: Mapped[str] = mapped_column(primary_key=True)
     body: Mapped[bytes]
+    """The archive; empty if it is the sequence of `parts`."""
+    parts: Mapped[list[str] | None] = mapped_column(JSONB(none_as_null=True))
+    """The SHA-256 of each part (`ArchivePart`), in order; None: the archive is in `body`."""
     paths: Mapped[bytes]
     """The paths in the archive (`infra.archives.ArchiveTree.dump`)."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class ArchivePart(Base):
+    """A part of uploaded working directories, which several archives of the tenant may share."""
+
+    __tablename__ = "archive_part"
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)
+    sha256: Mapped[str] = mapped_column(primary_key=True)
+    body: Mapped[bytes]
+    used_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    """When an upload has last sent it, or found it here."""

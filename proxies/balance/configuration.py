@@ -3,24 +3,29 @@
 Everything that can change while HAProxy runs is a server, or a variable `proc.*`. So HAProxy is never reloaded. The
 file contains the servers and values at the time of the start, so that a restarted HAProxy has them at once.
 
-There is one backend for each policy, and two for `least_load`: `near` has the replicas in the clients' zone, `far` the
-others. A change of the policy therefore only adds servers to another backend and switches a variable. In both backends
-of `least_load` the replicas of the other one are backup servers, so that a request whose last near replica has died is
-retried on a far one.
+There is one backend for each policy, one for the replicas of a canary, and two for `least_load`: `near` has the
+replicas in the clients' zone, `far` the others. A change of the policy therefore only adds servers to another backend
+and switches a variable. In both backends of `least_load` the replicas of the other one are backup servers, so that a
+request whose last near replica has died is retried on a far one.
 """
 
 import ipaddress
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from proxies.balance.values import Policy, RegionZone, Service
+from proxies.balance.values import PREFIXES_BYTES, Policy, RegionZone, Service
 
 BACKENDS = {
     "round_robin": "roundrobin", "least_connections": "leastconn", "near": "leastconn", "far": "leastconn",
-    "hold": "leastconn",
+    "canary": "leastconn", "hold": "leastconn", "sticky": "hash var(txn.key)",
 }  # fmt: skip
-"""HAProxy's balancing algorithm for each backend. Requests that arrive while no replica is up wait in `hold`."""
+"""HAProxy's balancing algorithm for each backend. Requests that arrive while no replica is up wait in `hold`, and those
+with a key (`Service.sticky_header`) go to `sticky`."""
+_PARTS = 1_000_000
+"""A canary's share of the requests is drawn in such parts."""
 ZONE_BACKENDS = frozenset({"near", "far"})
+_IDS = 2**31 - 1
 _FULL_WEIGHT, _OTHER_REGION_WEIGHT = 100, 25
 """A busy far replica in another region gets a quarter of the requests of one in the clients' region."""
 
@@ -58,6 +63,12 @@ def seats(service: Service, addresses: Mapping[str, str], clients: RegionZone | 
         address = _with_port(addresses[endpoint.address], endpoint.port)
         name = f"{endpoint.replica}-{address}".replace("[", "").replace("]", "")
         found.append(Seat("hold", name, address))
+        if endpoint.is_canary:
+            found.append(Seat("canary", name, address))
+            continue
+        if service.is_sticky:
+            is_far = service.policy == "least_load" and clients is not None and endpoint.zone != clients
+            found.append(Seat("sticky", name, address, is_backup=is_far))
         if service.policy != "least_load" or clients is None:
             found.append(Seat(effective_policy(service, clients), name, address))
             continue
@@ -83,10 +94,17 @@ PLUG, PLUG_SOCKET, _PLUGGED_SOCKET = "plug", "plug.sock", "plugged.sock"
 """The server of the backend `hold` that is always up and full, so that HAProxy queues requests there instead of
 refusing them. The supervisor occupies its only place with a request to `PLUG_SOCKET`."""
 SOCKETS = SOCKET, PLUG_SOCKET, _PLUGGED_SOCKET
+STICKY = "sticky.map"
+"""A regular expression that finds the key in the lines of a request's header, in the same folder. It is the only entry
+of the map, because the name of a header cannot be a variable."""
+_MOST_BALANCED_PERCENT = 150
+"""A replica gets requests by their keys while it has at most this part of the mean number of requests."""
 KEYS = "keys.map"
 """The hashes of the admitted keys with their owners, in the same folder."""
 CERTIFICATE = "certificate.pem"
 """The certificate and its private key, in the same folder."""
+REPLICA_HEADER = "Mizzen-Replica"
+"""Has the number of the replica in answers of a service whose streams can be resumed."""
 RETRY_AFTER_S = 2
 """Sent with 503."""
 RETRIED_BODY_BYTES = 14_000
@@ -97,8 +115,9 @@ CHECK = "check inter 500ms fastinter 100ms downinter 500ms fall 2 rise 1"
 _OBSERVED = "observe layer4 error-limit 1 on-error fail-check"
 """A failed connection of a request counts as a failed check."""
 _TEXT = "content-type text/plain"
-LOG_FORMAT = "%ST %ts %Ta %rc"
-"""Status, termination state, total time in milliseconds, retries; with keys also the owner of the key."""
+LOG_FORMAT = "%ST %ts %Ta %rc %[var(txn.canary)]"
+"""Status, termination state, total time in milliseconds, retries, `1` if the request went to the canary and else `-`;
+with keys also the owner of the key."""
 
 
 # A tunnel may be silent for long. The client's timeout ends a stalled upload, not a pause of the answer; the server's
@@ -173,7 +192,17 @@ def server_line(seat: Seat, limits: ProxyLimits) -> str:
     """Returns the address and the parameters of a server, for the configuration and for the command `add server`."""
     backup = " backup" if seat.is_backup else ""
     pool = "pool-purge-delay 1s"  # A server can be deleted only if it has no idle connection.
-    return f"{seat.address} weight {seat.weight} maxconn {limits.concurrency}{backup} {pool} {CHECK} {_OBSERVED}"
+    # Keys are distributed by the ids of servers: so all balancers send a key to the same replica, also after a restart.
+    own_id = f" id {zlib.crc32(seat.name.encode()) % _IDS + 1}" if seat.backend == "sticky" else ""
+    parameters = f"weight {seat.weight} maxconn {limits.concurrency}{backup}{own_id}"
+    return f"{seat.address} {parameters} {pool} {CHECK} {_OBSERVED}"
+
+
+def sticky_pattern(service: Service) -> str:
+    """Returns the key and the value of the only entry of the map `STICKY`; empty: no header has a request's key."""
+    if service.sticky_header is None:
+        return ""
+    return f"(^|[[:cntrl:]]){service.sticky_header.lower()}:[[:space:]]*([^[:cntrl:]]+) \\2"
 
 
 def variables(service: Service) -> dict[str, str]:
@@ -184,6 +213,10 @@ def variables(service: Service) -> dict[str, str]:
         "proc.hold": f"bool({str(service.hold_s > 0 and service.max_queue > 0).lower()})",
         "proc.timeout_ms": f"int({max(1, round(service.request_timeout_s * 1000))})",
         "proc.retries_all": f"int({int(service.retry_non_idempotent)})",
+        "proc.canary": f"int({round(_PARTS * service.canary.share) if service.canary is not None else 0})",
+        "proc.resume": f"int({int(service.resume)})",
+        "proc.key_header": f"int({int(service.sticky_header is not None)})",
+        "proc.key_bytes": f"int({service.sticky_prefix_bytes or 0})",
     }
 
 
@@ -236,6 +269,7 @@ def _frontend(access: Access, descriptors: Descriptors, limits: ProxyLimits, zon
         "  option log-separate-errors",
         f'  log-format "{LOG_FORMAT}{owner}"',
         *_forwarding(scheme, access.trusted_proxies),
+        *_keys(),
     ]
     if access.needs_key:
         refused = '"the API key is missing or unknown\\n"'
@@ -248,7 +282,13 @@ def _frontend(access: Access, descriptors: Descriptors, limits: ProxyLimits, zon
             "  http-request del-header Authorization",
             "  http-request del-header Proxy-Authorization",
         ]
-    lines.append("  acl held var(proc.hold) -m bool")
+    lines += [
+        "  acl held var(proc.hold) -m bool",
+        "  acl held nbsrv(canary) gt 0",  # The replicas of a canary are also in `hold`, and then serve all requests.
+        f"  acl drawn rand({_PARTS}),sub(proc.canary) lt 0",
+        "  http-request set-var(txn.canary) int(1) if drawn { nbsrv(canary) gt 0 }",
+        "  use_backend canary if { var(txn.canary) -m found }",
+    ]
     if zones:
         # The load of a backend is the number of its requests for each of its servers; without servers it is infinite.
         spill = f"{{ var(txn.near),sub(txn.far) gt 0 }} {{ var(txn.near) -m int ge {limits.overload} }}"
@@ -256,13 +296,16 @@ def _frontend(access: Access, descriptors: Descriptors, limits: ProxyLimits, zon
             "  acl by_load var(proc.policy) -m str least_load",
             "  http-request set-var(txn.near_servers) nbsrv(near) if by_load",
             "  http-request set-var(txn.far_servers) nbsrv(far) if by_load",
-            "  http-request set-var(txn.near) be_conn(near),div(txn.near_servers) if by_load",
+            "  http-request set-var(txn.keyed) be_conn(sticky) if by_load",  # Nearly all of them are near.
+            "  http-request set-var(txn.near) be_conn(near),add(txn.keyed),div(txn.near_servers) if by_load",
             "  http-request set-var(txn.far) be_conn(far),div(txn.far_servers) if by_load",
             "  use_backend hold if by_load held { nbsrv(near) eq 0 }",  # The same replicas are in both backends.
             f"  use_backend far if by_load {spill}",
-            "  use_backend near if by_load",
         ]
     lines += [
+        "  use_backend hold if keyed held { nbsrv(sticky) eq 0 }",
+        "  use_backend sticky if keyed",
+        *(["  use_backend near if by_load"] if zones else ()),
         "  acl by_connections var(proc.policy) -m str least_connections",
         "  use_backend hold if by_connections held { nbsrv(least_connections) eq 0 }",
         "  use_backend least_connections if by_connections",
@@ -270,6 +313,24 @@ def _frontend(access: Access, descriptors: Descriptors, limits: ProxyLimits, zon
         "  default_backend round_robin",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _keys() -> list[str]:
+    """Returns the rules that find the key of a request, and mark resumed streams."""
+    by_body = "{ var(proc.key_bytes) -m int gt 0 } { req.hdr_val(content-length) gt 0 }"
+    return [
+        f"  http-request set-var(txn.key) req.hdrs,map_regm({STICKY}) if {{ var(proc.key_header) -m int 1 }}",
+        f"  http-request wait-for-body time 60s at-least {max(PREFIXES_BYTES)} if {by_body}",
+        *(
+            f"  http-request set-var(txn.key) req.body,bytes(0,{size}) if {{ var(proc.key_bytes) -m int {size} }}"
+            " { req.hdr_val(content-length) gt 0 }"
+            for size in PREFIXES_BYTES
+        ),
+        "  acl keyed var(txn.key) -m found",
+        "  acl resumable var(proc.resume) -m int 1",
+        "  http-request set-var(txn.resumed) bool(true) if resumable { req.hdr(Last-Event-ID) -m found }",
+        f"  http-response set-header {REPLICA_HEADER} %[srv_name,field(1,-)] if resumable",
+    ]
 
 
 def _forwarding(scheme: str, proxies: tuple[str, ...]) -> list[str]:
@@ -304,9 +365,11 @@ def _backend(name: str, seats: Iterable[Seat], limits: ProxyLimits, hold_s: floa
         f"backend {name}",
         f"  balance {BACKENDS[name]}",
         *(_hold_lines(hold_s) if name == "hold" else ()),
+        *(_STICKY_LINES if name == "sticky" else ()),
         "  option allbackups",
         "  acl repeatable method GET HEAD OPTIONS PUT DELETE TRACE",
         "  acl repeatable var(proc.retries_all) -m int 1",
+        "  acl repeatable var(txn.resumed) -m bool",
         f'  http-request return status 503 {later} "the queue of the service is full\\n" {full}',
         f"  http-request set-timeout server var(proc.timeout_ms) unless {{ fe_name {PLUG} }}",
         "  http-request disable-l7-retry if !repeatable",
@@ -332,6 +395,9 @@ frontend plugged
   tcp-request content reject if WAIT_END
 """
 """The way of the request that occupies the plug: a client's place, and a server that never answers."""
+
+
+_STICKY_LINES = "  hash-type consistent sdbm avalanche", f"  hash-balance-factor {_MOST_BALANCED_PERCENT}"
 
 
 def _hold_lines(hold_s: float) -> list[str]:

@@ -13,11 +13,12 @@ import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from proxies.balance.configuration import PLUG
 from proxies.balance.outliers import ServerCounts
+from proxies.balance.values import Canary
 
 READ_S = 0.25
 """Interval of the reads. The pipe holds 50,000 lines or more; HAProxy drops lines that do not fit."""
@@ -26,6 +27,21 @@ _CHUNK_BYTES = 1 << 20
 _NO_OWNER = [b"-"]
 """The request had no key that is admitted, or the key has no named owner."""
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True)
+class CanarySecond:
+    """The requests that ended in one second while a version is judged. The fields are those of the API."""
+
+    version: int
+    answered: int
+    """Complete answers of the canary with a status below 500."""
+    failed: int
+    """Its other answers, and requests that it did not answer. Each repetition of a request is one more."""
+    slow: int
+    """The answers that took longer than the limit."""
+    others_answered: int
+    others_failed: int
 
 
 @dataclass(frozen=True)
@@ -42,12 +58,14 @@ class Second:
     p50_s: float | None
     """Median of the total time of the answered requests; None: there are none."""
     p99_s: float | None
+    canary: CanarySecond | None = None
+    """None: no version is judged, or no request ended."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the object that the API expects."""
         return {
             "second": self.second, "requests": self.requests, "failed": self.failed, "cut": self.cut,
-            "p50_s": self.p50_s, "p99_s": self.p99_s,
+            "p50_s": self.p50_s, "p99_s": self.p99_s, "canary": None if self.canary is None else asdict(self.canary),
         }  # fmt: skip
 
     @property
@@ -83,8 +101,10 @@ class RequestCounter:
             fcntl.fcntl(self.log, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self.totals = Totals()
         self._rest = b""
-        self._requests = self._failed = self._cut = 0
+        self._requests = self._failed = self._cut = self._retries = 0
         self._times_ms: list[int] = []
+        self._canary_ms: list[int] = []
+        self._canary_failed = 0
 
     def read(self) -> None:
         """Reads the lines that are in the pipe."""
@@ -97,14 +117,18 @@ class RequestCounter:
         times_ms, retries = self._times_ms, 0
         for line in lines:
             try:
-                status, ended, time_ms, tries, *owner = line.split(b" ")
+                status, ended, time_ms, tries, canary, *owner = line.split(b" ")
                 if tries != b"0":
-                    retries += int(tries.lstrip(b"+"))
+                    again = int(tries.lstrip(b"+"))
+                    retries += again
+                    self._canary_failed += again if canary != b"-" else 0
                 if owner and owner != _NO_OWNER:
                     self.totals.by_owner[owner[0].decode()] += 1
                 if ended == b"--" and b"100" < status < b"500":
                     if status != b"101":  # The time of a websocket is not that of an answer.
                         times_ms.append(int(time_ms))
+                        if canary != b"-":
+                            self._canary_ms.append(int(time_ms))
                     continue
                 code = int(status)
             except ValueError:
@@ -114,30 +138,46 @@ class RequestCounter:
                 self._failed += 1
             elif ended[1:] == b"D" and ended[:1] != b"-" and not by_client:
                 self._cut += 1
-        self.totals.retries += retries
+            else:
+                continue
+            self._canary_failed += canary != b"-"
+        self._retries += retries
 
     def add(self, requests: int, unanswered: int) -> None:
         """Adds requests that have begun, and requests that failed without a line in the log."""
         self._requests += requests
         self._failed += unanswered
 
-    def close(self, second: int) -> Second:
-        """Returns the counts since the last call as those of `second`."""
+    def close(self, second: int, canary: Canary | None = None) -> Second:
+        """Returns the counts since the last call as those of `second`. `canary` is judged; None: no version is."""
         times = sorted(self._times_ms)
         found = Second(
-            second, self._requests, self._failed, self._cut, _percentile_s(times, 50), _percentile_s(times, 99)
-        )
+            second, self._requests, self._failed, self._cut, _percentile_s(times, 50), _percentile_s(times, 99),
+            None if canary is None else self._close_canary(canary),
+        )  # fmt: skip
         totals = self.totals
         totals.requests += self._requests
         totals.answered += len(times)
         totals.failed += self._failed
         totals.cut += self._cut
+        totals.retries += self._retries
         totals.seconds += sum(times) / 1000
         for number, most_s in enumerate(BUCKETS_S):
             totals.at_most[number] += bisect_right(times, most_s * 1000)
-        self._requests = self._failed = self._cut = 0
+        self._requests = self._failed = self._cut = self._retries = 0
         self._times_ms = []
+        self._canary_ms = []
+        self._canary_failed = 0
         return found
+
+    def _close_canary(self, canary: Canary) -> CanarySecond | None:
+        failed = self._failed + self._cut + self._retries
+        if not failed and not self._times_ms:
+            return None
+        own, own_failed = self._canary_ms, self._canary_failed
+        slow = 0 if canary.slow_s is None else sum(one > 1000 * canary.slow_s for one in own)
+        others = len(self._times_ms) - len(own), failed - own_failed
+        return CanarySecond(canary.version, len(own), own_failed, slow, *others)
 
 
 def _percentile_s(sorted_ms: list[int], percent: int) -> float | None:

@@ -5,12 +5,14 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from proxies.balance.counts import STATISTICS, Rows, held_requests, read_rows, server_counts
 from proxies.balance.first_bytes import SESSIONS, FirstByteWaits
 from proxies.balance.outliers import Ejection, OutlierChange, Outliers, ServerCounts
 from proxies.balance.runtime import Members, RuntimeSocket
+from proxies.balance.speeds import Speeds
 from proxies.balance.values import Service
 
 _SHORTEST_S, _LONGEST_S = 0.005, 0.5
@@ -31,6 +33,7 @@ class ReplicaWatch:
         self._pause_s = _SHORTEST_S
         self._outliers = Outliers()
         self._waits = FirstByteWaits()
+        self._speeds = Speeds()
         self._servers: dict[str, ServerCounts] = {}
         self._listed: set[str] = set()
         """The servers that may get requests."""
@@ -71,6 +74,7 @@ class ReplicaWatch:
             RuntimeSocketError: HAProxy refused a command, or did not answer.
         """
         self._outliers.restarted()
+        self._speeds.restarted()
         self._waits.clear()
         for name, one in self.ejections.items():
             await members.limit(name, _TRIAL_PERCENT if one.is_trial else 0)
@@ -113,6 +117,10 @@ class ReplicaWatch:
         verdicts = self._outliers.observe(counts, self._waits.longest_s(now_s), limit_s, now_s)
         for name, verdict in verdicts.items():
             await self._carry_out(members, name, verdict)
+        if thorough:
+            kinds = _kinds(service, counts)
+            for name, percent in self._speeds.observe(kinds, counts, now_s).items():
+                await members.share(name, percent)
         return rows
 
     async def _end_overdue(self, runtime: RuntimeSocket, limit_s: float, now_s: float) -> None:
@@ -134,3 +142,11 @@ class ReplicaWatch:
             pause_s = ejection.pause_s
             _log.warning("%s: replica %s is ejected for %g s: %s", self._service, replica, pause_s, ejection.why)
             await members.limit(name, 0)
+
+
+def _kinds(service: Service, names: Iterable[str]) -> dict[str, str]:
+    """Returns the kind of each server, by which its share depends on its speed; `round_robin` knows one kind only."""
+    by_replica = {one.replica: f"{one.gpu_type} in {one.zone.region}" for one in service.endpoints}
+    if service.policy == "round_robin":
+        by_replica = {}
+    return {name: by_replica.get(int(name.partition("-")[0]), "") for name in names}

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxies.balance.configuration import ProxyLimits, Seat, server_line, variables
+from proxies.balance.configuration import STICKY, ProxyLimits, Seat, server_line, sticky_pattern, variables
 from proxies.balance.values import Service
 
 _PROMPT = b"\n> "
@@ -105,7 +106,7 @@ class Members:
     """The servers of one HAProxy process. A new process needs a new instance.
 
     A removed server is drained: it gets no new requests, its running requests may finish for `drain_s`, then they are
-    closed and the server is deleted.
+    closed and the server is deleted. The requests of a replica that moves to another backend are not closed.
     """
 
     def __init__(self, socket: RuntimeSocket, limits: ProxyLimits, service: Service, seats: Iterable[Seat]) -> None:
@@ -115,8 +116,11 @@ class Members:
         self._active = {seat.path: seat for seat in seats}
         self._draining: dict[str, _Draining] = {}
         self._variables = variables(service)
+        self._pattern = sticky_pattern(service)
         self._percents: dict[str, int] = {}
         """The weight of limited replicas in percent of the usual one, by the name of their seats."""
+        self._shares: dict[str, int] = {}
+        """The weight of replicas that are slower than others in percent, by the name of their seats."""
 
     @property
     def names(self) -> set[str]:
@@ -130,6 +134,19 @@ class Members:
             RuntimeSocketError: HAProxy refused a command, or did not answer.
         """
         self._percents[name] = percent
+        await self._set_weights(name)
+
+    async def share(self, name: str, percent: int) -> None:
+        """Sets the part of the usual requests that a replica gets because of its speed, from 1 to 100.
+
+        Raises:
+            RuntimeSocketError: HAProxy refused a command, or did not answer.
+        """
+        if self._shares.get(name, 100) != percent:
+            self._shares[name] = percent
+            await self._set_weights(name)
+
+    async def _set_weights(self, name: str) -> None:
         for seat in list(self._active.values()):
             if seat.name == name:
                 await self._set_weight(seat)
@@ -140,6 +157,7 @@ class Members:
             await self._socket.do(f"set server {seat.path} state drain")
             return
         await self._socket.do(f"set server {seat.path} state ready")
+        percent = max(1, percent * self._shares.get(seat.name, 100) // 100)
         await self._socket.do(f"set server {seat.path} weight {percent}%")
 
     @property
@@ -157,6 +175,12 @@ class Members:
         for path, seat in wanted.items():
             if path not in self._active:
                 await self._add(seat)
+        if (pattern := sticky_pattern(service)) != self._pattern:
+            await self._socket.do(f"clear map {STICKY}")
+            self._pattern = ""
+            if pattern:
+                await self._socket.do(f"add map {STICKY} " + pattern.replace("\\", r"\\"))
+            self._pattern = pattern
         # The variables follow the added servers: a new policy must find servers in its backend.
         for name, value in variables(service).items():
             if self._variables[name] != value:
@@ -164,9 +188,13 @@ class Members:
                 self._variables[name] = value
         for path in [path for path in self._active if path not in wanted]:
             await self._socket.do(f"set server {path} state drain")
-            self._draining[path] = _Draining(self._active.pop(path), time.monotonic() + service.drain_s)
+            self._draining[path] = _Draining(self._active.pop(path), math.inf)
         there = self.names
+        for one in self._draining.values():
+            if one.seat.name not in there:  # Otherwise the replica only moves to another backend.
+                one.ends_s = min(one.ends_s, time.monotonic() + service.drain_s)
         self._percents = {name: percent for name, percent in self._percents.items() if name in there}
+        self._shares = {name: percent for name, percent in self._shares.items() if name in there}
 
     async def remove_drained(self) -> None:
         """Deletes the drained servers that have no requests, and those whose time is over.

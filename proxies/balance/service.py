@@ -18,12 +18,14 @@ from proxies.balance.api_client import Api
 from proxies.balance.configuration import (
     SOCKET,
     SOCKETS,
+    STICKY,
     Descriptors,
     ProxyLimits,
     Seat,
     effective_policy,
     render,
     seats,
+    sticky_pattern,
 )
 from proxies.balance.counts import READ_S, Counters, RequestCounter, Rows
 from proxies.balance.files import AccessFiles, locked
@@ -98,7 +100,9 @@ class ServiceBalancer:
         self.restarts = 0
         """The number of times that HAProxy ended by itself."""
         stored = self._stored()
-        self.service = stored or Service(name, "round_robin", False, 60.0, None, 0, 0.0, 0.0, 0, ())
+        self.service = stored or Service(
+            name, "round_robin", None, None, False, False, 60.0, None, 0, 0.0, 0.0, 0, None, ()
+        )
         self._has_list = asyncio.Event()
         """Set once there is a list, or the first attempt to fetch one has failed."""
         if stored is not None:
@@ -161,7 +165,7 @@ class ServiceBalancer:
     async def last_report(self) -> None:
         """Sends the counts that are not sent yet, after `run` has ended."""
         self.counts.read()
-        self.reports.add(self.counts.close(self._seconds.last(time.time())))
+        self.reports.add(self.counts.close(self._seconds.last(time.time()), self.service.canary))
         await self.reports.send()
 
     # ------------------------------------------------------------------------------------------------------- HAProxy
@@ -197,6 +201,7 @@ class ServiceBalancer:
             text = render(service, there, settings.limits, access, descriptors, zones=zones)
             self._files.write()
             write_private(self._folder / CONFIGURATION, text)
+            write_private(self._folder / STICKY, f"{sticky_pattern(service)}\n")
             for name in SOCKETS:
                 (self._folder / name).unlink(missing_ok=True)
             inherited = (descriptors.listener, descriptors.log, descriptors.errors)
@@ -337,7 +342,7 @@ class ServiceBalancer:
             self.counts.read()
             second = self._seconds.over(time.time())
             if second is not None:
-                self.reports.add(self.counts.close(second))
+                self.reports.add(self.counts.close(second, self.service.canary))
             if sending is None or sending.done():
                 sending = asyncio.create_task(self.reports.send(urgent=self.watch.is_busy))
             await self._tidy()

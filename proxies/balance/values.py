@@ -13,6 +13,9 @@ Kind = Literal["spot", "on_demand"]
 State = Literal["ready", "draining"]
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """The form of a service's name. It becomes a part of file names and of HAProxy's configuration."""
+PREFIXES_BYTES = (256, 1024, 4096)
+"""How much of a request's body can be its key."""
+_HEADER = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _LONGEST_S = 86_400.0
 
@@ -38,8 +41,23 @@ class ReplicaEndpoint:
     address: str
     port: int
     zone: RegionZone
+    gpu_type: str
+    """Empty: it has no GPUs."""
     kind: Kind
     state: State
+    is_canary: bool = False
+    """Whether it gets requests only as a part of the canary."""
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A version that is judged by the answers of its replicas."""
+
+    version: int
+    share: float
+    """The share of the requests that its replicas get."""
+    slow_s: float | None
+    """Answers that take longer are counted as slow; None: none are."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +66,12 @@ class Service:
 
     name: str
     policy: Policy
+    sticky_header: str | None
+    """The name of the header whose value is the key of a request; requests with the same key go to the same replica."""
+    sticky_prefix_bytes: int | None
+    """The number of bytes of the body that are the key of a request. Without both, requests have no keys."""
+    resume: bool
+    """Whether replicas continue broken streams, so that a request with `Last-Event-ID` may always be repeated."""
     retry_non_idempotent: bool
     """Whether requests with a method such as POST are retried on another replica too."""
     request_timeout_s: float
@@ -62,7 +86,13 @@ class Service:
     drain_s: float
     """The time for which a removed replica may finish its requests."""
     version: int
+    canary: Canary | None
     endpoints: tuple[ReplicaEndpoint, ...]
+
+    @property
+    def is_sticky(self) -> bool:
+        """Whether requests can have keys."""
+        return self.sticky_header is not None or self.sticky_prefix_bytes is not None
 
 
 def parse_service(name: str, body: Any) -> Service:
@@ -78,6 +108,9 @@ def parse_service(name: str, body: Any) -> Service:
     return Service(
         name=name,
         policy=cast(Policy, fields.choice("policy", get_args(Policy))),
+        sticky_header=_header(fields),
+        sticky_prefix_bytes=_prefix(fields),
+        resume=fields.value("resume", bool, "true or false"),
         retry_non_idempotent=fields.value("retry_non_idempotent", bool, "true or false"),
         request_timeout_s=fields.number("request_timeout_s", 0.001, _LONGEST_S),
         first_byte_s=fields.optional_number("first_byte_s", 0.001, _LONGEST_S),
@@ -85,11 +118,27 @@ def parse_service(name: str, body: Any) -> Service:
         hold_s=fields.number("hold_s", 0, _LONGEST_S),
         drain_s=fields.number("drain_s", 0, _LONGEST_S),
         version=int(fields.number("version", 0, 2**63)),
+        canary=_canary(fields),
         endpoints=tuple(
             _endpoint(_Fields(f"list of service {name}: endpoints[{number}]", one))
             for number, one in enumerate(endpoints)
         ),
     )
+
+
+def _header(fields: "_Fields") -> str | None:
+    name = fields.optional_text("sticky_header")
+    if name is not None and not _HEADER.fullmatch(name):
+        raise InvalidList(f"{fields.place}: sticky_header: must be a header's name, it is {name!r}")
+    return name
+
+
+def _prefix(fields: "_Fields") -> int | None:
+    length = fields.optional_number("sticky_prefix_bytes", 1, 1 << 14)
+    if length is not None and length not in PREFIXES_BYTES:
+        choices = ", ".join(map(str, PREFIXES_BYTES))
+        raise InvalidList(f"{fields.place}: sticky_prefix_bytes: must be one of {choices}, it is {length!r}")
+    return None if length is None else int(length)
 
 
 def _endpoint(fields: "_Fields") -> ReplicaEndpoint:
@@ -101,8 +150,22 @@ def _endpoint(fields: "_Fields") -> ReplicaEndpoint:
         address=address,
         port=int(fields.number("port", 1, 65_535)),
         zone=RegionZone(fields.text("region"), fields.optional_text("zone") or ""),
+        gpu_type=fields.optional_text("gpu_type") or "",
         kind=cast(Kind, fields.choice("kind", get_args(Kind))),
         state=cast(State, fields.choice("state", get_args(State))),
+        is_canary=fields.value("is_canary", bool, "true or false"),
+    )
+
+
+def _canary(fields: "_Fields") -> Canary | None:
+    body = fields.value("canary", (Mapping, type(None)), "an object or null")
+    if body is None:
+        return None
+    own = _Fields(f"{fields.place}: canary", body)
+    return Canary(
+        version=int(own.number("version", 0, 2**63)),
+        share=own.number("share", 0, 1),
+        slow_s=own.optional_number("slow_s", 0.001, _LONGEST_S),
     )
 
 

@@ -27,7 +27,7 @@ from infra.db.logs import Audit, Event, Outbox
 from infra.db.models import Allocation, Attempt, Idempotency, Region, Workload
 from infra.db.schema import SCHEMA
 from infra.db.services import ServiceRow
-from infra.db.tenants import Archive
+from infra.db.tenants import Archive, ArchivePart
 from mizzen.objects.files import FileStore
 from tests.activities.invariants import check_machines
 from tests.activities.world import World, job
@@ -268,6 +268,33 @@ def test_archives_go_that_no_unfinished_workload_names(town: World, house: House
     town.release(live, Phase.SUCCEEDED)
     ActivityEnvironment().run(house.expire)
     assert town.bucket("r").size(ids.archive_key(used)) is None
+
+
+def test_parts_go_that_no_archive_has(town: World, house: HousekeepingActivities) -> None:
+    """A day after their last upload, unless an archive of the tenant has them, or an upload uses them meanwhile."""
+    town.tenant("other")
+    with town.session() as session:
+        session.add(Archive(tenant="t", sha256="a" * 64, body=b"", parts=["used"], paths=b""))
+        for tenant, sha256 in (
+            ("t", "used"),
+            ("t", "old"),
+            ("t", "held"),
+            ("t", "found"),
+            ("t", "young"),
+            ("other", "used"),
+        ):
+            session.add(ArchivePart(tenant=tenant, sha256=sha256, body=b"x"))
+        session.flush()
+        session.execute(text("update archive_part set used_at = now() - interval '25 hours' where sha256 <> 'young'"))
+    with town.session() as holding:
+        holding.execute(text("select from archive_part where sha256 = 'held' for key share"))
+        holding.execute(text("update archive_part set used_at = now() where sha256 = 'found'"))
+        ActivityEnvironment().run(house.expire)
+    for kept in ({"used", "held", "found", "young"}, {"used", "found", "young"}):
+        with town.session() as session:
+            left = {(part.tenant, part.sha256) for part in session.scalars(select(ArchivePart))}
+        assert left == {("t", part) for part in kept}
+        ActivityEnvironment().run(house.expire)
 
 
 def test_instances_that_have_been_gone_for_long_go(town: World, house: HousekeepingActivities) -> None:

@@ -12,14 +12,16 @@ import pytest
 from nacl.public import PrivateKey, SealedBox
 from temporalio.exceptions import ApplicationError
 
+from activities.lifecycle.archive_files import ArchiveWriter
 from agent.sealed import CannotUnseal, unseal
 from domain import ids
 from domain.phases import Phase
 from domain.protocol.workloads import StageRequest
+from domain.reasons import Reason, ReasonCode
 from domain.spec import CheckpointSpec, LimitsSpec
-from infra.db.models import Cluster, Workload
+from infra.db.models import Attempt, Cluster, Workload
 from infra.db.tables import Partition, Replica
-from infra.db.tenants import Archive, Secret
+from infra.db.tenants import Archive, ArchivePart, Secret
 from infra.keys import encrypt_secret, load_master_key
 from tests.activities.staging import stage_launch
 from tests.activities.world import World, job
@@ -207,8 +209,59 @@ def test_the_archive_is_staged_once(world: World, tmp_path: Path) -> None:
     stage_launch(world, workload)
     assert path.read_bytes() == b"archive"
     with world.session() as session:
+        session.add_all(ArchivePart(tenant="t", sha256=part, body=part.encode()) for part in "xy")
+        session.get_one(Archive, ("t", sha256)).parts = ["x", "y", "x"]
+    stage_launch(world, workload)
+    assert path.read_bytes() == b"xyx"
+    with world.session() as session:
         session.delete(session.get_one(Archive, ("t", sha256)))
     stage_launch(world, workload)
+
+
+@pytest.mark.usefixtures("keys")
+def test_a_damaged_archive_is_written_again(world: World, tmp_path: Path) -> None:
+    """It is written again only if an agent has found the damage in the attempt before."""
+    sha256 = "ab" * 32
+    with world.session() as session:
+        session.add(Archive(tenant="t", sha256=sha256, body=b"archive", paths=b""))
+    workload = world.running(workdir=sha256)
+    stage_launch(world, workload)
+    (path,) = tmp_path.rglob(f"{sha256}.tar.gz")
+    path.write_bytes(b"damaged")
+    for error, content in (("Silent: no agent", b"damaged"), ("DamagedArchive: another SHA-256", b"archive")):
+        world.release(workload, Phase.PREEMPTED)
+        with world.session() as session:
+            attempt = session.get_one(Attempt, (workload, world.workload(workload).attempt))
+            attempt.outcome = Reason(ReasonCode.LAUNCH_FAILED, {"machine": "m", "error": error}).to_json()
+        world.tick()
+        stage_launch(world, workload, world.workload(workload).attempt)
+        assert path.read_bytes() == content
+
+
+@pytest.mark.usefixtures("keys")
+def test_a_write_that_takes_longer_than_a_try(world: World, tmp_path: Path) -> None:
+    """It goes on, and later tries, of other workloads too, wait for it. A try raises its error."""
+    sha256 = "ab" * 32
+    body = bytes(8 << 20)
+    with world.session() as session:
+        session.add(Archive(tenant="t", sha256=sha256, body=b"", parts=["x"] * 8, paths=b""))
+        session.add(ArchivePart(tenant="t", sha256="x", body=body))
+    workload, other = (world.running(workdir=sha256) for _ in range(2))
+    writer = world.launch._archives = ArchiveWriter(world.engine, try_s=0.0)
+    with pytest.raises(ApplicationError, match=r"67108864 bytes.* is still being written to .*archives/"):
+        stage_launch(world, workload)
+    (write,) = writer._writes.values()
+    writer._try_s = 60.0
+    stage_launch(world, other)
+    assert write.done() and not writer._writes
+    stage_launch(world, workload)
+    (path,) = tmp_path.rglob(f"{sha256}.tar.gz")
+    assert path.read_bytes() == body * 8
+    path.unlink()
+    with world.session() as session:
+        session.delete(session.get_one(ArchivePart, ("t", "x")))
+    with pytest.raises(ApplicationError, match=f"archive {sha256} does not exist any more"):
+        stage_launch(world, workload)
 
 
 @pytest.mark.usefixtures("keys")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.fake_gpus import fake_gpus, fake_library
-from tests.agent.harness import Lab, processes_of, small_disk
+from tests.agent.harness import Lab, SmallDisk, processes_of, small_disk
 
 __all__ = ["fake_gpus", "fake_library"]
 DISK_BYTES, DISK_FILES = 64 << 20, 4000
@@ -52,3 +52,10 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """Mounts a small file system, in which the state of the agents is."""
     with small_disk(tmp_path / "disk", f"size={DISK_BYTES},nr_inodes={DISK_FILES}") as path:
         yield path
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[SmallDisk]:
+    """Mounts a file system that a test can fill."""
+    with small_disk(tmp_path / "small", "size=1m") as path:
+        yield SmallDisk(path)

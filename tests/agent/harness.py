@@ -34,8 +34,9 @@ from domain.isolation import Isolation
 from domain.launch import LaunchDescription
 from domain.log_segments import segment_of
 from domain.protocol.activities import Activity
+from domain.protocol.leases import LeasedElement, RunElements
 from domain.protocol.machines import NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode
-from domain.spec import MountSpec
+from domain.spec import ArraySpec, MountSpec, RunnersSpec
 from infra.config.services import TemporalSettings
 from infra.stack.temporal import DYNAMIC_CONFIG
 from infra.temporal_client import connect
@@ -117,6 +118,27 @@ def small_disk(path: Path, options: str) -> Iterator[Path]:
         yield path
     finally:
         subprocess.run(["umount", "-l", path], check=True)
+
+
+class SmallDisk:
+    """A file system of 1 MiB that a test fills and empties."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fill(self) -> None:
+        """Fills the file system completely."""
+        with (self.path / "filler").open("ab", buffering=0) as file:
+            for size_bytes in (4096, 1):
+                try:
+                    while file.write(b"x" * size_bytes) == size_bytes:
+                        pass
+                except OSError:
+                    continue
+
+    def clear(self) -> None:
+        """Frees the space again."""
+        (self.path / "filler").unlink()
 
 
 @contextlib.contextmanager
@@ -447,3 +469,21 @@ def description(
         ],
     }
     return LaunchDescription.model_validate(body | changes)
+
+
+def runner(lab: Lab, config: AgentConfig, command: str, **runners: Any) -> LaunchDescription:
+    """Writes the launch of a runner of ten elements to the bucket, and returns it. FOLDER is the lab's folder."""
+    elements = ArraySpec(ranges=((0, 9, 1),), runners=RunnersSpec(**runners))
+    launch = description(
+        lab.region, config, command.replace("FOLDER", str(lab.folder)), workload_id=f"wl-{uuid.uuid4().hex[:12]}-r0",
+        elements=elements,
+    )  # fmt: skip
+    lab.write(launch)
+    return launch
+
+
+async def run_elements(lab: Lab, launch: LaunchDescription, config: AgentConfig, *indexes: int) -> Pending:
+    """Starts the first attempts of elements in a runner that runs."""
+    leased = [LeasedElement(index, 1) for index in indexes]
+    request = RunElements(launch.workload_id, launch.attempt, config.machine, leased)
+    return await lab.start(Activity.RUN_ELEMENTS, config.machine, request)

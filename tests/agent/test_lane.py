@@ -1,18 +1,13 @@
 """The lane of a runner on a machine: what its elements find and leave, repeats of requests, and stops."""
 
 import os
-import uuid
 from pathlib import Path
-from typing import Any
 
 from domain.ids import log_prefix
 from domain.isolation import Isolation
-from domain.launch import LaunchDescription
-from domain.protocol.activities import Activity
-from domain.protocol.leases import ElementsRun, LeasedElement, RunElements
+from domain.protocol.leases import ElementsRun
 from domain.protocol.machines import NodeOutcome
-from domain.spec import ArraySpec, RunnersSpec
-from tests.agent.harness import Lab, Pending, description, needs_sandbox, read_log, until_async
+from tests.agent.harness import Lab, needs_sandbox, read_log, run_elements, runner, until_async
 
 _LOOKS = """
 echo "$MIZZEN_ARRAY_INDEX $MIZZEN_ATTEMPT $MIZZEN_WORKLOAD ${MIZZEN_CHECKPOINT_URI-none}"
@@ -24,22 +19,6 @@ test $MIZZEN_ARRAY_INDEX != 1
 """
 
 
-def _runner(lab: Lab, config: Any, command: str, **runners: Any) -> LaunchDescription:
-    elements = ArraySpec(ranges=((0, 9, 1),), runners=RunnersSpec(**runners))
-    launch = description(
-        lab.region, config, command.replace("FOLDER", str(lab.folder)), workload_id=f"wl-{uuid.uuid4().hex[:12]}-r0",
-        elements=elements,
-    )  # fmt: skip
-    lab.write(launch)
-    return launch
-
-
-async def _run_elements(lab: Lab, launch: LaunchDescription, config: Any, *indexes: int) -> Pending:
-    leased = [LeasedElement(index, 1) for index in indexes]
-    request = RunElements(launch.workload_id, launch.attempt, config.machine, leased)
-    return await lab.start(Activity.RUN_ELEMENTS, config.machine, request)
-
-
 @needs_sandbox
 async def test_elements_follow_each_other_in_a_sandbox(lab: Lab) -> None:
     """Each element of a chunk runs once, in a place without the files of others, even if the chunk is requested again.
@@ -47,17 +26,17 @@ async def test_elements_follow_each_other_in_a_sandbox(lab: Lab) -> None:
     What they leave running is killed. The runner ends when it gets no more elements.
     """
     config = lab.config(isolation=Isolation.SANDBOX, paths=(f"{lab.folder}:rw",))
-    launch = _runner(lab, config, _LOOKS)
+    launch = runner(lab, config, _LOOKS)
     array = launch.workload_id.removesuffix("-r0")
     async with lab.agent(config):
         running = await lab.run(launch, config.machine)
         for indexes in ((0, 1, 2), (0, 1, 2), (3,)):
-            run: ElementsRun = await (await _run_elements(lab, launch, config, *indexes)).result(ElementsRun)
+            run: ElementsRun = await (await run_elements(lab, launch, config, *indexes)).result(ElementsRun)
             codes = {one.index: one.exit_code for one in run.results}
             assert codes == dict.fromkeys(indexes, 0) | ({1: 1} if 1 in indexes else {})
             assert not run.is_over
         assert not _sleepers(lab.folder)
-        ended = await (await _run_elements(lab, launch, config)).result(ElementsRun)
+        ended = await (await run_elements(lab, launch, config)).result(ElementsRun)
         assert ended.is_over
         outcome: NodeOutcome = await running.result(NodeOutcome)
         assert outcome.exits[0].succeeded
@@ -82,12 +61,12 @@ def _sleepers(folder: Path) -> list[int]:
 async def test_a_stop_lets_the_element_end(lab: Lab) -> None:
     """After a stop, the element that runs may end within half of the grace period, and no other one is started."""
     config = lab.config()
-    launch = _runner(
+    launch = runner(
         lab, config, "echo begun > FOLDER/begun.$MIZZEN_ARRAY_INDEX; sleep 0.7; echo > FOLDER/ended.$MIZZEN_ARRAY_INDEX"
     )
     async with lab.agent(config):
         running = await lab.run(launch, config.machine)
-        chunk = await _run_elements(lab, launch, config, 0, 1)
+        chunk = await run_elements(lab, launch, config, 0, 1)
         await until_async(lambda: (lab.folder / "begun.0").exists())
         stopped = await lab.stop(launch, config.machine, grace_s=20.0)
         run: ElementsRun = await chunk.result(ElementsRun)
@@ -99,12 +78,12 @@ async def test_a_stop_lets_the_element_end(lab: Lab) -> None:
 async def test_a_stop_that_interrupts(lab: Lab) -> None:
     """With `interrupt: now`, the element that runs gets SIGTERM at once, and has not ended by itself."""
     config = lab.config()
-    launch = _runner(
+    launch = runner(
         lab, config, "trap 'exit 0' TERM; echo > FOLDER/begun; while :; do sleep 0.05; done", interrupt="now"
     )
     async with lab.agent(config):
         running = await lab.run(launch, config.machine)
-        chunk = await _run_elements(lab, launch, config, 0, 1)
+        chunk = await run_elements(lab, launch, config, 0, 1)
         await until_async(lambda: (lab.folder / "begun").exists())
         stopped = await lab.stop(launch, config.machine, grace_s=20.0)
         assert [(one.index, one.began_s is not None, one.is_final) for one in stopped.elements] == [

@@ -116,7 +116,7 @@ async def test_what_is_stored(run: RunFolder, store: FileStore, storage: OutputS
     [
         ("none", "none does not exist"),
         ("none/at/all", "none/at/all does not exist"),
-        ("link", "link is neither a file nor a folder; an output must not be a link"),
+        ("link", "link is a link or a special file; an output must be a file or a folder"),
         ("link/passwd", "link/passwd is a link, or below a link or a file; outputs are files or folders themselves"),
         ("out/file/x", "out/file/x is a link, or below a link or a file; outputs are files or folders themselves"),
     ],

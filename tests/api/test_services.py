@@ -2,17 +2,20 @@
 
 import asyncio
 import time
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from sqlalchemy import func, select
 
+from activities.services.canary_rows import canary_answers
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from domain.service import NOT_IN_REPLICAS, ServiceSpec
 from domain.spec import TaskSpec
 from infra.db.logs import Audit, Outbox
 from infra.db.services import BalancerReport, ServiceReplica, ServiceRequests, ServiceRow, ServiceVersion
+from services.values import CanaryAnswers, CanaryState
 from tests.api.calls import act, get
 from tests.api.world import ApiWorld, as_yaml
 
@@ -280,3 +283,52 @@ async def test_a_note_of_failures_says_why_the_newest_replica_failed(world: ApiW
     assert first["code"] == note
     assert first["sentence"].endswith("; replica 1: port 80 is reserved for a workload of another tenant.1")
     assert "replica" not in second["sentence"]
+
+
+_UPDATE = {"canary": "10%", "for": "10m", "abort_if": {"error_rate": "1%", "p90_ms": 500}}
+
+
+async def test_the_answers_of_a_canary_are_stored_and_its_end_is_shown(world: ApiWorld) -> None:
+    """Counts of other versions, and from before the canary began, do not count. A blue-green update has no canary."""
+    document = {**DOCUMENT, "service": {**DOCUMENT["service"], "update": _UPDATE}}
+    made = (await _put(world, "/v1/services", document)).json()
+    refused = await _put(world, "/v1/services/chat?mode=blue_green", {**document, "run": "new"}, method="PUT")
+    assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "mode")
+    began = int(time.time()) - 20
+    counts = {"answered": 8, "failed": 2, "slow": 1, "others_answered": 90, "others_failed": 3}
+    seconds = [
+        {"second": began + after, "requests": 1, "canary": {**counts, "version": version}}
+        for after, version in ((-1, 2), (0, 2), (1, 2), (2, 1))
+    ]
+    for balancer in ("b1", "b2", "b2"):
+        body = {"balancer": balancer, "seconds": [*seconds, {"second": began + 3, "requests": 1}]}
+        assert (await act(world, "/v1/services/chat/requests", "vision", body=body)).status_code == 204
+    canary = CanaryState(2, since_s=began + 0.5)
+    with world.session() as session:
+        found = canary_answers(session, made["id"], canary)
+        assert asdict(found) == {name: 4 * count for name, count in counts.items()}
+        assert canary_answers(session, made["id"], CanaryState(2)) == CanaryAnswers()
+        row = session.get_one(ServiceRow, made["id"])
+        row.notes, row.state = ["canary_failed"], {"canary": asdict(replace(canary, why="8 of its 40 answers failed"))}
+    [note] = (await get(world, "/v1/services/chat", "vision"))["notes"]
+    assert note["sentence"].endswith("the older version serves; 8 of its 40 answers failed")
+
+
+async def test_a_version_that_continues_a_good_one_is_good(world: ApiWorld) -> None:
+    """So the way back from a canary needs no canary; a version that continues the canary's does."""
+    document = {**DOCUMENT, "service": {**DOCUMENT["service"], "update": _UPDATE}}
+    id_ = (await _put(world, "/v1/services", document)).json()["id"]
+
+    async def good(change: dict[str, Any]) -> int:
+        assert (await _put(world, "/v1/services/chat", {**document, **change}, method="PUT")).status_code == 200
+        with world.session() as session:
+            return int((session.get_one(ServiceRow, id_).state or {})["good_version"])
+
+    with world.session() as session:
+        session.add(ServiceReplica(service=id_, number=0, version=1, workload="w-0", kind="spot", is_base=True))
+        session.get_one(ServiceRow, id_).state = {"good_version": 1}
+    assert await good({"run": "new"}) == 1
+    with world.session() as session:
+        session.add(ServiceReplica(service=id_, number=1, version=2, workload="w-1", kind="spot", is_base=True))
+    assert await good({"run": "new", "service": {**document["service"], "max_queue": 5}}) == 1
+    assert await good({}) == 4

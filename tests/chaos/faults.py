@@ -23,7 +23,10 @@ from tests.stack.harness import Up, processes_of
 
 End = Callable[[], None]
 BLACKOUT_S = 8.0
-"""If an agent or Temporal is stopped for longer, machines may count as lost: the heartbeat timeouts are short here."""
+"""If what reaches a machine is stopped for longer, it may count as lost: the heartbeat timeouts are short here."""
+_REACHED_BY = ("agent", "gateway", "temporal")
+_REPORTED_BY = ("agents", "worker", "postgres", "backend", *_REACHED_BY)
+"""The parts without which the end of a task cannot be recorded."""
 _TASK = "chaos/task.py"
 _FILLER = "filler."
 _DATABASE = ("temporal.db", "temporal.db-wal", "temporal.db-shm")
@@ -123,6 +126,8 @@ class Faults:
         self._note(part, pid)
         if self._signal(pid, signal.SIGKILL):
             self.done.append(fault.kind)
+            if part in _REPORTED_BY:
+                self._seen.outages.append((now_s(), now_s()))
 
     def _stop(self, part: str, fault: Fault) -> End | None:
         pid = self._chosen(part, fault.draw)
@@ -136,8 +141,10 @@ class Faults:
 
         def go_on() -> None:
             self._signal(pid, signal.SIGCONT)
-            if part in ("agent", "temporal") and fault.lasts_s > BLACKOUT_S:
+            if part in _REACHED_BY and fault.lasts_s > BLACKOUT_S:
                 self._seen.blackouts.append((began_s, now_s() + BLACKOUT_S))
+            elif part in _REPORTED_BY:
+                self._seen.outages.append((began_s, now_s()))
 
         return go_on
 
@@ -201,6 +208,7 @@ class Faults:
                     (self._up.data / name).unlink(missing_ok=True)
             self._signal(pid, signal.SIGKILL)
             self.done.append(fault.kind)
+            self._seen.outages.append((now_s(), now_s()))
 
     def _fill(self, folder: Path, fault: Fault) -> End | None:
         """Fills the file system of a folder, if it is a separate one."""

@@ -10,6 +10,8 @@ from tests.chaos.observed import Observed, Order, TaskRun
 
 STATUS_WRITTEN_S = 2.0
 """The time after the end of a task by which the shim has written its exit status to disk."""
+RECOVERED_S = 10.0
+"""The time after an outage by which the ends of tasks from before are recorded."""
 STATUS_SENT_S = 10.0
 """The time after the end of a task by which a reachable agent has sent its exit status."""
 SCANS = 3
@@ -34,6 +36,7 @@ KINDS = {
     "checkpoint-lost": "an attempt resumed from an older step than one whose save had returned",
     "finished-again": "a gang whose tasks had all exited with 0 ran again",
     "throttle-exceeded": "more elements of an array held slots at one time than its throttle allows",
+    "repeated": "an element that may be started at most once was started twice",
     "element-lost": "an element did not end, or the counts of its array contradict the ends of the elements",
     "array-ended-early": "an element finished, or was started, after its array had ended",
     "too-early": "a workload ran before the one that it depends on had succeeded",
@@ -134,17 +137,27 @@ def _unsure(seen: Observed, runs: list[TaskRun], again_s: float) -> bool:
     A shim or task was killed, a machine was unreachable, or its owner took it when the task had just ended or still
     ran, because its agent then answers no requests.
     """
-    of = {f"{r.workload}.{r.attempt}.{r.job}.{r.task}": r for r in runs}
     for killed in seen.killed:
-        run = of.get(killed.run_id)
-        if run is not None and killed.at_s < run.last_s + STATUS_WRITTEN_S:
+        if any(r.run_id == killed.run_id and killed.at_s < r.last_s + STATUS_WRITTEN_S for r in runs):
             return True
     for o in seen.owned:
         if o.free_s <= again_s and any(
             o.machine == r.machine and o.taken_s - STATUS_SENT_S <= r.last_s <= o.lent_s for r in runs
         ):
             return True
-    return any(begin <= r.last_s + STATUS_WRITTEN_S and r.last_s <= end for begin, end in seen.blackouts for r in runs)
+    return any(_is_lost_before_its_end_is_known(seen, run.last_s) for run in runs)
+
+
+def _is_lost_before_its_end_is_known(seen: Observed, last_s: float) -> bool:
+    """Returns whether a machine may count as lost before the end of a task on it could be recorded."""
+    known_s = last_s + STATUS_WRITTEN_S
+    for begin_s, end_s in sorted([*seen.outages, *seen.blackouts]):
+        if begin_s > known_s:
+            return False
+        if (begin_s, end_s) in seen.blackouts and last_s <= end_s:
+            return True
+        known_s = max(known_s, end_s + RECOVERED_S)
+    return False
 
 
 def _ids(seen: Observed, name: str) -> set[str]:
@@ -244,7 +257,12 @@ def _array_end(seen: Observed, order: Order, workload: str) -> Iterator[Violatio
         for run in seen.runs:
             if run.workload == part and run.started_s > array.finished_s + CANCEL_S:
                 yield Violation("array-ended-early", f"{order.name} {part}: attempt {run.attempt} began afterwards")
-    held = [times for element in array.elements.values() for times in element.held]
+        starts = [run.attempt for run in seen.runs if run.workload == part]
+        if order.array.at_most_once and len(starts) > 1:
+            yield Violation("repeated", f"{order.name} {part}: attempts {starts}")
+    held = [*array.runners]
+    if order.array.interrupt is None:
+        held = [times for element in array.elements.values() for times in element.held]
     most = max((sum(begin <= at_s < end for begin, end in held) for at_s, _ in held), default=0)
     if most > order.array.throttle:
         detail = f"{order.name} {workload}: {most} elements, the throttle is {order.array.throttle}"
@@ -262,8 +280,10 @@ def _end(seen: Observed, order: Order, workload: str, phase: str, why: str) -> I
             yield Violation("finished-again", f"{order.name} {workload}: attempt {attempt} had finished")
     if phase == "succeeded" and not finished:
         yield Violation("wrong-end", f"{order.name} {workload}: succeeded, but not all tasks exited with 0")
-    killed = any(k.run_id.startswith(f"{workload}.") for k in seen.killed)
-    if phase == "failed" and not any(r.exit_code for r in runs) and not (order.exit_code and killed):
+    ids = {r.run_id for r in runs}
+    killed = any(k.run_id in ids or k.run_id.startswith(f"{workload}.") for k in seen.killed)
+    is_excused = (order.exit_code and killed) or (order.array and order.array.at_most_once and "at_most_once" in why)
+    if phase == "failed" and not any(r.exit_code for r in runs) and not is_excused:
         yield Violation("wrong-end", f"{order.name} {workload}: failed ({why}), but none of its tasks failed")
     if phase == "cancelled" and order.cancel_sent_s is None and not _waited_in_vain(seen, order, workload, why):
         yield Violation("wrong-end", f"{order.name} {workload}: cancelled, but no user requested that")

@@ -30,6 +30,8 @@ class TaskRun:
     preempted: bool = False
     exit_code: int | None = None
     """The exit code, recorded just before the exit; None if the task was killed or exited because of a preemption."""
+    run_id: str = ""
+    """The `MIZZEN_RUN_ID` of the task, or of the runner of the element."""
     told: bool = False
     """Whether the task was asked to stop before it exited; the stop may then be the reason of the exit."""
 
@@ -63,6 +65,8 @@ class Array:
     """The number of elements by final phase."""
     elements: dict[int, Element]
     """By index."""
+    runners: tuple[tuple[float, float], ...] = ()
+    """For each attempt of each of its runners, the times of its award and of its release."""
 
 
 @dataclass
@@ -130,6 +134,8 @@ class Observed:
     """The queue while the harness waits for the ends of all workloads, after the last fault."""
     blackouts: list[tuple[float, float]] = field(default_factory=list)
     """Periods in which machines were unreachable for so long that they may count as lost."""
+    outages: list[tuple[float, float]] = field(default_factory=list)
+    """Other periods in which a part was down without which the end of a task cannot be recorded."""
     left_behind: list[str] = field(default_factory=list)
     """Processes that remained after the stack was stopped."""
     withheld: list[str] = field(default_factory=list)
@@ -170,6 +176,7 @@ def read_journals(folder: Path) -> list[TaskRun]:
                 tuple((x["at_s"], x["step"]) for x in lines if x["what"] == "saved"),
                 any(x["what"] == "preempted" for x in lines),
                 ends[-1] if ends else None,
+                first["run_id"],
                 any(x["what"] == "end" and x.get("told") for x in lines),
             )
         )

@@ -1,7 +1,7 @@
 """The schedule of faults and user requests, drawn from a seed alone."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LEVELS = {"urgent": 1, "steady": 3, "batch": 6}
 """Tenants and their levels. Each has a quota of the whole fleet, so higher levels evict lower ones."""
@@ -34,6 +34,8 @@ _DEPENDS = 3
 """One of so many workloads depends on the one before it of its tenant."""
 _ARRAYS = 4
 """One of so many workloads is an array. Every second one waits for the elements of the one before it of its tenant."""
+_RUNNERS = {1: "after_element", 13: "now"}
+"""Of sixteen workloads, the arrays that use runners, and when their elements are interrupted."""
 REQUESTS = ("cancel-storm", "quota", "preempt", "drain", "cordon", "reclaim", "reclaim-stopped", "idle-machine")
 
 
@@ -53,6 +55,9 @@ class Elements:
 
     number: int
     throttle: int
+    interrupt: str | None = None
+    """When runners interrupt them; None: without runners."""
+    at_most_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,11 @@ def _submissions(chance: random.Random, duration_s: float, every_s: float) -> li
             if number % (2 * _ARRAYS) == 5 and arrays and arrays[-1].array is not None:
                 after, same_index = (arrays[-1].name, condition), True
                 array = Elements(min(array.number, arrays[-1].array.number), array.throttle)
+            if (interrupt := _RUNNERS.get(number % 16)) is not None:
+                tasks = 1
+                array = replace(array, interrupt=interrupt, at_most_once=number // 16 % 2 == 1)
+                if not same_index:
+                    array = replace(array, number=3 * array.number)
         out.append(
             Submission(
                 at_s, f"w-{number}", tenant, tasks, steps, code, copies, timeouts_s, after=after, array=array,

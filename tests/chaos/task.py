@@ -46,6 +46,7 @@ def main() -> None:
         machine=os.environ["MIZZEN_MACHINE"],
         slots=slots,
         tasks=int(os.environ["MIZZEN_TASKS"]),
+        run_id=os.environ["MIZZEN_RUN_ID"],
     )
     threading.Thread(target=_beat, args=(journal,), daemon=True).start()
     try:
@@ -63,18 +64,19 @@ def _count(journal: Journal, steps: int, step_s: float) -> None:
     import mizzen
     from mizzen.checkpoint import Checkpointer
 
-    saver = Checkpointer()
-    found = saver.load_latest()
+    # The elements of runners have no checkpoints.
+    saver = Checkpointer() if "MIZZEN_CHECKPOINT_URI" in os.environ else None
+    found = saver.load_latest() if saver else None
     step = found.state["step"] if found else 0
     journal.write("loaded", step=step)
     while step < steps:
         time.sleep(step_s)
         step += 1
         mizzen.progress(step)
-        if saver.writer and step == steps:
+        if saver and saver.writer and step == steps:
             saver.save(step, {"step": step})
             journal.write("saved", step=step)
-        elif saver.writer and saver.should_save(step) and saver.try_save(step, {"step": step}):
+        elif saver and saver.writer and saver.should_save(step) and saver.try_save(step, {"step": step}):
             journal.write("saved", step=step)
         if mizzen.preempted() and step < steps:
             journal.write("preempted", step=step)

@@ -23,7 +23,7 @@ from tests.chaos.schedule import FAULTS, Elements, draw_schedule
 
 def _run(attempt: int, begin_s: float, end_s: float, **changes: object) -> TaskRun:
     run = TaskRun("w1", attempt, "count", 0, "east/a/m-1", (0,), 1, 100 + attempt, begin_s, end_s, (begin_s + 0.5, 0))
-    return replace(run, **changes)  # type: ignore[arg-type]
+    return replace(run, run_id=f"w1.{attempt}.count.0", **changes)  # type: ignore[arg-type]
 
 
 def _sound() -> Observed:
@@ -136,6 +136,19 @@ def _crowded(seen: Observed) -> None:
     _array(seen, (40.0, 45.0), (44.9, 50.0))
 
 
+def _with_runners(seen: Observed, *held: tuple[float, float], at_most_once: bool = False) -> None:
+    """Adds an array of two elements, which runners execute that hold slots at these times."""
+    _array(seen, (40.0, 45.0), (45.0, 50.0))
+    seen.orders[-1].array = Elements(2, 1, "now", at_most_once)
+    seen.arrays["w5"] = replace(seen.arrays["w5"], runners=held)
+
+
+def _repeated(seen: Observed) -> None:
+    _with_runners(seen, (40.0, 50.0), at_most_once=True)
+    seen.runs[-1] = replace(seen.runs[-1], exit_code=None)
+    seen.runs.append(_run(2, 46.5, 47.0, workload="w5-1", slots=(5,), exit_code=0))
+
+
 def _miscounted(seen: Observed) -> None:
     _array(seen, (40.0, 45.0), (45.0, 50.0), succeeded=1)
 
@@ -158,6 +171,7 @@ BROKEN: dict[str, Callable[[Observed], None]] = {
     "checkpoint-lost": _lost_step,
     "finished-again": _again,
     "throttle-exceeded": _crowded,
+    "repeated": _repeated,
     "element-lost": _miscounted,
     "array-ended-early": _ended_early,
     "too-early": _too_early,
@@ -202,6 +216,24 @@ def test_the_elements_of_an_array_are_judged() -> None:
     assert judge(seen) == []
     seen.runs.pop()
     assert [v.kind for v in judge(seen)] == ["wrong-end"]
+
+
+def test_the_throttle_of_an_array_limits_its_runners() -> None:
+    for begin_s, kinds in ((45.0, []), (44.0, ["throttle-exceeded"])):
+        seen = _sound()
+        _with_runners(seen, (40.0, 45.0), (begin_s, 50.0))
+        assert [v.kind for v in judge(seen)] == kinds
+
+
+def test_an_element_that_may_run_once_may_fail_without_its_end() -> None:
+    for at_most_once, kinds in ((True, []), (False, ["wrong-end"])):
+        seen = _sound()
+        _with_runners(seen, (40.0, 50.0), at_most_once=at_most_once)
+        seen.runs[-1] = replace(seen.runs[-1], exit_code=None)
+        array = seen.arrays["w5"]
+        failed = Element("failed", "{'code': 'at_most_once'}", ())
+        seen.arrays["w5"] = replace(array, counts={"succeeded": 1, "failed": 1}, elements={**array.elements, 1: failed})
+        assert [v.kind for v in judge(seen)] == kinds
 
 
 def test_an_element_runs_after_that_of_its_index() -> None:
@@ -253,6 +285,22 @@ def test_a_finished_gang_may_run_again_if_the_owner_has_taken_its_machine() -> N
         assert "finished-again" in [v.kind for v in judge(seen)]
 
 
+def test_a_finished_gang_may_run_again_if_its_machine_is_lost_before_its_status_is_known() -> None:
+    """It is known soon after the end, or after the end of an outage, unless a blackout begins before that."""
+    for outages, blackout_s, kinds in (
+        ([], 21.0, []),
+        ([], 23.0, ["finished-again"]),
+        ([(15.0, 21.0)], 23.0, []),
+        ([(21.0, 24.0), (26.0, 26.0)], 33.0, []),
+        ([(21.0, 21.0)], 33.0, ["finished-again"]),
+        ([(23.0, 24.0)], 26.0, ["finished-again"]),
+    ):
+        seen = _sound()
+        _again(seen)
+        seen.outages, seen.blackouts = list(outages), [(blackout_s, blackout_s + 9.0)]
+        assert [v.kind for v in judge(seen)] == kinds
+
+
 def test_a_gang_that_was_told_to_stop_as_it_finished_may_run_again() -> None:
     """A gang that received a stop before it exited with 0 may run again: trainers exit with 0 after a save too."""
     seen = _sound()
@@ -283,7 +331,7 @@ def test_a_workload_may_wait_for_the_pass_that_places_it(samples: list[QueueSamp
 
 
 def test_a_journal_may_be_cut_off(tmp_path: Path) -> None:
-    start = b'{"at_s": 1.0, "what": "start", "pid": 7, "machine": "m", "slots": [2], "tasks": 3}\n'
+    start = b'{"at_s": 1.0, "what": "start", "pid": 7, "machine": "m", "slots": [2], "tasks": 3, "run_id": "r"}\n'
     (tmp_path / "w1.4.count.2.7.99").write_bytes(start + b'{"at_s": 1.5, "what": "beat"}\n{"at_s": 1.6, "wha')
     (run,) = read_journals(tmp_path)
     assert (run.workload, run.attempt, run.job, run.task, run.slots, run.last_s) == ("w1", 4, "count", 2, (2,), 1.5)

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
+from itertools import count
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import httpx
 from server.agents import machine_state_dir
 from tests.chaos.faults import BLACKOUT_S, now_s
 from tests.chaos.observed import Array, Element, Observed, Order, Owned, QueueSample
-from tests.chaos.schedule import FLEET_GPUS, LEVELS, REGIONS, Request, Submission
+from tests.chaos.schedule import FLEET_GPUS, LEVELS, REGIONS, Elements, Request, Submission
 from tests.stack.harness import ROOT, Up
 from tests.stack.idler import idler
 
@@ -105,7 +106,7 @@ class Users:
             "tenant": what.tenant,
             "regions": {"allow": list(what.regions)},
             "after": self._after(what),
-            "array": what.array and f"0-{what.array.number - 1}%{what.array.throttle}",
+            "array": what.array and _array(what.array),
             "checkpoint": {"interval": "1s", "grace": "5s"},
             "limits": {"retries": 0 if what.exit_code else 50},
             # Some may be placed on the idle machine.
@@ -361,7 +362,14 @@ class Users:
                 held = [(at_s(one["awarded_at"]) or 0.0, at_s(one["released_at"]) or inf) for one in tries]
             elements[index] = Element(answer["phase"], str(answer["reason"]), tuple(held))
         counts = {phase: head["array"][phase] for phase in _ENDED}
-        return Array(at_s(head["finished_at"]), counts, elements)
+        runners = []
+        for number in count():
+            answer = self._patiently("GET", f"/workloads/{head['id']}-r{number}/attempts?limit=500")
+            if answer.status_code == 404:
+                break
+            tries = answer.json()["items"]
+            runners += [(at_s(one["awarded_at"]) or 0.0, at_s(one["released_at"]) or inf) for one in tries]
+        return Array(at_s(head["finished_at"]), counts, elements, tuple(runners))
 
     def _sample_queue(self, workloads: list[dict[str, Any]]) -> None:
         """Records the queue. All gangs fit a region, and are within their tenants' quotas."""
@@ -420,3 +428,12 @@ class Users:
                 out = [f"{m['id']}: {m['state']}, cordon {m['cordon']}, draining {m['draining']}" for m in bad]
                 return out + [f"{m['id']}: slots held {m['slots_held']}, promised {m['slots_promised']}" for m in held]
             time.sleep(1.0)
+
+
+def _array(elements: Elements) -> dict[str, Any]:
+    runners = {"interrupt": elements.interrupt, "at_most_once": elements.at_most_once}
+    return {
+        "indexes": f"0-{elements.number - 1}",
+        "throttle": elements.throttle,
+        **({} if elements.interrupt is None else {"runners": runners}),
+    }

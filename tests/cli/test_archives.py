@@ -1,14 +1,22 @@
 """Archives of working directories."""
 
+import gc
+import gzip
+import hashlib
 import io
 import os
+import random
 import tarfile
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infra.archives import inspect_archive
-from mizzen.client import ArchiveError, pack
+from mizzen.client import ArchiveError, Client, pack
+from mizzen.client.calls import Calls
+from tests.cli.service import DOCUMENT, Service
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -120,3 +128,97 @@ def test_a_large_folder_names_its_largest_entries(tmp_path: Path, monkeypatch: p
         ArchiveError, match=r"holds 4 MiB, more than 3 MiB; the largest are data/ \(3 MiB\), big \(1 MiB\)"
     ):
         pack(folder)
+
+
+def test_a_change_of_a_file_changes_few_parts(tmp_path: Path) -> None:
+    """Parts are gzip files of their own, and their sequence is the archive. Those of other files stay the same."""
+    chance = random.Random(7)
+    files = {f"src/m{number:03}.py": chance.randbytes(100_000).hex()[:100_000] for number in range(100)}
+    folder = write(tmp_path, files)
+    (folder / "large").write_bytes(chance.randbytes(20 << 20))
+    before = pack(folder)
+    assert b"".join(before.read(part.start, part.size_bytes) for part in before.parts) == before.body
+    assert hashlib.sha256(before.body).hexdigest() == before.sha256 and len(before.parts) > 6
+    for part in before.parts:
+        body = before.read(part.start, part.size_bytes)
+        assert hashlib.sha256(body).hexdigest() == part.sha256
+        gzip.decompress(body)
+    (folder / "src" / "m050.py").write_text("changed, and of another size")
+    (folder / "src" / "m000-new.py").write_text("new")
+    after = pack(folder)
+    new = {part.sha256 for part in after.parts} - {part.sha256 for part in before.parts}
+    assert 1 <= len(new) <= 3
+    inspect_archive(io.BytesIO(after.body), max_bytes=1 << 30, max_members=200)
+
+
+def test_only_changed_parts_are_sent_again(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive that the API has needs no request. One with a new part sends it, and its end."""
+    chance = random.Random(8)
+    for number in range(4):
+        (tmp_path / f"weights{number}").write_bytes(chance.randbytes(2 << 20))
+    document = {**DOCUMENT, "name": "parts"}
+    sent: list[str] = []
+    call = Calls._call
+
+    def counted(client: Calls, method: str, *parts: str, **options: Any) -> Any:
+        if parts[:2] == ("archives", "parts"):
+            sent.append(parts[2])
+        return call(client, method, *parts, **options)
+
+    monkeypatch.setattr(Calls, "_call", counted)
+    with Client(service.url, service.keys["vision"]) as client:
+        assert client.submit(document, tmp_path)["spec"]["workdir"] == pack(tmp_path).sha256
+        assert len(sent) == len(pack(tmp_path).parts)
+        sent.clear()
+        client.submit(document, tmp_path)
+        assert sent == []
+        before = {part.sha256 for part in pack(tmp_path).parts}
+        (tmp_path / "weights2").write_bytes(b"small")
+        client.submit(document, tmp_path)
+        assert set(sent) == {part.sha256 for part in pack(tmp_path).parts} - before and len(sent) == 2
+
+
+def test_an_interrupted_upload_continues(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next submission sends only the parts that the API has not."""
+    chance = random.Random(9)
+    for number in range(4):
+        (tmp_path / f"weights{number}").write_bytes(chance.randbytes(2 << 20))
+    document = {**DOCUMENT, "name": "interrupted"}
+    sent: list[str] = []
+    call = Calls._call
+
+    def breaks_off(client: Calls, method: str, *parts: str, **options: Any) -> Any:
+        if parts[:2] == ("archives", "parts"):
+            if sent:
+                raise KeyboardInterrupt
+            sent.append(parts[2])
+        return call(client, method, *parts, **options)
+
+    names = [part.sha256 for part in pack(tmp_path).parts]
+    with Client(service.url, service.keys["vision"]) as client:
+        for found in names[:3]:
+            sent.clear()
+            monkeypatch.setattr(Calls, "_call", breaks_off)
+            with pytest.raises(KeyboardInterrupt):
+                client.submit(document, tmp_path)
+            assert sent == [found]
+        monkeypatch.setattr(Calls, "_call", call)
+        assert client.submit(document, tmp_path)["spec"]["workdir"] == pack(tmp_path).sha256
+
+
+def test_an_upload_keeps_no_parts_in_memory(service: Service, tmp_path: Path) -> None:
+    """Memory does not grow with the archive, even before the garbage collector runs."""
+    chance = random.Random(10)
+    for number in range(4):
+        (tmp_path / f"weights{number}").write_bytes(chance.randbytes(16 << 20))
+    packed = pack(tmp_path)
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        with Client(service.url, service.keys["vision"]) as client:
+            client.upload(packed)
+        assert tracemalloc.get_traced_memory()[0] < 32 << 20
+    finally:
+        tracemalloc.stop()
+        gc.enable()

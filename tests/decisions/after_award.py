@@ -72,10 +72,15 @@ def after_award(snapshot: RegionSnapshot, plan: Plan, request: PlacementRequest)
                 free_memory_bytes=machine.free_memory_bytes - memory_bytes,
             )
         )
-        if gpus or cpus_milli or memory_bytes:
+        if gpus or cpus_milli or memory_bytes or request.spread is not None:
             holdings.append(Holding(machine.id, gpus, cpus_milli, memory_bytes))
     running = [replace(w, evictable=False) if w.id in victims else w for w in snapshot.running]
-    running.append(RunningWorkload(plan.workload, request.rank, snapshot.now_s, tuple(holdings), None, evictable=False))
+    group = None if request.spread is None else request.spread.group
+    running.append(
+        RunningWorkload(
+            plan.workload, request.rank, snapshot.now_s, tuple(holdings), None, evictable=False, group=group
+        )
+    )  # fmt: skip
     return replace(snapshot, machines=tuple(machines), running=tuple(running))
 
 

@@ -18,6 +18,7 @@ from domain.scheduling import (
     RegionSnapshot,
     RunningWorkload,
 )
+from domain.spread import SpreadLevel, SpreadRule
 from gms.auction.auction import Auction, Options
 from rms.region import RegionColumns
 
@@ -131,6 +132,11 @@ def on_terms(machine: MachineState, terms: Mapping[str, tuple[str, Mapping[str, 
     return replace(own, departures_per_h=departures_per_h)
 
 
+_SPREADS = (
+    None, None,
+    *(SpreadRule("group", level, required, beside)
+      for level in SpreadLevel for required in (False, False, True) for beside in (None, "w0")),
+)  # fmt: skip
 _SHARES = [(machine, share, with_gpus) for machine in range(9) for share in (1, 2, 4) for with_gpus in (1, 1, 1, 0)]
 
 
@@ -160,7 +166,7 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
     return PlacementRequest(
         "new", rank, tuple(gang), frozenset(immune), frozenset(displaces), frozenset(avoids), shuns=frozenset(shuns),
         failed=frozenset(failed), untried=frozenset(untried),
-        too_open=frozenset(avoids[: draw(st.integers(0, len(avoids)))]),
+        too_open=frozenset(avoids[: draw(st.integers(0, len(avoids)))]), spread=draw(st.sampled_from(_SPREADS)),
     )  # fmt: skip
 
 
@@ -188,11 +194,13 @@ def regions(draw: st.DrawFn) -> RegionSnapshot:
         checkpoint_at_s = None if lost_s is not None else checkpoint_at_s
         workloads.append(
             RunningWorkload(
-                f"w{index}", rank, started_at_s, tuple(holdings), checkpoint_at_s, evictable, lost_s=lost_s
+                f"w{index}", rank, started_at_s, tuple(holdings), checkpoint_at_s, evictable, lost_s=lost_s,
+                group=draw(st.sampled_from((None, "group", "group", "other"))),
             )
         )  # fmt: skip
     promised, cordoned = draw(st.sampled_from((0, 0, 0, 1))), draw(st.sampled_from((None, None, None, 0)))
     terms = {cluster: draw(st.sampled_from(_TERMS)) for cluster in ("c1", "c2")}
+    zones = draw(st.sampled_from(({"c1": "", "c2": ""}, {"c1": "z", "c2": "z"}, {"c1": "y", "c2": "z"})))
     machines = tuple(
         MachineState(
             f"m{index}",
@@ -209,7 +217,7 @@ def regions(draw: st.DrawFn) -> RegionSnapshot:
         for index, (cluster, rack, gpu_type, gpus, cpus_milli, gib) in enumerate(made)
         if index != cordoned
     )
-    machines = tuple(on_terms(m, terms) for m in machines)
+    machines = tuple(replace(on_terms(m, terms), zone=zones[m.cluster]) for m in machines)
     return RegionSnapshot("here", 1000.0, machines, tuple(workloads))
 
 
@@ -269,6 +277,10 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
     terms, kinds = {cluster: other.choice(_TERMS) for cluster in ("c1", "c2")}, other.choice(_KINDS)
     gang = [replace(job, capacity=kinds) for job in gang]
     machines = [on_terms(m, terms) for m in machines]
+    spread = Random(seed + 5)
+    zones = {cluster: spread.choice(("", "z", "y")) for cluster in ("c1", "c2")}
+    machines = [replace(m, zone=zones[m.cluster]) for m in machines]
+    workloads = [replace(w, group="group" if spread.random() < 0.2 else None) for w in workloads]
     snapshot = RegionSnapshot("here", 1000.0, tuple(machines), tuple(workloads))
     rank, chance = rng.choice((1, 3, 5)), Random(seed + 2)
     displaces = [w.id for w in workloads if chance.random() < 0.3] if chance.random() < 0.5 else []
@@ -279,7 +291,7 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
     return snapshot, PlacementRequest(
         "new", rank, tuple(gang), displaces=frozenset(displaces), avoids=frozenset(avoids), shuns=frozenset(shuns),
         failed=frozenset(doubted[::2]), untried=frozenset(doubted[1::2]),
-        too_open=frozenset(avoids[::2]),
+        too_open=frozenset(avoids[::2]), spread=spread.choice(_SPREADS),
     )  # fmt: skip
 
 

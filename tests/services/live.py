@@ -235,6 +235,16 @@ class Live:
         with self.world.session() as session:
             session.execute(insert(ServiceRequests).values(rows).on_conflict_do_nothing())
 
+    def count_canary(self, version: int, failed: int) -> None:
+        """Writes that a balancer has counted 100 answers of a canary now, of which some failed."""
+        counts = {"answered": 100 - failed, "failed": failed, "slow": 0, "others_answered": 0, "others_failed": 0}
+        row = {
+            "service": self.service, "second": int(time.time()) + 1, "balancer": "b", "requests": 100, "failed": 0,
+            "cut": 0, "canary": {**counts, "version": version},
+        }  # fmt: skip
+        with self.world.session() as session:
+            session.execute(insert(ServiceRequests).values([row]))
+
     def up(self, spec: ServiceSpec) -> None:
         """Creates the service, as the API does."""
         self.service = new_service_id()

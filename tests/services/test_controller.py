@@ -14,7 +14,8 @@ from infra.db.services import ServiceReplica
 from research.spot.answers import AnswerSettings
 from research.spot.replay import ReplaySettings, replay_window
 from research.spot.traces import SpotTrace
-from services.controller import FAILURES_IN_A_ROW, decide
+from services.controller import decide
+from services.losses import FAILURES_IN_A_ROW
 from services.spot.autoscaler import LoadAutoscaler
 from services.spot.policies import POLICIES, PolicySettings, make_policy
 from services.spot.values import Action, Launch, Observation, PolicyState, SpotPolicy, Zone

@@ -1,6 +1,7 @@
 """Services on spot and on-demand machines: real workflows, ledger and scheduler, simulated machines."""
 
 import asyncio
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -249,11 +250,20 @@ async def test_offers_that_vanish_cost_no_replica(live: Live, monkeypatch: pytes
     assert (_kinds(live), len(live.replicas())) == (["spot"] * 3, launched)
 
 
-@pytest.mark.long
-async def test_a_replica_that_is_not_placed_costs_no_machine_for_ever(live: Live) -> None:
-    """A replica on hold: its machine is ready, and ended after `placement_s`, and another replica is launched."""
+@pytest.fixture
+def first_is_held(live: Live) -> Iterator[None]:
+    """The first replica is put on hold as soon as it is inserted."""
     with live.world.session() as session:
         session.execute(text(_HOLD))
+    yield
+    with live.world.session() as session:
+        session.execute(text("drop function hold cascade"))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("first_is_held")
+async def test_a_replica_that_is_not_placed_costs_no_machine_for_ever(live: Live) -> None:
+    """A replica on hold: its machine is ready, and ended after `placement_s`, and another replica is launched."""
     live.up(service(num_overprovision=0, min_replicas=1, max_replicas=1, dynamic_ondemand_fallback=False))
     (one,) = await live.ready(1)
     first = live.replicas()[0]

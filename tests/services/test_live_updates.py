@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from domain.service import ResourceOption, ServiceSpec
+from domain.service import CanarySpec, ResourceOption, ServiceSpec
 from tests.activities.temporal import until
 from tests.services.live import SHARED, Live, service
 
@@ -142,3 +142,25 @@ async def test_an_update_that_fails_is_given_up(live: Live) -> None:
     await live.ready(2)
     assert {(e.version, str(e.zone)) for e in live.endpoints()} == {(1, "za")}
     assert all(one.version == 1 for one in live.replicas() if one.ended_at is None)
+
+
+async def test_a_canary_serves_beside_the_older_version_and_is_taken_back(live: Live) -> None:
+    """Failed answers end the first canary; the next one passes. The older version keeps all its replicas meanwhile."""
+    spec = service(num_overprovision=0).model_copy(update={"canary": CanarySpec(share=0.3, for_s=1.0, error_rate=0.01)})
+    live.up(spec)
+    await live.ready(2)
+    live.update(_changed(spec))
+    found = await live.ready(3)
+    assert [(e.version, e.is_canary) for e in found] == [(1, False), (1, False), (2, True)]
+    await until(lambda: live.row().notes == ["canary_waits"], "it waits for answers")
+    live.count_canary(2, failed=10)
+    await until(lambda: live.row().notes == ["canary_failed"], "it is taken back")
+    found = await live.ready(2)
+    assert {(e.replica, e.version) for e in found} == {(0, 1), (1, 1)}
+    live.update(_changed(_changed(spec)).model_copy(update={"argv": ("serve", "--newer")}))
+    await live.ready(3)
+    live.count_canary(3, failed=0)
+    watch = _Watch(live)
+    await until(watch.until_only(3), "version 3 serves", 60.0)
+    assert min(len(versions) for versions in watch.seen) >= 2
+    assert not any(e.is_canary for e in live.endpoints())

@@ -4,9 +4,10 @@ import pytest
 
 from capacity.offers import Offer, Shape
 from domain.capacity import CapacityKind, dedicated
-from domain.service import ResourceOption, ServiceSpec
+from domain.service import ReplicaSpread, ResourceOption, ServiceSpec
 from domain.serving_spec import ServingSpec
 from domain.spec import ResourceSpec, WorkloadSpec
+from domain.spread import SpreadLevel
 from services.workloads import replica_name, replica_workload
 from services.zones import ZONE_OFFERS, cheapest_on_demand, spot_zones
 
@@ -68,19 +69,33 @@ def test_on_demand_replicas_avoid_refused_offers() -> None:
     assert cheapest_on_demand(_SPEC, offers[2:], []) is None
 
 
+def test_on_demand_replicas_are_spread_over_zones() -> None:
+    """Of equally cheap offers, that in the zone with the fewest replicas is used; over zones, also a dearer one."""
+    first, second, dear = (
+        _offer(zone, "a100", usd, CapacityKind.ON_DEMAND) for zone, usd in (("z-1", 3.0), ("z-2", 3.0), ("z-3", 4.0))
+    )
+    offers, held = [first, second, dear], {(first.region, "z-1"): 1, (first.region, "z-2"): 1}
+    assert cheapest_on_demand(_SPEC, offers, [], {(first.region, "z-1"): 1}) == second
+    assert cheapest_on_demand(_SPEC, offers, [], held) == first
+    over_zones = _SPEC.model_copy(update={"spread": ReplicaSpread(over=SpreadLevel.ZONE)})
+    assert cheapest_on_demand(over_zones, offers, [], held) == dear
+    packed = _SPEC.model_copy(update={"spread": ReplicaSpread(over=None)})
+    assert cheapest_on_demand(packed, offers, [], {(first.region, "z-1"): 1}) == first
+
+
 def test_the_workload_of_a_replica() -> None:
     """It has one attempt, serves, and runs on its own cluster, or on shared machines that are not spot.
 
     It gets all cores and all memory of machines of its own.
     """
     shape = Shape("a2", 1, "a100", 12_000, 85 << 30)
-    own = replica_workload(_SPEC, 7, level=4, cluster="sv-1-z-1-spot", option=_A100, shape=shape)
+    own = replica_workload(_SPEC, 7, level=4, cluster="sv-1-z-1-spot", option=_A100, shape=shape, spread=None)
     assert (own.name, own.level, own.one_attempt, own.serving) == ("chat-7", 4, True, _SPEC.serving)
     assert own.kinds == (dedicated("sv-1-z-1-spot"),)
     resources = own.jobs[0].resources
     assert (resources.gpus, resources.cpus_milli, resources.memory_bytes) == (1, 12_000, 85 << 30)
     assert WorkloadSpec.model_validate(own.model_dump(mode="json")) == own
-    shared = replica_workload(_SPEC, 8, level=None, cluster=None, option=_V100, shape=None)
+    shared = replica_workload(_SPEC, 8, level=None, cluster=None, option=_V100, shape=None, spread=None)
     assert (shared.kinds, shared.jobs[0].resources.gpu_types) == (("reserved", "on_demand"), ("v100",))
 
 

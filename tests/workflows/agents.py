@@ -14,6 +14,7 @@ from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 from domain.blame import LaunchError
 from domain.ids import agent_queue
 from domain.protocol.activities import Activity
+from domain.protocol.leases import ElementResult
 from domain.protocol.machines import (
     Attend,
     NodeHeartbeat,
@@ -67,6 +68,8 @@ class ScriptedAgent:
         """Activities that send heartbeats but make no progress."""
         self.silent: set[Activity] = set()
         """Activities that send neither heartbeats nor results."""
+        self.elements: list[ElementResult] = []
+        """What it knows of the elements of a runner that was stopped."""
         self.prepared: NodePrepared | None = None
         """What it answers to requests to prepare; None: the right answer."""
         self.gone = False
@@ -229,4 +232,4 @@ class ScriptedAgent:
 
     def _told(self, run: _Attempt) -> NodeOutcome:
         exits = [TaskExit("main", self._task, signal=15)] if run.started else []
-        return NodeOutcome(self.machine, exits, run.progress, stopped=True)
+        return NodeOutcome(self.machine, exits, run.progress, stopped=True, elements=self.elements)

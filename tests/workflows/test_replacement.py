@@ -4,6 +4,7 @@ from temporalio.exceptions import ApplicationError
 
 from domain.phases import Phase
 from domain.protocol.activities import Activity
+from domain.protocol.leases import ElementResult
 from domain.protocol.mail import Mail, MailKind
 from domain.protocol.workloads import WorkloadInput
 from tests.workflows.lab import Life
@@ -243,6 +244,20 @@ async def started_unnoted(life: Life, *phases: Phase) -> None:
         agent.ends()
     await replaced(life, mail=MailKind.EVICT)
     assert await life.result() == "succeeded"
+
+
+@goes("pending", "placing awarded", "preempted evicted")
+async def test_a_replacement_finds_which_elements_have_ended(lone: Life) -> None:
+    """If Temporal is lost, an evicted replacement of a runner's workflow releases it with what its machine knows."""
+    lone.plan.runs_elements = True
+    await lone.handle.terminate()
+    lone.facts.award(ready=True)
+    (agent,) = lone.agents
+    agent.has_started(1)
+    agent.elements = [ElementResult(4, 1, exit_code=0, began_s=1.0, ended_s=2.0)]
+    await replaced(lone, mail=MailKind.EVICT)
+    await lone.reaches(Phase.PREEMPTED)
+    assert [release.elements for release in lone.facts.releases] == [agent.elements]
 
 
 @goes("pending", "placing waiting_for_victims", "cancelled cancelled_by_user")

@@ -149,7 +149,7 @@ begin
     select 'machine', id, region from machine where region = new.region and cluster = new.name;
     return null;
 end $$;
-create trigger cluster_changed after update of capacity, prices, departures_per_h on cluster for each row
-    when ((old.capacity, old.prices, old.departures_per_h) is distinct from
-          (new.capacity, new.prices, new.departures_per_h))
+create trigger cluster_changed after update of capacity, prices, departures_per_h, zone on cluster for each row
+    when ((old.capacity, old.prices, old.departures_per_h, old.zone) is distinct from
+          (new.capacity, new.prices, new.departures_per_h, new.zone))
     execute function log_cluster_change();

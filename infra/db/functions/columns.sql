@@ -17,6 +17,7 @@ create function workload_ask(spec jsonb) returns text language sql immutable par
             else jsonb_build_array('cluster:' || (spec ->> 'cluster')) end,
         'max_runtime_s', spec -> 'limits' -> 'max_runtime_s',
         'isolation', spec -> 'isolation',
+        'spread', spec -> 'spread',
         'has_image', nullif(jsonb_path_exists(spec, '$.jobs[*] ? (@.image != null)'), false)))::text
 $$;
 

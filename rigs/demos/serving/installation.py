@@ -39,13 +39,13 @@ CLOUD: dict[str, Any] = {
 """Spot machines are taken away without notice, which is the worst case."""
 
 
-def settings() -> str:
-    """Returns the installation's settings as YAML."""
+def settings(cloud: dict[str, Any]) -> str:
+    """Returns the installation's settings as YAML, with a simulated cloud."""
     return yaml.safe_dump(
         {
             "capacity": {"interval_s": 0.5, "refused_pause_s": 3, "drain_s": 20, "lost_after_s": 10},
             "services": {"retry_s": 10},
-            "providers": {"sim": {"kind": "trace", **CLOUD}},
+            "providers": {"sim": {"kind": "trace", **cloud}},
         }
     )
 
@@ -124,16 +124,19 @@ class Balancer:
 class Installation:
     """The stack, its cloud and its processes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, notice_s: float) -> None:
         self.folder = folder
-        self.up = Up(folder, FLEET, lost_s=5, settings=settings())
+        self._settings = {**CLOUD, "notice_s": notice_s}
+        self.up = Up(folder, FLEET, lost_s=5, settings=settings(self._settings))
         self._cloud: Cloud | None = None
 
     @property
     def cloud(self) -> Cloud:
         """The simulated cloud, once the stack has been started."""
         if self._cloud is None:
-            self._cloud = Cloud(TraceProviderSettings.model_validate(CLOUD), self.up.data / "providers" / "sim")
+            self._cloud = Cloud(
+                TraceProviderSettings.model_validate(self._settings), self.up.data / "providers" / "sim"
+            )
         return self._cloud
 
     def take_zone(self, zone: str) -> int:
@@ -145,9 +148,9 @@ class Installation:
 
 
 @contextlib.contextmanager
-def installation(folder: Path) -> Iterator[Installation]:
-    """Starts the stack, and stops it at the end."""
-    site = Installation(folder)
+def installation(folder: Path, notice_s: float = 0.0) -> Iterator[Installation]:
+    """Starts the stack, and stops it at the end. The cloud gives `notice_s` seconds of notice."""
+    site = Installation(folder, notice_s)
     try:
         site.up.start(machines=False)
         yield site

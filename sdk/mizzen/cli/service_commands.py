@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _LOOK_S = 1.0
 _SHOWN = 3
 """The most replicas that wait of which `--wait` says why."""
+_GIVEN_UP = frozenset({"update_given_up", "canary_failed"})
+"""The notes that an update was given up."""
 _NEWEST = 20
 """Of the replicas that have ended, `logs --all` prints those among this number of newest replicas."""
 _SERVICE = click.argument("service", shell_complete=complete_service)
@@ -304,7 +306,7 @@ def _until(session: Session, id_: str, state: str) -> Any:
             if now["state"] == state and (state != "ready" or is_new):
                 return now
             if state == "ready" and (
-                now["state"] in ("stopping", "ended") or any(n["code"] == "update_given_up" for n in now["notes"])
+                now["state"] in ("stopping", "ended") or any(n["code"] in _GIVEN_UP for n in now["notes"])
             ):
                 finish(Exit.WORKLOAD_FAILED)
             time.sleep(_LOOK_S)

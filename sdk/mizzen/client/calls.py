@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from mizzen.client.errors import Invalid
+from mizzen.client.errors import ArchiveError, Invalid
 from mizzen.client.transport import Transport
 
 if TYPE_CHECKING:
     from mizzen.client.archives import PackedFolder
 
 PAGE = 500
+_TRIES = 3
+"""How often parts of an archive are sent that the API lacks."""
+_INSPECTED_S = 300.0
+"""How long the API may take to read an archive of parts, once it can begin (`limits.inspect_s`)."""
 
 
 class Calls:
@@ -37,9 +41,28 @@ class Calls:
                 return
 
     def upload(self, archive: "PackedFolder", tenant: str | None = None) -> None:
-        """Upload a packed working directory. `tenant` is its owner; it is needed if the API key has no tenant."""
-        headers = {"content-type": "application/gzip"}
-        self._call("PUT", "archives", archive.sha256, params={"tenant": tenant}, content=archive.body, headers=headers)
+        """Upload a packed working directory, without the parts that the API has from an earlier upload.
+
+        `tenant` is its owner; it is needed if the API key has no tenant.
+        """
+        options: dict[str, Any] = {"params": {"tenant": tenant}, "headers": {"content-type": "application/gzip"}}
+        if len(archive.parts) <= 1:
+            self._call("PUT", "archives", archive.sha256, content=archive.body, **options)
+            return
+        parts = {part.sha256: part for part in archive.parts}
+        body = {"parts": [part.sha256 for part in archive.parts]}
+        for _ in range(_TRIES):
+            answer = self._call(
+                "POST", "archives", archive.sha256,
+                params={"tenant": tenant}, body=body, idempotent=True, answer_s=_INSPECTED_S,
+            )  # fmt: skip
+            if not answer["missing"]:
+                return
+            for sha256 in answer["missing"]:
+                part = parts[sha256]
+                content = archive.read(part.start, part.size_bytes)
+                self._call("PUT", "archives", "parts", sha256, content=content, **options)
+        raise ArchiveError(f"workdir: the API has lost parts of the archive {_TRIES} times; submit it again")
 
     def _send(
         self, method: str, parts: tuple[str, ...], document: Mapping[str, Any],

@@ -5,12 +5,13 @@ backoff, until `patience_s` has passed. A submission that finds its tenant's que
 that is not idempotent is retried only if no connection was established.
 """
 
+import io
 import json
 import random
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -124,6 +125,7 @@ class Transport:
         idempotent: bool | None = None,
         patience_s: float | None = None,
         room_patience_s: float | None = None,
+        answer_s: float | None = None,
     ) -> Any:
         """Send a request and return the JSON of the response, or None if it is empty.
 
@@ -137,6 +139,7 @@ class Transport:
             idempotent: whether the request may be retried. None: GET, HEAD, PUT and DELETE may be.
             patience_s: how long to retry; None: the default of this transport.
             room_patience_s: how long to retry while the tenant's queue is full; None: as for other errors.
+            answer_s: a connection that receives nothing for this time counts as lost; None: the default.
 
         Raises:
             ApiError: the API responded with a problem.
@@ -144,13 +147,16 @@ class Transport:
         """
         again = method in _IDEMPOTENT if idempotent is None else idempotent
         usual, room = self.pauses(patience_s), self.pauses(room_patience_s)
+        timeout = self._timeout(answer_s or self._answer_s)
         lost = False
         while True:
             at_least_s, pauses = 0.0, usual
             try:
-                response = self._http.request(
-                    method, path, params=_present(params), json=body, content=content, headers=headers
-                )
+                # Requests are in reference cycles, which would keep large bodies. A closed file has none.
+                with nullcontext() if content is None else io.BytesIO(content) as file:
+                    response = self._http.request(
+                        method, path, params=_present(params), json=body, content=file, headers=headers, timeout=timeout
+                    )
                 self._look_at_expiry(response)
                 if response.is_success:
                     return _json(response)

@@ -1040,6 +1040,13 @@ class Archive(TypedDict):
     size_bytes: int
 
 
+class Assembled(TypedDict):
+    """Whether an archive was made of its parts."""
+
+    missing: list[str]
+    """Parts to upload before; empty: the archive exists."""
+
+
 class Requests(TypedDict):
     """The requests of the last minute, as the service's balancers counted them."""
 
@@ -1161,6 +1168,16 @@ LoadBalancing = Literal["round_robin", "least_connections", "least_load"]
 """How the balancer chooses the replica of a request."""
 
 
+class Canary(TypedDict):
+    """A version that is judged by the answers of its replicas."""
+
+    version: int
+    share: float
+    """Share of the requests that its replicas get together."""
+    slow_s: float | None
+    """Answers that take longer are counted as slow; None: none are."""
+
+
 class Endpoint(TypedDict):
     """A replica to which a balancer sends requests."""
 
@@ -1170,11 +1187,15 @@ class Endpoint(TypedDict):
     port: int
     region: str
     zone: str | None
+    gpu_type: str | None
+    """That of its machine; None: it has no GPUs."""
     kind: str
     state: Literal["ready", "draining"]
     """`draining`: it gets no new requests."""
     ejected: bool
     """Whether balancers send it no requests, or few, because it fails."""
+    is_canary: bool
+    """Whether it gets requests only as a part of the canary."""
 
 
 class EndpointList(TypedDict):
@@ -1184,6 +1205,12 @@ class EndpointList(TypedDict):
     name: str
     version: int
     policy: LoadBalancing
+    sticky_header: str | None
+    """Requests with the same value of this header go to the same replica."""
+    sticky_prefix_bytes: int | None
+    """Requests whose bodies begin with the same bytes go to the same replica."""
+    resume: bool
+    """Whether replicas continue broken streams, for requests with Last-Event-ID."""
     retry_non_idempotent: bool
     request_timeout_s: float
     first_byte_s: float | None
@@ -1195,4 +1222,6 @@ class EndpointList(TypedDict):
     probe_path: str
     probe_is_get: bool
     """Whether a GET of `probe_path` says that the replica is ready."""
+    canary: Canary | None
+    """None: no version is judged."""
     endpoints: list[Endpoint]

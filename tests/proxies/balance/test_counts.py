@@ -162,7 +162,8 @@ def test_lines_of_the_log_are_classified() -> None:
     """A client that gives up is neither a failure nor a cut stream. A line may arrive in two parts."""
     counts = RequestCounter()
     lines = (
-        b"200 -- 7 0\n404 -- 3 0\n101 -- 9 0\n502 SH 1 +2\n-1 CR 1 0\n200 CD 1 0\n200 SD 1 0\n200 sD 1 0\n504 sH 1 0\n"
+        b"200 -- 7 0 -\n404 -- 3 0 1\n101 -- 9 0 -\n502 SH 1 +2 -\n-1 CR 1 0 -\n200 CD 1 0 -\n200 SD 1 0 -\n"
+        b"200 sD 1 0 -\n504 sH 1 0 -\n"
     )
     os.write(counts.log, lines[:14])
     counts.read()

@@ -12,17 +12,18 @@ HERE = RegionZone("east", "a")
 
 def entry(number: int, **fields: Any) -> dict[str, Any]:
     usual = {
-        "replica": number, "address": f"10.0.0.{number}", "port": 8000, "region": "east", "zone": "a", "kind": "spot",
-        "state": "ready",
+        "replica": number, "address": f"10.0.0.{number}", "port": 8000, "region": "east", "zone": "a",
+        "gpu_type": "a100", "kind": "spot", "state": "ready", "is_canary": False,
     }  # fmt: skip
     return {**usual, **fields}
 
 
 def body(*endpoints: dict[str, Any], **fields: Any) -> dict[str, Any]:
     usual = {
-        "service": "sv-1", "name": "chat", "policy": "round_robin", "retry_non_idempotent": False,
+        "service": "sv-1", "name": "chat", "policy": "round_robin", "sticky_header": None,
+        "sticky_prefix_bytes": None, "resume": False, "retry_non_idempotent": False,
         "request_timeout_s": 30, "first_byte_s": None, "max_queue": 100, "hold_s": 0, "drain_s": 30, "version": 1,
-        "endpoints": list(endpoints),
+        "canary": None, "endpoints": list(endpoints),
     }  # fmt: skip
     return {**usual, **fields}
 

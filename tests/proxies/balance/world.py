@@ -75,7 +75,7 @@ class Replica:
         """Returns the replica's entry of a list."""
         usual = {
             "replica": self.number, "address": "127.0.0.1", "port": self.port, "region": "east", "zone": "a",
-            "kind": "spot", "state": "ready",
+            "gpu_type": "a100", "kind": "spot", "state": "ready", "is_canary": False,
         }  # fmt: skip
         return {**usual, **fields}
 

@@ -1,0 +1,15 @@
+"""Parts of uploaded working directories."""
+
+from collections.abc import Collection
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from infra.db.tenants import ArchivePart
+
+
+def part_sizes(session: Session, tenant: str, parts: Collection[str]) -> dict[str, int]:
+    """Returns the sizes in bytes of those of `parts`, by their SHA-256, that a tenant has uploaded."""
+    sizes = select(ArchivePart.sha256, func.octet_length(ArchivePart.body))
+    own = (ArchivePart.tenant == tenant, ArchivePart.sha256.in_(parts))
+    return dict(session.execute(sizes.where(*own)).all())
