@@ -11,6 +11,8 @@ from typing import Any
 from domain.ids import run_id
 from domain.launch import JobLaunch, LaunchDescription, TaskPlace
 
+_MOST_ADDRESSES_BYTES = 64 << 10
+"""The kernel limits a variable to 128 KiB."""
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -167,9 +169,20 @@ def environment(
         ours[f"MIZZEN_JOB_{_variable(name)}_ADDR"] = address
     if place.job in masters:
         ours["MASTER_ADDR"], _, ours["MASTER_PORT"] = masters[place.job].rpartition(":")
+    if (addresses := _addresses(launch, place.job)) is not None:
+        ours["MIZZEN_TASK_ADDRS"] = addresses
     # The output is a file, of which Python would otherwise buffer 8 KiB: it would be late, and lost with a kill.
     defaults = {"PATH": DEFAULT_PATH, "HOME": str(home), "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **credentials}
     return defaults | theirs | ours
+
+
+def _addresses(launch: LaunchDescription, job: str) -> str | None:
+    """Returns the addresses of a job's tasks, by rank, one a line; None: unknown, or too long for a variable."""
+    ranked = sorted((one for one in launch.tasks if one.job == job), key=lambda one: one.rank)
+    if any(one.machine not in launch.addresses for one in ranked):
+        return None
+    text = "\n".join(launch.addresses[one.machine] for one in ranked)
+    return text if len(text) <= _MOST_ADDRESSES_BYTES else None
 
 
 def _variable(name: str) -> str:

@@ -118,7 +118,7 @@ class LaunchActivities:
             region.name,
             store=store,
             checkpoints=checkpoints,
-            machines=[a.machine for a in allocations],
+            machines={a.machine: machines[a.machine].address for a in allocations},
             slots=tasks,
             sealed=sealed,
             hazard=hazard,
@@ -311,7 +311,7 @@ class LaunchActivities:
         *,
         store: ObjectStore,
         checkpoints: ObjectStore,
-        machines: Sequence[str],
+        machines: Mapping[str, str],
         slots: Sequence[TaskSlots],
         sealed: dict[str, str],
         hazard: float | None,
@@ -382,6 +382,7 @@ class LaunchActivities:
                 for job in spec.jobs
             },
             tasks=tuple(tasks),
+            addresses=dict(machines),
             serving=spec.serving,
             sealed_secrets=sealed,
         )

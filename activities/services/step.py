@@ -114,7 +114,7 @@ class _Step:
         self._eject(live)
         waiting, ongoing = take_ongoing(self._session, self._row.id, live)
         plan = self._plan()
-        facts = [one.facts(self._now_s) for one in live.values() if one.row.ending_at is None]
+        facts = [one.facts(self._now_s, self._spec.policy) for one in live.values() if one.row.ending_at is None]
         silent_s = self._settings.services.silent_s
         requests = take_requests(self._session, self._row, silent_s, self._now_s) if is_scaled(self._spec) else None
         state = self._state(plan)
@@ -177,7 +177,7 @@ class _Step:
                 continue
             kind = one.loss
             if one.row.ending_at is None:
-                losses.append(Loss(one.facts(self._now_s), kind))
+                losses.append(Loss(one.facts(self._now_s, self._spec.policy), kind))
             if not one.has_ended:
                 end_workload(self._session, one.row.workload, f"service {self._row.name} ({kind.value})")
             close_replica(self._session, self._row, one, kind.value)

@@ -115,6 +115,8 @@ class ServiceDraft(Draft):
         self.options: list[ResourceOption] = []
         self.literals: dict[str, str] = {}
         """Variables of SkyPilot's files whose secret is given itself, or by its name. `spec` needs their names."""
+        self.certificate: str | None = None
+        """The PEM text of the certificate and its private key, if it is given. `spec` needs the name of its secret."""
         if not isinstance(value, dict):
             return
         at, fields = self.at, self.fields
@@ -146,9 +148,9 @@ class ServiceDraft(Draft):
             self.options[position] = option.model_copy(update={"resources": resources})
 
     def spec(self) -> ServiceSpec:
-        """Returns the specification. Call it only if the document has no errors, and `literals` is empty."""
-        if self.literals:
-            raise ValueError(f"the secrets {', '.join(self.literals)} have no names")
+        """Returns the specification. Call it only if the document has no errors, and its secrets have names."""
+        if self.literals or self.certificate:
+            raise ValueError(f"the secrets {', '.join((*self.literals, 'tls'))} have no names")
         return ServiceSpec(**{**self.fields, "tenant": self.tenant, "options": tuple(self.options)})
 
     def _name(self, default: str | None) -> str:
@@ -227,7 +229,7 @@ class ServiceDraft(Draft):
             if port != ports[0][1]:
                 first = f"{ports[0][0].path} is {ports[0][1]}"
                 place.wrong(f"a replica has one port, and {first}; give the same port, or omit one", rule=ONE_PORT)
-        spot, policy = read_policy(at, values.pop("replicas", None), values.pop("replica_policy", {}), replicas.spot)
+        spot, policy = read_policy(at, values.pop("replicas", None), values.pop("replica_policy", {}), replicas)
         spread: ReplicaSpread = values.get("spread", ReplicaSpread())
         if spot and spread.required and spread.over is not SpreadLevel.MACHINE:
             message = "must be preferred for replicas on spot machines: their policy chooses the zones"
@@ -240,6 +242,7 @@ class ServiceDraft(Draft):
         }
         serving |= {"drain_s": values.pop("drain_s")} if "drain_s" in values else {}
         values.pop("ports", None)
+        self.certificate = values.pop("tls", None)
         fields |= {**values, "policy": policy, "serving": ServingSpec(**serving)}
 
 

@@ -4,7 +4,6 @@ Each field of SkyPilot that mizzen does not support is in one of two tables: it 
 and is accepted with a note. All other fields of SkyPilot's schema are read. `docs/services.md` shows the same tables.
 """
 
-import re
 from collections.abc import Mapping
 from shlex import quote
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from api.documents import forms
 from api.documents.forms import Field, Form
 from api.documents.position import At
-from api.documents.syntax import Value
 from api.documents.workload import MAX_COMMAND_BYTES
 
 _CLOUDS = ("allowed_clouds", "aws", "azure", "gcp", "kubernetes", "lambda", "nebius", "oci", "runpod", "ssh", "vast",
@@ -46,7 +44,6 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
         "admin_policy": "operators set quotas and priorities of tenants",
     },
     "service": {
-        "tls": "give the certificate to the balancer: `mizzen balance --cert`",
         "pool": "a pool of workers for batch jobs is not a service; submit workloads with `mizzen submit`",
         "workers": "the field is named replicas",
     },
@@ -73,9 +70,9 @@ IGNORED: Mapping[str, Mapping[str, str]] = {
     "config": dict.fromkeys(_CLOUDS, "the settings of the installation's providers apply"),
 }
 """By section: each field that is accepted without effect, and why."""
-_REFERENCE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _PROLOGUE = """\
-export SKYPILOT_NODE_RANK="$RANK" SKYPILOT_NUM_NODES="$WORLD_SIZE" SKYPILOT_NODE_IPS="$MASTER_ADDR"
+export SKYPILOT_NODE_RANK="$RANK" SKYPILOT_NUM_NODES="$WORLD_SIZE"
+export SKYPILOT_NODE_IPS="${MIZZEN_TASK_ADDRS:-$MASTER_ADDR}"
 export SKYPILOT_NUM_GPUS_PER_NODE="$(printf %s "${CUDA_VISIBLE_DEVICES:-}" | tr , '\\n' | grep -c . || true)"
 export SKYPILOT_SERVE_REPLICA_ID="${MIZZEN_WORKLOAD_NAME##*-}" SKYPILOT_TASK_ID="$MIZZEN_WORKLOAD"
 """
@@ -99,25 +96,6 @@ def either(at: At, values: dict[str, Any], own: str, other: str) -> Any:
 def not_both(own: str, other: str) -> str:
     """Returns the rule about a field and its synonym."""
     return f"{other} means the same as {own}; only one of them is given"
-
-
-def filled_in(value: Value, env: Mapping[str, str]) -> Value:
-    """Returns the value with `$NAME` and `${NAME}` replaced in its strings, for the variables in `env`."""
-    if isinstance(value, str):
-        return _REFERENCE.sub(lambda match: env.get(match[1] or match[2], match[0]), value)
-    if isinstance(value, list):
-        return [filled_in(one, env) for one in value]
-    if isinstance(value, dict):
-        return {filled_in(key, env): filled_in(one, env) for key, one in value.items()}
-    return value
-
-
-def references(value: Value) -> set[str]:
-    """Returns the names of the variables to which strings of the value refer, as `filled_in` finds them."""
-    if isinstance(value, str):
-        return {match[1] or match[2] for match in _REFERENCE.finditer(value)}
-    inner = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else []
-    return {name for one in inner for name in references(one)}
 
 
 def in_bash(at: At, script: str) -> str | None:

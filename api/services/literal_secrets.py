@@ -1,4 +1,6 @@
-"""Secrets that a service document has itself, as SkyPilot's files do. They are stored as secrets of the tenant.
+"""Secrets that a service document has itself: those of SkyPilot's files, and the certificate for its clients.
+
+They are stored as secrets of the tenant.
 
 The name of a stored secret depends on its value, so that a service with another value is another version. It has a
 keyed digest, which says nothing about the value to a reader without the master key.
@@ -29,24 +31,28 @@ def name_literals(session: Session, state: ApiState, draft: ServiceDraft) -> dic
     Raises:
         HttpProblem: this process cannot encrypt secrets.
     """
-    if not draft.literals:
+    if not draft.literals and draft.certificate is None:
         return {}
     own = Secret.tenant == draft.tenant, Secret.name.in_(draft.literals.values())
     known = set(session.scalars(select(Secret.name).where(*own)))
     key = secrets_key(session, state)
     stored = {}
+
+    def named(field: str, word: str, value: str) -> str:
+        digest = blake2b(value.encode(), key=key, digest_size=_DIGEST_BYTES).hexdigest()
+        parts = draft.fields["name"][:_SERVICE], word.lower()[:_VARIABLE], digest
+        name = re.sub("[^a-z0-9]+", "-", "-".join(parts))
+        stored[name] = value
+        draft.notes.append(f"{field} is stored as secret {name} of the tenant until the service has ended")
+        return name
+
     for variable, value in draft.literals.items():
-        name = value
-        if value not in known:
-            digest = blake2b(value.encode(), key=key, digest_size=_DIGEST_BYTES).hexdigest()
-            parts = draft.fields["name"][:_SERVICE], variable.lower()[:_VARIABLE], digest
-            name = re.sub("[^a-z0-9]+", "-", "-".join(parts))
-            stored[name] = value
-            draft.notes.append(
-                f"secrets.{variable} is stored as secret {name} of the tenant until the service has ended"
-            )
-        draft.fields["secrets"][variable] = name
+        is_name = value in known
+        draft.fields["secrets"][variable] = value if is_name else named(f"secrets.{variable}", variable, value)
     draft.literals.clear()
+    if draft.certificate is not None:
+        draft.fields["certificate"] = named("service.tls", "tls", draft.certificate)
+        draft.certificate = None
     return stored
 
 

@@ -19,7 +19,8 @@ from api.idempotency import IdempotencyKey
 from api.masking import mask
 from api.openapi import refusals
 from api.paging import Cursor, Limit, NumberCursor, page
-from api.problems import HttpProblem, ProblemType, invalid, refuse_document
+from api.people.secrets import secrets_key
+from api.problems import HttpProblem, ProblemType, invalid, not_found, refuse_document
 from api.routing import Router
 from api.services.idempotent_versions import Asked, add_version, answer_again, once
 from api.services.literal_secrets import name_literals, store_literals
@@ -30,8 +31,10 @@ from api.services.service_queries import (
     replica_views,
     service_detail,
     service_views,
+    spec_of,
 )
 from api.services.views import (
+    CertificateView,
     EndpointList,
     ServiceChanged,
     ServiceDetail,
@@ -45,6 +48,8 @@ from domain.ids import new_service_id
 from domain.service import ServiceSpec, UpdateMode
 from infra.db import events, outbox
 from infra.db.services import ServiceReplica, ServiceRow
+from infra.db.tenants import Secret
+from infra.keys import decrypt_secret
 
 router = Router(prefix="/v1/services", tags=["services"])
 _DOCUMENT_BODY: dict[str, Any] = {
@@ -234,6 +239,20 @@ def list_endpoints(id: str, state: StateOf, caller: Balancer) -> EndpointList:
     """Returns the replicas that serve, for a balancer. The event `service.endpoints` says that they changed."""
     with state.transaction() as session:
         return endpoint_list(session, find_service(session, caller, id))
+
+
+@router.get("/{id}/certificate", summary="Show a service's certificate and its key", responses=refusals(404, 409))
+def show_certificate(id: str, state: StateOf, caller: Balancer) -> CertificateView:
+    """Returns the certificate with its private key, for the key of a balancer or an operator only."""
+    caller.require_balancer()
+    with state.transaction() as session:
+        row = find_service(session, caller, id)
+        name = spec_of(session, row).certificate
+        secret = None if name is None else session.get(Secret, (row.tenant, name))
+        if secret is None:
+            raise not_found("certificate of service", row.name)
+        write_audit(session, caller, "service.certificate", row.id, tenant=row.tenant, name=row.name)
+        return CertificateView(name=secret.name, pem=decrypt_secret(secrets_key(session, state), secret.box))
 
 
 @router.delete("/{id}", status_code=202, summary="End a service", dependencies=[JsonOnly], responses=refusals(404, 409))

@@ -64,7 +64,11 @@ class ApiKey(Base):
 
 
 class Secret(Base):
-    """A tenant's secret, encrypted with the master key. It leaves the database only encrypted for a machine's key."""
+    """A tenant's secret, encrypted with the master key.
+
+    It leaves the database only encrypted for a machine's key, except for the certificate of a service, which the API
+    decrypts for balancers.
+    """
 
     __tablename__ = "secret"
     tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)

@@ -12,6 +12,7 @@ from mizzen.cli.app import run
 from mizzen.client import Client
 from tests.cli.service import Capture, Service
 from tests.cli.skypilot_services import FILES, REFUSED
+from tests.proxies.gateway.site import certificate
 
 
 @pytest.fixture
@@ -20,6 +21,9 @@ def folder(tmp_path: Path) -> Path:
     for name in ("code/server.py", "prompts/system.txt", "config.yaml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
+    made = certificate(tmp_path)
+    made.chain.rename(tmp_path / "cert.pem")
+    made.key.rename(tmp_path / "key.pem")
     git = ["git", "-C", str(tmp_path / "code"), "-c", "user.name=a", "-c", "user.email=a@example.org"]
     for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "all"]):
         subprocess.run([*git, *words], check=True)
@@ -44,7 +48,31 @@ def test_files_of_skypilots_documentation(
     (made,) = json.loads(shown.out)
     with transaction(as_vision.engine) as session:
         spec = session.get_one(ServiceVersion, (made["id"], 1)).spec
-    assert "hf_abc" not in repr(spec) + shown.out + shown.err and "sk-0123" not in repr(spec) + shown.out + shown.err
+    told = repr(spec) + shown.out + shown.err
+    assert [one for one in ("hf_abc", "sk-0123", "BEGIN") if one in told] == []
+
+
+def test_a_certificate_is_a_secret_of_the_tenant(
+    as_vision: Service, client: Client, folder: Path, capsys: Capture
+) -> None:
+    """Balancers get its name. A file that is no certificate, or the key of another, is an error without a value."""
+    file = folder / "tls.yaml"
+    text = "service: {{replicas: 1, tls: {{keyfile: {key}, certfile: cert.pem}}}}\nrun: x\n"
+    file.write_text(text.format(key="key.pem"))
+    name = _spec(as_vision, capsys, file)["certificate"]
+    assert name in client.secrets("vision") and client.endpoints("tls")["certificate"] == name
+    certificate(folder, "other").key.replace(folder / "key.pem")
+    assert run(["serve", "update", "tls", str(file)]) == 2
+    shown = capsys.readouterr().err
+    assert "service.tls: certfile and keyfile must be a certificate and its private key" in shown
+    assert "BEGIN" not in shown
+    for line, complaint in (("{certfile: cert.pem}", "service.tls.keyfile: missing"),
+                            ("{certfile: none.pem, keyfile: key.pem}", "none.pem: no such file"),
+                            ("{certfile: config.yaml, keyfile: key.pem}", "service.tls.certfile: must be the text of"),
+                            ("key.pem", "service.tls: must be a mapping")):  # fmt: skip
+        file.write_text(f"service: {{replicas: 1, tls: {line}}}\nrun: x\n")
+        assert run(["serve", "up", str(file)]) == 2
+        assert complaint in capsys.readouterr().err
 
 
 def _spec(as_vision: Service, capsys: Capture, file: Path, *options: str, command: str = "up") -> dict[str, object]:

@@ -1,6 +1,7 @@
 """A service file of SkyPilot on a whole stack: its files, its secrets and its repository reach the replica."""
 
 import os
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,36 @@ import yaml
 from infra.stack.ports import free_port
 from mizzen.cli.app import run
 from mizzen.objects import open_store
+from rigs.demos.serving.installation import Balancer
+from tests.proxies.gateway.site import certificate
 from tests.stack.harness import Up, wait_until
 
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 _FLEET = f"""
 version: 1
 regions:
   - name: east
     clusters:
       - name: a
-        machines: [{{name: m, count: 1, cpus: 8, memory: 8GiB, owner: "{os.getuid()}"}}]
+        machines: [{{name: m, count: 2, cpus: 8, memory: 8GiB, owner: "{os.getuid()}"}}]
 """
 _TOKEN = "hf_not-a-name"
+_SERVER = """\
+import http.server, os, sys
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+        if self.headers["Authorization"] != "Bearer " + os.environ["HF_TOKEN"]:
+            return self.send_error(401)
+        return super().do_GET()
+
+http.server.ThreadingHTTPServer(("", int(sys.argv[1])), Handler).serve_forever()
+"""
 _RUN = """\
-echo "$HF_TOKEN" > token.txt
 cp /models/base/weights.bin /etc-like/app.conf sub/own.txt copied/
-exec "$MIZZEN_PYTHON" -m http.server $PORT
+echo "$SKYPILOT_NODE_IPS" > copied/nodes.txt
+[ "$SKYPILOT_NODE_RANK" = 0 ] || exec sleep 3600
+exec "$MIZZEN_PYTHON" server.py $PORT
 """
 
 
@@ -40,7 +56,7 @@ def _repository(folder: Path) -> str:
         ["checkout", "-q", "-b", "release"],
     ):  # fmt: skip
         subprocess.run([*git, *words], check=True)
-    (folder / "version.txt").write_text("release")
+    (folder / "server.py").write_text(_SERVER)
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "second"], check=True)
     subprocess.run([*git, "checkout", "-q", "main"], check=True)
@@ -48,14 +64,23 @@ def _repository(folder: Path) -> str:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes of tenants need an agent that runs as root")
-def test_files_secrets_and_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_url: str) -> None:
-    """The replica has the branch, local files, a folder of a bucket at an absolute path, and the secret."""
+def test_a_file_of_skypilot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_url: str) -> None:
+    """A replica of two machines has the branch, local files, a folder of a bucket at an absolute path, and the secret.
+
+    Its probe has the secret in a header, and its clients use TLS through a balancer.
+    """
     open_store(s3_url).put("base/weights.bin", b"weights")
     (tmp_path / "app.conf").write_text("from a local file")
+    pair = certificate(tmp_path)
     port = free_port()
     document: dict[str, Any] = {
-        "service": {"readiness_probe": "/token.txt", "replicas": 1},
-        "resources": {"cpus": "1+", "memory": "0.5+", "ports": port, "labels": {"team": "lm"}},
+        "service": {
+            "readiness_probe": {"path": "/copied/nodes.txt", "headers": {"Authorization": "Bearer $HF_TOKEN"}},
+            "replicas": 1,
+            "tls": {"certfile": pair.chain.name, "keyfile": str(pair.key)},
+        },
+        "num_nodes": 2,
+        "resources": {"cpus": "5+", "memory": "0.5+", "ports": port, "labels": {"team": "lm"}},
         "workdir": {"url": _repository(tmp_path / "repository"), "ref": "release"},
         "file_mounts": {
             "/models": {"source": s3_url, "mode": "COPY"},
@@ -74,27 +99,34 @@ def test_files_secrets_and_repository(tmp_path: Path, monkeypatch: pytest.Monkey
     up = Up(tmp_path / "stack", fleet=_FLEET)
     settings = up.folder / "config.yaml"
     settings.write_text(settings.read_text().replace("isolation: none", "isolation: sandbox"))
+    balancer = None
     try:
-        up.start(timeout_s=400)
+        up.start(timeout_s=300)
         client = up.client()
         client.set_tenant("t", 3, {}, None)
-        monkeypatch.setenv("MIZZEN_API", f"http://127.0.0.1:{up.port}")
+        monkeypatch.setenv("MIZZEN_API", client.url)
         monkeypatch.setenv("MIZZEN_API_KEY", (up.data / "operator.key").read_text().strip())
         assert run(["serve", "up", str(file), "--tenant", "t", "--wait"]) == 0
         made = client.service("chat")
         (replica,) = made["replicas"]
-        at = f"http://{replica['address']}:{replica['port']}"
-        got = {name: httpx.get(f"{at}/{name}").text for name in (
-            "version.txt", "token.txt", "copied/weights.bin", "copied/app.conf", "copied/own.txt")}  # fmt: skip
-        assert got == {
-            "version.txt": "release", "token.txt": f"{_TOKEN}\n", "copied/weights.bin": "weights",
-            "copied/app.conf": "from a local file", "copied/own.txt": "from a local file",
-        }  # fmt: skip
+        key = client.create_key("balancer", "t")["key"]
+        balancer = Balancer(tmp_path, client.url, key, ("chat",))
+        balancer.start()
+        at = f"https://127.0.0.1:{balancer.ports['chat']}"
+        with httpx.Client(base_url=at, verify=ssl.create_default_context(cafile=str(pair.chain))) as http:
+            wait_until(lambda: http.get("/").status_code == 401, "the balancer has a replica")
+            http.headers["Authorization"] = f"Bearer {_TOKEN}"
+            files = ("weights.bin", "app.conf", "own.txt", "nodes.txt")
+            assert [http.get(f"/copied/{name}").text for name in files] == [
+                "weights", "from a local file", "from a local file", "127.0.0.1\n127.0.0.1\n",
+            ]  # fmt: skip
         told = repr((made, client.workload(replica["workload"]), list(client.events())))
-        assert _TOKEN not in told
-        names = client.secrets("t")
-        assert sorted(name.rpartition("-")[0] for name in names) == ["chat-aws-secret-access-key", "chat-hf-token"]
+        assert _TOKEN not in told and "PRIVATE KEY" not in told
+        kept = sorted(name.rpartition("-")[0] for name in client.secrets("t"))
+        assert kept == ["chat-aws-secret-access-key", "chat-hf-token", "chat-tls"]
         client.end_service("chat")
         wait_until(lambda: not client.secrets("t"), "the service has ended, with its secrets")
     finally:
+        if balancer is not None:
+            balancer.close()
         up.close()

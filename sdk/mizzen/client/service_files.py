@@ -1,6 +1,7 @@
-"""The files that a service document names on the user's machine: `file_mounts` of local files, and git repositories.
+"""The files that a service document names on the user's machine: `file_mounts`, git repositories and a certificate.
 
-Both become part of the archive of the working directory, so that all replicas have the same files.
+Local files and repositories become part of the archive of the working directory, so that all replicas have the same
+files. The text of the certificate becomes part of the document.
 """
 
 import base64
@@ -20,6 +21,7 @@ from mizzen.client.errors import DocumentError
 MOUNTS = ".mounts"
 """Folder in the archive with the files for absolute paths, as the API expects it."""
 _URL = re.compile("[a-z0-9+.-]+://")
+_PEM = re.compile(r"\s*-----BEGIN ")
 _HOME = re.compile("^([.]|~/sky_workdir|~)/")
 
 
@@ -29,7 +31,7 @@ def with_files(document: Document) -> tuple[dict[str, Any], Path | PackedFolder 
     Raises:
         DocumentError, ArchiveError: the document names a local file or a repository that cannot be read.
     """
-    body = dict(document.body)
+    body = _with_certificate(document)
     mounts: dict[str, Path] = {}
     given = body.get("file_mounts")
     if isinstance(given, dict):
@@ -46,6 +48,24 @@ def with_files(document: Document) -> tuple[dict[str, Any], Path | PackedFolder 
     if workdir is not None:
         raise DocumentError(f"{document.source}: file_mounts: local files need a workdir that is a folder, or none")
     return body, pack(document.workdir, mounts=mounts), []
+
+
+def _with_certificate(document: Document) -> dict[str, Any]:
+    """Return the body with the texts of the PEM files in the place of their paths."""
+    body = dict(document.body)
+    service = body.get("service")
+    if not isinstance(service, dict) or not isinstance(service.get("tls"), dict):
+        return body
+    tls = dict(service["tls"])
+    for key in ("keyfile", "certfile"):
+        if isinstance(tls.get(key), str) and not _PEM.match(tls[key]):
+            path = document.folder / Path(tls[key]).expanduser()
+            try:
+                tls[key] = path.read_text(encoding="ascii", errors="replace")
+            except OSError as error:
+                why = error.strerror or "cannot be read"
+                raise DocumentError(f"{document.source}: service.tls.{key}: {path}: {why.lower()}") from None
+    return body | {"service": service | {"tls": tls}}
 
 
 def _split(document: Document, given: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, Path]]:

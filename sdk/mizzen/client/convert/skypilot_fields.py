@@ -41,7 +41,8 @@ SERVICE_FIELDS: Mapping[str, tuple[str, ...]] = {
     "": ("workdir", "num_nodes", "envs", "file_mounts", "setup", "run", "resources", "service"),
     "resources": ("accelerators", "cpus", "memory", "ports", "use_spot", "any_of", "ordered", "cloud", "region", "zone",
                   "infra", "image_id", "labels"),
-    "service": ("readiness_probe", "replicas", "replica_policy", "load_balancing_policy", "load_balancer", "ports"),
+    "service": ("readiness_probe", "replicas", "replica_policy", "load_balancing_policy", "load_balancer", "ports",
+                "tls"),
     "service.readiness_probe": ("path", "post_data", "headers", "initial_delay_seconds", "timeout_seconds",
                                 "endpoint_probe_interval_seconds"),
     "service.replica_policy": ("min_replicas", "max_replicas", "target_qps_per_replica", "upscale_delay_seconds",
@@ -64,7 +65,6 @@ SERVICE_REFUSED: Mapping[str, Mapping[str, str]] = {
         "autostop": "a service runs until `mizzen serve down`; min_replicas: 0 ends all replicas of an idle service",
     },
     "service": {
-        "tls": "give the certificate to the balancer: `mizzen balance --cert`",
         "pool": "a pool of workers for batch jobs is not a service",
         "workers": "the field is named replicas",
     },
