@@ -11,7 +11,7 @@ from api.documents.position import At
 MAX_PEM_BYTES = 16_000
 """A running HAProxy accepts no longer certificate with its chain and key."""
 _BLOCKS = "must be the text of a PEM file; `mizzen serve up` sends the text of the file that a path names"
-_PEM = text("the text of a PEM file", MAX_PEM_BYTES, "^\\s*-----BEGIN ", _BLOCKS)
+_PEM = text("the text of a PEM file", MAX_PEM_BYTES)
 _PAIR = f"The key is that of the certificate and has no passphrase; both have at most {MAX_PEM_BYTES} bytes together"
 _SECTION = section({
     "certfile": Field(_PEM, "The certificate and its chain", missing="the PEM file with the certificate and its chain"),
@@ -23,7 +23,10 @@ def _read(at: At) -> Any:
     """Reads the section. Its errors have no values, which may be a private key."""
     scratch = At(at.path, at.value)
     values = _SECTION.read(scratch)
-    pem = "".join(f"{values[key].strip()}\n" for key in ("certfile", "keyfile")) if not scratch.problems else ""
+    texts = {} if scratch.problems else {key: values[key].strip() for key in ("certfile", "keyfile")}
+    for key in (key for key, given in texts.items() if "-----BEGIN " not in given):
+        scratch.get(key).wrong(_BLOCKS, rule=_PAIR)
+    pem = "" if scratch.problems else "".join(f"{given}\n" for given in texts.values())
     if pem and (why := _wrong(pem)):
         scratch.wrong(why, rule=_PAIR)
     at.problems.extend(replace(problem, value=None) for problem in scratch.problems)

@@ -21,7 +21,6 @@ from mizzen.client.errors import DocumentError
 MOUNTS = ".mounts"
 """Folder in the archive with the files for absolute paths, as the API expects it."""
 _URL = re.compile("[a-z0-9+.-]+://")
-_PEM = re.compile(r"\s*-----BEGIN ")
 _HOME = re.compile("^([.]|~/sky_workdir|~)/")
 
 
@@ -58,7 +57,7 @@ def _with_certificate(document: Document) -> dict[str, Any]:
         return body
     tls = dict(service["tls"])
     for key in ("keyfile", "certfile"):
-        if isinstance(tls.get(key), str) and not _PEM.match(tls[key]):
+        if isinstance(tls.get(key), str) and "-----BEGIN " not in tls[key]:
             path = document.folder / Path(tls[key]).expanduser()
             try:
                 tls[key] = path.read_text(encoding="ascii", errors="replace")
