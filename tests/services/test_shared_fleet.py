@@ -6,6 +6,7 @@ from domain.phases import Phase
 from domain.service import ResourceOption
 from domain.spec import ResourceSpec
 from infra.db.models import Workload
+from infra.db.tenants import Tenant
 from tests.activities.temporal import until
 from tests.activities.world import job
 from tests.services.live import Live, service
@@ -79,6 +80,8 @@ async def test_replicas_count_by_their_gpus(live: Live) -> None:
 
     Until it serves, the slow one stays, although the fast one would suffice.
     """
+    with live.world.session() as session:
+        session.get_one(Tenant, "t").quota_gpus = {"v100": 1, "a100": 3}
     await live.shared_machine("west/slow/m0", "v100")
     resources = ResourceSpec(gpus=1, gpu_types=("v100", "a100"), cpus_milli=1000, memory_bytes=1 << 30)
     spec = service(
