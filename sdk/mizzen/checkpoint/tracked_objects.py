@@ -1,13 +1,16 @@
 """Tracks the named objects of a training: captures their states for a checkpoint, and restores them."""
 
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+import warnings
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import ExitStack
 from typing import Any
 
-from mizzen.checkpoint import rng
-from mizzen.checkpoint.errors import StateError
-from mizzen.checkpoint.live_tensors import Live, live_tensors
+from mizzen.checkpoint import parts, rng
+from mizzen.checkpoint.errors import CheckpointWarning, NotYetError, StateError
 from mizzen.checkpoint.manifest import check_part_name
+from mizzen.checkpoint.module_layout import ModuleLayout, module_layout
 from mizzen.checkpoint.tensors import loaded
+from mizzen.checkpoint.verified_part import VerifiedPart
 
 RNG = "rng"
 PROGRESS = "progress"
@@ -63,33 +66,47 @@ class Tracked:
         """Names of all parts, in the order in which they are saved."""
         return (*self._parts, RNG, PROGRESS)
 
-    def live(self, names: Collection[str]) -> Live:
-        """Return, by part, the tensors of tracked modules that a load can fill in place. `names`: the loaded parts.
+    def layouts(self, *, check: bool = True) -> dict[str, ModuleLayout]:
+        """Return, by part, the layouts of the tracked torch modules that a load can fill without an error.
 
-        Returns none if `names` differ from the tracked parts: `restore` then raises, and must leave the objects
-        unchanged.
+        Raises:
+            StateError: `check` is set, and a tracked object holds a value that cannot be stored.
         """
-        if set(names) != set(self.names):
-            return {}
-        found = {name: live_tensors(name, module) for name, module in self._modules.items()}
-        return {name: tensors for name, tensors in found.items() if tensors}
+        found = {}
+        for name, save in {**{name: save for name, (save, _) in self._parts.items()}, PROGRESS: self._progress}.items():
+            layout = None
+            try:
+                flat = parts.check(name, _noted(name, "capturing", save))
+                layout = module_layout(self._modules[name], flat) if flat and name in self._modules else None
+            except NotYetError:
+                continue
+            except StateError:
+                if check:
+                    raise
+            if layout is not None:
+                found[name] = layout
+        return found
 
     def capture(self, step: int) -> dict[str, Any]:
         """Return the current state: part name to value. Its tensors are live: save or copy it before the next step."""
         self.progress["step"] = step
         state = {name: _noted(name, "capturing", save) for name, (save, _) in self._parts.items()}
-        return state | {RNG: rng.capture_shared(), PROGRESS: dict(self.progress)}
+        return state | {RNG: rng.capture_shared(), PROGRESS: self._progress()}
 
     def restore(self, state: Mapping[str, Any], *, extra_ok: bool = False) -> None:
-        """Restore each object from its part of a loaded state, in the order of tracking; the random generators last.
+        """Restore each object from its part of a loaded state, in the order of tracking.
+
+        Modules with a `VerifiedPart` follow, which cannot fail any more; the random generators come last. If the load of
+        an object raises an error, the objects that were restored before are put back.
 
         Args:
             state: part name to value.
             extra_ok: whether the state may have parts that are not tracked; they are ignored.
 
         Raises:
-            StateError: a part is missing, or a part is not tracked; nothing was restored. An exception of an object's
-                own `load_state_dict` is raised unchanged, with a note that names the part.
+            StateError: a part is missing, or a part is not tracked. An exception of an object's own `load_state_dict` is
+                raised unchanged, with a note that names the part.
+            SystemExit: see `VerifiedPart.fill`.
         """
         missing = [name for name in self.names if name not in state]
         unknown = [name for name in state if name not in self.names]
@@ -98,10 +115,22 @@ class Tracked:
         if unknown and not extra_ok:
             wanted = "track them too, or pass extra_ok=True to ignore them"
             raise StateError(f"the checkpoint has parts that are not tracked, {_listed(unknown)}: {wanted}")
-        for name, (_, load) in self._parts.items():
-            _noted(name, "restoring", load, state[name])
-        _refill(self.progress, state[PROGRESS])
+        with ExitStack() as undo:
+            undo.callback(rng.restore_shared, rng.capture_shared())
+            undo.callback(_refill, self.progress, self._progress())
+            for name, (save, load) in self._parts.items():
+                if not isinstance(state[name], VerifiedPart):
+                    undo.callback(_put_back, name, load, _kept(name, save))
+                    _noted(name, "restoring", load, state[name])
+            _refill(self.progress, state[PROGRESS])
+            undo.pop_all()
+        for part in state.values():
+            if isinstance(part, VerifiedPart):
+                part.fill()
         rng.restore_shared(state[RNG])
+
+    def _progress(self) -> dict[str, Any]:
+        return dict(self.progress)
 
     def _accepted(self, name: str, value: Any) -> rng.Access:
         check_part_name(name)
@@ -152,6 +181,26 @@ def _unwrapped(value: Any) -> Any:
 def _refill(target: MutableMapping[Any, Any], content: Mapping[Any, Any]) -> None:
     target.clear()
     target.update(content)
+
+
+def _kept(name: str, save: Callable[[], Any]) -> Callable[[], Any] | None:
+    """Return a function that returns a copy of the present state of an object; None if it cannot be copied."""
+    try:
+        kind, chunks = parts.encode(name, save())
+    except Exception:  # The object may have no state yet.
+        return None
+    content = bytearray(b"".join(chunks))
+    return lambda: parts.decode(kind, content, True, name=name)
+
+
+def _put_back(name: str, load: Callable[[Any], object], kept: Callable[[], Any] | None) -> None:
+    """Load the state that an object had before a restore that has failed."""
+    try:
+        if kept is None:
+            raise StateError("its state could not be copied before")
+        load(kept())
+    except Exception as error:
+        warnings.warn(f"part {name!r} could not be put back: {error}", CheckpointWarning, stacklevel=4)
 
 
 def _noted(name: str, doing: str, call: Callable[..., Any], *arguments: Any) -> Any:

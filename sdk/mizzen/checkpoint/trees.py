@@ -76,16 +76,14 @@ def text_of(tree: Any) -> str:
     return json.dumps(tree, separators=(",", ":"), allow_nan=False)
 
 
-def restore(part: str, text: str | bytes | bytearray, tensors: Tensors, live: Mapping[str, Any] | None = None) -> Any:
+def restore(part: str, text: str | bytes | bytearray, tensors: Tensors) -> Any:
     """Rebuild the value that `flatten` encoded. Arrays and tensors are views of the bytes in `tensors`.
-
-    `live` maps names to torch tensors that were already filled in place; these are returned instead of new tensors.
 
     Raises:
         CheckpointError: the tree holds arrays or tensors of a library that is not installed.
         CorruptCheckpointError, ValueError, KeyError, TypeError, RecursionError: the tree is malformed.
     """
-    return _Restoring(part, tensors, live or {}).read(json.loads(text))
+    return _Restoring(part, tensors).read(json.loads(text))
 
 
 class Flattening:
@@ -222,10 +220,9 @@ def _of_bytes(data: Chunk, place: int) -> Stored:
 
 
 class _Restoring:
-    def __init__(self, part: str, tensors: Tensors, live: Mapping[str, Any]) -> None:
+    def __init__(self, part: str, tensors: Tensors) -> None:
         self.part = f"part {part!r}"
         self.tensors = tensors
-        self.live = live
         self._made: dict[str, Any] = {}
 
     def read(self, written: Any) -> Any:
@@ -274,10 +271,7 @@ class _Restoring:
             case "$numpy" | "$torch":
                 name, was = (content, None) if isinstance(content, str) else content
                 dtype, shape, data = self.tensors[name]
-                library = _LIBRARIES[tag]
-                if library == "torch" and was is None and name in self.live:
-                    return self.live[name]
-                return self._once(name, lambda: rebuilt(library, dtype, shape, was, data, self.part))
+                return self._once(name, lambda: rebuilt(_LIBRARIES[tag], dtype, shape, was, data, self.part))
         raise CorruptCheckpointError(f"the tree has the tag {tag!r}, which needs a newer version of mizzen")
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:

@@ -1,0 +1,111 @@
+"""Loads the file of a torch module into the live module, without `load_state_dict`.
+
+This is possible if the file begins like the file that a save of the module would write now: it then has the same names,
+types and shapes. The load only copies bytes, so no error of the module can leave it partly loaded, and a large module
+can be read in place, without a second copy in memory. A module with hooks or a load method of its own has no layout.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mizzen.checkpoint import parts, tensorfile, trees
+from mizzen.checkpoint.tensors import live_memory, loaded
+
+
+@dataclass(frozen=True)
+class ModuleLayout:
+    """The tensors of a live torch module, and the head of the file that a save of the module would write now."""
+
+    head: bytes
+    """The file up to the tensors."""
+    tensors: list[Any]
+    """The live tensors, in file order."""
+    size_bytes: int
+    """Size of the whole file."""
+
+    def places(self) -> list[memoryview] | None:
+        """Return the memory of the tensors, in file order; None if a tensor is not in the memory of the CPU."""
+        if not all(tensor.is_cpu for tensor in self.tensors):
+            return None
+        return [live_memory(tensor) if tensor.nbytes else memoryview(b"") for tensor in self.tensors]
+
+    def fill(self, content: memoryview) -> None:
+        """Copy the tensors from the content of the file."""
+        torch = loaded("torch")
+        start = ctypes.addressof(ctypes.c_char.from_buffer(content))
+        low = len(self.head)
+        for tensor in self.tensors:
+            size_bytes = tensor.nbytes
+            if tensor.is_cpu:
+                ctypes.memmove(tensor.data_ptr(), start + low, size_bytes)
+            elif size_bytes:
+                source = torch.frombuffer(content[low : low + size_bytes], dtype=torch.uint8)
+                tensor.copy_(source.view(tensor.dtype).view(tensor.shape))
+            low += size_bytes
+
+
+def module_layout(module: Any, flat: trees.Flat) -> ModuleLayout | None:
+    """Return the layout of a torch module whose `state_dict` is `flat`; None if it can only load its own way."""
+    torch = loaded("torch")
+    if torch is None or not isinstance(module, torch.nn.Module):
+        return None
+    own = _own_tensors(module, torch)
+    if own is None or len(own) != len(flat.leaves):
+        return None
+    values = {name: value for name, (path, value) in flat.found.items() if len(path) == 1 and _is_own(own, path, value)}
+    order = tensorfile.in_order(flat.tensors)
+    if len(values) != len(order) or any(tensor.library != "torch" or tensor.was for _, tensor in order):
+        return None
+    tensors = [values[name] for name, _ in order]
+    if not all(tensor.is_contiguous() and not tensor.is_neg() for tensor in tensors) or _overlap(tensors):
+        return None
+    head = tensorfile.head(parts.metadata(flat.text, True), tensorfile.entries(order))
+    return ModuleLayout(head, tensors, len(head) + sum(tensor.nbytes for tensor in tensors))
+
+
+def _own_tensors(module: Any, torch: Any) -> dict[str, Any] | None:
+    """Return the parameters and buffers that `load_state_dict` only copies into; None if it may do anything else."""
+    plain, kind = torch.nn.Module, type(module)
+    if kind.load_state_dict is not plain.load_state_dict or kind.state_dict is not plain.state_dict:
+        return None
+    found = {}
+    for name, inner in module.named_modules(remove_duplicate=False):
+        if not _is_plain(inner):
+            return None
+        prefix = f"{name}." if name else ""
+        found.update((prefix + key, tensor) for key, tensor in _entries(inner) if tensor is not None)
+    return found
+
+
+def _entries(module: Any) -> Iterator[tuple[str, Any]]:
+    yield from module._parameters.items()
+    hidden = module._non_persistent_buffers_set
+    yield from ((key, tensor) for key, tensor in module._buffers.items() if key not in hidden)
+
+
+def _is_own(own: dict[str, Any], path: tuple[str, ...], value: Any) -> bool:
+    tensor = own.get(path[0])
+    return tensor is not None and bool(tensor.data_ptr() == value.data_ptr())
+
+
+def _is_plain(module: Any) -> bool:
+    """Return whether a module loads with torch's own methods and without hooks."""
+    kind = type(module)
+    own = (kind._load_from_state_dict.__module__, kind._save_to_state_dict.__module__)
+    return all(name.startswith("torch.nn.") for name in own) and not (
+        module._load_state_dict_pre_hooks
+        or module._load_state_dict_post_hooks
+        or module._state_dict_hooks
+        or module._state_dict_pre_hooks
+    )
+
+
+def _overlap(tensors: list[Any]) -> bool:
+    """Return whether two tensors share memory."""
+    ranges = sorted((str(one.device), one.data_ptr(), one.nbytes) for one in tensors if one.nbytes)
+    return any(
+        device == other and start + size_bytes > low
+        for (device, start, size_bytes), (other, low, _) in zip(ranges, ranges[1:], strict=False)
+    )
