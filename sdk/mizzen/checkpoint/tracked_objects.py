@@ -9,6 +9,7 @@ from mizzen.checkpoint import parts, rng
 from mizzen.checkpoint.errors import CheckpointWarning, NotYetError, StateError
 from mizzen.checkpoint.manifest import check_part_name
 from mizzen.checkpoint.module_layout import ModuleLayout, module_layout
+from mizzen.checkpoint.refill import Refill
 from mizzen.checkpoint.tensors import loaded
 from mizzen.checkpoint.verified_part import VerifiedPart
 
@@ -31,7 +32,7 @@ class Tracked:
       samplers. A module that is wrapped by `DistributedDataParallel`, `DataParallel` or `torch.compile` is saved
       unwrapped, so that it loads with and without the wrapper;
     - a pair of functions: the first returns the state, the second restores it;
-    - a mutable dict, which is updated in place.
+    - a mutable dict, which is filled in place, with its inner dicts, lists, arrays and tensors (`refill`).
 
     Two parts are always tracked: `rng`, the global random generators, and `progress`, a dict with the `step` and what
     the user adds to it. A tracked dict with the name `progress` replaces the default one.
@@ -45,6 +46,7 @@ class Tracked:
         """
         self._parts: dict[str, rng.Access] = {}
         self._modules: dict[str, Any] = {}
+        """The tracked objects, without wrappers."""
         self.progress: MutableMapping[str, Any] = {}
         """The dict that is saved as the part `progress`; `capture` and `restore` set its `step`."""
         self.add(objects)
@@ -117,13 +119,17 @@ class Tracked:
             raise StateError(f"the checkpoint has parts that are not tracked, {_listed(unknown)}: {wanted}")
         with ExitStack() as undo:
             undo.callback(rng.restore_shared, rng.capture_shared())
-            undo.callback(_refill, self.progress, self._progress())
+            refill = Refill(undo, self._modules)
             for name, (save, load) in self._parts.items():
-                if not isinstance(state[name], VerifiedPart):
+                value, table = state[name], self._modules[name]
+                if load is _in_place:
+                    _noted(name, "restoring", refill.fill, name, table, value)
+                elif not isinstance(value, VerifiedPart):
                     undo.callback(_put_back, name, load, _kept(name, save))
-                    _noted(name, "restoring", load, state[name])
-            _refill(self.progress, state[PROGRESS])
+                    _noted(name, "restoring", load, value)
+            refill.fill(PROGRESS, self.progress, state[PROGRESS])
             undo.pop_all()
+        refill.warn()
         for part in state.values():
             if isinstance(part, VerifiedPart):
                 part.fill()
@@ -159,7 +165,7 @@ def _access(value: Any) -> rng.Access | None:
         case (save, load) if callable(save) and callable(load):
             return save, load
     if isinstance(value, MutableMapping):
-        return (lambda: dict(value)), (lambda state: _refill(value, state))
+        return (lambda: dict(value)), _in_place
     return None
 
 
@@ -178,9 +184,8 @@ def _unwrapped(value: Any) -> Any:
             return value
 
 
-def _refill(target: MutableMapping[Any, Any], content: Mapping[Any, Any]) -> None:
-    target.clear()
-    target.update(content)
+def _in_place(_: Any) -> None:
+    """Marks dicts, which `Refill` fills."""
 
 
 def _kept(name: str, save: Callable[[], Any]) -> Callable[[], Any] | None:
