@@ -20,7 +20,7 @@ STALE = 7
 
 def _rest(root: Path) -> list[str]:
     """Returns the files that no committed checkpoint needs, except the records of the log."""
-    needed = {root / part.key for manifest in list_committed(root) for part in manifest.parts}
+    needed = {root / key for manifest in list_committed(root) for key in manifest.keys}
     files = (path for path in root.rglob("*") if path.is_file() and path.parent.name != "log")
     return sorted(str(path.relative_to(root)) for path in files if path not in needed)
 
@@ -141,17 +141,19 @@ def test_a_listing_that_shows_too_little_is_looked_at_again(tmp_path: Path, monk
     assert calls > 2
 
 
-def test_a_claim_removes_what_older_attempts_left_and_only_that(tmp_path: Path) -> None:
-    """A claim deletes unneeded parts and shards of older attempts, but not those of its own attempt."""
+def test_an_attempt_removes_what_older_attempts_left_and_only_that(tmp_path: Path) -> None:
+    """A process that has claimed and loaded deletes unneeded parts and shards of older attempts, but not of its own."""
     Checkpointer(tmp_path, attempt=2).save(1, {"a": b"kept"})
     for attempt in (1, 2, 3):
         for key in ("parts/a{:04d}/step-1.r0000.00aa/part-x.bin", "shards/a{:04d}/step-1.s1/r0001.json"):
             path = tmp_path / key.format(attempt)
             path.parent.mkdir(parents=True)
             path.write_bytes(b"x")
-    Checkpointer(tmp_path, attempt=2)
+    Checkpointer(tmp_path, attempt=2).load_latest()
     assert len(_rest(tmp_path)) == 6
-    Checkpointer(tmp_path, attempt=3)
+    third = Checkpointer(tmp_path, attempt=3)
+    assert len(_rest(tmp_path)) == 6, "it has loaded nothing yet"
+    assert third.load_latest() is not None
     assert _rest(tmp_path) == ["parts/a0003/step-1.r0000.00aa/part-x.bin", "shards/a0003/step-1.s1/r0001.json"]
     assert [m.step for m in list_committed(tmp_path, verify=True)] == [1]
 

@@ -9,6 +9,7 @@ reads and writes, a store must only support an atomic "create this object if it 
         part-model.safetensors               tensors and arrays
         part-progress.json                   JSON values
         part-tokens.bin                      bytes
+        manifest.json                        a copy of the record, written after the commit
       shards/a0002/step-0000000123.s000004/
         r0001.json                           the parts that rank 1 has written; removed after the commit
       .staging/                              unfinished files; only on a file system

@@ -98,7 +98,8 @@ class Checkpointer(Saver):
         Raises:
             ValueError: no root is given, the scheme of the URI is unknown, or a number is out of range.
             StaleAttemptError: an attempt newer than `attempt` has claimed the root.
-            CheckpointError: the root cannot be read.
+            CheckpointError: the root cannot be read. Or it has parts of checkpoints, but their records are lost, and
+                `start_over` is not set.
         """
         place = place_of(
             uri,
@@ -125,7 +126,10 @@ class Checkpointer(Saver):
         """Checkpoints that the last `load_latest` skipped, newest first, each with the reason."""
         alone = Gang() if not sharded else place.gang
         stores = [open_root(root) for root in (local, place.uri) if root is not None]
-        roots = Roots(stores, place.attempt, alone, place.retention, algorithm, shard_timeout_s, commits=writer)
+        roots = Roots(
+            stores, place.attempt, alone, place.retention, algorithm, shard_timeout_s,
+            commits=writer, start_over=start_over,
+        )  # fmt: skip
         super().__init__(roots, cadence, place.limits, writer=writer)
         self._reader = Reader(alone.rank, alone.world_size, trusted, other_world, start_over, agree)
         self._agree = agree

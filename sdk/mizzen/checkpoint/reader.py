@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from mizzen.checkpoint import parts
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError
 from mizzen.checkpoint.log import Log
+from mizzen.checkpoint.lost_records import check_not_lost
 from mizzen.checkpoint.manifest import Manifest, Part
 from mizzen.checkpoint.module_layout import ModuleLayout
 from mizzen.checkpoint.part_reader import fetch_part, fetch_tensors, verify_part
@@ -88,11 +89,13 @@ def read_latest(
             for entry in skipped:
                 message = f"checkpoint {entry.name} is skipped: {entry.reason}"
                 warnings.warn(message, CheckpointWarning, stacklevel=4)
-            if found is None and skipped and not reader.start_over:
-                raise CheckpointError(
-                    f"{logs[-1].where}: none of {len(skipped)} checkpoints or records can be loaded; the newest: "
-                    f"{skipped[0].name}: {skipped[0].reason}. To start without a checkpoint, pass start_over=True"
-                )
+            if found is None and not reader.start_over:
+                if skipped:
+                    raise CheckpointError(
+                        f"{logs[-1].where}: none of {len(skipped)} checkpoints or records can be loaded; the newest: "
+                        f"{skipped[0].name}: {skipped[0].reason}. To start without a checkpoint, pass start_over=True"
+                    )
+                check_not_lost(logs)
             return found, skipped
     raise CheckpointError(f"{logs[0].where}: checkpoints were removed faster than they could be read; increase keep")
 

@@ -21,7 +21,7 @@ def make_room(log: Log, retention: Retention) -> None:
     for place, (_, manifest) in enumerate(log.checkpoints, start=1):
         stays = place < retention.keep or retention.for_good(manifest.step)
         (staying if stays else going).append(manifest)
-    for key in _only_of(going, staying):
+    for key in _only_of(going, staying) - {manifest.copy_key for manifest in going}:
         log.store.forget(key)
 
 
@@ -54,13 +54,19 @@ def prune(log: Log, retention: Retention) -> None:
             log.remove(entry.number)
 
 
-def sweep(log: Log, attempt: int) -> None:
-    """Remove the uncommitted parts and shard records of older attempts: those are fenced and cannot commit them."""
+def sweep(log: Log, attempt: int, *, parts: bool) -> None:
+    """Remove the uncommitted parts and shard records of older attempts: those are fenced and cannot commit them.
+
+    `parts`: whether a checkpoint was loaded. Otherwise, and if the log names no checkpoint, the parts may be all that is
+    left; only temporary files are removed then.
+    """
     with tolerated(f"{log.where}: uncommitted parts of older attempts could not be removed"):
         log.store.tidy()
-        needed = {part.key for _, manifest in log.checkpoints for part in manifest.parts}
-        for root in ("parts", "shards"):
-            keys = [info.key for info in log.store.list(f"{root}/")]
+        if not parts or not log.checkpoints:
+            return
+        needed = {key for _, manifest in log.checkpoints for key in manifest.keys}
+        for folder in ("parts", "shards"):
+            keys = [info.key for info in log.store.list(f"{folder}/")]
             remove(log.store, [key for key in keys if key not in needed and _attempt_of(key) < attempt])
 
 
@@ -80,9 +86,8 @@ def tolerated(what: str) -> Iterator[None]:
 
 
 def _only_of(going: Iterable[Manifest], staying: Iterable[Manifest]) -> set[str]:
-    """Return the keys of parts that are named in `going` but not in `staying`."""
-    needed = {part.key for manifest in staying for part in manifest.parts}
-    return {part.key for manifest in going for part in manifest.parts} - needed
+    """Return the keys of parts, and of copies of records, that belong to `going` but not to `staying`."""
+    return {key for manifest in going for key in manifest.keys} - {key for one in staying for key in one.keys}
 
 
 def _attempt_of(key: str) -> int:

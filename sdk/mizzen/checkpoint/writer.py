@@ -16,12 +16,13 @@ from typing import TypeVar
 
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError, StaleAttemptError
 from mizzen.checkpoint.log import Claimed, Log, claim
+from mizzen.checkpoint.lost_records import copy_record
 from mizzen.checkpoint.manifest import CheckpointId, Claim, Manifest, Part, Shard, parse
 from mizzen.checkpoint.part_reader import verify_part
 from mizzen.checkpoint.parts import Chunk, file_name
 from mizzen.checkpoint.place import Gang, Retention
 from mizzen.checkpoint.presync import Unsent, sample
-from mizzen.checkpoint.removal import make_room, prune, remove, sweep, tolerated
+from mizzen.checkpoint.removal import make_room, prune, remove, tolerated
 from mizzen.checkpoint.root_copy import copy_parts
 from mizzen.checkpoint.save_failures import repeated
 from mizzen.objects import checksums
@@ -139,6 +140,7 @@ class Writer:
         if self.log.attempt > self.attempt or self._rival() is not None:
             self._withdraw(manifest)
         self._check()
+        copy_record(self.log, manifest)
         with tolerated(f"{self.log.where}: old checkpoints could not be removed"):
             remove(self._store, (f"{meeting}r{rank:04d}.json" for rank in range(1, self.gang.world_size)))
             prune(self.log, self.retention)
@@ -308,6 +310,7 @@ class Writer:
         if self.log.attempt > self.attempt:
             self._withdraw(manifest)
         self._check()
+        copy_record(self.log, manifest)
         with tolerated(f"{self.log.where}: old checkpoints could not be removed"):
             prune(self.log, self.retention)
 
@@ -344,7 +347,7 @@ def open_writer(
     at_least: int = 1,
     alone: bool = False,
 ) -> Writer:
-    """Claim the root, remove uncommitted parts of older attempts, and return a writer.
+    """Claim the root, and return a writer.
 
     Args:
         store: the root.
@@ -368,7 +371,4 @@ def open_writer(
         if entry.record is None:
             message = f"{log.where}: record {entry.number} of the log is damaged: {entry.reason}"
             warnings.warn(message, CheckpointWarning, stacklevel=4)
-    writer = Writer(log, claimed, name, gang, retention, algorithm or checksums.fastest())
-    if claimed.first:
-        sweep(log, writer.attempt)
-    return writer
+    return Writer(log, claimed, name, gang, retention, algorithm or checksums.fastest())
