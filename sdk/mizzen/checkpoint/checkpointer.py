@@ -14,7 +14,7 @@ from mizzen.checkpoint.place import Gang, place_of
 from mizzen.checkpoint.presync import Unsent
 from mizzen.checkpoint.reader import Checkpoint, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
-from mizzen.checkpoint.saver import OWN_PARTS, Saver
+from mizzen.checkpoint.saver import OWN_PARTS, Saver, whole_step
 from mizzen.checkpoint.tiers import Roots
 from mizzen.checkpoint.tracked_objects import Tracked
 from mizzen.checkpoint.writer import SHARD_TIMEOUT_S
@@ -162,12 +162,19 @@ class Checkpointer(Saver):
         self._tracked.add(objects)
         self._own |= set(own)
 
-    def restore(self) -> int:
+    def restore(
+        self, *, missing_ok: bool = False, extra_ok: bool = False, parts: Collection[str] | None = None
+    ) -> int:
         """Load the newest valid checkpoint into the tracked objects, and return its step; 0 if there is no checkpoint.
 
         The objects are changed only after the whole checkpoint was read and verified. If this raises an error, they are
         as they were before. Large modules are then read from local files once more, in place, without a second copy in
         memory; if this second read fails, the process ends (`SystemExit`).
+
+        Args:
+            missing_ok: whether the checkpoint may lack tracked parts; their objects are not changed.
+            extra_ok: whether the checkpoint may have parts that are not tracked; they are ignored.
+            parts: names of the only parts to restore, such as `["model"]`; all other objects are not changed.
 
         Raises:
             StateError: the checkpoint does not match the tracked objects. Or a tracked object holds a value that cannot
@@ -179,7 +186,7 @@ class Checkpointer(Saver):
             found = self._newest(self._tracked.layouts(check=self.writer))
             self._take(found)
             if found is not None:
-                self._tracked.restore(found.state)
+                self._tracked.restore(found.state, missing_ok=missing_ok, extra_ok=extra_ok, parts=parts)
         return self._begin(found)
 
     def step(self, step: int) -> None:
@@ -194,6 +201,7 @@ class Checkpointer(Saver):
             CheckpointError: saves have failed in a row up to a limit (`max_failing_s`, `max_failures`). Or the gang has
                 several ranks and `agree` was not given.
         """
+        step = whole_step(step)
         report.progress(step)
         action = self._action(step)
         if self.gang.world_size > 1:

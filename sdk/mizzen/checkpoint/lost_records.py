@@ -50,7 +50,7 @@ def is_lost(log: Log) -> bool:
 def lost_message(root: str) -> str:
     """Return the error for a root that has lost its records."""
     return (
-        f"{root}: there are parts of checkpoints, but their records in log/ are lost. To rebuild the records, run "
+        f"{root}: there are parts of checkpoints, but log/ has no usable record of them. To rebuild the records, run "
         f"`mizzen checkpoint repair {root}`"
     )
 

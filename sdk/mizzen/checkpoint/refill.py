@@ -44,8 +44,8 @@ class Refill:
             for key, new in content.items()
         }
         self._replaced += [f"{path}/{key}" for key in items if key in target and _is_stale(target, key, items[key])]
-        self._undo.callback(_set_mapping, target, dict(target))
-        _set_mapping(target, items)
+        self._undo.callback(_set_content, target, dict(target))
+        _set_content(target, items)
 
     def _sequence(self, target: Any, content: Any, path: str) -> None:
         old = len(target)
@@ -74,11 +74,15 @@ class Refill:
         return old if self._is_filled(old, new) else new
 
     def _is_filled(self, old: Any, new: Any) -> bool:
-        """Fill an array, a tensor or bytes in place; return False if it does not fit."""
+        """Fill an array, a tensor, a set or bytes in place; return False if it does not fit."""
         numpy, torch = loaded("numpy"), loaded("torch")
         if isinstance(old, bytearray) and isinstance(new, bytes):
             self._undo.callback(old.__setitem__, slice(None), bytes(old))
             old[:] = new
+            return True
+        if isinstance(old, set) and isinstance(new, set):
+            self._undo.callback(_set_content, old, set(old))
+            _set_content(old, new)
             return True
         if numpy is not None and type(old) is type(new) is numpy.ndarray:
             same = (old.shape, old.dtype.newbyteorder("=")) == (new.shape, new.dtype.newbyteorder("="))
@@ -120,7 +124,7 @@ def _copy(tensor: Any, kept: Any) -> None:
         tensor.copy_(kept)
 
 
-def _set_mapping(target: MutableMapping[Any, Any], items: Mapping[Any, Any]) -> None:
+def _set_content(target: Any, items: Any) -> None:
     target.clear()
     target.update(items)
 

@@ -1,5 +1,6 @@
 """`Saver`, the part of a `Checkpointer` that saves: at once, in the background, and again after failures."""
 
+import operator
 import time
 from collections.abc import Collection, Mapping
 from typing import Any, Self
@@ -18,6 +19,21 @@ from mizzen.checkpoint.writer import Encoded
 
 OWN_PARTS = frozenset({"rng"})
 """Parts that every rank of a sharded checkpoint saves for itself, in addition to those passed as `own`."""
+
+
+def whole_step(step: Any) -> int:
+    """Return a number of steps as an int; numpy's integers are accepted.
+
+    Raises:
+        StateError: it is not an integer, or is negative.
+    """
+    try:
+        number = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise StateError(f"step={step!r}: must be an integer, 0 or more")
+    return number
 
 
 class Saver:
@@ -83,6 +99,7 @@ class Saver:
                 failed in a row up to a limit.
             Exception: an error of the store, such as OSError for files, and there is no earlier checkpoint.
         """
+        step = whole_step(step)
         while True:
             try:
                 return self._save(step, state, own)
@@ -116,6 +133,7 @@ class Saver:
             StaleAttemptError: a newer attempt has claimed the root; this process must stop training.
             CheckpointError: saves have failed in a row up to a limit (`max_failing_s`, `max_failures`).
         """
+        step = whole_step(step)
         self._saving.wait_tolerating()
         try:
             if background:
@@ -139,6 +157,7 @@ class Saver:
             StaleAttemptError: a newer attempt has claimed the root; this process must stop training.
             CheckpointError: saves have failed in a row up to a limit (`max_failing_s`, `max_failures`).
         """
+        step = whole_step(step)
         notice = notices.current()
         self._saving.wait_tolerating()
         self._roots.insist(True)
@@ -171,6 +190,7 @@ class Saver:
             StaleAttemptError: a newer attempt has claimed the root. The previous background save may have detected it.
             CheckpointError: this process does not save.
         """
+        step = whole_step(step)
         self._saving.wait_tolerating()
         self._roots.begin()
         began_s = time.monotonic()
@@ -208,8 +228,8 @@ class Saver:
     def _encoded(self, step: int, state: Mapping[str, Any]) -> Encoded:
         if not self.writer:
             raise CheckpointError(f"{self.root}: this process does not save; only rank 0 does")
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise StateError(f"step={step!r}: must be an integer, 0 or more")
+        if not state:
+            raise StateError("state: has no parts; a checkpoint needs at least one")
         for name in state:
             check_part_name(name)
         encoded = {name: self._encoder.encode(name, value) for name, value in state.items()}

@@ -1,12 +1,13 @@
 """Tracks the named objects of a training: captures their states for a checkpoint, and restores them."""
 
 import warnings
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from contextlib import ExitStack
 from typing import Any
 
 from mizzen.checkpoint import parts, rng
 from mizzen.checkpoint.errors import CheckpointWarning, NotYetError, StateError
+from mizzen.checkpoint.gradients import GradientWatch
 from mizzen.checkpoint.manifest import check_part_name
 from mizzen.checkpoint.module_layout import ModuleLayout, module_layout
 from mizzen.checkpoint.refill import Refill
@@ -47,6 +48,7 @@ class Tracked:
         self._parts: dict[str, rng.Access] = {}
         self._modules: dict[str, Any] = {}
         """The tracked objects, without wrappers."""
+        self._gradients = GradientWatch()
         self.progress: MutableMapping[str, Any] = {}
         """The dict that is saved as the part `progress`; `capture` and `restore` set its `step`."""
         self.add(objects)
@@ -93,9 +95,17 @@ class Tracked:
         """Return the current state: part name to value. Its tensors are live: save or copy it before the next step."""
         self.progress["step"] = step
         state = {name: _noted(name, "capturing", save) for name, (save, _) in self._parts.items()}
+        self._gradients.captured(step, self._modules)
         return state | {RNG: rng.capture_shared(), PROGRESS: self._progress()}
 
-    def restore(self, state: Mapping[str, Any], *, extra_ok: bool = False) -> None:
+    def restore(
+        self,
+        state: Mapping[str, Any],
+        *,
+        missing_ok: bool = False,
+        extra_ok: bool = False,
+        parts: Collection[str] | None = None,
+    ) -> None:
         """Restore each object from its part of a loaded state, in the order of tracking.
 
         Modules with a `VerifiedPart` follow, which cannot fail any more; the random generators come last. If the load of
@@ -103,37 +113,57 @@ class Tracked:
 
         Args:
             state: part name to value.
+            missing_ok: whether the state may lack tracked parts; their objects are not changed.
             extra_ok: whether the state may have parts that are not tracked; they are ignored.
+            parts: names of the only parts to restore; None: all.
 
         Raises:
             StateError: a part is missing, or a part is not tracked. An exception of an object's own `load_state_dict` is
                 raised unchanged, with a note that names the part.
             SystemExit: see `VerifiedPart.fill`.
         """
-        missing = [name for name in self.names if name not in state]
-        unknown = [name for name in state if name not in self.names]
-        if missing:
-            raise StateError(f"the checkpoint lacks the tracked parts {_listed(missing)}; it has {_listed(state)}")
-        if unknown and not extra_ok:
-            wanted = "track them too, or pass extra_ok=True to ignore them"
-            raise StateError(f"the checkpoint has parts that are not tracked, {_listed(unknown)}: {wanted}")
+        wanted = self._wanted(state, missing_ok, extra_ok, parts)
         with ExitStack() as undo:
             undo.callback(rng.restore_shared, rng.capture_shared())
             refill = Refill(undo, self._modules)
             for name, (save, load) in self._parts.items():
-                value, table = state[name], self._modules[name]
+                value = state[name] if name in wanted else None
+                if name not in wanted or isinstance(value, VerifiedPart):
+                    continue
                 if load is _in_place:
-                    _noted(name, "restoring", refill.fill, name, table, value)
-                elif not isinstance(value, VerifiedPart):
+                    _noted(name, "restoring", refill.fill, name, self._modules[name], value)
+                else:
                     undo.callback(_put_back, name, load, _kept(name, save))
                     _noted(name, "restoring", load, value)
-            refill.fill(PROGRESS, self.progress, state[PROGRESS])
+            if PROGRESS in wanted:
+                refill.fill(PROGRESS, self.progress, state[PROGRESS])
             undo.pop_all()
         refill.warn()
-        for part in state.values():
-            if isinstance(part, VerifiedPart):
-                part.fill()
-        rng.restore_shared(state[RNG])
+        for name in wanted:
+            if isinstance(state[name], VerifiedPart):
+                state[name].fill()
+        if RNG in wanted:
+            rng.restore_shared(state[RNG])
+
+    def _wanted(
+        self, state: Mapping[str, Any], missing_ok: bool, extra_ok: bool, parts: Collection[str] | None
+    ) -> frozenset[str]:
+        """Return the names of the parts to restore; see `restore`."""
+        if parts is not None:
+            if isinstance(parts, str) or (strange := [name for name in parts if name not in self.names]):
+                what = repr(parts) if isinstance(parts, str) else _listed(strange)
+                raise StateError(f"parts: {what} must be names of tracked parts; these are {_listed(self.names)}")
+        missing = [name for name in (self.names if parts is None else parts) if name not in state]
+        unknown = [name for name in state if name not in self.names]
+        if missing and not missing_ok:
+            raise StateError(
+                f"the checkpoint lacks the tracked parts {_listed(missing)}; it has {_listed(state)}. To leave their "
+                "objects as they are, pass missing_ok=True to restore"
+            )
+        if unknown and not extra_ok and parts is None:
+            advice = "track them too, or pass extra_ok=True to restore, to ignore them"
+            raise StateError(f"the checkpoint has parts that are not tracked, {_listed(unknown)}: {advice}")
+        return frozenset(self.names if parts is None else parts) & state.keys()
 
     def _progress(self) -> dict[str, Any]:
         return dict(self.progress)

@@ -9,6 +9,8 @@ Values that JSON supports are written unchanged. Every other value is an object 
 | named tuple | `{"$namedtuple": [module, class, [field, ...], [...]]}` |
 | a module's `state_dict()`, with its `_metadata` | `{"$state_dict": [{...}, metadata]}` |
 | collections.Counter | `{"$counter": [[key, count], ...]}` |
+| set, frozenset | `{"$set": [...]}`, `{"$frozenset": [...]}` |
+| collections.deque | `{"$deque": [[...], greatest length or null]}` |
 | nan, inf, -inf | `{"$float": "nan"}` |
 | an integer of more than 1024 bits | `{"$int": "0x..."}` |
 | complex | `{"$complex": [real, imaginary]}` |
@@ -23,7 +25,7 @@ name and fields. Values that share the same memory, such as tied weights, are st
 
 import json
 import math
-from collections import Counter, OrderedDict, namedtuple
+from collections import Counter, OrderedDict, deque, namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,6 +128,12 @@ class Flattening:
         if isinstance(value, bytes | bytearray | memoryview):
             data: Chunk = memoryview(value).cast("B") if memoryview(value).c_contiguous else bytes(value)
             return {"$bytes": self._set_aside(_of_bytes(data, id(value)), path, value)}
+        if isinstance(value, set | frozenset):
+            # Sorted by their text: the order of a set is not the same in another process.
+            items = sorted((self.written(item, path) for item in value), key=text_of)
+            return {"$set" if isinstance(value, set) else "$frozenset": items}
+        if isinstance(value, deque):
+            return {"$deque": [self._items(value, path), value.maxlen]}
         if isinstance(value, Counter):
             return {"$counter": self._pairs(value, path)}
         if isinstance(value, Mapping):
@@ -141,7 +149,7 @@ class Flattening:
             if isinstance(value, plain):
                 return self.written(convert(value), path)
         name = f"{type(value).__module__}.{type(value).__qualname__}"
-        known = "numbers, strings, bytes, lists, tuples, dicts, numpy arrays and torch tensors"
+        known = "numbers, strings, bytes, lists, tuples, dicts, sets, deques, numpy arrays and torch tensors"
         raise StateError(f"{where}: {name} cannot be stored; use {known}, or make it a part of its own: Pickled(value)")
 
     def _tuple(self, value: tuple[Any, ...], path: tuple[str, ...]) -> dict[str, Any]:
@@ -241,6 +249,11 @@ class _Restoring:
         match tag:
             case "$dict":
                 return {self.read(key): self.read(item) for key, item in content}
+            case "$set" | "$frozenset":
+                return (set if tag == "$set" else frozenset)(self.read(item) for item in content)
+            case "$deque":
+                items, most = content
+                return deque(map(self.read, items), most)
             case "$counter":
                 return Counter({self.read(key): self.read(item) for key, item in content})
             case "$tuple":
