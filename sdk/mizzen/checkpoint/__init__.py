@@ -39,6 +39,7 @@ from mizzen.checkpoint.parts import Pickled
 from mizzen.checkpoint.reader import Checkpoint, Skipped
 from mizzen.checkpoint.resume_check import ResumeError, verify_resume
 from mizzen.checkpoint.root_view import Checkpoints, Problem, list_committed, open_checkpoints
+from mizzen.checkpoint.save_failures import StepStatus
 from mizzen.checkpoint.tracked_objects import Tracked
 from mizzen.notices import exit_preempted
 
@@ -59,6 +60,7 @@ __all__ = [
     "Skipped",
     "StaleAttemptError",
     "StateError",
+    "StepStatus",
     "Tracked",
     "exit_preempted",
     "list_committed",

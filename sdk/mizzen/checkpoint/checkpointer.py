@@ -14,6 +14,7 @@ from mizzen.checkpoint.place import Gang, place_of
 from mizzen.checkpoint.presync import Unsent
 from mizzen.checkpoint.reader import Checkpoint, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
+from mizzen.checkpoint.save_failures import StepStatus
 from mizzen.checkpoint.saver import OWN_PARTS, Saver, whole_step
 from mizzen.checkpoint.tiers import Roots
 from mizzen.checkpoint.tracked_objects import Tracked
@@ -189,7 +190,7 @@ class Checkpointer(Saver):
                 self._tracked.restore(found.state, missing_ok=missing_ok, extra_ok=extra_ok, parts=parts)
         return self._begin(found)
 
-    def step(self, step: int) -> None:
+    def step(self, step: int) -> StepStatus:
         """Report that `step` steps are done, save if a save is due, and exit if a notice requires it.
 
         Call it after every training step. A failed save causes a `CheckpointWarning` and is retried after a tenth of
@@ -212,16 +213,17 @@ class Checkpointer(Saver):
             action = StepAction(self._agree(action))
         self._roots.insist(action in (StepAction.NOTHING, StepAction.SAVE))
         if action is StepAction.NOTHING or (action is StepAction.FLUSH and self._is_sending_ahead(step)):
-            return
+            return self._status(False)
         if action is StepAction.FLUSH and self._saving.holds(step):
             self._saving.wait_tolerating()
         if self.writer and (action is StepAction.SAVE or (action is StepAction.FLUSH and self._saved_step != step)):
             if action is StepAction.SAVE:
-                self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)
-            else:
-                self.save_last(step, self._tracked.capture(step), own=self._own)
+                done = self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)
+                return self._status(done)
+            self.save_last(step, self._tracked.capture(step), own=self._own)
         if action is not StepAction.SAVE:
             self._departure.exit(action, self._agree)
+        return self._status(False)
 
     def should_save(self, step: int) -> bool:
         """Return whether to save now: a save is due, or a notice was received and there is time for a save.
@@ -256,6 +258,12 @@ class Checkpointer(Saver):
             return pressing
         due = self.writer and step != self._saved_step and self.cadence.should_save(step)
         return StepAction.SAVE if due else StepAction.NOTHING
+
+    def _status(self, done: bool) -> StepStatus:
+        """Return the status of a step; `done`: it was saved, or its save was started."""
+        if done:
+            return StepStatus.STARTED if self.background else StepStatus.SAVED
+        return StepStatus.FAILED if self._failures.are_failing else StepStatus.NOT_DUE
 
     def _is_sending_ahead(self, step: int) -> bool:
         """Return whether the training continues within a notice, because parts of the state are sent ahead."""

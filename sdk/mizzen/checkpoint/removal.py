@@ -4,9 +4,10 @@ import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
 
-from mizzen.checkpoint.errors import CheckpointWarning
+from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning
 from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.manifest import Claim, Manifest
+from mizzen.checkpoint.part_reader import verify_part
 from mizzen.checkpoint.place import Retention
 from mizzen.objects.store import ObjectStore
 
@@ -52,6 +53,37 @@ def prune(log: Log, retention: Retention) -> None:
         older = not isinstance(entry.record, Claim) or entry.record.attempt <= said
         if entry.number < newest and not isinstance(entry.record, Manifest) and older:
             log.remove(entry.number)
+
+
+def make_space(log: Log, retention: Retention) -> Manifest | None:
+    """Remove the oldest checkpoint of a full disk, although `keep` would keep it; return it, or None.
+
+    The newest valid checkpoint, whose parts are read to verify it, and those that are kept for good stay.
+
+    Raises:
+        CheckpointError: the root cannot be read.
+    """
+    log.refresh()
+    checkpoints = log.checkpoints
+    going = [pair for pair in checkpoints if pair[0] < log.last and not retention.for_good(pair[1].step)]
+    valid = next((one for _, one in checkpoints if _is_intact(log.store, one)), None) if len(checkpoints) > 1 else None
+    for number, manifest in reversed(going):
+        if valid is not None and manifest != valid:
+            unneeded = _only_of([manifest], [one for _, one in checkpoints if one != manifest])
+            log.remove(number)
+            remove(log.store, unneeded)
+            return manifest
+    return None
+
+
+def _is_intact(store: ObjectStore, manifest: Manifest) -> bool:
+    """Return whether all parts of a checkpoint equal their checksums."""
+    try:
+        for part in manifest.parts:
+            verify_part(store, part)
+    except CheckpointError:
+        return False
+    return True
 
 
 def sweep(log: Log, attempt: int, *, parts: bool) -> None:

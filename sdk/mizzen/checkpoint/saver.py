@@ -1,6 +1,9 @@
 """`Saver`, the part of a `Checkpointer` that saves: at once, in the background, and again after failures."""
 
+import atexit
 import operator
+import os
+import sys
 import time
 from collections.abc import Collection, Mapping
 from typing import Any, Self
@@ -16,6 +19,7 @@ from mizzen.checkpoint.save_failures import Failures, Limits, may_pass
 from mizzen.checkpoint.snapshot import Snapshot
 from mizzen.checkpoint.tiers import Roots
 from mizzen.checkpoint.writer import Encoded
+from mizzen.notices.current_notice import flush_output
 
 OWN_PARTS = frozenset({"rng"})
 """Parts that every rank of a sharded checkpoint saves for itself, in addition to those passed as `own`."""
@@ -36,6 +40,16 @@ def whole_step(step: Any) -> int:
     return number
 
 
+def _tell(saving: BackgroundSave) -> None:
+    """Warn at the end of the process if the last background save has failed; exit with 1 if a limit is reached."""
+    try:
+        saving.wait_tolerating()
+    except CheckpointError as error:
+        print(f"mizzen: {error}", file=sys.stderr)
+        flush_output()
+        os._exit(1)
+
+
 class Saver:
     """Saves the states of one process to its roots."""
 
@@ -52,6 +66,7 @@ class Saver:
         self._saving = BackgroundSave(self.not_saved)
         self._departure = Departure(self.cadence, self._saving)
         self._saved_step: int | None = None
+        self._tells_at_exit = False
 
     @property
     def root(self) -> str:
@@ -205,6 +220,9 @@ class Saver:
             self.cadence.written(time.monotonic() - saving.began_s)
             self._saved(saving.manifest, held_s, time.monotonic() - began_s)
 
+        if not self._tells_at_exit:
+            self._tells_at_exit = True
+            atexit.register(_tell, self._saving)
         return self._saving.start(step, lambda: self._roots.write(step, encoded, own), ended)
 
     def wait(self) -> None:

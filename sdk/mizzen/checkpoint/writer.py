@@ -6,6 +6,7 @@ shard records and commits them in one manifest.
 """
 
 import contextlib
+import errno
 import secrets
 import time
 import warnings
@@ -22,7 +23,7 @@ from mizzen.checkpoint.part_reader import verify_part
 from mizzen.checkpoint.parts import Chunk, file_name
 from mizzen.checkpoint.place import Gang, Retention
 from mizzen.checkpoint.presync import Unsent, sample
-from mizzen.checkpoint.removal import make_room, prune, remove, tolerated
+from mizzen.checkpoint.removal import make_room, make_space, prune, remove, tolerated
 from mizzen.checkpoint.root_copy import copy_parts
 from mizzen.checkpoint.save_failures import repeated
 from mizzen.objects import checksums
@@ -40,6 +41,8 @@ _CHECKED_EVERY = 4
 """At every fourth reuse of a part its content is read and its checksum compared; at other reuses only its size."""
 _REUSED_AT_MOST = 16
 """Consecutive checkpoints that may reuse a part before it is written again."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 T = TypeVar("T")
 Encoded = Mapping[str, tuple[str, Sequence[Chunk]]]
@@ -99,6 +102,8 @@ class Writer:
     def write(self, step: int, encoded: Encoded, mine: Sequence[str] = (), save: int = 0, begun: int = 1) -> Manifest:
         """Write the parts and commit them as a checkpoint, durably; then remove checkpoints that retention drops.
 
+        If the disk is full, older checkpoints are removed first, down to one that is valid.
+
         Args:
             step: number of steps done.
             encoded: the parts. Only rank 0 writes the parts that all ranks share.
@@ -112,6 +117,20 @@ class Writer:
             CheckpointError: another rank did not write before the timeout, or the log cannot be read.
             Exception: an error of the store; earlier checkpoints are unchanged.
         """
+        while True:
+            try:
+                return self._write(step, encoded, mine, save, begun)
+            except OSError as error:
+                if error.errno not in _FULL or self.gang.rank:
+                    raise
+                dropped = make_space(self.log, self.retention)
+                if dropped is None:
+                    raise
+                message = f"{self.log.where}: no space left; {dropped.name} was removed to save step {step}"
+                warnings.warn(message, CheckpointWarning, stacklevel=4)
+
+    def _write(self, step: int, encoded: Encoded, mine: Sequence[str], save: int, begun: int) -> Manifest:
+        """Try once to write; see `write`."""
         self.log.refresh()
         self._check()
         nonce = secrets.token_hex(4)
