@@ -178,7 +178,7 @@ def test_steps_of_numpy_are_steps(tmp_path: Path) -> None:
     assert checkpointer.save_async(np.int32(3), {"a": 3}).wait().step == 3
     assert [type(m.step) for m in list_committed(tmp_path)] == [int] * 3
     for wrong in (True, 1.0, np.float64(1), np.bool_(True), -1, "1"):
-        with pytest.raises(StateError, match="step=.*: must be an integer, 0 or more"):
+        with pytest.raises(StateError, match=r"step=.*: must be an integer, 0 or more"):
             checkpointer.step(wrong)  # type: ignore[arg-type]
 
 

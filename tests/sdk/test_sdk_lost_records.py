@@ -179,10 +179,10 @@ def damage(chance: random.Random, roots: list[Path]) -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("block", range(10))
 def test_no_damage_makes_a_wrong_a_silent_or_a_last_start(tmp_path: Path, block: int) -> None:
-    """1,000 damaged trees, of one or two roots. A start loads a saved state exactly, or is an error that changes nothing.
+    """1,000 damaged trees, of one or two roots: each start loads a saved state exactly, or changes nothing.
 
-    It starts from nothing only if no root has a file left. After an error no part is gone, and after the removals of two
-    starts, a checkpoint that could be loaded still can be.
+    It starts from nothing only if no root has a file left. After an error no part is gone, and after the removals of
+    two starts, a checkpoint that could be loaded still can be.
     """
     for seed in range(block, examples(1000), 10):
         chance = random.Random(seed)

@@ -20,7 +20,9 @@ def test_inner_objects_stay_the_same() -> None:
     """Dicts, lists, tuples, arrays and bytes that fit are filled in place, at any depth."""
     array, items, inner, raw = np.zeros(3), [np.zeros(2), 5], OrderedDict(a=1, b=2), bytearray(b"old")
     counts, pair = Counter("aab"), ([0], "x")
-    table = defaultdict(list, {"array": array, "items": items, "inner": inner, "raw": raw, "counts": counts, "pair": pair})
+    table = defaultdict(
+        list, {"array": array, "items": items, "inner": inner, "raw": raw, "counts": counts, "pair": pair}
+    )
     first = items[0]
     new = {
         "inner": {"c": 3}, "array": np.arange(3.0), "items": [np.ones(2), 6, 7], "raw": b"newer",

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, SupportsIndex
 
 from mizzen import notices, report
 from mizzen.cadence import Cadence
@@ -20,6 +20,7 @@ from mizzen.checkpoint.tiers import Roots
 from mizzen.checkpoint.tracked_objects import Tracked
 from mizzen.checkpoint.writer import SHARD_TIMEOUT_S
 from mizzen.objects import checksums
+
 
 class Checkpointer(Saver):
     """Saves and loads the full state of a training under one root.
@@ -163,9 +164,7 @@ class Checkpointer(Saver):
         self._tracked.add(objects)
         self._own |= set(own)
 
-    def restore(
-        self, *, missing_ok: bool = False, extra_ok: bool = False, parts: Collection[str] | None = None
-    ) -> int:
+    def restore(self, *, missing_ok: bool = False, extra_ok: bool = False, parts: Collection[str] | None = None) -> int:
         """Load the newest valid checkpoint into the tracked objects, and return its step; 0 if there is no checkpoint.
 
         The objects are changed only after the whole checkpoint was read and verified. If this raises an error, they are
@@ -190,7 +189,7 @@ class Checkpointer(Saver):
                 self._tracked.restore(found.state, missing_ok=missing_ok, extra_ok=extra_ok, parts=parts)
         return self._begin(found)
 
-    def step(self, step: int) -> StepStatus:
+    def step(self, step: SupportsIndex) -> StepStatus:
         """Report that `step` steps are done, save if a save is due, and exit if a notice requires it.
 
         Call it after every training step. A failed save causes a `CheckpointWarning` and is retried after a tenth of
@@ -225,11 +224,12 @@ class Checkpointer(Saver):
             self._departure.exit(action, self._agree)
         return self._status(False)
 
-    def should_save(self, step: int) -> bool:
+    def should_save(self, step: SupportsIndex) -> bool:
         """Return whether to save now: a save is due, or a notice was received and there is time for a save.
 
         Returns False if `step` was the last step saved. In a gang, call it on one rank and broadcast the result.
         """
+        step = whole_step(step)
         if step == self._saved_step or (not self.cadence.should_save(step) and notices.current() is None):
             return False
         return self._action(step) in (StepAction.SAVE, StepAction.FLUSH)

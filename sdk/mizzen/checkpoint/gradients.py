@@ -27,7 +27,9 @@ class GradientWatch:
         for name, module in objects.items():
             for tensor in module.parameters() if isinstance(module, torch.nn.Module) else ():
                 if tensor.grad is not None and tensor.requires_grad and tensor.grad.any():
-                    self._hook = tensor.register_hook(lambda _, tensor=tensor, name=name: self._added(tensor, name, step))
+                    self._hook = tensor.register_hook(
+                        lambda _, tensor=tensor, name=name: self._added(tensor, name, step)
+                    )
                     return
 
     def _added(self, tensor: Any, name: str, step: int) -> None:
@@ -35,8 +37,8 @@ class GradientWatch:
         if tensor.grad is not None and tensor.grad.any():
             self._told = True
             message = (
-                f"part {name!r}: the training adds to gradients that were there at step {step}, but a checkpoint has no "
-                "gradients: a training that resumes there differs. Call step() only after the gradients are cleared "
+                f"part {name!r}: the training adds to gradients that were there at step {step}, but a checkpoint has "
+                "no gradients: a training that resumes there differs. Call step() only after the gradients are cleared "
                 "(zero_grad)"
             )
             warnings.warn(message, CheckpointWarning, stacklevel=2)

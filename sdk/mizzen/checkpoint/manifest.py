@@ -97,7 +97,7 @@ class Manifest:
 
     @property
     def copy_key(self) -> str:
-        """Key of the copy of this record, beside the parts that its save has written (`mizzen.checkpoint.lost_records`)."""
+        """Key of the copy of this record, beside the parts that its save has written (see `lost_records`)."""
         return f"parts/a{self.id.attempt:04d}/step-{self.id.step:010d}.r0000.{self.by}/{COPY_NAME}"
 
     @property

@@ -8,6 +8,7 @@ can be read in place, without a second copy in memory. A module with hooks or a 
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from mizzen.checkpoint import parts, tensorfile, trees
@@ -107,5 +108,5 @@ def _overlap(tensors: list[Any]) -> bool:
     ranges = sorted((str(one.device), one.data_ptr(), one.nbytes) for one in tensors if one.nbytes)
     return any(
         device == other and start + size_bytes > low
-        for (device, start, size_bytes), (other, low, _) in zip(ranges, ranges[1:], strict=False)
+        for (device, start, size_bytes), (other, low, _) in pairwise(ranges)
     )

@@ -70,7 +70,9 @@ class Refill:
             return old
         if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
             items = [self._filled(one, two, f"{path}/{n}") for n, (one, two) in enumerate(zip(old, new, strict=True))]
-            return old if all(one is two for one, two in zip(items, old, strict=True)) else tuple.__new__(type(new), items)
+            return (
+                old if all(one is two for one, two in zip(items, old, strict=True)) else tuple.__new__(type(new), items)
+            )
         return old if self._is_filled(old, new) else new
 
     def _is_filled(self, old: Any, new: Any) -> bool:

@@ -89,8 +89,8 @@ def _is_intact(store: ObjectStore, manifest: Manifest) -> bool:
 def sweep(log: Log, attempt: int, *, parts: bool) -> None:
     """Remove the uncommitted parts and shard records of older attempts: those are fenced and cannot commit them.
 
-    `parts`: whether a checkpoint was loaded. Otherwise, and if the log names no checkpoint, the parts may be all that is
-    left; only temporary files are removed then.
+    `parts`: whether a checkpoint was loaded. Otherwise, and if the log names no checkpoint, the parts may be all that
+    is left; only temporary files are removed then.
     """
     with tolerated(f"{log.where}: uncommitted parts of older attempts could not be removed"):
         log.store.tidy()

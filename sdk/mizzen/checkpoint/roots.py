@@ -7,7 +7,6 @@ from mizzen.environment import local_path
 from mizzen.objects.store import ObjectStore
 from mizzen.objects.urls import open_store
 
-
 _SINGLE_SLASH = re.compile(r"(s3|gs|file):/(?!/)(.*)")
 
 

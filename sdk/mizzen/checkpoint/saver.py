@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Mapping
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 from mizzen import notices, report
 from mizzen.cadence import Cadence
@@ -91,7 +91,7 @@ class Saver:
         """
         return self._roots.claim()
 
-    def save(self, step: int, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS) -> Manifest:
+    def save(self, step: SupportsIndex, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS) -> Manifest:
         """Commit `state` as the checkpoint of `step`, durably; then remove checkpoints that retention does not keep.
 
         The commit is atomic: if the process or the machine dies at any time, either the new checkpoint is complete or
@@ -137,7 +137,12 @@ class Saver:
         return manifest
 
     def try_save(
-        self, step: int, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS, background: bool = False
+        self,
+        step: SupportsIndex,
+        state: Mapping[str, Any],
+        *,
+        own: Collection[str] = OWN_PARTS,
+        background: bool = False,
     ) -> bool:
         """Try once to save, or start a background save, and return whether that succeeded.
 
@@ -162,7 +167,7 @@ class Saver:
             return False
         return True
 
-    def save_last(self, step: int, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS) -> bool:
+    def save_last(self, step: SupportsIndex, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS) -> bool:
         """Save a last time within a notice, and return whether that succeeded.
 
         If it fails, try again as long as there is time; a sharded gang tries once. Without a notice, as `try_save`.
@@ -194,7 +199,7 @@ class Saver:
         """
         self.cadence.missed(self._tolerate(step, error))
 
-    def save_async(self, step: int, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS) -> Saving:
+    def save_async(self, step: SupportsIndex, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS) -> Saving:
         """Copy `state` in memory and save the copy in a background thread; return when the copy is made.
 
         If the previous background save is still running, wait for it first. The interpreter waits for the last one

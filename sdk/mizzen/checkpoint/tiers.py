@@ -98,8 +98,8 @@ class Roots:
     def loaded(self, newest: Manifest | None, verified: frozenset[str]) -> None:
         """Copy the newest checkpoint to the remote root if only a local root has it: now, or after the claim.
 
-        The next save takes over the parts in `verified`, given by URI, that have not changed. Uncommitted parts of older
-        attempts are removed, unless nothing was loaded (`newest` is None): they may be all that is left.
+        The next save takes over the parts in `verified`, given by URI, that have not changed. Uncommitted parts of
+        older attempts are removed, unless nothing was loaded (`newest` is None): they may be all that is left.
         """
         self._found, self._verified = newest, verified
         for writer in self.writers:

@@ -108,8 +108,8 @@ class Tracked:
     ) -> None:
         """Restore each object from its part of a loaded state, in the order of tracking.
 
-        Modules with a `VerifiedPart` follow, which cannot fail any more; the random generators come last. If the load of
-        an object raises an error, the objects that were restored before are put back.
+        Modules with a `VerifiedPart` follow, which cannot fail any more; the random generators come last. If the load
+        of an object raises an error, the objects that were restored before are put back.
 
         Args:
             state: part name to value.
@@ -118,8 +118,8 @@ class Tracked:
             parts: names of the only parts to restore; None: all.
 
         Raises:
-            StateError: a part is missing, or a part is not tracked. An exception of an object's own `load_state_dict` is
-                raised unchanged, with a note that names the part.
+            StateError: a part is missing, or a part is not tracked. An exception of an object's own `load_state_dict`
+                is raised unchanged, with a note that names the part.
             SystemExit: see `VerifiedPart.fill`.
         """
         wanted = self._wanted(state, missing_ok, extra_ok, parts)
@@ -149,10 +149,11 @@ class Tracked:
         self, state: Mapping[str, Any], missing_ok: bool, extra_ok: bool, parts: Collection[str] | None
     ) -> frozenset[str]:
         """Return the names of the parts to restore; see `restore`."""
-        if parts is not None:
-            if isinstance(parts, str) or (strange := [name for name in parts if name not in self.names]):
-                what = repr(parts) if isinstance(parts, str) else _listed(strange)
-                raise StateError(f"parts: {what} must be names of tracked parts; these are {_listed(self.names)}")
+        strange = [parts] if isinstance(parts, str) else [name for name in parts or () if name not in self.names]
+        if strange:
+            raise StateError(
+                f"parts: {_listed(strange)} must be names of tracked parts; these are {_listed(self.names)}"
+            )
         missing = [name for name in (self.names if parts is None else parts) if name not in state]
         unknown = [name for name in state if name not in self.names]
         if missing and not missing_ok:

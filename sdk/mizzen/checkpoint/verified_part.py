@@ -1,4 +1,4 @@
-"""A part that was verified but not loaded yet: the second half of a load that changes nothing before all is verified."""
+"""A verified part that is not loaded yet: a restore changes nothing before all parts are verified."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -43,8 +43,8 @@ class VerifiedPart:
             except CheckpointError as error:
                 reason = str(error)
         raise SystemExit(
-            f"part {self.part.name!r} was verified, but could not be read again: {reason}. The module is partly loaded, "
-            "so this process ends; start it again"
+            f"part {self.part.name!r} was verified, but could not be read again: {reason}. The module is partly "
+            "loaded, so this process ends; start it again"
         )
 
 

@@ -292,7 +292,7 @@ def checkpoint() -> Parser:
     mend = add(
         "repair",
         "Rebuild lost records of checkpoints from their parts.\n\n"
-        "Reads the parts, and writes the record of each checkpoint whose parts are all intact. Prints these checkpoints.\n"
+        "Reads the parts, and writes the record of each checkpoint whose parts are all intact. Prints them.\n"
         "A training that saves to the root meanwhile is stopped by its next save. Nothing is removed.\n\n"
         "Exit code 0: no checkpoint is lost; 8: the records of some cannot be rebuilt.",
     )
