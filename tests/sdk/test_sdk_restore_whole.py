@@ -33,7 +33,7 @@ class Stubborn(Model):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.weights[0][:] = state["weights"][0]
-        if state["weights"][1][0] == 2.0:
+        if state["weights"][1][0] == 12.0:
             raise ValueError("no")
         super().load_state_dict(state)
 
@@ -41,7 +41,7 @@ class Stubborn(Model):
 def objects(value: float, kind: type[Model] = Model) -> dict[str, Any]:
     """Returns objects of all kinds with a value."""
     table = {"ema": [np.full(3, value)], "best": value, "names": {"a": value}}
-    return {"model": Model(value), "dice": random.Random(value), "table": table, "last": kind(value)}
+    return {"model": Model(value), "dice": random.Random(value), "table": table, "last": kind(value + 10)}
 
 
 def tracked(root: Path, value: float, **given: Any) -> tuple[Checkpointer, Tracked]:

@@ -2,10 +2,14 @@
 
 import warnings
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.tensors import loaded
+
+_MOST = 32
+"""Parameters of a module that are looked at: all have a gradient, or none has."""
 
 
 class GradientWatch:
@@ -25,7 +29,7 @@ class GradientWatch:
             return
         self._forget()
         for name, module in objects.items():
-            for tensor in module.parameters() if isinstance(module, torch.nn.Module) else ():
+            for tensor in islice(module.parameters(), _MOST) if isinstance(module, torch.nn.Module) else ():
                 if tensor.grad is not None and tensor.requires_grad and tensor.grad.any():
                     self._hook = tensor.register_hook(
                         lambda _, tensor=tensor, name=name: self._added(tensor, name, step)

@@ -12,11 +12,10 @@ import ctypes
 import math
 import sys
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from functools import cache
 from pickle import PickleBuffer
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError, NotYetError, StateError
 from mizzen.objects.store import Chunk
@@ -78,8 +77,7 @@ NUMPY_TYPES = frozenset(_STORED_AS["numpy"])
 """Names of the numpy types whose arrays and scalars can be stored."""
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):  # Ten thousand of them are created twice as fast as dataclasses.
     """Describes how one array or tensor is stored in a file."""
 
     library: Library
