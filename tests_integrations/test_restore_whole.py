@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from mizzen.checkpoint import Checkpointer, CheckpointError, Tracked, verified_part
+from mizzen.checkpoint import Checkpointer, CheckpointError, Tracked, module_layout, trees, verified_part
 from tests_integrations.tensors import bits
 
 
@@ -134,3 +134,39 @@ def test_a_part_is_read_elsewhere_if_it_disappears_between_the_two_reads(
     assert checkpointer.restore() == 3
     expected = Tracked(objects(1))
     assert picture(checkpointer._tracked)[0] == picture(expected)[0]
+
+
+class Named(nn.Module):
+    """A module with parameters of several types, tied weights if asked, and a version."""
+
+    _version = 3
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.half = nn.Parameter(torch.rand(3, 5).bfloat16())
+        self.single = nn.Parameter(torch.rand(7))
+        self.register_buffer("counts", torch.arange(4))
+        self.register_buffer("hidden", torch.arange(4), persistent=False)
+        self.inner = nn.ModuleDict({"a-b": nn.Linear(2, 3), "c": nn.BatchNorm1d(3)})
+        if tied:
+            self.again = self.single
+
+
+def test_the_quick_layout_is_the_exact_one() -> None:
+    """The layout that is computed without flattening has the same head and the same tensors."""
+    found = 0
+    for module in (Named(False), Named(True), nn.Linear(2, 2), nn.ParameterDict({"x/y": nn.Parameter(torch.ones(1))}),
+                   nn.Sequential(nn.Linear(3, 3, bias=False), nn.Conv2d(1, 2, 3), nn.Embedding(4, 2))):  # fmt: skip
+        state = module.state_dict()
+        quick = module_layout.quick_layout("p", module, state)
+        exact = module_layout.module_layout(module, trees.flatten("p", state))
+        assert exact is not None
+        if quick is not None:
+            found += 1
+            assert (quick.head, quick.size_bytes) == (exact.head, exact.size_bytes)
+            places = [[tensor.data_ptr() for tensor in one.tensors] for one in (quick, exact)]
+            assert places[0] == places[1]
+    assert found == 3
+    for module in (nn.Sequential(nn.Linear(2, 2), nn.Flatten()),):
+        module[0].register_load_state_dict_pre_hook(lambda *_: None)
+        assert module_layout.quick_layout("p", module, module.state_dict()) is None

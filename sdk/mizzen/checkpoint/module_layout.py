@@ -6,13 +6,17 @@ can be read in place, without a second copy in memory. A module with hooks or a 
 """
 
 import ctypes
-from collections.abc import Iterator
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from mizzen.checkpoint import parts, tensorfile, trees
-from mizzen.checkpoint.tensors import live_memory, loaded
+from mizzen.checkpoint.tensors import WIDTHS, live_memory, loaded, plain_types
+
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True)
@@ -35,16 +39,68 @@ class ModuleLayout:
     def fill(self, content: memoryview) -> None:
         """Copy the tensors from the content of the file."""
         torch = loaded("torch")
+        kind = torch.Tensor
         start = ctypes.addressof(ctypes.c_char.from_buffer(content))
         low = len(self.head)
-        for tensor in self.tensors:
-            size_bytes = tensor.nbytes
-            if tensor.is_cpu:
-                ctypes.memmove(tensor.data_ptr(), start + low, size_bytes)
+        # `map` is faster than attributes in the loop: there may be ten thousand tensors.
+        facts = [map(fact, self.tensors) for fact in (kind.nbytes.__get__, kind.is_cpu.__get__, kind.data_ptr)]
+        for tensor, size_bytes, is_cpu, pointer in zip(self.tensors, *facts, strict=True):
+            if is_cpu:
+                ctypes.memmove(pointer, start + low, size_bytes)
             elif size_bytes:
                 source = torch.frombuffer(content[low : low + size_bytes], dtype=torch.uint8)
                 tensor.copy_(source.view(tensor.dtype).view(tensor.shape))
             low += size_bytes
+
+
+def quick_layout(part: str, module: Any, state: Any) -> ModuleLayout | None:
+    """Return what `module_layout` returns for most modules, in a tenth of the time; None: unknown.
+
+    `state` is the `state_dict` of the module. Flattening it would take longer than reading the file.
+    """
+    torch = loaded("torch")
+    if torch is None or not isinstance(module, torch.nn.Module) or type(state) is not OrderedDict or len(state) < 2:
+        return None
+    own = _own_tensors(module, torch)
+    keys, values = list(state), list(state.values())
+    plain = all(map(_is_plain_key, keys)) and {torch.Tensor, torch.nn.Parameter}.issuperset(map(type, values))
+    if own is None or not plain or list(own) != keys:
+        return None
+    kind, tags = torch.Tensor, [plain_types(torch).get(tensor.dtype) for tensor in values]
+    try:
+        places = list(map(kind.data_ptr, values))
+        if places != list(map(kind.data_ptr, own.values())) or not all(tags) or not all(places):
+            return None
+        if any(map(kind.is_neg, values)) or not all(map(kind.is_contiguous, values)):
+            return None
+    except RuntimeError:  # A tensor has no memory of its own, for example because it is sparse.
+        return None
+    if not all(map(kind.is_cpu.__get__, values)) or _overlap(values):
+        return None
+    tree = ",".join([f'"{key}":{{"$torch":"{key}"}}' for key in keys])
+    versions = getattr(state, "_metadata", None)
+    text = f"{{{tree}}}"
+    if isinstance(versions, Mapping):
+        text = f'{{"$state_dict":[{text},{trees.flatten(part, versions).text}]}}'
+    order = sorted(zip([-WIDTHS[str(tag)] for tag in tags], keys, tags, values, strict=True), key=lambda one: one[:2])
+    tensors = [one[3] for one in order]
+    entries: list[str] = []
+    shapes: dict[Any, str] = {}
+    low = 0
+    for (_, key, tag, _), shape, size in zip(
+        order, map(kind.shape.__get__, tensors), map(kind.nbytes.__get__, tensors), strict=True
+    ):
+        if shape not in shapes:
+            shapes[shape] = str(list(shape)).replace(" ", "")
+        entries.append(f'"{key}":{{"dtype":"{tag}","shape":{shapes[shape]},"data_offsets":[{low},{low + size}]}}')
+        low += size
+    head = tensorfile.head(parts.metadata(text, True), ",".join(entries))
+    return ModuleLayout(head, tensors, len(head) + low)
+
+
+def _is_plain_key(key: Any) -> bool:
+    """Return whether a key is the name of its tensor in a file, and is written to JSON unchanged."""
+    return type(key) is str and _PLAIN_KEY.fullmatch(key) is not None and key != tensorfile.METADATA
 
 
 def module_layout(module: Any, flat: trees.Flat) -> ModuleLayout | None:

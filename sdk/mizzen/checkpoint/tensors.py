@@ -138,7 +138,7 @@ def _of_array(where: str, array: Any) -> Stored:
 
 def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
     # Fast path for most tensors: a state can have ten thousand of them, and the general path takes ten times as long.
-    tag = _plain_types(torch).get(tensor.dtype)
+    tag = plain_types(torch).get(tensor.dtype)
     if (
         tag is not None
         and type(tensor) in (torch.Tensor, torch.nn.Parameter)
@@ -178,7 +178,7 @@ def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
 
 
 @cache
-def _plain_types(torch: ModuleType) -> dict[Any, str]:
+def plain_types(torch: ModuleType) -> dict[Any, str]:
     """Map the torch types that safetensors supports to their safetensors names."""
     return {getattr(torch, name): tag for name, tag in _TORCH.items() if hasattr(torch, name)}
 

@@ -9,7 +9,7 @@ from mizzen.checkpoint import parts, rng
 from mizzen.checkpoint.errors import CheckpointWarning, NotYetError, StateError
 from mizzen.checkpoint.gradients import GradientWatch
 from mizzen.checkpoint.manifest import check_part_name
-from mizzen.checkpoint.module_layout import ModuleLayout, module_layout
+from mizzen.checkpoint.module_layout import ModuleLayout, module_layout, quick_layout
 from mizzen.checkpoint.refill import Refill
 from mizzen.checkpoint.tensors import loaded
 from mizzen.checkpoint.verified_part import VerifiedPart
@@ -80,8 +80,10 @@ class Tracked:
         for name, save in {**{name: save for name, (save, _) in self._parts.items()}, PROGRESS: self._progress}.items():
             layout = None
             try:
-                flat = parts.check(name, _noted(name, "capturing", save))
-                layout = module_layout(self._modules[name], flat) if flat and name in self._modules else None
+                state, module = _noted(name, "capturing", save), self._modules.get(name)
+                layout = quick_layout(name, module, state)
+                if layout is None and (flat := parts.check(name, state)):
+                    layout = module_layout(module, flat)
             except NotYetError:
                 continue
             except StateError:
