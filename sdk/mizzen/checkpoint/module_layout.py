@@ -30,10 +30,13 @@ class ModuleLayout:
     size_bytes: int
     """Size of the whole file."""
 
-    def places(self) -> list[memoryview] | None:
-        """Return the memory of the tensors, in file order; None if a tensor is not in the memory of the CPU."""
-        if not all(tensor.is_cpu for tensor in self.tensors):
-            return None
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether all tensors are in the memory of the CPU."""
+        return all(tensor.is_cpu for tensor in self.tensors)
+
+    def places(self) -> list[memoryview]:
+        """Return the memory of the tensors, in file order. They must be in the memory of the CPU."""
         return [live_memory(tensor) if tensor.nbytes else memoryview(b"") for tensor in self.tensors]
 
     def fill(self, content: memoryview) -> None:

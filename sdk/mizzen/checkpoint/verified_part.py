@@ -9,7 +9,7 @@ from mizzen.checkpoint.module_layout import ModuleLayout
 from mizzen.checkpoint.part_reader import begins_with, fetch_part, read_into, verify_part
 from mizzen.objects.store import ObjectStore
 
-IN_PLACE_BYTES = 32 << 20
+IN_PLACE_BYTES = 64 << 20
 """A larger part on a local disk is read twice, so that no second copy of the module is in memory."""
 _TRIES = 3
 
@@ -35,7 +35,7 @@ class VerifiedPart:
         if self.content is not None:
             self.layout.fill(self.content)
             return
-        places = self.layout.places() or []
+        places = self.layout.places()
         for store, key in [*self.stored_at] * _TRIES:
             try:
                 read_into(store, replace(self.part, key=key), len(self.layout.head), places)
@@ -59,7 +59,7 @@ def verified_part(
     """
     if part.size_bytes != layout.size_bytes or not begins_with(store, part, layout.head):
         return None
-    if store.is_local and part.size_bytes > IN_PLACE_BYTES and layout.places() is not None:
+    if store.is_local and part.size_bytes > IN_PLACE_BYTES and layout.is_in_memory:
         verify_part(store, part)
         return VerifiedPart(part, layout, None, [(store, part.key), *others])
     return VerifiedPart(part, layout, fetch_part(store, part), [])
