@@ -143,7 +143,7 @@ class Named(nn.Module):
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
-        self.half = nn.Parameter(torch.rand(3, 5).bfloat16())
+        self.low = nn.Parameter(torch.rand(3, 5).bfloat16())
         self.single = nn.Parameter(torch.rand(7))
         self.register_buffer("counts", torch.arange(4))
         self.register_buffer("hidden", torch.arange(4), persistent=False)
@@ -157,7 +157,9 @@ def test_the_quick_layout_is_the_exact_one() -> None:
     found = 0
     for module in (Named(False), Named(True), nn.Linear(2, 2), nn.ParameterDict({"x/y": nn.Parameter(torch.ones(1))}),
                    nn.Sequential(nn.Linear(3, 3, bias=False), nn.Conv2d(1, 2, 3), nn.Embedding(4, 2))):  # fmt: skip
-        state = module.state_dict()
+        state = module_layout.module_state(module)
+        assert trees.flatten("p", state).text == trees.flatten("p", module.state_dict()).text
+        assert list(state) == list(module.state_dict())
         quick = module_layout.quick_layout("p", module, state)
         exact = module_layout.module_layout(module, trees.flatten("p", state))
         assert exact is not None

@@ -56,6 +56,22 @@ class ModuleLayout:
             low += size_bytes
 
 
+def module_state(module: Any) -> Any:
+    """Return the `state_dict` of a torch module, in a third of the time if the module does nothing of its own."""
+    torch = loaded("torch")
+    plain = torch.nn.Module
+    own = _own_tensors(module, torch) if isinstance(module, plain) else None
+    if own is None:
+        return module.state_dict()
+    kinds = {type(inner) for inner in module.modules()}
+    if any((kind.state_dict, kind.get_extra_state) != (plain.state_dict, plain.get_extra_state) for kind in kinds):
+        return module.state_dict()
+    state: Any = OrderedDict(own)
+    inner = module.named_modules(remove_duplicate=False)
+    state._metadata = OrderedDict((name, {"version": one._version}) for name, one in inner)
+    return state
+
+
 def quick_layout(part: str, module: Any, state: Any) -> ModuleLayout | None:
     """Return what `module_layout` returns for most modules, in a tenth of the time; None: unknown.
 
@@ -130,7 +146,9 @@ def _own_tensors(module: Any, torch: Any) -> dict[str, Any] | None:
     plain, kind = torch.nn.Module, type(module)
     if kind.load_state_dict is not plain.load_state_dict or kind.state_dict is not plain.state_dict:
         return None
-    found = {}
+    if not vars(module).keys().isdisjoint(("load_state_dict", "state_dict")):
+        return None  # Some libraries replace the methods of one object.
+    found: dict[str, Any] = {}
     for name, inner in module.named_modules(remove_duplicate=False):
         if not _is_plain(inner):
             return None

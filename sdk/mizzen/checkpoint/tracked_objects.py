@@ -3,13 +3,14 @@
 import warnings
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from mizzen.checkpoint import parts, rng
 from mizzen.checkpoint.errors import CheckpointWarning, NotYetError, StateError
 from mizzen.checkpoint.gradients import GradientWatch
 from mizzen.checkpoint.manifest import check_part_name
-from mizzen.checkpoint.module_layout import ModuleLayout, module_layout, quick_layout
+from mizzen.checkpoint.module_layout import ModuleLayout, module_layout, module_state, quick_layout
 from mizzen.checkpoint.refill import Refill
 from mizzen.checkpoint.tensors import loaded
 from mizzen.checkpoint.verified_part import VerifiedPart
@@ -193,7 +194,9 @@ def _access(value: Any) -> rng.Access | None:
     inner = _unwrapped(value)
     save, load = getattr(inner, "state_dict", None), getattr(inner, "load_state_dict", None)
     if callable(save) and callable(load):
-        return save, load
+        torch = loaded("torch")
+        is_module = torch is not None and isinstance(inner, torch.nn.Module)
+        return (partial(module_state, inner) if is_module else save), load
     match value:
         case (save, load) if callable(save) and callable(load):
             return save, load
