@@ -15,14 +15,14 @@ from mizzen.checkpoint.presync import Unsent
 from mizzen.checkpoint.reader import Checkpoint, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.save_failures import StepStatus
-from mizzen.checkpoint.saver import OWN_PARTS, Saver, whole_step
+from mizzen.checkpoint.state_saver import OWN_PARTS, StateSaver, whole_step
 from mizzen.checkpoint.tiers import Roots
 from mizzen.checkpoint.tracked_objects import Tracked
 from mizzen.checkpoint.writer import SHARD_TIMEOUT_S
 from mizzen.objects import checksums
 
 
-class Checkpointer(Saver):
+class Checkpointer(StateSaver):
     """Saves and loads the full state of a training under one root.
 
         checkpointer = Checkpointer("s3://bucket/run-7")

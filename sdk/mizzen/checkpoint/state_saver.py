@@ -1,4 +1,4 @@
-"""`Saver`, the part of a `Checkpointer` that saves: at once, in the background, and again after failures."""
+"""`StateSaver`, the part of a `Checkpointer` that saves: at once, in the background, and again after failures."""
 
 import atexit
 import operator
@@ -50,7 +50,7 @@ def _tell(saving: BackgroundSave) -> None:
         os._exit(1)
 
 
-class Saver:
+class StateSaver:
     """Saves the states of one process to its roots."""
 
     def __init__(self, roots: Roots, cadence: Cadence, limits: Limits, *, writer: bool) -> None:
