@@ -26,6 +26,7 @@ from infra.db.models import Allocation, Attempt, Machine, Workload
 from infra.db.tenants import Tenant
 
 _MAX_QUEUE = 10_000
+_LAST = 10**9
 _PART = 100
 """Minimum number of queued workloads that are read in one query."""
 _MODES = (
@@ -50,6 +51,9 @@ def queue(
     state: StateOf,
     caller: Viewer,
     limit: Annotated[int, Query(ge=1, le=_MAX_QUEUE, description="Maximum number of entries")] = 1000,
+    after: Annotated[
+        int, Query(ge=0, le=_LAST, description="Only workloads behind this position, so none that was not scanned")
+    ] = 0,
 ) -> QueueView:
     """Lists waiting workloads in the order of the last scan, each with its reasons. Unscanned workloads come last."""
     with state.transaction() as session:
@@ -62,8 +66,8 @@ def queue(
         if caller.tenant is not None:
             waiting = waiting.where(Workload.tenant == caller.tenant)
         total = session.scalar(select(func.count()).select_from(waiting.with_only_columns(Workload.id).subquery()))
-        rows = _in_order(session, newest, waiting, caller.tenant, limit)
-        if len(rows) < limit:
+        rows = _in_order(session, newest, waiting, caller.tenant, limit, after)
+        if len(rows) < limit and not after:
             unseen = waiting.where(Workload.id.not_in([row.id for row in rows]))
             unseen = unseen.order_by(Workload.submitted_at, Workload.id).limit(limit - len(rows))
             rows += map(QueueRow._make, session.execute(unseen))
@@ -75,11 +79,16 @@ def queue(
 
 
 def _in_order(
-    session: Session, newest: published_queue.PublishedQueue, waiting: Select[Any], tenant: str | None, limit: int
+    session: Session,
+    newest: published_queue.PublishedQueue,
+    waiting: Select[Any],
+    tenant: str | None,
+    limit: int,
+    after: int,
 ) -> list[QueueRow]:
-    """Returns the first `limit` workloads in the scan's order that are still queued."""
+    """Returns the first `limit` workloads in the scan's order that are still queued and behind position `after`."""
     rows: list[QueueRow] = []
-    ranked = iter(newest.of_tenant(tenant))
+    ranked = iter(newest.of_tenant(tenant, after))
     while len(rows) < limit and (part := list(islice(ranked, max(limit, _PART)))):
         wanted = waiting.where(Workload.id.in_([id_ for _, id_ in part]))
         found = {row.id: row for row in map(QueueRow._make, session.execute(wanted))}
@@ -98,6 +107,7 @@ def _entry(why_: Why, row: QueueRow, waits: Waits) -> QueueEntry:
         rank=item.rank if item else None, level=max(row.tenant_level, row.level or 0),
         over_quota=item.over_quota if item else None, credit=item.credit if item else None,
         submitted_at=row.submitted_at, waited_s=waits.waited_s, eligible_s=waits.eligible_s, reasons=why_.reasons,
+        expected_start=start_view(row, item),
     )  # fmt: skip
 
 
