@@ -44,10 +44,9 @@ def open_session(session: Session, made: ConsoleSession) -> None:
     session.add(made)
 
 
-def find_session(session: Session, sha256: str) -> Row[Any] | None:
+def find_session(session: Session, sha256: str) -> Row[*tuple[Any, ...]] | None:
     """Returns a login with the columns of its key; None: it has ended, or its key has expired or was revoked."""
-    row: Row[Any] | None = session.execute(_FOUND, {"sha256": sha256}).first()
-    return row
+    return session.execute(_FOUND, {"sha256": sha256}).first()
 
 
 def close_session(session: Session, sha256: str) -> None:

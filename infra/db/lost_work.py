@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Result, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from domain.lifecycle.retry_limits import PREEMPTIONS
@@ -59,5 +59,5 @@ def preempted_since(session: Session, since: datetime, tenant: str | None, limit
     )  # fmt: skip
     if tenant is not None:
         wanted = wanted.where(Workload.tenant == tenant)
-    rows: Result[Any] = session.execute(wanted)
+    rows: list[tuple[Any, ...]] = [tuple(row) for row in session.execute(wanted)]
     return [PreemptedWork(*row) for row in rows]
