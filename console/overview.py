@@ -13,8 +13,9 @@ from api.health import readyz
 from api.problems import HttpProblem
 from api.routing import Router
 from api.state import ApiState, StateOf
-from api.workloads.queue import queue
+from api.workloads.queue import read_queue
 from console.pages import TOP, page
+from console.queue_page import MOST_COUNTED
 from infra.db.lost_work import preempted_since
 
 router = Router(prefix=TOP, include_in_schema=False)
@@ -49,7 +50,8 @@ def _overview(request: Request, state: ApiState, caller: Caller, wrong: list[str
         if one.ready < one.machines
     ]
     return page(
-        request, "overview.html", wrong=wrong, regions=regions, waiting=queue(state, caller, _WAITING, 0), lost=lost,
+        request, "overview.html", wrong=wrong, regions=regions, lost=lost,
+        waiting=read_queue(state, caller, _WAITING, 0, MOST_COUNTED + 1),
         usd=sum(cost.usd for cost in costs), unpriced_h=sum(cost.unpriced_h for cost in costs),
         hours=_gpu_hours([(cost.resource, cost.hours) for cost in costs]),
     )  # fmt: skip

@@ -19,6 +19,7 @@ from api.workloads import actions
 from api.workloads.queue import why
 from api.workloads.routes import get_workload, list_attempts, list_workloads
 from api.workloads.submission import submit
+from api.workloads.victims import victims_of
 from console.cookies import Form
 from console.pages import TOP, page
 from console.timeline import timeline
@@ -96,9 +97,11 @@ def show_workload(request: Request, id: str, state: StateOf, caller: Viewer) -> 
     attempts = list_attempts(id, state, caller, _ROWS, str(max(0, found.attempt - _ROWS))).items
     with state.transaction() as session:
         events = newest_events(session, caller, found.id, _EVENTS)
+        victims = victims_of(session, caller, found.id, _ROWS)
     return page(
         request, "workload.html", workload=found, why=why(id, state, caller), attempts=attempts,
-        chart=timeline(found, attempts), events=events, document=yaml.safe_dump(found.spec, sort_keys=False),
+        chart=timeline(found, attempts), events=events, victims=victims,
+        document=yaml.safe_dump(found.spec, sort_keys=False),
         may=_may(found.phase, found.held_by, caller.may(Role.SUBMITTER), caller.may(Role.OPERATOR)),
         levels=range(found.level + 1, LOWEST_LEVEL + 1),
     )  # fmt: skip

@@ -8,11 +8,11 @@ from fastapi import Query
 from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
-from api.auth import Viewer
+from api.auth import Caller, Viewer
 from api.masking import mask
 from api.openapi import refusals
 from api.routing import Router
-from api.state import StateOf
+from api.state import ApiState, StateOf
 from api.views import ReasonView, reason_view
 from api.workloads.elements import has_no_waiting
 from api.workloads.expected_start import start_view
@@ -56,6 +56,11 @@ def queue(
     ] = 0,
 ) -> QueueView:
     """Lists waiting workloads in the order of the last scan, each with its reasons. Unscanned workloads come last."""
+    return read_queue(state, caller, limit, after)
+
+
+def read_queue(state: ApiState, caller: Caller, limit: int, after: int = 0, most: int | None = None) -> QueueView:
+    """Returns a part of the queue (`queue`). `most`: the total is counted only up to this number."""
     with state.transaction() as session:
         newest = state.queue.load(session)
         waiting = (
@@ -65,7 +70,9 @@ def queue(
         )
         if caller.tenant is not None:
             waiting = waiting.where(Workload.tenant == caller.tenant)
-        total = session.scalar(select(func.count()).select_from(waiting.with_only_columns(Workload.id).subquery()))
+        total = session.scalar(
+            select(func.count()).select_from(waiting.with_only_columns(Workload.id).limit(most).subquery())
+        )
         rows = _in_order(session, newest, waiting, caller.tenant, limit, after)
         if len(rows) < limit and not after:
             unseen = waiting.where(Workload.id.not_in([row.id for row in rows]))

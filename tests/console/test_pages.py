@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Audit
-from infra.db.models import Machine, Workload
+from infra.db.models import Eviction, Machine, Workload
 from tests.api.published import publish
 from tests.api.world import ApiWorld
 from tests.console.conftest import Browse
@@ -45,6 +45,9 @@ async def test_every_page_of_a_busy_installation(world: ApiWorld, browse: Browse
     theirs = world.add_workload(Phase.RUNNING, name="their-secret-name", tenant="speech")
     world.add_attempt(theirs, 1, "north/alpha/m1", 12, started_at=func.now())
     waiting = world.add_workload(Phase.PENDING, name="waits")
+    with world.session() as session:
+        for victim in (theirs, waiting):
+            session.add(Eviction(evictor=running, evictor_attempt=2, victim=victim, victim_attempt=1))
     world.set_phase(world.add_workload(Phase.PENDING, name="over"), Phase.SUCCEEDED)
     async with browse() as client:
         pages = await _pages(client, running)
@@ -54,12 +57,14 @@ async def test_every_page_of_a_busy_installation(world: ApiWorld, browse: Browse
         assert "1,234" in pages["/console/workloads/{id}"].text
         assert "their-secret-name" in pages["/console/workloads"].text
         assert "vision" in pages["/console/fleet/north?by=tenant"].text
+        assert theirs in pages["/console/workloads/{id}"].text
     async with browse("vision") as client:
         for path, page in (await _pages(client, running)).items():
             assert page.status_code == 200, path
             assert "their-secret-name" not in page.text, path
             assert theirs not in page.text, path
             assert "speech" not in page.text, path
+            assert (path != "/console/workloads/{id}") or "a workload of another tenant" in page.text
         for path in (f"/console/workloads/{theirs}", f"/console/workloads/{theirs}/logs"):
             assert (await client.get(path)).status_code == 404
         for action in ("cancel", "hold", "release", "retry"):
