@@ -88,16 +88,16 @@ def test_a_literal_secret_is_a_secret_of_the_tenant(
 ) -> None:
     """The same value keeps its name, so that nothing is replaced; another one has another name; names stay names."""
     client.set_secret("vision", "own-token", "x")
-    file = folder / "chat.yaml"
+    file = folder / "tokens.yaml"
     text = "service: {replicas: 1}\nrun: x\nsecrets: {HF_TOKEN: %s, OWN: own-token}\n"
     file.write_text(text % "hf_first")
     first = _spec(as_vision, capsys, file)["secrets"]
-    again = _spec(as_vision, capsys, file, "chat", command="update")["secrets"]
+    again = _spec(as_vision, capsys, file, "tokens", command="update")["secrets"]
     file.write_text(text % "hf_second")
-    other = _spec(as_vision, capsys, file, "chat", command="update")["secrets"]
+    other = _spec(as_vision, capsys, file, "tokens", command="update")["secrets"]
     assert isinstance(first, dict) and isinstance(other, dict)
     assert first == again and first["OWN"] == "own-token"
-    assert other["HF_TOKEN"] != first["HF_TOKEN"] and other["HF_TOKEN"].startswith("chat-hf-token-")
+    assert other["HF_TOKEN"] != first["HF_TOKEN"] and other["HF_TOKEN"].startswith("tokens-hf-token-")
     assert {*first.values(), *other.values()} <= set(client.secrets("vision"))
 
 
