@@ -320,7 +320,7 @@ def test_documented_example_is_valid() -> None:
 def test_every_problem_at_once() -> None:
     """One reading finds all problems in all sections, also keys that are given twice."""
     text = b"""{"name": "A", "run": "", "resources": {"cpus": 0, "use_spot": true, "any_of": [{"zone": 1}]},
-    "service": {"replica_policy": {"min_replicas": -1}, "pool": True, "readiness_probe": {"path": "/", "path": "/a"}},
+    "service": {"replica_policy": {"min_replicas": -1}, "pool": true, "readiness_probe": {"path": "/", "path": "/a"}},
     "envs": {"1A": "x", "B": "1", "B": "2"}, "version": 1}"""
     draft = read_service(load_json(text), None)
     assert {problem.path for problem in draft.problems} == {
