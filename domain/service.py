@@ -82,13 +82,15 @@ class ReplicaPolicySpec(_Frozen):
     max_replicas: int = 1
     """The number of replicas is fixed if this equals `min_replicas`."""
     target_qps_per_replica: float | None = None
-    """Q_tar, the requests per second that one replica should get; None: it is not a criterion. Without this and
-    `target_ongoing_requests` the number of replicas is fixed."""
+    """Q_tar, the requests per second that one replica should get; None: it is not a criterion. Without this and the
+    targets of requests in progress and of the load, the number of replicas is fixed."""
     target_qps_by_gpu: dict[str, float] = Field(default_factory=dict)
     """Q_tar of replicas by their GPUs, such as `a100:1`, or `a100` for any number of them, in lower case. The largest
     value is `target_qps_per_replica`."""
     target_ongoing_requests: float | None = None
     """The requests in progress that one replica should have; None: it is not a criterion."""
+    target_load_per_replica: float | None = None
+    """The load that one replica should have, in the unit in which replicas report it; None: it is not a criterion."""
     upscale_delay_s: float = 300.0
     downscale_delay_s: float = 1200.0
     placer: str | None = None
@@ -96,6 +98,8 @@ class ReplicaPolicySpec(_Frozen):
     machines."""
     num_overprovision: int = 0
     """N_extra, the number of spot replicas beyond the target."""
+    outage_price_s: float | None = None
+    """What an outage may cost for `spothedge+`, in seconds of the target on demand; None: the policy's default."""
     dynamic_ondemand_fallback: bool = False
     """Whether on-demand replicas stand in for spot replicas that are not ready."""
     base_ondemand_fallback_replicas: int = 0

@@ -24,11 +24,13 @@ from services.values import (
     EndReplica,
     LaunchReplica,
     Loss,
+    ReleaseReplica,
     ReplicaAction,
     ReplicaFacts,
     ServiceDecision,
     ServicePlan,
     ServiceState,
+    SetReplicaBase,
     Stage,
 )
 
@@ -105,6 +107,7 @@ def decide(
     step.make_room()
     step.follow_policy(zone_events(replicas, losses))
     step.retire_strays()
+    step.set_levels()
     step.begin_successions()
     decision = step.result()
     return replace(decision, actions=(*canary.actions, *decision.actions))
@@ -120,7 +123,9 @@ def _scaled(
 ) -> ServiceState:
     """Returns the state with the target that follows the load, as far as it is known."""
     scaler = plan.autoscaler
-    if requests is None and not waiting and not ongoing:
+    loads = [one.load for one in replicas if one.load is not None and one.stage not in CANNOT_COUNT]
+    follows_load = scaler.load is not None and bool(loads)
+    if requests is None and not waiting and not ongoing and not follows_load:
         return replace(state, scaling=scaler.limited(state.scaling))
     assert state.decided_at_s is not None
     numbers = {one.number for one in replicas}
@@ -131,8 +136,9 @@ def _scaled(
         if one.requests_per_s is not None and one.stage not in CANNOT_COUNT and one.replaces not in numbers
     )
     scaling = scaler.decide(
-        state.scaling, state.decided_at_s, requests or 0, waiting, ongoing, [-rate for _, rate in rates]
-    )
+        state.scaling, state.decided_at_s, requests or 0, waiting, ongoing, [-rate for _, rate in rates],
+        load=sum(loads),
+    )  # fmt: skip
     return replace(state, scaling=scaling)
 
 
@@ -162,10 +168,28 @@ class _Step:
                     self.wakes_s.append(due_s)
 
     def end_idle(self) -> None:
-        """Ends draining replicas that have no requests in progress."""
+        """Ends draining replicas that have no requests in progress, and the drains of those that leave."""
         for one in list(self.replicas.values()):
             if one.stage is Stage.DRAINING and one.ongoing == 0:
                 self._end(one, EndCause.SUPERSEDED)
+            elif one.stage is Stage.LEAVING and one.was_leaving and one.ongoing == 0:
+                self.actions.append(ReleaseReplica(one.number))
+
+    def set_levels(self) -> None:
+        """Gives `min_replicas` of the replicas the service's own priority level, after this number has changed.
+
+        Those that have the level keep it first, then ready ones get it, then the oldest. What is launched now counts.
+        """
+        launched = sum(isinstance(one, LaunchReplica) and one.is_base for one in self.actions)
+        order = sorted(
+            (one for one in self._visible() if one.number not in self.kept),
+            key=lambda one: (not one.is_base, one.stage is not Stage.READY, one.number),
+        )
+        for at, one in enumerate(order):
+            is_base = at < self.plan.min_replicas - launched
+            if one.is_base != is_base:
+                self.replicas[one.number] = replace(one, is_base=is_base)
+                self.actions.append(SetReplicaBase(one.number, is_base))
 
     def end_superseded(self) -> None:
         """Ends replicas that do not serve and whose version is no longer launched: given up, or superseded."""
