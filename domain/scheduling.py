@@ -88,7 +88,8 @@ class TenantState:
     quota_cpus_milli: int | None
     """None: no limit on CPUs."""
     window_share: float
-    """The tenant's share of the fleet's GPUs or of its CPUs, whichever is larger, averaged over the window."""
+    """The tenant's contested use of its quota of GPUs or of CPUs, whichever share is larger, averaged over the window
+    (`gms.shares`)."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from domain.ids import array_of
 from domain.scheduling import CreditWeights, PlacedWorkload, QueuedWorkload, TenantState
 from gms.columns import QueueChange, QueueColumns
 from gms.scan import Scan, scan_queue
+from gms.shares import ContestedTime, share_of_quota, waiting_tenants
 from infra.config.scheduling import SchedulerSettings
 
 US = 1_000_000
@@ -32,11 +33,13 @@ def microseconds(seconds: float) -> int:
 class QueueState:
     """The columns of GMS: tenants and their use, pending and placed workloads."""
 
-    def __init__(self, settings: SchedulerSettings) -> None:
+    def __init__(self, settings: SchedulerSettings, contested: ContestedTime | None = None) -> None:
+        """`contested`: what an earlier state of this process marked; None: all use before now counts as contested."""
         self.queue = QueueColumns()
         self._settings = settings
         self._tenants: dict[str, TenantState] = {}
-        self._usage = Usage(round(settings.fair_window_s * US))
+        self._contested = contested if contested is not None else ContestedTime()
+        self._usage = self._no_usage()
         self._ready: dict[str, Amount] = {}
         """The GPUs and CPUs of each ready machine."""
         self._fleet = (0, 0)
@@ -54,9 +57,16 @@ class QueueState:
     def scan(self, now_s: float) -> Scan:
         """Ranks all pending and placed workloads as of a time."""
         settings = self._settings
-        shares = self._usage.shares(microseconds(now_s), self._fleet, self._tenants)
-        self.queue.set_tenants(replace(t, window_share=shares[name]) for name, t in self._tenants.items())
+        averages = self._usage.averages(microseconds(now_s), self._tenants)
+        self.queue.set_tenants(
+            replace(t, window_share=share_of_quota(t, *averages[name], self._fleet))
+            for name, t in self._tenants.items()
+        )
         return scan_queue(self.queue, now_s, CreditWeights(settings.w_age, settings.age_cap_s, settings.w_fair))
+
+    def mark_contested(self, now_s: float) -> None:
+        """Counts the use of tenants as contested, or not, from now on."""
+        self._contested.mark(microseconds(now_s), waiting_tenants(self.queue, now_s))
 
     def other_ranks(self, scan: Scan) -> dict[str, int]:
         """Returns the placed workloads whose rank in a scan differs from Postgres, with the new rank."""
@@ -151,9 +161,12 @@ class QueueState:
 
     def forget_use(self, live: Iterable[AttemptRow]) -> None:
         """Resets the use to that of the `live` attempts. The caller then adds the use of released attempts again."""
-        self._usage = Usage(round(self._settings.fair_window_s * US))
+        self._usage = self._no_usage()
         for a in live:
             self._usage.began(a.tenant, a.awarded_us, held_by(a))
+
+    def _no_usage(self) -> Usage:
+        return Usage(round(self._settings.fair_window_s * US), self._contested)
 
     def put_machine(self, machine: str, row: MachineRow | None) -> None:
         """Updates a machine's contribution to the fleet, the total to which tenants' use is compared; None: deleted."""

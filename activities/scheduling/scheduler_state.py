@@ -24,6 +24,7 @@ from domain.scheduling import (
 )
 from gms.auction.auction import Auction, Options
 from gms.auction.candidate import Stats
+from gms.shares import ContestedTime
 from infra.config.scheduling import SchedulerSettings
 from infra.db import changes
 from infra.db.session import transaction
@@ -55,10 +56,12 @@ class SchedulerState:
         """Counters of all auctions. A full read does not reset them."""
         self._auction: Auction | None = None
         """The auction of the newest pass. A full read replaces it, but the new one continues its reservations."""
+        self._contested = ContestedTime()
+        """When the use of each tenant was contested, as far as this process has seen. A full read does not reset it."""
         self._clear()
 
     def _clear(self) -> None:
-        self.queue = QueueState(self._settings)
+        self.queue = QueueState(self._settings, self._contested)
         self.regions: dict[str, RegionColumns] = {}
         self._planners: dict[str, Planner] = {}
         self._pass: int | None = None

@@ -1,14 +1,16 @@
-"""Tenants' resource use over the fair-share window, updated incrementally with each attempt (MAST 4.2).
+"""Tenants' contested use over the fair-share window, updated incrementally with each attempt (MAST 4.2).
 
-A tenant's cumulative use is a piecewise linear function of time. Its slope changes only when an attempt begins or ends.
-The use in the window is the cumulative use at its end minus that at its start. Two cursors, one at each end, only move
-forward over the changes of slope. Times are whole microseconds, so no rounding errors accumulate.
+A tenant's cumulative use is a piecewise linear function of its contested time. Its slope changes only when an attempt
+begins or ends. The use in the window is the cumulative use at its end minus that at its start. Two cursors, one at each
+end, only move forward over the changes of slope. Times are whole microseconds, so no rounding errors accumulate.
 """
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from gms.shares import ContestedTime
 
 Amount = tuple[int, int]
 """GPU slots and thousandths of a core."""
@@ -37,7 +39,8 @@ class _Line:
 class _Cursor:
     """The cumulative use of all tenants at a time that only moves forward."""
 
-    def __init__(self) -> None:
+    def __init__(self, contested: ContestedTime) -> None:
+        self._contested = contested
         self._lines: dict[str, _Line] = defaultdict(_Line)
         self._bends: list[tuple[int, str, Amount]] = []
         """The pending changes of slope, earliest first."""
@@ -45,20 +48,28 @@ class _Cursor:
     def bend(self, at_us: int, tenant: str, by: Amount) -> None:
         heapq.heappush(self._bends, (at_us, tenant, by))
 
-    def go(self, t_us: int) -> Mapping[str, _Line]:
+    def go(self, t_us: int) -> None:
         while self._bends and self._bends[0][0] <= t_us:
             at_us, tenant, by = heapq.heappop(self._bends)
-            self._lines[tenant].bend(at_us, by)
-        return self._lines
+            self._lines[tenant].bend(self._of(tenant, at_us), by)
+
+    def used(self, tenant: str, t_us: int) -> Amount:
+        """Returns the cumulative use of a tenant at `t_us`, to which the cursor has moved."""
+        line = self._lines.get(tenant)
+        return (0, 0) if line is None else line.at(self._of(tenant, t_us))
+
+    def _of(self, tenant: str, t_us: int) -> int:
+        return int(self._contested.at(tenant, t_us))
 
 
 class Usage:
     """The use of each tenant over a sliding window of `window_us` microseconds. Time never moves backward."""
 
-    def __init__(self, window_us: int) -> None:
+    def __init__(self, window_us: int, contested: ContestedTime) -> None:
+        """`contested`: use at other times does not count. It may be continued, but not changed for past times."""
         self._window_us = window_us
         self._now_us = 0
-        self._end, self._start = _Cursor(), _Cursor()
+        self._end, self._start = _Cursor(contested), _Cursor(contested)
 
     def began(self, tenant: str, at_us: int, holds: Amount) -> None:
         """Adds an attempt that holds resources since `at_us`, which may be in the past."""
@@ -73,17 +84,14 @@ class Usage:
             self._end.bend(at_us, tenant, by)
             self._start.bend(at_us, tenant, by)
 
-    def shares(self, now_us: int, fleet: Amount, tenants: Iterable[str]) -> dict[str, float]:
-        """Returns each tenant's average use over the window: the larger of its shares of the fleet's GPUs and CPUs.
-
-        The share of a resource that the fleet does not have is 0.
-        """
+    def averages(self, now_us: int, tenants: Iterable[str]) -> dict[str, tuple[float, float]]:
+        """Returns each tenant's average contested use over the window: GPU slots and thousandths of a core."""
         self._now_us = max(self._now_us, now_us)
         start_us = self._now_us - self._window_us
-        end, start, none = self._end.go(self._now_us), self._start.go(start_us), _Line()
+        self._end.go(self._now_us)
+        self._start.go(start_us)
         out = {}
         for tenant in tenants:
-            upto, before = end.get(tenant, none).at(self._now_us), start.get(tenant, none).at(start_us)
-            used = (after - earlier for after, earlier in zip(upto, before, strict=True))
-            out[tenant] = max(u / (self._window_us * has) if has else 0.0 for u, has in zip(used, fleet, strict=True))
+            upto, before = self._end.used(tenant, self._now_us), self._start.used(tenant, start_us)
+            out[tenant] = (upto[0] - before[0]) / self._window_us, (upto[1] - before[1]) / self._window_us
         return out

@@ -33,7 +33,7 @@ def now_s(session: Session) -> float:
 def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | None = None) -> QueueSnapshot:
     """Returns the input of a GMS scan at the time `now`, by default the current time."""
     now = now_s(session) if now is None else now
-    shares = window_shares(session, now, settings.fair_window_s)
+    shares = window_shares(session, now, settings.fair_window_s)  # No scan has marked a time without contest.
     tenants = tuple(
         TenantState(
             name=row.name,
@@ -78,7 +78,7 @@ def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | N
 
 
 def window_shares(session: Session, now: float, window_s: float) -> dict[str, float]:
-    """Returns each tenant's average use over the window: the larger of its shares of the fleet's GPUs and CPUs."""
+    """Returns each tenant's average use over the window: the larger of its shares of its quotas of GPUs and CPUs."""
     gpus, cpus = session.execute(
         select(func.coalesce(func.sum(Machine.gpus), 0), func.coalesce(func.sum(Machine.cpus_milli), 0)).where(
             Machine.state == "ready"
@@ -101,13 +101,16 @@ def window_shares(session: Session, now: float, window_s: float) -> dict[str, fl
         ),
         {"now": now, "start": now - window_s},
     )
-    return {
-        tenant: max(
-            float(gpu_s or 0) / window_s / float(gpus) if gpus else 0.0,
-            float(cpu_s or 0) / window_s / float(cpus) if cpus else 0.0,
+    quotas = {t.name: (sum(t.quota_gpus.values()), t.quota_cpus_milli) for t in session.scalars(select(Tenant))}
+    shares = {}
+    for tenant, gpu_s, cpu_s in rows:
+        quota_gpus, quota_cpus = quotas[tenant]
+        whole = float(cpus) if quota_cpus is None else max(1000.0, quota_cpus)
+        shares[tenant] = max(
+            float(gpu_s or 0) / window_s / max(1, quota_gpus) if gpus else 0.0,
+            float(cpu_s or 0) / window_s / whole if cpus else 0.0,
         )
-        for tenant, gpu_s, cpu_s in rows
-    }
+    return shares
 
 
 def region_snapshot(
