@@ -80,13 +80,17 @@ def waiting_tenants(queue: QueueColumns, now_s: float) -> frozenset[str]:
     return frozenset(queue.tenants[number].name for number in np.unique(found).tolist())
 
 
-def share_of_quota(tenant: TenantState, gpus: float, cpus_milli: float, fleet: tuple[int, int]) -> float:
-    """Returns the larger of the shares of a tenant's quotas that an average use of GPUs and CPUs is.
+def share_of_quota(tenant: TenantState, used: tuple[float, float], fleet: tuple[int, int]) -> float:
+    """Returns the larger of the shares of a tenant's quotas that an average use of GPUs and thousandths of a core is.
 
-    An unlimited quota of CPUs counts as the CPUs of the fleet (GPUs, thousandths of a core), and no quota as one slot
-    or one core. The share of a resource that the fleet does not have is 0.
+    An unlimited quota of CPUs counts as the CPUs of the fleet, and no quota as one slot or one core. The share of a
+    resource that the fleet does not have is 0.
     """
     quota_cpus = fleet[1] if tenant.quota_cpus_milli is None else max(tenant.quota_cpus_milli, 1000)
     quotas = max(sum(tenant.quota_gpus.values()), 1), quota_cpus
-    used = zip((gpus, cpus_milli), quotas, fleet, strict=True)
-    return max(amount / quota if has else 0.0 for amount, quota, has in used)
+    return larger_share(used, (quotas[0] if fleet[0] else 0, quotas[1] if fleet[1] else 0))
+
+
+def larger_share(used: tuple[float, float], of: tuple[int, int]) -> float:
+    """Returns the larger of two shares; a share of nothing is 0."""
+    return max(amount / whole if whole else 0.0 for amount, whole in zip(used, of, strict=True))

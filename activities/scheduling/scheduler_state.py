@@ -15,7 +15,7 @@ from math import inf
 from sqlalchemy import Engine
 
 from activities.scheduling.decision_rows import AttemptRow, HoldingRow, MachineRow, QueuedRow, SnapshotReader
-from activities.scheduling.queue_state import QueueState, amount, held_by, microseconds, seconds
+from activities.scheduling.queue_state import QueueState, microseconds, seconds
 from domain.scheduling import (
     Holding,
     Plan,
@@ -223,7 +223,7 @@ class SchedulerState:
     def _read_history(self, reader: SnapshotReader) -> None:
         since_us = microseconds(self.now_s - self._settings.fair_window_s)
         for use in reader.use(since_us):
-            self.queue.add_use(use.tenant, use.awarded_us, use.released_us, amount(use.gpu_types, use.cpus_milli))
+            self.queue.add_use(use, use.released_us)
 
     # --------------------------------------------------------------------------------------------------- following
 
@@ -266,7 +266,7 @@ class SchedulerState:
         gone = [a for w, n in keys if (a := self._live.get(w)) is not None and a.attempt == n]
         for a in found:
             if a.released_us is not None and self._only is None:
-                self.queue.add_use(a.tenant, a.awarded_us, a.released_us, held_by(a))
+                self.queue.add_use(a, a.released_us)
         live = [a for a in found if a.released_us is None]
         self._put_attempts(gone, live, reader.holdings([(a.workload, a.attempt) for a in live]) if live else ())
 

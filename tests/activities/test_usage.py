@@ -17,7 +17,7 @@ def test_use_is_what_all_of_history_sums_up_to(seed: int) -> None:
     """However attempts begin, end, are corrected or are reported late, contested use equals the plain sum exactly."""
     chance = random.Random(seed)
     contested, now_us = ContestedTime(), 0
-    usage = Usage(WINDOW_US, contested)
+    usage = Usage(WINDOW_US, contested.at)
     marks: list[tuple[int, str]] = []
     live: list[tuple[str, int, tuple[int, int]]] = []
     history: list[tuple[str, int, int, tuple[int, int]]] = []
@@ -50,9 +50,9 @@ def test_shares_are_relative_to_the_quota() -> None:
     """Of GPUs or CPUs the larger share counts; without a quota, any use is a large share; a fleet has to have it."""
     small, large = TenantState("a", 3, {"a100": 4}, None, 0.0), TenantState("b", 3, {"a100": 90, "h100": 6}, 8000, 0.0)
     fleet = 100, 100_000
-    assert share_of_quota(small, 2.0, 10_000.0, fleet) == 0.5
-    assert share_of_quota(large, 2.0, 4000.0, fleet) == 0.5
-    assert share_of_quota(large, 48.0, 2000.0, fleet) == 0.5
-    assert share_of_quota(TenantState("c", 3, {}, 0, 0.0), 3.0, 500.0, fleet) == 3.0
-    assert share_of_quota(large, 48.0, 4000.0, (0, 100_000)) == 0.5
-    assert share_of_quota(large, 48.0, 4000.0, (0, 0)) == 0.0
+    assert share_of_quota(small, (2.0, 10_000.0), fleet) == 0.5
+    assert share_of_quota(large, (2.0, 4000.0), fleet) == 0.5
+    assert share_of_quota(large, (48.0, 2000.0), fleet) == 0.5
+    assert share_of_quota(TenantState("c", 3, {}, 0, 0.0), (3.0, 500.0), fleet) == 3.0
+    assert share_of_quota(large, (48.0, 4000.0), (0, 100_000)) == 0.5
+    assert share_of_quota(large, (48.0, 4000.0), (0, 0)) == 0.0

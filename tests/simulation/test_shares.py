@@ -31,7 +31,9 @@ def test_shares_equal_plain_sums(seed: int) -> None:
         held.remove(began)
         uses.append((name, began[1], now_s, began[2]))
         held.append((name, now_s, (chance.randrange(9), chance.randrange(900))))
-        shares.hold(now_s, name, *(new - old for new, old in zip(held[-1][2], began[2], strict=True)))
+        shares.hold(
+            now_s, name, chance.choice("xy"), *(new - old for new, old in zip(held[-1][2], began[2], strict=True))
+        )
         marks.append((now_s, chance.choice(["", "a", "b", "ab", "c"])))
         shares.contested.mark(*marks[-1])
         found = {t.name: t.window_share for t in shares.tenants(now_s)}
@@ -46,8 +48,8 @@ def _plain(
 ) -> Mapping[str, float]:
     span_s, out = WINDOW_S if from_s is None else now_s - from_s, {}
     for name, tenant in TENANTS.items():
-        gpus, cpus_milli = (amount / span_s for amount in used(whole, name, from_s or 0, now_s, marks))
-        out[name] = share_of_quota(tenant, gpus, cpus_milli, FLEET)
+        gpu_s, cpu_milli_s = used(whole, name, from_s or 0, now_s, marks)
+        out[name] = share_of_quota(tenant, (gpu_s / span_s, cpu_milli_s / span_s), FLEET)
     return out
 
 
@@ -60,9 +62,9 @@ def test_use_of_idle_gpus_costs_no_credit(waits: str) -> None:
     }
     shares = Shares(tenants, 128, 0, 86_400.0)
     shares.contested.mark(0.0, [waits] if waits else [])
-    shares.hold(0.0, "large", 128, 0)
-    shares.hold(3600.0, "small", 4, 0)
-    shares.hold(3660.0, "small", -4, 0)
+    shares.hold(0.0, "large", "", 128, 0)
+    shares.hold(3600.0, "small", "", 4, 0)
+    shares.hold(3660.0, "small", "", -4, 0)
     assert {t.name: t.window_share for t in shares.tenants(50 * 3600.0)} == {
         "large": 0.0, "small": pytest.approx(60 / 86_400 if waits else 0.0),
     }  # fmt: skip
