@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 from domain.scheduling import TenantState
-from gms.shares import share_of_quota
-from reference.shares import used
+from gms.contested_use import share_of_quota
+from reference.window_use import used
 from simulation.shares import Shares
 
 FLEET = 64, 640_000
