@@ -6,6 +6,7 @@ from temporalio.exceptions import ApplicationError
 
 from agent.containers.local_images import BadImage, ImageUnavailable
 from agent.ports import NoFreePort, PortTaken, TooManyPorts
+from agent.record_files import DamagedRecord
 from agent.sealed import CannotUnseal
 from agent.staged import BadLaunch
 from agent.staging import BucketUnavailable, ChangedLaunch, DamagedArchive
@@ -21,6 +22,7 @@ _TYPES: dict[type[Exception], LaunchError] = {
     CannotUnseal: LaunchError.CANNOT_UNSEAL,
     ChangedLaunch: LaunchError.CHANGED_LAUNCH,
     DamagedArchive: LaunchError.DAMAGED_ARCHIVE,
+    DamagedRecord: LaunchError.MACHINE_FAULT,
     ImageUnavailable: LaunchError.IMAGE_UNAVAILABLE,
     NoFreePort: LaunchError.NO_FREE_PORT,
     NotStarted: LaunchError.NOT_STARTED,

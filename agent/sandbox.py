@@ -1,6 +1,6 @@
 """Sandboxes of tasks: namespaces that the tasks of an attempt on a machine share, and that nothing else is in.
 
-A small process per attempt, the holder, keeps a PID, a mount, an IPC and a UTS namespace, and a user namespace if the
+A small process per attempt, the holder, keeps a PID, a mount, an IPC and a UTS namespace, and user namespaces if the
 agent is not root. bubblewrap makes them, with the folders that the tasks may see (`agent.sandbox_view`). Each shim of
 the attempt joins the PID namespace, and its task joins the others: ranks on one machine meet in `/dev/shm` and by IPC.
 The network is that of the machine. The attempt's folder contains
@@ -31,8 +31,11 @@ from agent.records import publish
 FOLDERS = {"tmp": "/tmp", "var-tmp": "/var/tmp"}
 """Folders in `private`, and where the tasks see them."""
 _LOCK, _MAKING, _HOLDER = "lock", "making", "holder.json"
-_FIRST, _OTHERS = ("user", "pid"), ("ipc", "uts", "mnt")
-"""Namespaces in the order in which shims and then tasks join them."""
+_FIRST, _OTHERS = ("owner", "pid"), ("ipc", "uts", "mnt", "user")
+"""Namespaces in the order in which shims and then tasks join them. `owner` is the user namespace to which the others
+belong, in which an ordinary user's shim is root. bubblewrap makes a second one for the tasks, in which they are not."""
+_GET_OWNER = 0xB701
+"""The request (ioctl) NS_GET_USERNS: opens the user namespace to which a namespace belongs."""
 _WAITS = "echo; exec flock 0"
 """What the holder runs: it writes that the namespaces are complete, and waits for the lock, which is its input."""
 _ENDING_S = 1.0
@@ -235,11 +238,16 @@ def _opened(folder: str, lock: int, pid: int) -> Sandbox:
     try:
         namespaces = {
             name: os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=own)
-            for name in (*_FIRST, *_OTHERS)
+            for name in ("pid", *_OTHERS)
             if os.readlink(name, dir_fd=own) != os.readlink(f"/proc/self/ns/{name}")
         }
     finally:
         os.close(own)
+    if "user" in namespaces:
+        namespaces["owner"] = fcntl.ioctl(namespaces["mnt"], _GET_OWNER)
+        os.set_inheritable(namespaces["owner"], False)
+        if os.path.sameopenfile(namespaces["owner"], namespaces["user"]):  # It can be joined once only.
+            os.close(namespaces.pop("user"))
     proc = os.open(f"/proc/{pid}/root/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     return Sandbox(folder, lock, namespaces, f"/proc/self/fd/{proc}")
 

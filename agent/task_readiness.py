@@ -7,7 +7,6 @@ An agent that re-attaches to a task continues with the stored readiness: a ready
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from agent import records
 from agent.http_probe import probe
 from agent.port_maps import map_port
 from agent.ports import SERVING, reserve, reserve_fixed
+from agent.record_files import read_sound
 from agent.state import AttemptFolder
 from agent.task_setup import begun_at_s
 from agent.tasks import RunFolder
@@ -85,10 +85,8 @@ class _Stored:
 
 
 def _read(run: RunFolder) -> _Stored | None:
-    try:
-        return _Stored(**json.loads((run.path / _FILE).read_bytes()))
-    except FileNotFoundError:
-        return None
+    body = read_sound(run.path / _FILE)
+    return _Stored(**body) if body else None
 
 
 def never_ready(run: RunFolder) -> NotReadyReport | None:
