@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from agent.fleet import power_off
+from agent.fleet import end_machine, power_off
 from infra import children
 from infra.config.services import ApiSettings
 from infra.config.settings import Settings
@@ -82,6 +82,8 @@ async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
             outcome = (await asyncio.gather(work, return_exceptions=True))[0]
         finally:
             await stack.stop(hurry=hurry)
+            if hurry.is_set():  # Nothing will go on with the tasks that it has left.
+                await asyncio.to_thread(_end_machines, folder)
         if isinstance(outcome, asyncio.CancelledError):
             return 130
         if isinstance(outcome, BaseException):
@@ -104,9 +106,16 @@ def _clear(folder: Path) -> None:
         shown = ", ".join(sorted(others)[:3])
         raise DemoFailed(f"data_dir: {folder} contains {shown} and was not created by a demo; choose another folder")
     mark.touch()
+    _end_machines(folder)  # Of a demo that was killed.
     for name in others:
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _end_machines(folder: Path) -> None:
+    """Kills the tasks that a demo has left, and removes the state of its machines."""
+    for machine in (folder / "machines").glob("*"):
+        end_machine(machine)
 
 
 def _summary(console: Console, folder: Path, found: facts.Facts, held: list[checks.Check], took_s: float) -> int:
