@@ -1,6 +1,7 @@
 """Runs the demo: starts the stack, submits gangs, injects faults, waits, checks the results and writes the report."""
 
 import asyncio
+import contextlib
 import shutil
 import signal
 import time
@@ -46,13 +47,28 @@ def _settings(data_dir: Path) -> Settings:
     )
 
 
+class _Console(Console):
+    """A console that sets `stop` when nothing reads its output any more."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        super().__init__(highlight=False)
+        self._stop = stop
+
+    def on_broken_pipe(self) -> None:
+        """Called by `Console` when its output is closed."""
+        with contextlib.suppress(SystemExit):  # It would end the event loop, and leave the stack.
+            super().on_broken_pipe()
+        self._stop.set()
+
+
 async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
     """Runs the whole demo; returns 0 if all checks passed.
 
     Raises:
         MizzenError: the stack did not start, or an expected event did not happen in time.
     """
-    console = Console(highlight=False)
+    stop = asyncio.Event()
+    console = _Console(stop)
     with data_folder(data_dir) as folder:
         _clear(folder)
         settings = _settings(folder)
@@ -65,7 +81,6 @@ async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
             lambda line: console.print(line, style="dim"),
             why_shared=isolation.why_shared,
         )
-        stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in stop_signals():
             loop.add_signal_handler(number, stop.set)
