@@ -30,7 +30,7 @@ from pathlib import Path
 from agent import records, sandbox, sealed, shim, tasks
 from agent.lane import ELEMENTS
 from agent.processes import ProcessIdentity
-from agent.record_files import read_json, read_sound, reading
+from agent.record_files import damage, read_json, read_sound
 from agent.tasks import RunFolder, TaskState
 from domain.ids import array_of, element_id
 from domain.launch import LaunchDescription
@@ -63,10 +63,11 @@ class AttemptFolder:
         """
         path = self.path / "launch.json"
         try:
-            with reading(path):
-                return LaunchDescription.model_validate_json(path.read_bytes())
+            return LaunchDescription.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
+        except (OSError, ValueError) as error:
+            raise damage(path, error) from None
 
     def bucket_url(self) -> str | None:
         """Returns the URL of the bucket that the launch description came from and that logs are shipped to."""
