@@ -501,7 +501,7 @@ class Why(TypedDict):
     summary: str
     reasons: list[Reason]
     rank: int | None
-    """1..8, lower is served first; 8 is over-quota."""
+    """1..14, lower is served first; 8 and more: over-quota, in the order of the levels."""
     level: int
     over_quota: bool | None
     credit: float | None
