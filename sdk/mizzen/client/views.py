@@ -1102,6 +1102,8 @@ class ServiceReplica(TypedDict):
     """Why it ends or has ended."""
     probe_error: str | None
     """The result of its last probe, if it failed."""
+    load: float | None
+    """The load that it reports for the autoscaler; None: none."""
     ejected: str | None
     """Why balancers send it no requests, or few, although its probe succeeds."""
     phase: str | None
