@@ -61,4 +61,5 @@ def launch_failure(error: Exception, *, final: bool) -> Exception:
         message = f"{error.member!r}: {error}"
     if kind is None and isinstance(error, OSError):
         kind = LaunchError.DISK_FULL if is_disk_full(error) else LaunchError.MACHINE_FAULT
+    final = final or isinstance(error, DamagedRecord)  # A retry reads the same, also if tasks were started.
     return error if kind is None else refusal(kind, message, final=final)
