@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from agent.sandbox import FOLDERS
+from agent.task_network import RESOLV_CONF
 
 _SYSTEM = ("/usr", "/etc", "/opt", "/sys", "/nix", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _RESOLVER = "/etc/resolv.conf"
@@ -45,6 +46,7 @@ def sandbox_command(
     shm_bytes: int = 0,
     devices: Mapping[str, str] | None = None,
     mounts: Mapping[str, str] | None = None,
+    own_network: bool = False,
 ) -> list[str]:
     """Returns bubblewrap's command for `agent.sandbox.hold`.
 
@@ -57,6 +59,7 @@ def sandbox_command(
         shm_bytes: size of `/dev/shm`; 0: half of the machine's memory.
         devices: further device files that are visible: the path on the machine, and that in the sandbox.
         mounts: writable folders and files that are visible at another path: that in the sandbox, and their own.
+        own_network: the sandbox gets a network of its own (`agent.task_network`).
     """
     arguments = [program, "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--clearenv", "--cap-drop", "ALL"]
     if os.geteuid() != 0:
@@ -73,6 +76,8 @@ def sandbox_command(
     for path in (os.path.dirname(os.path.realpath(_RESOLVER)), _GPU_DAEMON):
         if path.startswith("/run/") and os.path.isdir(path):
             arguments += [*_above(path, _SYSTEM), "--ro-bind", path, path]
+    if own_network:
+        arguments += ["--unshare-net", "--ro-bind", str(private / RESOLV_CONF), os.path.realpath(_RESOLVER)]
     arguments += ["--proc", "/proc", "--dev", "/dev", *_devices(devices or {})]
     size = ["--size", str(shm_bytes)] if shm_bytes else []
     arguments += ["--perms", "1777", *size, "--tmpfs", "/dev/shm"]

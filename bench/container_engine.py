@@ -43,6 +43,8 @@ class DockerHere:
     folder: Path
     process: subprocess.Popen[bytes] | None = None
     options: list[str] = field(default_factory=list)
+    cgroup: str | None = None
+    """A cgroup v2 in which the engine starts."""
 
     @property
     def socket(self) -> Path:
@@ -62,6 +64,8 @@ class DockerHere:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         command, variables = self._command()
+        if self.cgroup is not None:
+            command = ["sh", "-c", 'echo 0 > "$0/cgroup.procs"; exec "$@"', self.cgroup, *command]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 command, env={**os.environ, **variables}, stdout=log, stderr=log, start_new_session=True
@@ -183,15 +187,15 @@ def podman() -> Iterator[DockerHere]:
 
 
 @contextlib.contextmanager
-def dockerd(*options: str) -> Iterator[DockerHere]:
-    """Runs dockerd.
+def dockerd(*options: str, cgroup: str | None = None) -> Iterator[DockerHere]:
+    """Runs dockerd, in a cgroup v2 if `cgroup` is one.
 
     Raises:
         NoEngineError: this machine has none, or it cannot run here.
     """
     if (why := why_no_engine("dockerd", "containerd", "runc")) is not None:
         raise NoEngineError(why)
-    with _running(DockerHere(_folder(), options=list(options))) as here:
+    with _running(DockerHere(_folder(), options=list(options), cgroup=cgroup)) as here:
         yield here
 
 

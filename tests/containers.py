@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
@@ -26,9 +27,19 @@ _PODMAN = os.environ.get("MIZZEN_TEST_ENGINE") == "podman"
 
 
 @contextlib.contextmanager
-def dockerd(*options: str) -> Iterator[DockerHere]:
-    """Runs dockerd, or Podman if `MIZZEN_TEST_ENGINE` says so. Skips the test where it cannot run."""
-    engine = container_engine.podman() if _PODMAN else container_engine.dockerd(*options)
+def dockerd(*options: str, cgroup: str | None = None) -> Iterator[DockerHere]:
+    """Runs dockerd, or Podman if `MIZZEN_TEST_ENGINE` says so, in a cgroup v2. Skips the test where it cannot run."""
+    with podman_here() if _PODMAN else _or_skip(container_engine.dockerd(*options, cgroup=cgroup)) as here:
+        yield here
+
+
+def podman_here() -> AbstractContextManager[DockerHere]:
+    """Runs Podman. Skips the test where it cannot run."""
+    return _or_skip(container_engine.podman())
+
+
+@contextlib.contextmanager
+def _or_skip(engine: AbstractContextManager[DockerHere]) -> Iterator[DockerHere]:
     with contextlib.ExitStack() as running:
         try:
             here = running.enter_context(engine)

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from agent.cgroups import make_cgroup, remove_cgroup
 from agent.containers.image_cleanup import FetchedImages
 from agent.containers.leftovers import remove_images
 from agent.state import StateFolder
@@ -73,8 +75,11 @@ class RegistryLink:
 @pytest.fixture(scope="module")
 def docker() -> Iterator[DockerHere]:
     """A dockerd without images, which does not repeat downloads by itself: that takes a minute."""
-    with dockerd("--max-download-attempts", "1") as here:
+    cgroup = make_cgroup(f"engine-{os.getpid()}")
+    with dockerd("--max-download-attempts", "1", cgroup=cgroup) as here:
         yield here
+    if cgroup is not None:
+        remove_cgroup(cgroup)
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +124,19 @@ async def test_a_slow_fetch_says_how_far_it_is(lab: Lab, docker: DockerHere, reg
         outcome = await (await lab.run(again, config.machine)).result(NodeOutcome)
         assert outcome.exits[0].exit_code == 0
     docker.engine.remove_image(f"{link.host}/big:1")
+
+
+async def test_fetches_have_a_share_of_the_bandwidth(lab: Lab, docker: DockerHere, registry_host: str) -> None:
+    """The engine gets no more than the setting; without a cgroup of its own, there is a warning and no limit."""
+    if docker.cgroup is None:
+        pytest.skip("this machine has no cgroup v2")
+    config = image_config(lab, docker, image_bytes_s=_SIZE_BYTES / 3)
+    async with lab.agent(config):
+        launch = image_launch(lab, config, "true", image=(image := f"{registry_host}/big:1"))
+        began_s = time.monotonic()
+        await lab.prepare(launch, config.machine, only_images=True, attempts=1)
+        assert time.monotonic() - began_s > 2.5, "a lower bound, which holds on a busy machine, too"
+    docker.engine.remove_image(image)
 
 
 @pytest.mark.long
