@@ -33,6 +33,11 @@ _templates = Environment(
 router = Router(prefix=TOP, include_in_schema=False)
 
 
+def owner_page(machine: str) -> str:
+    """Returns the path of the page of a machine's owner."""
+    return f"{TOP}/lending/{quote(machine)}"
+
+
 def _when(at: datetime | None) -> str:
     return "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
