@@ -63,6 +63,7 @@ class Passes:
             self._shares_s = now_s
             engine.set_tenants(transitions.shares.tenants(now_s))
         self.standing = standing = self._scan(now_s)
+        transitions.shares.contested.mark(now_s, standing.waiting)
         self._renew(now_s, standing)
         engine.open(now_s)
         if transitions.policy.in_order:

@@ -85,7 +85,7 @@ async def submit_workload(
     if dry_run:
         spec, unheld = await state.documents.run(caller, body, partial(_admit, state, caller, request, body))
         response.status_code = 200
-        planned = await _dry_run(state, spec, unheld)
+        planned = await _dry_run(state, caller, spec, unheld)
         planned = await run_in_threadpool(_masked, state, caller, planned)
         return Response(planned.model_dump_json(), media_type="application/json")
     content_type = request.headers.get("content-type", "")
@@ -112,14 +112,14 @@ def _masked(state: ApiState, caller: Submitter, planned: DryRunView) -> DryRunVi
         return mask(session, caller, planned.model_copy(update=counted))
 
 
-async def _dry_run(state: ApiState, spec: WorkloadSpec, unheld: str | None) -> DryRunView:
+async def _dry_run(state: ApiState, caller: Submitter, spec: WorkloadSpec, unheld: str | None) -> DryRunView:
     try:
         async with asyncio.timeout(_CONNECT_S):
             client = await state.temporal()
         async with asyncio.timeout(DRY_RUN_TIMEOUT.total_seconds() + _CONNECT_S):
             result = await client.execute_workflow(
                 "DryRunWorkflow",
-                DryRunRequest(spec=spec.model_dump(mode="json")),
+                DryRunRequest(spec.model_dump(mode="json"), caller.id),
                 id=f"dry-run/{uuid.uuid4()}",
                 task_queue=CONTROL_QUEUE,
                 execution_timeout=DRY_RUN_TIMEOUT,

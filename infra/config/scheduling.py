@@ -25,8 +25,10 @@ class SchedulerSettings(Section):
     age_cap_s: float = Field(7 * 86400.0, ge=0)
     w_fair: float = Field(10.0, ge=0)
     """Weight of the fair-share term, which compares the tenant's recent use with that of others (expression 11)."""
+    w_user: float = Field(10.0, ge=0)
+    """Weight of the recent use of a person among the workloads of equal rank of a tenant."""
     fair_window_s: float = Field(86400.0, gt=0)
-    """Window over which a tenant's use is averaged, in seconds."""
+    """Window over which the use of tenants and people is averaged, in seconds."""
     min_runtime_s: float = Field(120.0, ge=0)
     """A workload that started less than this ago is not evicted."""
     batch: int = Field(256, gt=0)

@@ -254,7 +254,7 @@ def _write_rows(path: Path, rows: Iterable[TraceRow], levels: RowLevels) -> None
             writer.writerow(
                 (
                     row.workload_id, row.submit_s, row.tenant, levels.of(row), row.duration_s, row.tasks,
-                    row.gpus_per_task, types, cpus, memory, "",
+                    row.gpus_per_task, types, cpus, memory, "", row.user, row.max_runtime_s, row.recurring,
                 )
             )  # fmt: skip
 
