@@ -3,9 +3,9 @@
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
 from infra.db.capacity import InstanceRow, LaunchRefusal
@@ -80,10 +80,12 @@ def refused_launches(session: Session, since: datetime, limit: int) -> list[Refu
         LaunchRefusal.refusal,
     )  # fmt: skip
     last = func.max(LaunchRefusal.at)
-    words = func.array_agg(LaunchRefusal.words)
+    words = func.array_agg(aggregate_order_by(LaunchRefusal.words, LaunchRefusal.at.desc()))
     found = session.execute(
         select(*of, func.count(), last, words)
         .where(LaunchRefusal.at >= since).group_by(*of).order_by(last.desc(), *of).limit(limit)
     )  # fmt: skip
-    rows: list[tuple[Any, ...]] = [tuple(row) for row in found]
-    return [RefusedLaunches(*rest, said[-1]) for *rest, said in rows]
+    return [
+        RefusedLaunches(provider, zone, kind, machine_type, refusal, count, last_at, said[0])
+        for provider, zone, kind, machine_type, refusal, count, last_at, said in found
+    ]
