@@ -89,7 +89,7 @@ class TenantState:
     """None: no limit on CPUs."""
     window_share: float
     """The tenant's contested use of its quota of GPUs or of CPUs, whichever share is larger, averaged over the window
-    (`gms.shares`)."""
+    (`gms.contested_use`)."""
     user_shares: Mapping[str, float] = field(default_factory=dict)
     """The same share of the fleet of each person who used any of it for the tenant; contested or not."""
 

@@ -1,4 +1,4 @@
-"""Plain reference implementation of `gms.shares` and of the use over a window, for tests only."""
+"""Plain reference implementation of `gms.contested_use` and of the use over a window, for tests only."""
 
 from collections.abc import Collection, Iterable, Sequence
 

@@ -19,8 +19,8 @@ from domain.scheduling import (
 from gms.auction.auction import Auction, Options
 from gms.auction.candidate import AuctionOutcome, Candidate
 from gms.columns import QueueChange, QueueColumns
+from gms.contested_use import waiting_tenants
 from gms.scan import scan_queue
-from gms.shares import waiting_tenants
 from rms.award import leave
 from rms.region import RegionColumns
 
@@ -50,7 +50,7 @@ class ScanOrder:
     ranked: Callable[[int], Ranked]
     """Returns the workload at a position in the queue."""
     waiting: frozenset[str]
-    """The tenants whose workloads make the use of others contested (`gms.shares.waiting_tenants`)."""
+    """The tenants whose workloads make the use of others contested (`gms.contested_use.waiting_tenants`)."""
 
 
 @dataclass

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from domain.scheduling import TenantState
-from gms.shares import ContestedTime, larger_share, share_of_quota
+from gms.contested_use import ContestedTime, larger_share, share_of_quota
 
 Amounts = tuple[float, float]
 """GPUs and thousandths of a core, or these times seconds."""

@@ -13,8 +13,8 @@ from domain.demand import demand_of
 from domain.ids import array_of
 from domain.scheduling import CreditWeights, PlacedWorkload, QueuedWorkload, TenantState
 from gms.columns import QueueChange, QueueColumns
+from gms.contested_use import ContestedTime, larger_share, share_of_quota, waiting_tenants
 from gms.scan import Scan, scan_queue
-from gms.shares import ContestedTime, larger_share, share_of_quota, waiting_tenants
 from infra.config.scheduling import SchedulerSettings
 
 Person = tuple[str, str]

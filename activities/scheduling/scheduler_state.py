@@ -24,7 +24,7 @@ from domain.scheduling import (
 )
 from gms.auction.auction import Auction, Options
 from gms.auction.candidate import Stats
-from gms.shares import ContestedTime
+from gms.contested_use import ContestedTime
 from infra.config.scheduling import SchedulerSettings
 from infra.db import changes
 from infra.db.session import transaction

@@ -6,7 +6,7 @@ import pytest
 
 from activities.scheduling.usage import Usage
 from domain.scheduling import TenantState
-from gms.shares import ContestedTime, share_of_quota
+from gms.contested_use import ContestedTime, share_of_quota
 from reference.shares import used
 
 WINDOW_US = 1000

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from domain.scheduling import TenantState
-from gms.shares import share_of_quota
+from gms.contested_use import share_of_quota
 from reference.shares import used
 from simulation.shares import Shares
 

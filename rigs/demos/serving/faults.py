@@ -89,6 +89,9 @@ class FaultsScenario:
             return self._load(), *self._from_zero(rounds)
         finally:
             balancer.close()
+            for line in (self._folder / "balance.log").read_text().splitlines():
+                if " is ejected " in line or " is admitted " in line:
+                    self._say(f"the balancer: {line}")
 
     def _ready(self) -> int:
         return int(sum(self._client.service(_NAME)["ready"].values()))
