@@ -17,10 +17,22 @@ LEAST_NODES = 2
 """Fewest nodes of a kind that is kept, so that a gang of one node can be placed on two of them."""
 
 
-def philly_regions(example: Path) -> list[dict[str, Any]]:
-    """Returns the regions of the fleet file of the Philly example."""
+def philly_regions(example: Path, machines: int | None = None) -> list[dict[str, Any]]:
+    """Returns the regions of the fleet file of the Philly example, thinned to `machines` machines; None: all."""
     regions: list[dict[str, Any]] = yaml.safe_load(example.read_text())["regions"]
-    return regions
+    entries = [
+        (cluster, entry) for region in regions for cluster in region["clusters"] for entry in cluster["machines"]
+    ]
+    for cluster, _ in entries if machines is not None else ():
+        cluster["machines"] = []
+    for (cluster, entry), count in zip(
+        entries, _parts(machines or 0, [entry["count"] for _, entry in entries]), strict=True
+    ):
+        if count:
+            cluster["machines"].append({**entry, "count": count})
+    for region in regions:
+        region["clusters"] = [cluster for cluster in region["clusters"] if cluster["machines"]]
+    return [region for region in regions if region["clusters"]]
 
 
 def openb_regions(nodes: Path, machines: int) -> list[dict[str, Any]]:
