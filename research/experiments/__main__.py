@@ -75,13 +75,15 @@ def main() -> None:
     data = None if args.data is None else args.data.resolve()
     there = [trace for trace in args.traces if _is_there(trace, data)]
     chosen = list(cases(there, args.loads, args.seeds, args.variants))
+    failed = 0
     with ProcessPoolExecutor(args.jobs) as pool:
-        running = [pool.submit(run_cell, case, data, out, args.policies, THIN) for case in chosen]
+        running = {pool.submit(run_cell, case, data, out, args.policies, THIN): case for case in chosen}
         try:
             for number, ended in enumerate(as_completed(running), 1):
-                print(
-                    f"{number} of {len(chosen)} after {time.monotonic() - began_s:.0f} s: {ended.result()}", flush=True
-                )
+                error = ended.exception()
+                failed += error is not None
+                said = f"{running[ended].name}: {error!r}" if error else ended.result()
+                print(f"{number} of {len(chosen)} after {time.monotonic() - began_s:.0f} s: {said}", flush=True)
             run_baseline(chosen, data, out, args.jobs)
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
@@ -94,6 +96,8 @@ def main() -> None:
     print(
         f"{len(chosen)} cells in {time.monotonic() - began_s:.0f} s; computing all took {_spent_s(found):.0f} s of runs"
     )
+    if failed:
+        sys.exit(f"{failed} cells failed")
 
 
 def _is_there(trace: str, data: Path | None) -> bool:
