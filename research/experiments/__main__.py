@@ -93,9 +93,7 @@ def main() -> None:
         print(line)
     if args.report:
         write_report(found, args.report)
-    print(
-        f"{len(chosen)} cells in {time.monotonic() - began_s:.0f} s; computing all took {_spent_s(found):.0f} s of runs"
-    )
+    print(f"{len(chosen)} cells in {time.monotonic() - began_s:.0f} s; all runs took {_spent_s(found):.0f} s of CPU")
     if failed:
         sys.exit(f"{failed} cells failed")
 
@@ -195,7 +193,7 @@ def _scene(case: ExperimentCase, data: Path | None, out: Path, sizes: Sizes = TH
 
 def _path(case: ExperimentCase, name: str, data: Path | None, out: Path) -> Path:
     """Returns the file of an outcome."""
-    sources = _SCENES
+    sources: tuple[str, ...] = _SCENES
     if name == _BOUND:
         sources = (*_SCENES, "research/experiments/bound.py")
     elif name != BASELINE:
@@ -236,7 +234,7 @@ def _trace_hash(trace: str, data: Path | None) -> str:
 
 
 def _spent_s(found: dict[ExperimentCase, Outcomes]) -> float:
-    return sum(one.wall_s for cell in found.values() for one in cell.ran.values())
+    return sum(one.cpu_s for cell in found.values() for one in cell.ran.values())
 
 
 if __name__ == "__main__":

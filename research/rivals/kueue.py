@@ -73,7 +73,10 @@ class Kueue(Rival):
 
     def decide(self, candidate: Candidate) -> tuple[ClusterPool, Plan] | None:
         """Places a workload into free capacity that its queue may use, else by preemption; None: it waits."""
-        found = self._fitting(candidate) or self.by_eviction(candidate, partial(self.victims_in, candidate))
+        gpus = self.workloads[candidate.request.workload].gpus
+        found = self.in_free_room(candidate, lambda pool: self._within_cohort(pool.gpu_type, gpus)) or self.by_eviction(
+            candidate, partial(self.victims_in, candidate)
+        )
         self._won = found is not None
         return found
 
@@ -95,14 +98,6 @@ class Kueue(Rival):
         return float(bool(types) and all(self._over_nominal(w.tenant, gpu_type, w.gpus) for gpu_type in types))
 
     # ------------------------------------------------------------------------------------------------------------ plans
-
-    def _fitting(self, candidate: Candidate) -> tuple[ClusterPool, Plan] | None:
-        """Returns the first pool (by region) with free capacity whose GPU type has unused slots in the cohort."""
-        w, job = self.workloads[candidate.request.workload], candidate.request.jobs[0]
-        for pool in self.pools_for(candidate):
-            if self._within_cohort(pool.gpu_type, w.gpus) and pool.fits(job, pool.free):
-                return pool, pool.plan(candidate.request.workload, job, pool.free)
-        return None
 
     def victims_in(self, candidate: Candidate, pool: ClusterPool) -> list[str]:
         """Returns a minimal set of victims in a pool; empty: preempting all preemptible workloads is not enough."""

@@ -85,11 +85,6 @@ class FairQueues(Rival):
                 if not self._won:
                     refused.add(alike)
 
-    def pools_for(self, candidate: Candidate) -> list[ClusterPool]:
-        """Returns the pools that could hold the workload, and of whose GPU type its queue may use more."""
-        w, pools = self.workloads[candidate.request.workload], super().pools_for(candidate)
-        return [pool for pool in pools if not w.gpus or pool.gpu_type is None or self.may_use(w, pool.gpu_type)]
-
     def decide(self, candidate: Candidate) -> tuple[ClusterPool, Plan] | None:
         """Places a workload into free capacity, else by reclaim, else by preemption; None: it waits."""
         w, job = self.workloads[candidate.request.workload], candidate.request.jobs[0]
@@ -99,7 +94,7 @@ class FairQueues(Rival):
             return -other.level if other.tenant == w.tenant and other.level > w.level else None
 
         found = (
-            self.in_free_room(candidate)
+            self.in_free_room(candidate, lambda pool: self._allows(w, pool))
             or (self.by_eviction(candidate, lambda pool: self._reclaimed(candidate, pool)) if w.gpus else None)
             or self.by_eviction(
                 candidate, lambda pool: self.victims(job, pool, self.evictable(pool, (w.tenant, w.level), lower))
@@ -110,7 +105,7 @@ class FairQueues(Rival):
 
     def _reclaimed(self, candidate: Candidate, pool: ClusterPool) -> list[str]:
         w, gpu_type = self.workloads[candidate.request.workload], pool.gpu_type
-        if gpu_type is None:
+        if gpu_type is None or not self._allows(w, pool):
             return []
 
         def order(name: str) -> tuple[float, int] | None:
@@ -124,6 +119,9 @@ class FairQueues(Rival):
 
         among = self.evictable(pool, w.tenant, order)
         return self.victims(candidate.request.jobs[0], pool, among, may_take)
+
+    def _allows(self, w: SimulatedWorkload, pool: ClusterPool) -> bool:
+        return not w.gpus or pool.gpu_type is None or self.may_use(w, pool.gpu_type)
 
     def _lowest(self, w: SimulatedWorkload) -> float:
         """Returns the lowest ratio of a workload's queue over the GPU types that the workload accepts."""

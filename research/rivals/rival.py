@@ -123,11 +123,13 @@ class Rival(Ranks, ABC):
             ]
         return self._candidate_pools[key]
 
-    def in_free_room(self, candidate: Candidate) -> tuple[ClusterPool, Plan] | None:
-        """Returns the first pool (by region) in whose free capacity a workload fits, and the plan."""
+    def in_free_room(
+        self, candidate: Candidate, allows: Callable[[ClusterPool], bool]
+    ) -> tuple[ClusterPool, Plan] | None:
+        """Returns the first allowed pool (by region) in whose free capacity a workload fits, and the plan."""
         job = candidate.request.jobs[0]
         for pool in self.pools_for(candidate):
-            if pool.fits(job, pool.free):
+            if allows(pool) and pool.fits(job, pool.free):
                 return pool, pool.plan(candidate.request.workload, job, pool.free)
         return None
 

@@ -9,7 +9,8 @@ The model (Journal of Parallel and Distributed Computing 63, 2003, batch jobs) w
 - *Runtime*: its natural logarithm is hyper-gamma: gamma(4.2, 0.94) with probability p, else gamma(312, 0.03), where p =
   0.78 - 0.0054 * size, so that large workloads run longer. Adapted: at most two days.
 - *Arrival*: gaps are drawn from the model's gamma(10.23, 0.49) of their logarithm, in a time that runs with the model's
-  daily cycle: the weight of each half hour is that of gamma(8.17, 3.96), shifted so that the day begins at 05:30.
+  daily cycle: the weight of each half hour, counted from midnight, is that of gamma(8.17, 3.96); the cycle begins at
+  05:30, so half hours before it count as those of the day before. The busiest time is 14:00.
 
 Tenants have shares by Zipf's law. The gaps set no load: the experiment copies or thins the trace to its load.
 """
@@ -30,7 +31,7 @@ _GAP = (10.2303, 0.4871)
 _CYCLE = (8.1737, 3.9631)
 _HALF_HOURS = 48
 _DAY_BEGINS = 11
-"""Half hours from midnight to the beginning of the day, 05:30."""
+"""Half hours from midnight to the beginning of the cycle, 05:30."""
 
 
 def lublin_rows(days: float, seed: int, largest: int = 64, per_machine: int = 8) -> list[TraceRow]:
@@ -87,8 +88,9 @@ def _cycle() -> list[float]:
     """
     shape, scale = _CYCLE
     normal = NormalDist(1 - 1 / (9 * shape), (1 / (9 * shape)) ** 0.5)
-    below = [normal.cdf((half / scale / shape) ** (1 / 3)) for half in range(2 * _HALF_HOURS + 1)]
-    parts = [after - before for before, after in pairwise(below)]
-    of_day = [day + night for day, night in zip(parts[:_HALF_HOURS], parts[_HALF_HOURS:], strict=True)]
+    below = [
+        normal.cdf((half / scale / shape) ** (1 / 3)) for half in range(_DAY_BEGINS, _DAY_BEGINS + _HALF_HOURS + 1)
+    ]
+    of_day = [after - before for before, after in pairwise(below)]
     mean = sum(of_day) / _HALF_HOURS
     return [of_day[(half - _DAY_BEGINS) % _HALF_HOURS] / mean for half in range(_HALF_HOURS)]

@@ -148,7 +148,7 @@ def test_unfinished_waits_count_up_to_the_end_of_the_run() -> None:
         "worked_gpu_h": {"1": 2.0, "7": 3.0},
         "lost_gpu_h": 1.0,
         "preemptions": 1,
-        "wall_s": 1.0,
+        "cpu_s": 1.0,
     }
     got = figures(body)
     assert (got.missed, got.judged, got.worked_gpu_h, got.worked_high_gpu_h) == (1, 2, 5.0, 2.0)
@@ -169,9 +169,9 @@ def _cell(**changed: float) -> CellFigures:
         ({"missed": 5, "w1-2": 500}, []),
         ({"missed": 6, "w1-2": 500}, ["misses 1-2"]),
         ({"missed": 5}, ["wait 1-2"]),
-        ({"missed": 5, "w1-2": 500, "w3-4": 1101}, ["wait 3-4"]),
-        ({"missed": 5, "w1-2": 500, "wall": 1051}, ["wait all"]),
-        ({"missed": 5, "w1-2": 500, "w5-7": 1801}, ["wait 5-7"]),
+        ({"missed": 5, "w1-2": 500, "w3-4": 1106}, ["wait 3-4"]),
+        ({"missed": 5, "w1-2": 500, "wall": 1056}, ["wait all"]),
+        ({"missed": 5, "w1-2": 500, "w5-7": 1806}, ["wait 5-7"]),
         ({"missed": 5, "w1-2": 500, "w5-7": -1}, []),
         ({"missed": 5, "w1-2": 500, "lost_gpu_h": 11.1}, ["lost"]),
         ({"missed": 5, "w1-2": 500, "worked_measured_gpu_h": 300}, ["lost"]),
@@ -213,9 +213,7 @@ def test_an_outcome_is_computed_once(data: Path, found: Path) -> None:
     assert run_cell(CELL, data, found, (OURS, "slurm"), SHORT).startswith(f"{CELL.name}: 1 runs")
     again = {path: json.loads(path.read_bytes()) for path in paths}
     assert all(
-        {**json.loads(paths[path]), "wall_s": 0} == {**body, "wall_s": 0}
-        for path, body in again.items()
-        if path != gone
+        {**json.loads(paths[path]), "cpu_s": 0} == {**body, "cpu_s": 0} for path, body in again.items() if path != gone
     )
     assert again[gone]["waits_s"] == json.loads(paths[gone])["waits_s"]
 
