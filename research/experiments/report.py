@@ -24,7 +24,7 @@ from research.experiments.cases import (
     VARIANTS,
     ExperimentCase,
 )
-from research.experiments.summary import GROUPS, CellFigures, Verdict, against_baseline, against_rival
+from research.experiments.summary import GROUPS, CellFigures, CellVerdict, against_baseline, against_rival
 
 BEGIN, END = "<!-- tables: written by `make experiment` -->", "<!-- end of the tables -->"
 LEVELS = {"1 and 2": (1, 2), "3 and 4": (3, 4), "5 to 7": (5, 6, 7)}
@@ -39,7 +39,7 @@ class Outcomes:
     ran: dict[str, CellFigures] = field(default_factory=dict)
     bound_gpu_h: dict[int, float] = field(default_factory=dict)
 
-    def verdicts(self, case: ExperimentCase) -> dict[str, list[Verdict]]:
+    def verdicts(self, case: ExperimentCase) -> dict[str, list[CellVerdict]]:
         """Returns the verdicts on `global`, by what it is compared with."""
         ours = self.ran.get(OURS)
         if ours is None:
@@ -141,7 +141,7 @@ def _missed(found: Found) -> str:
     return _table(("cell", *RIVALS), rows)
 
 
-def _verdict(one: Verdict | None) -> str:
+def _verdict(one: CellVerdict | None) -> str:
     return "-" if one is None else f"{'met' if one.met else '**missed**'} ({one.says})"
 
 

@@ -79,7 +79,7 @@ def figures(body: Mapping[str, Any]) -> CellFigures:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CellVerdict:
     """Whether a cell meets one goal."""
 
     goal: str
@@ -88,11 +88,11 @@ class Verdict:
     """The value that was compared: a ratio, or percentages."""
 
 
-def against_baseline(new: CellFigures, old: CellFigures, *, drawn: bool) -> Iterator[Verdict]:
+def against_baseline(new: CellFigures, old: CellFigures, *, drawn: bool) -> Iterator[CellVerdict]:
     """Yields the verdicts on a cell against the baseline; `drawn`: with the goals on lost GPU hours."""
     now, was = new.missed_percent, old.missed_percent
     met = now <= 0.3 if was < 0.6 else now <= 0.5 * was
-    yield Verdict("misses 1-2", met, f"{was:.1f} to {now:.1f} %")
+    yield CellVerdict("misses 1-2", met, f"{was:.1f} to {now:.1f} %")
     yield from _mean("1-2", new, old, 0.5, above_s=600.0)
     yield from _mean("3-4", new, old, 1.1)
     yield from _mean("all", new, old, 1.05)
@@ -100,26 +100,26 @@ def against_baseline(new: CellFigures, old: CellFigures, *, drawn: bool) -> Iter
     if drawn:
         part = new.lost_gpu_h / new.worked_measured_gpu_h if new.worked_measured_gpu_h else 0.0
         met = new.lost_gpu_h <= 2.2 * old.lost_gpu_h and part <= 0.015
-        yield Verdict("lost", met, f"{_ratio(new.lost_gpu_h, old.lost_gpu_h)}, {100 * part:.1f} %")
+        yield CellVerdict("lost", met, f"{_ratio(new.lost_gpu_h, old.lost_gpu_h)}, {100 * part:.1f} %")
     worked = new.worked_gpu_h / old.worked_gpu_h
-    yield Verdict("worked", worked >= 0.98, f"{worked:.3f}")
+    yield CellVerdict("worked", worked >= 0.98, f"{worked:.3f}")
 
 
-def _mean(group: str, new: CellFigures, old: CellFigures, most: float, above_s: float = 0.0) -> Iterator[Verdict]:
+def _mean(group: str, new: CellFigures, old: CellFigures, most: float, above_s: float = 0.0) -> Iterator[CellVerdict]:
     """Yields the verdict on a group's mean wait, if the group has waits and its baseline is above `above_s`."""
     now, was = new.mean_s(group), old.mean_s(group)
     if now is not None and was is not None and was > above_s:
-        yield Verdict(f"wait {group}", now <= most * was + NOISE_S, _ratio(now, was))
+        yield CellVerdict(f"wait {group}", now <= most * was + NOISE_S, _ratio(now, was))
 
 
-def against_rival(ours: CellFigures, theirs: CellFigures) -> Iterator[Verdict]:
+def against_rival(ours: CellFigures, theirs: CellFigures) -> Iterator[CellVerdict]:
     """Yields the verdicts on a cell against another scheduler: its misses and mean waits must not be better."""
     mine, their = ours.missed_percent, theirs.missed_percent
-    yield Verdict("misses", mine <= their, f"{their:.1f} to {mine:.1f} %")
+    yield CellVerdict("misses", mine <= their, f"{their:.1f} to {mine:.1f} %")
     for group in GROUPS:
         now, was = ours.mean_s(group), theirs.mean_s(group)
         if now is not None and was is not None:
-            yield Verdict(group, now <= was + NOISE_S, _ratio(now, was))
+            yield CellVerdict(group, now <= was + NOISE_S, _ratio(now, was))
 
 
 def _ratio(new: float, old: float) -> str:
