@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from domain.capacity import CapacityKind
 from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.reasons import ReasonCode
+from domain.service import ReplicaPolicySpec
 from infra.db.capacity import InstanceRow
 from infra.db.models import Allocation, Machine, Workload
 from infra.db.services import (
@@ -34,6 +35,9 @@ _PREEMPTED = {
 _EVICTED = {
     ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.CANCELLED_BY_USER,
 }  # fmt: skip
+
+_GPUS = Workload.spec["jobs"][0]["resources"]["gpus"].as_integer()
+"""The number of GPUs of each machine of a replica."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class LiveReplica:
     instances: list[_Instance] = field(default_factory=list)
     ongoing: int | None = None
     """The number of its requests in progress; None: unknown."""
+    gpus: tuple[str | None, int] | None = None
+    """The type and the number of the GPUs of each of its machines; None: it is not placed."""
 
     @property
     def has_ended(self) -> bool:
@@ -107,8 +113,8 @@ class LiveReplica:
             if at is not None and at > now:
                 setattr(self.row, name, now)
 
-    def facts(self, now_s: float) -> ReplicaFacts:
-        """Returns the facts for a decision at `now_s`, in seconds since the epoch."""
+    def facts(self, now_s: float, policy: ReplicaPolicySpec) -> ReplicaFacts:
+        """Returns the facts for a decision at `now_s`, in seconds since the epoch. `policy` has the requests by GPU."""
         row = self.row
         stage, since_s = self._stage(now_s)
         return ReplicaFacts(
@@ -125,7 +131,9 @@ class LiveReplica:
             is_queued=row.cluster is None and self.phase in QUEUED_PHASES,
             is_ejected=stage is Stage.UNREADY and row.ready,
             is_granted=all(one.granted for one in self.instances),
+            load=row.load,
             ongoing=self.ongoing,
+            requests_per_s=None if self.gpus is None else policy.qps_of(*self.gpus),
         )
 
     def _stage(self, now_s: float) -> tuple[Stage, float]:
@@ -193,17 +201,21 @@ def read_replicas(session: Session, service: str, placement_s: float) -> list[Li
         .with_for_update(of=ServiceReplica)
     ).all()
     workloads = [row.workload for row, _, _ in rows]
-    noticed = set(
-        session.scalars(
-            select(Allocation.workload)
-            .join(Machine, Machine.id == Allocation.machine)
-            .where(Allocation.workload.in_(workloads), Allocation.released_at.is_(None), Machine.notice.is_not(None))
-        )
-    )
+    held = session.execute(
+        select(Allocation.workload, Machine.notice, Machine.gpu_type, _GPUS)
+        .join(Machine, Machine.id == Allocation.machine)
+        .join(Workload, Workload.id == Allocation.workload)
+        .where(Allocation.workload.in_(workloads), Allocation.released_at.is_(None))
+    ).all()
+    noticed = {workload for workload, notice, _, _ in held if notice is not None}
+    gpus = {workload: (gpu_type, number) for workload, _, gpu_type, number in held}
     found = {
-        row.workload: LiveReplica(row, None if phase is None else Phase(phase), reason or {}, row.workload in noticed)
+        row.workload: LiveReplica(
+            row, None if phase is None else Phase(phase), reason or {}, row.workload in noticed,
+            gpus=gpus.get(row.workload),
+        )
         for row, phase, reason in rows
-    }
+    }  # fmt: skip
     _add_instances(session, found, placement_s)
     return list(found.values())
 
@@ -253,8 +265,9 @@ def ejected_replicas(session: Session, service: str) -> dict[int, tuple[datetime
 def take_ongoing(session: Session, service: str, live: Mapping[int, LiveReplica]) -> tuple[int, int]:
     """Returns the numbers of requests that wait for a first replica, and that are in progress, in all balancers.
 
-    Sets `LiveReplica.ongoing`. Of a replica that drains it is known once all balancers have said since then that they
-    send it no new requests, so that none is on its way. A balancer that was silent for a short time may send some.
+    Sets `LiveReplica.ongoing`. Of a replica that drains or leaves it is known once all balancers have said since then
+    that they send it no new requests, so that none is on its way. A balancer that was silent for a short time may send
+    some.
     """
     recent = BalancerReport.reported_at > func.now() - timedelta(seconds=_SILENT_BALANCER_S)
     is_valid = BalancerReport.reported_at > func.now() - timedelta(seconds=REPORT_VALID_S)
@@ -265,7 +278,7 @@ def take_ongoing(session: Session, service: str, live: Mapping[int, LiveReplica]
     said = [(report, {one["replica"]: one for one in report.replicas}) for report in reports]
     for number, replica in live.items():
         own = [(report, replicas.get(number)) for report, replicas in said]
-        at = replica.row.draining_at
+        at = replica.row.draining_at or replica.row.leaving_at
         settled = at is None or all(
             report.reported_at > at and (one is None or one.get("drained", False)) for report, one in own
         )

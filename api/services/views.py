@@ -36,6 +36,7 @@ class ServiceReplicaView(View):
     ended_at: datetime | None
     cause: str | None = Field(description="Why it ends or has ended")
     probe_error: str | None = Field(description="The result of its last probe, if it failed")
+    load: float | None = Field(description="The load that it reports for the autoscaler; null: none")
     ejected: str | None = Field(description="Why balancers send it no requests, or few, although its probe succeeds")
     phase: str | None = Field(description="Phase of its workload; null: the workload's record is deleted")
     reason: ReasonView | None = Field(description="The reason of that phase")
@@ -154,5 +155,16 @@ class EndpointList(View):
     drain_s: float
     probe_path: str
     probe_is_get: bool = Field(description="Whether a GET of `probe_path` says that the replica is ready")
+    certificate: str | None = Field(
+        description="Name of the certificate for clients, another one for another certificate; null: the service has"
+        " none"
+    )
     canary: CanaryView | None = Field(description="null: no version is judged")
     endpoints: list[EndpointView]
+
+
+class CertificateView(View):
+    """The certificate of a service for its clients."""
+
+    name: str
+    pem: str = Field(description="Certificate, chain and private key")

@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK
+from domain.priority import OVER_QUOTA_RANK, level_of
 from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Publication
 
@@ -78,7 +78,7 @@ class PublishedQueue:
     @cached_property
     def _over_before(self) -> npt.NDArray[np.int64]:
         """The number of over-quota entries before each entry."""
-        over = self.rank == OVER_QUOTA_RANK
+        over = self.rank >= OVER_QUOTA_RANK
         before: npt.NDArray[np.int64] = np.cumsum(over, dtype=np.int64) - over
         return before
 
@@ -96,12 +96,11 @@ class PublishedQueue:
     def entry(self, row: int) -> QueuePosition:
         """Returns the entry in row `row`, from 0."""
         rank = int(self.rank[row])
-        over = rank == OVER_QUOTA_RANK
+        over = rank >= OVER_QUOTA_RANK
         reason = self._reason(row) if over else None
         first_s, last_s = self.starts[2 * row : 2 * row + 2].tolist()
         start_s = None if isnan(first_s) else (self.scanned_at_s + first_s, self.scanned_at_s + last_s)
-        level = LOWEST_LEVEL if over else rank
-        return QueuePosition(row + 1, rank, level, over, float(self.credit[row]), reason, start_s)
+        return QueuePosition(row + 1, rank, level_of(rank), over, float(self.credit[row]), reason, start_s)
 
     def _reason(self, row: int) -> Reason:
         place = int(self._over_before[row])
@@ -115,10 +114,12 @@ class PublishedQueue:
         names = ("tenant", "resource", "used", "quota", "needs")
         return Reason(ReasonCode.QUOTA_EXCEEDED, dict(zip(names, (quota.tenant, resource, *numbers), strict=True)))
 
-    def of_tenant(self, tenant: str | None) -> Iterable[tuple[int, str]]:
-        """Returns row numbers and ids in queue order, of all workloads or only of `tenant`."""
+    def of_tenant(self, tenant: str | None, after: int = 0) -> Iterable[tuple[int, str]]:
+        """Returns row numbers and ids in queue order, of all workloads or only of `tenant`, behind position `after`."""
         numbers = [n for n, quota in enumerate(self.quotas) if tenant in (None, quota.tenant)]
-        rows = range(len(self)) if tenant is None else np.flatnonzero(np.isin(self.tenant, numbers)).tolist()
+        rows: Iterable[int] = range(after, len(self))
+        if tenant is not None:
+            rows = (np.flatnonzero(np.isin(self.tenant[after:], numbers)) + after).tolist()
         return ((row, bytes(self.ids[row]).decode()) for row in rows)
 
 

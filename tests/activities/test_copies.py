@@ -72,7 +72,7 @@ def test_only_committed_checkpoints_move(fleet: World) -> None:
     assert _copy(fleet) == sum(manifest.size_bytes for manifest in committed)
     assert list_committed(_root(target), verify=True) == committed
     keys = {info.key.removeprefix(PREFIX) for info in target.list("")}
-    parts = {part.key for manifest in committed for part in manifest.parts}
+    parts = {key for manifest in committed for key in manifest.keys}
     assert keys == parts | {"log/0000000001.json", "log/0000000002.json"}
     assert _copy(fleet) == sum(manifest.size_bytes for manifest in committed), "a second copy changes nothing"
     assert {info.key.removeprefix(PREFIX) for info in target.list("")} == keys
@@ -165,10 +165,10 @@ def test_a_copy_that_was_killed_goes_on_where_it_stopped(fleet: World, database_
     assert done.returncode == -signal.SIGKILL
     before = {info.key: info.tag for info in target.list("") if ".staging" not in info.key}
     assert [manifest.step for manifest in list_committed(_root(target), verify=True)] == [10]
-    assert 4 <= len(before) <= 5, "two parts and their record, and concurrently copied parts of the next one"
+    assert 4 <= len(before) < 8, "two parts and their record, and concurrently copied parts of the next one"
     _copy(fleet)
     after = {info.key: info.tag for info in target.list("") if ".staging" not in info.key}
-    assert len(after) == 6 and all(after[key] == tag for key, tag in before.items())
+    assert len(after) == 8 and all(after[key] == tag for key, tag in before.items())
 
 
 def test_a_large_object_is_no_silence(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -480,6 +480,8 @@ class QueueEntry(TypedDict):
     """Seconds since it could last be placed: since the submission, or the end of its last attempt, hold or block; None:
     it is not queued, or is on hold or blocked."""
     reasons: list[Reason]
+    expected_start: Start | None
+    """The expected start; None: it does not wait in the queue, or nothing can be said."""
 
 
 class Queue(TypedDict):
@@ -499,7 +501,7 @@ class Why(TypedDict):
     summary: str
     reasons: list[Reason]
     rank: int | None
-    """1..8, lower is served first; 8 is over-quota."""
+    """1..14, lower is served first; 8 and more: over-quota, in the order of the levels."""
     level: int
     over_quota: bool | None
     credit: float | None
@@ -564,7 +566,7 @@ Role = Literal["machine", "balancer", "viewer", "submitter", "operator"]
 """Role of a key. A viewer can read, a submitter can also change its tenant's workloads, an operator can do all.
 
 A machine can read only its own page. Its agent connects to the gateway with this key. A balancer can read the endpoints
-of services and their changes, and report counts of requests.
+of services, their changes and their certificates with the keys, and report counts of requests.
 """
 
 
@@ -1100,6 +1102,8 @@ class ServiceReplica(TypedDict):
     """Why it ends or has ended."""
     probe_error: str | None
     """The result of its last probe, if it failed."""
+    load: float | None
+    """The load that it reports for the autoscaler; None: none."""
     ejected: str | None
     """Why balancers send it no requests, or few, although its probe succeeds."""
     phase: str | None
@@ -1222,6 +1226,16 @@ class EndpointList(TypedDict):
     probe_path: str
     probe_is_get: bool
     """Whether a GET of `probe_path` says that the replica is ready."""
+    certificate: str | None
+    """Name of the certificate for clients, another one for another certificate; None: the service has none."""
     canary: Canary | None
     """None: no version is judged."""
     endpoints: list[Endpoint]
+
+
+class Certificate(TypedDict):
+    """The certificate of a service for its clients."""
+
+    name: str
+    pem: str
+    """Certificate, chain and private key."""
