@@ -5,17 +5,12 @@ the command may be interrupted at any time, and after a change only what the cha
 """
 
 import argparse
-import hashlib
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, replace
-from functools import lru_cache
-from math import inf
 from pathlib import Path
 
 from research.experiments.bound import bound
@@ -24,9 +19,7 @@ from research.experiments.cases import (
     BASELINE_COMMIT,
     HIGH_LEVELS,
     LOADS,
-    MAST,
     NODES,
-    OURS,
     POLICIES,
     SEEDS,
     SOURCES,
@@ -37,23 +30,11 @@ from research.experiments.cases import (
     Sizes,
     cases,
 )
+from research.experiments.policies import policy_of, scenario_for
 from research.experiments.replay import fitting, outcome, scene_of
 from research.experiments.report import Outcomes, verdicts, write_report
-from research.experiments.scenes import build
-from research.experiments.summary import CellFigures, figures
-from research.rivals.policies import ALL_POLICIES
-from simulation.policies import SchedulingPolicy
-from simulation.run import Scenario
-
-ROOT = Path(__file__).parents[2]
-_SCENES = ("research/traces", "research/experiments/scenes.py", "research/experiments/fleets.py",
-           "research/experiments/cases.py", "examples/philly/fleet.yaml")  # fmt: skip
-"""What the files of a cell depend on, beside the trace."""
-_RUNS = ("simulation", "infra/config/scheduling.py", "domain", "gms", "rms", "research/experiments/replay.py",
-         "research/experiments/summary.py")  # fmt: skip
-"""What outcomes depend on in addition."""
-_RIVALS = ("research/rivals",)
-_BOUND = "bound"
+from research.experiments.store import BOUND, ROOT, OutcomeStore
+from research.experiments.summary import figures
 
 
 def main() -> None:
@@ -67,28 +48,30 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=POLICIES)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of cells that run concurrently")
+    parser.add_argument("--full", action="store_true", help="larger fleets and longer spans: hours")
     parser.add_argument("--report", type=Path, help="the page whose tables are written; default: none")
     args = parser.parse_args()
     began_s = time.monotonic()
-    out = args.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
     data = None if args.data is None else args.data.resolve()
+    out, sizes = (args.out / "full", Sizes()) if args.full else (args.out, THIN)
+    out.mkdir(parents=True, exist_ok=True)
+    store = OutcomeStore(data, out.resolve(), sizes)
     there = [trace for trace in args.traces if _is_there(trace, data)]
     chosen = list(cases(there, args.loads, args.seeds, args.variants))
     failed = 0
     with ProcessPoolExecutor(args.jobs) as pool:
-        running = {pool.submit(run_cell, case, data, out, args.policies, THIN): case for case in chosen}
+        running = {pool.submit(run_cell, case, store, args.policies): case for case in chosen}
         try:
             for number, ended in enumerate(as_completed(running), 1):
                 error = ended.exception()
                 failed += error is not None
                 said = f"{running[ended].name}: {error!r}" if error else ended.result()
                 print(f"{number} of {len(chosen)} after {time.monotonic() - began_s:.0f} s: {said}", flush=True)
-            run_baseline(chosen, data, out, args.jobs)
+            run_baseline(chosen, store, args.jobs)
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
             sys.exit(f"interrupted; run the same command again to go on from what is in {out}")
-    found = {case: outcomes(case, data, out) for case in chosen}
+    found = {case: outcomes(case, store) for case in chosen}
     for line in verdicts(found):
         print(line)
     if args.report:
@@ -109,39 +92,26 @@ def _is_there(trace: str, data: Path | None) -> bool:
     return not missing
 
 
-def run_cell(case: ExperimentCase, data: Path | None, out: Path, policies: Sequence[str], sizes: Sizes) -> str:
+def run_cell(case: ExperimentCase, store: OutcomeStore, policies: Sequence[str]) -> str:
     """Runs the policies of a cell that have no outcome yet, and the bound; returns what was done."""
     began_s = time.monotonic()
-    folder = _scene(case, data, out, sizes)
-    missing = [name for name in (*policies, _BOUND) if not _path(case, name, data, out).exists()]
+    missing = [name for name in (*policies, BOUND) if not store.path(case, name).exists()]
     if missing:
-        facts, scene = scene_of(folder)
+        facts, scene = scene_of(store.scene(case))
         scene = fitting(scene)
         for name in missing:
-            if name == _BOUND:
+            if name == BOUND:
                 body: object = bound(facts, scene, (max(HIGH_LEVELS), 7))
             else:
-                body = asdict(figures(outcome(facts, scenario_for(scene, name), policy_of(name))))
-            _write(_path(case, name, data, out), body)
+                body = outcome(facts, scenario_for(scene, name), policy_of(name))
+            store.write(case, name, body)
     return f"{case.name}: {len(missing)} runs in {time.monotonic() - began_s:.0f} s"
 
 
-def policy_of(name: str) -> SchedulingPolicy:
-    """Returns the policy with a name; `mast` is `global` without the rules that MAST does not have."""
-    return replace(ALL_POLICIES[OURS], name=MAST) if name == MAST else ALL_POLICIES[name]
-
-
-def scenario_for(scene: Scenario, name: str) -> Scenario:
-    """Returns the scenario of a policy: MAST has no reservations; all others have the live scheduler's defaults."""
-    if name != MAST:
-        return scene
-    return replace(scene, settings=scene.settings.model_copy(update={"reserve_after_s": inf}))
-
-
-def run_baseline(chosen: Iterable[ExperimentCase], data: Path | None, out: Path, jobs: int) -> None:
-    """Replays the cells that have no outcome of the baseline yet, in a checkout of its commit below `out`."""
-    missing = [case for case in chosen if not _path(case, BASELINE, data, out).exists()]
-    checkout = out / BASELINE_COMMIT
+def run_baseline(chosen: Iterable[ExperimentCase], store: OutcomeStore, jobs: int) -> None:
+    """Replays the cells that have no outcome of the baseline yet, in a checkout of its commit below `store.out`."""
+    missing = [case for case in chosen if not store.path(case, BASELINE).exists()]
+    checkout = store.out / BASELINE_COMMIT
     if missing and not checkout.exists():
         made = subprocess.run(
             ["git", "worktree", "add", "--detach", str(checkout), BASELINE_COMMIT], cwd=ROOT, capture_output=True,
@@ -150,87 +120,23 @@ def run_baseline(chosen: Iterable[ExperimentCase], data: Path | None, out: Path,
         if made.returncode:
             print(f"no baseline: {made.stderr.strip()}")
             return
-    parts = [missing[k::jobs] for k in range(jobs)]
     running = []
-    for part in filter(None, parts):
-        pairs = [(str(_scene(case, data, out)), str(_raw(case, data, out))) for case in part]
-        command = [
-            sys.executable,
-            str(Path(__file__).with_name("baseline.py")),
-            *(name for pair in pairs for name in pair),
-        ]
+    for part in filter(None, (missing[k::jobs] for k in range(jobs))):
+        names = [str(name) for case in part for name in (store.scene(case), store.path(case, BASELINE))]
+        command = [sys.executable, str(Path(__file__).with_name("baseline.py")), *names]
         env = {**os.environ, "PYTHONPATH": str(checkout)}
         running.append(subprocess.Popen(command, cwd=checkout, env=env, stdout=subprocess.DEVNULL))
     codes = [process.wait() for process in running]
-    for case in missing:
-        raw = _raw(case, data, out)
-        if raw.exists():
-            _write(_path(case, BASELINE, data, out), asdict(figures(json.loads(raw.read_text()))))
-            raw.unlink()
     if any(codes):
         print(f"the baseline failed on some cells (exit codes {codes})")
 
 
-def outcomes(case: ExperimentCase, data: Path | None, out: Path) -> Outcomes:
+def outcomes(case: ExperimentCase, store: OutcomeStore) -> Outcomes:
     """Returns the outcomes of a cell that exist."""
-    paths = {name: _path(case, name, data, out) for name in (*POLICIES, BASELINE)}
-    ran = {name: CellFigures(**json.loads(path.read_text())) for name, path in paths.items() if path.exists()}
-    most = _path(case, _BOUND, data, out)
-    bounds = {int(level): gpu_h for level, gpu_h in json.loads(most.read_text()).items()} if most.exists() else {}
+    bodies = {name: store.read(case, name) for name in (*POLICIES, BASELINE)}
+    ran = {name: figures(body) for name, body in bodies.items() if body is not None}
+    bounds = {int(level): gpu_h for level, gpu_h in (store.read(case, BOUND) or {}).items()}
     return Outcomes(ran, bounds)
-
-
-# ------------------------------------------------------------------------------------------------------------- details
-
-
-def _scene(case: ExperimentCase, data: Path | None, out: Path, sizes: Sizes = THIN) -> Path:
-    """Returns the folder of a cell's files, which are written if they do not exist."""
-    scenes = out / f"scenes-{_hash(_SCENES)}-{_trace_hash(case.trace, data)}"
-    if not (case.folder(scenes) / "case.json").exists():
-        build(case, data or Path(), scenes, sizes)
-    return case.folder(scenes)
-
-
-def _path(case: ExperimentCase, name: str, data: Path | None, out: Path) -> Path:
-    """Returns the file of an outcome."""
-    sources: tuple[str, ...] = _SCENES
-    if name == _BOUND:
-        sources = (*_SCENES, "research/experiments/bound.py")
-    elif name != BASELINE:
-        sources = (*_SCENES, *_RUNS, *(_RIVALS if name not in (OURS, MAST, "federated") else ()))
-    return out / "outcomes" / f"{case.name}.{name}.{_hash(sources)}-{_trace_hash(case.trace, data)}.json"
-
-
-def _raw(case: ExperimentCase, data: Path | None, out: Path) -> Path:
-    path = _path(case, BASELINE, data, out)
-    path.parent.mkdir(exist_ok=True)
-    return path.with_suffix(".raw")
-
-
-def _write(path: Path, body: object) -> None:
-    path.parent.mkdir(exist_ok=True)
-    new = path.with_suffix(f".{os.getpid()}")
-    new.write_text(json.dumps(body))
-    new.replace(path)
-
-
-@lru_cache
-def _hash(names: tuple[str, ...]) -> str:
-    """Returns a hash of source files, and of the Python files in folders."""
-    digest = hashlib.sha256()
-    for name in names:
-        path = ROOT / name
-        for source in [path] if path.is_file() else sorted(path.rglob("*.py")):
-            digest.update(f"{source.relative_to(ROOT)}\0".encode() + source.read_bytes())
-    return digest.hexdigest()[:10]
-
-
-@lru_cache
-def _trace_hash(trace: str, data: Path | None) -> str:
-    if trace not in TRACES or data is None:
-        return "generated"
-    files = [TRACES[trace].file, *([NODES] if trace == "openb" else [])]
-    return hashlib.sha256(b"".join((data / name).read_bytes() for name in files)).hexdigest()[:10]
 
 
 def _spent_s(found: dict[ExperimentCase, Outcomes]) -> float:

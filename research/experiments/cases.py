@@ -55,11 +55,17 @@ class Sizes:
     """Time after the measured span. It exceeds the longest objective, so all waits of the measured span are judged."""
     machines: int = 76
     """Nodes of the openb fleet."""
+    regions: int = 5
+    """Regions of the openb fleet."""
     philly_machines: int | None = None
     """Machines of the fleet of the Philly example, in its proportions; None: all."""
+    tick_spacing_s: float = 30.0
+    """Shortest time between two passes."""
 
 
-THIN = Sizes(warm_up_s=6 * HOUR_S, measured_s=10 * HOUR_S, machines=32, philly_machines=32)
+THIN = Sizes(
+    warm_up_s=5 * HOUR_S, measured_s=8 * HOUR_S, machines=18, regions=3, philly_machines=32, tick_spacing_s=60.0
+)
 """Small enough that all cells run in minutes."""
 
 

@@ -35,7 +35,7 @@ def philly_regions(example: Path, machines: int | None = None) -> list[dict[str,
     return [region for region in regions if region["clusters"]]
 
 
-def openb_regions(nodes: Path, machines: int) -> list[dict[str, Any]]:
+def openb_regions(nodes: Path, machines: int, count: int = len(REGIONS)) -> list[dict[str, Any]]:
     """Returns regions with `machines` nodes in the proportions of openb; each model is a cluster in its regions.
 
     Kinds of nodes (model, GPUs, CPUs, memory) with fewer than `LEAST_NODES` nodes are left out.
@@ -48,9 +48,9 @@ def openb_regions(nodes: Path, machines: int) -> list[dict[str, Any]]:
     total = sum(kinds.values())
     common = {kind: count for kind, count in sorted(kinds.items()) if round(machines * count / total) >= LEAST_NODES}
     kept = dict(zip(common, _parts(machines, list(common.values())), strict=True))
-    regions: dict[str, dict[str, list[dict[str, Any]]]] = {region: {} for region in REGIONS}
-    for turn, ((model, gpus, cpus, memory_mib), count) in enumerate(kept.items()):
-        for region, nodes_here in zip(_rotated(turn), _parts(count, SPREAD), strict=True):
+    regions: dict[str, dict[str, list[dict[str, Any]]]] = {region: {} for region in REGIONS[:count]}
+    for turn, ((model, gpus, cpus, memory_mib), many) in enumerate(kept.items()):
+        for region, nodes_here in zip(_rotated(turn, count), _parts(many, SPREAD[:count]), strict=True):
             if nodes_here:
                 name = f"{model}-{gpus}g{cpus}c-{region}"
                 regions[region].setdefault(model, []).append(
@@ -77,9 +77,9 @@ def fleet_body(
     return {"version": 1, "regions": list(regions), "tenants": tenants, "simulation": {**ASSUMPTIONS, **settings}}
 
 
-def _rotated(by: int) -> tuple[str, ...]:
-    by %= len(REGIONS)
-    return (*REGIONS[by:], *REGIONS[:by])
+def _rotated(by: int, count: int) -> tuple[str, ...]:
+    by %= count
+    return (*REGIONS[by:count], *REGIONS[:by])
 
 
 def _parts(count: int, weights: Sequence[float]) -> list[int]:

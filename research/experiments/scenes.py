@@ -88,11 +88,11 @@ def build(case: ExperimentCase, data: Path, out: Path, sizes: Sizes) -> None:
     trace = SOURCES[case.trace]
     whole = _rows(case.trace, case.seed, data)
     if case.trace == "openb":
-        regions = openb_regions(data / NODES, sizes.machines)
+        regions = openb_regions(data / NODES, sizes.machines, sizes.regions)
     else:
         regions = philly_regions(EXAMPLE, sizes.philly_machines)
     # Data is in every region.
-    settings: dict[str, Any] = {"candidate_regions_percent": {}}
+    settings: dict[str, Any] = {"candidate_regions_percent": {}, "tick_spacing_s": sizes.tick_spacing_s}
     machines = SimulatedFleet.model_validate(fleet_body(regions, {}, settings)).states()
     gpus = sum(supply(machines).values())
     most = max(max(supply({region: states}).values()) for region, states in machines.items())

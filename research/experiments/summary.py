@@ -12,8 +12,8 @@ from simulation.settings import SimulationSettings
 OBJECTIVE_S = SimulationSettings().objective_s
 GROUPS: Mapping[str, tuple[int, ...]] = {"1-2": (1, 2), "3-4": (3, 4), "5-7": (5, 6, 7), "all": (1, 2, 3, 4, 5, 6, 7)}
 """Levels whose waits are evaluated together."""
-NOISE_S = 5.0
-"""Mean waits that differ by less are equal: passes are 30 s apart, and start at other times under other policies."""
+NOISE_S = 10.0
+"""Mean waits that differ by less are equal: passes are 60 s apart, and start at other times under other policies."""
 _LEVEL, _WAIT_S, _ENDED = 0, 3, 4
 """Indexes of the columns of a wait (`research.experiments.replay.COLUMNS`)."""
 

@@ -25,7 +25,7 @@ from functools import partial
 
 from domain.scheduling import Plan
 from gms.auction.candidate import Candidate
-from research.rivals.rival import Rival
+from research.rivals.rival import Given, Rival
 from research.rivals.rooms import ClusterPool
 from simulation.engine import ScanOrder, id_of
 from simulation.hardware import supply
@@ -108,22 +108,23 @@ class Kueue(Rival):
             """Other queues come first, then the lowest priority."""
             other = self.workloads[name]
             own = other.tenant == w.tenant
-            may = other.level > w.level if own else reclaims and other.gpus > 0
+            may = other.level > w.level if own else reclaims and self._over_nominal(other.tenant, pool.gpu_type, 0)
             return (own, -other.level) if may else None
 
-        def may_take(chosen: list[str], victim: str) -> bool:
+        def may_take(given: Given, victim: str) -> bool:
             """From other queues, only what they borrow is taken."""
             tenant = self.workloads[victim].tenant
             if tenant == w.tenant or pool.gpu_type is None:
                 return True
-            return self._over_nominal(tenant, pool.gpu_type, -self.given(chosen, tenant))
+            return self._over_nominal(tenant, pool.gpu_type, -given[tenant])
 
         among = self.evictable(pool, (w.tenant, w.level, reclaims), order)
         return self.victims(candidate.request.jobs[0], pool, among, may_take, self.room_for(w, pool))
 
-    def room_for(self, w: SimulatedWorkload, pool: ClusterPool) -> Callable[[list[str]], bool]:
+    def room_for(self, w: SimulatedWorkload, pool: ClusterPool) -> Callable[[Given], bool]:
         """Returns a function that tells whether the cohort has quota for a workload once victims have left."""
-        return lambda chosen: self._within_cohort(pool.gpu_type, w.gpus - self.given(chosen))
+        gpus = w.gpus
+        return lambda given: self._within_cohort(pool.gpu_type, gpus - given.total())
 
 
 class KueueFair(Kueue):
@@ -145,17 +146,21 @@ class KueueFair(Kueue):
         def order(name: str) -> tuple[float, int] | None:
             """The queue with the largest share comes first, then the lowest priority."""
             other = self.workloads[name]
-            may = other.level > w.level if other.tenant == w.tenant else other.gpus > 0
-            return (-self._share(other.tenant, gpu_type, 0), -other.level) if may else None
+            share = self._share(other.tenant, gpu_type, 0)
+            may = other.level > w.level if other.tenant == w.tenant else share > 0 and self.gpus[name] > 0
+            return (-share, -other.level) if may else None
 
-        def may_take(chosen: list[str], victim: str, *, initial: bool) -> bool:
+        gpus = w.gpus
+
+        def may_take(given: Given, victim: str, *, initial: bool) -> bool:
             other = self.workloads[victim]
             if other.tenant == w.tenant:
                 return True
-            mine = self._share(w.tenant, gpu_type, w.gpus - self.given(chosen, w.tenant))
-            before = self._share(other.tenant, gpu_type, -self.given(chosen, other.tenant))
-            after = self._share(other.tenant, gpu_type, -self.given(chosen, other.tenant) - other.gpus)
-            return before > 0 and (mine < before if initial else mine <= after)
+            mine = self._share(w.tenant, gpu_type, gpus - given[w.tenant])
+            before = self._share(other.tenant, gpu_type, -given[other.tenant])
+            if initial or not before:
+                return mine < before
+            return mine <= self._share(other.tenant, gpu_type, -given[other.tenant] - self.gpus[victim])
 
         among, job = self.evictable(pool, (w.tenant, w.level), order), candidate.request.jobs[0]
         enough = self.room_for(w, pool)

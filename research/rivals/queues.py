@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from domain.scheduling import Plan
 from gms.auction.candidate import Candidate
-from research.rivals.rival import Rival
+from research.rivals.rival import Given, Rival
 from research.rivals.rooms import ClusterPool
 from simulation.engine import ScanOrder, id_of
 from simulation.hardware import supply
@@ -54,10 +54,11 @@ class FairQueues(Rival):
         """Returns whether a workload's queue may get more slots of a GPU type."""
 
     @abstractmethod
-    def may_reclaim(self, w: SimulatedWorkload, gpu_type: str, tenant: str, given: int, victim: int) -> bool:
-        """Returns whether a workload may reclaim from a tenant's queue, which has given some slots already.
+    def may_reclaim(self, to: str, gpus: int, gpu_type: str, tenant: str, given: int = 0, victim: int = 0) -> bool:
+        """Returns whether a workload of the queue `to` with some GPUs may reclaim from another tenant's queue.
 
-        `victim`: slots of the next victim.
+        `given`: slots that the other queue has given already; `victim`: slots of its next victim. With more of them, a
+        workload may not reclaim more.
         """
 
     def ratio(self, tenant: str, gpu_type: str, more: int = 0) -> float:
@@ -107,17 +108,21 @@ class FairQueues(Rival):
         w, gpu_type = self.workloads[candidate.request.workload], pool.gpu_type
         if gpu_type is None or not self._allows(w, pool):
             return []
+        gpus = w.gpus
+        tenants = {one for one in self.quota if one != w.tenant and self.may_reclaim(w.tenant, gpus, gpu_type, one)}
+        if not tenants:
+            return []
 
         def order(name: str) -> tuple[float, int] | None:
             other = self.workloads[name]
-            may = other.tenant != w.tenant and other.gpus
+            may = other.tenant in tenants and self.gpus[name]
             return (-self.ratio(other.tenant, gpu_type), -other.level) if may else None
 
-        def may_take(chosen: list[str], victim: str) -> bool:
-            other = self.workloads[victim]
-            return self.may_reclaim(w, gpu_type, other.tenant, self.given(chosen, other.tenant), other.gpus)
+        def may_take(given: Given, victim: str) -> bool:
+            tenant = self.workloads[victim].tenant
+            return self.may_reclaim(w.tenant, gpus, gpu_type, tenant, given[tenant], self.gpus[victim])
 
-        among = self.evictable(pool, w.tenant, order)
+        among = self.evictable(pool, frozenset(tenants), order)
         return self.victims(candidate.request.jobs[0], pool, among, may_take)
 
     def _allows(self, w: SimulatedWorkload, pool: ClusterPool) -> bool:
@@ -154,13 +159,13 @@ class Kai(FairQueues):
         """Returns True: queues have no limit."""
         return True
 
-    def may_reclaim(self, w: SimulatedWorkload, gpu_type: str, tenant: str, given: int, victim: int) -> bool:
+    def may_reclaim(self, to: str, gpus: int, gpu_type: str, tenant: str, given: int = 0, victim: int = 0) -> bool:
         """Returns whether the queue stays within its share (or quota), and the other one is above its own."""
         share, quota = self.share[gpu_type], self.quota
-        mine, theirs = self.used[w.tenant][gpu_type] + w.gpus, self.used[tenant][gpu_type] - given
-        fair = mine <= share[w.tenant] and theirs > share[tenant]
-        by_quota = mine <= quota[w.tenant].get(gpu_type, 0) and theirs > quota[tenant].get(gpu_type, 0)
-        return (fair or by_quota) and self.ratio(w.tenant, gpu_type, w.gpus) <= self.ratio(tenant, gpu_type, -given)
+        mine, theirs = self.used[to][gpu_type] + gpus, self.used[tenant][gpu_type] - given
+        fair = mine <= share[to] and theirs > share[tenant]
+        by_quota = mine <= quota[to].get(gpu_type, 0) and theirs > quota[tenant].get(gpu_type, 0)
+        return (fair or by_quota) and self.ratio(to, gpu_type, gpus) <= self.ratio(tenant, gpu_type, -given)
 
 
 class Volcano(FairQueues):
@@ -174,7 +179,7 @@ class Volcano(FairQueues):
         """Returns whether the queue uses less than its share."""
         return self.used[w.tenant][gpu_type] < self.share[gpu_type][w.tenant]
 
-    def may_reclaim(self, w: SimulatedWorkload, gpu_type: str, tenant: str, given: int, victim: int) -> bool:
+    def may_reclaim(self, to: str, gpus: int, gpu_type: str, tenant: str, given: int = 0, victim: int = 0) -> bool:
         """Returns whether the other queue keeps its share without the victim."""
         return self.used[tenant][gpu_type] - given - victim >= self.share[gpu_type][tenant]
 

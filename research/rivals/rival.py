@@ -1,7 +1,7 @@
 """The base class of the models: ledgers, placed workloads, victims, and one decision at a time."""
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +16,9 @@ from simulation.ledger import Ledger
 from simulation.run import Scenario, credit_weights
 from simulation.supply import Machines
 from simulation.workload_state import numbered
+
+Given = Counter[str]
+"""Slots that the victims chosen so far release, by tenant."""
 
 
 class Rival(Ranks, ABC):
@@ -36,6 +39,8 @@ class Rival(Ranks, ABC):
                 f"workload {several}: has several jobs; models of other schedulers support only one job"
             )
         self.ledgers = {region: Ledger(states) for region, states in sorted(machines.items())}
+        self.gpus = {name: w.gpus for name, w in self.workloads.items()}
+        """Slots by workload id."""
         self.pools = pools_of(self.ledgers)
         self.placed: dict[str, ClusterPool] = {}
         """Pool in which a workload holds slots, by workload id."""
@@ -168,36 +173,37 @@ class Rival(Ranks, ABC):
         job: JobRequest,
         pool: ClusterPool,
         among: tuple[list[str], Ints],
-        may_take: Callable[[list[str], str], bool] = lambda chosen, victim: True,
-        enough: Callable[[list[str]], bool] = lambda chosen: True,
+        may_take: Callable[[Given, str], bool] = lambda given, victim: True,
+        enough: Callable[[Given], bool] = lambda given: True,
     ) -> list[str]:
         """Returns victims with which a job fits; empty: all of `among`, the result of `evictable`, are not enough.
 
-        Victims are taken in order, if `may_take` allows a victim after the chosen ones, until the job fits and `enough`
-        holds. Victims that turn out to be unnecessary are kept running.
+        Victims are taken in order, if `may_take` allows a victim after what the chosen ones give, until the job fits
+        and `enough` holds. Victims that turn out to be unnecessary are kept running.
         """
         names, theirs = among
         if not names or not pool.fits(job, pool.free + theirs):
             return []
-        free, chosen = pool.free.copy(), list[str]()
+        free, chosen, given = pool.free.copy(), list[str](), Given()
         for victim in names:
-            if may_take(chosen, victim):
+            if may_take(given, victim):
                 chosen.append(victim)
+                given[self.workloads[victim].tenant] += self.gpus[victim]
                 free += pool.amounts(pool.ledger.held[victim])
-                if pool.fits(job, free) and enough(chosen):
+                if pool.fits(job, free) and enough(given):
                     break
         else:
             return []
         for victim in chosen[-2::-1]:
-            rest = [one for one in chosen if one != victim]
+            tenant, gpus = self.workloads[victim].tenant, self.gpus[victim]
             less = free - pool.amounts(pool.ledger.held[victim])
-            if pool.fits(job, less) and enough(rest):
-                chosen, free = rest, less
+            given[tenant] -= gpus
+            if pool.fits(job, less) and enough(given):
+                chosen.remove(victim)
+                free = less
+            else:
+                given[tenant] += gpus
         return chosen
-
-    def given(self, victims: Sequence[str], tenant: str | None = None) -> int:
-        """Returns the slots that victims of a tenant, or of all tenants, release."""
-        return sum(w.gpus for w in map(self.workloads.__getitem__, victims) if tenant in (None, w.tenant))
 
     def _place(self, candidate: Candidate) -> AuctionOutcome:
         self._counts.decisions += 1

@@ -13,12 +13,14 @@ from ortools.linear_solver import pywraplp
 from domain.scheduling import CreditWeights
 from gms.auction.auction import Options
 from infra.config.scheduling import SchedulerSettings
-from research.experiments.__main__ import outcomes, policy_of, run_cell, scenario_for
+from research.experiments.__main__ import outcomes, run_cell
 from research.experiments.bound import BUCKET_S, Fluid, most_gpu_h
 from research.experiments.cases import BASELINE, BY_TENANT, HOUR_S, MAST, MIXED, OURS, POLICIES, ExperimentCase, cases
+from research.experiments.policies import policy_of, scenario_for
 from research.experiments.replay import scene_of
 from research.experiments.report import BEGIN, END, Outcomes, verdicts, write_report
 from research.experiments.scenes import build, windows
+from research.experiments.store import OutcomeStore
 from research.experiments.summary import CellFigures, against_baseline, against_rival, figures
 from research.traces.lublin import LONGEST_S, lublin_rows
 from research.traces.trace_readers import read_trace
@@ -30,10 +32,10 @@ CELL = ExperimentCase("openb", 1.2, 0, BY_TENANT)
 
 
 @pytest.fixture(scope="module")
-def found(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs two policies on one cell of openb, and returns the folder of the outcomes."""
-    out = tmp_path_factory.mktemp("outcomes")
-    assert run_cell(CELL, data, out, (OURS, "slurm"), SHORT).startswith(f"{CELL.name}: 3 runs")
+def found(data: Path, tmp_path_factory: pytest.TempPathFactory) -> OutcomeStore:
+    """Runs two policies on one cell of openb, and returns the outcomes."""
+    out = OutcomeStore(data, tmp_path_factory.mktemp("outcomes"), SHORT)
+    assert run_cell(CELL, out, (OURS, "slurm")).startswith(f"{CELL.name}: 3 runs")
     return out
 
 
@@ -92,6 +94,7 @@ def test_ours_is_the_live_scheduler_with_its_defaults(data: Path, tmp_path: Path
     assert credit_weights(scene.settings) == CreditWeights(live.w_age, live.age_cap_s, live.w_fair)
     policy = policy_of(OURS)
     assert policy.engine is None and not (policy.binds_early or policy.by_cluster or policy.in_order)
+    assert replace(policy, name=MAST, flat_over_quota=True) == policy_of(MAST) and not policy.flat_over_quota
     engine = engine_for(scenario_for(scene, OURS), policy)
     assert engine._auction._options == Options(explain=False, joint=live.joint, reserve_after_s=live.reserve_after_s)  # type: ignore[attr-defined]
     mast = scenario_for(scene, MAST).settings
@@ -99,10 +102,10 @@ def test_ours_is_the_live_scheduler_with_its_defaults(data: Path, tmp_path: Path
 
 
 @pytest.mark.long
-def test_every_policy_keeps_within_the_bound(data: Path, found: Path) -> None:
+def test_every_policy_keeps_within_the_bound(found: OutcomeStore) -> None:
     """No policy does more work than the bound allows, at levels 1 and 2 and in total; the best does most of it."""
-    run_cell(CELL, data, found, POLICIES, SHORT)
-    cell = outcomes(CELL, data, found)
+    run_cell(CELL, found, POLICIES)
+    cell = outcomes(CELL, found)
     assert set(cell.ran) == set(POLICIES)
     for policy, one in cell.ran.items():
         assert one.worked_high_gpu_h <= cell.bound_gpu_h[2] * 1.001, policy
@@ -169,9 +172,9 @@ def _cell(**changed: float) -> CellFigures:
         ({"missed": 5, "w1-2": 500}, []),
         ({"missed": 6, "w1-2": 500}, ["misses 1-2"]),
         ({"missed": 5}, ["wait 1-2"]),
-        ({"missed": 5, "w1-2": 500, "w3-4": 1106}, ["wait 3-4"]),
-        ({"missed": 5, "w1-2": 500, "wall": 1056}, ["wait all"]),
-        ({"missed": 5, "w1-2": 500, "w5-7": 1806}, ["wait 5-7"]),
+        ({"missed": 5, "w1-2": 500, "w3-4": 1111}, ["wait 3-4"]),
+        ({"missed": 5, "w1-2": 500, "wall": 1061}, ["wait all"]),
+        ({"missed": 5, "w1-2": 500, "w5-7": 1811}, ["wait 5-7"]),
         ({"missed": 5, "w1-2": 500, "w5-7": -1}, []),
         ({"missed": 5, "w1-2": 500, "lost_gpu_h": 11.1}, ["lost"]),
         ({"missed": 5, "w1-2": 500, "worked_measured_gpu_h": 300}, ["lost"]),
@@ -198,33 +201,33 @@ def test_few_misses_may_not_become_more_than_few() -> None:
 def test_other_schedulers_are_compared_cell_by_cell() -> None:
     """A rival is better with fewer misses, or a mean wait that is shorter by more than the noise."""
     assert all(one.met for one in against_rival(_cell(), _cell()))
-    better = _cell(missed=9, **{"w3-4": 996.0, "w5-7": 994.0})
+    better = _cell(missed=9, **{"w3-4": 991.0, "w5-7": 989.0})
     assert [one.goal for one in against_rival(_cell(), better) if not one.met] == ["misses", "5-7"]
     lines = list(verdicts({CELL: Outcomes({OURS: _cell(), "kai": better, BASELINE: _cell()})}))
     assert f"{CELL.name}, against kai: missed: misses (9.0 to 10.0 %), 5-7 (1.01)" in lines
     assert lines[-1] == "against kai: misses 0 of 1, 1-2 1 of 1, 3-4 1 of 1, 5-7 0 of 1, all 1 of 1"
 
 
-def test_an_outcome_is_computed_once(data: Path, found: Path) -> None:
+def test_an_outcome_is_computed_once(found: OutcomeStore) -> None:
     """An interrupted run goes on: existing outcomes are kept, and a file without its final name does not count."""
-    paths = {path: path.read_bytes() for path in (found / "outcomes").iterdir()}
+    paths = {path: path.read_bytes() for path in (found.out / "outcomes").iterdir()}
     gone = next(path for path in paths if ".slurm." in path.name)
     gone.rename(gone.with_suffix(".1"))
-    assert run_cell(CELL, data, found, (OURS, "slurm"), SHORT).startswith(f"{CELL.name}: 1 runs")
+    assert run_cell(CELL, found, (OURS, "slurm")).startswith(f"{CELL.name}: 1 runs")
     again = {path: json.loads(path.read_bytes()) for path in paths}
     assert all(
         {**json.loads(paths[path]), "cpu_s": 0} == {**body, "cpu_s": 0} for path, body in again.items() if path != gone
     )
-    assert again[gone]["waits_s"] == json.loads(paths[gone])["waits_s"]
+    assert again[gone]["waits"] == json.loads(paths[gone])["waits"]
 
 
-def test_the_report_keeps_the_words_around_its_tables(data: Path, tmp_path: Path, found: Path) -> None:
+def test_the_report_keeps_the_words_around_its_tables(tmp_path: Path, found: OutcomeStore) -> None:
     """The text outside of the report's markers is kept; each policy has its row, and the picture is beside it."""
     report = tmp_path / "docs" / "experiments.md"
     report.parent.mkdir()
     report.write_text(f"# Mine\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n")
     for _ in range(2):
-        write_report({CELL: outcomes(CELL, data, found)}, report)
+        write_report({CELL: outcomes(CELL, found)}, report)
     text = report.read_text()
     assert text.startswith("# Mine\n\nBefore.\n\n") and text.endswith("\n\nAfter.\n") and "old" not in text
     assert text.count(BEGIN) == text.count(END) == 1
