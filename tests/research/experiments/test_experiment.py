@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ortools.linear_solver import pywraplp
@@ -159,7 +160,7 @@ def test_unfinished_waits_count_up_to_the_end_of_the_run() -> None:
     assert got.waits_s["all"] == [pytest.approx(9701 / 4), 300.0, 9000.0]
 
 
-def _cell(**changed: float) -> CellFigures:
+def _cell(**changed: Any) -> CellFigures:
     """Returns figures that meet no goal by far; changes replace the mean wait of a group, or another figure."""
     groups = {group: [changed.pop(f"w{group}", 1000.0), 10.0, 5000.0] for group in ("1-2", "3-4", "5-7", "all")}
     groups = {group: waits for group, waits in groups.items() if waits[0] >= 0}
