@@ -82,15 +82,14 @@ def write_report(found: Found, report: Path) -> None:
 def _parts(found: Found, kinds: Iterable[tuple[str, str]]) -> Iterator[str]:
     yield "![misses by policy and cell](experiments/cells.svg)"
     yield "### Goals\n\nCells that meet each goal, of those that it concerns:"
-    counts = _counts(found)
-    yield _goals({name: rows for name, rows in counts.items() if name == BASELINE}, "against the baseline")
-    yield _goals({name: rows for name, rows in counts.items() if name != BASELINE}, "against")
+    yield _goals(found, lambda name: name == BASELINE)
+    yield _goals(found, lambda name: name != BASELINE)
     yield "### Cells against the baseline"
     yield _cells(found, (BASELINE,))
     yield "### Cells against other schedulers\n\nGoals that a cell misses:"
     yield _missed(found)
     for trace, variant in kinds:
-        yield f"### {trace}, {SAYS[variant]}\n\nLowest to highest seed:"
+        yield f"### {trace}, {SAYS[variant]}\n\nLowest to highest of the seeds:"
         yield _figures({case: cell for case, cell in found.items() if (case.trace, case.variant) == (trace, variant)})
 
 
@@ -105,13 +104,20 @@ def _counts(found: Found) -> dict[str, dict[str, tuple[int, int]]]:
     return out
 
 
-def _goals(counts: Mapping[str, Mapping[str, tuple[int, int]]], title: str) -> str:
+def _goals(found: Found, shown: Callable[[str], bool]) -> str:
+    """Returns a table with a row for each trace and shown policy: the numbers of cells that meet each goal."""
+    counts = {
+        (name, trace): rows
+        for trace in SOURCES
+        for name, rows in _counts({case: cell for case, cell in found.items() if case.trace == trace}).items()
+        if shown(name)
+    }
     goals = list(dict.fromkeys(goal for rows in counts.values() for goal in rows))
     cells = [
-        [name, *(" of ".join(map(str, rows[goal])) if goal in rows else "-" for goal in goals)]
-        for name, rows in counts.items()
+        [name, trace, *(" of ".join(map(str, rows[goal])) if goal in rows else "-" for goal in goals)]
+        for (name, trace), rows in sorted(counts.items(), key=lambda one: _SHOWN.index(one[0][0]))
     ]
-    return _table((title, *goals), cells)
+    return _table(("against", "trace", *goals), cells)
 
 
 def _cells(found: Found, names: Sequence[str]) -> str:
@@ -157,10 +163,7 @@ def _figures(here: Found) -> str:
         of = [one for one, _ in ran]
         parts = [one.worked_gpu_h / most[max(most)] for one, most in ran if most]
         high = [one.worked_high_gpu_h / most[max(HIGH_LEVELS)] for one, most in ran if most.get(max(HIGH_LEVELS))]
-        waits = [
-            "; ".join(_range([w.waits_s[group][k] for w in of if group in w.waits_s], _time) for k in range(3))
-            for group in GROUPS
-        ]
+        waits = [_range([w.waits_s[group][0] for w in of if group in w.waits_s], _time) for group in GROUPS]
         rows.append(
             [
                 f"{load:g}", name, _range([one.missed_percent for one in of], "{:.1f}".format), *waits,
@@ -169,7 +172,7 @@ def _figures(here: Found) -> str:
                 _range([one.preemptions for one in of], "{:.0f}".format),
             ]
         )  # fmt: skip
-    waits = [f"wait {group}: mean; P50; P99" for group in GROUPS]
+    waits = [f"mean wait {group}" for group in GROUPS]
     columns = (
         "load",
         "policy",

@@ -92,7 +92,7 @@ def against_baseline(new: CellFigures, old: CellFigures, *, drawn: bool) -> Iter
     """Yields the verdicts on a cell against the baseline; `drawn`: with the goals on lost GPU hours."""
     now, was = new.missed_percent, old.missed_percent
     met = now <= 0.3 if was < 0.6 else now <= 0.5 * was
-    yield CellVerdict("misses 1-2", met, f"{was:.1f} to {now:.1f} %")
+    yield CellVerdict("misses 1-2", met, _misses(new, old))
     yield from _mean("1-2", new, old, 0.5, above_s=600.0)
     yield from _mean("3-4", new, old, 1.1)
     yield from _mean("all", new, old, 1.05)
@@ -115,11 +115,15 @@ def _mean(group: str, new: CellFigures, old: CellFigures, most: float, above_s: 
 def against_rival(ours: CellFigures, theirs: CellFigures) -> Iterator[CellVerdict]:
     """Yields the verdicts on a cell against another scheduler: its misses and mean waits must not be better."""
     mine, their = ours.missed_percent, theirs.missed_percent
-    yield CellVerdict("misses", mine <= their, f"{their:.1f} to {mine:.1f} %")
+    yield CellVerdict("misses", mine <= their, _misses(ours, theirs))
     for group in GROUPS:
         now, was = ours.mean_s(group), theirs.mean_s(group)
         if now is not None and was is not None:
             yield CellVerdict(group, now <= was + NOISE_S, _ratio(now, was))
+
+
+def _misses(new: CellFigures, old: CellFigures) -> str:
+    return f"{old.missed} of {old.judged} to {new.missed} of {new.judged}"
 
 
 def _ratio(new: float, old: float) -> str:

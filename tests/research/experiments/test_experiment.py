@@ -205,7 +205,7 @@ def test_other_schedulers_are_compared_cell_by_cell() -> None:
     better = _cell(missed=9, **{"w3-4": 991.0, "w5-7": 989.0})
     assert [one.goal for one in against_rival(_cell(), better) if not one.met] == ["misses", "5-7"]
     lines = list(verdicts({CELL: Outcomes({OURS: _cell(), "kai": better, BASELINE: _cell()})}))
-    assert f"{CELL.name}, against kai: missed: misses (9.0 to 10.0 %), 5-7 (1.01)" in lines
+    assert f"{CELL.name}, against kai: missed: misses (9 of 100 to 10 of 100), 5-7 (1.01)" in lines
     assert lines[-1] == "against kai: misses 0 of 1, 1-2 1 of 1, 3-4 1 of 1, 5-7 0 of 1, all 1 of 1"
 
 
