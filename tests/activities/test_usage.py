@@ -7,7 +7,7 @@ import pytest
 from activities.scheduling.usage import Usage
 from domain.scheduling import TenantState
 from gms.contested_use import ContestedTime, share_of_quota
-from reference.shares import used
+from reference.window_use import used
 
 WINDOW_US = 1000
 

@@ -7,7 +7,7 @@ import pytest
 
 from domain.scheduling import TenantState
 from gms.contested_use import share_of_quota
-from reference.shares import used
+from reference.window_use import used
 from simulation.shares import Shares
 
 FLEET = 64, 640_000
