@@ -99,7 +99,7 @@ def test_ours_is_the_live_scheduler_with_its_defaults(data: Path, tmp_path: Path
     engine = engine_for(scenario_for(scene, OURS), policy)
     assert engine._auction._options == Options(explain=False, joint=live.joint, reserve_after_s=live.reserve_after_s)  # type: ignore[attr-defined]
     mast = scenario_for(scene, MAST).settings
-    assert mast == scene.settings.model_copy(update={"reserve_after_s": inf}) != scene.settings
+    assert mast == scene.settings.model_copy(update={"reserve_after_s": inf, "w_user": 0.0}) != scene.settings
 
 
 @pytest.mark.long
