@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LIBRARIES := .venv-integrations
 SKYPILOT := .venv-skypilot
+DEPLOY := .venv-deploy
 LIBRARY_PIP = $(LIBRARIES)/bin/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes
 # Lets uv use the system's certificates, which a company proxy may require.
 export UV_SYSTEM_CERTS ?= 1
@@ -16,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults test test-all test-failed test-console test-isolation test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults test test-all test-failed test-console test-isolation test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 
@@ -111,6 +112,19 @@ $(LIBRARIES)/.ready: requirements-integrations.lock requirements-torch-cpu.lock 
 	$(LIBRARY_PIP) -r requirements-integrations.lock -r $$torch
 	@touch $@
 
+# The Helm chart, the compose file and the expressions of Prometheus, with their own programs in a separate environment.
+test-deploy: $(DEPLOY)/.ready
+	@$(DEPLOY)/bin/python -m pytest -c tests_deploy/pytest.ini --rootdir . tests_deploy $(ARGS)
+
+$(DEPLOY)/.ready: requirements-deploy.lock | setup
+	@test -x $(DEPLOY)/bin/python || $(PYTHON) -m venv $(DEPLOY)
+	@$(BIN)/uv pip sync -q --python $(DEPLOY)/bin/python --require-hashes requirements-deploy.lock
+	@touch $@
+
+# The image of deploy/Containerfile on a root of debootstrap, built and run by podman; ten minutes, only for root.
+test-container: setup
+	@MIZZEN_TEST_CONTAINER=1 $(BIN)/python -m pytest -n 0 --timeout 1800 tests/deploy/test_container.py $(ARGS)
+
 # Ten seeds of ten minutes of faults on a whole stack, checked from outside (docs/chaos.md).
 chaos: setup $(VENV)/.compiled
 	@$(BIN)/python -m tests.chaos --seeds 10 $(ARGS)
@@ -201,7 +215,8 @@ lock:
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --group dev --extra demo --no-emit-package mizzen $(patsubst %,--no-emit-package %,django asgiref sqlparse) --upgrade pyproject.toml -o requirements.lock
 	@$(BIN)/python tests_integrations/lock.py $(BIN)/uv
 	@printf 'skypilot\nsniffio\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-skypilot.lock
+	@printf 'compose-spec\nhelm-python-sdk\nkubernetes-validate\npromql-parser\npytest\npyyaml\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-deploy.lock
 	@printf 'uv\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-uv.lock
 
 clean:
-	rm -rf $(VENV) $(LIBRARIES) $(SKYPILOT)
+	rm -rf $(VENV) $(LIBRARIES) $(SKYPILOT) $(DEPLOY)
