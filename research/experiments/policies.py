@@ -17,7 +17,7 @@ def policy_of(name: str) -> SchedulingPolicy:
 
 
 def scenario_for(scene: Scenario, name: str) -> Scenario:
-    """Returns the scenario of a policy: MAST has no reservations and does not know people; all others have the live scheduler's defaults."""
+    """Returns the scenario of a policy: MAST neither reserves nor knows people; the others have the live defaults."""
     if name != MAST:
         return scene
     return replace(scene, settings=scene.settings.model_copy(update={"reserve_after_s": inf, "w_user": 0.0}))
