@@ -59,7 +59,7 @@ class AgentConfig(BaseModel):
     """How tasks are separated (`agent.isolation.choose`). With `user` and `sandbox`, an agent that runs as root needs
     `tenant_uids` or `run_as`."""
     network: TaskNetwork = TaskNetwork.HOST
-    """The network of tasks. `ports` needs the isolation `sandbox`, and no `engine_socket`."""
+    """The network of tasks. `ports` needs the isolation `sandbox`, no `engine_socket` and no `interface`."""
     isolation_why: str = ""
     """Why the mode is not a stronger one, for `mizzen machines`."""
     engine_socket: Path | None = None
@@ -172,6 +172,8 @@ class AgentConfig(BaseModel):
             raise ValueError("isolation user: only an agent that runs as root can start tasks as another user")
         if self.network is TaskNetwork.PORTS and (self.isolation is not Isolation.SANDBOX or self.engine_socket):
             raise ValueError("network ports: needs isolation sandbox and no engine_socket")
+        if self.network is TaskNetwork.PORTS and self.interface is not None:
+            raise ValueError(f"interface {self.interface}: needs network host, to recognise the traffic of tasks")
         self.task_owner()
         self.owner_uid()
         return self

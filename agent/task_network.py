@@ -16,7 +16,6 @@ import errno
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -113,6 +112,8 @@ def end(folder: str) -> None:
 
 
 def _ask(folder: str, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    import socket  # Only where it is used, because every machine's zygote imports this module.
+
     inside = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with socket.socket(socket.AF_UNIX) as client:

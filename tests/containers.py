@@ -8,8 +8,6 @@ import shutil
 import subprocess
 import tarfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -101,24 +99,28 @@ def push_large(host: str, repository: str, size_bytes: int) -> str:
 
 
 @contextlib.contextmanager
-def registry(folder: Path) -> Iterator[str]:
-    """Runs a registry on loopback, and yields its `HOST:PORT`."""
+def registry(folder: Path, users: str | None = None) -> Iterator[str]:
+    """Runs a registry on loopback, and yields its `HOST:PORT`. `users`: lines of htpasswd; None: it is open."""
     program = shutil.which("docker-registry") or shutil.which("registry")
     if program is None:
         pytest.skip("docker-registry is not installed")
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "registry.yml"
-    config.write_text(
+    text = (
         f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {folder}/data}}}}\nhttp: {{addr: 127.0.0.1:{port}}}\n"
     )
+    if users is not None:
+        (folder / "users").write_text(users)
+        text += f"auth: {{htpasswd: {{realm: tests, path: {folder}/users}}}}\n"
+    config.write_text(text)
     with open(folder / "registry.log", "ab") as log:
         process = subprocess.Popen([program, "serve", str(config)], stdout=log, stderr=log)
     try:
         give_up_s = time.monotonic() + _STARTED_S
         while True:
-            with contextlib.suppress(urllib.error.URLError, ConnectionError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=5).close()
+            with contextlib.suppress(httpx.TransportError):
+                httpx.get(f"http://127.0.0.1:{port}/v2/", timeout=5)
                 break
             assert process.poll() is None, (folder / "registry.log").read_text()
             assert time.monotonic() < give_up_s, "the registry does not answer"

@@ -13,13 +13,16 @@ from agent.cgroups import make_cgroup, remove_cgroup
 from agent.containers.image_cleanup import FetchedImages
 from agent.containers.leftovers import remove_images
 from agent.state import StateFolder
+from domain.images import PULL_LOGIN
 from domain.protocol.activities import Activity
 from domain.protocol.machines import NodeOutcome, NodePrepared, PrepareNode
-from tests.agent.harness import Lab, description, digest, until_async
+from tests.agent.harness import Lab, description, digest, sealed_for, until_async
 from tests.agent.test_containers import image_config, image_launch
 from tests.containers import DockerHere, dockerd, push_large, registry
 
 _SIZE_BYTES = 24 << 20
+_USERS = "robot:$2b$05$.HT8oGUNJ8YYC3s6EbLUhOdm2M5FqOcaObZjr6zzz0fGzK7U4h05i\n"
+"""Its password is "word"."""
 
 
 class RegistryLink:
@@ -216,6 +219,30 @@ async def test_a_registry_that_dies_midway_is_asked_again(lab: Lab, docker: Dock
         outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
         assert outcome.exits[0].exit_code == 0
     docker.engine.remove_image(image)
+
+
+async def test_a_registry_that_wants_a_password_gets_the_secret(lab: Lab, docker: DockerHere, tmp_path: Path) -> None:
+    """Without it, or with another one, the failure says what the registry answered. The task does not see it."""
+    with registry(tmp_path) as host:
+        docker.load(f"{host}/closed:1")
+        docker.docker("push", f"{host}/closed:1")
+        docker.engine.remove_image(f"{host}/closed:1")
+    config = image_config(lab, docker)
+    with registry(tmp_path, _USERS) as host:
+        async with lab.agent(config):
+            for login in (None, "robot:wrong"):
+                secrets = {} if login is None else {"main": {PULL_LOGIN: login}}
+                sealed = {"sealed_secrets": {config.machine: sealed_for(config, secrets)}}
+                launch = image_launch(lab, config, "true", image=f"{host}/closed:1", **sealed)
+                failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
+                assert failure.type == "ImageUnavailable"
+                assert any(word in str(failure) for word in ("no basic auth", "unauthorized")), failure
+            sealed = {"sealed_secrets": {config.machine: sealed_for(config, {"main": {PULL_LOGIN: "robot:word"}})}}
+            launch = image_launch(lab, config, "env", image=f"{host}/closed:1", **sealed)
+            outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    said = lab.folder_of(launch, config).output.read_text()
+    assert outcome.exits[0].succeeded and "RANK=0" in said and "word" not in said
+    docker.engine.remove_image(f"{host}/closed:1")
 
 
 async def test_content_that_is_not_that_of_the_digest_is_not_run(

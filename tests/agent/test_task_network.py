@@ -92,7 +92,9 @@ def _command(pid: int) -> str:
     return ""
 
 
-def test_a_network_of_its_own_needs_a_sandbox(lab: Lab) -> None:
-    """The error names both settings."""
+def test_a_network_of_its_own_needs_a_sandbox(lab: Lab, config: AgentConfig) -> None:
+    """The errors name both settings."""
+    with pytest.raises(ValueError, match="interface eth0: needs network host"):
+        AgentConfig.model_validate(config.model_dump() | {"interface": "eth0"})
     with pytest.raises(ValueError, match="network ports: needs isolation sandbox"):
         lab.config(isolation=Isolation.NONE, network=TaskNetwork.PORTS)

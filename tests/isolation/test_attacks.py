@@ -21,13 +21,13 @@ _SECRET_STEP = 424_242
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run tasks as other users, or a stack as one")
 POSSIBLE = {
     "sandbox": set(),
-    # Without cgroups, which the test's user may not create.
-    "sandbox of an ordinary user": {"port_of_another_tenant", "fork_bomb", "memory"},
+    # Without cgroups, which the test's user may not create, and without eBPF programs.
+    "sandbox of an ordinary user": {"port_of_another_tenant", "fork_bomb", "memory", "metadata_service"},
     # Containers have no scope of Landlock: dockerd starts them.
     "container": {"abstract_socket"},
     "user": {
         "abstract_socket", "processes", "shared_memory", "temporary_files", "privileges",
-        "namespaces", "kernel_interfaces", "shared_memory_without_limit",
+        "namespaces", "kernel_interfaces", "shared_memory_without_limit", "calls_by_other_numbers", "message_queues",
     },
 }  # fmt: skip
 """What succeeds in each mode. `docs/trust.md` names it, with what else could stop it."""
