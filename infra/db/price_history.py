@@ -85,5 +85,5 @@ def refused_launches(session: Session, since: datetime, limit: int) -> list[Refu
         select(*of, func.count(), last, words)
         .where(LaunchRefusal.at >= since).group_by(*of).order_by(last.desc(), *of).limit(limit)
     )  # fmt: skip
-    rows: list[tuple[Any, ...]] = [tuple(row) for row in found]
-    return [RefusedLaunches(*rest, said[-1]) for *rest, said in rows]
+    rows: list[tuple[Any, ...]] = [(*row[:-1], row[-1][-1]) for row in found]
+    return [RefusedLaunches(*row) for row in rows]
