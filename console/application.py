@@ -26,7 +26,8 @@ from infra.config.settings import Settings
 
 _ROUTERS = (
     logins.router, logins.link_router, changes.router, overview.router, queue_page.router, bulk_pages.router,
-    workload_pages.router, fleet_pages.router, list_pages.router, table_pages.router, capacity_page.router, lending_pages.router, pages.router,
+    workload_pages.router, fleet_pages.router, list_pages.router, table_pages.router, capacity_page.router,
+    lending_pages.router, pages.router,
 )  # fmt: skip
 
 
