@@ -24,7 +24,7 @@ LOGIN = f"{TOP}/login"
 CSRF = "mizzen.console-csrf"
 """Where a request's scope has what the forms of its login must carry (`console.cookies`)."""
 CSRF_FIELD = "csrf"
-_PART = "hx-request"
+PART = "hx-request"
 """Header of the script's requests for the changing part of a page."""
 _templates = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
@@ -67,7 +67,7 @@ _templates.globals |= {"top": TOP, "version": VERSION, "csrf_field": CSRF_FIELD}
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
     """Returns a page, or its changing part if the script has asked for it: 304 if the browser has this version."""
-    is_part = _PART in request.headers
+    is_part = PART in request.headers
     text = _templates.get_template(template).render(
         is_part=is_part, caller=caller_of(request.scope), path=request.url.path, csrf=request.scope.get(CSRF, ""),
         here=f"{request.url.path}?{request.url.query}".rstrip("?"), **values,
@@ -108,7 +108,7 @@ async def _in_page(
         return response
     if response.status_code != 401:
         return _problem(json.loads(bytes(response.body)), {})
-    if _PART in request.headers:
+    if PART in request.headers:
         return Response(status_code=204, headers={"HX-Redirect": LOGIN})
     wanted = f"{request.url.path}?{request.url.query}".rstrip("?") if request.method == "GET" else TOP
     return RedirectResponse(f"{LOGIN}?next={quote(wanted, safe='')}", 303)

@@ -105,6 +105,7 @@ def serve_command(work: Callable[[], Any]) -> None:
 @click.option("--port", type=int, help="Port of the API (default: 8080).")
 @_tls_options
 @click.option("--trust-tenants", is_flag=True, help="Allow several tenants where their tasks cannot be separated.")
+@click.option("--console", is_flag=True, help="Open the console in a browser, already logged in as the operator.")
 @_forget_option
 def up(**options: Any) -> None:
     """Run the whole stack on this machine in the foreground; Ctrl-C saves workloads and stops the stack."""
@@ -119,7 +120,10 @@ def up(**options: Any) -> None:
         "trust_tenants": options["trust_tenants"] or None,
     }
     forget = options["forget_unreadable_secrets"]
-    serve_command(lambda: asyncio.run(run_up(_settings(options, **more), forget_unreadable_secrets=forget)))
+    console = options["console"]
+    serve_command(
+        lambda: asyncio.run(run_up(_settings(options, **more), forget_unreadable_secrets=forget, console=console))
+    )
 
 
 @click.command()

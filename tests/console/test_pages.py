@@ -13,10 +13,11 @@ from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Audit
 from infra.db.models import Cluster, ClusterPrice, Eviction, Machine, Workload
 from infra.db.placement_runs import PlacementMove, PlacementRun
+from infra.db.tenants import Tenant
 from tests.api.published import publish
 from tests.api.world import ApiWorld
 from tests.console.conftest import Browse
-from tests.console.forms import csrf_of
+from tests.console.forms import csrf_of, document_of
 
 PAGES = [
     "/console", "/console/queue", "/console/queue?after=3", "/console/workloads",
@@ -110,9 +111,7 @@ async def test_actions_have_the_checks_and_the_audit_of_the_api(world: ApiWorld,
 async def test_a_document_is_submitted_and_submitted_again(world: ApiWorld, browse: Browse) -> None:
     async with browse("vision") as client:
         page = await client.get("/console/workloads/new")
-        shown = re.search(r"<textarea[^>]*>\n(.*?)</textarea>", page.text, re.DOTALL)
-        assert shown is not None
-        document = shown[1].replace("&#34;", '"').replace("gpu:1", "a100:1")
+        document = document_of(page)
         fields = {"csrf": csrf_of(page), "document": document.replace("\n", "\r\n")}
         answer = await client.post("/console/workloads/new", data=fields)
         assert answer.status_code == 303, answer.text
@@ -271,3 +270,19 @@ async def test_prices_over_time(world: ApiWorld, browse: Browse) -> None:
         assert "za spot small" in shown
     async with browse("vision") as client:
         assert "za spot small" not in (await client.get("/console/capacity")).text
+
+
+async def test_a_tenant_is_created(world: ApiWorld, browse: Browse) -> None:
+    async with browse() as client:
+        fields = {"csrf": csrf_of(await client.get("/console/tenants")), "name": "new", "level": "4"}
+        assert (await client.post("/console/tenants", data={**fields, "gpus": "a100=8, v100=2"})).status_code == 303
+        for wrong in ({"name": "vision"}, {"name": "No Name"}, {"gpus": "a100"}, {"gpus": "a100=-1"}, {"level": "9"}):
+            answer = await client.post("/console/tenants", data={**fields, "name": "other", **wrong})
+            assert answer.status_code == (409 if wrong == {"name": "vision"} else 422), wrong
+        assert "other" not in (await client.get("/console/tenants")).text
+    async with browse("vision") as client:
+        fields["csrf"] = csrf_of(await client.get("/console/tenants"))
+        assert (await client.post("/console/tenants", data=fields)).status_code == 403
+    with world.session() as session:
+        made = session.get_one(Tenant, "new")
+        assert (made.level, made.quota_gpus) == (4, {"a100": 8, "v100": 2})
