@@ -38,7 +38,7 @@ _PORTS_EACH = 40
 """Number of ports per machine for rendezvous and services, if several machines share this computer's address."""
 _OPTIONS = (
     "region", "cluster", "rack", "gpu_type", "gpus", "address", "state_dir", "run_as", "platform", "owner",
-    "owner_socket", "interface", "instance",
+    "owner_socket", "interface", "instance", "native_id", "once",
 )  # fmt: skip
 """Options of `mizzen agent` that are fields of `AgentConfig`."""
 _TASK_SETTINGS = (
