@@ -32,6 +32,8 @@ class AgentConfig(BaseModel):
     rack: str
     gpu_type: str | None = None
     gpus: int = Field(0, ge=0)
+    gpu_numbers: tuple[int, ...] = ()
+    """The numbers of the GPUs that this agent offers, in the order of its slots; empty: the slots are the numbers."""
     cpus_milli: int = Field(gt=0)
     memory_bytes: int = Field(gt=0)
     address: str

@@ -22,7 +22,7 @@ from domain.protocol.machines import MachineNotice
 from domain.task_reports import NoticeReport
 from mizzen.cadence import PLATFORMS as PRIORS
 from mizzen.cadence.interruptions import OF_NOTICES
-from mizzen.notices import Notice, Watcher
+from mizzen.notices import Notice, SigtermWatcher, Watcher
 from mizzen.notices.current_notice import backoff_s
 from mizzen.notices.detection import detect, from_environment
 
@@ -92,9 +92,9 @@ class MachineNotices:
 
     async def signalled(self, received: int) -> None:
         """Takes a signal to this agent as the platform's notice, with the end that the platform has announced."""
-        if self._watcher is not None:
-            notice = self._watcher.on_signal(received)
-            self._take(await asyncio.to_thread(self._watcher.exact, notice) or notice)
+        watcher = self._watcher or SigtermWatcher({})
+        notice = watcher.on_signal(received)
+        self._take(await asyncio.to_thread(watcher.exact, notice) or notice)
 
     def of_run(self, run: str, notice: NoticeReport) -> None:
         """Stores a task's report that the platform will take the machine. `run` is `workload.attempt`."""

@@ -167,6 +167,8 @@ class TaskLaunches:
         """Returns the shim's input without cgroups. `port`: on which the task listens; `gpus`: as of `environment`."""
         run = staged.run(place)
         job = staged.launch.jobs[place.job]
+        if gpus is None and (numbers := self._config.gpu_numbers):
+            gpus = [numbers[slot] for slot in place.slots]
         env = environment(
             staged.launch,
             place,

@@ -99,6 +99,7 @@ class ReasonCode(StrEnum):
     JOINED = "joined"
     POOL_SHRINKS = "pool_shrinks"
     IDLE = "idle"
+    GANG_INCOMPLETE = "gang_incomplete"
     ENDED_BY_OPERATOR = "ended_by_operator"
     CAPACITY_REFUSED = "capacity_refused"
     PROVIDER_QUOTA = "provider_quota"
@@ -190,6 +191,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ),
     ReasonCode.WAITING_FOR_CAPACITY: (
         "launching {machines} {machine_type} in {zone}, expected in {expected_s:1 second|# seconds}"
+        "{words:?; the provider says: {words}}"
     ),
     ReasonCode.AWARD_CONFLICT: "region {region} changed between its bid and the award; it bids again",
     ReasonCode.ARRAY_THROTTLED: (
@@ -290,6 +292,9 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.JOINED: "its machine has joined the fleet",
     ReasonCode.POOL_SHRINKS: "pool {pool} shrinks to {size:1 machine|# machines}",
     ReasonCode.IDLE: "it has had no work for {idle_s} s, and pool {pool} has more machines than its size",
+    ReasonCode.GANG_INCOMPLETE: (
+        "it has waited for {idle_s} s for the other machines of {workloads}, and they have not come"
+    ),
     ReasonCode.ENDED_BY_OPERATOR: "ended by {by}",
     ReasonCode.CAPACITY_REFUSED: f"{{provider}} has no {{machine_type}} ({{kind}}) in {{zone}} now: {{words}}{_AGAIN}",
     ReasonCode.PROVIDER_QUOTA: (

@@ -56,6 +56,13 @@ def admits(session: Session, settings: Settings, hello: Hello) -> bool:
         if hello.native_id and row.native_id not in (None, hello.native_id):
             return _refuse(hello, f"the instance is {row.native_id} at its provider, and this is {hello.native_id}")
         if row.native_id is None and hello.native_id:
+            others = select(InstanceRow.id).where(
+                InstanceRow.provider == row.provider,
+                InstanceRow.native_id == hello.native_id,
+                InstanceRow.gone_at.is_(None),
+            )
+            if session.scalar(others.limit(1)) is not None:
+                return _refuse(hello, f"{hello.native_id} is another instance at its provider")
             row.native_id, row.launched_at = hello.native_id, func.now()
         row.machine, row.started_at = hello.machine, row.started_at or func.now()
     return True

@@ -115,6 +115,8 @@ class CapacitySettings(Section):
     """Maximum time to drain a machine before it is terminated."""
     lost_after_s: float = Field(600.0, gt=0)
     """If a machine's agent is disconnected for this long, the machine is terminated and replaced."""
+    hold_s: float = Field(1800.0, ge=0)
+    """A machine that waits for the other machines of its workload is ended after it has been idle for this long."""
     no_work_s: float = Field(600.0, ge=0)
     """A machine whose provider ends it within this time gets no new work."""
     leave_s: float = Field(120.0, ge=0)

@@ -34,6 +34,8 @@ class Unreliable:
         """
         self.knows_tokens = True
         """False: each launch creates another machine with the same tag."""
+        self.says: Callable[[FoundMachine], FoundMachine] = lambda one: one
+        """What the list says about a machine."""
         self._lock = threading.Lock()
 
     def by_chance(self, seed: int, share: float) -> None:
@@ -63,7 +65,7 @@ class Unreliable:
     def describe(self) -> Sequence[FoundMachine]:
         """See `Provider.describe`."""
         found = self._through("describe", self.behind.describe)
-        return [replace(one, instance=one.instance.partition(".")[0]) for one in found]
+        return [self.says(replace(one, instance=one.instance.partition(".")[0])) for one in found]
 
     def terminate(self, native_id: str) -> None:
         """See `Provider.terminate`."""

@@ -9,12 +9,12 @@ import pytest
 
 from capacity.providers.slurm import SettingsOf, SlurmProvider
 from tests.capacity.bench import Bench
-from tests.slurm.cluster import Cluster, cluster, missing
+from tests.slurm.cluster import SlurmCluster, cluster, missing
 
 PARTITIONS = {"batch": {"kind": "spot"}, "urgent": {"price_factor": 2}}
 
 
-def settings_for(slurm: Cluster, **more: Any) -> dict[str, Any]:
+def settings_for(slurm: SlurmCluster, **more: Any) -> dict[str, Any]:
     """Returns the settings of a provider on a cluster. Its machines have half of a node's CPUs and GPUs."""
     (folder := slurm.folder / "pilots").mkdir(exist_ok=True)
     half = {"gpus": 1, "gpu_type": "a100", "cpus": 2, "memory": "1GiB", "usd_per_h": 1.0, "gres": "gpu:a100:1"}

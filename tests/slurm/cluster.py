@@ -71,7 +71,7 @@ EnforcePartLimits=ALL
 """
 
 
-class Cluster:
+class SlurmCluster:
     """The cluster. Its nodes are `n1` to `nN`, each with 4 CPUs, 4 GiB of memory and 2 fake GPUs."""
 
     def __init__(self, folder: Path, nodes: int, *, min_job_age_s: int = 300) -> None:
@@ -192,10 +192,10 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(nodes: int = 2, **options: int) -> Iterator[Cluster]:
+def cluster(nodes: int = 2, **options: int) -> Iterator[SlurmCluster]:
     """Yields a running cluster in a new folder directly below the system's temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="sl-"))
-    made = Cluster(folder / "c", nodes, **options)
+    made = SlurmCluster(folder / "c", nodes, **options)
     folder.chmod(0o755)
     try:
         made.start()

@@ -10,17 +10,17 @@ import yaml
 
 from agent.fleet import power_off
 from tests.slurm.bench import settings_for
-from tests.slurm.cluster import Cluster, cluster
+from tests.slurm.cluster import SlurmCluster, cluster
 from tests.stack.harness import Up, wait_until
 
 FLEET = "{version: 1, regions: [{name: hpc, clusters: []}]}"
 CAPACITY = {"interval_s": 1, "refused_pause_s": 3, "drain_s": 60, "no_work_s": 20, "leave_s": 10}
 
 
-class Site:
+class SlurmSite:
     """A stack, not started yet, and a cluster that runs."""
 
-    def __init__(self, slurm: Cluster, folder: Path, **provider: Any) -> None:
+    def __init__(self, slurm: SlurmCluster, folder: Path, **provider: Any) -> None:
         """`provider`: changed settings of the provider `site`."""
         self.slurm = slurm
         capacity = yaml.safe_dump({"capacity": CAPACITY})
@@ -61,10 +61,10 @@ class Site:
 
 
 @contextlib.contextmanager
-def site(folder: Path, nodes: int = 2, **provider: Any) -> Iterator[Site]:
+def site(folder: Path, nodes: int = 2, **provider: Any) -> Iterator[SlurmSite]:
     """Yields a site whose cluster runs."""
     with cluster(nodes) as slurm:
-        made = Site(slurm, folder, **provider)
+        made = SlurmSite(slurm, folder, **provider)
         try:
             yield made
         finally:

@@ -5,7 +5,7 @@ import pwd
 import subprocess
 
 from capacity.provider import LaunchRefused, ProviderUnavailable, Refusal
-from capacity.providers.slurm.jobs import FORMAT, Job
+from capacity.providers.slurm.jobs import FORMAT, PilotJob
 from capacity.providers.slurm.settings import SlurmSettings
 
 _SILENT = (
@@ -15,10 +15,10 @@ _SILENT = (
 )  # fmt: skip
 """Errors after which the outcome of a command is unknown, or which do not depend on the job."""
 _CAPACITY = ("node configuration is not available", "nodes are busy", "DOWN, DRAINED", "Required node not available")
-_QUOTA = ("QOS", "accounting", "Assoc", "limit on the number", "Job violates")
+_QUOTA = ("QOS", "accounting", "Assoc", "limit on the number", "PilotJob violates")
 
 
-class Commands:
+class SlurmCommands:
     """The commands of one cluster, run as this process's user. Several threads may use it."""
 
     def __init__(self, name: str, settings: SlurmSettings) -> None:
@@ -27,7 +27,7 @@ class Commands:
         self._environ = {**os.environ, **config, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
         self._user = pwd.getpwuid(os.geteuid()).pw_name
 
-    def jobs(self, comment: str, name: str | None = None) -> list[Job]:
+    def jobs(self, comment: str, name: str | None = None) -> list[PilotJob]:
         """Returns the jobs of this user with a comment, also those that have ended recently; with one name, or all.
 
         Raises:
@@ -36,7 +36,7 @@ class Commands:
         named = [] if name is None else [f"--name={name}"]
         said = self._run("squeue", "--noheader", "--states=all", f"--user={self._user}", *named, f"--Format={FORMAT}")
         try:
-            found = [Job(line) for line in said.splitlines() if line.strip()]
+            found = [PilotJob(line) for line in said.splitlines() if line.strip()]
         except ValueError as error:
             raise ProviderUnavailable(f"{self._name}: {error}") from None
         return [job for job in found if job.comment == comment]

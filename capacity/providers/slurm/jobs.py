@@ -27,7 +27,7 @@ FIELDS = {
 FORMAT = ",".join(f"{name}:{width}|" for name, width in FIELDS.items())
 
 
-class Job:
+class PilotJob:
     """A job, as a line of `squeue` shows it."""
 
     def __init__(self, line: str) -> None:

@@ -1,11 +1,12 @@
 """The provider for a Slurm cluster: one pilot job for each machine."""
 
+import contextlib
 from collections.abc import Sequence
 
 from capacity.offers import Offer, Shape
 from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
-from capacity.providers.slurm.commands import Commands
-from capacity.providers.slurm.jobs import Job
+from capacity.providers.slurm.commands import SlurmCommands
+from capacity.providers.slurm.jobs import PilotJob
 from capacity.providers.slurm.pilot_script import options, script, secrets, secrets_file
 from capacity.providers.slurm.settings import SlurmSettings
 from infra.config.settings import Settings
@@ -24,7 +25,7 @@ class SlurmProvider:
         self.name = name
         self._settings = settings
         self._comment = f"mizzen:{installation}"
-        self._commands = Commands(name, settings)
+        self._commands = SlurmCommands(name, settings)
 
     def offers(self) -> Sequence[Offer]:
         """See `Provider.offers`."""
@@ -73,7 +74,7 @@ class SlurmProvider:
         found = self._first(request.instance)
         return job if found is None else found.id
 
-    def _first(self, instance: str) -> Job | None:
+    def _first(self, instance: str) -> PilotJob | None:
         """Returns the instance's job with the lowest number; None: there is none.
 
         Raises:
@@ -88,6 +89,10 @@ class SlurmProvider:
     def describe(self) -> Sequence[FoundMachine]:
         """See `Provider.describe`. One query for all pilots, and one for nodes that are being drained."""
         jobs = self._commands.jobs(self._comment)
+        for job in jobs:
+            if job.found().ended is not None:  # It may have been cancelled while it waited.
+                with contextlib.suppress(OSError):
+                    secrets_file(self._settings, job.name).unlink()
         running = any(job.found().waits is None and job.found().ended is None for job in jobs)
         draining = self._commands.draining() if running else {}
         return [
