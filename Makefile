@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults test test-all test-failed test-console test-isolation test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults test test-all test-failed test-console test-isolation test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench size bench-skypilot experiment experiment-pools experiment-reclaim clean test-slurm
 
 setup: $(VENV)/.ready
 
@@ -96,6 +96,11 @@ test-isolation: setup
 	@for mode in none user sandbox; do \
 	    echo "isolation $$mode"; MIZZEN_TEST_ISOLATION=$$mode $(PYTEST) -m "not long" tests/agent tests/isolation $(ARGS) || exit 1; \
 	done
+
+# Pilot jobs on a real Slurm cluster on loopback: Debian's packages slurm-wlm and munge, as root.
+test-slurm: setup $(VENV)/.compiled
+	@command -v sbatch >/dev/null || { echo "make test-slurm needs Slurm (Debian: apt-get install slurm-wlm munge)" >&2; exit 1; }
+	@$(BIN)/python -m pytest -n 0 -m slurm tests/slurm tests/capacity/test_conformance.py $(ARGS)
 
 # The SDK with torch, transformers and lightning, in a separate environment because they are large. pip installs them:
 # it uses a CPU-only build of torch if the user has configured an index that has one, otherwise the registry's build, which

@@ -32,6 +32,8 @@ class AgentConfig(BaseModel):
     rack: str
     gpu_type: str | None = None
     gpus: int = Field(0, ge=0)
+    gpu_numbers: tuple[int, ...] = ()
+    """The numbers of the GPUs that this agent offers, in the order of its slots; empty: the slots are the numbers."""
     cpus_milli: int = Field(gt=0)
     memory_bytes: int = Field(gt=0)
     address: str
@@ -136,12 +138,16 @@ class AgentConfig(BaseModel):
     """Bandwidth of the machine's link in bytes per second, with `interface`."""
     research_bytes_s: float = Field(0.0, ge=0)
     """Bandwidth that all other traffic keeps at least while checkpoints leave (B_min), with `interface`."""
+    once: bool = False
+    """The agent serves until the platform's notice, and then ends (`agent.pilot`)."""
     instance: str = ""
     """Id of the machine's instance, if mizzen launched the machine."""
     join_token: str = ""
+    """Token that the instance was launched with, if mizzen launched the machine."""
+    native_id: str = ""
+    """The provider's id of the machine, if it knows it: a Slurm job's number."""
     machine_key: str = ""
     """The API key with which an agent of `agent.fleet` connects; empty: that of the settings."""
-    """Token that the instance was launched with, if mizzen launched the machine."""
     max_archive_bytes: int = Field(1 << 30, gt=0)
     """Maximum size of an uploaded working directory's archive, compressed."""
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import socket
 from collections import Counter
 from collections.abc import Collection
@@ -39,7 +40,7 @@ _PORTS_EACH = 40
 """Number of ports per machine for rendezvous and services, if several machines share this computer's address."""
 _OPTIONS = (
     "region", "cluster", "rack", "gpu_type", "gpus", "address", "state_dir", "run_as", "platform", "owner",
-    "owner_socket", "interface", "instance",
+    "owner_socket", "interface", "instance", "native_id", "once",
 )  # fmt: skip
 """Options of `mizzen agent` that are fields of `AgentConfig`."""
 _TASK_SETTINGS = (
@@ -161,6 +162,11 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
     if not (first.isdigit() and last.isdigit()):
         raise ConfigurationError(f"--ports: {options['ports']!r} must be a range such as 20000-20999")
     options["gpus"], options["gpu_type"] = _gpus(options["gpus"], options["gpu_type"])
+    numbers = _given_gpus() if options["once"] else ()
+    if numbers:
+        # What the job was given counts, not what the machine has, nor what was asked for.
+        options["gpus"] = len(numbers)
+        nvml.offer_only(numbers)
     try:
         memory = parse_size_bytes(options["memory"]) if options["memory"] else _memory_bytes()
     except ValueError as error:
@@ -176,6 +182,7 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
         memory_bytes=memory,
         ports=(int(first), int(last)),
         bucket_url=options["bucket"],
+        gpu_numbers=numbers,
         link_bytes_s=options["link_mbit"] * 125_000,
         # A secret, so it is not passed as a flag, which other users can read, and not inherited by child processes.
         join_token=os.environ.pop("MIZZEN_JOIN_TOKEN", ""),
@@ -185,6 +192,8 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
     if options["rotate_key"]:
         StateFolder(config.state_dir).rotate_key()
     run_one(config, settings.temporal)
+    if config.once:
+        shutil.rmtree(config.state_dir, ignore_errors=True)
 
 
 def _gpus(count: int | None, gpu_type: str | None) -> tuple[int, str | None]:
@@ -209,6 +218,21 @@ def _gpus(count: int | None, gpu_type: str | None) -> tuple[int, str | None]:
     if found and count > len(found):
         _log.warning("--gpus: %d, but NVML shows only %s", count, plural(len(found), "GPU"))
     return count, gpu_type
+
+
+def _given_gpus() -> tuple[int, ...]:
+    """Returns the numbers of the GPUs that Slurm has given to this job; empty: it manages none.
+
+    Raises:
+        ConfigurationError: they have names instead of numbers, as parts of GPUs (MIG) do.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if given in ("", "NoDevFiles"):
+        return ()
+    parts = given.split(",")
+    if not all(part.isdigit() for part in parts):
+        raise ConfigurationError(f"CUDA_VISIBLE_DEVICES: {given!r} must be numbers of GPUs, such as 0,1")
+    return tuple(sorted(map(int, parts)))
 
 
 def _task_options(settings: Settings, machines: int = 1) -> dict[str, Any]:

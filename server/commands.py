@@ -194,6 +194,8 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
 @click.option("--link-mbit", type=click.FloatRange(min=0, min_open=True), default=1000.0, show_default=True)
 @click.option("--rotate-key", is_flag=True, help="Create a new key, and prove possession of the old one.")
 @click.option("--instance", envvar="MIZZEN_INSTANCE", default="", help="Id of the instance that launched the machine.")
+@click.option("--native-id", envvar="MIZZEN_NATIVE_ID", default="", help="The provider's id of this machine.")
+@click.option("--once", is_flag=True, help="Serve until the platform's notice, then end the tasks and exit.")
 @click.option("--platform", help="Source of notices, such as aws-spot, or detect (default: MIZZEN_PLATFORM).")
 def agent(**options: Any) -> None:
     """Run this machine's agent. It connects to Temporal and the bucket, and opens no listening port."""

@@ -112,11 +112,17 @@ class CapacitySettings(Section):
     interval_s: float = Field(10.0, gt=0)
     """Interval at which pools are compared with the ledger, and the ledger with the providers' lists of machines."""
     join_s: float = Field(900.0, gt=0)
-    """Time after its launch within which a machine must become ready. Otherwise it is terminated."""
+    """Time after its start within which a machine must become ready. Otherwise it is terminated."""
     drain_s: float = Field(600.0, ge=0)
     """Maximum time to drain a machine before it is terminated."""
     lost_after_s: float = Field(600.0, gt=0)
     """If a machine's agent is disconnected for this long, the machine is terminated and replaced."""
+    hold_s: float = Field(1800.0, ge=0)
+    """A machine that waits for the other machines of its workload is ended after it has been idle for this long."""
+    no_work_s: float = Field(600.0, ge=0)
+    """A machine whose provider ends it within this time gets no new work."""
+    leave_s: float = Field(120.0, ge=0)
+    """How long before that end its tasks get notice, in seconds."""
     refused_pause_s: float = Field(120.0, ge=0)
     """After a provider has refused to launch an offer, the offer is not requested again for this long."""
 
