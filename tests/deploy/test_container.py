@@ -104,7 +104,14 @@ def test_hello_runs_in_the_image_as_an_ordinary_user(image: str, tmp_path: Path)
     """`mizzen up` starts without capabilities on a read-only root, and a gang of two tasks ends."""
     document = tmp_path / "hello.yaml"
     document.write_text(HELLO)
-    closed = ["--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--tmpfs=/tmp", "--network=none"]
+    closed = [
+        "--read-only",
+        "--cap-drop=all",
+        "--security-opt=no-new-privileges",
+        "--tmpfs=/tmp",
+        "--network=none",
+        "--ulimit=host",
+    ]
     container = _podman("run", "-d", *closed, "-v", f"{document}:/hello.yaml:ro", image).strip()
     try:
         _podman("exec", container, "python3", "-c", READY)
