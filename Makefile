@@ -166,12 +166,11 @@ $(SKYPILOT)/.ready: requirements-skypilot.lock | setup
 	@$(BIN)/uv pip sync -q --python $(SKYPILOT)/bin/python --require-hashes requirements-skypilot.lock
 	@touch $@
 
-# Compares schedulers on real traces (docs/experiments.md). DATA is the folder with the traces, BEFORE another checkout
-# to compare with. Takes hours on two cores; an interrupted run resumes.
+# Compares schedulers and judges each cell (docs/experiments.md). DATA is the folder with the traces; without it, only the
+# generated trace is run. An interrupted run resumes.
 OUT ?= .experiment
-experiment: setup $(VENV)/.compiled
-	@test -n '$(DATA)' || { echo "make experiment needs DATA=FOLDER, the folder with philly.csv and the two files of openb" >&2; exit 2; }
-	@$(BIN)/python -m research.experiments --data '$(DATA)' --out '$(OUT)' $(if $(BEFORE),--before '$(BEFORE)') $(ARGS)
+experiment: setup
+	@$(BIN)/python -m research.experiments $(if $(DATA),--data '$(DATA)') --out '$(OUT)' $(ARGS)
 
 # Compares a fleet sized for the peak demand with a smaller fleet plus pools (docs/experiments-pools.md). DATA is the
 # folder with ml-jobs, spot-availability and prices. Takes half an hour.

@@ -109,7 +109,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     try:
         if (listening_to_owner := open_socket(config)) is not None:
             lending.append(asyncio.create_task(serve_owner(config, listening_to_owner, lender)))
-        activities.resume()
+        await activities.resume()
         failures = 0
         while not stop.is_set():
             began_s = time.monotonic()

@@ -47,7 +47,7 @@ class SlotUse(IntEnum):
 
 COLOURS: dict[SlotUse, str] = {
     SlotUse.NOTHING: "000000", SlotUse.FREE: "9fb3c8", SlotUse.HELD: "2f6f9f", SlotUse.OWN: "2e9e5b",
-    SlotUse.PROMISED: "d98c1f", SlotUse.WITHHELD: "8e6bbf", SlotUse.CLOSED: "70757c", SlotUse.LOST: "c8372d",
+    SlotUse.PROMISED: "efcf1f", SlotUse.WITHHELD: "d6c69c", SlotUse.CLOSED: "70757c", SlotUse.LOST: "c8372d",
 }  # fmt: skip
 TENANT_COLOURS = (
     "2e9e5b", "4aa3df", "c77f1a", "9a5bc0", "c2497b", "2aa3a3", "8c8a1f", "d2603a", "5567c9", "7d5a3c", "5aa832",

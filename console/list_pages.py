@@ -1,15 +1,12 @@
-"""Tenants, services, tables, capacity and health: one list each."""
+"""Tenants, services and health: one list each."""
 
 from typing import Annotated
 
 from fastapi import Query, Request, Response
 
 from api.auth import Operator, Viewer
-from api.data.tables import list_tables
 from api.fleet.costs import list_costs
-from api.fleet.instances import list_instances
 from api.fleet.loops import list_loops
-from api.fleet.pools import list_pools
 from api.people.tenants import list_tenants
 from api.routing import Router
 from api.services.routes import list_services, show_service
@@ -42,21 +39,6 @@ def show_services(request: Request, state: StateOf, caller: Viewer, cursor: Afte
 def show_one_service(request: Request, id: str, state: StateOf, caller: Viewer) -> Response:
     """Shows a service with its replicas."""
     return page(request, "service.html", service=show_service(id, state, caller))
-
-
-@router.get("/tables")
-def show_tables(request: Request, state: StateOf, caller: Viewer, cursor: After = "") -> Response:
-    """Shows tables with their replicas."""
-    found = list_tables(state, caller, limit=_ROWS, cursor=cursor or None)
-    return page(request, "tables.html", found=found, cursor=cursor)
-
-
-@router.get("/capacity")
-def show_capacity(request: Request, state: StateOf, caller: Viewer, cursor: After = "") -> Response:
-    """Shows pools and instances."""
-    pools = [] if cursor else list_pools(state, caller).items
-    found = list_instances(state, caller, limit=_ROWS, cursor=cursor or None)
-    return page(request, "capacity.html", pools=pools, found=found, cursor=cursor)
 
 
 @router.get("/health")

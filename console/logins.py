@@ -12,7 +12,7 @@ from api.problems import HttpProblem, ProblemType
 from api.routing import Router
 from api.state import ApiState, StateOf
 from console.cookies import COOKIE, Form, Signer, hash_secret, read_form, secret_of
-from console.pages import LOGIN, TOP, page
+from console.pages import LOGIN, TOP, owner_page, page
 from infra.db.console_sessions import ConsoleSession, close_session, open_session
 
 router = Router(prefix=TOP, include_in_schema=False)
@@ -37,7 +37,7 @@ async def log_in(request: Request, state: StateOf) -> Response:
     target = _own(fields.get("next", TOP))
     try:
         caller = await state.logins.caller(request.scope, f"Bearer {fields.get('key', '').strip()}")
-        if not caller.may(Role.VIEWER):
+        if not (caller.may(Role.VIEWER) or caller.role is Role.MACHINE):
             message = f"the console requires the role viewer; the key has the role {caller.role.value}"
             raise HttpProblem(ProblemType.FORBIDDEN, message)
     except HttpProblem as problem:
@@ -46,7 +46,7 @@ async def log_in(request: Request, state: StateOf) -> Response:
     signer: Signer = request.app.state.console
     sha256, cookie = signer.new_cookie()
     await run_in_threadpool(_open, state, caller, sha256)
-    answer = RedirectResponse(target, 303)
+    answer = RedirectResponse(target if caller.machine is None else owner_page(caller.machine), 303)
     answer.set_cookie(
         COOKIE, cookie, path=TOP, secure=request.url.scheme == "https", httponly=True, samesite="lax"
     )  # fmt: skip

@@ -33,8 +33,23 @@ _templates = Environment(
 router = Router(prefix=TOP, include_in_schema=False)
 
 
+def owner_page(machine: str) -> str:
+    """Returns the path of the page of a machine's owner."""
+    return f"{TOP}/lending/{quote(machine)}"
+
+
 def _when(at: datetime | None) -> str:
     return "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _until(first: datetime, last: datetime) -> str:
+    """Returns an interval in UTC, to the minute."""
+    begin, end = first.astimezone(UTC), last.astimezone(UTC)
+    return (
+        f"{begin:%Y-%m-%d %H:%M} – {end:%H:%M}"
+        if begin.date() == end.date()
+        else f"{begin:%Y-%m-%d %H:%M} – {end:%Y-%m-%d %H:%M}"
+    )
 
 
 def _ago(at: datetime | None) -> str:
@@ -43,6 +58,7 @@ def _ago(at: datetime | None) -> str:
 
 _templates.filters |= {
     "when": _when,
+    "until": _until,
     "ago": _ago,
     "duration": lambda seconds: "" if seconds is None else format_duration(max(0.0, seconds)),
 }

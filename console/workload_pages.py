@@ -40,7 +40,10 @@ jobs:
     resources: {{accelerators: "gpu:1", cpus: 1, memory: 256MiB}}
     run: echo "rank $RANK of $WORLD_SIZE meets the others at $MASTER_ADDR:$MASTER_PORT"
 """
+FILTERS = ("phase", "tenant", "name", "label")
+"""Names of the filters of lists."""
 Filter = Annotated[str, Query(max_length=300)]
+PhaseFilter = Annotated[str, Query(pattern=f"^({'|'.join(['', *Phase, 'held', 'blocked', 'live'])})$")]
 
 
 def _url(id_: str) -> str:
@@ -52,7 +55,7 @@ def show_workloads(
     request: Request,
     state: StateOf,
     caller: Viewer,
-    phase: Annotated[str, Query(pattern=f"^({'|'.join(['', *Phase, 'held', 'blocked', 'live'])})$")] = "",
+    phase: PhaseFilter = "",
     tenant: Filter = "",
     name: Filter = "",
     label: Filter = "",

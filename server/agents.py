@@ -15,13 +15,14 @@ from pydantic import ValidationError
 from agent import nvml
 from agent.config import AgentConfig
 from agent.containers.detect import find_engine
+from agent.containers.engine import EngineFacts
 from agent.fleet import end_machine, serve_many
 from agent.host import run_agent as run_one
-from agent.isolation import choose
+from agent.isolation import choose, why_not
 from agent.state import StateFolder, make_folder
 from capacity.providers.trace import open_clouds
 from domain.ids import INSTANCE_PREFIX, NAME_RULE, is_name, machine_id
-from domain.isolation import Isolation
+from domain.isolation import Isolation, TaskNetwork
 from domain.units import parse_size_bytes
 from infra.config.settings import Settings
 from infra.documents import problem_lines
@@ -44,7 +45,7 @@ _OPTIONS = (
 _TASK_SETTINGS = (
     "keep_runs_s", "keep_at_most_s", "keep_free", "output_bytes", "largest_output_bytes", "largest_output_files",
     "keep_stopped_s", "processes_per_task", "processes_per_cpu",
-    "keep_images_s", "images_bytes", "paths", "metadata_service", "s3_role", "gcs_tokens",
+    "keep_images_s", "images_bytes", "image_bytes_s", "paths", "metadata_service", "s3_role", "gcs_tokens",
     "credentials_s",
 )  # fmt: skip
 """Settings of `tasks:` that are fields of `AgentConfig`."""
@@ -214,9 +215,26 @@ def _task_options(settings: Settings, machines: int = 1) -> dict[str, Any]:
     """Returns fields of `AgentConfig` from the settings. `machines`: how many agents share this disk."""
     same = {name: getattr(settings.tasks, name) for name in _TASK_SETTINGS}
     fraction = settings.tasks.disk_fraction
-    if (engine := find_engine(settings.tasks.container_engine)) is not None:
+    if (engine := _engine(settings)) is not None:
         same |= {"engine_socket": engine[0], "engine": engine[1].name}
     return {**same, "cgroup": settings.tasks.limits, "disk_fraction": fraction and fraction / max(1, machines)}
+
+
+def _engine(settings: Settings) -> tuple[Path, EngineFacts] | None:
+    """Returns socket and facts of the container engine of this machine; None: it has none, or tasks may not use it.
+
+    Raises:
+        ConfigurationError: the engine in the settings cannot be used.
+    """
+    tasks = settings.tasks
+    if tasks.network is TaskNetwork.HOST:
+        return find_engine(tasks.container_engine)
+    if tasks.container_engine.startswith("/"):
+        raise ConfigurationError(
+            f"tasks.network {tasks.network}: containers have the network of the machine; set tasks.container_engine to"
+            f" none, not {tasks.container_engine}"
+        )
+    return None
 
 
 def _isolation(
@@ -225,14 +243,18 @@ def _isolation(
     """Returns the fields of `AgentConfig` about the isolation of tasks. `wanted`: as the cluster or agent says it.
 
     Raises:
-        ConfigurationError: the machine does not have the wanted mode, or a lent one has no sandbox.
+        ConfigurationError: the machine does not have the wanted mode or network, or a lent one has no sandbox.
     """
     root, tasks = os.geteuid() == 0, settings.tasks
     uid = tasks.first_uid + tasks.uids - 1 if root else None
     mode, why = choose(wanted or tasks.isolation, folder, uid=uid, is_lent=owner is not None)
+    if tasks.network is TaskNetwork.PORTS:
+        reason = why_not(mode, folder, uid, tasks.network) if mode is Isolation.SANDBOX else f"isolation is {mode}"
+        if reason is not None:
+            raise ConfigurationError(f"tasks.network {tasks.network}: not possible on this machine: {reason}")
     own = root and mode is not Isolation.NONE and run_as is None
     uids = (tasks.first_uid, tasks.uids) if own else None
-    return {"isolation": mode, "isolation_why": why, "tenant_uids": uids}
+    return {"isolation": mode, "isolation_why": why, "tenant_uids": uids, "network": tasks.network}
 
 
 @dataclass(frozen=True)
@@ -266,7 +288,7 @@ def fleet_isolation(settings: Settings, fleet: Fleet, data_dir: Path) -> FleetIs
         modes[found["isolation"]] += 1
         if found["isolation"] is Isolation.NONE and entry.run_as is None:
             why_shared = _why_shared(found["isolation_why"])
-    engine = find_engine(settings.tasks.container_engine)
+    engine = _engine(settings)
     return FleetIsolation(dict(modes), why_shared, None if engine is None else engine[1].name)
 
 

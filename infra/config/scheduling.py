@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from domain.isolation import Isolation, sandbox_path
+from domain.isolation import Isolation, TaskNetwork, sandbox_path
 from infra.config.section import Section
 
 
@@ -25,8 +25,10 @@ class SchedulerSettings(Section):
     age_cap_s: float = Field(7 * 86400.0, ge=0)
     w_fair: float = Field(10.0, ge=0)
     """Weight of the fair-share term, which compares the tenant's recent use with that of others (expression 11)."""
+    w_user: float = Field(10.0, ge=0)
+    """Weight of the recent use of a person among the workloads of equal rank of a tenant."""
     fair_window_s: float = Field(86400.0, gt=0)
-    """Window over which a tenant's use is averaged, in seconds."""
+    """Window over which the use of tenants and people is averaged, in seconds."""
     min_runtime_s: float = Field(120.0, ge=0)
     """A workload that started less than this ago is not evicted."""
     batch: int = Field(256, gt=0)
@@ -178,6 +180,10 @@ class TaskSettings(Section):
     images_bytes: int = Field(100 << 30, ge=0)
     """The most that these images may have together on a machine. Beyond it, the longest unused ones are removed. Layers
     that several images share count for each."""
+    image_bytes_s: float | None = Field(None, ge=10_000)
+    """The bandwidth of a machine that fetches of images may have together, in bytes per second. None: any. Needs an
+    agent that runs as root, and an engine with a cgroup v2 of its own, as a service of systemd has; else there is no
+    limit."""
     disk_fraction: float | None = Field(0.9, gt=0, le=1)
     """The part of the free space of a machine's disk that its tasks may use together, each attempt in proportion to its
     share of the machine. The same for the number of files. None: no limit."""
@@ -202,6 +208,10 @@ class TaskSettings(Section):
     isolation: Isolation | None = None
     """How tasks are separated on machines whose cluster or agent does not say it: `sandbox`, `user` or `none`. None:
     the strongest that the machine has."""
+    network: TaskNetwork = TaskNetwork.HOST
+    """The network of tasks: `host`, that of the machine, or `ports`: one of each attempt on a machine, to which only
+    the ports of its services and rendezvous lead. `ports` needs sandboxes and slirp4netns; such machines run no
+    images."""
     container_engine: str = Field("auto", pattern="^(auto|none|/.*)$")
     """The container engine for jobs with an image: path of the socket of Docker or Podman, `auto` (the usual paths) or
     `none`."""

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import yaml
 
-from mizzen.checkpoint import Checkpointer, CheckpointId, Manifest, Part, list_committed
+from mizzen.checkpoint import Checkpointer, CheckpointId, CheckpointSettings, Manifest, Part, list_committed
 from mizzen.checkpoint.log import Log
 from mizzen.cli.app import run
 from mizzen.objects.files import FileStore
@@ -68,7 +68,7 @@ def plain(wheel: Path) -> Plain:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Returns a root with three checkpoints that share unchanged parts."""
-    checkpointer = Checkpointer(tmp_path / "run", attempt=1, keep=9, checksum="sha256")
+    checkpointer = Checkpointer(tmp_path / "run", attempt=1, keep=9, settings=CheckpointSettings(checksum="sha256"))
     for step in (10, 20, 30):
         checkpointer.save(step, {**STATE, "progress": {"step": step}, "rng": step}, own={"rng"})
     return tmp_path / "run"
@@ -136,7 +136,7 @@ def test_they_start_without_the_clients_libraries() -> None:
 
 def test_a_checksum_that_needs_a_library_names_it(plain: Plain, tmp_path: Path) -> None:
     """If the library of a checksum is missing, `ls` works, and `verify` is an error that names the extra."""
-    Checkpointer(tmp_path / "run", checksum="xxh3_128").save(1, {"a": 1})
+    Checkpointer(tmp_path / "run", settings=CheckpointSettings(checksum="xxh3_128")).save(1, {"a": 1})
     assert plain("checkpoint", "ls", str(tmp_path / "run")).returncode == 0
     done = plain("checkpoint", "verify", str(tmp_path / "run"))
     assert (done.returncode, done.stdout) == (2, "") and "install mizzen[fast]" in done.stderr

@@ -107,7 +107,7 @@ async def test_a_key_that_ends_ends_its_logins(world: ApiWorld, browse: Browse, 
 
 @pytest.mark.parametrize(
     ("key", "why"),
-    [("mzn_unknown", "unknown or was revoked"), ("", "Enter a key"), ("machine", "requires the role viewer")],
+    [("mzn_unknown", "unknown or was revoked"), ("", "Enter a key"), ("balancer", "requires the role viewer")],
 )
 async def test_a_login_that_is_refused(world: ApiWorld, browse: Browse, key: str, why: str) -> None:
     async with browse(None) as client:

@@ -505,6 +505,9 @@ class Why(TypedDict):
     level: int
     over_quota: bool | None
     credit: float | None
+    preference: float | None
+    """What the order among its tenant's workloads of this level adds to its age, in units of credit: more for a person
+    with less recent use."""
     position: int | None
     """Position in the queue, from 1."""
     of: int | None
