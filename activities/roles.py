@@ -36,6 +36,7 @@ from activities.lifecycle.singletons import keep_singletons, set_schedule
 from activities.lifecycle.workloads import WorkloadActivities
 from activities.notify.alerts import Alerts
 from activities.notify.notifier import Notifier
+from activities.notify.weekly import WeeklyReports
 from activities.reclaim.pacing import Pacer
 from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import RegionActivities
@@ -225,6 +226,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
                 Pacer(engine, settings, client).run(),
                 Notifier(engine, settings).run(),
                 *([Alerts(engine, settings.notify.alerts).run()] if settings.notify.alerts else []),
+                *([WeeklyReports(engine, settings.notify.reports).run()] if settings.notify.reports else []),
             )
             for loop in loops:
                 stack.callback(asyncio.create_task(loop).cancel)

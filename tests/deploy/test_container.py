@@ -35,6 +35,8 @@ mizzen wait hello
 id -u
 grep CapBnd /proc/self/status
 """
+LIMITS = ("--ulimit=nofile=4096:4096", "--ulimit=nproc=4096:4096")
+"""Podman's defaults may be above those of this machine."""
 READY = """
 import sys, time, urllib.request
 for _ in range(600):
@@ -104,7 +106,14 @@ def test_hello_runs_in_the_image_as_an_ordinary_user(image: str, tmp_path: Path)
     """`mizzen up` starts without capabilities on a read-only root, and a gang of two tasks ends."""
     document = tmp_path / "hello.yaml"
     document.write_text(HELLO)
-    closed = ["--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--tmpfs=/tmp", "--network=none"]
+    closed = [
+        "--read-only",
+        "--cap-drop=all",
+        "--security-opt=no-new-privileges",
+        "--tmpfs=/tmp",
+        "--network=none",
+        *LIMITS,
+    ]
     container = _podman("run", "-d", *closed, "-v", f"{document}:/hello.yaml:ro", image).strip()
     try:
         _podman("exec", container, "python3", "-c", READY)
