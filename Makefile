@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults test test-all test-failed test-console test-isolation test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench size bench-skypilot experiment experiment-pools experiment-reclaim clean test-slurm
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults test test-all test-failed test-console test-isolation test-slurm test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 

@@ -183,13 +183,9 @@ class TaskLaunches:
     ) -> TaskLaunch:
         """Returns the shim's input without cgroups. `port`: on which the task listens; `gpus`: as of `environment`."""
         run = staged.run(place)
-<<<<<<< HEAD
         job, owner = staged.launch.jobs[place.job], self.owner(staged)
-=======
-        job = staged.launch.jobs[place.job]
         if gpus is None and (numbers := self._config.gpu_numbers):
             gpus = [numbers[slot] for slot in place.slots]
->>>>>>> slurm
         env = environment(
             staged.launch,
             place,
