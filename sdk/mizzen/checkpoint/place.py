@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mizzen.checkpoint.save_failures import DEFAULT_MAX_FAILING_S, Limits
@@ -68,6 +68,8 @@ class Retention:
 
     keep: int = 2
     every_steps: int | None = None
+    held: set[int] = field(default_factory=set, compare=False)
+    """Steps whose checkpoints are not removed now, because they are being copied."""
 
     def __post_init__(self) -> None:
         if self.keep < 1:
@@ -76,8 +78,8 @@ class Retention:
             raise ValueError(f"keep_every={self.every_steps}: must be 1 or more")
 
     def for_good(self, step: int) -> bool:
-        """Return whether the checkpoint of `step` is never removed."""
-        return self.every_steps is not None and step % self.every_steps == 0
+        """Return whether the checkpoint of `step` is never removed, or not now."""
+        return step in self.held or (self.every_steps is not None and step % self.every_steps == 0)
 
 
 @dataclass(frozen=True)
