@@ -54,6 +54,7 @@ class Checkpointer(StateSaver):
         local: str | os.PathLike[str] | None = None,
         background: bool = False,
         keep: int | None = None,
+        best: tuple[str, int] | tuple[str, int, str] | None = None,
         interval_s: float | None = None,
         attempt: int | None = None,
         verify: bool = False,
@@ -71,6 +72,8 @@ class Checkpointer(StateSaver):
                 loaded from there if it still exists. A sharded gang can use it only if all ranks run on one machine.
             background: whether `step` saves in a background thread, from a copy of the state in memory.
             keep: how many of the newest valid checkpoints to keep, 1 or more; 2 by default.
+            best: `("val_loss", 3)` also keeps the three checkpoints whose `progress["val_loss"]` was least at the save;
+                `("accuracy", 3, "max")` those with the greatest.
             interval_s: seconds between two saves. By default the interval is computed from the cost of a save and the
                 interruption rate of the gang.
             attempt: fencing token, 1 or more. Without it, a process that saves takes the number after the greatest one
@@ -86,7 +89,7 @@ class Checkpointer(StateSaver):
                 `settings.start_over` is not set.
         """
         chosen = settings or CheckpointSettings()
-        place = place_of(uri, attempt, keep, chosen)
+        place = place_of(uri, attempt, keep, best, chosen)
         self._second = _second_run()
         if self._second is not None:
             place, local, verify = self._second.redirected(place), None, False
