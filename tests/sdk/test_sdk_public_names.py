@@ -8,8 +8,8 @@ PUBLIC = {
     "mizzen.checkpoint": {
         "Checkpoint", "CheckpointError", "CheckpointId", "CheckpointSettings", "CheckpointWarning", "Checkpointer",
         "Checkpoints", "CorruptCheckpointError", "Manifest", "MissingCheckpointError", "Part", "Pickled", "Problem",
-        "ResumeError", "Skipped", "StaleAttemptError", "StateError", "StepStatus", "Tracked", "exit_preempted",
-        "list_committed", "open_checkpoints", "verify_resume",
+        "ResumeError", "Skipped", "StaleAttemptError", "StateError", "StepStatus", "Tracked", "Verification",
+        "exit_preempted", "list_committed", "open_checkpoints", "verify_resume",
     },
     "mizzen.submitit": {
         "AutoExecutor", "FailedJobError", "Job", "JobEnvironment", "UncompletedJobError", "helpers",

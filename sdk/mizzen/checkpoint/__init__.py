@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         StaleAttemptError,
         StateError,
     )
+    from mizzen.checkpoint.first_run import Verification
     from mizzen.checkpoint.manifest import CheckpointId, Manifest, Part
     from mizzen.checkpoint.parts import Pickled
     from mizzen.checkpoint.place import CheckpointSettings
@@ -68,6 +69,7 @@ __all__ = [
     "StateError",
     "StepStatus",
     "Tracked",
+    "Verification",
     "exit_preempted",
     "list_committed",
     "open_checkpoints",
@@ -94,6 +96,7 @@ _HOMES = {
     "StateError": "mizzen.checkpoint.errors",
     "StepStatus": "mizzen.checkpoint.save_failures",
     "Tracked": "mizzen.checkpoint.tracked_objects",
+    "Verification": "mizzen.checkpoint.first_run",
     "exit_preempted": "mizzen.notices",
     "list_committed": "mizzen.checkpoint.root_view",
     "open_checkpoints": "mizzen.checkpoint.root_view",

@@ -3,14 +3,14 @@
 import os
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from mizzen import notices, report
 from mizzen.cadence import Cadence
 from mizzen.checkpoint.departure import Sender, StepAction
 from mizzen.checkpoint.errors import CheckpointError, StaleAttemptError
 from mizzen.checkpoint.module_layout import ModuleLayout
-from mizzen.checkpoint.place import CheckpointSettings, Gang, place_of
+from mizzen.checkpoint.place import CheckpointSettings, Gang, Place, place_of
 from mizzen.checkpoint.presync import Unsent
 from mizzen.checkpoint.reader import Checkpoint, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
@@ -19,6 +19,10 @@ from mizzen.checkpoint.state_saver import OWN_PARTS, StateSaver, whole_step
 from mizzen.checkpoint.tiers import Roots
 from mizzen.checkpoint.tracked_objects import Tracked
 from mizzen.objects import checksums
+
+if TYPE_CHECKING:
+    from mizzen.checkpoint.first_run import FirstRun, Verification
+    from mizzen.checkpoint.second_run import SecondRun
 
 
 class Checkpointer(StateSaver):
@@ -50,8 +54,10 @@ class Checkpointer(StateSaver):
         local: str | os.PathLike[str] | None = None,
         background: bool = False,
         keep: int | None = None,
+        best: tuple[str, int] | tuple[str, int, str] | None = None,
         interval_s: float | None = None,
         attempt: int | None = None,
+        verify: bool = False,
         settings: CheckpointSettings | None = None,
     ) -> None:
         """Read the root's log and start watching for notices (in the main thread).
@@ -66,10 +72,14 @@ class Checkpointer(StateSaver):
                 loaded from there if it still exists. A sharded gang can use it only if all ranks run on one machine.
             background: whether `step` saves in a background thread, from a copy of the state in memory.
             keep: how many of the newest valid checkpoints to keep, 1 or more; 2 by default.
+            best: `("val_loss", 3)` also keeps the three checkpoints whose `progress["val_loss"]` was least at the save;
+                `("accuracy", 3, "max")` those with the greatest.
             interval_s: seconds between two saves. By default the interval is computed from the cost of a save and the
                 interruption rate of the gang.
             attempt: fencing token, 1 or more. Without it, a process that saves takes the number after the greatest one
                 in the log, at its first save. Of several processes with the same number, only the last to claim saves.
+            verify: after the first save of `step`, start the script once more from that checkpoint, in another process,
+                and compare both runs; see `verification`. Whatever the script does before its first step happens twice.
             settings: rank and size of a gang, limits of failing saves, and what few scripts need.
 
         Raises:
@@ -79,7 +89,10 @@ class Checkpointer(StateSaver):
                 `settings.start_over` is not set.
         """
         chosen = settings or CheckpointSettings()
-        place = place_of(uri, attempt, keep, chosen)
+        place = place_of(uri, attempt, keep, best, chosen)
+        self._second = _second_run()
+        if self._second is not None:
+            place, local, verify = self._second.redirected(place), None, False
         self.retention = place.retention
         if interval_s is not None and not interval_s >= 0:
             raise ValueError(f"interval_s={interval_s}: must be 0 or more seconds")
@@ -105,11 +118,22 @@ class Checkpointer(StateSaver):
         self._agree = chosen.agree
         self._tracked = Tracked({})
         self._own = set(OWN_PARTS)
+        self._first = _first_run(self.root, place, self._tracked) if verify else None
 
     @property
     def progress(self) -> MutableMapping[str, Any]:
         """The dict that is saved as the part `progress`, with the step. Store the epoch and other counters in it."""
         return self._tracked.progress
+
+    @property
+    def verifies(self) -> bool:
+        """Whether `verify=True` was given."""
+        return self._first is not None
+
+    @property
+    def verification(self) -> "Verification | None":
+        """What `verify=True` has found; None before the second run has ended."""
+        return self._first.result if self._first is not None else None
 
     @property
     def preempted(self) -> bool:
@@ -155,6 +179,8 @@ class Checkpointer(StateSaver):
             self._take(found)
             if found is not None:
                 self._tracked.restore(found.state, missing_ok=missing_ok, extra_ok=extra_ok, parts=parts)
+        if self._second is not None:
+            self._second.restored(self._tracked.state)
         return self._begin(found)
 
     def step(self, step: SupportsIndex) -> StepStatus:
@@ -170,6 +196,11 @@ class Checkpointer(StateSaver):
                 several ranks and `agree` was not given.
         """
         step = whole_step(step)
+        if self._second is not None:
+            self._second.stepped(step)
+            return StepStatus.NOT_DUE
+        if self._first is not None:
+            self._first.stepped(step)
         report.progress(step)
         action = self._action(step)
         if self.gang.world_size > 1:
@@ -186,6 +217,8 @@ class Checkpointer(StateSaver):
         if self.writer and (action is StepAction.SAVE or (action is StepAction.FLUSH and self._saved_step != step)):
             if action is StepAction.SAVE:
                 done = self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)
+                if done and self._first is not None:
+                    self._first.saved(step, lambda: self._saving.join(None))
                 return self._status(done)
             self.save_last(step, self._tracked.capture(step), own=self._own)
         if action is not StepAction.SAVE:
@@ -290,3 +323,19 @@ class Checkpointer(StateSaver):
         except Exception as error:
             report.load_failed(error, len(self.skipped))
             raise
+
+
+def _first_run(where: str, place: Place, tracked: Tracked) -> "FirstRun":
+    """Return the part of `verify=True` in this process. Few scripts need its module, so it is imported here."""
+    from mizzen.checkpoint.first_run import FirstRun
+
+    return FirstRun(where, place.gang, place.retention.held, tracked)
+
+
+def _second_run() -> "SecondRun | None":
+    """Return the part of `verify=True` in a process that it has started; None in all others."""
+    if "MIZZEN_VERIFY" not in os.environ:
+        return None
+    from mizzen.checkpoint.second_run import SecondRun
+
+    return SecondRun.from_environ()

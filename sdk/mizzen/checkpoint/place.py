@@ -1,12 +1,16 @@
 """Where and as what a process saves: from the arguments of its `Checkpointer`, or else from its environment."""
 
+import json
+import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from mizzen.checkpoint.manifest import CheckpointId, Manifest
 from mizzen.checkpoint.save_failures import DEFAULT_MAX_FAILING_S, Limits
 from mizzen.environment import TaskEnvironment
+from mizzen.objects.store import Chunk
 
 DEFAULT_KEEP = 2
 
@@ -63,11 +67,55 @@ class Gang:
 
 
 @dataclass(frozen=True)
+class Best:
+    """Which checkpoints are the best: those with the least, or the greatest, value of `name`."""
+
+    name: str
+    count: int
+    greatest: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or isinstance(self.count, bool) or not isinstance(self.count, int):
+            raise ValueError(f"best={(self.name, self.count)}: must be a name and a number, such as ('val_loss', 3)")
+        if self.count < 1:
+            raise ValueError(f"best={(self.name, self.count)}: the number must be 1 or more")
+
+    @classmethod
+    def of(cls, given: "tuple[str, int] | tuple[str, int, str]") -> "Best":
+        """Return what an argument such as `("val_loss", 3)` or `("accuracy", 3, "max")` says.
+
+        Raises:
+            ValueError: it has another form.
+        """
+        match given:
+            case (name, count) | (name, count, "min"):
+                return cls(name, count)
+            case (name, count, "max"):
+                return cls(name, count, greatest=True)
+        raise ValueError(f"best={given!r}: must be a name, a number and perhaps 'min' or 'max', as in ('val_loss', 3)")
+
+    def score(self, progress: Mapping[str, Any]) -> float | None:
+        """Return the value of a checkpoint, from its part `progress`; None if it has none that can be compared."""
+        value = progress.get(self.name)
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+    def among(self, manifests: Iterable[Manifest]) -> frozenset[CheckpointId]:
+        """Return the ids of the best checkpoints; of equal ones, the newer."""
+        scored = [(dict(one.scores)[self.name], one.id) for one in manifests if self.name in dict(one.scores)]
+        scored.sort(key=lambda pair: pair[1], reverse=True)
+        scored.sort(key=lambda pair: pair[0], reverse=self.greatest)
+        return frozenset(identity for _, identity in scored[: self.count])
+
+
+@dataclass(frozen=True)
 class Retention:
-    """Which checkpoints are kept: the newest `keep`, and those whose step is a multiple of `every_steps`, if set."""
+    """Which checkpoints are kept: the newest `keep`, those at every `every_steps` steps, and the best."""
 
     keep: int = 2
     every_steps: int | None = None
+    best: Best | None = None
+    held: set[int] = field(default_factory=set, compare=False)
+    """Steps whose checkpoints are not removed now, because they are being copied."""
 
     def __post_init__(self) -> None:
         if self.keep < 1:
@@ -75,9 +123,22 @@ class Retention:
         if self.every_steps is not None and self.every_steps < 1:
             raise ValueError(f"keep_every={self.every_steps}: must be 1 or more")
 
+    def scores(self, encoded: Mapping[str, tuple[str, Sequence[Chunk]]]) -> tuple[tuple[str, float], ...]:
+        """Return by what a checkpoint is compared with others, from its part `progress`."""
+        kind, chunks = encoded.get("progress", ("", ()))
+        if self.best is None or kind != "json":
+            return ()
+        progress = json.loads(b"".join(chunks))
+        score = self.best.score(progress) if isinstance(progress, dict) else None
+        return () if score is None else ((self.best.name, score),)
+
+    def best_of(self, manifests: Iterable[Manifest]) -> frozenset[CheckpointId]:
+        """Return the ids of the checkpoints that are kept because they are the best."""
+        return self.best.among(manifests) if self.best is not None else frozenset()
+
     def for_good(self, step: int) -> bool:
-        """Return whether the checkpoint of `step` is never removed."""
-        return self.every_steps is not None and step % self.every_steps == 0
+        """Return whether the checkpoint of `step` is never removed, or not now."""
+        return step in self.held or (self.every_steps is not None and step % self.every_steps == 0)
 
 
 @dataclass(frozen=True)
@@ -93,7 +154,11 @@ class Place:
 
 
 def place_of(
-    uri: str | os.PathLike[str] | None, attempt: int | None, keep: int | None, settings: CheckpointSettings
+    uri: str | os.PathLike[str] | None,
+    attempt: int | None,
+    keep: int | None,
+    best: tuple[str, int] | tuple[str, int, str] | None,
+    settings: CheckpointSettings,
 ) -> Place:
     """Return the place of a process. Arguments that are None are read from the environment; see `Checkpointer`.
 
@@ -104,7 +169,9 @@ def place_of(
     uri = _first(uri, told.checkpoint_uri)
     if uri is None:
         raise ValueError("no checkpoint root: pass uri, or set MIZZEN_CHECKPOINT_URI")
-    retention = Retention(_first(keep, told.checkpoint_keep, DEFAULT_KEEP), settings.keep_every)
+    retention = Retention(
+        _first(keep, told.checkpoint_keep, DEFAULT_KEEP), settings.keep_every, Best.of(best) if best else None
+    )
     gang = Gang(_first(settings.rank, told.rank), _first(settings.world_size, told.world_size))
     attempt = _first(attempt, told.attempt)
     if attempt is not None and attempt < 1:

@@ -139,7 +139,7 @@ class Writer:
             if not self.gang.rank:
                 every = written + self._shards(meeting, step)
                 undecided = True
-                manifest = self._commit(step, every, save, nonce)
+                manifest = self._commit(step, every, save, nonce, encoded)
         except BaseException as error:
             # If it is unknown whether the record was created, keep the parts: the record may name them.
             if not undecided or isinstance(error, StaleAttemptError):
@@ -293,14 +293,15 @@ class Writer:
             self.log.refresh()
             self._check()
 
-    def _commit(self, step: int, written: tuple[Part, ...], save: int, nonce: str) -> Manifest:
+    def _commit(self, step: int, written: tuple[Part, ...], save: int, nonce: str, encoded: Encoded) -> Manifest:
         # A process that was paused while it wrote the parts would otherwise find the newer attempt only after the
         # commit, and could not remove its parts then.
         self.log.refresh()
         while True:
             self._check()
             identity = CheckpointId(attempt=self.attempt, save=max(save, self.log.next_save), step=step)
-            manifest = Manifest(identity, round(time.time(), 3), written, self.gang.world_size, nonce, self.name)
+            gang, scores = self.gang.world_size, self.retention.scores(encoded)
+            manifest = Manifest(identity, round(time.time(), 3), written, gang, nonce, self.name, scores)
             # A repeated `append` with the same record finds what an earlier one has created.
             if self._insist(identity.step, partial(self.log.append, manifest)):
                 return manifest
