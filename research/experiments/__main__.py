@@ -32,7 +32,7 @@ from research.experiments.cases import (
 )
 from research.experiments.policies import policy_of, scenario_for
 from research.experiments.replay import fitting, outcome, scene_of
-from research.experiments.report import Outcomes, verdicts, write_report
+from research.experiments.report import Outcomes, spent_s, verdicts, write_report
 from research.experiments.store import BOUND, ROOT, OutcomeStore
 from research.experiments.summary import figures
 
@@ -76,7 +76,7 @@ def main() -> None:
         print(line)
     if args.report:
         write_report(found, args.report)
-    print(f"{len(chosen)} cells in {time.monotonic() - began_s:.0f} s; all runs took {_spent_s(found):.0f} s of CPU")
+    print(f"{len(chosen)} cells in {time.monotonic() - began_s:.0f} s; all runs took {spent_s(found):.0f} s of CPU")
     if failed:
         sys.exit(f"{failed} cells failed")
 
@@ -137,10 +137,6 @@ def outcomes(case: ExperimentCase, store: OutcomeStore) -> Outcomes:
     ran = {name: figures(body) for name, body in bodies.items() if body is not None}
     bounds = {int(level): gpu_h for level, gpu_h in (store.read(case, BOUND) or {}).items()}
     return Outcomes(ran, bounds)
-
-
-def _spent_s(found: dict[ExperimentCase, Outcomes]) -> float:
-    return sum(one.cpu_s for cell in found.values() for one in cell.ran.values())
 
 
 if __name__ == "__main__":

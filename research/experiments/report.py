@@ -64,6 +64,11 @@ def verdicts(found: Found) -> Iterator[str]:
         yield f"against {name}: " + ", ".join(f"{goal} {met} of {cells}" for goal, (met, cells) in rows.items())
 
 
+def spent_s(found: Found) -> float:
+    """Returns the CPU time of all runs."""
+    return sum(one.cpu_s for cell in found.values() for one in cell.ran.values())
+
+
 def write_report(found: Found, report: Path) -> None:
     """Writes the tables into the report, and the picture into a folder beside it."""
     folder = report.parent / "experiments"
@@ -81,6 +86,7 @@ def write_report(found: Found, report: Path) -> None:
 
 def _parts(found: Found, kinds: Iterable[tuple[str, str]]) -> Iterator[str]:
     yield "![misses by policy and cell](experiments/cells.svg)"
+    yield "\n".join(_runs(found))
     yield "### Goals\n\nCells that meet each goal, of those that it concerns:"
     yield _goals(found, lambda name: name == BASELINE)
     yield _goals(found, lambda name: name != BASELINE)
@@ -91,6 +97,15 @@ def _parts(found: Found, kinds: Iterable[tuple[str, str]]) -> Iterator[str]:
     for trace, variant in kinds:
         yield f"### {trace}, {SAYS[variant]}\n\nLowest to highest of the seeds:"
         yield _figures({case: cell for case, cell in found.items() if (case.trace, case.variant) == (trace, variant)})
+
+
+def _runs(found: Found) -> Iterator[str]:
+    """Yields how many cells each policy has run, if not all of them."""
+    ran = {name: sum(name in cell.ran for cell in found.values()) for name in _SHOWN}
+    few = [f"`{name}` {count}" for name, count in ran.items() if count < len(found)]
+    yield f"All runs took {spent_s(found):.0f} s of CPU time."
+    if few:
+        yield f"Of the {len(found)} cells, these policies have not run all: {', '.join(few)}."
 
 
 def _counts(found: Found) -> dict[str, dict[str, tuple[int, int]]]:

@@ -235,6 +235,7 @@ def test_the_report_keeps_the_words_around_its_tables(tmp_path: Path, found: Out
     for policy in (OURS, "slurm"):
         assert f"| 1.2 | {policy} |" in text
     assert f"| {CELL.name} |" in text
+    assert "Of the 1 cells, these policies have not run all: `mast` 0," in text
     assert (report.parent / "experiments" / "cells.svg").read_text().rstrip().endswith("</svg>")
 
 
