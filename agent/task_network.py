@@ -26,6 +26,7 @@ RESOLV_CONF = "resolv.conf"
 _SOCKET, _CGROUP, _LOG = "network.sock", "network.cgroup", "network.log"
 _ADDRESS, _RESOLVER = "10.0.2.100", "10.0.2.3"
 """Addresses of the tasks and of the resolver in slirp4netns's network."""
+_MOST_WORDS = 300
 _JOINS = 'echo 0 > "$0/cgroup.procs"; exec "$@"'
 
 
@@ -57,11 +58,11 @@ def serve(folder: str, program: str, cgroup: str | None, *, pid: int, owner: int
     """
     ready, saying = os.pipe()
     command = [
-        program, "--configure", "--mtu=65520", "--disable-host-loopback", "--enable-sandbox", "--enable-seccomp",
+        program, "--configure", "--mtu=65520", "--disable-host-loopback", "--enable-seccomp",
         f"--exit-fd={ends}", f"--ready-fd={saying}", f"--api-socket={_SOCKET}", "--netns-type=path",
     ]  # fmt: skip
-    if owner is not None:
-        command.append(f"--userns-path=/proc/self/fd/{owner}")
+    # Its own sandbox needs the user 0, which an ordinary user's namespace does not have.
+    command.append("--enable-sandbox" if owner is None else f"--userns-path=/proc/self/fd/{owner}")
     command += [f"/proc/{pid}/ns/net", "tap0"]
     if cgroup is not None:
         with open(f"{folder}/{_CGROUP}", "w") as file:
@@ -79,9 +80,9 @@ def serve(folder: str, program: str, cgroup: str | None, *, pid: int, owner: int
         saying = -1
         if not os.read(ready, 1):
             status = serving.wait()
-            with open(f"{folder}/{_LOG}", errors="replace") as log:
-                said = log.read().strip().splitlines()[-1:]
-            raise PermissionError(errno.EPERM, f"slirp4netns cannot make a network (status {status}): {' '.join(said)}")
+            with open(f"{folder}/{_LOG}", errors="replace") as lines:
+                said = "; ".join(line.strip() for line in lines if not line.startswith("WARNING"))[:_MOST_WORDS]
+            raise PermissionError(errno.EPERM, f"slirp4netns cannot make a network (status {status}): {said}")
         serving.returncode = 0  # It is not to be waited for.
     finally:
         for descriptor in (ready, saying):
