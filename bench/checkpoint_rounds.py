@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed.checkpoint as dcp
 
-from mizzen.checkpoint import Checkpointer, Tracked
+from mizzen.checkpoint import Checkpointer, CheckpointSettings, Tracked
 
 TENSORS = 48
 SMALL_TENSORS, SMALL_ELEMENTS = 10_000, 1024
@@ -99,11 +99,11 @@ class Loads:
 
     def ours(self) -> object:
         """Loads the newest checkpoint, and verifies all checksums."""
-        return Checkpointer(self.folder / "ours", rank=1, world_size=2).load_latest()
+        return Checkpointer(self.folder / "ours", settings=CheckpointSettings(rank=1, world_size=2)).load_latest()
 
     def sha256(self) -> object:
         """Loads the newest checkpoint with the standard library's checksum."""
-        return Checkpointer(self.folder / "sha256", rank=1, world_size=2).load_latest()
+        return Checkpointer(self.folder / "sha256", settings=CheckpointSettings(rank=1, world_size=2)).load_latest()
 
     def torch(self) -> object:
         """Loads the state with `torch.load`."""
@@ -125,7 +125,7 @@ class Live:
 
     def ours(self) -> object:
         """Restores the newest checkpoint."""
-        checkpointer = Checkpointer(self.folder / "live", rank=1, world_size=2)
+        checkpointer = Checkpointer(self.folder / "live", settings=CheckpointSettings(rank=1, world_size=2))
         checkpointer.track(model=self.model)
         return checkpointer.restore()
 
@@ -205,9 +205,9 @@ class Saves:
         self._plain, self._torch, self._dcp = (folder / n for n in ("plain", "torch", "dcp"))
         for path in (self._plain, self._torch, self._dcp):
             path.mkdir(parents=True)
-        self.checkpointer = Checkpointer(folder / "ours", keep=1, checksum="xxh3_128")
+        self.checkpointer = Checkpointer(folder / "ours", keep=1, settings=CheckpointSettings(checksum="xxh3_128"))
         self.small = Small(folder)
-        self.plainer = Checkpointer(folder / "sha256", keep=1, checksum="sha256")
+        self.plainer = Checkpointer(folder / "sha256", keep=1, settings=CheckpointSettings(checksum="sha256"))
         self.step = 0
 
     def plain(self) -> None:

@@ -16,7 +16,7 @@ PAGES = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "license.txt",
-    "sdk/README.md": "sdk.md",
+    "sdk/README.md": "rooms/sdk.md",
     "examples/README.md": "examples/index.md",
 }
 """Files of the repository outside `docs/`, and where each is on the site."""

@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from mizzen.checkpoint import Checkpointer, CheckpointError, Tracked, module_layout, trees, verified_part
+from mizzen.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    CheckpointSettings,
+    Tracked,
+    module_layout,
+    trees,
+    verified_part,
+)
 from tests_integrations.tensors import bits
 
 
@@ -34,7 +42,7 @@ def picture(one: Tracked) -> list[Any]:
 
 def checkpointer_of(root: Path, **found: Any) -> Checkpointer:
     """Returns a checkpointer that only loads, with tracked objects."""
-    checkpointer = Checkpointer(root, rank=1, world_size=2)
+    checkpointer = Checkpointer(root, settings=CheckpointSettings(rank=1, world_size=2))
     checkpointer.track(**found)
     return checkpointer
 
@@ -129,7 +137,7 @@ def test_a_part_is_read_elsewhere_if_it_disappears_between_the_two_reads(
         store.delete(part.key)
 
     monkeypatch.setattr(verified_part, "verify_part", verify)
-    checkpointer = Checkpointer(far, local=near, rank=1, world_size=2)
+    checkpointer = Checkpointer(far, local=near, settings=CheckpointSettings(rank=1, world_size=2))
     checkpointer.track(**objects(2))
     assert checkpointer.restore() == 3
     expected = Tracked(objects(1))

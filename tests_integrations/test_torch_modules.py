@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mizzen.checkpoint import Checkpointer, StateError, Tracked
+from mizzen.checkpoint import Checkpointer, CheckpointSettings, StateError, Tracked
 from mizzen.checkpoint.parts import decode
 from tests_integrations.tensors import bits, content, loadable
 
@@ -140,7 +140,7 @@ def test_a_live_model_is_read_into(tmp_path: Path) -> None:
     expected = {name: bits(tensor) for name, tensor in model.state_dict().items()}
     fresh = Block()
     places = {name: tensor.data_ptr() for name, tensor in fresh.state_dict().items()}
-    reader = Checkpointer(tmp_path, rank=1, world_size=2)
+    reader = Checkpointer(tmp_path, settings=CheckpointSettings(rank=1, world_size=2))
     reader.track(model=fresh)
     assert reader.restore() == 2
     assert {name: bits(tensor) for name, tensor in fresh.state_dict().items()} == expected
@@ -149,7 +149,7 @@ def test_a_live_model_is_read_into(tmp_path: Path) -> None:
     raw = bytearray(newest.read_bytes())
     raw[-1] ^= 1
     newest.write_bytes(raw)
-    reader = Checkpointer(tmp_path, rank=1, world_size=2)
+    reader = Checkpointer(tmp_path, settings=CheckpointSettings(rank=1, world_size=2))
     reader.track(model=fresh)
     with pytest.warns(match="step-0000000002.* is skipped"):
         assert reader.restore() == 1
@@ -184,7 +184,7 @@ def test_a_module_that_loads_its_own_way_does(tmp_path: Path) -> None:
         saved.table.fill_(-1.0)
     Checkpointer(tmp_path / "own").save(1, Tracked({"model": saved}).capture(1))
     live = Halves()
-    reader = Checkpointer(tmp_path / "own", rank=1, world_size=2)
+    reader = Checkpointer(tmp_path / "own", settings=CheckpointSettings(rank=1, world_size=2))
     reader.track(model=live)
     assert reader.restore() == 1
     assert live.weight.tolist() == [2000.0] * 8 and live.table.tolist() == list(range(8))
@@ -194,7 +194,7 @@ def test_a_module_that_loads_its_own_way_does(tmp_path: Path) -> None:
     views = nn.ParameterDict({"low": nn.Parameter(base[:8]), "high": nn.Parameter(base[4:])})
     apart = nn.ParameterDict({"low": nn.Parameter(torch.zeros(8)), "high": nn.Parameter(torch.ones(8))})
     Checkpointer(tmp_path / "views").save(1, Tracked({"model": apart}).capture(1))
-    reader = Checkpointer(tmp_path / "views", rank=1, world_size=2)
+    reader = Checkpointer(tmp_path / "views", settings=CheckpointSettings(rank=1, world_size=2))
     reader.track(model=views)
     assert reader.restore() == 1
     # The result of load_state_dict, which copies in the order of the module's keys.
@@ -207,7 +207,7 @@ def test_a_module_that_loads_its_own_way_does(tmp_path: Path) -> None:
     Checkpointer(tmp_path / "shape").save(1, Tracked({"model": Block(ends=3)}).capture(1))
     other = Block(ends=4)
     before = bits(other.end.weight)
-    reader = Checkpointer(tmp_path / "shape", rank=1, world_size=2)
+    reader = Checkpointer(tmp_path / "shape", settings=CheckpointSettings(rank=1, world_size=2))
     reader.track(model=other)
     with pytest.raises(RuntimeError, match="size mismatch for end"):
         reader.restore()
@@ -216,7 +216,7 @@ def test_a_module_that_loads_its_own_way_does(tmp_path: Path) -> None:
     # Rejected by the names of the parts, before any value is changed.
     same = Block(ends=3)
     before = bits(same.first.weight)
-    reader = Checkpointer(tmp_path / "shape", rank=1, world_size=2)
+    reader = Checkpointer(tmp_path / "shape", settings=CheckpointSettings(rank=1, world_size=2))
     reader.track(model=same, more={"a": 1})
     with pytest.raises(StateError, match="lacks the tracked parts 'more'"):
         reader.restore()

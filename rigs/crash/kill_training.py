@@ -19,7 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from mizzen.checkpoint import Checkpointer, CheckpointWarning, StaleAttemptError, Tracked, checkpointer, parts
+from mizzen.checkpoint import (
+    Checkpointer,
+    CheckpointSettings,
+    CheckpointWarning,
+    StaleAttemptError,
+    Tracked,
+    checkpointer,
+    parts,
+)
 from mizzen.checkpoint.background import Saving
 from mizzen.checkpoint.roots import open_root
 from mizzen.objects.store import Body, Content, CopyPlan, Fetch, ObjectInfo, ObjectStat, ObjectStore, Upload
@@ -328,9 +336,7 @@ class _Trainer:
             attempt=job.attempt,
             keep=job.keep,
             interval_s=0,
-            sharded=job.world_size > 1,
-            rank=job.rank,
-            world_size=job.world_size,
+            settings=CheckpointSettings(sharded=job.world_size > 1, rank=job.rank, world_size=job.world_size),
         )
         if kept.writer:
             # If the attempt has no number, the claim would otherwise happen in the first save.

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mizzen.checkpoint import Checkpointer, open_checkpoints
+    from mizzen.checkpoint import Checkpointer, CheckpointSettings, open_checkpoints
     from mizzen.environment import TaskEnvironment
     from mizzen.functions.executor import Executor
     from mizzen.notices import exit_preempted, preempted
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
+    "CheckpointSettings",
     "Checkpointer",
     "Executor",
     "TaskEnvironment",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CheckpointSettings": "mizzen.checkpoint",
     "Checkpointer": "mizzen.checkpoint",
     "Executor": "mizzen.functions.executor",
     "TaskEnvironment": "mizzen.environment",

@@ -40,12 +40,14 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from mizzen.cadence.interruptions import number
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 _JOB_ADDRESS = re.compile(r"MIZZEN_JOB_(.+)_ADDR")
 _TABLE = "MIZZEN_TABLE_"
@@ -130,7 +132,7 @@ class TaskEnvironment:
     master_port: int | None = _whole("MASTER_PORT", 1)
     tables: Mapping[str, str] = field(default_factory=dict)
     """URI of each table's folder, by the name in its variable (`variable_name`)."""
-    tables_complete_until: Mapping[str, datetime] = field(default_factory=dict)
+    tables_complete_until: "Mapping[str, datetime]" = field(default_factory=dict)
     """The tables that are stale in the task's region, each with the time up to which it is complete."""
     job_addresses: Mapping[str, str] = field(default_factory=dict)
     """`host:port` of each job's rendezvous, by the name in its variable."""
@@ -168,7 +170,9 @@ class TaskEnvironment:
         return local_path(self.tables[variable_name(name)])
 
 
-def _instant(given: Mapping[str, str], name: str) -> datetime:
+def _instant(given: Mapping[str, str], name: str) -> "datetime":
+    from datetime import datetime
+
     try:
         at = datetime.fromisoformat(given[name])
     except ValueError:

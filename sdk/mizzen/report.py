@@ -35,7 +35,6 @@ import atexit
 import contextlib
 import itertools
 import json
-import logging
 import math
 import os
 import threading
@@ -45,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from mizzen import notices
+from mizzen.logger import logger
 from mizzen.notices import current_notice
 
 MIN_PERIOD_S = 0.2
@@ -52,8 +52,6 @@ MIN_PERIOD_S = 0.2
 
 MAX_WORDS = 500
 """Errors and decisions are truncated to this many characters."""
-
-_log = logging.getLogger(__name__)
 
 
 class Reporter:
@@ -201,7 +199,7 @@ class Reporter:
                 temporary.replace(path)
             except OSError as error:
                 if not self._failed:
-                    _log.warning("cannot write the report %s: %s", path, error)
+                    logger(__name__).warning("cannot write the report %s: %s", path, error)
                 self._failed = True
                 with contextlib.suppress(OSError):
                     temporary.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import yaml
 
-from mizzen.checkpoint import Checkpointer, CheckpointId, Manifest, Part, list_committed
+from mizzen.checkpoint import Checkpointer, CheckpointId, CheckpointSettings, Manifest, Part, list_committed
 from mizzen.checkpoint.log import Log
 from mizzen.cli.app import run
 from mizzen.objects.files import FileStore
@@ -68,7 +68,7 @@ def plain(wheel: Path) -> Plain:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Returns a root with three checkpoints that share unchanged parts."""
-    checkpointer = Checkpointer(tmp_path / "run", attempt=1, keep=9, checksum="sha256")
+    checkpointer = Checkpointer(tmp_path / "run", attempt=1, keep=9, settings=CheckpointSettings(checksum="sha256"))
     for step in (10, 20, 30):
         checkpointer.save(step, {**STATE, "progress": {"step": step}, "rng": step}, own={"rng"})
     return tmp_path / "run"
@@ -136,7 +136,7 @@ def test_they_start_without_the_clients_libraries() -> None:
 
 def test_a_checksum_that_needs_a_library_names_it(plain: Plain, tmp_path: Path) -> None:
     """If the library of a checksum is missing, `ls` works, and `verify` is an error that names the extra."""
-    Checkpointer(tmp_path / "run", checksum="xxh3_128").save(1, {"a": 1})
+    Checkpointer(tmp_path / "run", settings=CheckpointSettings(checksum="xxh3_128")).save(1, {"a": 1})
     assert plain("checkpoint", "ls", str(tmp_path / "run")).returncode == 0
     done = plain("checkpoint", "verify", str(tmp_path / "run"))
     assert (done.returncode, done.stdout) == (2, "") and "install mizzen[fast]" in done.stderr
@@ -365,6 +365,51 @@ def test_progress_is_for_terminals(root: Path) -> None:
 def test_they_are_completed() -> None:
     """Shell completion offers the names, options and choices of these commands."""
     assert completions([], "ca") == ["cancel", "cadence"]
-    assert completions(["checkpoint"], "") == ["ls", "show", "verify", "export", "repair"]
+    assert completions(["checkpoint"], "") == ["ls", "show", "verify", "export", "repair", "prune", "copy"]
     assert completions(["checkpoint", "verify"], "--a") == ["--all"]
     assert completions(["cadence", "--platform"], "aws") == ["aws-spot"]
+
+
+def test_prune_keeps_the_newest_and_the_best(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """`prune` prints what it removes; with --dry-run nothing goes; kept checkpoints stay whole."""
+    root = tmp_path / "run"
+    checkpointer = Checkpointer(root, keep=9, best=("loss", 1))
+    for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 4.0)):
+        checkpointer.save(step, {"frozen": b"same" * 999, "progress": {"step": step, "loss": loss}})
+    arguments = ("checkpoint", "prune", str(root), "--keep", "1", "--best", "loss")
+    before = files(root)
+    assert [one["step"] for one in told(capsys, *arguments, "--dry-run")] == [3, 1]
+    assert files(root) == before
+    assert [one["step"] for one in told(capsys, *arguments)] == [3, 1]
+    assert [(one.step, dict(one.scores)) for one in list_committed(root, verify=True)] == [
+        (4, {"loss": 4.0}),
+        (2, {"loss": 1.0}),
+    ]
+    assert "--keep" in refused(capsys, "checkpoint", "prune", str(root), "--keep", "0")
+
+
+def test_copy_commits_whole_checkpoints(capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path) -> None:
+    """A copy has the same checkpoints, can be repeated, and does not mix two trainings."""
+    target = str(tmp_path / "copy")
+    assert [one["step"] for one in told(capsys, "checkpoint", "copy", str(root), target, "--step", "20")] == [20]
+    assert [one["step"] for one in told(capsys, "checkpoint", "copy", str(root), target)] == [30, 20, 10]
+    assert list_committed(target, verify=True) == list_committed(root)
+    Checkpointer(tmp_path / "other").save(5, {"a": 1})
+    message = refused(capsys, "checkpoint", "copy", str(tmp_path / "other"), target, code=5)
+    assert "has checkpoints of another training" in message
+
+
+def test_exports_for_other_libraries(capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path) -> None:
+    """`--safetensors` writes only tensors, `--hf` the model or a Trainer's files by their names, and no other path."""
+    told(capsys, "checkpoint", "export", str(root), str(tmp_path / "tensors"), "--safetensors")
+    assert set(files(tmp_path / "tensors")) >= {"model.safetensors"}
+    told(capsys, "checkpoint", "export", str(root), str(tmp_path / "hf"), "--hf")
+    assert set(files(tmp_path / "hf")) == {"model.safetensors"}
+    index = {"file.0": "config.json", "file.1": "../escaped", "file.2": "model.safetensors"}
+    state = {"file.0": b"{}", "file.1": b"x", "file.2": b"weights", "files": index}
+    Checkpointer(tmp_path / "trainer").save(1, state)
+    told(capsys, "checkpoint", "export", str(tmp_path / "trainer"), str(tmp_path / "files"), "--hf")
+    assert files(tmp_path / "files") == {"config.json": b"{}", "model.safetensors": b"weights"}
+    Checkpointer(tmp_path / "plain").save(1, {"a": 1})
+    message = refused(capsys, "checkpoint", "export", str(tmp_path / "plain"), str(tmp_path / "none"), "--hf")
+    assert "no part can be written with --hf" in message and not (tmp_path / "none").exists()

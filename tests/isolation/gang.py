@@ -7,7 +7,7 @@ import sys
 import time
 
 import mizzen
-from mizzen.checkpoint import Checkpointer
+from mizzen.checkpoint import Checkpointer, CheckpointSettings
 
 _SIZE = 64
 """Characters of a state; the first ones are shorter."""
@@ -39,7 +39,7 @@ def _receive(peer: socket.socket, size: int) -> str:
 def main() -> None:
     """Runs the task."""
     steps, rank, tasks = int(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    saver = Checkpointer(sharded=True)
+    saver = Checkpointer(settings=CheckpointSettings(sharded=True))
     found = saver.load_latest()
     step, state = (found.step, found.state["state"]) if found else (0, str(rank))
     print(f"resumed at {step}", flush=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mizzen.checkpoint import Checkpointer
+from mizzen.checkpoint import Checkpointer, CheckpointSettings
 from mizzen.objects.files import FileStore
 from rigs.crash import kill_loop
 from rigs.crash.kill_loop import VARIANTS, Tally, Variant, arena, loop
@@ -76,7 +76,7 @@ def test_the_observer_sees_damage_and_other_content(tmp_path: Path) -> None:
     job = KillJob(3, str(tmp_path / "root"), steps=2)
     table, _ = expected(job)
     training = KillTraining(job.seed, 0)
-    kept = Checkpointer(job.root, rank=0, world_size=1)
+    kept = Checkpointer(job.root, settings=CheckpointSettings(rank=0, world_size=1))
     kept.track(**training.tracked)
     training.step()
     kept.save(1, kept._tracked.capture(1))

@@ -3,13 +3,22 @@
 import hashlib
 import json
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mizzen.checkpoint import Checkpointer, CheckpointError, Pickled, StaleAttemptError, StateError, list_committed
+from mizzen.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    CheckpointSettings,
+    Pickled,
+    StaleAttemptError,
+    StateError,
+    list_committed,
+)
 from mizzen.checkpoint.place import Gang, Retention
 from mizzen.objects.files import FileStore
 
@@ -143,10 +152,23 @@ def test_the_environment_gives_the_defaults_and_arguments_win(tmp_path: Path, mo
     assert told.root == (tmp_path / "told").as_uri()
     assert (told.attempt, told.cadence.explain().interval_s, told.retention.keep) == (4, 2.5, 3)
     assert (told.gang, told.writer) == (Gang(1, 2), False)
-    given = Checkpointer(tmp_path / "given", attempt=6, interval_s=0, keep=1, keep_every=5, rank=0, world_size=1)
+    given = Checkpointer(
+        tmp_path / "given",
+        attempt=6,
+        interval_s=0,
+        keep=1,
+        settings=CheckpointSettings(keep_every=5, rank=0, world_size=1),
+    )
     assert given.root == (tmp_path / "given").as_uri()
     assert (given.attempt, given.cadence.explain().interval_s) == (6, 0)
     assert (given.retention, given.gang, given.writer) == (Retention(1, 5), Gang(0, 1), True)
+
+
+def _checkpointer(root: Path, name: str, value: Any) -> Checkpointer:
+    """Returns a checkpointer with one argument, or one setting."""
+    if name in {field.name for field in fields(CheckpointSettings)}:
+        return Checkpointer(root, settings=CheckpointSettings(**{name: value}))
+    return Checkpointer(root, **{name: value})
 
 
 @pytest.mark.parametrize(
@@ -156,7 +178,7 @@ def test_the_environment_gives_the_defaults_and_arguments_win(tmp_path: Path, mo
 def test_arguments_out_of_range_are_refused(tmp_path: Path, argument: str, value: float) -> None:
     """A number out of its range is an error that names the argument, and the root is not claimed."""
     with pytest.raises(ValueError, match=f"{argument}={value}"):
-        Checkpointer(tmp_path / "x", **{argument: value})  # type: ignore[arg-type]
+        _checkpointer(tmp_path / "x", argument, value)
     assert not (tmp_path / "x").exists()
 
 
@@ -202,7 +224,7 @@ def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
 
 def test_some_are_kept_for_good(tmp_path: Path) -> None:
     """With `keep_every=n`, the checkpoints of every n-th step stay, in addition to the newest ones."""
-    checkpointer = Checkpointer(tmp_path, keep=1, keep_every=4)
+    checkpointer = Checkpointer(tmp_path, keep=1, settings=CheckpointSettings(keep_every=4))
     for step in range(1, 11):
         checkpointer.save(step, {"step": step})
     assert [m.step for m in list_committed(tmp_path, verify=True)] == [10, 8, 4]
@@ -242,7 +264,7 @@ def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
 def test_only_the_writer_saves(tmp_path: Path) -> None:
     """A rank other than 0 can load, but a save is an error."""
     Checkpointer(tmp_path, attempt=1).save(5, {"a": 1})
-    other = Checkpointer(tmp_path, attempt=1, rank=1, world_size=2)
+    other = Checkpointer(tmp_path, attempt=1, settings=CheckpointSettings(rank=1, world_size=2))
     found = other.load_latest()
     assert found is not None and found.step == 5
     with pytest.raises(CheckpointError, match="does not save"):
@@ -251,7 +273,9 @@ def test_only_the_writer_saves(tmp_path: Path) -> None:
 
 def test_the_manifest_tells_an_observer_all(tmp_path: Path) -> None:
     """The record is JSON with step, attempt, time, sizes and checksums that match the files."""
-    saved = Checkpointer(tmp_path, attempt=3, checksum="sha256").save(12, {"a": b"abc", "b": {"x": 1}})
+    saved = Checkpointer(tmp_path, attempt=3, settings=CheckpointSettings(checksum="sha256")).save(
+        12, {"a": b"abc", "b": {"x": 1}}
+    )
     body = json.loads((tmp_path / "log" / "0000000002.json").read_text())
     assert (body["format"], body["step"], body["attempt"], body["save"]) == ("mizzen.checkpoint/2", 12, 3, 1)
     assert (body["created_at_s"], body["world_size"]) == (saved.created_at_s, 1)
@@ -288,7 +312,7 @@ def test_what_a_save_will_remove_leaves_memory_before(tmp_path: Path, monkeypatc
     """Before a save, the page cache is dropped for exactly the parts that retention deletes after its commit."""
     told: list[str] = []
     monkeypatch.setattr(FileStore, "forget", lambda _, key: told.append(key))
-    checkpointer = Checkpointer(tmp_path, keep=2, keep_every=3)
+    checkpointer = Checkpointer(tmp_path, keep=2, settings=CheckpointSettings(keep_every=3))
     gone = []
     for step in range(1, 7):
         before = {str(path.relative_to(tmp_path)) for path in (tmp_path / "parts").rglob("part-*")}
@@ -321,11 +345,11 @@ def test_an_object_store_is_a_root_as_well(kind: str, request: pytest.FixtureReq
 def test_checksums_are_of_the_kind_that_is_asked_for(tmp_path: Path) -> None:
     """Checkpoints load with either checksum algorithm; an unknown algorithm is an error that names it."""
     for step, algorithm in enumerate(("sha256", "xxh3_128"), 1):
-        saved = Checkpointer(tmp_path, checksum=algorithm).save(step, STATE)
+        saved = Checkpointer(tmp_path, settings=CheckpointSettings(checksum=algorithm)).save(step, STATE)
         assert {part.checksum.split(":")[0] for part in saved.parts} == {algorithm}
     assert [m.step for m in list_committed(tmp_path, verify=True)] == [2, 1]
     with pytest.raises(ValueError, match="checksum='md5': must be one of xxh3_128, sha256"):
-        Checkpointer(tmp_path, checksum="md5")
+        Checkpointer(tmp_path, settings=CheckpointSettings(checksum="md5"))
 
 
 def test_a_load_survives_the_removal_of_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +381,7 @@ def test_a_load_survives_the_removal_of_what_it_reads(tmp_path: Path, monkeypatc
     monkeypatch.setattr(reading, "fetch_part", fetch)
     monkeypatch.setattr(reading, "verify_part", verify)
     monkeypatch.setattr(root_view, "stream", stream)
-    reader = Checkpointer(tmp_path, attempt=1, rank=1, world_size=2)
+    reader = Checkpointer(tmp_path, attempt=1, settings=CheckpointSettings(rank=1, world_size=2))
     found = reader.load_latest()
     assert found is not None and found.state == {"a": 3}
     assert reader.skipped == ()

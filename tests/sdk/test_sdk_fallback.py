@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mizzen.checkpoint import Checkpointer, CheckpointError, CheckpointWarning, Manifest, list_committed, manifest
+from mizzen.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    CheckpointSettings,
+    CheckpointWarning,
+    Manifest,
+    list_committed,
+    manifest,
+)
 
 STATE = {"model": {"w": np.arange(300.0)}, "rng": {"seed": 5}, "raw": b"x" * 300}
 ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "1"))
@@ -109,7 +117,7 @@ def test_it_falls_back_as_far_as_needed(tmp_path: Path) -> None:
         checkpointer.load_latest()
     with pytest.warns(CheckpointWarning), pytest.raises(CheckpointError, match=lost):
         Checkpointer(tmp_path).restore()
-    careless = Checkpointer(tmp_path, start_over=True)
+    careless = Checkpointer(tmp_path, settings=CheckpointSettings(start_over=True))
     with pytest.warns(CheckpointWarning):
         assert careless.load_latest() is None
     assert len(careless.skipped) == 3
@@ -195,7 +203,7 @@ def test_a_record_that_this_version_cannot_follow(tmp_path: Path, change: dict[s
     body |= change
     body["record_sha256"] = manifest._digest(body)
     path.write_text(json.dumps(body))
-    reader = Checkpointer(tmp_path, rank=1, world_size=2)
+    reader = Checkpointer(tmp_path, settings=CheckpointSettings(rank=1, world_size=2))
     with pytest.warns(CheckpointWarning, match=reason), pytest.raises(CheckpointError, match=reason):
         reader.load_latest()
 

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from mizzen.checkpoint import Checkpointer, CheckpointError, CheckpointWarning, StaleAttemptError, list_committed
+from mizzen.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    CheckpointSettings,
+    CheckpointWarning,
+    StaleAttemptError,
+    list_committed,
+)
 from mizzen.checkpoint.log import Log, claim
 from mizzen.objects.files import FileStore
 from mizzen.objects.store import ObjectInfo
@@ -43,7 +50,7 @@ def test_several_processes_of_an_attempt_may_claim(tmp_path: Path) -> None:
     writer = Checkpointer(tmp_path, attempt=3)
     writer.save(1, {"a": 1})
     for _ in range(3):
-        found = Checkpointer(tmp_path, attempt=3, rank=1, world_size=2).load_latest()
+        found = Checkpointer(tmp_path, attempt=3, settings=CheckpointSettings(rank=1, world_size=2)).load_latest()
         assert found is not None and found.step == 1
     writer.save(2, {"a": 2})
     assert [m.step for m in list_committed(tmp_path)] == [2, 1]
@@ -53,7 +60,7 @@ def test_whichever_rank_comes_first_shuts_the_zombie_out(tmp_path: Path) -> None
     """After any rank of a new attempt has loaded, an older attempt cannot change what the other ranks load."""
     zombie = Checkpointer(tmp_path, attempt=1)
     zombie.save(1, {"a": 1})
-    early = Checkpointer(tmp_path, attempt=2, rank=1, world_size=2).load_latest()
+    early = Checkpointer(tmp_path, attempt=2, settings=CheckpointSettings(rank=1, world_size=2)).load_latest()
     with pytest.raises(StaleAttemptError):
         zombie.save(2, {"a": 1})
     late = Checkpointer(tmp_path, attempt=2).load_latest()
@@ -74,7 +81,7 @@ def test_without_numbers_the_first_to_save_writes(tmp_path: Path) -> None:
     assert first.attempt == 2
     with pytest.raises(StaleAttemptError, match="claimed by attempt 2; attempt 1 may not write there"):
         second.save(2, {"a": 1})
-    assert Checkpointer(tmp_path, rank=1, world_size=2).attempt is None
+    assert Checkpointer(tmp_path, settings=CheckpointSettings(rank=1, world_size=2)).attempt is None
     assert Checkpointer(tmp_path).claim() == 3
 
 

@@ -13,6 +13,7 @@ import pytest
 from mizzen.checkpoint import (
     Checkpointer,
     CheckpointError,
+    CheckpointSettings,
     MissingCheckpointError,
     list_committed,
     open_checkpoints,
@@ -57,7 +58,7 @@ def test_parts_without_records_are_an_error_and_stay(tmp_path: Path, attempt: in
         open_checkpoints(tmp_path)
     assert files(tmp_path) == before
 
-    careless = Checkpointer(tmp_path, attempt=attempt, start_over=True)
+    careless = Checkpointer(tmp_path, attempt=attempt, settings=CheckpointSettings(start_over=True))
     assert careless.restore() == 0
     careless.save(9, state(9))
     assert careless.attempt == (attempt or 2)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mizzen import notices
-from mizzen.checkpoint import Checkpointer, CheckpointWarning, list_committed
+from mizzen.checkpoint import Checkpointer, CheckpointSettings, CheckpointWarning, list_committed
 from tests.sdk.test_sdk_presync import BIG, SMALL, written_bytes
 
 NOTICED = 1
@@ -26,13 +26,19 @@ MIDDLE = 100_000
 class _Rank:
     """One rank: a big part that all share and that changes rarely, one of the same kind of its own, and a small one."""
 
-    def __init__(self, root: Path, rank: int, line: socket.socket, attempt: int, **options: Any) -> None:
+    def __init__(
+        self, root: Path, rank: int, line: socket.socket, attempt: int, background: bool, **options: Any
+    ) -> None:
         notices.unwatch()
         self.rank, self._line = rank, line
         self.before_agreeing: Callable[[], None] = lambda: None
         self.shared, self.mine, self.small = np.zeros(BIG, np.uint8), np.zeros(MIDDLE, np.uint8), np.zeros(SMALL)
         self.checkpointer = Checkpointer(
-            root, attempt=attempt, keep=9, rank=rank, world_size=2, agree=self.agree, **options
+            root,
+            attempt=attempt,
+            keep=9,
+            background=background,
+            settings=CheckpointSettings(rank=rank, world_size=2, agree=self.agree, **options),
         )
         self.checkpointer.track(own={"mine"}, shared={"w": self.shared}, small={"w": self.small}, mine={"w": self.mine})
         self.step = self.checkpointer.restore()
@@ -80,7 +86,9 @@ def _gang(
 
 
 def _load(root: Path, rank: int, *, sharded: bool) -> tuple[int, dict[str, Any]]:
-    found = Checkpointer(root, attempt=9, rank=rank, world_size=2, sharded=sharded).load_latest()
+    found = Checkpointer(
+        root, attempt=9, settings=CheckpointSettings(rank=rank, world_size=2, sharded=sharded)
+    ).load_latest()
     assert found is not None
     return found.step, dict(found.state)
 

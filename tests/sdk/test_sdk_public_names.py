@@ -6,10 +6,10 @@ import pytest
 
 PUBLIC = {
     "mizzen.checkpoint": {
-        "Checkpoint", "CheckpointError", "CheckpointId", "CheckpointWarning", "Checkpointer", "Checkpoints",
-        "CorruptCheckpointError", "Manifest", "MissingCheckpointError", "Part", "Pickled", "Problem", "ResumeError",
-        "Skipped", "StaleAttemptError", "StateError", "StepStatus", "Tracked", "exit_preempted", "list_committed",
-        "open_checkpoints", "verify_resume",
+        "Checkpoint", "CheckpointError", "CheckpointId", "CheckpointSettings", "CheckpointWarning", "Checkpointer",
+        "Checkpoints", "CorruptCheckpointError", "Manifest", "MissingCheckpointError", "Part", "Pickled", "Problem",
+        "ResumeError", "Skipped", "StaleAttemptError", "StateError", "StepStatus", "Tracked", "Verification",
+        "exit_preempted", "list_committed", "open_checkpoints", "verify_resume",
     },
     "mizzen.submitit": {
         "AutoExecutor", "FailedJobError", "Job", "JobEnvironment", "UncompletedJobError", "helpers",

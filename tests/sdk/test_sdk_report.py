@@ -44,7 +44,9 @@ def test_arrays_without_numpy_are_an_error_and_not_damage(tmp_path: Path) -> Non
     """If numpy is missing, loading arrays is an error that says so; it does not fall back to an older checkpoint."""
     import numpy as np
 
-    mizzen.Checkpointer(tmp_path, attempt=1, checksum="sha256").save(1, {"w": np.zeros(3)})
+    mizzen.Checkpointer(tmp_path, attempt=1, settings=mizzen.CheckpointSettings(checksum="sha256")).save(
+        1, {"w": np.zeros(3)}
+    )
     ended = run(f"import mizzen; mizzen.Checkpointer({str(tmp_path)!r}, attempt=2).load_latest()", "-S", "-I")
     assert ended.returncode == 1
     assert "install numpy to load it" in ended.stderr
@@ -53,14 +55,19 @@ def test_arrays_without_numpy_are_an_error_and_not_damage(tmp_path: Path) -> Non
 def test_the_public_names() -> None:
     """`mizzen` has exactly these public names, and imports their modules only on first use."""
     assert set(mizzen.__all__) == {
-        "Checkpointer", "Executor", "TaskEnvironment", "__version__", "exit_preempted", "open_checkpoints", "preempted",
-        "progress",
+        "CheckpointSettings", "Checkpointer", "Executor", "TaskEnvironment", "__version__", "exit_preempted",
+        "open_checkpoints", "preempted", "progress",
     }  # fmt: skip
     for name in mizzen.__all__:
         assert getattr(mizzen, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = mizzen.nothing
-    ended = run("import mizzen; assert not [n for n in sys.modules if n.startswith('mizzen.')]", "-S", "-I")
+    for package in ("mizzen", "mizzen.checkpoint"):
+        script = f"import {package}; assert not [n for n in sys.modules if n.startswith('{package}.')]"
+        ended = run(script, "-S", "-I")
+        assert ended.returncode == 0, ended.stderr
+    slow = {"asyncio", "concurrent.futures", "datetime", "http.client", "logging", "pickle", "tempfile", "uuid"}
+    ended = run(f"import mizzen; mizzen.Checkpointer; assert not {slow} & set(sys.modules)", "-S", "-I")
     assert ended.returncode == 0, ended.stderr
 
 

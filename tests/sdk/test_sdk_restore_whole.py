@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mizzen.checkpoint import Checkpointer, CheckpointError, Tracked
+from mizzen.checkpoint import Checkpointer, CheckpointError, CheckpointSettings, Tracked
 
 
 class Model:
@@ -111,7 +111,7 @@ def test_after_any_damage_nothing_has_changed(tmp_path: Path, start_over: bool) 
         path = tmp_path / part.key
         whole = path.read_bytes()
         path.write_bytes(whole[:-5] + bytes([whole[-5] ^ 0x40]) + whole[-4:])
-        checkpointer, one = tracked(tmp_path, 1.0, start_over=start_over)
+        checkpointer, one = tracked(tmp_path, 1.0, settings=CheckpointSettings(start_over=start_over))
         before = picture(one)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

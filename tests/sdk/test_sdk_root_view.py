@@ -14,6 +14,7 @@ import mizzen
 from mizzen.checkpoint import (
     Checkpointer,
     CheckpointError,
+    CheckpointSettings,
     CheckpointWarning,
     CorruptCheckpointError,
     Manifest,
@@ -224,8 +225,8 @@ def test_a_rank_loads_its_own_parts(tmp_path: Path, fork: Callable[..., Any]) ->
 
     def rank(number: int) -> Callable[[Callable[[bytes], None]], None]:
         def work(_: Callable[[bytes], None]) -> None:
-            gang = {"attempt": 1, "rank": number, "world_size": 2, "sharded": True}
-            Checkpointer(tmp_path, **gang).save(1, {"model": b"all", "mine": number}, own={"mine"})
+            gang = CheckpointSettings(rank=number, world_size=2, sharded=True)
+            Checkpointer(tmp_path, attempt=1, settings=gang).save(1, {"model": b"all", "mine": number}, own={"mine"})
 
         return work
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from bench import buckets
 from mizzen.checkpoint import (
     Checkpointer,
     CheckpointError,
+    CheckpointSettings,
     CheckpointWarning,
     StaleAttemptError,
     StepStatus,
@@ -158,7 +160,8 @@ def test_a_step_says_what_it_has_saved(tmp_path: Path, monkeypatch: pytest.Monke
 IN_BACKGROUND = """
 import mizzen
 from mizzen.objects.files import FileStore
-checkpointer = mizzen.Checkpointer(sys.argv[1], interval_s=0, background=True, max_failures=int(sys.argv[2]))
+settings = mizzen.CheckpointSettings(max_failures=int(sys.argv[2]))
+checkpointer = mizzen.Checkpointer(sys.argv[1], interval_s=0, background=True, settings=settings)
 checkpointer.track(model={"w": 0})
 checkpointer.restore()
 def fail(*_):
@@ -338,14 +341,15 @@ def test_a_gang_commits_when_its_ranks_can_write(disk: Disk) -> None:
 @pytest.mark.parametrize("tier", ["only", "local"])
 def test_a_gang_saves_after_a_claim_has_failed(disk: Disk, tmp_path: Path, tier: str) -> None:
     """If one rank cannot claim a root at its start, all ranks' first save waits for it and is committed."""
-    given: dict[str, Any] = {"attempt": 1, "sharded": True, "world_size": 2, "shard_timeout_s": 30}
+    given: dict[str, Any] = {"attempt": 1}
+    gang_of_two = CheckpointSettings(sharded=True, world_size=2, shard_timeout_s=30)
     near = disk.path / "root"
     root = tmp_path / "far" if tier == "local" else near
     given |= {"local": near} if tier == "local" else {}
-    other = Checkpointer(root, rank=1, **given)
+    other = Checkpointer(root, **given, settings=replace(gang_of_two, rank=1))
     disk.fill()
     with pytest.warns(CheckpointWarning, match=f"not claimed yet: .*{FULL}"):
-        ranks = [Checkpointer(root, rank=0, **given), other]
+        ranks = [Checkpointer(root, **given, settings=replace(gang_of_two, rank=0)), other]
     threading.Timer(0.3, disk.clear).start()
     for number in (1, 2):
         found = together(ranks, lambda one, rank, n=number: one.save(n, {"model": [n], "rng": [rank, n]}))  # type: ignore[misc]
@@ -384,7 +388,7 @@ def test_limits_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CheckpointWarning)
-        limited = training(tmp_path / "count", max_failures=2)
+        limited = training(tmp_path / "count", settings=CheckpointSettings(max_failures=2))
         step(limited, 1)
         for base in (2, 5):
             with monkeypatch.context() as patch:
@@ -420,7 +424,7 @@ def test_saves_are_tried_often_within_the_limit(
 ) -> None:
     """However long the interval is, a failed save is tried again about ten times within `max_failing_s`."""
     now_s = 0.0
-    one = training(tmp_path, interval_s=1000, max_failing_s=100, background=background)
+    one = training(tmp_path, interval_s=1000, background=background, settings=CheckpointSettings(max_failing_s=100))
     one[0].save(0, {"raw": b""})
     monkeypatch.setattr(one[0].cadence, "_clock", lambda: now_s)
     one[0].cadence.begin(0)
@@ -439,9 +443,9 @@ def test_saves_are_tried_often_within_the_limit(
 def test_an_impossible_limit_is_refused(tmp_path: Path) -> None:
     """The error names the field and its value."""
     with pytest.raises(ValueError, match="max_failing_s=-1: must be 0 or more seconds"):
-        Checkpointer(tmp_path, max_failing_s=-1)
+        Checkpointer(tmp_path, settings=CheckpointSettings(max_failing_s=-1))
     with pytest.raises(ValueError, match="max_failures=-1: must be 0 or more"):
-        Checkpointer(tmp_path, max_failures=-1)
+        Checkpointer(tmp_path, settings=CheckpointSettings(max_failures=-1))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mizzen
-from mizzen.checkpoint import Checkpointer, CheckpointWarning, StateError, Tracked, list_committed
+from mizzen.checkpoint import Checkpointer, CheckpointSettings, CheckpointWarning, StateError, Tracked, list_committed
 from tests.sdk.scripts import run
 
 TRAIN = """
@@ -168,7 +168,10 @@ def test_a_gang_does_what_it_agreed_on(tmp_path: Path) -> None:
     """A gang does the greatest action that any rank proposes: a save, or an exit with or without a save."""
     others = 0
     checkpointer = Checkpointer(
-        tmp_path, attempt=1, interval_s=1000, rank=0, world_size=2, agree=lambda mine: max(mine, others)
+        tmp_path,
+        attempt=1,
+        interval_s=1000,
+        settings=CheckpointSettings(rank=0, world_size=2, agree=lambda mine: max(mine, others)),
     )
     checkpointer.track(model={"a": 1})
     checkpointer.restore()

@@ -25,7 +25,9 @@ class Model:
 
 def checkpoints(model: Model) -> None:
     """A training loop, and reading what it saved."""
-    checkpointer = mizzen.Checkpointer("s3://bucket/run", keep=3, interval_s=60.0)
+    checkpointer = mizzen.Checkpointer(
+        "s3://bucket/run", keep=3, interval_s=60.0, settings=mizzen.CheckpointSettings(keep_every=1000)
+    )
     assert_type(checkpointer, checkpoint.Checkpointer)
     checkpointer.track(model=model, own={"sampler"})
     assert_type(checkpointer.restore(), int)
@@ -38,6 +40,8 @@ def checkpoints(model: Model) -> None:
     mizzen.Checkpointer("run", "local")  # type: ignore[call-arg]
     mizzen.Checkpointer("run", keep="two")  # type: ignore[arg-type]
     mizzen.Checkpointer("run", interval="1m")  # type: ignore[call-arg]
+    mizzen.Checkpointer("run", keep_every=1000)  # type: ignore[call-arg]
+    mizzen.CheckpointSettings(keep_every="1000")  # type: ignore[arg-type]
     checkpointer.save({"model": 1.0})  # type: ignore[call-arg, arg-type]
     checkpointer.step("7")  # type: ignore[arg-type]
 

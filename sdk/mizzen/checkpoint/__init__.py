@@ -25,28 +25,35 @@ root at its first save. After a claim no older attempt can commit; its `save` ra
 no claim.
 """
 
-from mizzen.checkpoint.checkpointer import Checkpointer
-from mizzen.checkpoint.errors import (
-    CheckpointError,
-    CheckpointWarning,
-    CorruptCheckpointError,
-    MissingCheckpointError,
-    StaleAttemptError,
-    StateError,
-)
-from mizzen.checkpoint.manifest import CheckpointId, Manifest, Part
-from mizzen.checkpoint.parts import Pickled
-from mizzen.checkpoint.reader import Checkpoint, Skipped
-from mizzen.checkpoint.resume_check import ResumeError, verify_resume
-from mizzen.checkpoint.root_view import Checkpoints, Problem, list_committed, open_checkpoints
-from mizzen.checkpoint.save_failures import StepStatus
-from mizzen.checkpoint.tracked_objects import Tracked
-from mizzen.notices import exit_preempted
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mizzen.checkpoint.checkpointer import Checkpointer
+    from mizzen.checkpoint.errors import (
+        CheckpointError,
+        CheckpointWarning,
+        CorruptCheckpointError,
+        MissingCheckpointError,
+        StaleAttemptError,
+        StateError,
+    )
+    from mizzen.checkpoint.first_run import Verification
+    from mizzen.checkpoint.manifest import CheckpointId, Manifest, Part
+    from mizzen.checkpoint.parts import Pickled
+    from mizzen.checkpoint.place import CheckpointSettings
+    from mizzen.checkpoint.reader import Checkpoint, Skipped
+    from mizzen.checkpoint.resume_check import ResumeError, verify_resume
+    from mizzen.checkpoint.root_view import Checkpoints, Problem, list_committed, open_checkpoints
+    from mizzen.checkpoint.save_failures import StepStatus
+    from mizzen.checkpoint.tracked_objects import Tracked
+    from mizzen.notices import exit_preempted
 
 __all__ = [
     "Checkpoint",
     "CheckpointError",
     "CheckpointId",
+    "CheckpointSettings",
     "CheckpointWarning",
     "Checkpointer",
     "Checkpoints",
@@ -62,8 +69,42 @@ __all__ = [
     "StateError",
     "StepStatus",
     "Tracked",
+    "Verification",
     "exit_preempted",
     "list_committed",
     "open_checkpoints",
     "verify_resume",
 ]
+
+_HOMES = {
+    "Checkpoint": "mizzen.checkpoint.reader",
+    "CheckpointError": "mizzen.checkpoint.errors",
+    "CheckpointId": "mizzen.checkpoint.manifest",
+    "CheckpointSettings": "mizzen.checkpoint.place",
+    "CheckpointWarning": "mizzen.checkpoint.errors",
+    "Checkpointer": "mizzen.checkpoint.checkpointer",
+    "Checkpoints": "mizzen.checkpoint.root_view",
+    "CorruptCheckpointError": "mizzen.checkpoint.errors",
+    "Manifest": "mizzen.checkpoint.manifest",
+    "MissingCheckpointError": "mizzen.checkpoint.errors",
+    "Part": "mizzen.checkpoint.manifest",
+    "Pickled": "mizzen.checkpoint.parts",
+    "Problem": "mizzen.checkpoint.root_view",
+    "ResumeError": "mizzen.checkpoint.resume_check",
+    "Skipped": "mizzen.checkpoint.reader",
+    "StaleAttemptError": "mizzen.checkpoint.errors",
+    "StateError": "mizzen.checkpoint.errors",
+    "StepStatus": "mizzen.checkpoint.save_failures",
+    "Tracked": "mizzen.checkpoint.tracked_objects",
+    "Verification": "mizzen.checkpoint.first_run",
+    "exit_preempted": "mizzen.notices",
+    "list_committed": "mizzen.checkpoint.root_view",
+    "open_checkpoints": "mizzen.checkpoint.root_view",
+    "verify_resume": "mizzen.checkpoint.resume_check",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,16 +1,16 @@
 """`Checkpointer`, the class with which a training script saves and loads its state."""
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from mizzen import notices, report
 from mizzen.cadence import Cadence
 from mizzen.checkpoint.departure import Sender, StepAction
 from mizzen.checkpoint.errors import CheckpointError, StaleAttemptError
 from mizzen.checkpoint.module_layout import ModuleLayout
-from mizzen.checkpoint.place import Gang, place_of
+from mizzen.checkpoint.place import CheckpointSettings, Gang, Place, place_of
 from mizzen.checkpoint.presync import Unsent
 from mizzen.checkpoint.reader import Checkpoint, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
@@ -18,8 +18,11 @@ from mizzen.checkpoint.save_failures import StepStatus
 from mizzen.checkpoint.state_saver import OWN_PARTS, StateSaver, whole_step
 from mizzen.checkpoint.tiers import Roots
 from mizzen.checkpoint.tracked_objects import Tracked
-from mizzen.checkpoint.writer import SHARD_TIMEOUT_S
 from mizzen.objects import checksums
+
+if TYPE_CHECKING:
+    from mizzen.checkpoint.first_run import FirstRun, Verification
+    from mizzen.checkpoint.second_run import SecondRun
 
 
 class Checkpointer(StateSaver):
@@ -38,110 +41,99 @@ class Checkpointer(StateSaver):
     `restore` and `step` are built on `save`, `save_async`, `load_latest`, `should_save` and `preempted`, which can also
     be called directly.
 
-    In a gang, rank 0 saves for all ranks and every rank loads (the default). With `sharded=True` each rank saves its
-    own parts: all ranks must call `save` at the same steps, and a checkpoint is committed when all ranks have written.
+    In a gang, rank 0 saves for all ranks and every rank loads (the default). With
+    `settings=CheckpointSettings(sharded=True)` each rank saves its own parts: all ranks must call `save` at the same
+    steps, and a checkpoint is committed when all ranks have written.
     """
 
     def __init__(
         self,
         uri: str | os.PathLike[str] | None = None,
+        /,
         *,
         local: str | os.PathLike[str] | None = None,
         background: bool = False,
-        attempt: int | None = None,
         keep: int | None = None,
-        keep_every: int | None = None,
+        best: tuple[str, int] | tuple[str, int, str] | None = None,
         interval_s: float | None = None,
-        sharded: bool = False,
-        rank: int | None = None,
-        world_size: int | None = None,
-        agree: Callable[[int], int] | None = None,
-        shard_timeout_s: float = SHARD_TIMEOUT_S,
-        trusted: bool = False,
-        other_world: bool = False,
-        start_over: bool = False,
-        checksum: str | None = None,
-        max_failing_s: float | None = None,
-        max_failures: int | None = None,
+        attempt: int | None = None,
+        verify: bool = False,
+        settings: CheckpointSettings | None = None,
     ) -> None:
         """Read the root's log and start watching for notices (in the main thread).
 
         If an attempt number is given, also claim the root (see `claim`). If the store cannot be written at that moment,
-        the first save claims it. The defaults of `uri`, `attempt`, `keep`, `rank`, `world_size`, `interval_s`,
-        `max_failing_s` and `max_failures` are read from the environment (`mizzen.environment`).
+        the first save claims it. The defaults of `uri`, `attempt`, `keep` and `interval_s`, and some of those of
+        `settings`, are read from the environment (`mizzen.environment`).
 
         Args:
             uri: root of the checkpoints: a path, or a `file://`, `s3://` or `gs://` URI.
             local: a folder on this machine. Each checkpoint is written there before it is uploaded to `uri`, and is
                 loaded from there if it still exists. A sharded gang can use it only if all ranks run on one machine.
             background: whether `step` saves in a background thread, from a copy of the state in memory.
-            attempt: fencing token, 1 or more. Without it, a process that saves takes the number after the greatest one
-                in the log, at its first save. Of several processes with the same number, only the last to claim saves.
             keep: how many of the newest valid checkpoints to keep, 1 or more; 2 by default.
-            keep_every: checkpoints whose step is a multiple of this number are never removed.
+            best: `("val_loss", 3)` also keeps the three checkpoints whose `progress["val_loss"]` was least at the save;
+                `("accuracy", 3, "max")` those with the greatest.
             interval_s: seconds between two saves. By default the interval is computed from the cost of a save and the
                 interruption rate of the gang.
-            sharded: whether each rank saves its own parts. All ranks must pass the same `attempt`.
-            rank: rank of this process, from 0.
-            world_size: number of ranks in the gang.
-            agree: returns the maximum of a number over all ranks. All ranks call it together: at each `step`, and for
-                each checkpoint that `load_latest` tries. `step` needs it in a gang.
-            shard_timeout_s: how long a sharded save waits for the other ranks, in seconds.
-            trusted: whether parts that were saved as `Pickled` may be loaded. Loading a pickle can run any code.
-            other_world: whether a sharded checkpoint of a gang of another size may be loaded. The parts that belong to
-                single ranks are then left out.
-            start_over: whether to start without a checkpoint if checkpoints exist but none can be loaded. By default
-                that is an error.
-            checksum: `xxh3_128` or `sha256`; by default the fastest that is installed.
-            max_failing_s: how long saves may fail in a row before a failed save is an error, in seconds; 3600 by
-                default, and at most 60 while there is no checkpoint.
-            max_failures: how many saves in a row may fail before that; by default not limited.
+            attempt: fencing token, 1 or more. Without it, a process that saves takes the number after the greatest one
+                in the log, at its first save. Of several processes with the same number, only the last to claim saves.
+            verify: after the first save of `step`, start the script once more from that checkpoint, in another process,
+                and compare both runs; see `verification`. Whatever the script does before its first step happens twice.
+            settings: rank and size of a gang, limits of failing saves, and what few scripts need.
 
         Raises:
             ValueError: no root is given, the scheme of the URI is unknown, or a number is out of range.
             StaleAttemptError: an attempt newer than `attempt` has claimed the root.
             CheckpointError: the root cannot be read. Or it has parts of checkpoints, but their records are lost, and
-                `start_over` is not set.
+                `settings.start_over` is not set.
         """
-        place = place_of(
-            uri,
-            attempt,
-            keep=keep,
-            keep_every=keep_every,
-            rank=rank,
-            world_size=world_size,
-            sharded=sharded,
-            max_failing_s=max_failing_s,
-            max_failures=max_failures,
-        )
+        chosen = settings or CheckpointSettings()
+        place = place_of(uri, attempt, keep, best, chosen)
+        self._second = _second_run()
+        if self._second is not None:
+            place, local, verify = self._second.redirected(place), None, False
         self.retention = place.retention
         if interval_s is not None and not interval_s >= 0:
             raise ValueError(f"interval_s={interval_s}: must be 0 or more seconds")
-        algorithm = checksums.known(checksum or checksums.fastest())
+        algorithm = checksums.known(chosen.checksum or checksums.fastest())
         notices.watch()
         watcher = notices.watcher()
         cadence = Cadence.from_environ(interval_s=interval_s, platform=watcher.platform if watcher else None)
         self.gang = place.gang
-        writer = sharded or place.gang.rank == 0
+        writer = chosen.sharded or place.gang.rank == 0
         self.background = background
         self.skipped: tuple[Skipped, ...] = ()
         """Checkpoints that the last `load_latest` skipped, newest first, each with the reason."""
-        alone = Gang() if not sharded else place.gang
+        alone = Gang() if not chosen.sharded else place.gang
         stores = [open_root(root) for root in (local, place.uri) if root is not None]
         roots = Roots(
-            stores, place.attempt, alone, place.retention, algorithm, shard_timeout_s,
-            commits=writer, start_over=start_over,
+            stores, place.attempt, alone, place.retention, algorithm, chosen.shard_timeout_s,
+            commits=writer, start_over=chosen.start_over,
         )  # fmt: skip
         super().__init__(roots, cadence, place.limits, writer=writer)
-        self._reader = Reader(alone.rank, alone.world_size, trusted, other_world, start_over, agree)
-        self._agree = agree
+        self._reader = Reader(
+            alone.rank, alone.world_size, chosen.trusted, chosen.other_world, chosen.start_over, chosen.agree
+        )
+        self._agree = chosen.agree
         self._tracked = Tracked({})
         self._own = set(OWN_PARTS)
+        self._first = _first_run(self.root, place, self._tracked) if verify else None
 
     @property
     def progress(self) -> MutableMapping[str, Any]:
         """The dict that is saved as the part `progress`, with the step. Store the epoch and other counters in it."""
         return self._tracked.progress
+
+    @property
+    def verifies(self) -> bool:
+        """Whether `verify=True` was given."""
+        return self._first is not None
+
+    @property
+    def verification(self) -> "Verification | None":
+        """What `verify=True` has found; None before the second run has ended."""
+        return self._first.result if self._first is not None else None
 
     @property
     def preempted(self) -> bool:
@@ -180,13 +172,15 @@ class Checkpointer(StateSaver):
             StateError: the checkpoint does not match the tracked objects. Or a tracked object holds a value that cannot
                 be stored; this is checked here so that the first save does not fail later.
             CheckpointError: a file or object cannot be read for a reason other than damage. Or checkpoints exist, none
-                can be loaded, and `start_over` is not set.
+                can be loaded, and `settings.start_over` is not set.
         """
         with self._loading():
             found = self._newest(self._tracked.layouts(check=self.writer))
             self._take(found)
             if found is not None:
                 self._tracked.restore(found.state, missing_ok=missing_ok, extra_ok=extra_ok, parts=parts)
+        if self._second is not None:
+            self._second.restored(self._tracked.state)
         return self._begin(found)
 
     def step(self, step: SupportsIndex) -> StepStatus:
@@ -202,12 +196,17 @@ class Checkpointer(StateSaver):
                 several ranks and `agree` was not given.
         """
         step = whole_step(step)
+        if self._second is not None:
+            self._second.stepped(step)
+            return StepStatus.NOT_DUE
+        if self._first is not None:
+            self._first.stepped(step)
         report.progress(step)
         action = self._action(step)
         if self.gang.world_size > 1:
             if self._agree is None:
                 raise CheckpointError(
-                    "in a gang, all ranks must save at the same step: pass agree (see mizzen.integrations)"
+                    "in a gang, all ranks must save at the same step: set agree in settings (see mizzen.integrations)"
                 )
             action = StepAction(self._agree(action))
         self._roots.insist(action in (StepAction.NOTHING, StepAction.SAVE))
@@ -218,6 +217,8 @@ class Checkpointer(StateSaver):
         if self.writer and (action is StepAction.SAVE or (action is StepAction.FLUSH and self._saved_step != step)):
             if action is StepAction.SAVE:
                 done = self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)
+                if done and self._first is not None:
+                    self._first.saved(step, lambda: self._saving.join(None))
                 return self._status(done)
             self.save_last(step, self._tracked.capture(step), own=self._own)
         if action is not StepAction.SAVE:
@@ -241,7 +242,7 @@ class Checkpointer(StateSaver):
 
         Raises:
             CheckpointError: a file or object cannot be read for a reason other than damage. Or checkpoints exist, none
-                can be loaded, and `start_over` is not set.
+                can be loaded, and `settings.start_over` is not set.
         """
         with self._loading():
             found = self._newest()
@@ -322,3 +323,19 @@ class Checkpointer(StateSaver):
         except Exception as error:
             report.load_failed(error, len(self.skipped))
             raise
+
+
+def _first_run(where: str, place: Place, tracked: Tracked) -> "FirstRun":
+    """Return the part of `verify=True` in this process. Few scripts need its module, so it is imported here."""
+    from mizzen.checkpoint.first_run import FirstRun
+
+    return FirstRun(where, place.gang, place.retention.held, tracked)
+
+
+def _second_run() -> "SecondRun | None":
+    """Return the part of `verify=True` in a process that it has started; None in all others."""
+    if "MIZZEN_VERIFY" not in os.environ:
+        return None
+    from mizzen.checkpoint.second_run import SecondRun
+
+    return SecondRun.from_environ()

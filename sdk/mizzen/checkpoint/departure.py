@@ -5,7 +5,6 @@ notice the ranks agree on the numbers from which they decide, and every rank com
 agreements depends on agreed numbers alone.
 """
 
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -17,9 +16,8 @@ from mizzen import notices, report
 from mizzen.cadence import Cadence
 from mizzen.checkpoint.background import BackgroundSave
 from mizzen.checkpoint.presync import PreSync, Turn, Unsent
+from mizzen.logger import logger
 from mizzen.notices import Notice
-
-_log = logging.getLogger(__name__)
 
 LEAD_SAVES = 3.0
 """A known end causes a notice when this many saves still fit before it."""
@@ -122,7 +120,7 @@ class Departure:
             decision = notices.decide(exact or notice, self.save_s, now_s=time.time())
             certain = StepAction.FLUSH if decision.flush else StepAction.LEAVE
             self._action = certain if notice.certain else StepAction.SAVE
-            _log.warning("%s", decision.why)
+            logger(__name__).warning("%s", decision.why)
             report.noticed(notice, decision.why)
         action = self._action
         if action is StepAction.SAVE:

@@ -6,7 +6,7 @@ or a wrong `rm`. Parts in a root without any record say the same, because a clai
 training must not start from nothing then, and must not remove the parts.
 """
 
-import secrets
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,7 +67,10 @@ def check_not_lost(logs: Sequence[Log]) -> None:
         return
     for log in logs:
         if is_lost(log):
-            raise CheckpointError(f"{lost_message(log.where)}. To start without a checkpoint, pass start_over=True")
+            raise CheckpointError(
+                f"{lost_message(log.where)}. To start without a checkpoint, pass "
+                "settings=CheckpointSettings(start_over=True)"
+            )
 
 
 def last_attempt(log: Log) -> int:
@@ -133,7 +136,7 @@ def repair(store: ObjectStore, *, dry_run: bool = False) -> Repair:
 
 def _write(log: Log, manifests: list[Manifest]) -> None:
     attempt = max(last_attempt(log), *(manifest.attempt for manifest in manifests), 1)
-    claim(log, attempt, "repair", writer=secrets.token_hex(4))
+    claim(log, attempt, "repair", writer=os.urandom(4).hex())
     for manifest in manifests:
         while not log.append(manifest):
             log.advance()

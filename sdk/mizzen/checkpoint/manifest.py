@@ -68,6 +68,8 @@ class Manifest:
     """Unique id of the save that created the record."""
     writer: str = ""
     """Unique id of the process that committed it."""
+    scores: tuple[tuple[str, float], ...] = ()
+    """Names and values by which checkpoints are compared (`Checkpointer(best=...)`)."""
 
     @property
     def step(self) -> int:
@@ -122,6 +124,7 @@ class Manifest:
                 "world_size": self.world_size,
                 "by": self.by,
                 "writer": self.writer,
+                **({"scores": dict(self.scores)} if self.scores else {}),
                 "parts": [asdict(part) for part in self.parts],
             }
         )
@@ -185,6 +188,7 @@ def parse(raw: bytes) -> Record:
                 world_size=body["world_size"],
                 by=body["by"],
                 writer=body.get("writer", ""),
+                scores=tuple((str(name), float(value)) for name, value in body.get("scores", {}).items()),
             )
         if body["format"] == CLAIM_FORMAT:
             return Claim(body["attempt"], body["claimed_at_s"], body["by"], body.get("writer", ""))

@@ -9,11 +9,10 @@ import ctypes
 import mmap
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from struct import error as StructError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mizzen.checkpoint import tensorfile
 from mizzen.checkpoint.errors import CorruptCheckpointError
@@ -22,6 +21,9 @@ from mizzen.checkpoint.manifest import Part
 from mizzen.checkpoint.part_stream import expected_digest, stream
 from mizzen.objects.store import Fetch, ObjectStore
 from mizzen.objects.workers import Workers
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 ALIGNED_BYTES = 64
 """Alignment of torch's own allocations."""
@@ -206,7 +208,7 @@ class _Reading:
         if self._fetch(view, start) != len(view):
             raise CorruptCheckpointError(f"{self.part.key} does not have {self.part.size_bytes} bytes")
 
-    def _take(self, piece: _Piece, view: memoryview, done: Future[None]) -> None:
+    def _take(self, piece: _Piece, view: memoryview, done: "Future[None]") -> None:
         done.result()
         self._digest.update(view)
         if len(piece.into) > 1:

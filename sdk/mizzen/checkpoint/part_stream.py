@@ -2,8 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from mizzen.checkpoint.errors import CorruptCheckpointError, MissingLibraryError
 from mizzen.checkpoint.log import readable
@@ -11,6 +10,9 @@ from mizzen.checkpoint.manifest import Part
 from mizzen.objects import checksums
 from mizzen.objects.store import Fetch, MissingObject, ObjectStore
 from mizzen.objects.workers import Workers
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Damage: TypeAlias = Literal["missing", "size", "checksum", "unreadable"]
 

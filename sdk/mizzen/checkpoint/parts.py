@@ -13,7 +13,6 @@ therefore live memory: they must be written or copied before the training contin
 """
 
 import mmap
-import pickle
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,6 +55,8 @@ def encode(name: str, value: Any, walked: Callable[[trees.Flat], object] = lambd
         StateError: the value holds something that cannot be stored, a file cannot be read, or pickling fails.
     """
     if isinstance(value, Pickled):
+        import pickle
+
         try:
             return "pickle", [pickle.dumps(value.value, protocol=5)]
         except Exception as error:  # A class can raise any exception while it is pickled.
@@ -143,6 +144,8 @@ def _unpickled(data: bytearray | memoryview, trusted: bool, name: str) -> Any:
     if not trusted:
         message = f"part {name!r} is a pickle, which can run any code when it is loaded"
         raise CheckpointError(f"{message}; if you trust everyone who can write to the root, pass trusted=True")
+    import pickle
+
     try:
         return pickle.loads(data)
     except Exception as error:

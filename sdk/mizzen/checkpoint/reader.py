@@ -93,7 +93,8 @@ def read_latest(
                 if skipped:
                     raise CheckpointError(
                         f"{logs[-1].where}: none of {len(skipped)} checkpoints or records can be loaded; the newest: "
-                        f"{skipped[0].name}: {skipped[0].reason}. To start without a checkpoint, pass start_over=True"
+                        f"{skipped[0].name}: {skipped[0].reason}. To start without a checkpoint, pass "
+                        "settings=CheckpointSettings(start_over=True)"
                     )
                 check_not_lost(logs)
             return found, skipped
@@ -189,7 +190,8 @@ def _load(
     if foreign and not reader.other_world:
         raise CheckpointError(
             f"{store.uri('')} {manifest.name} has parts of each of {manifest.world_size} ranks, but this gang has "
-            f"{reader.world_size}: pass other_world=True to load it without these parts"
+            f"{reader.world_size}: pass "
+            "settings=CheckpointSettings(other_world=True) to load it without these parts"
         )
     mine = manifest.parts_of(-1 if foreign else reader.rank)
     if reader.agree is None:

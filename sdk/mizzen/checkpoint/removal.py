@@ -19,27 +19,37 @@ def make_room(log: Log, retention: Retention) -> None:
     """
     going: list[Manifest] = []
     staying: list[Manifest] = []
+    best = retention.best_of(manifest for _, manifest in log.checkpoints)
     for place, (_, manifest) in enumerate(log.checkpoints, start=1):
-        stays = place < retention.keep or retention.for_good(manifest.step)
+        stays = place < retention.keep or retention.for_good(manifest.step) or manifest.id in best
         (staying if stays else going).append(manifest)
     for key in _only_of(going, staying) - {manifest.copy_key for manifest in going}:
         log.store.forget(key)
 
 
-def prune(log: Log, retention: Retention) -> None:
-    """Remove checkpoints that retention does not keep. Damaged ones do not count towards `keep`."""
-    checkpoints = log.checkpoints
+def outdated(log: Log, retention: Retention) -> list[tuple[int, Manifest]]:
+    """Return the checkpoints that retention does not keep, newest first. Damaged ones do not count towards `keep`."""
     sizes = log.part_sizes()
+    judged = [
+        (number, manifest, all(sizes.get(part.key) == part.size_bytes for part in manifest.parts))
+        for number, manifest in log.checkpoints
+    ]
+    best = retention.best_of(manifest for _, manifest, whole in judged if whole)
     kept: list[Manifest] = []
     old: list[tuple[int, Manifest]] = []
-    for number, manifest in checkpoints:
-        whole = all(sizes.get(part.key) == part.size_bytes for part in manifest.parts)
+    for number, manifest, whole in judged:
         if len(kept) < retention.keep:
             # Damaged checkpoints do not count. They are kept until as many newer, undamaged ones exist, so that users
             # can examine them.
             kept += [manifest] if whole else []
-        elif not (whole and retention.for_good(manifest.step)):
+        elif not (whole and (retention.for_good(manifest.step) or manifest.id in best)):
             old.append((number, manifest))
+    return old
+
+
+def prune(log: Log, retention: Retention) -> None:
+    """Remove checkpoints that retention does not keep, and records that are not needed any more."""
+    checkpoints, old = log.checkpoints, outdated(log, retention)
     gone = {number for number, _ in old}
     unneeded = _only_of([m for _, m in old], [m for number, m in checkpoints if number not in gone])
     newest, said = checkpoints[0][0], checkpoints[0][1].attempt
@@ -65,7 +75,12 @@ def make_space(log: Log, retention: Retention) -> Manifest | None:
     """
     log.refresh()
     checkpoints = log.checkpoints
-    going = [pair for pair in checkpoints if pair[0] < log.last and not retention.for_good(pair[1].step)]
+    best = retention.best_of(manifest for _, manifest in checkpoints)
+    going = [
+        (number, one)
+        for number, one in checkpoints
+        if number < log.last and not retention.for_good(one.step) and one.id not in best
+    ]
     valid = next((one for _, one in checkpoints if _is_intact(log.store, one)), None) if len(checkpoints) > 1 else None
     for number, manifest in reversed(going):
         if valid is not None and manifest != valid:

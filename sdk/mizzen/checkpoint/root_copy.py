@@ -57,6 +57,19 @@ def copy_committed(
     return done_bytes
 
 
+def copy_checkpoint(
+    source: ObjectStore,
+    target: ObjectStore,
+    manifest: Manifest,
+    *,
+    share: BandwidthShare | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Copy one committed checkpoint, and commit it to the target's log. See `copy_committed`."""
+    copy_parts(source, target, manifest.parts, share, progress)
+    _commit(Log(target), manifest)
+
+
 def copy_parts(
     source: ObjectStore,
     target: ObjectStore,

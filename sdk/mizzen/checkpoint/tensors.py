@@ -11,9 +11,9 @@ A type that safetensors lacks is stored as another type, and the tree records th
 import ctypes
 import math
 import sys
+from _pickle import PickleBuffer
 from collections.abc import Callable, Hashable
 from functools import cache
-from pickle import PickleBuffer
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypeAlias
 

@@ -47,6 +47,7 @@ class Tracked:
             StateError: a name is not a valid part name or is already tracked, or an object is of no supported kind.
         """
         self._parts: dict[str, rng.Access] = {}
+        self._given: list[Any] = []
         self._modules: dict[str, Any] = {}
         """The tracked objects, without wrappers."""
         self._gradients = GradientWatch()
@@ -61,10 +62,16 @@ class Tracked:
             StateError: see `__init__`.
         """
         added = {name: self._accepted(name, value) for name, value in objects.items()}
+        self._given += objects.values()
         self._modules |= {name: _unwrapped(value) for name, value in objects.items() if name != PROGRESS}
         self._parts |= {name: access for name, access in added.items() if name != PROGRESS}
         if PROGRESS in objects:
             self.progress = objects[PROGRESS]
+
+    @property
+    def objects(self) -> list[Any]:
+        """The tracked objects, as they were given and without wrappers."""
+        return [*self._given, *self._modules.values()]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,10 +102,15 @@ class Tracked:
         return found
 
     def capture(self, step: int) -> dict[str, Any]:
+        """Return the current state, to save it. Warn of gradients, which are not part of it."""
+        state = self.state(step)
+        self._gradients.captured(step, self._modules)
+        return state
+
+    def state(self, step: int) -> dict[str, Any]:
         """Return the current state: part name to value. Its tensors are live: save or copy it before the next step."""
         self.progress["step"] = step
         state = {name: _noted(name, "capturing", save) for name, (save, _) in self._parts.items()}
-        self._gradients.captured(step, self._modules)
         return state | {RNG: rng.capture_shared(), PROGRESS: self._progress()}
 
     def restore(

@@ -7,7 +7,7 @@ shard records and commits them in one manifest.
 
 import contextlib
 import errno
-import secrets
+import os
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,17 +21,13 @@ from mizzen.checkpoint.lost_records import copy_record
 from mizzen.checkpoint.manifest import CheckpointId, Claim, Manifest, Part, Shard, parse
 from mizzen.checkpoint.part_reader import verify_part
 from mizzen.checkpoint.parts import Chunk, file_name
-from mizzen.checkpoint.place import Gang, Retention
+from mizzen.checkpoint.place import SHARD_TIMEOUT_S, Gang, Retention
 from mizzen.checkpoint.presync import Unsent, sample
 from mizzen.checkpoint.removal import make_room, make_space, prune, remove, tolerated
-from mizzen.checkpoint.root_copy import copy_parts
 from mizzen.checkpoint.save_failures import repeated
 from mizzen.objects import checksums
 from mizzen.objects.store import MissingObject, ObjectStore
 from mizzen.objects.workers import Workers
-
-SHARD_TIMEOUT_S = 600.0
-"""Default timeout of a sharded save for the other ranks, in seconds."""
 
 _SHORTEST_POLL_S = 0.002
 _LONGEST_POLL_S = 0.25
@@ -133,7 +129,7 @@ class Writer:
         """Try once to write; see `write`."""
         self.log.refresh()
         self._check()
-        nonce = secrets.token_hex(4)
+        nonce = os.urandom(4).hex()
         folder = f"parts/a{self.attempt:04d}/step-{step:010d}.r{self.gang.rank:04d}.{nonce}"
         meeting = f"shards/a{self.attempt:04d}/step-{step:010d}.s{begun:06d}/"
         undecided = False
@@ -143,7 +139,7 @@ class Writer:
             if not self.gang.rank:
                 every = written + self._shards(meeting, step)
                 undecided = True
-                manifest = self._commit(step, every, save, nonce)
+                manifest = self._commit(step, every, save, nonce, encoded)
         except BaseException as error:
             # If it is unknown whether the record was created, keep the parts: the record may name them.
             if not undecided or isinstance(error, StaleAttemptError):
@@ -297,14 +293,15 @@ class Writer:
             self.log.refresh()
             self._check()
 
-    def _commit(self, step: int, written: tuple[Part, ...], save: int, nonce: str) -> Manifest:
+    def _commit(self, step: int, written: tuple[Part, ...], save: int, nonce: str, encoded: Encoded) -> Manifest:
         # A process that was paused while it wrote the parts would otherwise find the newer attempt only after the
         # commit, and could not remove its parts then.
         self.log.refresh()
         while True:
             self._check()
             identity = CheckpointId(attempt=self.attempt, save=max(save, self.log.next_save), step=step)
-            manifest = Manifest(identity, round(time.time(), 3), written, self.gang.world_size, nonce, self.name)
+            gang, scores = self.gang.world_size, self.retention.scores(encoded)
+            manifest = Manifest(identity, round(time.time(), 3), written, gang, nonce, self.name, scores)
             # A repeated `append` with the same record finds what an earlier one has created.
             if self._insist(identity.step, partial(self.log.append, manifest)):
                 return manifest
@@ -318,6 +315,8 @@ class Writer:
             CopyFailed: the copy of a part differs from the original.
             Exception: an error of a store.
         """
+        from mizzen.checkpoint.root_copy import copy_parts  # rarely needed
+
         copy_parts(source, self._store, manifest.parts)
         self._adopted.add(manifest.by)
         self.log.refresh()
@@ -383,7 +382,7 @@ def open_writer(
         CheckpointError: the log cannot be read.
     """
     log = Log(store)
-    by = secrets.token_hex(4)
+    by = os.urandom(4).hex()
     name = by if commits and not gang.rank else ""
     claimed = claim(log, attempt, by, writer=name, at_least=at_least, alone=alone)
     for entry in log.entries:

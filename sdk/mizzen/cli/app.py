@@ -76,10 +76,11 @@ class _Application(LazyGroup):
         },
         "Training code": {
             "cadence": Lazy("plain_commands:cadence", "Explain how often to save a checkpoint."),
-            "checkpoint": Lazy("plain_commands:checkpoint", "List, check, export and repair checkpoints."),
+            "checkpoint": Lazy("plain_commands:checkpoint", "List, check, export, copy, prune and repair checkpoints."),
         },
         "Setup": {
             "login": Lazy("setup_commands:login", "Check the URL and key of an API, and save them."),
+            "console": Lazy("setup_commands:console", "Open the console in a browser, already logged in."),
             "contexts": Lazy("setup_commands:contexts", "List, select and remove saved contexts."),
             "completion": Lazy("setup_commands:completion", "Print the completion script of a shell."),
             "version": Lazy("setup_commands:version", "Print the version of the command."),

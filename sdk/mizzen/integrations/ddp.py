@@ -13,12 +13,13 @@ only one machine. The numbers are exchanged over gloo from CPU memory, so no ran
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import distributed
 
-from mizzen.checkpoint import Checkpointer, CheckpointError
+from mizzen.checkpoint import Checkpointer, CheckpointError, CheckpointSettings
 
 
 def agreement() -> Callable[[int], int]:
@@ -41,7 +42,11 @@ def agreement() -> Callable[[int], int]:
 
 
 def checkpointer(
-    uri: str | os.PathLike[str] | None = None, *, attempt: int | None = None, **options: Any
+    uri: str | os.PathLike[str] | None = None,
+    *,
+    attempt: int | None = None,
+    settings: CheckpointSettings | None = None,
+    **options: Any,
 ) -> Checkpointer:
     """Create a `Checkpointer` for this rank of a gang. All ranks must call this, after `init_process_group`.
 
@@ -51,6 +56,7 @@ def checkpointer(
     Args:
         uri: root of the checkpoints. All ranks must be able to access it.
         attempt: fencing token, the same for all ranks.
+        settings: as for `Checkpointer`; `sharded`, `rank`, `world_size` and `agree` are set here.
         options: further options of `Checkpointer`.
 
     Raises:
@@ -61,8 +67,8 @@ def checkpointer(
     world_size = distributed.get_world_size() if distributed.is_initialized() else 1
     if attempt is None and "MIZZEN_ATTEMPT" not in os.environ:
         attempt = _claimed(uri, rank, agree)
-    options = {"sharded": True, "rank": rank, "world_size": world_size, "agree": agree} | options
-    return Checkpointer(uri, attempt=attempt, **options)
+    gang = replace(settings or CheckpointSettings(), sharded=True, rank=rank, world_size=world_size, agree=agree)
+    return Checkpointer(uri, attempt=attempt, settings=gang, **options)
 
 
 def _claimed(uri: str | os.PathLike[str] | None, rank: int, agree: Callable[[int], int]) -> int:
@@ -70,7 +76,7 @@ def _claimed(uri: str | os.PathLike[str] | None, rank: int, agree: Callable[[int
     claimed = 0
     try:
         if rank == 0:
-            claimed = Checkpointer(uri, rank=0, world_size=1).claim()
+            claimed = Checkpointer(uri, settings=CheckpointSettings(rank=0, world_size=1)).claim()
     finally:
         # Also if rank 0 fails, because the other ranks wait for its number.
         claimed = agree(claimed)

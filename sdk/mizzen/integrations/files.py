@@ -32,6 +32,8 @@ class FileCheckpoints:
         lacks: Callable[[Path], str | None] = lambda _: None,
     ) -> None:
         """Use `checkpointer`, which must not be sharded. `lacks` returns what a folder lacks, or None if complete."""
+        if checkpointer.verifies:
+            raise ValueError("verify=True: needs `track` and `step`, and cannot be used with a framework's Trainer")
         self.checkpointer = checkpointer
         self.lacks = lacks
         self.agree = agree

@@ -26,7 +26,7 @@ except ImportError:
     from pytorch_lightning import Callback, LightningModule, Trainer
     from pytorch_lightning.callbacks import StochasticWeightAveraging
 
-from mizzen.checkpoint import Checkpointer, rng
+from mizzen.checkpoint import Checkpointer, CheckpointSettings, rng
 from mizzen.checkpoint.departure import StepAction
 from mizzen.integrations import ddp
 from mizzen.integrations.files import FileCheckpoints, Loaded
@@ -78,7 +78,7 @@ class ResilientCallback(Callback):
         # Lightning creates the process group later. The rank is taken from the same variables as in Lightning.
         rank = next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
         world_size = max(rank + 1, int(os.environ.get("WORLD_SIZE", "1")))
-        made = checkpointer or Checkpointer(rank=rank, world_size=world_size)
+        made = checkpointer or Checkpointer(settings=CheckpointSettings(rank=rank, world_size=world_size))
         self.files = FileCheckpoints(made, lambda number: number, lacks)
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
         self._loaded: Loaded | None = None

@@ -5,7 +5,6 @@ lock could deadlock with the frame that it interrupts. A forked child inherits i
 until it calls `watch`.
 """
 
-import logging
 import os
 import signal
 import sys
@@ -15,14 +14,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
+from mizzen.logger import logger
 from mizzen.notices.notice import Notice, Watcher
 
 PREEMPTED_EXIT_CODE = 143
 """128 + SIGTERM. mizzen counts any exit after a notice as a preemption; other supervisors recognise this code."""
 
 MAX_BACKOFF_S = 30.0
-
-_log = logging.getLogger(__name__)
 
 _noticed = False
 _signalled: Notice | None = None  # Written by signal handlers, which run in the main thread only.
@@ -112,7 +110,7 @@ def acknowledge() -> bool:
         if _watcher is not None:
             _watcher.acknowledge()
     except Exception as error:
-        _log.warning("notices: the notice could not be acknowledged: %s", error)
+        logger(__name__).warning("notices: the notice could not be acknowledged: %s", error)
         return False
     return True
 
@@ -192,7 +190,7 @@ def _plain() -> Watcher:
     try:
         return from_environment(os.environ) or SigtermWatcher()
     except ValueError as error:
-        _log.warning("notices: %s", error)
+        logger(__name__).warning("notices: %s", error)
         return SigtermWatcher({})
 
 
@@ -248,13 +246,15 @@ class _Poller(threading.Thread):
         try:
             found = detect()
         except Exception as error:
-            _log.warning("notices: the platform could not be detected: %s", error)
+            logger(__name__).warning("notices: the platform could not be detected: %s", error)
             return None
         with _starting:
             if self._stopped.is_set():
                 return None
             _watcher = found
-        _log.info("notices: platform %s, window %g s (%s)", found.platform, found.window.seconds, found.window.source)
+        logger(__name__).info(
+            "notices: platform %s, window %g s (%s)", found.platform, found.window.seconds, found.window.source
+        )
         return found
 
     def _publish(self, notice: Notice | None) -> None:
@@ -266,11 +266,11 @@ class _Poller(threading.Thread):
             _noticed = True
         left_s = notice.left_s(time.time())
         left = "an unknown time" if left_s is None else f"{left_s:.0f} s"
-        _log.warning("notice: %s reports %s, %s left: %s", notice.platform, notice.kind, left, notice.words)
+        logger(__name__).warning("notice: %s reports %s, %s left: %s", notice.platform, notice.kind, left, notice.words)
 
     def _complain(self, watcher: Watcher, error: Exception) -> None:
         if not self._complained:
-            _log.warning("notices: polling %s failed and is retried: %s", watcher.platform, error)
+            logger(__name__).warning("notices: polling %s failed and is retried: %s", watcher.platform, error)
         self._complained = True
 
 

@@ -4,7 +4,6 @@ import errno
 import os
 import stat
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -295,7 +294,7 @@ class FileStore(ObjectStore):
         staging = self._root / STAGING
         make_folders(staging)
         while True:
-            temporary = staging / uuid.uuid4().hex
+            temporary = staging / os.urandom(16).hex()
             descriptor = os.open(temporary, _NEW, 0o666)
             # If `tidy` removed the file before it was locked, it has no links: create another one.
             if lock(descriptor) is not False and os.fstat(descriptor).st_nlink:

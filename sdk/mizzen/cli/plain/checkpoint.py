@@ -1,4 +1,4 @@
-"""Commands about a checkpoint root: `ls`, `show`, `verify` and `export` only read and take no claim; `repair`."""
+"""Commands about a checkpoint root. All but `prune` and `repair` only read, and none but `repair` takes a claim."""
 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +14,13 @@ from mizzen.checkpoint.errors import (
     MissingCheckpointError,
     MissingLibraryError,
 )
+from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.lost_records import repair
 from mizzen.checkpoint.manifest import Manifest, Part
+from mizzen.checkpoint.place import Best, Retention
 from mizzen.checkpoint.reader import Skipped
+from mizzen.checkpoint.removal import outdated, prune
+from mizzen.checkpoint.root_copy import copy_checkpoint
 from mizzen.checkpoint.root_view import Checkpoints, Problem, open_checkpoints
 from mizzen.checkpoint.roots import open_root
 from mizzen.cli import formats
@@ -25,6 +29,7 @@ from mizzen.cli.plain.export import export
 from mizzen.cli.plain.parser import Parser
 from mizzen.cli.plain.printer import Column, ProgressLine, cell, emit_list, emit_one, say, table
 from mizzen.cli.plain.values import Failure, UsageError, whole
+from mizzen.objects.store import ObjectStore
 
 _LS = (
     Column("STEP", lambda c: c["step"], right=True),
@@ -77,6 +82,13 @@ def _failing() -> Iterator[None]:
 def _open(uri: str) -> Checkpoints:
     try:
         return open_checkpoints(uri)
+    except ValueError as error:
+        raise UsageError(f"Invalid value for 'URI': {error}") from error
+
+
+def _root(uri: str) -> ObjectStore:
+    try:
+        return open_root(uri)
     except ValueError as error:
         raise UsageError(f"Invalid value for 'URI': {error}") from error
 
@@ -158,7 +170,7 @@ def _export(given: Namespace) -> int:
         parts = manifest.parts if given.rank is None else manifest.parts_of(given.rank)
         with ProgressLine(sum(part.size_bytes for part in parts)) as progress:
             try:
-                files = export(found.store, manifest, folder, given.rank, progress=progress)
+                files = export(found.store, manifest, folder, given.rank, given.form, progress=progress)
             except ValueError as error:
                 raise UsageError(str(error)) from error
             except OSError as error:
@@ -175,12 +187,40 @@ def _export(given: Namespace) -> int:
     return Exit.OK
 
 
+def _prune(given: Namespace) -> int:
+    with _failing():
+        log = Log(_root(given.uri))
+        log.refresh()
+        best = Best(given.best, given.best_count, given.greatest) if given.best else None
+        retention = Retention(given.keep, given.keep_every, best)
+        gone, total = [manifest for _, manifest in outdated(log, retention)], len(log.checkpoints)
+        if gone and not given.dry_run:
+            prune(log, retention)
+    say(f"{'would remove' if given.dry_run else 'removed'} {len(gone)} of {total} checkpoints")
+    items = [{**_summary(manifest), **_judgement(())} for manifest in gone]
+    emit_list(given, items, _LS, name=lambda item: str(item["name"]))
+    return Exit.OK
+
+
+def _copy(given: Namespace) -> int:
+    with _failing():
+        found, target = _open(given.uri), _root(given.dest)
+        known = found.list()
+        wanted = known if given.step is None else [found.get(given.step)]
+        there = Log(target)
+        there.refresh()
+        if foreign := [one.name for _, one in there.checkpoints if one not in known]:
+            raise Failure(Exit.CONFLICT, f"{given.dest} has checkpoints of another training, such as {foreign[0]}")
+        for manifest in reversed(wanted):
+            copy_checkpoint(found.store, target, manifest)
+    items = [{**_summary(manifest), **_judgement(())} for manifest in wanted]
+    emit_list(given, items, _LS, name=lambda item: str(item["name"]))
+    return Exit.OK
+
+
 def _repair(given: Namespace) -> int:
     with _failing():
-        try:
-            found = repair(open_root(given.uri), dry_run=given.dry_run)
-        except ValueError as error:
-            raise UsageError(f"Invalid value for 'URI': {error}") from error
+        found = repair(_root(given.uri), dry_run=given.dry_run)
     for name, reason in found.damaged:
         say(f"{name}: its record cannot be rebuilt: {reason}")
     if not found.rebuilt:
@@ -206,6 +246,7 @@ def _summary(manifest: Manifest) -> dict[str, Any]:
         "step": manifest.step,
         "attempt": manifest.attempt,
         "save": manifest.id.save,
+        "scores": dict(manifest.scores),
         "created_at": datetime.fromtimestamp(manifest.created_at_s, UTC).isoformat(),
         "size_bytes": manifest.size_bytes,
         "ranks": manifest.world_size,
@@ -258,6 +299,7 @@ def _page(body: Mapping[str, Any]) -> str:
         "saved": f"{_clock(body)} UTC, {ago} ago",
         "size": formats.size(body["size_bytes"]),
         "ranks": body["ranks"],
+        **body["scores"],
         "intact": _wrong(body["problems"]) or "yes, by the sizes of its parts",
     }
     width = max(len(name) for name in facts)
@@ -276,8 +318,8 @@ def checkpoint() -> Parser:
     """Return the parser of the group of commands."""
     parser = Parser(
         prog="mizzen checkpoint",
-        description="List, check, export and repair checkpoints.\n\n"
-        "All commands except repair only read; a training may save to the same root meanwhile.",
+        description="List, check, export, copy, prune and repair checkpoints.\n\n"
+        "All commands except prune and repair only read; a training may save to the same root meanwhile.",
     )
     add = parser.commands()
     ls = add("ls", "List the checkpoints of a root.")
@@ -297,10 +339,41 @@ def checkpoint() -> Parser:
         "Exit code 0: no checkpoint is lost; 8: the records of some cannot be rebuilt.",
     )
     mend.add_argument("--dry-run", action="store_true", help="Write nothing; only print what would be rebuilt.")
+    trim = add(
+        "prune",
+        "Remove old checkpoints.\n\n"
+        "Keeps the newest ones that are whole, and prints those that it removes. A training may save to the root\n"
+        "meanwhile. Parts that other checkpoints need stay.",
+    )
+    trim.add_argument("--keep", type=whole(1), required=True, metavar="NUMBER", help="Keep this many of the newest.")
+    trim.add_argument("--keep-every", type=whole(1), metavar="STEPS", help="Keep those at multiples of this step, too.")
+    trim.add_argument(
+        "--best", metavar="NAME", help="Keep those with the least NAME, as in Checkpointer(best=...), too."
+    )
+    trim.add_argument("--best-count", type=whole(1), default=1, metavar="NUMBER", help="How many of them. Default: 1.")
+    trim.add_argument("--greatest", action="store_true", help="Keep those with the greatest NAME instead.")
+    trim.add_argument("--dry-run", action="store_true", help="Remove nothing; only print what would be removed.")
+    copy = add(
+        "copy",
+        "Copy checkpoints to another root.\n\n"
+        "Each part is verified. A checkpoint exists in the other root when all of its parts are there. An interrupted\n"
+        "copy can be repeated.",
+    )
     uri = "Root of the checkpoints: a path, or a URI that starts with file://, s3:// or gs://."
-    for one in (ls, show, verify, write, mend):
+    for one in (ls, show, verify, write, mend, trim, copy):
         one.add_argument("uri", metavar="URI", help=uri)
     write.add_argument("dest", metavar="DEST", help="The target folder. It must be empty or not exist.")
+    copy.add_argument("dest", metavar="DEST", help="The other root: a path or a URI.")
+    copy.add_argument("--step", type=whole(0), metavar="STEP", help="Copy only this step. Default: all checkpoints.")
+    form = write.add_mutually_exclusive_group()
+    form.add_argument(
+        "--safetensors", dest="form", action="store_const", const="safetensors", default="parts",
+        help="Write only parts with tensors, as NAME.safetensors.",
+    )  # fmt: skip
+    form.add_argument(
+        "--hf", dest="form", action="store_const", const="hf", default="parts",
+        help="Write what from_pretrained reads: the files of a Trainer, or the part model as model.safetensors.",
+    )  # fmt: skip
     newest = "Use the newest checkpoint of this step. Default: the newest checkpoint."
     for one in (show, verify, write):
         one.add_argument("--step", type=whole(0), metavar="STEP", help=newest)
@@ -308,6 +381,7 @@ def checkpoint() -> Parser:
     verify.add_argument("--all", action="store_true", help=every)
     own = "Export only the parts that this rank loads: its own parts and the parts of all ranks."
     write.add_argument("--rank", type=whole(0), metavar="RANK", help=own)
-    for one, command in ((ls, _ls), (show, _show), (verify, _verify), (write, _export), (mend, _repair)):
+    commands = {ls: _ls, show: _show, verify: _verify, write: _export, mend: _repair, trim: _prune, copy: _copy}
+    for one, command in commands.items():
         one.runs(command)
     return parser

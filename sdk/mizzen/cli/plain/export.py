@@ -1,9 +1,11 @@
 """Writes the parts of a checkpoint as files into a new folder."""
 
+import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from mizzen.checkpoint.errors import CorruptCheckpointError, StateError
 from mizzen.checkpoint.manifest import Manifest, Part, check_part_name
@@ -11,6 +13,8 @@ from mizzen.checkpoint.part_stream import stream
 from mizzen.checkpoint.parts import file_name
 from mizzen.checkpoint.root_view import check_rank
 from mizzen.objects.store import ObjectStore
+
+Form: TypeAlias = Literal["parts", "safetensors", "hf"]
 
 _UNFINISHED = ".unfinished"
 
@@ -20,6 +24,7 @@ def export(
     manifest: Manifest,
     folder: Path,
     rank: int | None = None,
+    form: Form = "parts",
     *,
     progress: Callable[[int], object] = lambda _: None,
 ) -> list[tuple[Part, Path]]:
@@ -33,17 +38,19 @@ def export(
         manifest: the checkpoint.
         folder: the target folder; created if it does not exist.
         rank: write only the parts that this rank loads; None: all parts.
+        form: `parts`: every part. `safetensors`: only parts with tensors, as `NAME.safetensors`. `hf`: what
+            `from_pretrained` reads: the files that a Trainer saved, or the part `model` as `model.safetensors`.
         progress: called with the number of bytes of each piece.
 
     Raises:
-        ValueError: `folder` is a file or not empty, or the gang had no such rank.
+        ValueError: `folder` is a file or not empty, the gang had no such rank, or there is nothing in this form.
         CorruptCheckpointError: a part is damaged, or its name is not valid as a file name.
         CheckpointError: a part cannot be read for another reason.
         OSError: a file cannot be written.
     """
     if rank is not None:
         check_rank(manifest, rank)
-    files = _files(manifest, rank)
+    files = _chosen(store, manifest, _files(manifest, rank), form)
     made = _prepared(folder)
     written: list[Path] = []
     try:
@@ -70,6 +77,25 @@ def export(
                 path.rmdir()
         raise
     return [(part, folder / name) for name, part in files.items()]
+
+
+def _chosen(store: ObjectStore, manifest: Manifest, files: dict[str, Part], form: Form) -> dict[str, Part]:
+    """Return the parts to write, by file name."""
+    if form == "safetensors":
+        files = {name.replace("part-", "", 1): part for name, part in files.items() if part.kind == "tensors"}
+    elif form == "hf":
+        named = {part.name: part for part in manifest.parts if part.rank is None}
+        if index := named.get("files"):
+            names = json.loads(b"".join(stream(store, index)))
+            plain = {str(name): named[part] for part, name in names.items() if part in named}
+            # The index is untrusted input: only plain names, which do not lead out of the folder.
+            files = {name: part for name, part in plain.items() if name == Path(name).name and not name.startswith(".")}
+        else:
+            model = named.get("model")
+            files = {"model.safetensors": model} if model is not None and model.kind == "tensors" else {}
+    if not files:
+        raise ValueError(f"{manifest.name}: no part can be written with --{form}; without it, all parts are")
+    return files
 
 
 def _files(manifest: Manifest, rank: int | None) -> dict[str, Part]:
