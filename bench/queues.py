@@ -21,7 +21,9 @@ import numpy as np
 from domain.scheduling import CreditWeights, JobRequest, PlacedWorkload, QueuedWorkload, QueueSnapshot, TenantState
 
 NOW_S = 1_000_000.0
-WEIGHTS = CreditWeights(1.0 / 3600, 7 * 86400.0, 10.0)
+PEOPLE = 20
+"""People of each tenant."""
+WEIGHTS = CreditWeights(1.0 / 3600, 7 * 86400.0, 10.0, 10.0)
 GANGS = 2000
 LEVEL_SHARES = np.array((3, 20, 16, 54, 0.2, 0.5, 6.3)) / 100
 _WEEK_S = 7 * 86400.0
@@ -89,8 +91,9 @@ def pending(drawn: Draw, first: int = 0) -> Iterator[QueuedWorkload]:
     rows = zip(*(column.tolist() for column in drawn[:5]), strict=True)
     for number, (tenant, gang, at_s, requested_level, held) in enumerate(rows, first):
         yield QueuedWorkload(
-            f"wl-{number:016x}", names[tenant], at_s, drawn.gangs[gang], 6 if requested_level else None, held
-        )
+            f"wl-{number:016x}", names[tenant], at_s, drawn.gangs[gang], 6 if requested_level else None, held,
+            f"u{number % PEOPLE}",
+        )  # fmt: skip
 
 
 def tenants(rng: np.random.Generator, number: int, waiting: Draw, holding: Draw) -> tuple[TenantState, ...]:
@@ -115,6 +118,7 @@ def tenants(rng: np.random.Generator, number: int, waiting: Draw, holding: Draw)
             {t: int(has[t][k] + fraction[t][k] * wants[t][k]) for t in wants},
             int(wanted_cpus[k]) if limited[k] else None,
             float(share[k]),
+            {f"u{user}": float(share[k]) / (user + 1) for user in range(PEOPLE)},
         )
         for k in range(number)
     )

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from domain.compiled import compiled
-from domain.priority import LOWEST_RANK
 from gms.demand import DemandColumns, HoldingColumns
+from gms.queue_order import take_places
 
 F8 = npt.NDArray[np.float64]
 I8 = npt.NDArray[np.int64]
@@ -22,9 +22,6 @@ B1 = npt.NDArray[np.bool_]
 
 NO_PICK = -1
 """Marks a workload that may be placed on every GPU type that its jobs accept."""
-_BUCKETS = 1 << 17
-_LARGE = 64
-"""A larger bucket is merge-sorted. Equal submission times or capped ages can put any number of rows into one bucket."""
 
 
 class PlacedColumns(NamedTuple):
@@ -208,6 +205,7 @@ def walk_pending(
         if not held[row]:
             rank[row] = max(level[t], requested_level[row])
             waiting[rank[row]] += 1
+    at_level = rank.copy()  # The same for a place and for its taker.
     taker = take_places(tenant, rank, credit, preference, level.size)
     for here in range(1, 8):
         for row in range(placed_tenant.size):
@@ -217,10 +215,10 @@ def walk_pending(
                 for k in range(held_at[h], held_at[h + 1]):
                     used_gpus[t, held_type[k]] += held_gpus[k]
         for place in range(n if waiting[here] else 0):
-            row = taker[place]
-            if rank[row] != here:
+            if at_level[place] != here:
                 continue
-            t, g = tenant[row], gang[row]
+            row, t = taker[place], tenant[place]
+            g = gang[row]
             has_cpus = cpus[g] == 0 or quota_cpus[t] < 0 or used_cpus[t] + cpus[g] <= quota_cpus[t]
             fits = has_cpus
             for k in range(envelope_at[g], envelope_at[g + 1]):
@@ -300,94 +298,3 @@ def walk_pending(
         displacing[:displace].copy(),
         taker,
     )
-
-
-@compiled
-def take_places(tenant: I4, level: I1, credit: F8, preference: F8, tenants: int) -> I4:
-    """Gives the places of each tenant and level to its rows, by descending credit plus preference.
-
-    Returns the row of each place. A place is numbered like the row whose credit it has. `level` is 0 for rows that are
-    not ranked, which keep their places. Equal rows keep their order.
-    """
-    n, groups = tenant.size, tenants * 8
-    taker = np.empty(n, np.int32)
-    first = np.full(groups, -1, np.int32)
-    mixed = np.zeros(groups, np.bool_)
-    ends = np.zeros(groups + 1, np.int64)
-    for row in range(n):
-        taker[row] = row
-        group = 8 * tenant[row] + level[row]
-        if first[group] < 0:
-            first[group] = row
-        elif level[row] and preference[row] != preference[first[group]]:
-            mixed[group] = True
-        ends[group + 1] += 1
-    for group in range(groups):
-        ends[group + 1] = ends[group] + (ends[group + 1] if mixed[group] else 0)
-    rows = np.empty(ends[groups], np.int32)
-    key = np.empty(ends[groups], np.float64)
-    for row in range(n):
-        group = 8 * tenant[row] + level[row]
-        if mixed[group]:
-            rows[ends[group]], key[ends[group]] = row, -(credit[row] + preference[row])
-            ends[group] += 1
-    start = 0
-    for group in range(groups):
-        if mixed[group]:
-            by_key = np.argsort(key[start : ends[group]], kind="mergesort")
-            for i in range(by_key.size):
-                taker[rows[start + i]] = rows[start + by_key[i]]
-            start = ends[group]
-    return taker
-
-
-@compiled
-def order_queue(rank: I1, credit: F8) -> I4:
-    """Returns the rows with a rank above 0, sorted by rank, then descending credit, then row.
-
-    This is a bucket sort on rank and rounded credit. Rows within a bucket are sorted by exact credit, so the rounding
-    does not affect the order.
-    """
-    n = rank.size
-    low, high = np.inf, -np.inf
-    waiting = 0
-    for row in range(n):
-        if rank[row]:
-            low, high = min(low, credit[row]), max(high, credit[row])
-            waiting += 1
-    out = np.empty(waiting, np.int32)
-    if waiting == 0:
-        return out
-    buckets = min(_BUCKETS, max(16, waiting))
-    scale = (buckets - 1) / (high - low) if high > low else 0.0
-    if not np.isfinite(scale):
-        scale = 0.0  # The credits are too close together to separate: use one bucket.
-    ends = np.zeros(LOWEST_RANK * buckets + 1, np.int32)
-    key = np.empty(n, np.int32)
-    for row in range(n):
-        if rank[row]:
-            key[row] = (rank[row] - 1) * buckets + int((high - credit[row]) * scale)
-            ends[key[row] + 1] += 1
-    for k in range(1, ends.size):
-        ends[k] += ends[k - 1]
-    for row in range(n):
-        if rank[row]:
-            out[ends[key[row]]] = row
-            ends[key[row]] += 1
-    start = 0
-    for k in range(LOWEST_RANK * buckets):
-        end = ends[k]
-        if end - start > _LARGE:
-            rows = out[start:end].copy()
-            by_credit = np.argsort(-credit[rows], kind="mergesort")
-            for i in range(rows.size):
-                out[start + i] = rows[by_credit[i]]
-        else:
-            for i in range(start + 1, end):
-                row, place = out[i], i
-                while place > start and credit[out[place - 1]] < credit[row]:
-                    out[place] = out[place - 1]
-                    place -= 1
-                out[place] = row
-        start = end
-    return out

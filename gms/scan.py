@@ -16,6 +16,7 @@ from domain.reasons import Reason, ReasonCode
 from domain.scheduling import CreditWeights, QueueSnapshot, Ranked, ScanResult, TenantState
 from gms import kernels
 from gms.columns import QueueColumns
+from gms.queue_order import order_queue
 
 
 def has_quota(tenant: TenantState) -> bool:
@@ -198,7 +199,7 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     placed_rank = kernels.walk_placed(placed, level, over, quota, total)
     ranks = kernels.walk_pending(placed, placed_rank, pending, level, over, terms, quota, total)
     taker = ranks.taker
-    order = taker[kernels.order_queue(ranks.rank[taker], ranks.credit[taker])]
+    order = taker[order_queue(ranks.rank[taker], ranks.credit[taker])]
     return Scan(queue, order, ranks, placed_rank, placed, quota)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from domain.scheduling import PlacedWorkload, QueuedWorkload, QueueSnapshot
 from gms.columns import QueueChange, QueueColumns
-from gms.kernels import order_queue
+from gms.queue_order import order_queue
 from gms.scan import scan_queue
 from reference import queue_scan as reference
 from tests.depth import examples
