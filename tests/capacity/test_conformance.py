@@ -99,7 +99,7 @@ def test_a_token_that_was_used_launches_nothing_new(bench: Bench, offers: list[O
 
 def test_what_it_does_not_have_is_ended_already(bench: Bench) -> None:
     """Terminating an unknown id is no error."""
-    for native_id in ("", "987654", "i-0123456789abcdef0", "tr-no-such", "../../etc"):
+    for native_id in ("", "987654", "987654.in-0", "i-0123456789abcdef0", "tr-no-such", "../../etc"):
         bench.provider.terminate(native_id)
 
 

@@ -37,8 +37,7 @@ async def test_a_machine_may_wait_at_its_provider(
 
 
 def _code(site: Site) -> str | None:
-    rows = site.rows()
-    return str(rows[0].reason["code"]) if rows and rows[0].reason else None
+    return next((str(row.reason["code"]) for row in site.rows() if row.reason is not None), None)
 
 
 async def test_a_known_end_keeps_work_away_then_gives_notice(site: Site) -> None:

@@ -44,6 +44,17 @@ def _gone(there: SlurmSite) -> list[str]:
     return [one["reason"]["sentence"] for one in there.instances(gone=True) if one["phase"] == "gone"]
 
 
+def test_tasks_get_the_gpus_that_slurm_gave(there: SlurmSite) -> None:
+    """Of two pilots on one node, each offers the GPU that Slurm gave it, and its task sees this one."""
+    resources = {"accelerators": "a100:1", "cpus": 1, "memory": "64MiB"}
+    say = {"name": "say", "tasks": 4, "resources": resources, "run": 'echo "gpus=$CUDA_VISIBLE_DEVICES"; sleep 2'}
+    document = {"version": 1, "name": "gpus", "tenant": "t", "jobs": [say]}
+    workload = str(there.up.client().submit(document)["id"])
+    wait_until(lambda: there.up.ended(workload), "it has run")
+    lines = wait_until(lambda: (found := list(there.up.client().logs(workload)))[3:] and found, "four lines are there")
+    assert sorted(line.decode().rpartition("gpus=")[2] for line in lines) == ["0", "0", "1", "1"]
+
+
 def test_a_higher_partition_preempts(there: SlurmSite, tmp_path: Path) -> None:
     """A preempted pilot has the grace of its partition, its gang saves in it, and goes on from there elsewhere."""
     workload = _running(there, "gang", 3, tmp_path / "gate")

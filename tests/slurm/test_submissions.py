@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from capacity.ledger_audit import LedgerEntry, compare
 from capacity.offers import Offer
 from capacity.provider import FoundMachine, LaunchRequest, ProviderUnavailable
 from capacity.providers.slurm import SettingsOf, SlurmProvider
@@ -48,10 +49,12 @@ def _offer(provider: SlurmProvider) -> Offer:
     return next(offer for offer in provider.offers() if offer.zone == "batch")
 
 
-def test_lost_answers_submit_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kills", [False, True], ids=["lost answers", "lost answers and crashes"])
+def test_lost_answers_submit_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, kills: bool) -> None:
     """Of 200 submissions of which three in four fail in some way, each gives one job, and its number is known.
 
-    The controller is killed and started again several times meanwhile.
+    A controller that is killed forgets jobs of the last seconds, gives their numbers to others, and accepts a job twice
+    that sbatch sends again. The comparison with the ledger then finds the lost ones, and ends second ones.
     """
     with cluster(1) as slurm:
         (wrapper := tmp_path / "sbatch").write_text(_WRAPPER.format(sbatch="/usr/bin/sbatch"))
@@ -64,15 +67,33 @@ def test_lost_answers_submit_nothing_twice(tmp_path: Path, monkeypatch: pytest.M
             chance = random.Random(1)
             while not all(one.done() for one in launching):
                 time.sleep(5 + 5 * chance.random())
-                slurm.kill("slurmctld")
-                time.sleep(1)
-                slurm.start_controller()
+                if kills:
+                    slurm.kill("slurmctld")
+                    time.sleep(1)
+                    slurm.start_controller()
         slurm.until(lambda: slurm.jobs(), "the controller answers")
-        jobs = slurm.jobs()
-        expected = {request.instance: [one.result()] for request, one in zip(requests, launching, strict=True)}
-        assert {name: found for name, found in jobs.items() if len(found) > 1} == {}
-        assert jobs == expected
-        assert {one.instance: [one.native_id] for one in provider.describe()} == expected
+        ledger = {request.instance: one.result() for request, one in zip(requests, launching, strict=True)}
+        entries = {instance: LedgerEntry(native_id, 0.0) for instance, native_id in ledger.items()}
+        found = compare(entries, provider.describe(), time.time(), 0.0)
+        assert found.strays == {}
+        if not kills:
+            assert (found.seconds, found.missing) == ({}, [])
+        for native_id in found.seconds:
+            provider.terminate(native_id)
+        kept = {instance: native_id for instance, native_id in ledger.items() if instance not in found.missing}
+        slurm.until(lambda: _live(provider) == kept, "each job is in the ledger, and no instance has two")
+
+
+def _live(provider: SlurmProvider) -> dict[str, str]:
+    """Returns the job of each instance.
+
+    Raises:
+        AssertionError: an instance has two.
+    """
+    there = [one for one in provider.describe() if one.ended is None]
+    found = {one.instance: one.native_id for one in there}
+    assert len(found) == len(there)
+    return found
 
 
 def test_a_late_submission_is_seen_as_a_second_machine(tmp_path: Path) -> None:
@@ -85,10 +106,15 @@ def test_a_late_submission_is_seen_as_a_second_machine(tmp_path: Path) -> None:
             "sbatch", "--parsable", f"--job-name={request.instance}", "--comment=mizzen:0123456789abcdef", "--time=2",
             "--mem=10M", f"--output={tmp_path}/late", f"--wrap=. {slurm.folder}/pilots/{request.instance}.env",
         )  # fmt: skip
+        late = f"{late}.{request.instance}"
         slurm.until(lambda: _of(provider, late).ended is not None, "the late job has ended: its secrets are gone")
         assert _of(provider, late).instance == request.instance
         assert _of(provider, first).ended is None
         assert provider.launch(request) == first
+
+
+def _number(native_id: str) -> str:
+    return native_id.partition(".")[0]
 
 
 def _of(provider: SlurmProvider, job: str) -> FoundMachine:
@@ -107,11 +133,11 @@ def test_ends_have_their_reason() -> None:
         ends_at_s = _of(provider, drained).ends_at_s
         assert ends_at_s is not None
         assert 13_000 < ends_at_s - time.time() < 14_460
-        slurm.command("scontrol", "update", f"jobid={drained}", "timelimit=10")
+        slurm.command("scontrol", "update", f"jobid={_number(drained)}", "timelimit=10")
         assert (_of(provider, drained).ends_at_s or 0) - time.time() < 601
-        slurm.command("scontrol", "hold", waits)
+        slurm.command("scontrol", "hold", _number(waits))
         slurm.until(lambda: "JobHeld" in (_of(provider, waits).waits or ""), "a held job says so")
-        slurm.command("scancel", cancelled)
+        slurm.command("scancel", _number(cancelled))
         slurm.until(lambda: "scancel" in (_of(provider, cancelled).ended or ""), "a cancelled job says so")
         slurm.command(
             "sbatch",
@@ -134,13 +160,16 @@ def test_nodes_that_are_drained_or_fail() -> None:
         first = launched[0]
         slurm.until(lambda: len([one for one in provider.describe() if one.waits is None]) == 4, "four jobs run")
         on = dict(line.split() for line in slurm.command("squeue", "-h", "-o", "%i %N").splitlines())
-        other = next(job for job, node in on.items() if node != on[first])
-        slurm.command("scontrol", "update", f"nodename={on[first]}", "state=drain", "reason=fix its fan")
+        node = on[_number(first)]
+        other = next(job for job in launched if on[_number(job)] != node)
+        slurm.command("scontrol", "update", f"nodename={node}", "state=drain", "reason=fix its fan")
         slurm.until(lambda: "fix its fan" in (_of(provider, first).leaves or ""), "the node is to be left")
         assert _of(provider, other).leaves is None
-        slurm.kill(on[other])
-        slurm.command("scontrol", "update", f"nodename={on[other]}", "state=down", "reason=broken")
-        slurm.until(lambda: f"node {on[other]} has failed" == _of(provider, other).ended, "the job ended with its node")
+        slurm.kill(on[_number(other)])
+        slurm.command("scontrol", "update", f"nodename={on[_number(other)]}", "state=down", "reason=broken")
+        slurm.until(
+            lambda: f"node {on[_number(other)]} has failed" == _of(provider, other).ended, "the job ended with its node"
+        )
 
 
 def test_a_job_that_slurm_starts_again_ends() -> None:
@@ -149,6 +178,6 @@ def test_a_job_that_slurm_starts_again_ends() -> None:
         provider = _provider(slurm)
         job = provider.launch(request_for(_offer(provider), new_instance_id()))
         slurm.until(lambda: _of(provider, job).waits is None, "the job runs")
-        slurm.command("scontrol", "update", f"jobid={job}", "requeue=1")
-        slurm.command("scontrol", "requeue", job)
+        slurm.command("scontrol", "update", f"jobid={_number(job)}", "requeue=1")
+        slurm.command("scontrol", "requeue", _number(job))
         slurm.until(lambda: "again" in (_of(provider, job).ended or ""), "the job ended", 200.0)

@@ -63,13 +63,13 @@ class SlurmCommands:
             raise ProviderUnavailable(f"{self._name}: sbatch: the answer {said!r} has no number of a job")
         return job
 
-    def cancel(self, job: str) -> None:
-        """Cancels a job. A job that does not exist is no error.
+    def cancel(self, job: str, name: str) -> None:
+        """Cancels a job if it has this name. A job that does not exist is no error.
 
         Raises:
             ProviderUnavailable: the controller does not answer.
         """
-        self._run("scancel", "--quiet", job, may_fail=True)
+        self._run("scancel", "--quiet", f"--user={self._user}", f"--name={name}", job, may_fail=True)
 
     def _run(self, *words: str, script: str = "", launches: bool = False, may_fail: bool = False) -> str:
         try:
@@ -92,8 +92,8 @@ class SlurmCommands:
         said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
         if any(part in said for part in _SILENT):
             raise ProviderUnavailable(f"{self._name}: {words[0]}: {said}")
-        if may_fail and "Invalid job id" in said:
-            return ""
+        if may_fail and ("Invalid job id" in said or not done.stderr.strip()):
+            return ""  # With --quiet, it says nothing of a job that is not there.
         if launches and "submission failed" in said:
             kinds = ((Refusal.CAPACITY, _CAPACITY), (Refusal.QUOTA, _QUOTA))
             kind = next((kind for kind, parts in kinds if any(part in said for part in parts)), Refusal.REQUEST)

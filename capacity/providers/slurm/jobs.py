@@ -27,6 +27,11 @@ FIELDS = {
 FORMAT = ",".join(f"{name}:{width}|" for name, width in FIELDS.items())
 
 
+def native_id(job: str, instance: str) -> str:
+    """Returns the provider's id of an instance's job."""
+    return f"{job}.{instance}"
+
+
 class PilotJob:
     """A job, as a line of `squeue` shows it."""
 
@@ -45,6 +50,11 @@ class PilotJob:
         )
 
     @property
+    def native_id(self) -> str:
+        """The provider's id of the machine. A controller that crashed gives the numbers of lost jobs to other jobs."""
+        return native_id(self.id, self.name)
+
+    @property
     def never_accepted(self) -> bool:
         """Whether the controller refused the job: it keeps a record of such a job for a while."""
         return self.state == "FAILED" and self.reason == _REFUSED
@@ -53,7 +63,7 @@ class PilotJob:
         """Returns the job as a machine of the provider."""
         waits = self.state in _WAITING
         return FoundMachine(
-            self.id,
+            self.native_id,
             self.name,
             self.submitted_s or 0.0,
             waits=f"{self.state.lower()}, {self.reason}" if waits else None,

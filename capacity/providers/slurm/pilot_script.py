@@ -5,7 +5,7 @@ from pathlib import Path
 
 from capacity.provider import LaunchRequest
 from capacity.providers.agent_command import agent_flags
-from capacity.providers.slurm.jobs import RESTARTED
+from capacity.providers.slurm.jobs import RESTARTED, native_id
 from capacity.providers.slurm.settings import SlurmPartition, SlurmSettings
 from domain.ids import is_name
 
@@ -76,7 +76,7 @@ def script(settings: SlurmSettings, request: LaunchRequest) -> str:
         f". {file}",
         f"rm -f {file}",
         f"export MIZZEN_INSTANCE={shlex.quote(request.instance)}",
-        'export MIZZEN_NATIVE_ID="$SLURM_JOB_ID"',
+        f"export MIZZEN_NATIVE_ID={native_id('$SLURM_JOB_ID', request.instance)}",
         f"export MIZZEN_SLURM_SIGNAL=B:USR1@{settings.leave_s:.0f}",
         f"export MIZZEN_NOTICE_WINDOW_S={settings.kill_wait_s:g}",
         *([settings.prepare.strip()] if settings.prepare.strip() else []),

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from capacity.offers import Offer, Shape
 from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
 from capacity.providers.slurm.commands import SlurmCommands
-from capacity.providers.slurm.jobs import PilotJob
+from capacity.providers.slurm.jobs import PilotJob, native_id
 from capacity.providers.slurm.pilot_script import options, script, secrets, secrets_file
 from capacity.providers.slurm.settings import SlurmSettings
+from domain.ids import is_name
 from infra.config.settings import Settings
 from infra.files import write_private
 from infra.keys import installation_id
@@ -54,7 +55,7 @@ class SlurmProvider:
             words = f"no {offer.shape.machine_type} in partition {offer.zone} in the settings of provider {self.name}"
             raise LaunchRefused(Refusal.REQUEST, words)
         if (found := self._first(request.instance)) is not None:
-            return found.id
+            return found.native_id
         file = secrets_file(self._settings, request.instance)
         try:
             write_private(file, secrets(request))
@@ -70,9 +71,9 @@ class SlurmProvider:
         except ProviderUnavailable:
             if (found := self._first(request.instance)) is None:
                 raise
-            return found.id
+            return found.native_id
         found = self._first(request.instance)
-        return job if found is None else found.id
+        return native_id(job, request.instance) if found is None else found.native_id
 
     def _first(self, instance: str) -> PilotJob | None:
         """Returns the instance's job with the lowest number; None: there is none.
@@ -103,8 +104,9 @@ class SlurmProvider:
 
     def terminate(self, native_id: str) -> None:
         """See `Provider.terminate`."""
-        if native_id.isdigit():
-            self._commands.cancel(native_id)
+        job, _, instance = native_id.partition(".")
+        if job.isdigit() and is_name(instance):
+            self._commands.cancel(job, instance)
 
 
 def open_provider(name: str, settings: SlurmSettings, installation: Settings) -> SlurmProvider:
