@@ -72,6 +72,9 @@ def test_a_restored_stack_continues_the_workloads_when_it_is_adopted(up: Up, tmp
         assert there.client().secrets("t") == ["token"]
         assert there.interrupt() == 0
         assert processes_of(there.data) == {}
+        _mizzen(up, "backup", tmp_path / "stopped.zip", "--data-dir", there.data)
+        assert (tmp_path / "stopped.zip").stat().st_mode & 0o777 == 0o600
+        assert processes_of(there.data) == {}
     finally:
         there.close()
 
