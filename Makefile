@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LIBRARIES := .venv-integrations
 SKYPILOT := .venv-skypilot
+DEPLOY := .venv-deploy
 LIBRARY_PIP = $(LIBRARIES)/bin/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes
 # Lets uv use the system's certificates, which a company proxy may require.
 export UV_SYSTEM_CERTS ?= 1
@@ -16,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults test test-all test-failed test-console test-isolation test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults test test-all test-failed test-console test-isolation test-slurm test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 
@@ -96,6 +97,11 @@ test-isolation: setup
 	    echo "isolation $$mode"; MIZZEN_TEST_ISOLATION=$$mode $(PYTEST) -m "not long" tests/agent tests/isolation $(ARGS) || exit 1; \
 	done
 
+# Pilot jobs on a real Slurm cluster on loopback: Debian's packages slurm-wlm and munge, as root.
+test-slurm: setup $(VENV)/.compiled
+	@command -v sbatch >/dev/null || { echo "make test-slurm needs Slurm (Debian: apt-get install slurm-wlm munge)" >&2; exit 1; }
+	@$(BIN)/python -m pytest -n 0 -m slurm tests/slurm tests/capacity/test_conformance.py $(ARGS)
+
 # The SDK with torch, transformers and lightning, in a separate environment because they are large. pip installs them:
 # it uses a CPU-only build of torch if the user has configured an index that has one, otherwise the registry's build, which
 # needs the CUDA packages on Linux.
@@ -110,6 +116,19 @@ $(LIBRARIES)/.ready: requirements-integrations.lock requirements-torch-cpu.lock 
 	$(LIBRARY_PIP) --dry-run -r $$torch >/dev/null 2>&1 || torch=requirements-torch.lock; \
 	$(LIBRARY_PIP) -r requirements-integrations.lock -r $$torch
 	@touch $@
+
+# The Helm chart, the compose file and the expressions of Prometheus, with their own programs in a separate environment.
+test-deploy: $(DEPLOY)/.ready
+	@$(DEPLOY)/bin/python -m pytest -c tests_deploy/pytest.ini --rootdir . tests_deploy $(ARGS)
+
+$(DEPLOY)/.ready: requirements-deploy.lock | setup
+	@test -x $(DEPLOY)/bin/python || $(PYTHON) -m venv $(DEPLOY)
+	@$(BIN)/uv pip sync -q --python $(DEPLOY)/bin/python --require-hashes requirements-deploy.lock
+	@touch $@
+
+# The image of deploy/Containerfile on a root of debootstrap, built and run by podman; ten minutes, only for root.
+test-container: setup
+	@MIZZEN_TEST_CONTAINER=1 $(BIN)/python -m pytest -n 0 --timeout 1800 tests/deploy/test_container.py $(ARGS)
 
 # Ten seeds of ten minutes of faults on a whole stack, checked from outside (docs/chaos.md).
 chaos: setup $(VENV)/.compiled
@@ -152,12 +171,11 @@ $(SKYPILOT)/.ready: requirements-skypilot.lock | setup
 	@$(BIN)/uv pip sync -q --python $(SKYPILOT)/bin/python --require-hashes requirements-skypilot.lock
 	@touch $@
 
-# Compares schedulers on real traces (docs/experiments.md). DATA is the folder with the traces, BEFORE another checkout
-# to compare with. Takes hours on two cores; an interrupted run resumes.
+# Compares schedulers and judges each cell (docs/experiments.md). DATA is the folder with the traces; without it, only the
+# generated trace is run. An interrupted run resumes.
 OUT ?= .experiment
-experiment: setup $(VENV)/.compiled
-	@test -n '$(DATA)' || { echo "make experiment needs DATA=FOLDER, the folder with philly.csv and the two files of openb" >&2; exit 2; }
-	@$(BIN)/python -m research.experiments --data '$(DATA)' --out '$(OUT)' $(if $(BEFORE),--before '$(BEFORE)') $(ARGS)
+experiment: setup
+	@$(BIN)/python -m research.experiments $(if $(DATA),--data '$(DATA)') --out '$(OUT)' $(ARGS)
 
 # Compares a fleet sized for the peak demand with a smaller fleet plus pools (docs/experiments-pools.md). DATA is the
 # folder with ml-jobs, spot-availability and prices. Takes half an hour.
@@ -202,7 +220,8 @@ lock:
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --group dev --extra demo --no-emit-package mizzen $(patsubst %,--no-emit-package %,django asgiref sqlparse) --upgrade pyproject.toml -o requirements.lock
 	@$(BIN)/python tests_integrations/lock.py $(BIN)/uv
 	@printf 'skypilot\nsniffio\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-skypilot.lock
+	@printf 'compose-spec\nhelm-python-sdk\nkubernetes-validate\npromql-parser\npytest\npyyaml\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-deploy.lock
 	@printf 'uv\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-uv.lock
 
 clean:
-	rm -rf $(VENV) $(LIBRARIES) $(SKYPILOT)
+	rm -rf $(VENV) $(LIBRARIES) $(SKYPILOT) $(DEPLOY)

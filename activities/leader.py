@@ -28,6 +28,7 @@ class Leader(IntEnum):
     CREDITS = 0x6D697A7A656E06
     NOTIFYING = 0x6D697A7A656E07
     ALERTING = 0x6D697A7A656E08
+    REPORTING = 0x6D697A7A656E09
 
 
 def claim(engine: Engine, lock: int, leader: Connection | None) -> Connection | None:

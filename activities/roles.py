@@ -10,6 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from sqlalchemy import Engine
 from temporalio import workflow
 from temporalio.client import Client
 from temporalio.worker import PollerBehaviorSimpleMaximum, UnsandboxedWorkflowRunner, Worker
@@ -35,6 +36,7 @@ from activities.lifecycle.singletons import keep_singletons, set_schedule
 from activities.lifecycle.workloads import WorkloadActivities
 from activities.notify.alerts import Alerts
 from activities.notify.notifier import Notifier
+from activities.notify.weekly import WeeklyReports
 from activities.reclaim.pacing import Pacer
 from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import RegionActivities
@@ -48,7 +50,8 @@ from domain import ids
 from domain.version import BUILD_ID
 from infra.config.settings import Settings
 from infra.db.migrate import upgrade
-from infra.db.session import open_engine
+from infra.db.restorations import held_since
+from infra.db.session import in_db, open_engine
 from infra.errors import ConfigurationError
 from infra.liveness_pipe import DISPATCHER, LivenessReporter
 from infra.master_key import check_master_key
@@ -60,6 +63,7 @@ from infra.temporal_client import connect
 _log = logging.getLogger(__name__)
 _CACHED_WORKFLOWS = 5000
 _THREADS = 32
+_HELD_S = 1.0
 _RUNNER = UnsandboxedWorkflowRunner()
 """No sandbox: it reloads every module for each workflow, which is half of the work of a short workflow. It would only
 find programming mistakes, and the tests run all workflows in the sandbox."""
@@ -187,6 +191,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
     await asyncio.to_thread(upgrade, engine)
     if "control" in roles:
         await asyncio.to_thread(check_master_key, engine, settings.master_key_path)
+    await _adopted(engine, stop)
     providers = await asyncio.to_thread(open_providers, settings) if "control" in roles else {}
     _log.info("loading the compiled inner loops; the first start of a version compiles them, in about a minute")
     await asyncio.to_thread(precompile)
@@ -221,6 +226,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
                 Pacer(engine, settings, client).run(),
                 Notifier(engine, settings).run(),
                 *([Alerts(engine, settings.notify.alerts).run()] if settings.notify.alerts else []),
+                *([WeeklyReports(engine, settings.notify.reports).run()] if settings.notify.reports else []),
             )
             for loop in loops:
                 stack.callback(asyncio.create_task(loop).cancel)
@@ -234,6 +240,16 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
         await stop.wait()
     reporting.cancel()
     engine.dispose()
+
+
+async def _adopted(engine: Engine, stop: asyncio.Event) -> None:
+    """Waits until a database that was restored from a backup is adopted, or `stop` is set."""
+    said = False
+    while not stop.is_set() and (made_at := await in_db(engine, held_since)) is not None:
+        if not said:
+            _log.warning("held: the database was restored from a backup of %s; waiting for `mizzen adopt`", made_at)
+            said = True
+        await asyncio.sleep(_HELD_S)
 
 
 async def _connect(settings: Settings, stop: asyncio.Event) -> Client | None:

@@ -6,6 +6,7 @@ continue, and a retry, even in another agent process, re-attaches to them.
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -31,13 +32,14 @@ from agent.outcomes import kept_outcome, left_by, outcome
 from agent.output_storage import OutputStorage
 from agent.ports import SERVING, reserve
 from agent.progress import read_progress
+from agent.record_files import DamagedRecord
 from agent.sealed import CannotUnseal, prove
 from agent.staged import StagedAttempt
 from agent.staging import Stager
 from agent.state import AttemptFolder, StateFolder
 from agent.task_readiness import Readiness
 from agent.task_watch import TaskWatch, next_look, notify, still_running
-from agent.tasks import RunFolder, TaskState
+from agent.tasks import NotStarted, RunFolder, TaskState
 from domain.blame import LaunchError
 from domain.protocol.activities import Activity
 from domain.protocol.leases import CancelElements, ElementsRun, RunElements
@@ -60,6 +62,7 @@ _SHORT_S, _SHIP_S = 0.02, 0.5
 """The shortest pause between two looks at a chunk of elements, and the one between two looks at their output."""
 _TRIES = 5
 """Number of tries to start an attempt's tasks on this machine before the gang is placed elsewhere."""
+_log = logging.getLogger(__name__)
 
 
 class NodeActivities:
@@ -222,9 +225,21 @@ class NodeActivities:
         except CannotUnseal as error:
             raise ApplicationError(str(error), type="CannotProve", non_retryable=True) from None
 
-    def resume(self) -> None:
-        """Resumes shipping output that an earlier agent of this machine did not ship. Needs a running event loop."""
+    async def resume(self) -> None:
+        """Resumes shipping output that an earlier agent of this machine did not ship.
+
+        Ends attempts whose launch description is damaged: nothing can be reported of their tasks. `run` says why.
+        """
         for folder in self._state.attempts():
+            try:
+                folder.launch()
+            except DamagedRecord as error:
+                if not self._state.is_over(folder):
+                    _log.error("attempt %s is ended: %s", folder.key, error)
+                    try:
+                        await self._end(folder.workload_id, folder.attempt, 0.0)
+                    except (OSError, NotStarted) as failure:
+                        _log.error("attempt %s: %s", folder.key, failure)
             self._files.ship_all(folder)
 
     # ------------------------------------------------------------------------------------------------- what may run
@@ -241,6 +256,7 @@ class NodeActivities:
     def _refuse_stopped(self, workload_id: str, attempt: int) -> None:
         stopped = self._state.stopped_attempt(workload_id)
         if attempt <= stopped:
+            self._state.attempt(workload_id, attempt).launch()  # Its damage is why it was stopped.
             message = f"attempt {attempt} of {workload_id}: attempt {stopped} was stopped on this machine"
             raise refusal(LaunchError.STOPPED_ATTEMPT, message)
 
@@ -415,8 +431,8 @@ class NodeActivities:
         folder = self._state.attempt(request.workload_id, request.attempt)
         try:
             staged = self._stager.load(folder)
-        except CannotUnseal:
-            staged = None  # The state folder has lost the key with which the tasks were started.
+        except (CannotUnseal, DamagedRecord):
+            staged = None  # The state folder has lost the key with which the tasks were started, or its record.
         if staged is not None:
             return self._outcome(staged)
         kept = kept_outcome(self._state, folder.key)

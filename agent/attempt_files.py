@@ -9,6 +9,7 @@ from agent import tasks
 from agent.lending.lender import Lender
 from agent.logs import Shipping
 from agent.output_storage import OutputStorage, is_stored
+from agent.record_files import DamagedRecord
 from agent.sealed import CannotUnseal
 from agent.staged import StagedAttempt
 from agent.staging import Stager
@@ -30,7 +31,7 @@ class AttemptFiles:
         """Ships what an attempt has left, if it was staged here."""
         try:
             staged = self._stager.load(folder)
-        except CannotUnseal as error:  # The secrets cannot be masked, so the output may not leave the machine.
+        except (CannotUnseal, DamagedRecord) as error:  # Secrets cannot be masked, so the output may not leave.
             _log.error("output of %s is not shipped: %s", folder.key, error)
             return
         if staged is not None:

@@ -39,6 +39,9 @@ class Op(IntEnum):
     """The address of a map, whose descriptor is `constant`. This and the next instruction take two places."""
     JUMP_IF_SAME = 0x1D
     SUBTRACT = 0x1F
+    MULTIPLY_CONSTANT = 0x27
+    JUMP_IF_AT_LEAST = 0x3D
+    """Compares two registers as numbers without sign, of 64 bits."""
     OR = 0x4F
     JUMP_UNLESS_EQUAL = 0x55
     JUMP_UNLESS_EQUAL_32 = 0x56

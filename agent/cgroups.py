@@ -249,6 +249,12 @@ def cgroups_of(pid: int) -> list[str]:
     return sorted(set(_cgroups(str(pid)).values()))
 
 
+def unified_cgroup_of(pid: int) -> str | None:
+    """Returns the path of the cgroup v2 of a process; None: this process does not see it, or it is the root."""
+    path = _cgroups(str(pid)).get("")
+    return path if path is not None and os.path.exists(f"{path}/cgroup.type") else None
+
+
 @cache
 def _own() -> dict[str, str]:
     return _cgroups("self")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agent.launch import Owner
 from domain.ids import is_name, machine_id
-from domain.isolation import Isolation
+from domain.isolation import Isolation, TaskNetwork
 from domain.launch import LaunchDescription
 from mizzen.cadence import PLATFORMS as PRIORS
 from mizzen.notices.detection import PLATFORMS
@@ -32,6 +32,8 @@ class AgentConfig(BaseModel):
     rack: str
     gpu_type: str | None = None
     gpus: int = Field(0, ge=0)
+    gpu_numbers: tuple[int, ...] = ()
+    """The numbers of the GPUs that this agent offers, in the order of its slots; empty: the slots are the numbers."""
     cpus_milli: int = Field(gt=0)
     memory_bytes: int = Field(gt=0)
     address: str
@@ -58,6 +60,8 @@ class AgentConfig(BaseModel):
     isolation: Isolation = Isolation.NONE
     """How tasks are separated (`agent.isolation.choose`). With `user` and `sandbox`, an agent that runs as root needs
     `tenant_uids` or `run_as`."""
+    network: TaskNetwork = TaskNetwork.HOST
+    """The network of tasks. `ports` needs the isolation `sandbox`, no `engine_socket` and no `interface`."""
     isolation_why: str = ""
     """Why the mode is not a stronger one, for `mizzen machines`."""
     engine_socket: Path | None = None
@@ -98,6 +102,9 @@ class AgentConfig(BaseModel):
     """How long an image that the agent has fetched is kept after its last use, in seconds."""
     images_bytes: int = Field(100 << 30, ge=0)
     """The most that these images may have together; beyond it, the longest unused ones are removed."""
+    image_bytes_s: float | None = Field(None, ge=10_000)
+    """The bandwidth that fetches of images may have together, in bytes per second (`agent.containers.pull_rate`). None:
+    any."""
     disk_fraction: float | None = Field(0.9, gt=0, le=1)
     """The part of the disk's free space that tasks may use together (`agent.disk`). None: they have no limit."""
     output_bytes: int = Field(1 << 30, ge=1 << 22)
@@ -131,12 +138,16 @@ class AgentConfig(BaseModel):
     """Bandwidth of the machine's link in bytes per second, with `interface`."""
     research_bytes_s: float = Field(0.0, ge=0)
     """Bandwidth that all other traffic keeps at least while checkpoints leave (B_min), with `interface`."""
+    once: bool = False
+    """The agent serves until the platform's notice, and then ends (`agent.pilot`)."""
     instance: str = ""
     """Id of the machine's instance, if mizzen launched the machine."""
     join_token: str = ""
+    """Token that the instance was launched with, if mizzen launched the machine."""
+    native_id: str = ""
+    """The provider's id of the machine, if it knows it: a Slurm job's number."""
     machine_key: str = ""
     """The API key with which an agent of `agent.fleet` connects; empty: that of the settings."""
-    """Token that the instance was launched with, if mizzen launched the machine."""
     max_archive_bytes: int = Field(1 << 30, gt=0)
     """Maximum size of an uploaded working directory's archive, compressed."""
 
@@ -165,6 +176,10 @@ class AgentConfig(BaseModel):
             raise ValueError(f"isolation {self.isolation}: an agent that runs as root needs tenant_uids or run_as")
         if self.isolation is Isolation.USER and os.geteuid() != 0:
             raise ValueError("isolation user: only an agent that runs as root can start tasks as another user")
+        if self.network is TaskNetwork.PORTS and (self.isolation is not Isolation.SANDBOX or self.engine_socket):
+            raise ValueError("network ports: needs isolation sandbox and no engine_socket")
+        if self.network is TaskNetwork.PORTS and self.interface is not None:
+            raise ValueError(f"interface {self.interface}: needs network host, to recognise the traffic of tasks")
         self.task_owner()
         self.owner_uid()
         return self

@@ -24,8 +24,9 @@ from typing import Self
 from agent import records, shim, tasks
 from agent.cgroups import processes_below
 from agent.config import AgentConfig
+from agent.record_files import read_sound
 from agent.sandbox import remove_tree
-from agent.state import AttemptFolder, StateFolder, read_json
+from agent.state import AttemptFolder, StateFolder
 from agent.tasks import RunFolder
 from domain.launch import TaskPlace
 from domain.task_reports import DiskReport
@@ -72,13 +73,13 @@ def limit_of(
     """
     if config.disk_fraction is None:
         return None
-    kept = read_json(attempt.path / _FILE)
-    if kept is not None:
+    kept = read_sound(attempt.path / _FILE)
+    if kept:
         return DiskUse(**kept["limit"])
     disk = os.statvfs(attempt.path)
     pool = DiskUse(disk.f_bavail * disk.f_frsize, disk.f_favail)
     for other in state.unfinished(but=attempt):
-        if (body := read_json(other.path / _FILE)) is not None:
+        if body := read_sound(other.path / _FILE):
             pool += DiskUse(**body["used"])
     shares = [sum(place.cpus_milli for place in places) / config.cpus_milli]
     shares.append(sum(place.memory_bytes for place in places) / config.memory_bytes)
@@ -146,8 +147,8 @@ def measure(folders: Iterable[Path], pids: Iterable[int] = ()) -> tuple[DiskUse,
 
 def disk_report(run: RunFolder) -> DiskReport | None:
     """Returns why the agent stopped the task, if it did so because its attempt had used up the disk."""
-    body = read_json(run.path / _FILE)
-    return None if body is None else DiskReport(**body)
+    body = read_sound(run.path / _FILE)
+    return DiskReport(**body) if body else None
 
 
 class DiskWatch:

@@ -10,8 +10,9 @@ from typing import Any
 from agent import records, tasks
 from agent.lane import ALL, CANCELLED, CHUNK, JOURNAL
 from agent.launch import DEFAULT_PATH, script_command
+from agent.record_files import read_json, read_sound
 from agent.staged import StagedAttempt
-from agent.state import AttemptFolder, read_json
+from agent.state import AttemptFolder
 from agent.tasks import RunFolder, TaskState
 from domain.array_elements import fill, values_of, variables_of
 from domain.ids import array_of, element_id
@@ -48,7 +49,7 @@ class ElementChunk:
         identities = run.identities()
         if not self._handed and identities is not None and tasks.inspect(run) is TaskState.RUNNING:
             body = {"elements": [_element(staged, run, one) for one in self._elements]}
-            if read_json(run.path / CHUNK) != body:  # An earlier agent may have written it.
+            if read_sound(run.path / CHUNK) != body:  # An earlier agent may have written it.
                 records.write_durably(str(run.path / CHUNK), body)
             identities[0].send(SIGUSR1)
             self._handed = True
@@ -78,9 +79,9 @@ def known_results(folder: AttemptFolder) -> list[ElementResult]:
     """
     found = []
     for run in folder.runs():
-        chunk = read_json(run.path / CHUNK)
+        chunk = read_sound(run.path / CHUNK)
         if chunk is not None and run.exit() is not None:
-            keys = [(one["index"], one["attempt"]) for one in chunk["elements"]]
+            keys = [(one["index"], one["attempt"]) for one in chunk.get("elements", ())]
             known: dict[tuple[int, int], ElementResult] = {}
             _read(run, keys, known, 0)
             found += [known.get(key) or ElementResult(*key) for key in keys]

@@ -6,6 +6,7 @@ from temporalio.exceptions import ApplicationError
 
 from agent.containers.local_images import BadImage, ImageUnavailable
 from agent.ports import NoFreePort, PortTaken, TooManyPorts
+from agent.record_files import DamagedRecord
 from agent.sealed import CannotUnseal
 from agent.staged import BadLaunch
 from agent.staging import BucketUnavailable, ChangedLaunch, DamagedArchive
@@ -21,6 +22,7 @@ _TYPES: dict[type[Exception], LaunchError] = {
     CannotUnseal: LaunchError.CANNOT_UNSEAL,
     ChangedLaunch: LaunchError.CHANGED_LAUNCH,
     DamagedArchive: LaunchError.DAMAGED_ARCHIVE,
+    DamagedRecord: LaunchError.MACHINE_FAULT,
     ImageUnavailable: LaunchError.IMAGE_UNAVAILABLE,
     NoFreePort: LaunchError.NO_FREE_PORT,
     NotStarted: LaunchError.NOT_STARTED,
@@ -59,4 +61,5 @@ def launch_failure(error: Exception, *, final: bool) -> Exception:
         message = f"{error.member!r}: {error}"
     if kind is None and isinstance(error, OSError):
         kind = LaunchError.DISK_FULL if is_disk_full(error) else LaunchError.MACHINE_FAULT
+    final = final or isinstance(error, DamagedRecord)  # A retry reads the same, also if tasks were started.
     return error if kind is None else refusal(kind, message, final=final)

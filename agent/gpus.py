@@ -73,11 +73,12 @@ def numbered_gpus(root: Path = _MACHINE) -> list[Gpu]:
     if root == _MACHINE and (devices := nvml.devices()) is not None:
         return devices
     if found := _shown(root):
-        return found
+        return nvml.offered(found)
     names: list[str] = []
     with contextlib.suppress(FileNotFoundError):
         names = os.listdir(root / "dev")  # noqa: PTH208 - only names are needed
-    return [Gpu(minor) for minor in sorted(int(match[1]) for match in map(_DEVICE.fullmatch, names) if match)]
+    minors = sorted(int(match[1]) for match in map(_DEVICE.fullmatch, names) if match)
+    return nvml.offered([Gpu(minor) for minor in minors])
 
 
 def _shown(root: Path) -> list[Gpu]:

@@ -27,6 +27,7 @@ from agent.logs import Shipping, shipped
 from agent.notices import MachineNotices
 from agent.outcomes import forget_outcomes, keep_outcome
 from agent.output_storage import OutputStorage, has_outputs
+from agent.pilot import Pilot, machine_notices
 from agent.processes import end_tasks
 from agent.sessions.task_sessions import TaskSessions
 from agent.staging import Stager
@@ -79,7 +80,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     """
     stop = stop or asyncio.Event()
     try:
-        notices = MachineNotices(config.platform, _environ(config))
+        notices = machine_notices(config, _environ(config))
     except ValueError as error:
         raise ConfigurationError(f"machine {config.machine}: {error}") from None
     state = StateFolder(config.state_dir)
@@ -106,10 +107,14 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     if uplink is not None:
         lending.append(asyncio.create_task(uplink.run()))
     guarding = asyncio.create_task(_guard(state, activities, stop))
+    if config.once:
+        pilot = Pilot(config, state, notices, locks)
+        pilot.listen()
+        lending.append(asyncio.create_task(pilot.run(stop)))
     try:
         if (listening_to_owner := open_socket(config)) is not None:
             lending.append(asyncio.create_task(serve_owner(config, listening_to_owner, lender)))
-        activities.resume()
+        await activities.resume()
         failures = 0
         while not stop.is_set():
             began_s = time.monotonic()
@@ -289,6 +294,7 @@ async def _say_hello(client: Client, config: AgentConfig, state: StateFolder, le
         runs=state.running(),
         instance=config.instance,
         join_token=config.join_token,
+        native_id=config.native_id,
         at_s=time.time(),
         taken=lender.lending.is_whole,
         withheld=lender.lending.withheld,

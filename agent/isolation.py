@@ -21,9 +21,10 @@ import mizzen
 from agent.launch import Owner
 from agent.sandbox_view import bubblewrap, existing, sandbox_command
 from agent.state import make_folder
+from agent.task_network import slirp4netns
 from agent.tasks import RunFolder
 from domain.ids import checkpoint_marker_key, checkpoint_prefix
-from domain.isolation import Isolation, sandbox_path
+from domain.isolation import Isolation, TaskNetwork, sandbox_path
 from domain.launch import LaunchDescription
 from infra.errors import ConfigurationError
 from mizzen.objects.disk import was_made
@@ -68,6 +69,7 @@ def sandbox_of(
     paths: Sequence[str],
     shm_bytes: int,
     devices: Mapping[str, str],
+    network: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Returns the arguments of `agent.sandbox.hold` for the tasks `runs` of an attempt.
 
@@ -75,7 +77,7 @@ def sandbox_of(
     local folder, their checkpoints and tables. They can change only their working directories, reports and checkpoints.
     At the absolute paths of the job's mounts they see the files of the first task (`RunFolder.mounted`).
     `shm_bytes` is the size of `/dev/shm`; 0: half of the machine's memory. `devices` has the meaning of that of
-    `sandbox_command`.
+    `sandbox_command`, and `network` that of `agent.sandbox.hold`.
     """
     program = bubblewrap()
     if program is None:
@@ -85,9 +87,16 @@ def sandbox_of(
     mounted = (run.mounted(launch.jobs[run.job].mounts) for run in reversed(runs))
     mounts = {path: str(place) for one in mounted for path, place in one.items()}
     command = sandbox_command(
-        program, private, reads=reads, writes=writes, shm_bytes=shm_bytes, devices=devices, mounts=mounts
+        program,
+        private,
+        reads=reads,
+        writes=writes,
+        shm_bytes=shm_bytes,
+        devices=devices,
+        mounts=mounts,
+        own_network=network is not None,
     )
-    return {"folder": str(private), "command": command}
+    return {"folder": str(private), "command": command, "network": network}
 
 
 def task_paths(
@@ -245,10 +254,11 @@ def choose(wanted: Isolation | None, state_dir: Path, *, uid: int | None, is_len
 
 
 @cache
-def why_not(mode: Isolation, state_dir: Path, uid: int | None) -> str | None:
+def why_not(mode: Isolation, state_dir: Path, uid: int | None, network: TaskNetwork = TaskNetwork.HOST) -> str | None:
     """Returns why this computer does not have a mode of isolation, or None if it has. Takes about 0.2 s.
 
-    Starts a test process. `uid` has the meaning of that of `choose`.
+    Starts a test process. `uid` has the meaning of that of `choose`. `network` is that of the tasks; `ports` needs the
+    mode `sandbox`.
     """
     if mode is Isolation.NONE:
         return None
@@ -260,9 +270,12 @@ def why_not(mode: Isolation, state_dir: Path, uid: int | None) -> str | None:
         program = bubblewrap()
         if program is None:
             return "bubblewrap is not installed"
-        private = folder / f"probe.{os.getpid()}"
-        command = sandbox_command(program, private, reads=_python_paths(), writes=[])
-        held = {"folder": str(private), "command": command}
+        private, slirp = folder / f"probe.{os.getpid()}", slirp4netns()
+        if (own := network is TaskNetwork.PORTS) and slirp is None:
+            return "slirp4netns is not installed"
+        command = sandbox_command(program, private, reads=_python_paths(), writes=[], own_network=own)
+        network_of = {"program": slirp, "cgroup": None} if own else None
+        held = {"folder": str(private), "command": command, "network": network_of}
     told = {"agent": str(Path(__file__).parents[1]), "sandbox": held, "uid": uid, "folder": str(folder)}
     try:
         done = subprocess.run(

@@ -49,6 +49,8 @@ class TaskLaunch:
     """Arguments of `agent.sandbox.hold`; None: the task runs without a sandbox."""
     container: Mapping[str, Any] | None = None
     """What `agent.containers.container_shim` needs, with command and environment; None: the task brings no image."""
+    ports: tuple[tuple[int, int], ...] = ()
+    """With a network of the sandbox's own: ports of the machine, and those of the task to which they lead."""
     setup: tuple[str, ...] | None = None
     """Command that runs before `argv`, once; None: there is none."""
     setup_by: str | None = None
@@ -102,6 +104,7 @@ def environment(
     deadline_file: Path,
     python: str,
     secrets: Mapping[str, str],
+    user: str,
     platform: str | None = None,
     port: int | None = None,
     credentials: Mapping[str, str] = MappingProxyType({}),
@@ -110,11 +113,12 @@ def environment(
     """Returns the complete environment of a task. It inherits nothing from the agent's environment.
 
     `masters` maps a job to `address:port`. `interval_file` and `deadline_file` need not exist yet. `secrets` are the
-    secrets of the task's job. `platform` is the platform's name in `mizzen.cadence`, or None if it is unknown. `port`
-    is the port on which the task serves requests, if it serves any. `credentials` are variables by which libraries find
-    the task's credentials for its buckets. `gpus` are the numbers of its GPUs as the task sees them; None: those of its
-    slots. The user's variables may replace `credentials`, PATH, HOME, LANG and PYTHONUNBUFFERED, but no other variable
-    that mizzen sets. User variables whose names start with `MIZZEN_` are
+    secrets of the task's job. `user` is the name of the task's user, or its number: it may have no entry in passwd, and
+    libraries look at the variables first. `platform` is the platform's name in `mizzen.cadence`, or None if it is
+    unknown. `port` is the port on which the task serves requests, if it serves any. `credentials` are variables by
+    which libraries find the task's credentials for its buckets. `gpus` are the numbers of its GPUs as the task sees
+    them; None: those of its slots. The user's variables may replace `credentials`, PATH, HOME, USER, LOGNAME, LANG and
+    PYTHONUNBUFFERED, but no other variable that mizzen sets. User variables whose names start with `MIZZEN_` are
     dropped.
     """
     job = launch.jobs[place.job]
@@ -172,7 +176,8 @@ def environment(
     if (addresses := _addresses(launch, place.job)) is not None:
         ours["MIZZEN_TASK_ADDRS"] = addresses
     # The output is a file, of which Python would otherwise buffer 8 KiB: it would be late, and lost with a kill.
-    defaults = {"PATH": DEFAULT_PATH, "HOME": str(home), "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **credentials}
+    defaults = {"PATH": DEFAULT_PATH, "HOME": str(home), "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
+    defaults |= {"USER": user, "LOGNAME": user, **credentials}
     return defaults | theirs | ours
 
 

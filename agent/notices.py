@@ -1,8 +1,8 @@
 """Termination notices of the machine's platform, which the agent polls on behalf of all tasks on the machine.
 
 The agent passes a notice to the tasks as SIGTERM, like any stop, so tasks need not poll. A SIGTERM to the agent itself
-is not a notice: it stops the agent, and the tasks continue. So the agent cannot detect notices of platforms that only
-send a signal.
+is a notice only if the agent serves until its allocation ends (`agent.pilot`). Otherwise it stops the agent, and the
+tasks continue.
 
 A task may also poll the platform itself and report a notice. Such a report affects only the task's own attempt, because
 it is not trusted: a task must not be able to take a machine out of service. A notice that the agent reads affects
@@ -15,13 +15,14 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from signal import Signals
 
 from agent.config import DETECT
 from domain.protocol.machines import MachineNotice
 from domain.task_reports import NoticeReport
 from mizzen.cadence import PLATFORMS as PRIORS
 from mizzen.cadence.interruptions import OF_NOTICES
-from mizzen.notices import Notice, Watcher
+from mizzen.notices import Notice, SigtermWatcher, Watcher
 from mizzen.notices.current_notice import backoff_s
 from mizzen.notices.detection import detect, from_environment
 
@@ -31,8 +32,10 @@ _log = logging.getLogger(__name__)
 class MachineNotices:
     """The newest notice for this machine. `run` polls the platform; callers read `current` or wait for `heard`."""
 
-    def __init__(self, platform: str | None, environ: Mapping[str, str] | None = None) -> None:
-        """Sets up the watcher without polling. `platform` is `AgentConfig.platform`.
+    def __init__(
+        self, platform: str | None, environ: Mapping[str, str] | None = None, watcher: Watcher | None = None
+    ) -> None:
+        """Sets up the watcher without polling. `platform` is `AgentConfig.platform`. `watcher` replaces its own.
 
         Raises:
             ValueError: `MIZZEN_PLATFORM` or another `MIZZEN_` variable in `environ` has an invalid value.
@@ -42,7 +45,9 @@ class MachineNotices:
         # This agent may itself run as a task of another agent. That task's grace says nothing about this machine.
         given.pop("MIZZEN_GRACE_S", None)
         self._environ = {**given, "MIZZEN_PLATFORM": "" if self._named == DETECT else self._named or "sigterm"}
-        self._watcher: Watcher | None = None if self._named == DETECT else from_environment(self._environ)
+        self._watcher = watcher
+        if watcher is None and self._named != DETECT:
+            self._watcher = from_environment(self._environ)
         self._of_platform: NoticeReport | None = None
         self._of_owner: NoticeReport | None = None
         self._owner_takes_runs: dict[str, NoticeReport] = {}
@@ -79,6 +84,17 @@ class MachineNotices:
                 if failures == 1:
                     _log.warning("cannot read notices of platform %s, retrying: %s", watcher.platform, error)
             await asyncio.sleep(backoff_s(watcher.period_s, watcher.window.seconds, failures))
+
+    @property
+    def signals(self) -> tuple[Signals, ...]:
+        """The signals that are notices of the platform, if this agent serves until its platform ends it."""
+        return () if self._watcher is None else self._watcher.signals
+
+    async def signalled(self, received: int) -> None:
+        """Takes a signal to this agent as the platform's notice, with the end that the platform has announced."""
+        watcher = self._watcher or SigtermWatcher({})
+        notice = watcher.on_signal(received)
+        self._take(await asyncio.to_thread(watcher.exact, notice) or notice)
 
     def of_run(self, run: str, notice: NoticeReport) -> None:
         """Stores a task's report that the platform will take the machine. `run` is `workload.attempt`."""

@@ -9,10 +9,10 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 _LIBRARY = "libnvidia-ml.so.1"
 _MAKERS = {"nvidia", "tesla", "quadro", "geforce"}
@@ -52,6 +52,20 @@ _seen: dict[int, Gpu] = {}
 """The GPUs that were there, by their numbers of NVML."""
 
 
+_offered: list[int] = []
+T = TypeVar("T")
+
+
+def offer_only(numbers: Sequence[int]) -> None:
+    """Limits the GPUs of this agent to those with these numbers, in the order of the bus. Slots are their places."""
+    _offered[:] = numbers
+
+
+def offered(found: Sequence[T]) -> list[T]:
+    """Returns, of a list of all GPUs or of something about each, the entries of those that this agent offers."""
+    return [found[number] for number in _offered if number < len(found)] if _offered else list(found)
+
+
 @dataclass(frozen=True)
 class Use:
     """What uses a GPU now."""
@@ -72,7 +86,7 @@ def devices() -> list[Gpu] | None:
     if library is None:
         return None
     try:
-        return [device for device, _ in _all(library)]
+        return offered([device for device, _ in _all(library)])
     except library.NVMLError as error:
         _log.warning("NVML fails, so files of the driver are read instead: %s", error)
         return None
@@ -84,7 +98,7 @@ def uses() -> list[Use] | None:
     if library is None:
         return None
     try:
-        return [Use() if handle is None else _use(library, handle) for _, handle in _all(library)]
+        return offered([Use() if handle is None else _use(library, handle) for _, handle in _all(library)])
     except library.NVMLError as error:
         _log.warning("NVML fails, so nvidia-smi is asked instead: %s", error)
         return None

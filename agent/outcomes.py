@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from agent import records
 from agent.disk import disk_report
 from agent.progress import read_progress
+from agent.record_files import DamagedRecord
 from agent.sealed import CannotUnseal, unseal
 from agent.secret_masks import Masker
 from agent.state import AttemptFolder, StateFolder
@@ -116,7 +117,10 @@ def _owners_notice(ended: Sequence[tuple[RunFolder, ReportedExit]]) -> NoticeRep
 
 def keep_outcome(state: StateFolder, attempt: AttemptFolder, machine: str) -> None:
     """Stores the outcome of an attempt on `machine` if all its tasks there have ended."""
-    launch = attempt.launch()
+    try:
+        launch = attempt.launch()
+    except DamagedRecord:  # Nothing says which tasks are its.
+        return
     if launch is None:
         return
     runs = [attempt.run(place.job, place.task) for place in launch.on_machine(machine)]

@@ -20,7 +20,8 @@ from typing import Any
 
 from agent import output_reader, records
 from agent.launch import Owner
-from agent.state import AttemptFolder, read_json
+from agent.record_files import read_sound
+from agent.state import AttemptFolder
 from agent.tasks import RunFolder
 from domain import ids
 from domain.output_manifest import MAX_TEXT, PART_BYTES, OutputManifest, OutputPart
@@ -96,7 +97,7 @@ class OutputStorage:
 
         Outputs that are still being stored are among them only after `until_stored` has given up waiting for them.
         """
-        if (body := read_json(run.path / _FILE)) is not None:
+        if (body := read_sound(run.path / _FILE)) is not None:
             return [UnstoredOutput(name, *found) for name, found in body.items()]
         one = self._storing[run.run_id][0] if run.run_id in self._storing else None
         if one is None or not one.is_late:

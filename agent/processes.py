@@ -104,7 +104,8 @@ def end_tasks(folder: Path) -> None:
 
     `folder` is its present path (`StateFolder.place`). Then removes the folders of their sandboxes.
     """
-    shims = _shims(folder)
+    below = f"{folder / 'runs'}/"
+    shims = _shims(lambda path: path.startswith(below))
     for one in shims:
         one.send(signal.SIGTERM)
     give_up_s = time.monotonic() + _GRACE_S
@@ -128,15 +129,21 @@ def _alive(pids: set[int]) -> bool:
     return any(stat is not None and stat[0] not in "ZX" for stat in stats)
 
 
-def _shims(folder: Path) -> list[ProcessIdentity]:
-    """Returns the shims of a folder: each holds the lock in the folder of its task open."""
-    runs, found = f"{folder / 'runs'}/", []
+def holder_of(lock: Path) -> ProcessIdentity | None:
+    """Returns the shim that holds the lock of a task's folder; None: the task has none. Takes milliseconds."""
+    wanted = os.path.realpath(lock)
+    return next(iter(_shims(lambda path: path == wanted)), None)
+
+
+def _shims(wanted: Callable[[str], bool]) -> list[ProcessIdentity]:
+    """Returns the shims with an open file that is wanted: each holds the lock in the folder of its task open."""
+    found = []
     for name in os.listdir("/proc"):  # noqa: PTH208 - of every process, and only names are needed
         if not name.isdigit() or _name(name) != _SHIM:
             continue
         with contextlib.suppress(OSError), os.scandir(f"/proc/{name}/fd") as descriptors:
             identity = ProcessIdentity.of(int(name))
-            if any(_target(one.path).startswith(runs) for one in descriptors):
+            if any(wanted(_target(one.path)) for one in descriptors):
                 found.append(identity)
     return found
 

@@ -1,9 +1,9 @@
 """Sandboxes of tasks: namespaces that the tasks of an attempt on a machine share, and that nothing else is in.
 
-A small process per attempt, the holder, keeps a PID, a mount, an IPC and a UTS namespace, and a user namespace if the
+A small process per attempt, the holder, keeps a PID, a mount, an IPC and a UTS namespace, and user namespaces if the
 agent is not root. bubblewrap makes them, with the folders that the tasks may see (`agent.sandbox_view`). Each shim of
 the attempt joins the PID namespace, and its task joins the others: ranks on one machine meet in `/dev/shm` and by IPC.
-The network is that of the machine. The attempt's folder contains
+The network is that of the machine, or one of the sandbox (`agent.task_network`). The attempt's folder contains
 
     private/lock            each shim of the attempt holds a shared lock on it while its task runs
     private/making          a shim locks it while it starts the holder
@@ -23,16 +23,21 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from agent import task_network
 from agent.records import publish
 
 FOLDERS = {"tmp": "/tmp", "var-tmp": "/var/tmp"}
 """Folders in `private`, and where the tasks see them."""
 _LOCK, _MAKING, _HOLDER = "lock", "making", "holder.json"
-_FIRST, _OTHERS = ("user", "pid"), ("ipc", "uts", "mnt")
-"""Namespaces in the order in which shims and then tasks join them."""
+_FIRST, _OTHERS = ("owner", "pid"), ("ipc", "uts", "net", "mnt", "user")
+"""Namespaces in the order in which shims and then tasks join them. `owner` is the user namespace to which the others
+belong, in which an ordinary user's shim is root. bubblewrap makes a second one for the tasks, in which they are not."""
+_GET_OWNER = 0xB701
+"""The request (ioctl) NS_GET_USERNS: opens the user namespace to which a namespace belongs."""
 _WAITS = "echo; exec flock 0"
 """What the holder runs: it writes that the namespaces are complete, and waits for the lock, which is its input."""
 _ENDING_S = 1.0
@@ -89,10 +94,11 @@ class Sandbox:
                 raise OSError(code, f"{os.strerror(code)}: the {name} namespace of the sandbox")
 
 
-def hold(folder: str, command: Sequence[str]) -> Sandbox:
+def hold(folder: str, command: Sequence[str], network: Mapping[str, Any] | None = None) -> Sandbox:
     """Returns the sandbox of `folder` (`private`), which it starts with the bubblewrap `command` if there is none.
 
-    The process must have one thread.
+    The process must have one thread. `network`: `program` and `cgroup` of `agent.task_network.serve`, if `command`
+    makes a network namespace.
 
     Raises:
         OSError: the machine does not allow the namespaces, or the disk is full. bubblewrap writes why to descriptor 2.
@@ -102,7 +108,7 @@ def hold(folder: str, command: Sequence[str]) -> Sandbox:
     try:
         making = _open(f"{folder}/{_MAKING}")
         fcntl.flock(making, fcntl.LOCK_EX)
-        return _opened(folder, lock, _holder(folder) or _start(folder, command))
+        return _opened(folder, lock, _holder(folder) or _start(folder, command, network))
     except BaseException as error:
         let_go(folder, lock)
         if isinstance(error, PermissionError) and error.errno == errno.EACCES:
@@ -193,31 +199,56 @@ def _locked(lock: int, kind: int) -> bool:
     return False
 
 
-def _start(folder: str, command: Sequence[str]) -> int:
+def _start(folder: str, command: Sequence[str], network: Mapping[str, Any] | None) -> int:
     """Starts the holder, waits until its namespaces are complete, and returns its pid."""
     info, telling = os.pipe()
     ready, saying = os.pipe()
+    ends, living = (-1, -1) if network is None else os.pipe()
     waiting = _open(f"{folder}/{_LOCK}")
     try:
+        kept = [] if network is None else ["--sync-fd", str(living)]
+        if network is not None:
+            task_network.prepare(folder)
         # It outlives this process, and the terminal's signals do not reach it.
         holder = subprocess.Popen(
-            [*command, "--info-fd", str(telling), "--", "/bin/sh", "-c", _WAITS],
-            pass_fds=(telling,), stdin=waiting, stdout=saying, cwd="/", env={}, start_new_session=True,
+            [*command, *kept, "--info-fd", str(telling), "--", "/bin/sh", "-c", _WAITS],
+            pass_fds=(telling,) if network is None else (telling, living), stdin=waiting, stdout=saying, cwd="/",
+            env={}, start_new_session=True,
         )  # fmt: skip
         os.close(telling)
         os.close(saying)
         telling = saying = -1
         if os.read(ready, 1):
             pid = int(json.loads(os.read(info, 4096))["child-pid"])
+            if network is not None:
+                with _owner_of(pid) as owner:
+                    task_network.serve(folder, **network, pid=pid, owner=owner, ends=ends)
             publish(f"{folder}/{_HOLDER}", {"pid": pid, "start": _started(pid), "boot_id": _boot_id()})
             holder.returncode = 0  # It is not to be waited for.
             return pid
         holder.wait()
     finally:
-        for descriptor in (info, ready, waiting, telling, saying):
+        for descriptor in (info, ready, waiting, telling, saying, ends, living):
             if descriptor >= 0:
                 os.close(descriptor)
     raise PermissionError(f"bubblewrap cannot make a sandbox (status {holder.returncode})")
+
+
+@contextlib.contextmanager
+def _owner_of(pid: int) -> Iterator[int | None]:
+    """Opens the user namespace to which the namespaces of a process belong; gives None if it is that of the caller."""
+    if os.readlink(f"/proc/{pid}/ns/user") == os.readlink("/proc/self/ns/user"):
+        yield None
+        return
+    mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        owner = fcntl.ioctl(mounts, _GET_OWNER)
+    finally:
+        os.close(mounts)
+    try:
+        yield owner
+    finally:
+        os.close(owner)
 
 
 def of_process(pid: int) -> Sandbox:
@@ -235,11 +266,16 @@ def _opened(folder: str, lock: int, pid: int) -> Sandbox:
     try:
         namespaces = {
             name: os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=own)
-            for name in (*_FIRST, *_OTHERS)
+            for name in ("pid", *_OTHERS)
             if os.readlink(name, dir_fd=own) != os.readlink(f"/proc/self/ns/{name}")
         }
     finally:
         os.close(own)
+    if "user" in namespaces:
+        namespaces["owner"] = fcntl.ioctl(namespaces["mnt"], _GET_OWNER)
+        os.set_inheritable(namespaces["owner"], False)
+        if os.path.sameopenfile(namespaces["owner"], namespaces["user"]):  # It can be joined once only.
+            os.close(namespaces.pop("user"))
     proc = os.open(f"/proc/{pid}/root/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     return Sandbox(folder, lock, namespaces, f"/proc/self/fd/{proc}")
 
@@ -275,6 +311,7 @@ def _open(path: str) -> int:
 
 def _remove(folder: str) -> None:
     with contextlib.suppress(OSError):
+        task_network.end(folder)
         # The lock last: until then, a process that wants the folders waits for it.
         for name in sorted(os.listdir(folder), key=lambda name: name == _LOCK):
             path = f"{folder}/{name}"

@@ -14,12 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from agent.sandbox import FOLDERS
+from agent.task_network import RESOLV_CONF
 
 _SYSTEM = ("/usr", "/etc", "/opt", "/sys", "/nix", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _RESOLVER = "/etc/resolv.conf"
 _GPU_DAEMON = "/run/nvidia-persistenced"
 _FOLDER = ("--perms", "0755", "--dir")
-_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _ACCELERATORS = ("/dev/kfd", "/dev/accel*", "/dev/vfio", "/dev/neuron*", "/dev/infiniband")
 """Devices of AMD, Google and AWS, and of networks that they use directly. Those of NVIDIA: `agent.device_rules`."""
 
@@ -46,6 +46,7 @@ def sandbox_command(
     shm_bytes: int = 0,
     devices: Mapping[str, str] | None = None,
     mounts: Mapping[str, str] | None = None,
+    own_network: bool = False,
 ) -> list[str]:
     """Returns bubblewrap's command for `agent.sandbox.hold`.
 
@@ -58,10 +59,10 @@ def sandbox_command(
         shm_bytes: size of `/dev/shm`; 0: half of the machine's memory.
         devices: further device files that are visible: the path on the machine, and that in the sandbox.
         mounts: writable folders and files that are visible at another path: that in the sandbox, and their own.
+        own_network: the sandbox gets a network of its own (`agent.task_network`).
     """
-    root = os.geteuid() == 0
     arguments = [program, "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--clearenv", "--cap-drop", "ALL"]
-    if not root:
+    if os.geteuid() != 0:
         arguments.append("--unshare-user")
     for path in _SYSTEM:
         if os.path.islink(path):
@@ -75,7 +76,9 @@ def sandbox_command(
     for path in (os.path.dirname(os.path.realpath(_RESOLVER)), _GPU_DAEMON):
         if path.startswith("/run/") and os.path.isdir(path):
             arguments += [*_above(path, _SYSTEM), "--ro-bind", path, path]
-    arguments += ["--proc", "/proc", *_devices(devices or {}, root=root)]
+    if own_network:
+        arguments += ["--unshare-net", "--ro-bind", str(private / RESOLV_CONF), os.path.realpath(_RESOLVER)]
+    arguments += ["--proc", "/proc", "--dev", "/dev", *_devices(devices or {})]
     size = ["--size", str(shm_bytes)] if shm_bytes else []
     arguments += ["--perms", "1777", *size, "--tmpfs", "/dev/shm"]
     for name, place in FOLDERS.items():
@@ -98,17 +101,8 @@ def sandbox_command(
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-def _devices(more: Mapping[str, str], *, root: bool) -> list[str]:
-    if root:
-        found = ["--dev", "/dev"]
-    else:
-        # Without `--dev`, which would need a second user namespace: tasks have no pseudo-terminals.
-        found = ["--perms", "0755", "--tmpfs", "/dev"]
-        for name in _DEVICES:
-            found += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-        found += ["--symlink", "/proc/self/fd", "/dev/fd"]
-        for number, name in enumerate(("stdin", "stdout", "stderr")):
-            found += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
+def _devices(more: Mapping[str, str]) -> list[str]:
+    found = list[str]()
     accelerators = {path: path for pattern in _ACCELERATORS for path in sorted(glob.glob(pattern))}
     for path, place in (accelerators | dict(more)).items():
         folder = os.path.dirname(place)

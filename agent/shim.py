@@ -37,6 +37,7 @@ from agent.records import reserve, write_durably, write_reserved
 from agent.restarts import PAUSE_S, Restarts
 from agent.sandbox import Sandbox, hold
 from agent.seccomp import restrict
+from agent.task_network import forward
 from agent.task_setup import (
     BEGUN_FILE,
     CANNOT_RUN,
@@ -323,7 +324,7 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     for name in (EXIT_FILE, STOP_FILE):
         reserve(f"{folder}/{name}")
     defaults: dict[str, Any] = {"limits": [], "setup": None, "sandbox": None, "container": None}
-    defaults |= {"setup_by": None, "shares": (), "restarts": {}, "lane": None}
+    defaults |= {"setup_by": None, "shares": (), "restarts": {}, "lane": None, "ports": ()}
     launch = {**defaults, "begun": f"{folder}/{BEGUN_FILE}", **launch}
     if launch["container"] is not None:
         # Imported only where it is used: HTTP costs time and memory.
@@ -337,6 +338,8 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
         return
     sandbox = None if launch["sandbox"] is None else hold(**launch["sandbox"])
     if sandbox is not None:
+        if launch["ports"]:
+            forward(launch["sandbox"]["folder"], launch["ports"])
         sandbox.fork_inside()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)

@@ -76,7 +76,7 @@ class Stager:
         self._config = config
         self._state = state
         self._open_bucket = open_bucket
-        self._images = ImageStore(config.engine_socket, FetchedImages(state.images))
+        self._images = ImageStore(config.engine_socket, FetchedImages(state.images), config.image_bytes_s)
         self._fetching = dict[str, tuple[str, str]]()
         """Key of an attempt to the image that is being fetched for it, and how far that is."""
         self.launches = TaskLaunches(config, state, notices, self._images)

@@ -18,7 +18,6 @@ JSON files are written atomically and synced.
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import re
@@ -27,11 +26,11 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from agent import records, sandbox, sealed, shim, tasks
 from agent.lane import ELEMENTS
 from agent.processes import ProcessIdentity
+from agent.record_files import damage, read_json, read_sound
 from agent.tasks import RunFolder, TaskState
 from domain.ids import array_of, element_id
 from domain.launch import LaunchDescription
@@ -57,11 +56,18 @@ class AttemptFolder:
         return f"{self.workload_id}.{self.attempt}"
 
     def launch(self) -> LaunchDescription | None:
-        """Returns the launch description, or None if it was not fetched yet."""
+        """Returns the launch description, or None if it was not fetched yet.
+
+        Raises:
+            DamagedRecord: it cannot be read.
+        """
+        path = self.path / "launch.json"
         try:
-            return LaunchDescription.model_validate_json((self.path / "launch.json").read_bytes())
+            return LaunchDescription.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
+        except (OSError, ValueError) as error:
+            raise damage(path, error) from None
 
     def bucket_url(self) -> str | None:
         """Returns the URL of the bucket that the launch description came from and that logs are shipped to."""
@@ -76,7 +82,7 @@ class AttemptFolder:
 
     def ports(self) -> dict[str, int]:
         """Returns the reserved rendezvous port of each job."""
-        return read_json(self.path / "ports.json") or {}
+        return read_sound(self.path / "ports.json") or {}
 
     def save_ports(self, ports: dict[str, int]) -> None:
         """Stores the reserved rendezvous port of each job."""
@@ -193,8 +199,8 @@ class StateFolder:
 
     def agent(self) -> ProcessIdentity | None:
         """Returns the identity of the agent that last acquired the folder, or None if there was none."""
-        body = read_json(self.path / "agent.json")
-        return None if body is None else ProcessIdentity.from_json(body, str(body["boot_id"]))
+        body = read_sound(self.path / "agent.json")
+        return None if not body else ProcessIdentity.from_json(body, str(body["boot_id"]))
 
     def private_keys(self) -> list[bytes]:
         """Returns the machine's private key, then the previous key if the key was rotated. Creates a missing key."""
@@ -227,9 +233,9 @@ class StateFolder:
         The id survives restarts of the agent. It changes with each boot of the machine and with `power_off`.
         """
         path = self.path / "incarnation"
-        body = read_json(path)
+        body = read_sound(path)
         boot = shim.boot_id()
-        if body is None or body["boot_id"] != boot:
+        if not body or body["boot_id"] != boot:
             body = {"boot_id": boot, "chance": secrets.token_hex(4)}
             records.write_durably(str(path), body)
         return f"{body['boot_id']}.{body['chance']}"
@@ -239,8 +245,12 @@ class StateFolder:
         return max(self._recorded_stop(workload_id), self._fenced.get(workload_id, 0))
 
     def _recorded_stop(self, workload_id: str) -> int:
-        body = read_json(self.path / "stopped" / check_workload(workload_id))
-        return 0 if body is None else int(body["attempt"])
+        body = read_sound(self.path / "stopped" / check_workload(workload_id))
+        if body is None:
+            return 0
+        if not body:  # Only the newest attempt here can be one that was not stopped.
+            return max((one.attempt - 1 for one in self.attempts() if one.workload_id == workload_id), default=0)
+        return int(body["attempt"])
 
     def stop_attempts(self, workload_id: str, attempt: int) -> None:
         """Refuses `attempt` and all older attempts of the workload from now on. Durable; cannot be undone.
@@ -342,11 +352,3 @@ def check_workload(workload_id: str) -> str:
     if not _WORKLOAD.fullmatch(workload_id):
         raise ValueError(f"workload id {workload_id!r}: must be letters, digits, hyphens and underscores")
     return workload_id
-
-
-def read_json(path: Path) -> Any:
-    """Returns the content of a JSON file, or None if the file does not exist."""
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,10 +25,12 @@ from agent.ports import NoFreePort, PortTaken
 from agent.processes import task_environment
 from agent.staged import BadLaunch, StagedAttempt
 from agent.state import StateFolder
-from agent.task_readiness import open_port
+from agent.task_network import slirp4netns
+from agent.task_readiness import Port, open_port
 from agent.tasks import RunFolder
-from domain.isolation import Isolation
+from domain.isolation import Isolation, TaskNetwork
 from domain.launch import TaskPlace
+from infra.users import user_name
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +44,9 @@ class TaskLaunches:
         self._notices = notices
         self._images = images
         self._warned: set[str] = set()
+        self._making = threading.Lock()
+        self._separated: set[str] = set()
+        """Keys of attempts whose network has rules."""
 
     def owner(self, staged: StagedAttempt) -> Owner | None:
         """Returns the user that the attempt's tasks run as; None: that of the agent.
@@ -69,7 +75,10 @@ class TaskLaunches:
         if staged.launch.serving is not None and run == staged.serving_run:
             others = self._state.unfinished(but=staged.folder)
             try:
-                port = open_port(staged.folder, staged.launch.serving.port, self._config.ports, cgroup, others)
+                port = open_port(
+                    staged.folder, staged.launch.serving.port, self._config.ports, cgroup, others,
+                    own_network=self._config.network is TaskNetwork.PORTS,
+                )  # fmt: skip
             except (NoFreePort, PortTaken):
                 if cgroup is not None:
                     remove_cgroup(cgroup)
@@ -85,7 +94,15 @@ class TaskLaunches:
         if rules is not None and rules not in limits:
             limits += (rules,)
         unlimited = self.plain_launch(staged, place, masters, inside, gpus)
-        return replace(unlimited, cgroup=cgroup, limits=limits)
+        return replace(unlimited, cgroup=cgroup, limits=limits, ports=self._declared(staged, place, port))
+
+    def _declared(self, staged: StagedAttempt, place: TaskPlace, port: Port | None) -> tuple[tuple[int, int], ...]:
+        """Returns the ports of the machine that lead to a task's own network: for its requests and its rendezvous."""
+        if self._config.network is TaskNetwork.HOST:
+            return ()
+        rendezvous = staged.folder.ports().get(place.job) if place.task == 0 else None
+        pairs = [] if rendezvous is None else [(rendezvous, rendezvous)]
+        return tuple(pairs if port is None else [*pairs, (port.outside, port.inside)])
 
     def _container_launch(
         self,
@@ -166,7 +183,9 @@ class TaskLaunches:
     ) -> TaskLaunch:
         """Returns the shim's input without cgroups. `port`: on which the task listens; `gpus`: as of `environment`."""
         run = staged.run(place)
-        job = staged.launch.jobs[place.job]
+        job, owner = staged.launch.jobs[place.job], self.owner(staged)
+        if gpus is None and (numbers := self._config.gpu_numbers):
+            gpus = [numbers[slot] for slot in place.slots]
         env = environment(
             staged.launch,
             place,
@@ -178,11 +197,11 @@ class TaskLaunches:
             python=sys.executable if job.image is None else "python3",
             platform=self._notices.prior,
             secrets=staged.secrets.get(place.job, {}),
+            user=user_name(os.geteuid() if owner is None else owner.uid),
             port=port,
             credentials=self.credentials(staged).environment(run),
             gpus=gpus,
         )
-        owner = self.owner(staged)
         search = f"{env['PATH']}:{DEFAULT_PATH}"
         first, *others = (staged.run(other) for other in staged.places if other.job == place.job)
         return TaskLaunch(
@@ -212,7 +231,21 @@ class TaskLaunches:
             own.mkdir(parents=True, exist_ok=True)  # A task could create it only in its sandbox.
         shm_bytes = sum(place.memory_bytes for place in staged.places)
         files = _held_gpus(staged).files()
-        return sandbox_of(staged.folder.private, staged.launch, staged.runs, self._config.paths, shm_bytes, files)
+        network = None
+        if self._config.network is TaskNetwork.PORTS:
+            network = {"program": slirp4netns(), "cgroup": self._network_cgroup(staged)}
+        return sandbox_of(
+            staged.folder.private, staged.launch, staged.runs, self._config.paths, shm_bytes, files, network
+        )
+
+    def _network_cgroup(self, staged: StagedAttempt) -> str | None:
+        """Returns a cgroup with the tenant's rules for connections, which slirp4netns opens for the attempt's tasks."""
+        with self._making:
+            cgroup = make_cgroup(f"{staged.folder.key}.network") if self._config.cgroup else None
+            if cgroup is not None and staged.folder.key not in self._separated:
+                self._separated.add(staged.folder.key)
+                self._separate(cgroup, staged.launch.tenant_number)
+            return cgroup
 
     def _separate(self, cgroup: str, tenant_number: int) -> bool:
         """Applies the rules for connections to a task's cgroup. Returns False, with a warning, if it cannot."""

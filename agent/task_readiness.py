@@ -7,7 +7,6 @@ An agent that re-attaches to a task continues with the stored readiness: a ready
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from agent import records
 from agent.http_probe import ProbeResult, probe
 from agent.port_maps import map_port
 from agent.ports import SERVING, reserve, reserve_fixed
+from agent.record_files import read_sound
 from agent.state import AttemptFolder
 from agent.task_setup import begun_at_s
 from agent.tasks import RunFolder
@@ -45,12 +45,19 @@ class Port:
 
 
 def open_port(
-    attempt: AttemptFolder, fixed: int | None, ports: tuple[int, int], cgroup: str | None, others: list[AttemptFolder]
+    attempt: AttemptFolder,
+    fixed: int | None,
+    ports: tuple[int, int],
+    cgroup: str | None,
+    others: list[AttemptFolder],
+    *,
+    own_network: bool = False,
 ) -> Port:
     """Reserves the port of an attempt's task that serves. Must be called before the task starts. Idempotent.
 
-    A `fixed` port is mapped to a port in `ports` if this agent may do that with the task's `cgroup`. Otherwise the task
-    gets the fixed port of the machine itself. `others` are the attempts whose reservations are still valid.
+    A `fixed` port is mapped to a port in `ports` by the task's `own_network`, or if this agent may do that with the
+    task's `cgroup`. Otherwise the task gets the fixed port of the machine itself. `others` are the attempts whose
+    reservations are still valid.
 
     Raises:
         NoFreePort: no port in `ports` is free.
@@ -59,6 +66,8 @@ def open_port(
     if fixed is None:
         port = reserve(attempt, [SERVING], ports, others)[SERVING]
         return Port(port, port)
+    if own_network:
+        return Port(fixed, reserve(attempt, [SERVING], ports, others)[SERVING])
     if cgroup is not None:
         outside = reserve(attempt, [SERVING], ports, others)[SERVING]
         try:
@@ -85,10 +94,8 @@ class _Stored:
 
 
 def _read(run: RunFolder) -> _Stored | None:
-    try:
-        return _Stored(**json.loads((run.path / _FILE).read_bytes()))
-    except FileNotFoundError:
-        return None
+    body = read_sound(run.path / _FILE)
+    return _Stored(**body) if body else None
 
 
 def never_ready(run: RunFolder) -> NotReadyReport | None:

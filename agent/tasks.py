@@ -35,7 +35,8 @@ from typing import Any
 from agent import cgroups, records, sandbox, shim
 from agent.containers.engine import EngineError, open_engine
 from agent.launch import TaskLaunch
-from agent.processes import ProcessIdentity, kill_until_gone, with_run_ids
+from agent.processes import ProcessIdentity, holder_of, kill_until_gone, with_run_ids
+from agent.record_files import read_sound
 from agent.task_setup import BEGUN_FILE
 from agent.zygote_client import NoZygote, start_shim
 from domain.ids import run_id
@@ -160,7 +161,7 @@ class RunFolder:
     def started_at_s(self) -> float | None:
         """Returns when the task was started, in epoch seconds, or None if it was not."""
         body = self._read(shim.PID_FILE)
-        return None if body is None else float(body["started_at_s"])
+        return None if body is None else float(body.get("started_at_s", self._written_at_s(shim.PID_FILE)))
 
     @property
     def script(self) -> Path:
@@ -185,7 +186,7 @@ class RunFolder:
         return ReportedExit(
             body.get("exit_code"),
             body.get("signal"),
-            float(body["ended_at_s"]),
+            float(body.get("ended_at_s", self._written_at_s(shim.EXIT_FILE))),
             body.get("started", True),
             body.get("memory_limit_bytes"),
             body.get("memory_peak_bytes"),
@@ -195,17 +196,26 @@ class RunFolder:
         )
 
     def stop(self) -> Stop | None:
-        """Returns the stop that was requested while the task ran, or None."""
+        """Returns the stop that was requested while the task ran, or None.
+
+        If its record is damaged, its deadline is over.
+        """
         body = self._read(shim.STOP_FILE)
         if body is None:
             return None
-        return Stop(float(body["deadline_boot_s"]), bool(body["told"]), bool(body.get("owner", False)))
+        return Stop(float(body.get("deadline_boot_s", 0)), bool(body.get("told", True)), bool(body.get("owner", False)))
 
     def identities(self) -> tuple[ProcessIdentity, ProcessIdentity] | None:
-        """Returns the identities of the shim and of the task's first process, or None if the task was not started."""
+        """Returns the identities of the shim and of the task's first process, or None if the task was not started.
+
+        If the record is damaged, both are that of the shim, which its lock shows.
+        """
         body = self._read(shim.PID_FILE)
         if body is None:
             return None
+        if not body:
+            found = holder_of(self.path / shim.LOCK_FILE) or ProcessIdentity(-1, 0, "")
+            return found, found
         boot_id = str(body["boot_id"])
         return ProcessIdentity.from_json(body["shim"], boot_id), ProcessIdentity.from_json(body["task"], boot_id)
 
@@ -223,12 +233,12 @@ class RunFolder:
     def unified_cgroup(self) -> Path | None:
         """Returns the task's cgroup v2; None: the task was not started, or has none."""
         body = self._read(shim.PID_FILE)
-        return None if body is None or not body["cgroup"] else Path(body["cgroup"])
+        return None if body is None or not body.get("cgroup") else Path(body["cgroup"])
 
     def cgroups(self) -> list[str]:
         """Returns the paths of the task's cgroups: those with limits, and the one for killing all its processes."""
         body = self._read(shim.PID_FILE)
-        return [] if body is None else sorted({*body.get("limits", []), *filter(None, [body["cgroup"]])})
+        return [] if body is None else sorted({*body.get("limits", []), *filter(None, [body.get("cgroup")])})
 
     def container(self) -> tuple[str, str] | None:
         """Returns the engine's socket and the name of the task's container; None: not started, or without an image."""
@@ -236,12 +246,11 @@ class RunFolder:
         told = None if body is None else body.get("container")
         return None if told is None else (str(told["socket"]), str(told["name"]))
 
-    def _read(self, name: str) -> Any:
-        try:
-            with open(f"{self.path}/{name}", "rb") as file:  # A path's own methods take longer than the reading.
-                return json.loads(file.read())
-        except FileNotFoundError:
-            return None
+    def _read(self, name: str) -> dict[str, Any] | None:
+        return read_sound(f"{self.path}/{name}")
+
+    def _written_at_s(self, name: str) -> float:
+        return (self.path / name).stat().st_mtime
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:

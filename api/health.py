@@ -19,6 +19,7 @@ from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import View
 from infra.db import migrate
+from infra.db.restorations import held_since
 from infra.db.rounds import loop_states
 from infra.db.session import transaction
 from infra.errors import ConfigurationError
@@ -47,6 +48,9 @@ class ReadyView(View):
         description="ok, or the number of periodic loops that fail or are late; `GET /v1/loops` names them",
         examples=["ok", "1 of 8 is failing or late"],
     )
+    held: bool = Field(
+        description="whether the database was restored from a backup and waits for `mizzen adopt`; no worker runs then"
+    )
 
 
 @router.get("/healthz", summary="Check liveness", responses=refusals(503))
@@ -70,9 +74,9 @@ async def readyz(state: StateOf) -> ReadyView:
     temporal = asyncio.create_task(_temporal(state))
     try:
         revision = await state.threads.service.run(partial(migrate.current, state.authentication_engine))
-        loops = (
-            await state.threads.service.run(partial(_loops, state.authentication_engine)) if revision == _head() else ""
-        )
+        loops, held = "", False
+        if revision == _head():
+            loops, held = await state.threads.service.run(partial(_standing, state.authentication_engine))
     except SQLAlchemyError as error:
         temporal.cancel()
         raise of_database(error) from None
@@ -82,14 +86,16 @@ async def readyz(state: StateOf) -> ReadyView:
             ProblemType.NOT_READY,
             f"the database schema is at revision {revision}, but this process needs {_head()}: migrate the database",
         )
-    return ReadyView(status="ready", database="ok", schema_revision=revision, temporal=reached, loops=loops)
+    return ReadyView(status="ready", database="ok", schema_revision=revision, temporal=reached, loops=loops, held=held)
 
 
-def _loops(engine: Engine) -> str:
+def _standing(engine: Engine) -> tuple[str, bool]:
+    """Returns the states of the loops, as `ReadyView` has them, and whether the database is held."""
     with transaction(engine) as session:
         found, now_s = loop_states(session)
+        held = held_since(session) is not None
     wrong = sum(loop.judge(now_s) != "ok" for loop in found.values())
-    return f"{wrong} of {len(found)} {'is' if wrong == 1 else 'are'} failing or late" if wrong else "ok"
+    return f"{wrong} of {len(found)} {'is' if wrong == 1 else 'are'} failing or late" if wrong else "ok", held
 
 
 @lru_cache(maxsize=1)

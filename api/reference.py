@@ -1,9 +1,10 @@
-"""`/docs`: the OpenAPI description as an HTML page without scripts or external resources."""
+"""`/docs`: the OpenAPI description as an HTML page, with a script of its own that sends requests; nothing external."""
 
 import json
 from collections.abc import Iterator
 from functools import lru_cache
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -12,11 +13,17 @@ from fastapi.responses import HTMLResponse
 from api.routing import Router
 
 router = Router()
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'"
+)
+_SCRIPT = Path(__file__).with_name("try_out.js")
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 details { border-top: 1px solid #ddd; padding: .4rem 0 } summary { cursor: pointer }
 code, b.method { font-family: ui-monospace, monospace; font-size: .95em } b.method { display: inline-block; width: 5em }
+form { margin: .5rem 0 } form label { display: block; margin: .2rem 0 } pre { overflow: auto; background: #f4f4f4 }
+form textarea { width: 100%; height: 8rem; font-family: ui-monospace, monospace } pre { max-height: 30rem }
 table { border-collapse: collapse; margin: .5rem 0 } td { padding: .1rem 1rem .1rem 0; vertical-align: top }
 """
 
@@ -35,6 +42,17 @@ async def openapi_document(request: Request) -> Response:
     return Response(_document(request.app), media_type="application/json")
 
 
+@router.get("/docs/try_out.js", include_in_schema=False)
+async def try_out() -> Response:
+    """Returns the script of `/docs`."""
+    return Response(_script(), media_type="text/javascript", headers={"X-Content-Type-Options": "nosniff"})
+
+
+@lru_cache(maxsize=1)
+def _script() -> bytes:
+    return _SCRIPT.read_bytes()
+
+
 @lru_cache(maxsize=1)
 def _document(app: FastAPI) -> bytes:
     return json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
@@ -48,6 +66,7 @@ def _page(app: FastAPI) -> str:
         f"<h1>mizzen API {escape(app.version)}</h1>",
         f"<p style='white-space: pre-line'>{escape(described['info']['description'].strip())}</p>",
         "<p>For programs: <a href=openapi.json>openapi.json</a>.</p>",
+        "<script src=docs/try_out.js defer></script>",
     ]
     for tag in described["tags"]:
         lines.append(f"<h2>{escape(tag['name'])}</h2><p>{escape(tag['description'])}</p>")
@@ -67,7 +86,8 @@ def _page(app: FastAPI) -> str:
 
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:
-    yield f"<details><summary><b class=method>{method.upper()}</b> <code>{escape(path)}</code> "
+    yield f"<details data-method='{method}' data-path='{escape(path)}'><summary>"
+    yield f"<b class=method>{method.upper()}</b> <code>{escape(path)}</code> "
     yield f"{escape(operation['summary'])}</summary><p>{escape(operation['description'])}</p>"
     scopes = [scope for need in operation.get("security", ()) for names in need.values() for scope in names]
     if scopes:

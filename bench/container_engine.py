@@ -28,11 +28,11 @@ class NoEngineError(Exception):
     """This machine cannot run a container engine of its own. The message says why."""
 
 
-def why_no_engine() -> str | None:
-    """Returns why this machine cannot run an engine; None: it may."""
+def why_no_engine(*programs: str) -> str | None:
+    """Returns why this machine cannot run an engine that needs these programs; None: it may."""
     if os.geteuid() != 0:
-        return "only root can run dockerd"
-    missing = [name for name in ("dockerd", "containerd", "runc", "busybox") if shutil.which(name) is None]
+        return "only root can run a container engine of its own"
+    missing = [name for name in (*programs, "busybox") if shutil.which(name) is None]
     return f"not installed: {', '.join(missing)}" if missing else None
 
 
@@ -43,6 +43,8 @@ class DockerHere:
     folder: Path
     process: subprocess.Popen[bytes] | None = None
     options: list[str] = field(default_factory=list)
+    cgroup: str | None = None
+    """A cgroup v2 in which the engine starts."""
 
     @property
     def socket(self) -> Path:
@@ -55,24 +57,19 @@ class DockerHere:
         return DockerEngine(str(self.socket))
 
     def start(self) -> None:
-        """Starts dockerd, and waits until it answers.
+        """Starts the engine, and waits until it answers.
 
         Raises:
-            NoEngineError: dockerd cannot run on this machine.
+            NoEngineError: it cannot run on this machine.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "daemon.json").write_text("{}")
+        command, variables = self._command()
+        if self.cgroup is not None:
+            command = ["sh", "-c", 'echo 0 > "$0/cgroup.procs"; exec "$@"', self.cgroup, *command]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [
-                    "dockerd", "--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=vfs",
-                    "--live-restore", "--exec-opt", "native.cgroupdriver=cgroupfs", "--config-file",
-                    str(self.folder / "daemon.json"), "--data-root", str(self.folder / "data"), "--exec-root",
-                    str(self.folder / "exec"), "-p", str(self.folder / "pid"), "-H", f"unix://{self.socket}",
-                    *self.options,
-                ],
-                stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                command, env={**os.environ, **variables}, stdout=log, stderr=log, start_new_session=True
+            )
         give_up_s = time.monotonic() + _STARTED_S
         while True:
             with contextlib.suppress(EngineError):
@@ -80,11 +77,20 @@ class DockerHere:
                 return
             if self.process.poll() is not None or time.monotonic() > give_up_s:
                 self.stop()
-                raise NoEngineError(f"dockerd does not run here: {(self.folder / 'log').read_text()[-500:]}")
+                raise NoEngineError(f"{command[0]} does not run here: {(self.folder / 'log').read_text()[-500:]}")
             time.sleep(0.05)
 
+    def _command(self) -> tuple[list[str], dict[str, str]]:
+        (self.folder / "daemon.json").write_text("{}")
+        return [
+            "dockerd", "--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=vfs",
+            "--live-restore", "--exec-opt", "native.cgroupdriver=cgroupfs", "--config-file",
+            str(self.folder / "daemon.json"), "--data-root", str(self.folder / "data"), "--exec-root",
+            str(self.folder / "exec"), "-p", str(self.folder / "pid"), "-H", f"unix://{self.socket}", *self.options,
+        ], {}  # fmt: skip
+
     def stop(self) -> None:
-        """Ends dockerd. With `--live-restore`, containers continue."""
+        """Ends the engine. With `--live-restore`, containers continue."""
         if self.process is not None:
             self.process.terminate()
             try:
@@ -148,17 +154,59 @@ class DockerHere:
         return done.stdout.decode().strip()
 
 
+_PODMAN = """
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+[containers]
+default_ulimits = ["nofile=1024:1024"]
+"""
+"""Settings with which Podman runs also on machines with cgroup v1."""
+
+
+class PodmanHere(DockerHere):
+    """Podman's service for Docker's API, whose data and socket are in a folder."""
+
+    def _command(self) -> tuple[list[str], dict[str, str]]:
+        settings = self.folder / "containers.conf"
+        settings.write_text(_PODMAN)
+        return [
+            "podman", "--root", str(self.folder / "data"), "--runroot", str(self.folder / "exec"),
+            "--storage-driver=vfs", "system", "service", "--time=0", f"unix://{self.socket}",
+        ], {"CONTAINERS_CONF": str(settings)}  # fmt: skip
+
+
 @contextlib.contextmanager
-def dockerd(*options: str) -> Iterator[DockerHere]:
-    """Runs dockerd. Its folder has a short path, because paths of sockets have at most 107 bytes.
+def podman() -> Iterator[DockerHere]:
+    """Runs Podman's service, as `dockerd`."""
+    if (why := why_no_engine("podman", "runc")) is not None:
+        raise NoEngineError(why)
+    with _running(PodmanHere(_folder())) as here:
+        yield here
+
+
+@contextlib.contextmanager
+def dockerd(*options: str, cgroup: str | None = None) -> Iterator[DockerHere]:
+    """Runs dockerd, in a cgroup v2 if `cgroup` is one.
 
     Raises:
         NoEngineError: this machine has none, or it cannot run here.
     """
-    if (why := why_no_engine()) is not None:
+    if (why := why_no_engine("dockerd", "containerd", "runc")) is not None:
         raise NoEngineError(why)
-    folder = Path(tempfile.mkdtemp(prefix="mz-"))
-    here = DockerHere(folder, options=list(options))
+    with _running(DockerHere(_folder(), options=list(options), cgroup=cgroup)) as here:
+        yield here
+
+
+def _folder() -> Path:
+    """Returns a new folder with a short path, because paths of sockets have at most 107 bytes."""
+    return Path(tempfile.mkdtemp(prefix="mz-"))
+
+
+@contextlib.contextmanager
+def _running(here: DockerHere) -> Iterator[DockerHere]:
+    folder = here.folder
     try:
         here.start()
         yield here

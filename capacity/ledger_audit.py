@@ -24,6 +24,8 @@ class LedgerDifferences:
     """Machines that no live instance owns: the provider's id to the instance that the machine was launched for."""
     seconds: dict[str, str] = field(default_factory=dict)
     """Duplicates: the provider's id to the live instance, for which the ledger records another machine."""
+    ended: dict[str, str] = field(default_factory=dict)
+    """Instances whose machine has ended, with the provider's reason. They need no second look."""
     missing: list[str] = field(default_factory=list)
     """Instances that were launched and are not in the provider's list."""
 
@@ -43,13 +45,16 @@ def compare(
         lists_late_s: the time after its launch for which a machine may be missing from the list.
     """
     out = LedgerDifferences()
+    there = {machine.native_id for machine in found}
     for machine in found:
         entry = entries.get(machine.instance)
-        if entry is None:
+        if machine.ended is not None:
+            if entry is not None and entry.native_id == machine.native_id:
+                out.ended[machine.instance] = machine.ended
+        elif entry is None:
             out.strays[machine.native_id] = machine.instance
         elif entry.native_id is not None and entry.native_id != machine.native_id:
             out.seconds[machine.native_id] = machine.instance
-    there = {machine.native_id for machine in found}
     for instance, entry in entries.items():
         launched_s = entry.launched_at_s
         if entry.native_id is None or entry.native_id in there or launched_s is None:

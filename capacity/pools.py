@@ -6,6 +6,7 @@ capacity kind, because all machines of a cluster share both.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from capacity.offers import Offer, OfferKey
 from domain.capacity import CapacityKind
@@ -36,6 +37,8 @@ class Pool:
     """The number of machines to which the pool may grow for waiting workloads; None: the pool does not grow."""
     idle_s: float = 600.0
     """A machine above `size` is ended after it has been idle for this long."""
+    hold_s: float = inf
+    """A machine that waits for the other machines of its workload is ended after it has been idle for this long."""
     buffer: int = 0
     """The number of idle machines that a growing pool keeps ready for new workloads."""
 

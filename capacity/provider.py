@@ -60,6 +60,16 @@ class FoundMachine:
     """The tag: the id of the instance in the ledger."""
     launched_at_s: float
     """Seconds since the epoch, by the provider's clock."""
+    waits: str | None = None
+    """Why the provider has not started the machine yet, in its words; None: it has started it."""
+    starts_at_s: float | None = None
+    """When the provider expects to start a machine that waits, in seconds since the epoch; None: unknown."""
+    ends_at_s: float | None = None
+    """When the provider will end the machine, in seconds since the epoch; None: unknown. It may change."""
+    leaves: str | None = None
+    """Why the provider wants the machine to be left although it still runs; None: it does not."""
+    ended: str | None = None
+    """Why the machine has ended, for people; None: it exists. A provider lists an ended machine as long as it can."""
 
 
 class Provider(Protocol):
@@ -72,6 +82,8 @@ class Provider(Protocol):
     """The provider's name in the installation's settings."""
     lists_late_s: float
     """The time after its launch for which a machine may be missing from the list."""
+    queues: bool
+    """Whether a launched machine may wait at the provider before it starts, for minutes or days."""
 
     def offers(self) -> Sequence[Offer]:
         """Returns the machines that the provider can launch, with current prices.
@@ -89,7 +101,10 @@ class Provider(Protocol):
         ...
 
     def describe(self) -> Sequence[FoundMachine]:
-        """Returns the launched machines that carry mizzen's tag and are neither terminated nor terminating."""
+        """Returns the launched machines that carry mizzen's tag, and those that have ended recently with the reason.
+
+        A machine that is terminating has ended, or is left out. What is not in the list does not exist any more.
+        """
         ...
 
     def terminate(self, native_id: str) -> None:

@@ -74,8 +74,12 @@ def plan_round(
             _launch(out, key, launches(pool, missing, offers, refused))
         elif key not in out.launch:
             for instance in shrink(pool, had[key], idle_s, out.claims):
-                detail = {"pool": pool.name, "idle_s": round(idle_s[instance])}
-                out.end[instance] = Reason(ReasonCode.IDLE, detail)
+                waited_s = round(idle_s[instance])
+                reason = Reason(ReasonCode.IDLE, {"pool": pool.name, "idle_s": waited_s})
+                if claims := out.claims.pop(instance, None):
+                    detail = {"idle_s": waited_s, "workloads": ", ".join(sorted(claims))}
+                    reason = Reason(ReasonCode.GANG_INCOMPLETE, detail)
+                out.end[instance] = reason
     return out
 
 

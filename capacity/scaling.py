@@ -306,8 +306,9 @@ def shrink(pool: Pool, had: int, idle_s: Mapping[str, float], wanted: Collection
         pool: the pool's rules.
         had: the number of machines that exist or are being launched.
         idle_s: for each idle instance, how long it has been idle, in seconds.
-        wanted: instances that workloads wait for; they are kept.
+        wanted: instances that workloads wait for; they are kept for `pool.hold_s`.
     """
-    spare = sorted((-seconds, name) for name, seconds in idle_s.items() if name not in wanted)
+    kept = {name for name in wanted if idle_s.get(name, 0.0) < pool.hold_s}
+    spare = sorted((-seconds, name) for name, seconds in idle_s.items() if name not in kept)
     over = [name for seconds, name in spare if -seconds >= pool.idle_s]
     return over[: max(0, min(had - pool.size, len(spare) - pool.buffer))]

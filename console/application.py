@@ -7,13 +7,28 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
 from api import app as api_app
-from console import changes, fleet_pages, list_pages, logins, overview, pages, queue_page, workload_pages
+from console import (
+    bulk_pages,
+    capacity_page,
+    changes,
+    fleet_pages,
+    lending_pages,
+    list_pages,
+    logins,
+    overview,
+    pages,
+    queue_page,
+    table_pages,
+    workload_pages,
+)
 from console.cookies import BrowserLogins, Signer
+from console.shared_parts import SharedParts
 from infra.config.settings import Settings
 
 _ROUTERS = (
-    logins.router, changes.router, overview.router, queue_page.router, workload_pages.router, fleet_pages.router,
-    list_pages.router, pages.router,
+    logins.router, logins.link_router, changes.router, overview.router, queue_page.router, bulk_pages.router,
+    workload_pages.router, fleet_pages.router, list_pages.router, table_pages.router, capacity_page.router,
+    lending_pages.router, pages.router,
 )  # fmt: skip
 
 
@@ -28,5 +43,6 @@ def create_app(settings: Settings) -> FastAPI:
     static = Mount(f"{pages.TOP}/static", StaticFiles(directory=Path(__file__).parent / "static"))
     app.router.routes += [static, *(route for router in _ROUTERS for route in router.routes)]
     pages.install(app)
+    app.add_middleware(SharedParts)
     app.add_middleware(BrowserLogins, logins=app.state.mizzen.logins, signer=app.state.console)
     return app

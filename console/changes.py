@@ -15,8 +15,9 @@ from api.routing import Router
 from api.state import ApiState, StateOf
 from api.streams.events import MEDIA_TYPE
 from api.streams.stream import Stream
-from console.cookies import hash_secret, secret_of
+from console.cookies import secret_of
 from console.pages import TOP
+from infra.db.console_sessions import hash_secret
 
 router = Router(prefix=TOP, include_in_schema=False)
 _CHECK_S = 4.0

@@ -4,7 +4,6 @@ The cookie has a random secret and its signature; Postgres has the secret's hash
 login. Each request looks them up, so a login ends at once if its key does.
 """
 
-import hashlib
 import hmac
 import secrets
 from functools import cached_property
@@ -20,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.auth import Logins, enter, is_below
 from api.problems import HttpProblem, ProblemType
 from console.pages import CSRF, CSRF_FIELD, TOP, problem_page
+from infra.db.console_sessions import hash_secret
 from infra.errors import ConfigurationError
 from infra.keys import load_master_key
 
@@ -68,11 +68,6 @@ class Signer:
         secret, _, signature = cookie.partition(".")
         is_good = secret and signature.isascii() and hmac.compare_digest(signature, self.sign("cookie", secret))
         return secret if is_good else None
-
-
-def hash_secret(secret: str) -> str:
-    """Returns the hash by which Postgres finds a login. A secret has 256 random bits, so it needs no salt."""
-    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def secret_of(scope: Scope) -> str | None:
@@ -130,16 +125,21 @@ def _cookie(header: str) -> str | None:
     return None if found is None else found.value
 
 
+def check_site(request: Request) -> None:
+    """Raises 403 if a page of another site has sent a request."""
+    headers = request.headers
+    site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
+    if site not in ("none", "same-origin") or (origin is not None and urlsplit(origin).netloc != headers.get("host")):
+        raise HttpProblem(ProblemType.FORBIDDEN, "the request was sent by another site; open the page here, and retry")
+
+
 async def read_form(request: Request) -> dict[str, str]:
     """Returns the fields of a form that a page of this console has sent.
 
     Raises:
         HttpProblem: 403, another site has sent it; 400, it is no form.
     """
-    headers = request.headers
-    site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
-    if site not in ("none", "same-origin") or (origin is not None and urlsplit(origin).netloc != headers.get("host")):
-        raise HttpProblem(ProblemType.FORBIDDEN, "the form was sent by another site; open the page here, and retry")
+    check_site(request)
     try:
         fields = parse_qsl((await request.body()).decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
     except ValueError as error:

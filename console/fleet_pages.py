@@ -90,7 +90,7 @@ def _slots(state: ApiState, caller: Caller, region: str, by: str) -> tuple[Grid,
     with state.transaction() as session:
         rows = slots_of_machines(session, region)
         has_owners = by == "tenant" or caller.tenant is not None
-        own = slots_of_tenants(session, region, caller.tenant) if has_owners else {}
+        own = slots_of_tenants(session, region, caller.tenant) if has_owners else []
     return grid_of(rows), uses_of(rows, own, tenants)
 
 

@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import groupby
@@ -47,7 +47,7 @@ class SlotUse(IntEnum):
 
 COLOURS: dict[SlotUse, str] = {
     SlotUse.NOTHING: "000000", SlotUse.FREE: "9fb3c8", SlotUse.HELD: "2f6f9f", SlotUse.OWN: "2e9e5b",
-    SlotUse.PROMISED: "d98c1f", SlotUse.WITHHELD: "8e6bbf", SlotUse.CLOSED: "70757c", SlotUse.LOST: "c8372d",
+    SlotUse.PROMISED: "efcf1f", SlotUse.WITHHELD: "d6c69c", SlotUse.CLOSED: "70757c", SlotUse.LOST: "c8372d",
 }  # fmt: skip
 TENANT_COLOURS = (
     "2e9e5b", "4aa3df", "c77f1a", "9a5bc0", "c2497b", "2aa3a3", "8c8a1f", "d2603a", "5567c9", "7d5a3c", "5aa832",
@@ -55,7 +55,8 @@ TENANT_COLOURS = (
 )  # fmt: skip
 """Colours of tenants, by their order; beyond the last they repeat."""
 _FIRST_TENANT = len(SlotUse)
-Holders = Mapping[str, Sequence[tuple[str, int]]]
+Holders = Sequence[tuple[str, str, int]]
+"""Machine, tenant and mask of held slots."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def uses_of(machines: Sequence[MachineSlots], own: Holders, tenants: Sequence[st
     most = max((max(1, m.gpus) for m in machines), default=1)
     bits = np.uint64(1) << np.arange(most, dtype=np.uint64)
 
-    def mask(values: list[int]) -> npt.NDArray[np.bool_]:
+    def mask(values: Sequence[int]) -> npt.NDArray[np.bool_]:
         out: npt.NDArray[np.bool_] = (np.array(values, np.uint64)[:, None] & bits) != 0
         return out
 
@@ -125,10 +126,11 @@ def uses_of(machines: Sequence[MachineSlots], own: Holders, tenants: Sequence[st
     out[held] = SlotUse.HELD
     index = {m.id: n for n, m in enumerate(machines)}
     colour = {name: _FIRST_TENANT + n % len(TENANT_COLOURS) for n, name in enumerate(tenants)}
-    for machine, holders in own.items():
-        for tenant, slots in holders:
-            if machine in index:
-                out[index[machine], mask([slots])[0]] = colour.get(tenant, SlotUse.OWN)
+    known = [(index[id_], slots, colour.get(tenant, SlotUse.OWN)) for id_, tenant, slots in own if id_ in index]
+    if known:
+        numbers, slots, colours = zip(*known, strict=True)
+        row, slot = np.nonzero(mask(slots))
+        out[np.array(numbers)[row], slot] = np.array(colours, np.uint8)[row]
     out[mask([m.promised for m in machines])] = SlotUse.PROMISED
     out[mask([m.withheld for m in machines]) & ~held] = SlotUse.WITHHELD
     closed = np.array([m.is_closed for m in machines])

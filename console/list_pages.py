@@ -1,23 +1,28 @@
-"""Tenants, services, tables, capacity and health: one list each."""
+"""Tenants, services and health: one list each."""
 
+import re
 from typing import Annotated
 
 from fastapi import Query, Request, Response
+from fastapi.responses import RedirectResponse
+from pydantic import TypeAdapter, ValidationError
 
-from api.auth import Operator, Viewer
-from api.data.tables import list_tables
+from api.auth import Operator, Role, Viewer
+from api.bodies import Name
 from api.fleet.costs import list_costs
-from api.fleet.instances import list_instances
 from api.fleet.loops import list_loops
-from api.fleet.pools import list_pools
-from api.people.tenants import list_tenants
+from api.people.tenants import TenantBody, list_tenants, put_tenant
+from api.problems import HttpProblem, ProblemType, invalid
 from api.routing import Router
 from api.services.routes import list_services, show_service
 from api.state import StateOf
+from console.cookies import Form
 from console.pages import TOP, page
+from infra.db.tenants import Tenant
 
 router = Router(prefix=TOP, include_in_schema=False)
 _ROWS = 50
+_NAMES: TypeAdapter[str] = TypeAdapter(Name)
 After = Annotated[str, Query(max_length=300)]
 
 
@@ -28,7 +33,32 @@ def show_tenants(request: Request, state: StateOf, caller: Viewer, cursor: After
     usd: dict[str, float] = {}
     for cost in list_costs(state, caller).items:
         usd[cost.tenant] = usd.get(cost.tenant, 0.0) + cost.usd
-    return page(request, "tenants.html", found=found, usd=usd, cursor=cursor)
+    return page(request, "tenants.html", found=found, usd=usd, cursor=cursor, may_create=caller.may(Role.OPERATOR))
+
+
+@router.post("/tenants")
+def create_tenant(state: StateOf, caller: Operator, form: Form) -> Response:
+    """Creates a tenant."""
+    body = {"level": _number(form.get("level", "")), "quota": {"gpus": _quota(form.get("gpus", ""))}}
+    try:
+        name, made = _NAMES.validate_python(form.get("name", "").strip()), TenantBody.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise invalid(".".join(map(str, first["loc"])) or "name", first["msg"], first["input"]) from None
+    with state.transaction() as session:
+        if session.get(Tenant, name) is not None:
+            raise HttpProblem(ProblemType.CONFLICT, f"tenant {name} exists; `mizzen tenants set` changes it")
+    put_tenant(name, made, state, caller)
+    return RedirectResponse(f"{TOP}/tenants", 303)
+
+
+def _number(given: str) -> int | str:
+    return int(given) if given.isascii() and given.isdigit() and len(given) < 10 else given
+
+
+def _quota(given: str) -> dict[str, int | str]:
+    pairs = [pair.partition("=") for pair in re.split(r"[,\s]+", given) if pair]
+    return {type_: _number(count) for type_, _, count in pairs}
 
 
 @router.get("/services")
@@ -42,21 +72,6 @@ def show_services(request: Request, state: StateOf, caller: Viewer, cursor: Afte
 def show_one_service(request: Request, id: str, state: StateOf, caller: Viewer) -> Response:
     """Shows a service with its replicas."""
     return page(request, "service.html", service=show_service(id, state, caller))
-
-
-@router.get("/tables")
-def show_tables(request: Request, state: StateOf, caller: Viewer, cursor: After = "") -> Response:
-    """Shows tables with their replicas."""
-    found = list_tables(state, caller, limit=_ROWS, cursor=cursor or None)
-    return page(request, "tables.html", found=found, cursor=cursor)
-
-
-@router.get("/capacity")
-def show_capacity(request: Request, state: StateOf, caller: Viewer, cursor: After = "") -> Response:
-    """Shows pools and instances."""
-    pools = [] if cursor else list_pools(state, caller).items
-    found = list_instances(state, caller, limit=_ROWS, cursor=cursor or None)
-    return page(request, "capacity.html", pools=pools, found=found, cursor=cursor)
 
 
 @router.get("/health")

@@ -2,20 +2,32 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Annotated
 
-from fastapi import Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
-from api.auth import AnyKey, Caller, LoginFailed, Role
+from api.auth import AnyKey, Caller, LoginFailed, Role, Viewer
 from api.problems import HttpProblem, ProblemType
 from api.routing import Router
 from api.state import ApiState, StateOf
-from console.cookies import COOKIE, Form, Signer, hash_secret, read_form, secret_of
-from console.pages import LOGIN, TOP, page
-from infra.db.console_sessions import ConsoleSession, close_session, open_session
+from console.cookies import COOKIE, Form, Signer, check_site, read_form, secret_of
+from console.pages import LOGIN, TOP, owner_page, page
+from infra.db.console_sessions import (
+    LINK_PATH,
+    ConsoleSession,
+    close_session,
+    hash_secret,
+    new_link,
+    open_session,
+    take_link,
+)
 
 router = Router(prefix=TOP, include_in_schema=False)
+link_router = Router(include_in_schema=False)
+LINKS = "/v1/console-links"
+"""Path of the endpoint that creates links. It takes a key, not the cookie."""
 _OWN = re.compile(rf"{TOP}(/[\w./~%-]*)?(\?[\w./~%&=+:-]*)?", re.ASCII)
 
 
@@ -37,7 +49,7 @@ async def log_in(request: Request, state: StateOf) -> Response:
     target = _own(fields.get("next", TOP))
     try:
         caller = await state.logins.caller(request.scope, f"Bearer {fields.get('key', '').strip()}")
-        if not caller.may(Role.VIEWER):
+        if not (caller.may(Role.VIEWER) or caller.role is Role.MACHINE):
             message = f"the console requires the role viewer; the key has the role {caller.role.value}"
             raise HttpProblem(ProblemType.FORBIDDEN, message)
     except HttpProblem as problem:
@@ -46,11 +58,41 @@ async def log_in(request: Request, state: StateOf) -> Response:
     signer: Signer = request.app.state.console
     sha256, cookie = signer.new_cookie()
     await run_in_threadpool(_open, state, caller, sha256)
-    answer = RedirectResponse(target, 303)
+    return _entered(request, target, caller.machine, cookie)
+
+
+def _entered(request: Request, target: str, machine: str | None, cookie: str) -> Response:
+    answer = RedirectResponse(target if machine is None else owner_page(machine), 303)
     answer.set_cookie(
         COOKIE, cookie, path=TOP, secure=request.url.scheme == "https", httponly=True, samesite="lax"
     )  # fmt: skip
     return answer
+
+
+@link_router.post(LINKS, status_code=201)
+def create_link(state: StateOf, caller: Viewer) -> dict[str, str]:
+    """Returns the path of a link that logs one browser in with the key of the request, once."""
+    if caller.is_token:
+        raise HttpProblem(ProblemType.FORBIDDEN, "links need an API key; log in with the token itself")
+    with state.transaction() as session:
+        return {"path": new_link(session, caller.id)}
+
+
+@router.get(LINK_PATH.removeprefix(TOP))
+def enter_by_link(request: Request, state: StateOf, link: Annotated[str, Query(max_length=100)] = "") -> Response:
+    """Logs the browser in with a link, which is used up. A link on a page of another site is refused."""
+    check_site(request)
+    with state.transaction() as session:
+        key = take_link(session, link)
+        if key is None:
+            why = "The link was used, or has expired. `mizzen console` prints another one."
+            return page(request, "login.html", status=401, next=TOP, why=why)
+        signer: Signer = request.app.state.console
+        sha256, cookie = signer.new_cookie()
+        ends = datetime.now(UTC) + timedelta(seconds=state.settings.api.console_session_s)
+        expires_at = ends if key.expires_at is None else min(ends, key.expires_at)
+        open_session(session, ConsoleSession(sha256=sha256, key=key.id, expires_at=expires_at))
+        return _entered(request, TOP, key.machine, cookie)
 
 
 def _open(state: ApiState, caller: Caller, sha256: str) -> None:

@@ -45,7 +45,7 @@ def _overview(request: Request, state: ApiState, caller: Caller, wrong: list[str
         regions = slots_by_region(session)
         lost = preempted_since(session, today, caller.tenant, _LOST)
     wrong += [
-        f"Region {one.region}: {one.machines - one.ready} of {one.machines} machines do not answer."
+        f"Region {one.region}: {one.ready} of {one.machines} machines are ready."
         for one in regions
         if one.ready < one.machines
     ]

@@ -24,7 +24,7 @@ LOGIN = f"{TOP}/login"
 CSRF = "mizzen.console-csrf"
 """Where a request's scope has what the forms of its login must carry (`console.cookies`)."""
 CSRF_FIELD = "csrf"
-_PART = "hx-request"
+PART = "hx-request"
 """Header of the script's requests for the changing part of a page."""
 _templates = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
@@ -33,8 +33,23 @@ _templates = Environment(
 router = Router(prefix=TOP, include_in_schema=False)
 
 
+def owner_page(machine: str) -> str:
+    """Returns the path of the page of a machine's owner."""
+    return f"{TOP}/lending/{quote(machine)}"
+
+
 def _when(at: datetime | None) -> str:
     return "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _until(first: datetime, last: datetime) -> str:
+    """Returns an interval in UTC, to the minute."""
+    begin, end = first.astimezone(UTC), last.astimezone(UTC)
+    return (
+        f"{begin:%Y-%m-%d %H:%M} – {end:%H:%M}"
+        if begin.date() == end.date()
+        else f"{begin:%Y-%m-%d %H:%M} – {end:%Y-%m-%d %H:%M}"
+    )
 
 
 def _ago(at: datetime | None) -> str:
@@ -43,6 +58,7 @@ def _ago(at: datetime | None) -> str:
 
 _templates.filters |= {
     "when": _when,
+    "until": _until,
     "ago": _ago,
     "duration": lambda seconds: "" if seconds is None else format_duration(max(0.0, seconds)),
 }
@@ -51,7 +67,7 @@ _templates.globals |= {"top": TOP, "version": VERSION, "csrf_field": CSRF_FIELD}
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
     """Returns a page, or its changing part if the script has asked for it: 304 if the browser has this version."""
-    is_part = _PART in request.headers
+    is_part = PART in request.headers
     text = _templates.get_template(template).render(
         is_part=is_part, caller=caller_of(request.scope), path=request.url.path, csrf=request.scope.get(CSRF, ""),
         here=f"{request.url.path}?{request.url.query}".rstrip("?"), **values,
@@ -92,7 +108,7 @@ async def _in_page(
         return response
     if response.status_code != 401:
         return _problem(json.loads(bytes(response.body)), {})
-    if _PART in request.headers:
+    if PART in request.headers:
         return Response(status_code=204, headers={"HX-Redirect": LOGIN})
     wanted = f"{request.url.path}?{request.url.query}".rstrip("?") if request.method == "GET" else TOP
     return RedirectResponse(f"{LOGIN}?next={quote(wanted, safe='')}", 303)

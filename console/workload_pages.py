@@ -9,6 +9,7 @@ from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Operator, Role, Submitter, Viewer
+from api.people.tenants import list_tenants
 from api.problems import HttpProblem, invalid
 from api.routing import Router
 from api.state import StateOf
@@ -37,10 +38,13 @@ tenant: {tenant}
 jobs:
   - name: trainer
     tasks: 2
-    resources: {{accelerators: "gpu:1", cpus: 1, memory: 256MiB}}
+    resources: {{accelerators: "{gpu}:1", cpus: 1, memory: 256MiB}}
     run: echo "rank $RANK of $WORLD_SIZE meets the others at $MASTER_ADDR:$MASTER_PORT"
 """
+FILTERS = ("phase", "tenant", "name", "label")
+"""Names of the filters of lists."""
 Filter = Annotated[str, Query(max_length=300)]
+PhaseFilter = Annotated[str, Query(pattern=f"^({'|'.join(['', *Phase, 'held', 'blocked', 'live'])})$")]
 
 
 def _url(id_: str) -> str:
@@ -52,7 +56,7 @@ def show_workloads(
     request: Request,
     state: StateOf,
     caller: Viewer,
-    phase: Annotated[str, Query(pattern=f"^({'|'.join(['', *Phase, 'held', 'blocked', 'live'])})$")] = "",
+    phase: PhaseFilter = "",
     tenant: Filter = "",
     name: Filter = "",
     label: Filter = "",
@@ -70,9 +74,13 @@ def show_workloads(
 
 
 @router.get("/workloads/new")
-def show_submission(request: Request, caller: Submitter) -> Response:
+def show_submission(request: Request, state: StateOf, caller: Submitter) -> Response:
     """Shows the form that submits a document."""
-    document = _EXAMPLE.format(tenant=caller.tenant or "vision")
+    tenants = list_tenants(state, caller, 1).items
+    if not tenants:
+        return page(request, "submit.html", document="", problem=None, is_first=True)
+    gpu = min(tenants[0].quota.gpus, default="gpu")
+    document = _EXAMPLE.format(tenant=tenants[0].name, gpu=gpu)
     return page(request, "submit.html", document=document, problem=None)
 
 

@@ -22,6 +22,15 @@ class Isolation(StrEnum):
         return list(Isolation).index(self)
 
 
+class TaskNetwork(StrEnum):
+    """The network of the tasks in sandboxes."""
+
+    HOST = "host"
+    """That of the machine."""
+    PORTS = "ports"
+    """One of the attempt's own, to which only declared ports of the machine lead (`agent.task_network`)."""
+
+
 def strongest(*modes: str | None) -> Isolation:
     """Returns the strongest of `modes`; None requires nothing."""
     return max(

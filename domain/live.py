@@ -62,6 +62,8 @@ class LiveWorkload(_Part):
     """Seconds on hold, which do not count as waiting."""
     level: int | None = Field(None, ge=1, le=7)
     """The level that the workload requested, with lower priority than its tenant's."""
+    submitted_by: str = ""
+    """The person who submitted it."""
     held: bool
     jobs: tuple[JobRequest, ...] = Field(min_length=1)
     regions: tuple[str, ...] | None

@@ -94,10 +94,12 @@ class ReasonCode(StrEnum):
     GPU_FAULT = "gpu_fault"
     # The state of an instance, and why it ended.
     LAUNCHING = "launching"
+    PENDING_AT_PROVIDER = "pending_at_provider"
     AWAITING_AGENT = "awaiting_agent"
     JOINED = "joined"
     POOL_SHRINKS = "pool_shrinks"
     IDLE = "idle"
+    GANG_INCOMPLETE = "gang_incomplete"
     ENDED_BY_OPERATOR = "ended_by_operator"
     CAPACITY_REFUSED = "capacity_refused"
     PROVIDER_QUOTA = "provider_quota"
@@ -105,6 +107,9 @@ class ReasonCode(StrEnum):
     NO_OFFER = "no_offer"
     NEVER_JOINED = "never_joined"
     NOT_AT_PROVIDER = "not_at_provider"
+    ENDED_AT_PROVIDER = "ended_at_provider"
+    LEFT_AT_PROVIDER = "left_at_provider"
+    ENDS_SOON = "ends_soon"
     AGENT_AWAY = "agent_away"
     REPLICA_ENDED = "replica_ended"
 
@@ -186,6 +191,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ),
     ReasonCode.WAITING_FOR_CAPACITY: (
         "launching {machines} {machine_type} in {zone}, expected in {expected_s:1 second|# seconds}"
+        "{words:?; the provider says: {words}}"
     ),
     ReasonCode.AWARD_CONFLICT: "region {region} changed between its bid and the award; it bids again",
     ReasonCode.ARRAY_THROTTLED: (
@@ -212,7 +218,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.EVICTED: "evicted by {evictor} (rank {evictor_rank} against {rank})",
     ReasonCode.PREEMPTED_BY_OPERATOR: "preempted by {by}",
     ReasonCode.MACHINE_DRAINED: "machine {machine} is being drained",
-    ReasonCode.MACHINE_LOST: "machine {machine} stopped answering",
+    ReasonCode.MACHINE_LOST: "machine {machine} stopped answering{words:?: {words}}",
     ReasonCode.PLATFORM_NOTICE: "{platform} reclaims machine {machine} ({notice}): {words}",
     ReasonCode.LAUNCH_FAILED: "tasks could not be started on {machine}: {error}",
     ReasonCode.LAUNCH_TIMED_OUT: (
@@ -278,10 +284,17 @@ _SENTENCES: dict[ReasonCode, str] = {
         "GPU {slot} ({gpu}) has failed: {error}; `mizzen machines uncordon` after it was reset or replaced"
     ),
     ReasonCode.LAUNCHING: "launching {machine_type} ({kind}) in {zone} at {provider}, for pool {pool}",
+    ReasonCode.PENDING_AT_PROVIDER: (
+        "{provider} has accepted the launch and has not started the machine: {words}"
+        "{starts_at:?; it expects to start it at {starts_at}}"
+    ),
     ReasonCode.AWAITING_AGENT: "launched by {provider}; its agent has not registered yet",
     ReasonCode.JOINED: "its machine has joined the fleet",
     ReasonCode.POOL_SHRINKS: "pool {pool} shrinks to {size:1 machine|# machines}",
     ReasonCode.IDLE: "it has had no work for {idle_s} s, and pool {pool} has more machines than its size",
+    ReasonCode.GANG_INCOMPLETE: (
+        "it has waited for {idle_s} s for the other machines of {workloads}, and they have not come"
+    ),
     ReasonCode.ENDED_BY_OPERATOR: "ended by {by}",
     ReasonCode.CAPACITY_REFUSED: f"{{provider}} has no {{machine_type}} ({{kind}}) in {{zone}} now: {{words}}{_AGAIN}",
     ReasonCode.PROVIDER_QUOTA: (
@@ -292,6 +305,9 @@ _SENTENCES: dict[ReasonCode, str] = {
     ),
     ReasonCode.NO_OFFER: "no provider offers machines that pool {pool} may use in region {region}",
     ReasonCode.NEVER_JOINED: "its agent was not ready {waited_s} s after the launch",
+    ReasonCode.ENDED_AT_PROVIDER: "{provider} says that its machine has ended: {words}",
+    ReasonCode.LEFT_AT_PROVIDER: "{provider} wants its machine to be left: {words}",
+    ReasonCode.ENDS_SOON: "{provider} ends it at {ends_at}, so it gets no new work",
     ReasonCode.NOT_AT_PROVIDER: "{provider} no longer has this instance",
     ReasonCode.AGENT_AWAY: "its agent has not answered since {since}",
     ReasonCode.REPLICA_ENDED: "replica {replica} of service {service}, which it was launched for, has ended",

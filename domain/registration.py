@@ -31,7 +31,7 @@ def wrong_hello(hello: Hello) -> str | None:
     if not 0 <= hello.word_at_s < math.inf:
         return f"word_at_s: {hello.word_at_s} is not a time in seconds since the epoch"
     texts = [("rack", hello.rack), ("gpu_type", hello.gpu_type or ""), ("incarnation", hello.incarnation)]
-    texts.append(("engine", hello.engine))
+    texts += [("engine", hello.engine), ("native_id", hello.native_id)]
     fault = hello.gpu_fault
     if fault is not None:
         if not (0 <= fault.slot < MAX_SLOTS and 0 <= fault.at_s < math.inf):

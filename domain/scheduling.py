@@ -88,7 +88,10 @@ class TenantState:
     quota_cpus_milli: int | None
     """None: no limit on CPUs."""
     window_share: float
-    """The tenant's share of the fleet's GPUs or of its CPUs, whichever is larger, averaged over the window."""
+    """The tenant's contested use of its quota of GPUs or of CPUs, whichever share is larger, averaged over the window
+    (`gms.contested_use`)."""
+    user_shares: Mapping[str, float] = field(default_factory=dict)
+    """The same share of the fleet of each person who used any of it for the tenant; contested or not."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ class QueuedWorkload:
     requested_level: int | None = None
     """A level below (numerically above) the tenant's, if the user requested one."""
     held: bool = False
+    user: str = ""
+    """The person who submitted it: the id of an API key, or `oidc:` and the subject of a token."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +124,13 @@ class PlacedWorkload:
 
 @dataclass(frozen=True)
 class CreditWeights:
-    """The constants of expressions 10 and 11 of MAST."""
+    """The constants of expressions 10 and 11 of MAST, and of the order of the people of a tenant."""
 
     w_age: float
     """Credit per second of age."""
     age_cap_s: float
     w_fair: float
+    w_user: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gms.demand import Gangs, Holdings
 Array = npt.NDArray[Any]
 Key = tuple[float, str]
 W = TypeVar("W", PlacedWorkload, QueuedWorkload)
-_FIELDS = {"tenant": np.int32, "requested_level": np.int8, "held": np.bool_, "wants": np.int32}
+_FIELDS = {"tenant": np.int32, "requested_level": np.int8, "held": np.bool_, "wants": np.int32, "user": np.int32}
 
 
 class Rows:
@@ -55,10 +55,10 @@ class Rows:
         there[inside] = self.id[place[inside]] == ids[inside]
         return place, there
 
-    def change(self, gone: Iterable[Key], new: Mapping[Key, tuple[int, int, bool, int]]) -> None:
+    def change(self, gone: Iterable[Key], new: Mapping[Key, tuple[int, int, bool, int, int]]) -> None:
         """Deletes the rows of the keys in `gone`, and inserts or replaces those in `new`.
 
-        The values of a row are (tenant, requested_level, held, wants), in column order.
+        The values of a row are (tenant, requested_level, held, wants, user), in column order.
         """
         keep = np.ones(len(self), np.bool_)
         leaving = list(gone)
@@ -114,6 +114,8 @@ class QueueColumns:
         self.tenants: tuple[TenantState, ...] = ()
         self.numbers: dict[str, int] = {}
         """Maps tenant names to tenant numbers."""
+        self.users: dict[tuple[int, str], int] = {}
+        """Maps people of tenants (by tenant number) to user numbers."""
         self.gangs = Gangs()
         self.holdings = Holdings(self.gangs)
         self.pending = Rows()
@@ -165,7 +167,7 @@ class QueueColumns:
         self.pending.change(
             [key for key, now in news.items() if now is None],
             {
-                key: (self._tenant(w), w.requested_level or 1, w.held, self.gangs.number(w.jobs))
+                key: (self._tenant(w), w.requested_level or 1, w.held, self.gangs.number(w.jobs), self._user(w))
                 for key, w in news.items()
                 if w is not None
             },
@@ -174,11 +176,14 @@ class QueueColumns:
         self.placed.change(
             [key for key, now in holders.items() if now is None],
             {
-                key: (self._tenant(w), w.requested_level or 1, False, self.holdings.number(w.gpus, w.cpus_milli))
+                key: (self._tenant(w), w.requested_level or 1, False, self.holdings.number(w.gpus, w.cpus_milli), 0)
                 for key, w in holders.items()
                 if w is not None
             },
         )
+
+    def _user(self, workload: QueuedWorkload) -> int:
+        return self.users.setdefault((self._tenant(workload), workload.user), len(self.users))
 
     def _tenant(self, workload: QueuedWorkload | PlacedWorkload) -> int:
         number = self.numbers.get(workload.tenant)

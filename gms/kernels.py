@@ -45,6 +45,7 @@ class PendingColumns(NamedTuple):
     held: B1
     gang: I4
     demand: DemandColumns
+    user: I4
 
 
 class TenantAmounts(NamedTuple):
@@ -55,12 +56,16 @@ class TenantAmounts(NamedTuple):
 
 
 class CreditTerms(NamedTuple):
-    """The credit of a workload: `w_age` times its age, which counts up to `age_cap_s`, plus `fair` of its tenant."""
+    """The credit of a workload: `w_age` times its age, which counts up to `age_cap_s`, plus `fair` of its tenant.
+
+    `by_user` changes the order among the workloads of a tenant and level (`take_places`).
+    """
 
     fair: F8
     now_s: float
     w_age: float
     age_cap_s: float
+    by_user: F8
 
 
 class PendingRanks(NamedTuple):
@@ -69,6 +74,8 @@ class PendingRanks(NamedTuple):
     rank: I1
     """0 for a held workload."""
     credit: F8
+    preference: F8
+    """What the order among the workloads of its tenant and level adds to its age."""
     pick_at: I4
     """The offset of the picked types; `NO_PICK` if all types are allowed."""
     picks: I4
@@ -82,6 +89,8 @@ class PendingRanks(NamedTuple):
     displacing: I8
     """The workloads that are within quota only because less important placed workloads are counted after them, shape
     (n, 2 + types): the row, then the CPUs and GPUs used up to and including that row."""
+    taker: I4
+    """By place, the row that has it: the places of a tenant and level are given to its rows (`take_places`)."""
 
 
 @compiled
@@ -163,15 +172,15 @@ def walk_pending(
 ) -> PendingRanks:  # fmt: skip
     """Computes rank and credit of pending workloads.
 
-    Within a tenant, the order of the rows is the order of descending credit, and quotas of different tenants are
-    independent. One pass over all rows per level therefore checks each tenant's workloads in the order (level, credit).
-    The usage that is checked against the quota is that of the tenant's placed workloads of this level and of more
+    Within a tenant, the order of the places is the order of descending credit, and quotas of different tenants are
+    independent. So one pass over all places per level checks each tenant's workloads in the order (level, credit). The
+    usage that is checked against the quota is that of the tenant's placed workloads of this level and of more
     important levels, and of its pending workloads that were already accepted. `over` has the over-quota rank of each
     level, from level 0. `total` is the usage of all placed within-quota workloads (`walk_placed`); it is modified.
     """
     placed_tenant, _, holding, holdings = placed
-    tenant, submitted_at_s, requested_level, held, gang, demand = pending
-    fair, now_s, w_age, age_cap_s = terms
+    tenant, submitted_at_s, requested_level, held, gang, demand, user = pending
+    fair, now_s, w_age, age_cap_s, by_user = terms
     quota_cpus, quota_gpus = quota
     total_cpus, total_gpus = total
     cpus, envelope_at, envelope_type, envelope_gpus, job_at, job_gpus, type_at, type_of = demand
@@ -179,6 +188,7 @@ def walk_pending(
     n, types = tenant.size, quota_gpus.shape[1]
     rank = np.zeros(n, np.int8)
     credit = np.empty(n, np.float64)
+    preference = np.empty(n, np.float64)
     pick_at = np.full(n, NO_PICK, np.int32)
     picks = np.empty(1024, np.int32)
     picked = 0
@@ -194,9 +204,11 @@ def walk_pending(
         t = tenant[row]
         age_s = min(max(now_s - submitted_at_s[row], 0.0), age_cap_s)
         credit[row] = w_age * age_s + fair[t]
+        preference[row] = by_user[user[row]]
         if not held[row]:
             rank[row] = max(level[t], requested_level[row])
             waiting[rank[row]] += 1
+    taker = take_places(tenant, rank, credit, preference, level.size)
     for here in range(1, 8):
         for row in range(placed_tenant.size):
             if placed_rank[row] == here:
@@ -204,7 +216,8 @@ def walk_pending(
                 used_cpus[t] += held_cpus[h]
                 for k in range(held_at[h], held_at[h + 1]):
                     used_gpus[t, held_type[k]] += held_gpus[k]
-        for row in range(n if waiting[here] else 0):
+        for place in range(n if waiting[here] else 0):
+            row = taker[place]
             if rank[row] != here:
                 continue
             t, g = tenant[row], gang[row]
@@ -272,7 +285,60 @@ def walk_pending(
                     displace += 1
             for k in range(envelope_at[g], envelope_at[g + 1]):
                 need[envelope_type[k]] = 0
-    return PendingRanks(rank, credit, pick_at, picks[:picked].copy(), lacks, used, needed, displacing[:displace].copy())
+    taken = np.empty(n, np.float64)
+    for place in range(n):
+        taken[taker[place]] = credit[place]
+    return PendingRanks(
+        rank,
+        taken,
+        preference,
+        pick_at,
+        picks[:picked].copy(),
+        lacks,
+        used,
+        needed,
+        displacing[:displace].copy(),
+        taker,
+    )
+
+
+@compiled
+def take_places(tenant: I4, level: I1, credit: F8, preference: F8, tenants: int) -> I4:
+    """Gives the places of each tenant and level to its rows, by descending credit plus preference.
+
+    Returns the row of each place. A place is numbered like the row whose credit it has. `level` is 0 for rows that are
+    not ranked, which keep their places. Equal rows keep their order.
+    """
+    n, groups = tenant.size, tenants * 8
+    taker = np.empty(n, np.int32)
+    first = np.full(groups, -1, np.int32)
+    mixed = np.zeros(groups, np.bool_)
+    ends = np.zeros(groups + 1, np.int64)
+    for row in range(n):
+        taker[row] = row
+        group = 8 * tenant[row] + level[row]
+        if first[group] < 0:
+            first[group] = row
+        elif level[row] and preference[row] != preference[first[group]]:
+            mixed[group] = True
+        ends[group + 1] += 1
+    for group in range(groups):
+        ends[group + 1] = ends[group] + (ends[group + 1] if mixed[group] else 0)
+    rows = np.empty(ends[groups], np.int32)
+    key = np.empty(ends[groups], np.float64)
+    for row in range(n):
+        group = 8 * tenant[row] + level[row]
+        if mixed[group]:
+            rows[ends[group]], key[ends[group]] = row, -(credit[row] + preference[row])
+            ends[group] += 1
+    start = 0
+    for group in range(groups):
+        if mixed[group]:
+            by_key = np.argsort(key[start : ends[group]], kind="mergesort")
+            for i in range(by_key.size):
+                taker[rows[start + i]] = rows[start + by_key[i]]
+            start = ends[group]
+    return taker
 
 
 @compiled

@@ -41,6 +41,22 @@ def fair_credit(weights: CreditWeights, window_share: float, average: float) -> 
     return 0.0 if average == 0 else weights.w_fair * (1 - window_share / average)
 
 
+def user_credit(weights: CreditWeights, share: float, average: float) -> float:
+    """Returns what orders the people of a tenant: from `w_user` without any use down to nearly `-w_user`.
+
+    `average` is the mean share of the people who used anything. If it is 0, nothing does.
+    """
+    return 0.0 if average == 0 else weights.w_user * (average - share) / (average + share)
+
+
+def _by_user(queue: QueueColumns, weights: CreditWeights) -> npt.NDArray[np.float64]:
+    """Returns `user_credit` by the numbers of users in the queue."""
+    shares = [tenant.user_shares for tenant in queue.tenants]
+    averages = [fsum(own.values()) / len(own) if own else 0.0 for own in shares]
+    people = ((shares[tenant].get(user, 0.0), averages[tenant]) for tenant, user in queue.users)
+    return np.array([user_credit(weights, share, average) for share, average in people], np.float64)
+
+
 UNLIMITED = -1
 
 
@@ -150,7 +166,12 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     quota, each job in turn is restricted to the first of its types that has quota left after the earlier jobs. If a job
     has no such type, the reason names its most preferred type; otherwise the lacking resource is CPUs.
 
-    Held workloads are neither ranked nor counted. The queue is sorted by rank, descending credit, submission time, id.
+    A person's use of the tenant's resources changes only the order among the workloads of one tenant and level: these
+    have certain places in the queue, each with the credit of one of them, and the places are given to the workloads by
+    descending credit plus `user_credit`. So the order of tenants does not depend on who submits their workloads.
+
+    Held workloads are neither ranked nor counted. The queue is sorted by rank, descending credit, submission time, id;
+    the submission time and id are those of the workload whose place it is.
     """
     tenants = queue.tenants
     types = max(1, len(queue.gangs.types))
@@ -165,17 +186,20 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     over = np.array([over_quota_rank(one, flat=flat) for one in range(LOWEST_LEVEL + 1)], np.int8)
     average = average_share(t for t in tenants if t.name)
     fair = np.array([fair_credit(weights, t.window_share, average) for t in tenants], np.float64)
-    terms = kernels.CreditTerms(fair, now_s, weights.w_age, weights.age_cap_s)
+    terms = kernels.CreditTerms(fair, now_s, weights.w_age, weights.age_cap_s, _by_user(queue, weights))
     total = kernels.TenantAmounts(np.zeros(len(tenants), np.int64), np.zeros_like(quota_gpus))
     rows = queue.placed.columns
     placed = kernels.PlacedColumns(rows["tenant"], rows["requested_level"], rows["wants"], queue.holdings.held)
     rows = queue.pending.columns
     pending = kernels.PendingColumns(
-        rows["tenant"], queue.pending.at_s, rows["requested_level"], rows["held"], rows["wants"], queue.gangs.demand
-    )
+        rows["tenant"], queue.pending.at_s, rows["requested_level"], rows["held"], rows["wants"], queue.gangs.demand,
+        rows["user"],
+    )  # fmt: skip
     placed_rank = kernels.walk_placed(placed, level, over, quota, total)
     ranks = kernels.walk_pending(placed, placed_rank, pending, level, over, terms, quota, total)
-    return Scan(queue, kernels.order_queue(ranks.rank, ranks.credit), ranks, placed_rank, placed, quota)
+    taker = ranks.taker
+    order = taker[kernels.order_queue(ranks.rank[taker], ranks.credit[taker])]
+    return Scan(queue, order, ranks, placed_rank, placed, quota)
 
 
 def _cores(cpus_milli: int) -> float:

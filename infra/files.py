@@ -43,12 +43,12 @@ def shown(value: object) -> str:
     return "empty" if value is None else reprlib.repr(value)
 
 
-def write_private(path: Path, text: str) -> None:
+def write_private(path: Path, content: str | bytes) -> None:
     """Writes a file that only its owner can read, atomically and synced to the disk."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)

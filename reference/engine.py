@@ -7,6 +7,7 @@ from math import inf
 
 import numpy as np
 
+import gms.contested_use
 import reference.bids
 import reference.queue_scan
 from domain.scheduling import (
@@ -72,6 +73,9 @@ class ReferenceEngine:
             np.array([int(id_) for id_ in ranks], np.int64),
             np.array(list(ranks.values()), np.int64),
             lambda place: result.queue[place],
+            frozenset(
+                w.tenant for w in pending if not w.held and w.submitted_at_s <= now_s - gms.contested_use.WAITS_AFTER_S
+            ),
         )
 
     def open(self, now_s: float) -> None:

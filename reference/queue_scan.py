@@ -40,9 +40,15 @@ def scan(snapshot: QueueSnapshot, *, flat: bool = False) -> ScanResult:
     average = _average(snapshot)
     credited = [(_credit(snapshot, tenants[w.tenant], average, w), w) for w in snapshot.pending if not w.held]
     credited.sort(key=lambda pair: (-pair[0], pair[1].submitted_at_s, pair[1].id))
+    places: dict[str, tuple[float, QueuedWorkload]] = {}
+    for group in {(w.tenant, levels[w.id]) for _, w in credited}:
+        mine = [(credit, w) for credit, w in credited if (w.tenant, levels[w.id]) == group]
+        by_person = sorted(mine, key=lambda pair: -(pair[0] + _user_credit(snapshot, tenants[group[0]], pair[1].user)))
+        places |= {w.id: place for (_, w), place in zip(by_person, mine, strict=True)}
+    credited = [(places[w.id][0], w) for _, w in credited]
+    credited.sort(key=lambda pair: (-pair[0], places[pair[1].id][1].submitted_at_s, places[pair[1].id][1].id))
 
     queue = []
-    submitted = {}
     used: dict[str, _Amounts] = {name: {} for name in tenants}
     for level in range(1, 8):
         for placed in in_order:
@@ -64,8 +70,8 @@ def scan(snapshot: QueueSnapshot, *, flat: bool = False) -> ScanResult:
             over = reason is not None
             rank = level if not over else 8 if flat else 7 + level
             queue.append(Ranked(workload.id, rank, level, over, credit, types, reason, tuple(sorted(displaced))))
-            submitted[workload.id] = workload.submitted_at_s
-    queue.sort(key=lambda ranked: (ranked.rank, -ranked.credit, submitted[ranked.id], ranked.id))
+    place = {id_: (workload.submitted_at_s, workload.id) for id_, (_, workload) in places.items()}
+    queue.sort(key=lambda ranked: (ranked.rank, -ranked.credit, place[ranked.id]))
     return ScanResult(tuple(queue), placed_ranks)
 
 
@@ -98,6 +104,14 @@ def _credit(snapshot: QueueSnapshot, tenant: TenantState, average: float, worklo
     expression_10 = weights.w_age * min(age, weights.age_cap_s)
     expression_11 = weights.w_fair * (1 - tenant.window_share / average) if average else 0.0
     return expression_10 + expression_11
+
+
+def _user_credit(snapshot: QueueSnapshot, tenant: TenantState, user: str) -> float:
+    shares = tenant.user_shares
+    if not shares or sum(shares.values()) == 0:
+        return 0.0
+    average, own = fsum(shares.values()) / len(shares), shares.get(user, 0.0)
+    return snapshot.weights.w_user * (average - own) / (average + own)
 
 
 def _blocking(tenant: TenantState, used: _Amounts, need: _Amounts) -> list[str]:

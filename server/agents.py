@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import socket
 from collections import Counter
 from collections.abc import Collection
@@ -15,13 +16,14 @@ from pydantic import ValidationError
 from agent import nvml
 from agent.config import AgentConfig
 from agent.containers.detect import find_engine
+from agent.containers.engine import EngineFacts
 from agent.fleet import end_machine, serve_many
 from agent.host import run_agent as run_one
-from agent.isolation import choose
+from agent.isolation import choose, why_not
 from agent.state import StateFolder, make_folder
 from capacity.providers.trace import open_clouds
 from domain.ids import INSTANCE_PREFIX, NAME_RULE, is_name, machine_id
-from domain.isolation import Isolation
+from domain.isolation import Isolation, TaskNetwork
 from domain.units import parse_size_bytes
 from infra.config.settings import Settings
 from infra.documents import problem_lines
@@ -38,13 +40,13 @@ _PORTS_EACH = 40
 """Number of ports per machine for rendezvous and services, if several machines share this computer's address."""
 _OPTIONS = (
     "region", "cluster", "rack", "gpu_type", "gpus", "address", "state_dir", "run_as", "platform", "owner",
-    "owner_socket", "interface", "instance",
+    "owner_socket", "interface", "instance", "native_id", "once",
 )  # fmt: skip
 """Options of `mizzen agent` that are fields of `AgentConfig`."""
 _TASK_SETTINGS = (
     "keep_runs_s", "keep_at_most_s", "keep_free", "output_bytes", "largest_output_bytes", "largest_output_files",
     "keep_stopped_s", "processes_per_task", "processes_per_cpu",
-    "keep_images_s", "images_bytes", "paths", "metadata_service", "s3_role", "gcs_tokens",
+    "keep_images_s", "images_bytes", "image_bytes_s", "paths", "metadata_service", "s3_role", "gcs_tokens",
     "credentials_s",
 )  # fmt: skip
 """Settings of `tasks:` that are fields of `AgentConfig`."""
@@ -160,6 +162,11 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
     if not (first.isdigit() and last.isdigit()):
         raise ConfigurationError(f"--ports: {options['ports']!r} must be a range such as 20000-20999")
     options["gpus"], options["gpu_type"] = _gpus(options["gpus"], options["gpu_type"])
+    numbers = _given_gpus() if options["once"] else ()
+    if numbers:
+        # What the job was given counts, not what the machine has, nor what was asked for.
+        options["gpus"] = len(numbers)
+        nvml.offer_only(numbers)
     try:
         memory = parse_size_bytes(options["memory"]) if options["memory"] else _memory_bytes()
     except ValueError as error:
@@ -175,6 +182,7 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
         memory_bytes=memory,
         ports=(int(first), int(last)),
         bucket_url=options["bucket"],
+        gpu_numbers=numbers,
         link_bytes_s=options["link_mbit"] * 125_000,
         # A secret, so it is not passed as a flag, which other users can read, and not inherited by child processes.
         join_token=os.environ.pop("MIZZEN_JOIN_TOKEN", ""),
@@ -184,6 +192,8 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
     if options["rotate_key"]:
         StateFolder(config.state_dir).rotate_key()
     run_one(config, settings.temporal)
+    if config.once:
+        shutil.rmtree(config.state_dir, ignore_errors=True)
 
 
 def _gpus(count: int | None, gpu_type: str | None) -> tuple[int, str | None]:
@@ -210,13 +220,45 @@ def _gpus(count: int | None, gpu_type: str | None) -> tuple[int, str | None]:
     return count, gpu_type
 
 
+def _given_gpus() -> tuple[int, ...]:
+    """Returns the numbers of the GPUs that Slurm has given to this job; empty: it manages none.
+
+    Raises:
+        ConfigurationError: they have names instead of numbers, as parts of GPUs (MIG) do.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if given in ("", "NoDevFiles"):
+        return ()
+    parts = given.split(",")
+    if not all(part.isdigit() for part in parts):
+        raise ConfigurationError(f"CUDA_VISIBLE_DEVICES: {given!r} must be numbers of GPUs, such as 0,1")
+    return tuple(sorted(map(int, parts)))
+
+
 def _task_options(settings: Settings, machines: int = 1) -> dict[str, Any]:
     """Returns fields of `AgentConfig` from the settings. `machines`: how many agents share this disk."""
     same = {name: getattr(settings.tasks, name) for name in _TASK_SETTINGS}
     fraction = settings.tasks.disk_fraction
-    if (engine := find_engine(settings.tasks.container_engine)) is not None:
+    if (engine := _engine(settings)) is not None:
         same |= {"engine_socket": engine[0], "engine": engine[1].name}
     return {**same, "cgroup": settings.tasks.limits, "disk_fraction": fraction and fraction / max(1, machines)}
+
+
+def _engine(settings: Settings) -> tuple[Path, EngineFacts] | None:
+    """Returns socket and facts of the container engine of this machine; None: it has none, or tasks may not use it.
+
+    Raises:
+        ConfigurationError: the engine in the settings cannot be used.
+    """
+    tasks = settings.tasks
+    if tasks.network is TaskNetwork.HOST:
+        return find_engine(tasks.container_engine)
+    if tasks.container_engine.startswith("/"):
+        raise ConfigurationError(
+            f"tasks.network {tasks.network}: containers have the network of the machine; set tasks.container_engine to"
+            f" none, not {tasks.container_engine}"
+        )
+    return None
 
 
 def _isolation(
@@ -225,14 +267,18 @@ def _isolation(
     """Returns the fields of `AgentConfig` about the isolation of tasks. `wanted`: as the cluster or agent says it.
 
     Raises:
-        ConfigurationError: the machine does not have the wanted mode, or a lent one has no sandbox.
+        ConfigurationError: the machine does not have the wanted mode or network, or a lent one has no sandbox.
     """
     root, tasks = os.geteuid() == 0, settings.tasks
     uid = tasks.first_uid + tasks.uids - 1 if root else None
     mode, why = choose(wanted or tasks.isolation, folder, uid=uid, is_lent=owner is not None)
+    if tasks.network is TaskNetwork.PORTS:
+        reason = why_not(mode, folder, uid, tasks.network) if mode is Isolation.SANDBOX else f"isolation is {mode}"
+        if reason is not None:
+            raise ConfigurationError(f"tasks.network {tasks.network}: not possible on this machine: {reason}")
     own = root and mode is not Isolation.NONE and run_as is None
     uids = (tasks.first_uid, tasks.uids) if own else None
-    return {"isolation": mode, "isolation_why": why, "tenant_uids": uids}
+    return {"isolation": mode, "isolation_why": why, "tenant_uids": uids, "network": tasks.network}
 
 
 @dataclass(frozen=True)
@@ -266,7 +312,7 @@ def fleet_isolation(settings: Settings, fleet: Fleet, data_dir: Path) -> FleetIs
         modes[found["isolation"]] += 1
         if found["isolation"] is Isolation.NONE and entry.run_as is None:
             why_shared = _why_shared(found["isolation_why"])
-    engine = find_engine(settings.tasks.container_engine)
+    engine = _engine(settings)
     return FleetIsolation(dict(modes), why_shared, None if engine is None else engine[1].name)
 
 

@@ -105,6 +105,7 @@ def serve_command(work: Callable[[], Any]) -> None:
 @click.option("--port", type=int, help="Port of the API (default: 8080).")
 @_tls_options
 @click.option("--trust-tenants", is_flag=True, help="Allow several tenants where their tasks cannot be separated.")
+@click.option("--console", is_flag=True, help="Open the console in a browser, already logged in as the operator.")
 @_forget_option
 def up(**options: Any) -> None:
     """Run the whole stack on this machine in the foreground; Ctrl-C saves workloads and stops the stack."""
@@ -119,7 +120,10 @@ def up(**options: Any) -> None:
         "trust_tenants": options["trust_tenants"] or None,
     }
     forget = options["forget_unreadable_secrets"]
-    serve_command(lambda: asyncio.run(run_up(_settings(options, **more), forget_unreadable_secrets=forget)))
+    console = options["console"]
+    serve_command(
+        lambda: asyncio.run(run_up(_settings(options, **more), forget_unreadable_secrets=forget, console=console))
+    )
 
 
 @click.command()
@@ -190,6 +194,8 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
 @click.option("--link-mbit", type=click.FloatRange(min=0, min_open=True), default=1000.0, show_default=True)
 @click.option("--rotate-key", is_flag=True, help="Create a new key, and prove possession of the old one.")
 @click.option("--instance", envvar="MIZZEN_INSTANCE", default="", help="Id of the instance that launched the machine.")
+@click.option("--native-id", envvar="MIZZEN_NATIVE_ID", default="", help="The provider's id of this machine.")
+@click.option("--once", is_flag=True, help="Serve until the platform's notice, then end the tasks and exit.")
 @click.option("--platform", help="Source of notices, such as aws-spot, or detect (default: MIZZEN_PLATFORM).")
 def agent(**options: Any) -> None:
     """Run this machine's agent. It connects to Temporal and the bucket, and opens no listening port."""

@@ -4,16 +4,22 @@ import asyncio
 import contextlib
 
 import click
+from sqlalchemy import select
 
 from capacity.providers.registry import check_providers
 from infra.bootstrap import OPERATOR_KEY_FILE
 from infra.config.settings import Settings
+from infra.db.console_sessions import new_link
+from infra.db.session import open_engine, transaction
+from infra.db.tenants import ApiKey
 from infra.errors import ConfigurationError
+from infra.keys import hash_api_key
 from infra.process_exit import stop_signals
 from infra.stack.embedded import EmbeddedStack
 from infra.stack.fleet import Fleet, load_fleet
 from infra.stack.lock import data_folder
 from mizzen.cli.formats import plural
+from mizzen.cli.setup_commands import open_browser
 from mizzen.objects.urls import check_url
 from server.agents import FleetIsolation, fleet_isolation
 
@@ -23,10 +29,13 @@ def _say(line: str) -> None:
         click.echo(line, err=True)
 
 
-async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False) -> int:
+async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False, console: bool = False) -> int:
     """Starts the stack, runs until Ctrl-C, SIGTERM or SIGHUP, and stops all its processes.
 
-    `forget_unreadable_secrets`: secrets that the master key cannot decrypt are deleted; by default they are an error.
+    Args:
+        settings: the settings.
+        forget_unreadable_secrets: secrets that the master key cannot decrypt are deleted; by default they are an error.
+        console: the console is opened in a browser, logged in with the operator's key.
 
     Raises:
         MizzenError: the stack cannot start, for a reason that the operator can fix, or a part of it cannot start again.
@@ -60,6 +69,8 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
             if starting.done():
                 starting.result()
                 _show(stack, isolation)
+                if console:
+                    await asyncio.to_thread(_open_console, stack)
                 await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
                 _say("stopping: workloads save checkpoints")
             if failed.done():
@@ -70,6 +81,23 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
             await asyncio.gather(starting, failed, return_exceptions=True)
             await stack.stop(hurry=hurry)
     return 0
+
+
+def _open_console(stack: EmbeddedStack) -> None:
+    """Prints a link that logs one browser in with the operator's key, and opens it if there is a window system."""
+    sha256 = hash_api_key((stack.data_dir / OPERATOR_KEY_FILE).read_text().strip())
+    engine = open_engine(stack.database_url, pool_size=1)
+    try:
+        with transaction(engine) as session:
+            key = session.scalar(select(ApiKey.id).where(ApiKey.sha256 == sha256))
+            link = None if key is None else f"{stack.api_url}{new_link(session, key)}"
+    finally:
+        engine.dispose()
+    if link is None:
+        _say(f"  console    log in at {stack.api_url}/console: {OPERATOR_KEY_FILE} is of another database")
+        return
+    _say(f"  console    {link}  (works once, within five minutes)")
+    open_browser(link)
 
 
 def _check_stores(fleet: Fleet) -> None:

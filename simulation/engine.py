@@ -19,6 +19,7 @@ from domain.scheduling import (
 from gms.auction.auction import Auction, Options
 from gms.auction.candidate import AuctionOutcome, Candidate
 from gms.columns import QueueChange, QueueColumns
+from gms.contested_use import waiting_tenants
 from gms.scan import scan_queue
 from rms.award import leave
 from rms.region import RegionColumns
@@ -48,6 +49,8 @@ class ScanOrder:
     """Ranks of `placed`."""
     ranked: Callable[[int], Ranked]
     """Returns the workload at a position in the queue."""
+    waiting: frozenset[str]
+    """The tenants whose workloads make the use of others contested (`gms.contested_use.waiting_tenants`)."""
 
 
 @dataclass
@@ -132,6 +135,7 @@ class Ranks:
             _numbers(self._queue.placed.id),
             scan.placed_rank.astype(np.int64),
             lambda place: scan.ranked(int(rows[place])),
+            waiting_tenants(self._queue, now_s),
         )
 
 

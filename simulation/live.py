@@ -137,7 +137,7 @@ def _workload(w: LiveWorkload, zero_s: float, seed: int, tenant_level: int) -> S
     return SimulatedWorkload(
         w.id, w.tenant, max(tenant_level, w.level or 1), w.submitted_at.timestamp() + w.paused_s - zero_s, 0.0,
         work_s, w.jobs,
-        None if w.regions is None else frozenset(w.regions), left_s,
+        None if w.regions is None else frozenset(w.regions), left_s, w.submitted_by,
     )  # fmt: skip
 
 

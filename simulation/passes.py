@@ -35,6 +35,8 @@ class Passes:
 
     def __init__(self, transitions: Transitions) -> None:
         self._transitions, self._settings = transitions, transitions.settings
+        engine = transitions.engine
+        self._ordered = engine if isinstance(engine, OrderedEngine) else None
         self.news = False
         """Whether something changed since the last pass."""
         self._last_s = -inf
@@ -63,12 +65,13 @@ class Passes:
             self._shares_s = now_s
             engine.set_tenants(transitions.shares.tenants(now_s))
         self.standing = standing = self._scan(now_s)
+        transitions.shares.contested.mark(now_s, standing.waiting)
         self._renew(now_s, standing)
         engine.open(now_s)
         if transitions.policy.in_order:
             self._in_order(now_s, standing)
-        elif isinstance(engine, OrderedEngine):
-            for place in engine.turns(standing):
+        elif self._ordered is not None:
+            for place in self._ordered.turns(standing):
                 self._ask(now_s, standing, np.array([place]))
         else:
             self._by_rank(now_s, standing)
@@ -171,7 +174,7 @@ class Passes:
             state = transitions.states[int(standing.order[place])]
             ranked = standing.ranked(place)
             jobs = state.workload.jobs
-            if not isinstance(transitions.engine, OrderedEngine):
+            if self._ordered is None:
                 jobs = tuple(
                     job if job.gpu_types == types else replace(job, gpu_types=types)
                     for job, types in zip(jobs, ranked.gpu_types, strict=True)

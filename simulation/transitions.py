@@ -329,7 +329,7 @@ class Transitions:
 
     def _hold(self, at_s: float, state: WorkloadState, sign: int, count: bool = True) -> None:
         w = state.workload
-        self.shares.hold(at_s, w.tenant, sign * w.gpus, sign * sum(job.cpus_milli for job in w.jobs))
+        self.shares.hold(at_s, w.tenant, w.user, sign * w.gpus, sign * sum(job.cpus_milli for job in w.jobs))
         if count:
             self._count_held()
 

@@ -102,7 +102,7 @@ class WorkloadState:
     def queued(self, now: bool) -> QueueChange[QueuedWorkload]:
         """Returns the queue change that adds the workload to the pending ones, or (`now` False) removes it."""
         w = self.workload
-        value = QueuedWorkload(self.id, w.tenant, w.submit_s, w.jobs, w.level) if now else None
+        value = QueuedWorkload(self.id, w.tenant, w.submit_s, w.jobs, w.level, user=w.user) if now else None
         return QueueChange(w.submit_s, self.id, value)
 
     def placed(self, now: bool) -> QueueChange[PlacedWorkload]:

@@ -23,6 +23,10 @@ class SimulatedWorkload:
     regions: frozenset[str] | None
     """The regions that have the data, or in which the workload may run; None: all."""
     max_runtime_s: float = inf
+    user: str = ""
+    """The person who submitted it."""
+    recurring: str | None = None
+    """The name that the runs of a recurring workload share."""
 
     @property
     def gpus(self) -> int:

@@ -98,7 +98,8 @@ class InstanceWorkflow:
         return asking.done() or self._looks != seen
 
     async def _await_agent(self, join_s: float) -> InstanceEvent:
-        give_up_at = workflow.time() + join_s
+        """Waits for the agent, at most `join_s` from the start of the machine. It may wait at the provider for days."""
+        give_up_at: float | None = None
         while True:
             seen = self._looks
             facts = await self._inspect()
@@ -106,7 +107,11 @@ class InstanceWorkflow:
                 return event
             if facts.ready:
                 return InstanceEvent.DONE
-            if not await self._looked(seen, give_up_at - workflow.time()):
+            if facts.waits:
+                give_up_at = None
+            elif give_up_at is None:
+                give_up_at = workflow.time() + join_s
+            if not await self._looked(seen, None if give_up_at is None else give_up_at - workflow.time()):
                 return InstanceEvent.TIMED_OUT
 
     async def _serve(self) -> InstanceEvent:

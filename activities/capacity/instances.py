@@ -58,9 +58,10 @@ class InstanceActivities:
             if row is None or row.native_id is not None or row.ending is not None or row.gone_at is not None:
                 return True
             request = self._request(session, row)
+        provider = self._provider(request.offer.provider)
         try:
             with self._ask():
-                native_id = self._provider(request.offer.provider).launch(request)
+                native_id = provider.launch(request)
         except LaunchRefused as refused:
             with transaction(self._engine) as session:
                 record_refusal(session, ref.instance, request.offer, refused)
@@ -71,6 +72,8 @@ class InstanceActivities:
             row = session.get_one(InstanceRow, ref.instance, with_for_update=True)
             if row.native_id is None:
                 row.native_id, row.launched_at = native_id, func.now()
+                if not provider.queues:
+                    row.started_at = row.started_at or func.now()
         return True
 
     @activity.defn(name=Activity.INSPECT_INSTANCE.value)
@@ -80,6 +83,7 @@ class InstanceActivities:
             row = session.get_one(InstanceRow, ref.instance)
             machine = None if row.machine is None else session.get(Machine, row.machine)
             return InstanceFacts(
+                waits=row.native_id is not None and row.started_at is None,
                 told=row.ending is not None,
                 lost=row.lost_at is not None,
                 ready=machine is not None and machine.state == "ready",
@@ -136,10 +140,10 @@ class InstanceActivities:
         provider = self._provider(name)
         try:
             with self._ask():
-                known = {found.native_id for found in provider.describe() if found.instance == ref.instance}
+                known = _live(provider, ref.instance)
                 for one in sorted(known | ({native_id} if native_id is not None else set())):
                     provider.terminate(one)
-                return not known or all(found.instance != ref.instance for found in provider.describe())
+                return not known or not _live(provider, ref.instance)
         except ProviderUnavailable as error:
             raise ApplicationError(str(error), type="ProviderUnavailable") from None
 
@@ -177,7 +181,9 @@ class InstanceActivities:
         if because == InstanceEvent.REFUSED and (refusal := session.get(LaunchRefusal, row.id)) is not None:
             return refusal_reason(refusal).to_json()
         if phase is InstancePhase.DRAINING:
-            waited_s = round((datetime.now(UTC) - (row.launched_at or row.requested_at)).total_seconds())
+            waited_s = round(
+                (datetime.now(UTC) - (row.started_at or row.launched_at or row.requested_at)).total_seconds()
+            )
             return Reason(ReasonCode.NEVER_JOINED, {"waited_s": waited_s}).to_json()
         codes = {
             InstancePhase.LAUNCHING: ReasonCode.LAUNCHING,
@@ -185,6 +191,11 @@ class InstanceActivities:
             InstancePhase.READY: ReasonCode.JOINED,
         }
         return Reason(codes.get(phase, ReasonCode.NOT_AT_PROVIDER), {**what, "pool": row.pool}).to_json()
+
+
+def _live(provider: Provider, instance: str) -> set[str]:
+    """Returns the provider's ids of an instance's machines that have not ended."""
+    return {found.native_id for found in provider.describe() if found.instance == instance and found.ended is None}
 
 
 def _is_held(session: Session, machine: str) -> bool:

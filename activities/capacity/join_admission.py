@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from domain.ids import machine_id
@@ -36,8 +36,9 @@ def admits(session: Session, settings: Settings, hello: Hello) -> bool:
     """Returns whether the ledger allows a machine to be registered.
 
     A static machine is always allowed. A launched machine must present its join token in its first hello. Afterwards
-    its pinned key identifies it, like any other machine (`activities.lifecycle.machine_keys`). Locks the instance's
-    row; the caller locks the machine's row after it.
+    its pinned key identifies it, like any other machine (`activities.lifecycle.machine_keys`). The token is bound to
+    the first machine that presents it: a provider without client tokens may have started two. Locks the instance's row;
+    the caller locks the machine's row after it.
     """
     name = hello.instance or hello.machine.rpartition("/")[2]
     row = session.get(InstanceRow, name, with_for_update=True)
@@ -52,7 +53,18 @@ def admits(session: Session, settings: Settings, hello: Hello) -> bool:
         wanted = join_token(settings.master_key_path, row.id)
         if not hmac.compare_digest(hello.join_token.encode(), wanted.encode()):
             return _refuse(hello, "the join token does not belong to the instance")
-        row.machine = hello.machine
+        if hello.native_id and row.native_id not in (None, hello.native_id):
+            return _refuse(hello, f"the instance is {row.native_id} at its provider, and this is {hello.native_id}")
+        if row.native_id is None and hello.native_id:
+            others = select(InstanceRow.id).where(
+                InstanceRow.provider == row.provider,
+                InstanceRow.native_id == hello.native_id,
+                InstanceRow.gone_at.is_(None),
+            )
+            if session.scalar(others.limit(1)) is not None:
+                return _refuse(hello, f"{hello.native_id} is another instance at its provider")
+            row.native_id, row.launched_at = hello.native_id, func.now()
+        row.machine, row.started_at = hello.machine, row.started_at or func.now()
     return True
 
 

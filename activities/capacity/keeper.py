@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.capacity.observations import observe
 from activities.capacity.pools import Pools
 from activities.leader import Leader, lead
 from activities.lifecycle.unattended import Suspects, Unattended
@@ -79,6 +80,7 @@ class PoolKeeper:
                 found = await in_thread(provider.describe)
                 differences = await in_thread(self._compare, provider, found, began_s)
                 await in_thread(self._resolve, name, provider, differences)
+                await in_thread(observe, self._engine, self._settings, provider, found)
                 offers += await in_thread(provider.offers)
             except ProviderUnavailable as error:
                 _log.warning("provider %s: %s; trying again", name, error)
@@ -137,6 +139,9 @@ class PoolKeeper:
             with transaction(self._engine) as session:
                 _lost(session, instance, reason)
             self._missing[name].clear(instance)
+        for instance, words in differences.ended.items():
+            with transaction(self._engine) as session:
+                _lost(session, instance, Reason(ReasonCode.ENDED_AT_PROVIDER, {"provider": name, "words": words}))
 
     def _end_away(self) -> None:
         """Marks instances as lost whose agents have been away for too long, so that they are replaced."""

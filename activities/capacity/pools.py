@@ -9,10 +9,11 @@ from sqlalchemy import Engine, Label, func, literal_column, select
 from sqlalchemy.orm import Session
 
 from activities.capacity.clusters import make_cluster, set_prices
-from activities.capacity.ledger import add_instance, recently_refused, request_end
+from activities.capacity.ledger import add_instance, recently_refused, record_refusal, request_end
 from activities.scheduling.scan_result import read_window
 from capacity.offers import Offer, OfferKey, Shape
 from capacity.pools import Changes, Instance, Pool, PoolKey, cluster_of
+from capacity.provider import LaunchRefused, Refusal
 from capacity.rounds import plan_round
 from capacity.scaling import MOST_SHORTAGES, Claims, Shortage
 from domain.capacity import CapacityKind
@@ -43,7 +44,7 @@ class Pools:
             refused = recently_refused(session, self._settings.refused_pause_s)
             rows = session.scalars(select(PoolRow).order_by(PoolRow.region, PoolRow.name).with_for_update()).all()
             instances = _instances(session)
-            pools = {(row.region, row.name): _pool(row) for row in rows}
+            pools = {(row.region, row.name): _pool(row, self._settings.hold_s) for row in rows}
             grows = any(pool.max_size is not None for pool in pools.values())
             shortages = read_shortages(session, self._queue) if grows else []
             todo = plan_round(pools, instances, shortages, offers, refused)
@@ -59,8 +60,13 @@ class Pools:
             for key, launches in todo.launch.items():
                 for launch in launches:
                     request_instance(session, pools[key], launch.offer, launch.claims)
+            offered = {one.id: one.offer for all_ in instances.values() for one in all_}
             for instance, why in todo.end.items():
                 request_end(session, instance, why)
+                if why.code is ReasonCode.GANG_INCOMPLETE:
+                    # Other offers are tried, and this one again after a while: the machines would wait again.
+                    incomplete = LaunchRefused(Refusal.CAPACITY, why.sentence)
+                    record_refusal(session, instance, offered[instance], incomplete)
             _keep_prices(session, offers)
 
 
@@ -131,11 +137,11 @@ def _instances(session: Session) -> dict[PoolKey, list[Instance]]:
     return out
 
 
-def _pool(row: PoolRow) -> Pool:
+def _pool(row: PoolRow, hold_s: float) -> Pool:
     return Pool(
         row.region, row.name, row.size, tuple(row.providers), tuple(row.zones),
         tuple(CapacityKind(kind) for kind in row.kinds), tuple(row.machine_types), row.max_usd_per_h,
-        row.max_size, row.idle_s, row.buffer,
+        row.max_size, row.idle_s, hold_s, row.buffer,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from infra.db.session import transaction
 _WORKLOAD_NOTICE = "workload.notice"
 _SHOWN = 200
 """Longer texts of agents are cut."""
-_MAY_END = (ReasonCode.PLATFORM_NOTICE, ReasonCode.KEEPS_FAILING_GANGS)
+_MAY_END = (ReasonCode.PLATFORM_NOTICE, ReasonCode.ENDS_SOON, ReasonCode.KEEPS_FAILING_GANGS)
 _MOST_NOTICES = 8
 """Most notices that one attempt gets mail about."""
 
@@ -195,21 +195,32 @@ class MachineActivities:
             row = session.get(Machine, told.machine, with_for_update=True)
             if row is None or row.incarnation != told.incarnation or row.state == "lost":
                 return
-            live = _live(session, row.id)
-            if told.run is not None:
-                live = [(w, a) for w, a in live if f"{w}.{a}" == told.run]
-            elif row.notice is None:
-                if told.notice.platform == OWNER and told.notice.at_s > row.word_at_s:
+            if told.run is None:
+                if row.notice is None and told.notice.platform == OWNER and told.notice.at_s > row.word_at_s:
                     row.word_at_s, row.taken = min(told.notice.at_s, time.time()), True
-                row.notice = reason.to_json()
-                row.cordon = row.cordon or row.notice
-                events.record(session, "machine.notice", region=row.region, machine=row.id, reason=reason)
-            elif _ends_at_s(reason.detail) < _ends_at_s(row.notice["detail"]):
-                row.notice = reason.to_json()
-                if row.cordon is not None and row.cordon.get("code") == ReasonCode.PLATFORM_NOTICE:
-                    row.cordon = row.notice
-            for workload, attempt in live:
-                _notify(session, row, workload, attempt, reason)
+                give_notice(session, row, reason)
+                return
+            for workload, attempt in _live(session, row.id):
+                if f"{workload}.{attempt}" == told.run:
+                    _notify(session, row, workload, attempt, reason)
+
+
+def give_notice(session: Session, row: Machine, reason: Reason) -> None:
+    """Records that a locked machine will end, cordons it, and sends mail to its workloads.
+
+    `reason` is a `PLATFORM_NOTICE`. An earlier end replaces a later one.
+    """
+    if row.notice is None:
+        row.notice = reason.to_json()
+        if row.cordon is None or row.cordon.get("code") == ReasonCode.ENDS_SOON:
+            row.cordon = row.notice
+        events.record(session, "machine.notice", region=row.region, machine=row.id, reason=reason)
+    elif _ends_at_s(reason.detail) < _ends_at_s(row.notice["detail"]):
+        row.notice = reason.to_json()
+        if row.cordon is not None and row.cordon.get("code") == ReasonCode.PLATFORM_NOTICE:
+            row.cordon = row.notice
+    for workload, attempt in _live(session, row.id):
+        _notify(session, row, workload, attempt, reason)
 
 
 def _notify(session: Session, row: Machine, workload: str, attempt: int, reason: Reason) -> None:

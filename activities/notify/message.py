@@ -9,9 +9,10 @@ from email.utils import format_datetime
 from typing import Any
 
 from domain.masking import mask_ids
+from domain.units import format_duration
 from infra.db.deliveries import Delivery
 
-ALERT = "alert"
+ALERT, REPORT = "alert", "report"
 _NOT_SHOWN = ("reason",)
 _MOST_SUBJECT = 200
 
@@ -48,6 +49,8 @@ def mail_of(delivery: Delivery, seen: frozenset[str], sender: str) -> EmailMessa
 def _subject(kind: str, facts: Mapping[str, Any]) -> str:
     if kind == ALERT:
         return f"mizzen: {', '.join(sorted({alert['kind'] for alert in facts['alerts']}))}"
+    if kind == REPORT:
+        return f"mizzen: the week from {facts['from']} to {facts['to']}"
     index = "" if facts.get("index") is None else f"/{facts['index']}"
     return f"mizzen: {facts['name']}{index} {_end(kind)} (tenant {facts['tenant']})"
 
@@ -56,6 +59,9 @@ def _lines(kind: str, facts: Mapping[str, Any], seen: frozenset[str]) -> list[tu
     if kind == ALERT:
         more = [("and more", str(facts["more"]))] if facts["more"] else []
         return [(f"{one['kind']} {one['subject'] or ''}".strip(), one["text"]) for one in facts["alerts"]] + more
+    if kind == REPORT:
+        weeks = [(f"tenant {week['tenant']}", _week(week)) for week in facts["tenants"]]
+        return [("week", f"{facts['from']} to {facts['to']}, UTC"), *(weeks or [("tenants", "nothing was used")])]
     what, _, _ = kind.partition(".")
     reason = facts.get("reason") or {}
     labels = ", ".join(f"{key}={value}" for key, value in sorted((facts.get("labels") or {}).items()))
@@ -68,6 +74,19 @@ def _lines(kind: str, facts: Mapping[str, Any], seen: frozenset[str]) -> list[tu
         ("labels", labels),
         ("more", f"mizzen show {facts['id']}" if what == "workload" else ""),
     ]
+
+
+def _week(week: Mapping[str, Any]) -> str:
+    """Returns a tenant's week as a line (`infra.db.weekly_report.TenantWeek`)."""
+    used = ", ".join(f"{name} {hours:,.1f} h" for name, hours in sorted(week["hours"].items())) or "no hours"
+    said = [f"used {used}", f"${week['usd']:,.2f}", f"{week['started']} started"]
+    if week["unpriced_h"] > 0:
+        said.append(f"{week['unpriced_h']:,.1f} h have no price")
+    if week["median_wait_s"] is not None:
+        waits = [format_duration(week[name]) for name in ("median_wait_s", "p95_wait_s")]
+        said.append(f"they waited {waits[0]} (median), {waits[1]} (95 %)")
+    said.append(f"{week['waiting']} wait")
+    return "; ".join([*said, f"{week['preemptions']} preemptions", f"{format_duration(week['lost_s'])} of work lost"])
 
 
 def _end(kind: str) -> str:

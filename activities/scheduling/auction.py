@@ -68,6 +68,7 @@ class AuctionActivities:
         with transaction(self._engine) as session:
             number = int(session.execute(text("select nextval('scan_number')")).scalar_one())
         with self._state.current() as state:
+            state.queue.mark_contested(state.now_s)
             scan = state.queue.scan(state.now_s)
             scanned = self._scanned = ScannedQueue(number, state.now_s, scan, dict(state.queue.elements))
             ranks = state.queue.other_ranks(scan)

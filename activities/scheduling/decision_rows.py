@@ -38,6 +38,8 @@ class QueuedRow(NamedTuple):
     """For an array: those of its elements that a scan ranks, as `array_window` in `arrays.sql` writes them."""
     array: str | None = None
     """For an element of an array: the array."""
+    user: str = ""
+    """The person who submitted it: the id of an API key, or `oidc:` and the subject of a token."""
 
 
 class AttemptRow(NamedTuple):
@@ -64,6 +66,8 @@ class AttemptRow(NamedTuple):
     """For a workload that serves: its cold start, which an eviction loses; 0 if it is not ready yet."""
     group: str | None
     """The group of workloads that are spread, if it belongs to one."""
+    user: str
+    """The person who submitted its workload."""
 
 
 class HoldingRow(NamedTuple):
@@ -135,6 +139,7 @@ class UseRow(NamedTuple):
     released_us: int
     gpu_types: dict[str, int]
     cpus_milli: int
+    user: str
 
 
 _FEWEST_RANKED, _MOST_RANKED = 16, 256
@@ -146,7 +151,7 @@ _WORKLOAD = (
     f" case when {_QUEUED} then ask end,"
     f" case when {_QUEUED} and a.id is not null"
     f" then array_window(a, least({_MOST_RANKED}, {_FEWEST_RANKED} + case when a.runners is null"
-    " then array_live(a.id) else array_placed(a.id) end)) end, w.array_id"
+    " then array_live(a.id) else array_placed(a.id) end)) end, w.array_id, w.submitted_by"
     " from workload as w left join workload_array as a on a.id = w.id"
 )
 _ATTEMPT = (
@@ -155,7 +160,8 @@ _ATTEMPT = (
     " coalesce(a.checkpoint_at, case when a.resumed_step is not null then a.started_at end),"
     " a.ready_at is not null, a.evicting_since is not null, a.rank, a.gpu_types, a.cpus_milli,"
     " (w.spec -> 'limits' ->> 'max_runtime_s')::float8,"
-    " case when w.spec ->> 'serving' is not null then coalesce(a.cold_start_s, 0) end, w.spec -> 'spread' ->> 'group'"
+    " case when w.spec ->> 'serving' is not null then coalesce(a.cold_start_s, 0) end, w.spec -> 'spread' ->> 'group',"
+    " w.submitted_by"
     " from attempt as a join workload as w on w.id = a.workload"
 )
 _HOLDING = (
@@ -172,17 +178,17 @@ _MACHINE = (
     " from machine as m join cluster as c on c.region = m.region and c.name = m.cluster"
 )
 _TYPES: dict[type, tuple[str, ...]] = {
-    QueuedRow: ("text", "text", "int8", "bool", "int8", "text", "text", "text"),
+    QueuedRow: ("text", "text", "int8", "bool", "int8", "text", "text", "text", "text"),
     AttemptRow: (
         "text", "int8", "text", "int8", "text", "int8", "int8", "int8", "int8", "bool", "bool", "int8", "jsonb", "int8",
-        "float8", "float8", "text",
+        "float8", "float8", "text", "text",
     ),
     HoldingRow: ("text", "text", "int8", "int8", "int8"),
     MachineRow: (
         *("text",) * 5, *("int8",) * 6, "bool", "bool", "text", *("float8",) * 3, "int8", "text",
     ),
     TenantRow: ("text", "int8", "jsonb", "int8"),
-    UseRow: ("text", "int8", "int8", "jsonb", "int8"),
+    UseRow: ("text", "int8", "int8", "jsonb", "int8", "text"),
 }  # fmt: skip
 
 
@@ -262,7 +268,7 @@ class SnapshotReader:
         """Yields the attempts that were released after `since_us`, in microseconds since 2000."""
         # COPY takes no parameters. The time is a number computed by this process, so it can be formatted in.
         query = (
-            "select w.tenant, a.awarded_at, a.released_at, a.gpu_types, a.cpus_milli"
+            "select w.tenant, a.awarded_at, a.released_at, a.gpu_types, a.cpus_milli, w.submitted_by"
             " from attempt as a join workload as w on w.id = a.workload"
             f" where a.released_at > timestamptz '2000-01-01 00:00:00+00' + {int(since_us)} * interval '1 microsecond'"
         )

@@ -51,7 +51,8 @@ def dry_run(
         no_engine = without_engine(session) if demand.has_image else frozenset[str]()
         avoided = Avoided(too_open=weaker_machines(session, [required])[required], no_engine=no_engine)
     with state.current():
-        own = QueuedRow(DRY_RUN_ID, spec.tenant, spec.level, False, microseconds(state.now_s), written)
+        now_us = microseconds(state.now_s)
+        own = QueuedRow(DRY_RUN_ID, spec.tenant, spec.level, False, now_us, written, user=request.submitted_by)
         try:
             state.queue.put_workloads([own])
             scan = state.queue.scan(state.now_s)

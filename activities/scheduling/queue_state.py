@@ -1,20 +1,24 @@
 """The columns of GMS in a scheduler process: tenants and their use, pending and placed workloads."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from activities.scheduling.decision_rows import EPOCH_US, AttemptRow, MachineRow, QueuedRow
+from activities.scheduling.decision_rows import EPOCH_US, AttemptRow, MachineRow, QueuedRow, UseRow
 from activities.scheduling.scan_result import ArrayWindow, WaitingElement, read_window
 from activities.scheduling.usage import Amount, Usage
 from domain.demand import demand_of
 from domain.ids import array_of
 from domain.scheduling import CreditWeights, PlacedWorkload, QueuedWorkload, TenantState
 from gms.columns import QueueChange, QueueColumns
+from gms.contested_use import ContestedTime, larger_share, share_of_quota, waiting_tenants
 from gms.scan import Scan, scan_queue
 from infra.config.scheduling import SchedulerSettings
 
+Person = tuple[str, str]
+"""Tenant, and the person who submitted."""
 US = 1_000_000
 """Microseconds per second."""
 
@@ -32,11 +36,13 @@ def microseconds(seconds: float) -> int:
 class QueueState:
     """The columns of GMS: tenants and their use, pending and placed workloads."""
 
-    def __init__(self, settings: SchedulerSettings) -> None:
+    def __init__(self, settings: SchedulerSettings, contested: ContestedTime | None = None) -> None:
+        """`contested`: what an earlier state of this process marked; None: all use before now counts as contested."""
         self.queue = QueueColumns()
         self._settings = settings
         self._tenants: dict[str, TenantState] = {}
-        self._usage = Usage(round(settings.fair_window_s * US))
+        self._contested = contested if contested is not None else ContestedTime()
+        self._forget_use()
         self._ready: dict[str, Amount] = {}
         """The GPUs and CPUs of each ready machine."""
         self._fleet = (0, 0)
@@ -54,9 +60,22 @@ class QueueState:
     def scan(self, now_s: float) -> Scan:
         """Ranks all pending and placed workloads as of a time."""
         settings = self._settings
-        shares = self._usage.shares(microseconds(now_s), self._fleet, self._tenants)
-        self.queue.set_tenants(replace(t, window_share=shares[name]) for name, t in self._tenants.items())
-        return scan_queue(self.queue, now_s, CreditWeights(settings.w_age, settings.age_cap_s, settings.w_fair))
+        now_us = microseconds(now_s)
+        averages = self._usage.averages(now_us, self._tenants)
+        of_people: dict[str, dict[str, float]] = defaultdict(dict)
+        for (tenant, user), used in self._people.averages(now_us, self._seen_people).items():
+            if (share := larger_share(used, self._fleet)) > 0:
+                of_people[tenant][user] = share
+        self.queue.set_tenants(
+            replace(t, window_share=share_of_quota(t, averages[name], self._fleet), user_shares=of_people.get(name, {}))
+            for name, t in self._tenants.items()
+        )
+        weights = CreditWeights(settings.w_age, settings.age_cap_s, settings.w_fair, settings.w_user)
+        return scan_queue(self.queue, now_s, weights)
+
+    def mark_contested(self, now_s: float) -> None:
+        """Counts the use of tenants as contested, or not, from now on."""
+        self._contested.mark(microseconds(now_s), waiting_tenants(self.queue, now_s))
 
     def other_ranks(self, scan: Scan) -> dict[str, int]:
         """Returns the placed workloads whose rank in a scan differs from Postgres, with the new rank."""
@@ -133,27 +152,42 @@ class QueueState:
         """Removes the attempts `gone`, given in their old state, and adds the attempts `new`, both with their use."""
         news: list[QueueChange[PlacedWorkload]] = []
         for a in gone:
-            self._usage.ended(a.tenant, a.awarded_us, held_by(a))
+            self._ended(a, a.awarded_us)
             self.ranks.pop(a.workload.encode(), None)
             news.append(QueueChange(seconds(a.awarded_us), a.workload, None))
         for a in new:
-            self._usage.began(a.tenant, a.awarded_us, held_by(a))
+            self._began(a)
             self.ranks[a.workload.encode()] = a.rank
             awarded_s = seconds(a.awarded_us)
             placed = PlacedWorkload(a.workload, a.tenant, awarded_s, a.gpu_types, a.cpus_milli, a.level)
             news.append(QueueChange(awarded_s, a.workload, placed))
         self.queue.apply((), news)
 
-    def add_use(self, tenant: str, awarded_us: int, released_us: int, holds: Amount) -> None:
+    def add_use(self, attempt: AttemptRow | UseRow, released_us: int) -> None:
         """Adds the use of a released attempt."""
-        self._usage.began(tenant, awarded_us, holds)
-        self._usage.ended(tenant, released_us, holds)
+        self._began(attempt)
+        self._ended(attempt, released_us)
+
+    def _began(self, a: AttemptRow | UseRow) -> None:
+        self._seen_people.add((a.tenant, a.user))
+        self._usage.began(a.tenant, a.awarded_us, held_by(a))
+        self._people.began((a.tenant, a.user), a.awarded_us, held_by(a))
+
+    def _ended(self, a: AttemptRow | UseRow, at_us: int) -> None:
+        self._usage.ended(a.tenant, at_us, held_by(a))
+        self._people.ended((a.tenant, a.user), at_us, held_by(a))
 
     def forget_use(self, live: Iterable[AttemptRow]) -> None:
         """Resets the use to that of the `live` attempts. The caller then adds the use of released attempts again."""
-        self._usage = Usage(round(self._settings.fair_window_s * US))
+        self._forget_use()
         for a in live:
-            self._usage.began(a.tenant, a.awarded_us, held_by(a))
+            self._began(a)
+
+    def _forget_use(self) -> None:
+        window_us = round(self._settings.fair_window_s * US)
+        self._usage = Usage(window_us, self._contested.at)
+        self._people = Usage[Person](window_us, lambda _, t_us: t_us)
+        self._seen_people: set[Person] = set()
 
     def put_machine(self, machine: str, row: MachineRow | None) -> None:
         """Updates a machine's contribution to the fleet, the total to which tenants' use is compared; None: deleted."""
@@ -167,14 +201,9 @@ class QueueState:
 def _queued(w: QueuedRow, id_: str, position: int = 0) -> QueuedWorkload:
     """Returns a queued workload, or the element at a position of an array, as decisions see it."""
     at_s = seconds(w.waits_from_us + position)
-    return QueuedWorkload(id_, w.tenant, at_s, demand_of(w.ask or "{}").jobs, w.level, w.held)
+    return QueuedWorkload(id_, w.tenant, at_s, demand_of(w.ask or "{}").jobs, w.level, w.held, w.user)
 
 
-def amount(gpu_types: Mapping[str, int], cpus_milli: int) -> Amount:
-    """Returns the numbers of GPUs and of CPUs, in thousandths of a core."""
-    return sum(int(n) for n in gpu_types.values()), cpus_milli
-
-
-def held_by(a: AttemptRow) -> Amount:
-    """Returns what an attempt holds."""
-    return amount(a.gpu_types, a.cpus_milli)
+def held_by(a: AttemptRow | UseRow) -> Amount:
+    """Returns what an attempt holds: GPUs and thousandths of a core."""
+    return sum(int(n) for n in a.gpu_types.values()), a.cpus_milli

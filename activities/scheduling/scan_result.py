@@ -167,6 +167,7 @@ class ScannedQueue:
             ids,
             rank,
             scan.pending.credit[order],
+            scan.pending.preference[order],
             queue.pending.columns["tenant"][order],
             scan.pending.lacks[over],
             scan.pending.used[over],

@@ -15,7 +15,7 @@ from math import inf
 from sqlalchemy import Engine
 
 from activities.scheduling.decision_rows import AttemptRow, HoldingRow, MachineRow, QueuedRow, SnapshotReader
-from activities.scheduling.queue_state import QueueState, amount, held_by, microseconds, seconds
+from activities.scheduling.queue_state import QueueState, microseconds, seconds
 from domain.scheduling import (
     Holding,
     Plan,
@@ -24,6 +24,7 @@ from domain.scheduling import (
 )
 from gms.auction.auction import Auction, Options
 from gms.auction.candidate import Stats
+from gms.contested_use import ContestedTime
 from infra.config.scheduling import SchedulerSettings
 from infra.db import changes
 from infra.db.session import transaction
@@ -55,10 +56,12 @@ class SchedulerState:
         """Counters of all auctions. A full read does not reset them."""
         self._auction: Auction | None = None
         """The auction of the newest pass. A full read replaces it, but the new one continues its reservations."""
+        self._contested = ContestedTime()
+        """When the use of each tenant was contested, as far as this process has seen. A full read does not reset it."""
         self._clear()
 
     def _clear(self) -> None:
-        self.queue = QueueState(self._settings)
+        self.queue = QueueState(self._settings, self._contested)
         self.regions: dict[str, RegionColumns] = {}
         self._planners: dict[str, Planner] = {}
         self._pass: int | None = None
@@ -220,7 +223,7 @@ class SchedulerState:
     def _read_history(self, reader: SnapshotReader) -> None:
         since_us = microseconds(self.now_s - self._settings.fair_window_s)
         for use in reader.use(since_us):
-            self.queue.add_use(use.tenant, use.awarded_us, use.released_us, amount(use.gpu_types, use.cpus_milli))
+            self.queue.add_use(use, use.released_us)
 
     # --------------------------------------------------------------------------------------------------- following
 
@@ -263,7 +266,7 @@ class SchedulerState:
         gone = [a for w, n in keys if (a := self._live.get(w)) is not None and a.attempt == n]
         for a in found:
             if a.released_us is not None and self._only is None:
-                self.queue.add_use(a.tenant, a.awarded_us, a.released_us, held_by(a))
+                self.queue.add_use(a, a.released_us)
         live = [a for a in found if a.released_us is None]
         self._put_attempts(gone, live, reader.holdings([(a.workload, a.attempt) for a in live]) if live else ())
 

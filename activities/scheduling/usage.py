@@ -1,22 +1,25 @@
-"""Tenants' resource use over the fair-share window, updated incrementally with each attempt (MAST 4.2).
+"""Use of tenants and people over the fair-share window, updated incrementally with each attempt (MAST 4.2).
 
-A tenant's cumulative use is a piecewise linear function of time. Its slope changes only when an attempt begins or ends.
-The use in the window is the cumulative use at its end minus that at its start. Two cursors, one at each end, only move
-forward over the changes of slope. Times are whole microseconds, so no rounding errors accumulate.
+The cumulative use is a piecewise linear function of the time that counts: the contested time of a tenant, or all time.
+Its slope changes only when an attempt begins or ends. The use in the window is the cumulative use at its end minus that
+at its start. Two cursors, one at each end, only move forward over the changes of slope. Times are whole microseconds,
+so no rounding errors accumulate.
 """
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
+Owner = TypeVar("Owner")
 Amount = tuple[int, int]
 """GPU slots and thousandths of a core."""
 
 
 @dataclass
 class _Line:
-    """A tenant's cumulative use after the last change of slope: `slope * t + base`.
+    """Cumulative use after the last change of slope: `slope * t + base`.
 
     The units are GPU-microseconds and thousandth-core-microseconds.
     """
@@ -34,56 +37,65 @@ class _Line:
         return gpus, cpus
 
 
-class _Cursor:
-    """The cumulative use of all tenants at a time that only moves forward."""
+class _Cursor(Generic[Owner]):
+    """The cumulative use of all owners at a time that only moves forward."""
 
-    def __init__(self) -> None:
-        self._lines: dict[str, _Line] = defaultdict(_Line)
-        self._bends: list[tuple[int, str, Amount]] = []
+    def __init__(self, clock: Callable[[Owner, int], float]) -> None:
+        self._clock = clock
+        self._lines: dict[Owner, _Line] = defaultdict(_Line)
+        self._bends: list[tuple[int, Owner, Amount]] = []
         """The pending changes of slope, earliest first."""
 
-    def bend(self, at_us: int, tenant: str, by: Amount) -> None:
-        heapq.heappush(self._bends, (at_us, tenant, by))
+    def bend(self, at_us: int, owner: Owner, by: Amount) -> None:
+        heapq.heappush(self._bends, (at_us, owner, by))
 
-    def go(self, t_us: int) -> Mapping[str, _Line]:
+    def go(self, t_us: int) -> None:
         while self._bends and self._bends[0][0] <= t_us:
-            at_us, tenant, by = heapq.heappop(self._bends)
-            self._lines[tenant].bend(at_us, by)
-        return self._lines
+            at_us, owner, by = heapq.heappop(self._bends)
+            self._lines[owner].bend(self._of(owner, at_us), by)
+
+    def used(self, owner: Owner, t_us: int) -> Amount:
+        """Returns the cumulative use of an owner at `t_us`, to which the cursor has moved."""
+        line = self._lines.get(owner)
+        return (0, 0) if line is None else line.at(self._of(owner, t_us))
+
+    def _of(self, owner: Owner, t_us: int) -> int:
+        return int(self._clock(owner, t_us))
 
 
-class Usage:
-    """The use of each tenant over a sliding window of `window_us` microseconds. Time never moves backward."""
+class Usage(Generic[Owner]):
+    """The use of each owner, a tenant or a person, over a sliding window of `window_us` microseconds.
 
-    def __init__(self, window_us: int) -> None:
+    Time never moves backward.
+    """
+
+    def __init__(self, window_us: int, clock: Callable[[Owner, int], float]) -> None:
+        """`clock`: the time that counts for an owner, up to a time, in whole microseconds. The past does not change."""
         self._window_us = window_us
         self._now_us = 0
-        self._end, self._start = _Cursor(), _Cursor()
+        self._end, self._start = _Cursor(clock), _Cursor(clock)
 
-    def began(self, tenant: str, at_us: int, holds: Amount) -> None:
+    def began(self, owner: Owner, at_us: int, holds: Amount) -> None:
         """Adds an attempt that holds resources since `at_us`, which may be in the past."""
-        self._bend(tenant, at_us, holds)
+        self._bend(owner, at_us, holds)
 
-    def ended(self, tenant: str, at_us: int, holds: Amount) -> None:
+    def ended(self, owner: Owner, at_us: int, holds: Amount) -> None:
         """Counts an attempt's resources as released at `at_us`. If this is its start, it does not count at all."""
-        self._bend(tenant, at_us, (-holds[0], -holds[1]))
+        self._bend(owner, at_us, (-holds[0], -holds[1]))
 
-    def _bend(self, tenant: str, at_us: int, by: Amount) -> None:
+    def _bend(self, owner: Owner, at_us: int, by: Amount) -> None:
         if any(by):
-            self._end.bend(at_us, tenant, by)
-            self._start.bend(at_us, tenant, by)
+            self._end.bend(at_us, owner, by)
+            self._start.bend(at_us, owner, by)
 
-    def shares(self, now_us: int, fleet: Amount, tenants: Iterable[str]) -> dict[str, float]:
-        """Returns each tenant's average use over the window: the larger of its shares of the fleet's GPUs and CPUs.
-
-        The share of a resource that the fleet does not have is 0.
-        """
+    def averages(self, now_us: int, owners: Iterable[Owner]) -> dict[Owner, tuple[float, float]]:
+        """Returns each owner's average use over the window: GPU slots and thousandths of a core."""
         self._now_us = max(self._now_us, now_us)
         start_us = self._now_us - self._window_us
-        end, start, none = self._end.go(self._now_us), self._start.go(start_us), _Line()
+        self._end.go(self._now_us)
+        self._start.go(start_us)
         out = {}
-        for tenant in tenants:
-            upto, before = end.get(tenant, none).at(self._now_us), start.get(tenant, none).at(start_us)
-            used = (after - earlier for after, earlier in zip(upto, before, strict=True))
-            out[tenant] = max(u / (self._window_us * has) if has else 0.0 for u, has in zip(used, fleet, strict=True))
+        for owner in owners:
+            upto, before = self._end.used(owner, self._now_us), self._start.used(owner, start_us)
+            out[owner] = (upto[0] - before[0]) / self._window_us, (upto[1] - before[1]) / self._window_us
         return out

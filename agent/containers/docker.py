@@ -1,10 +1,12 @@
 """Docker's HTTP API on a Unix socket, which Podman offers, too. Uses the standard library only."""
 
 import base64
+import contextlib
 import http.client
 import json
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -17,6 +19,9 @@ _STDERR = 2
 """First byte of the header of output on stderr."""
 _HEADER_BYTES = 8
 """Before each piece of output: its stream, and its size in the last 4 bytes."""
+_CDI_KIND = "nvidia.com/gpu"
+_CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+"""Where Podman looks for CDI devices."""
 
 
 class DockerEngine:
@@ -28,10 +33,8 @@ class DockerEngine:
     def describe(self) -> EngineFacts:
         """Returns what the engine is."""
         info, version = self._json("GET", "/info"), self._json("GET", "/version")
-        components = {one.get("Name", "") for one in version.get("Components") or ()}
-        kind = "podman" if any("Podman" in name for name in components) else "docker"
         return EngineFacts(
-            f"{kind} {version.get('Version', '')}".strip(),
+            f"{_kind(version)} {version.get('Version', '')}".strip(),
             has_cgroup_parents=info.get("CgroupDriver") == "cgroupfs",
             why_unusable=_why_unusable(info.get("SecurityOptions") or ()),
         )
@@ -80,7 +83,10 @@ class DockerEngine:
     def create(self, container: Container) -> str:
         """Makes a container and returns its id."""
         query = urlencode({"name": container.name})
-        return str(self._json("POST", f"/containers/create?{query}", _body(container))["Id"])
+        body = _body(container)
+        if container.gpus:
+            body["HostConfig"] |= self._gpus(container.gpus)
+        return str(self._json("POST", f"/containers/create?{query}", body)["Id"])
 
     def output(self, name: str) -> Iterator[tuple[bool, bytes]]:
         """Yields pieces of the output of a container, each with whether it is of stderr."""
@@ -130,6 +136,15 @@ class DockerEngine:
         filters = json.dumps({"label": [f"{name}={value}" for name, value in labels.items()]})
         found = self._json("GET", f"/containers/json?{urlencode({'all': 1, 'filters': filters})}")
         return [{**one["Labels"], "name": one["Names"][0].lstrip("/")} for one in found]
+
+    def _gpus(self, ids: Sequence[str]) -> dict[str, Any]:
+        """Returns what gives a container GPUs: their CDI devices if the machine describes them, else as `--gpus`."""
+        if _kind(self._json("GET", "/version")) == "podman":
+            if _has_cdi(_CDI_FOLDERS):
+                return {"Devices": [{"PathOnHost": f"{_CDI_KIND}={one}"} for one in ids]}
+        elif _has_cdi(self._json("GET", "/info").get("CDISpecDirs") or ()):
+            return {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [f"{_CDI_KIND}={one}" for one in ids]}]}
+        return {"DeviceRequests": [{"DeviceIDs": list(ids), "Capabilities": [["gpu"]]}]}
 
     def _json(
         self,
@@ -209,6 +224,20 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+def _kind(version: Mapping[str, Any]) -> str:
+    components = {one.get("Name", "") for one in version.get("Components") or ()}
+    return "podman" if any("Podman" in name for name in components) else "docker"
+
+
+def _has_cdi(folders: Iterable[str]) -> bool:
+    """Whether a file in `folders` describes NVIDIA's GPUs as CDI devices (`nvidia-ctk cdi generate`)."""
+    for path in (path for folder in folders for path in Path(folder).glob("*.[jy]*")):
+        with contextlib.suppress(OSError):
+            if _CDI_KIND.encode() in path.read_bytes():
+                return True
+    return False
+
+
 def _why_unusable(options: Sequence[str]) -> str | None:
     if not any("seccomp" in option for option in options):
         return "the engine has no seccomp profile"
@@ -245,9 +274,6 @@ def _body(container: Container) -> dict[str, Any]:
         host["CpuShares"] = container.cpu_shares
     if container.shm_bytes and container.shares_with is None:
         host["ShmSize"] = container.shm_bytes
-    if container.gpus:
-        # As `docker run --gpus device=...`.
-        host["DeviceRequests"] = [{"DeviceIDs": list(container.gpus), "Capabilities": [["gpu"]]}]
     if container.cgroup_parent is not None:
         host["CgroupParent"] = container.cgroup_parent
     body: dict[str, Any] = {

@@ -2,12 +2,14 @@
 and images that no attempt needs.
 """
 
+import contextlib
 import logging
 from pathlib import Path
 
 from agent.config import AgentConfig
 from agent.containers.engine import FOLDER_LABEL, MACHINE_LABEL, EngineError, open_engine
 from agent.containers.image_cleanup import FetchedImages
+from agent.record_files import DamagedRecord
 from agent.state import StateFolder
 from agent.tasks import TaskState, inspect
 
@@ -45,8 +47,11 @@ def remove_images(config: AgentConfig, state: StateFolder) -> list[str]:
     """Removes images by age and size (`FetchedImages.remove_old`), and returns their names."""
     if config.engine_socket is None:
         return []
-    launches = (attempt.launch() for attempt in state.unfinished())
-    needed = {job.image for launch in launches if launch for job in launch.jobs.values() if job.image}
+    needed = set[str]()
+    for attempt in state.unfinished():
+        with contextlib.suppress(DamagedRecord):  # Its tasks are ended.
+            launch = attempt.launch()
+            needed.update(job.image for job in (launch.jobs.values() if launch else ()) if job.image)
     try:
         engine = open_engine(str(config.engine_socket))
         return FetchedImages(state.images).remove_old(engine, needed, config.keep_images_s, config.images_bytes)

@@ -1,14 +1,16 @@
 """Images on this machine: each is fetched once, whatever number of attempts need it."""
 
+import contextlib
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.client import NOT_FOUND
 from pathlib import Path
 
 from agent.containers.engine import ContainerEngine, EngineError, EngineFacts, Image, open_engine
 from agent.containers.image_cleanup import FetchedImages
+from agent.containers.pull_rate import limited
 
 _log = logging.getLogger(__name__)
 
@@ -24,9 +26,14 @@ class BadImage(Exception):
 class ImageStore:
     """The images of this machine's engine. Thread-safe; the methods block."""
 
-    def __init__(self, socket: Path | None, fetched: FetchedImages) -> None:
-        """`socket` is the engine's; None: the machine has no engine, and every method raises `ImageUnavailable`."""
+    def __init__(self, socket: Path | None, fetched: FetchedImages, bytes_s: float | None = None) -> None:
+        """`socket` is the engine's; None: the machine has no engine, and every method raises `ImageUnavailable`.
+
+        `bytes_s` is the bandwidth that fetches may have together; None: any.
+        """
         self._socket = socket
+        self._bytes_s = bytes_s
+        self._warned = False
         self._fetched = fetched
         self._fetching: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._facts: EngineFacts | None = None
@@ -77,7 +84,8 @@ class ImageStore:
                     user, _, password = (login or "").partition(":")
                     _log.info("fetching image %s", name)
                     try:
-                        engine.pull(name, (user, password) if login else None, progress)
+                        with self._limited():
+                            engine.pull(name, (user, password) if login else None, progress)
                     except EngineError as error:
                         if error.status == NOT_FOUND:
                             raise BadImage(f"image {name}: {error}") from None
@@ -90,6 +98,19 @@ class ImageStore:
         if found is None:
             raise ImageUnavailable(f"image {name}: the engine has fetched it and does not know it")
         return found
+
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Limits the bandwidth of the engine. If that is not possible, logs a warning once."""
+        with contextlib.ExitStack() as limit:
+            if self._bytes_s is not None:
+                try:
+                    limit.enter_context(limited(str(self._socket), self._bytes_s))
+                except OSError as error:
+                    if not self._warned:
+                        self._warned = True
+                        _log.warning("images are fetched without a limit on bandwidth (tasks.image_bytes_s): %s", error)
+            yield
 
     def _engine(self) -> ContainerEngine:
         if self._socket is None:

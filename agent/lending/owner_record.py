@@ -14,7 +14,7 @@ from typing import Any
 
 from agent import records
 from agent.lending.hours import LendingHours
-from agent.state import read_json
+from agent.record_files import read_json
 
 WORD = "word.json"
 """The file with what the owner has said while the agent did not answer (`agent.lending.owner_request`)."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from agent import records
 from agent.lending.owner_record import WORD, LendingFile, OwnerRecord, write_record
-from agent.state import read_json
+from agent.record_files import read_json
 
 _TAKEN = f"{WORD}.taken."
 

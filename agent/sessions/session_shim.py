@@ -84,10 +84,8 @@ def _become_command(launch: dict[str, Any], shim: int, agent: socket.socket, san
         os.setsid()
         join(launch["limits"])
         os.umask(0o022)
-        # The sandbox of an agent without root has no pseudo-terminals (`agent.sandbox_view`).
         if launch["container_pid"] is not None:
             _drop_capabilities()
-        early = os.openpty() if launch["session"]["terminal"] and os.geteuid() != 0 else None
         isolate(launch, shim, sandbox)
         try:
             os.chdir(launch["cwd"])
@@ -97,7 +95,7 @@ def _become_command(launch: dict[str, Any], shim: int, agent: socket.socket, san
             _say(agent, started=os.getpid())
             _serve_connections(agent)
             os._exit(0)
-        _give_streams(launch["session"], agent, early)
+        _give_streams(launch["session"], agent)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         reset_signals()
     except BaseException as error:
@@ -114,10 +112,10 @@ def _drop_capabilities() -> None:
         number += 1
 
 
-def _give_streams(wanted: dict[str, Any], agent: socket.socket, early: tuple[int, int] | None) -> None:
+def _give_streams(wanted: dict[str, Any], agent: socket.socket) -> None:
     """Gives this process a terminal or pipes, and the agent their other ends."""
     if wanted["terminal"]:
-        master, terminal = early or os.openpty()
+        master, terminal = os.openpty()
         set_size(master, wanted["rows"], wanted["columns"])
         fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
         theirs, ours = [master], [terminal] * 3

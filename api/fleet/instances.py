@@ -42,7 +42,7 @@ class InstanceView(View):
     cpus: float
     memory_bytes: int
     usd_per_h: float = Field(description="Price at the time of the request, in US dollars an hour")
-    usd: float = Field(description="Cost since its launch in US dollars, at that price")
+    usd: float = Field(description="Cost since its start in US dollars, at that price")
     phase: InstancePhase
     reason: ReasonView | None = Field(description="Why it is in this phase")
     ending: ReasonView | None = Field(description="Why the machine must be ended; null: it can stay")
@@ -50,8 +50,12 @@ class InstanceView(View):
     wanted_by: list[str] = Field(description="Workloads that wait for it, while it is being launched or is idle")
     machine: str | None = Field(description="Id of its machine, after its agent has registered")
     requested_at: datetime
-    expected_at: datetime | None = Field(description="When its agent was expected to be ready, according to the offer")
-    launched_at: datetime | None
+    expected_at: datetime | None = Field(
+        description="When its agent is expected to be ready, according to the offer or the provider"
+    )
+    launched_at: datetime | None = Field(description="When its provider accepted the launch")
+    started_at: datetime | None = Field(description="When its provider started the machine; null: it waits there")
+    ends_at: datetime | None = Field(description="When its provider will end the machine; null: unknown")
     ready_at: datetime | None = Field(description="When its machine first accepted work")
     gone_at: datetime | None
 
@@ -112,7 +116,7 @@ def end_instance(instance: str, state: StateOf, caller: Operator) -> InstanceVie
 
 def _view(row: InstanceRow) -> InstanceView:
     ended_at = row.gone_at or datetime.now(UTC)
-    hours = 0.0 if row.launched_at is None else (ended_at - row.launched_at).total_seconds() / _HOUR_S
+    hours = 0.0 if row.started_at is None else (ended_at - row.started_at).total_seconds() / _HOUR_S
     return InstanceView.from_row(
         row,
         cpus=row.cpus_milli / 1000,

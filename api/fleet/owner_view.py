@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import Field
-from sqlalchemy import select, text
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from api.auth import AnyKey, Caller
@@ -17,32 +17,10 @@ from api.state import StateOf
 from api.views import ReasonView, View, reason_view
 from domain.ids import machine_id
 from domain.slots import bits
+from infra.db.lent_machines import NOTHING_GIVEN, given_by
 from infra.db.models import Allocation, Machine, Workload
 
 router = Router(prefix="/v1/machines", tags=["fleet"], dependencies=[JsonOnly])
-_GIVEN = text("""
-    with held as (
-        select workload, attempt, bit_count(slots::bit(64)) as gpus, held_at, now() as ended_at
-        from allocation where machine = :machine and released_at is null and held_at is not null
-        union all
-        select workload, attempt, bit_count(slots::bit(64)), held_at, released_at
-        from allocation where machine = :machine and released_at is not null and held_at is not null
-    ), given as (
-        select h.*, case when seen.at_s is not null then least(ended_at, to_timestamp(seen.at_s)) end as earned_at
-        from held as h join attempt as a using (workload, attempt) cross join lateral (
-            select greatest((a.earned -> 'checkpoint' ->> 1)::float8,
-                            (a.earned -> 'steps' -> :machine ->> 1)::float8) as at_s) as seen
-    )
-    select coalesce(sum(gpus * extract(epoch from ended_at - held_at)), 0)::float8 / 3600 as held_gpu_h,
-           coalesce(sum(gpus * extract(epoch from earned_at - held_at))
-                    filter (where earned_at > held_at), 0)::float8 / 3600 as given_gpu_h,
-           coalesce(sum(gpus * extract(epoch from earned_at - greatest(held_at, now() - interval '30 days')))
-                    filter (where earned_at > greatest(held_at, now() - interval '30 days')), 0)::float8 / 3600
-               as given_gpu_h_30d,
-           min(held_at) as since
-    from given
-""")
-"""The GPU hours that others can confirm (`domain.lifecycle.credit`), and all that workloads have held."""
 
 
 class GuestView(View):
@@ -86,7 +64,7 @@ def get_lending(region: str, cluster: str, machine: str, state: StateOf, caller:
     caller.require_machine(machine_id(region, cluster, machine))
     with state.transaction() as session:
         row = find_machine(session, region, cluster, machine)
-        given = session.execute(_GIVEN, {"machine": row.id}).one()
+        given = given_by(session, [row.id]).get(row.id, NOTHING_GIVEN)
         all_slots = (1 << row.gpus) - 1
         found = LendingView(
             machine=row.id,

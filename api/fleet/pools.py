@@ -144,7 +144,7 @@ def _views(session: Session, rows: Sequence[PoolRow]) -> list[PoolView]:
             InstanceRow.pool,
             InstanceRow.phase,
             func.count(),
-            func.coalesce(func.sum(InstanceRow.usd_per_h).filter(InstanceRow.launched_at.is_not(None)), 0.0),
+            func.coalesce(func.sum(InstanceRow.usd_per_h).filter(InstanceRow.started_at.is_not(None)), 0.0),
         )
         .where(InstanceRow.gone_at.is_(None))
         .group_by(InstanceRow.region, InstanceRow.pool, InstanceRow.phase)

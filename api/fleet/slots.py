@@ -1,6 +1,5 @@
 """Slots of machines, for pictures of the fleet: counts by region, and the use of each slot of a region."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 from sqlalchemy import cast, func, or_, select
@@ -64,8 +63,8 @@ def slots_of_machines(session: Session, region: str) -> list[MachineSlots]:
     return [MachineSlots(*row) for row in found]
 
 
-def slots_of_tenants(session: Session, region: str, tenant: str | None) -> dict[str, list[tuple[str, int]]]:
-    """Returns the tenants of held slots, with their masks, by machine: all, or only `tenant`."""
+def slots_of_tenants(session: Session, region: str, tenant: str | None) -> list[tuple[str, str, int]]:
+    """Returns machine, tenant and mask of held slots: of all tenants, or only of `tenant`."""
     wanted = (
         select(Allocation.machine, Workload.tenant, Allocation.slots)
         .join(Machine, Machine.id == Allocation.machine)
@@ -74,7 +73,4 @@ def slots_of_tenants(session: Session, region: str, tenant: str | None) -> dict[
     )
     if tenant is not None:
         wanted = wanted.where(Workload.tenant == tenant)
-    out: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for machine, owner, slots in session.execute(wanted):
-        out[machine].append((owner, slots))
-    return dict(out)
+    return [(machine, owner, slots) for machine, owner, slots in session.execute(wanted)]

@@ -154,6 +154,7 @@ def _workload(
         submitted_at=row.submitted_at,
         paused_s=row.paused_s,
         level=row.level,
+        submitted_by=row.submitted_by,
         held=(row.held_by or row.blocked) is not None,
         jobs=spec.requests(),
         regions=regions,

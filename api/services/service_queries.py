@@ -207,9 +207,9 @@ def _replica_counts(session: Session, services: Collection[str]) -> dict[str, tu
 def _usd(session: Session, services: Collection[str]) -> dict[str, float]:
     """Returns the cost of each service's own machines, from each launch to its end or to now."""
     until = func.coalesce(InstanceRow.gone_at, func.now() - timedelta(seconds=_ENDING_S))
-    ran_s = func.greatest(0.0, func.extract("epoch", until - InstanceRow.launched_at))
+    ran_s = func.greatest(0.0, func.extract("epoch", until - InstanceRow.started_at))
     own = select(InstanceRow.pool, func.sum(InstanceRow.usd_per_h * ran_s / 3600.0)).where(
-        InstanceRow.pool.in_(services), InstanceRow.workload.is_not(None), InstanceRow.launched_at.is_not(None)
+        InstanceRow.pool.in_(services), InstanceRow.workload.is_not(None), InstanceRow.started_at.is_not(None)
     )
     return {service: float(usd) for service, usd in session.execute(own.group_by(InstanceRow.pool))}
 

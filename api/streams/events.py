@@ -146,14 +146,15 @@ async def _start(state: ApiState, last_event_id: str | None, after: str | None) 
     if given == "now" and name == "after":
         return await run_in_threadpool(_position, state)
     try:
-        return Cursor.parse(given)
+        cursor = Cursor.parse(given)
     except ValueError as error:
         raise HttpProblem(ProblemType.MALFORMED_REQUEST, f"{name}: {error}") from None
+    return await run_in_threadpool(_position, state, cursor)
 
 
-def _position(state: ApiState) -> Cursor:
+def _position(state: ApiState, given: Cursor | None = None) -> Cursor:
     with state.transaction() as session:
-        return events.position(session)
+        return events.position(session) if given is None else events.resumed(session, given)
 
 
 async def _stream(

@@ -135,9 +135,9 @@ def why(id: str, state: StateOf, caller: Viewer) -> WhyView:
         told = WhyView(
             workload=row.id, phase=Phase(row.phase), summary=summary, reasons=reasons, rank=item.rank if item else None,
             level=effective_level(session, row), over_quota=item.over_quota if item else None,
-            credit=item.credit if item else None, position=item.position if item else None,
-            of=len(newest) if item else None, **waits_of(session, [row])[row.id]._asdict(),
-            expected_start=start_view(row, item),
+            credit=item.credit if item else None, preference=item.preference if item else None,
+            position=item.position if item else None, of=len(newest) if item else None,
+            expected_start=start_view(row, item), **waits_of(session, [row])[row.id]._asdict(),
         )  # fmt: skip
         return mask(session, caller, told)
 
@@ -156,6 +156,8 @@ def _why_queued(
     else:
         place = f"waits at position {item.position} of {length}"
         place += ", over quota" if item.over_quota else ""
+        if round(item.preference, 1):
+            place += f", with {item.preference:+.1f} credit among its tenant's workloads of this level"
         parts.append(f"{place}: {'; '.join(r.sentence for r in reasons)}")
     return f"{row.phase}: {'; '.join(parts)}"
 

@@ -298,7 +298,13 @@ def machines_on_their_way(session: Session, workloads: Sequence[str]) -> dict[st
     if not workloads:
         return {}
     found = session.execute(
-        select(InstanceRow.wanted_by, InstanceRow.machine_type, InstanceRow.zone, InstanceRow.expected_at)
+        select(
+            InstanceRow.wanted_by,
+            InstanceRow.machine_type,
+            InstanceRow.zone,
+            InstanceRow.expected_at,
+            InstanceRow.reason,
+        )
         .where(
             InstanceRow.wanted_by.has_any(array(workloads)),
             InstanceRow.phase.in_(_COMING),
@@ -308,17 +314,20 @@ def machines_on_their_way(session: Session, workloads: Sequence[str]) -> dict[st
     ).all()
     asked = set(workloads)
     rows = [
-        (workload, machine_type, zone, at)
-        for wanted_by, machine_type, zone, at in found
+        (workload, machine_type, zone, at, reason)
+        for wanted_by, machine_type, zone, at, reason in found
         for workload in wanted_by
         if workload in asked
     ]
     counts: Counter[tuple[str, str, str]] = Counter()
     expected: dict[tuple[str, str, str], float] = {}
+    words: dict[tuple[str, str, str], str] = {}
     now = datetime.now(UTC)
-    for workload, machine_type, zone, at in rows:
+    for workload, machine_type, zone, at, reason in rows:
         key = workload, machine_type, zone
         counts[key] += 1
+        if reason is not None and reason["code"] == ReasonCode.PENDING_AT_PROVIDER:
+            words[key] = reason["detail"]["words"]
         expected[key] = max(expected.get(key, 0.0), 0.0 if at is None else (at - now).total_seconds())
     out: dict[str, list[ReasonView]] = {}
     for key, machines in counts.items():
@@ -326,6 +335,8 @@ def machines_on_their_way(session: Session, workloads: Sequence[str]) -> dict[st
         detail = {
             "machines": machines, "machine_type": machine_type, "zone": zone, "expected_s": round(expected[key]),
         }  # fmt: skip
+        if key in words:
+            detail["words"] = words[key]
         view = ReasonView(**Reason(ReasonCode.WAITING_FOR_CAPACITY, detail).to_json())
         out.setdefault(workload, []).append(view)
     return out

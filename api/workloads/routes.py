@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request, Response
-from sqlalchemy import or_, select
+from sqlalchemy import select
 from starlette.concurrency import run_in_threadpool
 from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
@@ -19,16 +19,16 @@ from api.idempotency import IdempotencyKey, check_key
 from api.masking import mask
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Limit, NumberCursor
-from api.problems import HttpProblem, ProblemType, invalid
+from api.problems import HttpProblem, ProblemType
 from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import reason_view
 from api.workloads import workload_queries
-from api.workloads.elements import elements_of, shown_in
+from api.workloads.selection import matching
 from api.workloads.submission import admit, parse, submit
 from api.workloads.views import AllocationList, AttemptList, DryRunView, SubmittedView, WorkloadDetail, WorkloadPage
 from domain.ids import CONTROL_QUEUE
-from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
+from domain.phases import Phase
 from domain.protocol.scheduling import DryRunRequest, DryRunResult
 from domain.spec import WorkloadSpec
 from infra.db.models import Workload
@@ -85,7 +85,7 @@ async def submit_workload(
     if dry_run:
         spec, unheld = await state.documents.run(caller, body, partial(_admit, state, caller, request, body))
         response.status_code = 200
-        planned = await _dry_run(state, spec, unheld)
+        planned = await _dry_run(state, caller, spec, unheld)
         planned = await run_in_threadpool(_masked, state, caller, planned)
         return Response(planned.model_dump_json(), media_type="application/json")
     content_type = request.headers.get("content-type", "")
@@ -112,14 +112,14 @@ def _masked(state: ApiState, caller: Submitter, planned: DryRunView) -> DryRunVi
         return mask(session, caller, planned.model_copy(update=counted))
 
 
-async def _dry_run(state: ApiState, spec: WorkloadSpec, unheld: str | None) -> DryRunView:
+async def _dry_run(state: ApiState, caller: Submitter, spec: WorkloadSpec, unheld: str | None) -> DryRunView:
     try:
         async with asyncio.timeout(_CONNECT_S):
             client = await state.temporal()
         async with asyncio.timeout(DRY_RUN_TIMEOUT.total_seconds() + _CONNECT_S):
             result = await client.execute_workflow(
                 "DryRunWorkflow",
-                DryRunRequest(spec=spec.model_dump(mode="json")),
+                DryRunRequest(spec.model_dump(mode="json"), caller.id),
                 id=f"dry-run/{uuid.uuid4()}",
                 task_queue=CONTROL_QUEUE,
                 execution_timeout=DRY_RUN_TIMEOUT,
@@ -135,13 +135,6 @@ async def _dry_run(state: ApiState, spec: WorkloadSpec, unheld: str | None) -> D
         admitted=result.admitted, rank=result.rank, over_quota=result.over_quota, region=result.region,
         machines=result.machines, victims=result.victims, other_victims=0, reasons=reasons, never=unheld,
     )  # fmt: skip
-
-
-def _label(pair: str) -> dict[str, str]:
-    key, equals, value = pair.partition("=")
-    if not (key and equals):
-        raise invalid("query.label", "must have the form key=value", pair)
-    return {key: value}
 
 
 @router.get("", summary="List workloads")
@@ -167,20 +160,7 @@ def list_workloads(
 
     An array is one workload. Its elements are listed only with `array`.
     """
-    wanted = select(Workload).where(Workload.array_id.is_(None) if array is None else elements_of(array))
-    for only in (caller.tenant, tenant):
-        if only is not None:
-            wanted = wanted.where(Workload.tenant == only)
-    if phase:
-        queued = Workload.phase.in_(sorted(QUEUED_PHASES))
-        live = Workload.phase.not_in(sorted(TERMINAL_PHASES))
-        also = {"held": Workload.held_by.is_not(None) & queued, "live": live}
-        also["blocked"] = Workload.blocked.is_not(None) & queued
-        wanted = wanted.where(or_(shown_in(phase), *(also[name] for name in phase if name in also)))
-    for pair in label or ():
-        wanted = wanted.where(Workload.labels.contains(_label(pair)))
-    if name is not None:
-        wanted = wanted.where(Workload.name == name)
+    wanted = matching(caller, tenant=tenant, phase=phase, label=label, name=name, array=array)
     if cursor is not None:
         wanted = wanted.where(Workload.id < cursor)
     with state.transaction() as session:

@@ -328,6 +328,10 @@ class WhyView(View):
     level: int
     over_quota: bool | None
     credit: float | None
+    preference: float | None = Field(
+        description="What the order among its tenant's workloads of this level adds to its age, in units of credit:"
+        " more for a person with less recent use"
+    )
     position: int | None = Field(description="Position in the queue, from 1")
     of: int | None = Field(description="Length of the queue")
     waited_s: float = Field(description=_WAITED)

@@ -18,7 +18,7 @@ class InstancePhase(StrEnum):
     LAUNCHING = "launching"
     """The launch request is sent to the provider until the provider answers."""
     JOINING = "joining"
-    """The provider has launched the machine. Its agent has not announced itself, or is not ready."""
+    """The provider has accepted the launch. The machine waits there, or its agent is not ready."""
     READY = "ready"
     """The machine is in the fleet."""
     DRAINING = "draining"

@@ -37,6 +37,8 @@ class InstanceFacts:
     """The machine accepts work, or would accept it if it were not drained."""
     held: bool
     """A workload holds resources of the machine, or is promised some, or may still be saving a checkpoint there."""
+    waits: bool = False
+    """The provider has accepted the launch, but has not started the machine."""
 
 
 @dataclass

@@ -169,6 +169,8 @@ class Hello:
     """Id of the machine's instance; empty: the machine was not launched by a provider."""
     join_token: str = ""
     """Token that was passed at the launch; it proves that the machine is this instance."""
+    native_id: str = ""
+    """The provider's id of the machine, such as a job's number, if the machine knows it."""
     at_s: float = 0.0
     """When the agent said this, by its own clock, in seconds since the epoch."""
     taken: bool = False

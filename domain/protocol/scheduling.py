@@ -75,6 +75,8 @@ class DryRunRequest:
 
     spec: dict[str, Any]
     """`domain.spec.WorkloadSpec` as JSON."""
+    submitted_by: str = ""
+    """The person who would submit it."""
 
 
 @dataclass

@@ -52,29 +52,46 @@ ALERT_STATES = ("loop.failing", "region.bucket_unavailable", "region.silent")
 _ALERTS = (*ALERT_EVENTS, *ALERT_STATES)
 
 
-class AlertReceiver(Section):
-    """A receiver of alerts for operators."""
+class OperatorReceiver(Section):
+    """A receiver that is in the settings."""
 
     webhook: str | None = Field(None, pattern="^https?://[!-~]+$")
     secret_file: Path | None = None
     """File with the keys that sign the requests of `webhook`."""
     email: str | None = Field(None, pattern=EMAIL_PATTERN)
+
+    @model_validator(mode="after")
+    def _one(self) -> "OperatorReceiver":
+        given = {name for name in ("webhook", "secret_file", "email") if getattr(self, name) is not None}
+        if given not in ({"webhook", "secret_file"}, {"email"}):
+            raise ValueError("must have either webhook and secret_file, or email")
+        return self
+
+    def to_json(self) -> dict[str, str]:
+        """Returns the receiver as a notification has it."""
+        fields = set(OperatorReceiver.model_fields)
+        return self.model_dump(mode="json", include=fields, exclude_none=True)
+
+
+class AlertReceiver(OperatorReceiver):
+    """A receiver of alerts for operators."""
+
     on: tuple[str, ...] = _ALERTS
     """The kinds of alerts that it gets."""
 
     @model_validator(mode="after")
-    def _one(self) -> "AlertReceiver":
-        given = {name for name in ("webhook", "secret_file", "email") if getattr(self, name) is not None}
-        if given not in ({"webhook", "secret_file"}, {"email"}):
-            raise ValueError("must have either webhook and secret_file, or email")
+    def _known(self) -> "AlertReceiver":
         unknown = sorted(set(self.on) - set(_ALERTS))
         if unknown:
             raise ValueError(f"on: {unknown[0]!r} must be one of {', '.join(sorted(_ALERTS))}")
         return self
 
-    def to_json(self) -> dict[str, str]:
-        """Returns the receiver as a notification has it."""
-        return self.model_dump(mode="json", exclude={"on"}, exclude_none=True)
+
+class ReportReceiver(OperatorReceiver):
+    """A receiver of the weekly report."""
+
+    tenant: str | None = None
+    """The only tenant of its reports; None: all."""
 
 
 class NotifySettings(Section):
@@ -89,6 +106,8 @@ class NotifySettings(Section):
     """None: no mail is sent, and documents cannot ask for it."""
     alerts: tuple[AlertReceiver, ...] = ()
     """Who gets alerts. Their mail needs `smtp`."""
+    reports: tuple[ReportReceiver, ...] = ()
+    """Who gets a report of each week (UTC) when it is over. Their mail needs `smtp`."""
     timeout_s: float = Field(10.0, gt=0)
     """Timeout of one try of a webhook, and of each step of sending a mail."""
     retry_s: float = Field(5.0, gt=0)
@@ -99,8 +118,9 @@ class NotifySettings(Section):
 
     @model_validator(mode="after")
     def _mail(self) -> "NotifySettings":
-        if self.smtp is None and any(one.email is not None for one in self.alerts):
-            raise ValueError("alerts: email needs smtp")
+        for name in ("alerts", "reports"):
+            if self.smtp is None and any(one.email is not None for one in getattr(self, name)):
+                raise ValueError(f"{name}: email needs smtp")
         return self
 
     @field_validator("allow")

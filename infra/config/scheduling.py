@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from domain.isolation import Isolation, sandbox_path
+from domain.isolation import Isolation, TaskNetwork, sandbox_path
 from infra.config.section import Section
 
 
@@ -25,8 +25,10 @@ class SchedulerSettings(Section):
     age_cap_s: float = Field(7 * 86400.0, ge=0)
     w_fair: float = Field(10.0, ge=0)
     """Weight of the fair-share term, which compares the tenant's recent use with that of others (expression 11)."""
+    w_user: float = Field(10.0, ge=0)
+    """Weight of the recent use of a person among the workloads of equal rank of a tenant."""
     fair_window_s: float = Field(86400.0, gt=0)
-    """Window over which a tenant's use is averaged, in seconds."""
+    """Window over which the use of tenants and people is averaged, in seconds."""
     min_runtime_s: float = Field(120.0, ge=0)
     """A workload that started less than this ago is not evicted."""
     batch: int = Field(256, gt=0)
@@ -110,11 +112,17 @@ class CapacitySettings(Section):
     interval_s: float = Field(10.0, gt=0)
     """Interval at which pools are compared with the ledger, and the ledger with the providers' lists of machines."""
     join_s: float = Field(900.0, gt=0)
-    """Time after its launch within which a machine must become ready. Otherwise it is terminated."""
+    """Time after its start within which a machine must become ready. Otherwise it is terminated."""
     drain_s: float = Field(600.0, ge=0)
     """Maximum time to drain a machine before it is terminated."""
     lost_after_s: float = Field(600.0, gt=0)
     """If a machine's agent is disconnected for this long, the machine is terminated and replaced."""
+    hold_s: float = Field(1800.0, ge=0)
+    """A machine that waits for the other machines of its workload is ended after it has been idle for this long."""
+    no_work_s: float = Field(600.0, ge=0)
+    """A machine whose provider ends it within this time gets no new work."""
+    leave_s: float = Field(120.0, ge=0)
+    """How long before that end its tasks get notice, in seconds."""
     refused_pause_s: float = Field(120.0, ge=0)
     """After a provider has refused to launch an offer, the offer is not requested again for this long."""
 
@@ -178,6 +186,10 @@ class TaskSettings(Section):
     images_bytes: int = Field(100 << 30, ge=0)
     """The most that these images may have together on a machine. Beyond it, the longest unused ones are removed. Layers
     that several images share count for each."""
+    image_bytes_s: float | None = Field(None, ge=10_000)
+    """The bandwidth of a machine that fetches of images may have together, in bytes per second. None: any. Needs an
+    agent that runs as root, and an engine with a cgroup v2 of its own, as a service of systemd has; else there is no
+    limit."""
     disk_fraction: float | None = Field(0.9, gt=0, le=1)
     """The part of the free space of a machine's disk that its tasks may use together, each attempt in proportion to its
     share of the machine. The same for the number of files. None: no limit."""
@@ -202,6 +214,10 @@ class TaskSettings(Section):
     isolation: Isolation | None = None
     """How tasks are separated on machines whose cluster or agent does not say it: `sandbox`, `user` or `none`. None:
     the strongest that the machine has."""
+    network: TaskNetwork = TaskNetwork.HOST
+    """The network of tasks: `host`, that of the machine, or `ports`: one of each attempt on a machine, to which only
+    the ports of its services and rendezvous lead. `ports` needs sandboxes and slirp4netns; such machines run no
+    images."""
     container_engine: str = Field("auto", pattern="^(auto|none|/.*)$")
     """The container engine for jobs with an image: path of the socket of Docker or Podman, `auto` (the usual paths) or
     `none`."""

@@ -85,6 +85,11 @@ class InstanceRow(Base):
     expected_at: Mapped[datetime | None]
     """When its agent is expected to register, according to the offer."""
     launched_at: Mapped[datetime | None]
+    """When the provider accepted the launch."""
+    started_at: Mapped[datetime | None]
+    """When the provider started the machine, as observed. None: it has not, for example because its job is queued."""
+    ends_at: Mapped[datetime | None]
+    """When the provider will end the machine; None: unknown."""
     ready_at: Mapped[datetime | None]
     """When its machine first became ready for work."""
     lost_at: Mapped[datetime | None]

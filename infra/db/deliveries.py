@@ -18,7 +18,7 @@ class Delivery(Base):
     id: Mapped[str] = mapped_column(primary_key=True, server_default=text("'msg_' || gen_random_uuid()"))
     """The id that the receiver gets with each try, by which it can drop repeats."""
     kind: Mapped[str]
-    """`workload.succeeded`, `workload.failed`, `workload.cancelled`, `service.ended` or `alert`."""
+    """`workload.succeeded`, `workload.failed`, `workload.cancelled`, `service.ended`, `alert` or `report`."""
     tenant: Mapped[str | None]
     subject: Mapped[str | None]
     """The id of the workload or service. Not a foreign key, because the id may be of either."""
@@ -41,7 +41,8 @@ class Delivery(Base):
     """When it was delivered or given up."""
     __table_args__ = (
         CheckConstraint(
-            "kind in ('workload.succeeded', 'workload.failed', 'workload.cancelled', 'service.ended', 'alert')",
+            "kind in ('workload.succeeded', 'workload.failed', 'workload.cancelled', 'service.ended', 'alert',"
+            " 'report')",
             name="delivery_kind",
         ),
         Index("delivery_due", "lane", "due_at", postgresql_where=text("state = 'due'")),

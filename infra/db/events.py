@@ -18,6 +18,8 @@ from infra.db.logs import Event
 
 CHANNEL = "mizzen_event"
 """`NOTIFY` channel for new events in the event log."""
+RESTORED_TXID = 1
+"""The transaction of events that were restored from a backup: transactions of Postgres begin at 3."""
 _RECORD = text(
     "with written as ("
     " insert into event (kind, tenant, workload, attempt, region, machine, reason, detail, dedup)"
@@ -118,3 +120,12 @@ def position(session: Session) -> Cursor:
     """Returns the newest position that a reader can have reached now."""
     txid = session.execute(text("select pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1")).scalar_one()
     return Cursor(int(txid), (1 << 63) - 1)
+
+
+def resumed(session: Session, cursor: Cursor) -> Cursor:
+    """Returns the position at which a reader with `cursor` continues.
+
+    A position beyond the newest one is of the database before it was restored into this one. The events of then have
+    the transaction `RESTORED_TXID`, which is before all others.
+    """
+    return Cursor(RESTORED_TXID, cursor.id) if cursor.txid > position(session).txid else cursor

@@ -1,17 +1,78 @@
-"""Which machines owners lend."""
+"""Which machines owners lend, and what they have given."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from domain.capacity import CapacityKind
 from infra.db.models import Cluster, Machine
 
 _LENT = select(Cluster.region, Cluster.name).where(Cluster.capacity == CapacityKind.VOLUNTARY.value)
+_GIVEN = text("""
+    with held as (
+        select machine, workload, attempt, bit_count(slots::bit(64)) as gpus, held_at, now() as ended_at
+        from allocation where machine = any(:machines) and released_at is null and held_at is not null
+        union all
+        select machine, workload, attempt, bit_count(slots::bit(64)), held_at, released_at
+        from allocation where machine = any(:machines) and released_at is not null and held_at is not null
+    ), given as (
+        select h.*, a.outcome ->> 'code' = 'platform_notice' as is_reclaimed,
+               case when seen.at_s is not null then least(ended_at, to_timestamp(seen.at_s)) end as earned_at
+        from held as h join attempt as a using (workload, attempt) cross join lateral (
+            select greatest((a.earned -> 'checkpoint' ->> 1)::float8,
+                            (a.earned -> 'steps' -> h.machine ->> 1)::float8) as at_s) as seen
+    )
+    select machine, coalesce(sum(gpus * extract(epoch from ended_at - held_at)), 0)::float8 / 3600 as held_gpu_h,
+           coalesce(sum(gpus * extract(epoch from earned_at - held_at))
+                    filter (where earned_at > held_at), 0)::float8 / 3600 as given_gpu_h,
+           coalesce(sum(gpus * extract(epoch from earned_at - greatest(held_at, now() - interval '30 days')))
+                    filter (where earned_at > greatest(held_at, now() - interval '30 days')), 0)::float8 / 3600
+               as given_gpu_h_30d,
+           min(held_at) as since, count(*) filter (where is_reclaimed) as reclaimed
+    from given group by machine
+""")
+"""The GPU hours that others can confirm (`domain.lifecycle.credit`), and all that workloads have held."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a machine has given."""
+
+    held_gpu_h: float
+    """GPU hours that workloads have held."""
+    given_gpu_h: float
+    """The part of them that others can confirm."""
+    given_gpu_h_30d: float
+    """The same of the last 30 days."""
+    since: datetime | None
+    """Begin of the records."""
+    reclaimed: int
+    """Attempts that ended because the machine was taken back."""
+
+
+NOTHING_GIVEN = Given(0.0, 0.0, 0.0, None, 0)
 
 
 def lent_of(session: Session, machines: Mapping[str, Machine]) -> set[str]:
     """Returns the ids of the machines that owners lend."""
     clusters = {(region, name) for region, name in session.execute(_LENT)}
     return {id_ for id_, machine in machines.items() if (machine.region, machine.cluster) in clusters}
+
+
+def lent_machines(session: Session, after: str, limit: int) -> list[Machine]:
+    """Returns the first `limit` machines that owners lend, behind id `after`, sorted by id."""
+    lent = select(Machine).join(Cluster, (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster))
+    lent = lent.where(Cluster.capacity == CapacityKind.VOLUNTARY.value, Machine.id > after)
+    return list(session.scalars(lent.order_by(Machine.id).limit(limit)))
+
+
+def given_by(session: Session, machines: Sequence[str]) -> dict[str, Given]:
+    """Returns what machines have given, by id. Machines that have never been used are absent."""
+    found = session.execute(_GIVEN, {"machines": list(machines)})
+    return {
+        row.machine: Given(row.held_gpu_h, row.given_gpu_h, row.given_gpu_h_30d, row.since, row.reclaimed)
+        for row in found
+    }

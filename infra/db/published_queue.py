@@ -31,6 +31,8 @@ class QueuePosition:
     level: int
     over_quota: bool
     credit: float
+    preference: float
+    """What the order among the workloads of its tenant and level adds to its age, in units of credit."""
     reason: Reason | None
     """Why the workload is over-quota; None if it is not."""
     start_s: tuple[float, float] | None
@@ -50,8 +52,8 @@ class PublishedQuota:
 class PublishedQueue:
     """The queue of one scan, as columns.
 
-    `ids`, `rank`, `credit` and `tenant` have a row for each position. `lacks`, `used` and `needed` have a row for each
-    over-quota workload, in queue order.
+    `ids`, `rank`, `credit`, `preference` and `tenant` have a row for each position. `lacks`, `used` and `needed` have a
+    row for each over-quota workload, in queue order.
     """
 
     scan: int
@@ -62,6 +64,7 @@ class PublishedQueue:
     ids: npt.NDArray[np.bytes_]
     rank: npt.NDArray[np.int8]
     credit: npt.NDArray[np.float64]
+    preference: npt.NDArray[np.float64]
     tenant: npt.NDArray[np.int32]
     """Index of the workload's tenant in `quotas`."""
     lacks: npt.NDArray[np.int16]
@@ -100,7 +103,9 @@ class PublishedQueue:
         reason = self._reason(row) if over else None
         first_s, last_s = self.starts[2 * row : 2 * row + 2].tolist()
         start_s = None if isnan(first_s) else (self.scanned_at_s + first_s, self.scanned_at_s + last_s)
-        return QueuePosition(row + 1, rank, level_of(rank), over, float(self.credit[row]), reason, start_s)
+        return QueuePosition(
+            row + 1, rank, level_of(rank), over, float(self.credit[row]), float(self.preference[row]), reason, start_s
+        )
 
     def _reason(self, row: int) -> Reason:
         place = int(self._over_before[row])
@@ -124,10 +129,10 @@ class PublishedQueue:
 
 
 NOTHING = PublishedQueue(
-    0, 0.0, (), (), np.empty(0, "S1"), np.empty(0, np.int8), np.empty(0), np.empty(0, np.int32), np.empty(0, np.int16),
-    np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32),
+    0, 0.0, (), (), np.empty(0, "S1"), np.empty(0, np.int8), np.empty(0), np.empty(0), np.empty(0, np.int32),
+    np.empty(0, np.int16), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32),
 )  # fmt: skip
-_COLUMNS = ("ids", "credit", "used", "needed", "tenant", "starts", "lacks", "rank")
+_COLUMNS = ("ids", "credit", "preference", "used", "needed", "tenant", "starts", "lacks", "rank")
 
 
 def publish(session: Session, queue: PublishedQueue, counters: Mapping[str, int]) -> None:

@@ -5,26 +5,24 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import Engine, func, select, update
+from sqlalchemy import Engine, func, select
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from temporalio.service import RPCError
 
-from domain.protocol.mail import MailKind
-from domain.reasons import ReasonCode
 from infra import children
 from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap
 from infra.config.services import TemporalSettings
 from infra.config.settings import Settings
-from infra.db import events, outbox
-from infra.db.capacity import InstanceRow
+from infra.db import events
 from infra.db.migrate import refuse_unknown
-from infra.db.models import Allocation, Machine, Workload
-from infra.db.session import open_engine, transaction
+from infra.db.restorations import held_since
+from infra.db.session import in_db, open_engine, transaction
 from infra.db.tenants import Tenant
 from infra.errors import ConfigurationError, StackError
 from infra.files import write_private
@@ -42,6 +40,7 @@ from infra.stack.postgres import EmbeddedPostgres
 from infra.stack.sockets import short_path
 from infra.stack.supervisor import Child, Supervisor, dies_with_parent
 from infra.stack.temporal import discard_unfinished
+from infra.stack.withdrawal import launched_here, withdraw
 from infra.temporal_client import UI_PATH, UNIX
 from infra.users import complete_environment
 
@@ -49,6 +48,7 @@ _log = logging.getLogger(__name__)
 _STOP_MARGIN_S = 15.0
 _EVENT_TRIES = 30
 _SETTLES_S = 60.0
+_HELD_S = 1.0
 MACHINE_KEYS = "run/machine-keys.json"
 """File in the data folder with the API key of each machine of the fleet."""
 PAYLOAD_KEYS = "payload.keys"
@@ -83,6 +83,8 @@ class EmbeddedStack:
         self.settings = settings.model_copy(update={"data_dir": data_dir})
         self._ports = StackPorts(data_dir / "run" / "ports.json")
         self.operator_key = ""
+        self.is_held = False
+        """Whether the installation was restored from a backup and is not adopted yet."""
         self._why_shared = why_shared
         self._why_open: str | None = None
         """Why every process of this machine can connect to the embedded Temporal; None: only mizzen's user can."""
@@ -170,6 +172,12 @@ class EmbeddedStack:
             engine.dispose()
         if self.settings.trust_tenants and self.why_not_separate is not None:
             self._say(f"WARNING: tenants are trusted: {self.why_not_separate}")
+        api = self._server_child("api", ["api"])
+        api.ready = probes.http(f"{self.api_url}/readyz", 2.0).ask
+        api.probes = [probes.http(f"{self.api_url}/healthz")]
+        if (made_at := await self._held_since()) is not None:
+            await self.supervisor.start(api)
+            await self._await_adoption(made_at)
         self._say("starting workers, the API and node agents")
         regions = [argument for r in self.fleet.regions for argument in ("--region", r.name)]
         roles = ["--role", "control", "--role", "region"]
@@ -178,10 +186,27 @@ class EmbeddedStack:
         agents = ["agents", "--fleet", str(self._fleet_file())]
         agents += ["--separate"] if self._why_shared is None else []
         await self.supervisor.start(self._beating_child("agents", agents, config=self._agents_file()))
-        api = self._server_child("api", ["api"])
-        api.ready = probes.http(f"{self.api_url}/readyz", 2.0).ask
-        api.probes = [probes.http(f"{self.api_url}/healthz")]
-        await self.supervisor.start(api)
+        if made_at is None:
+            await self.supervisor.start(api)
+
+    async def _held_since(self) -> datetime | None:
+        engine = open_engine(self.database_url, pool_size=1)
+        try:
+            return await _until_done("postgres", partial(in_db, engine, held_since))
+        finally:
+            engine.dispose()
+
+    async def _await_adoption(self, made_at: datetime) -> None:
+        """Waits until a restored installation is adopted. Without workers and agents it changes no machine."""
+        self.is_held = True
+        self._say(f"HELD: restored from a backup of {made_at:%Y-%m-%d %H:%M:%S} UTC. The API runs at {self.api_url},")
+        self._say(
+            "but nothing is scheduled. Stop the installation that the backup is of, then run in another terminal:"
+        )
+        self._say(f"  mizzen adopt --data-dir {self.data_dir}")
+        while await self._held_since() is not None:
+            await asyncio.sleep(_HELD_S)
+        self.is_held = False
 
     def _bootstrap(self, engine: Engine) -> str:
         """Initialises the installation, writes the keys of the fleet's machines, and returns the operator's key."""
@@ -354,7 +379,7 @@ class EmbeddedStack:
 
         When `hurry` is set, the wait ends at once.
         """
-        if self.operator_key:
+        if self.operator_key and not self.is_held:
             engine = open_engine(self.database_url, pool_size=2)
             try:
                 await self._drain(engine, hurry or asyncio.Event())
@@ -398,38 +423,3 @@ async def _until_done(part: str, work: Callable[[], Awaitable[T]]) -> T:
                 raise StackError(f"{part}: {error}") from None
             _log.warning("%s: retrying: %s", part, str(error).partition("\n")[0])
             await asyncio.sleep(0.5)
-
-
-def launched_here(engine: Engine, providers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns the ids of launched machines that run on this computer. `providers` are those of the settings."""
-    names = [name for name, settings in providers.items() if settings.get("kind") == "trace"]
-    here = select(InstanceRow.machine).where(InstanceRow.provider.in_(names), InstanceRow.gone_at.is_(None))
-    with transaction(engine) as session:
-        return [machine for machine in session.scalars(here) if machine is not None]
-
-
-def withdraw(
-    engine: Engine, machines: Iterable[str], told: Collection[tuple[str, int]] = ()
-) -> tuple[set[tuple[str, int]], float]:
-    """Stops placing work on `machines`, and sends a preemption to every attempt with tasks there.
-
-    Attempts in `told` are not preempted again. Returns the attempts that still have tasks there (workload id and
-    number), and the longest grace among them in seconds. A machine takes work again when its agent next registers, or
-    when a released run on it is confirmed to have ended.
-    """
-    ids = sorted(machines)
-    with transaction(engine) as session:
-        # An award also locks its machines: either it is visible below, or it finds the machines not ready.
-        session.scalars(select(Machine.id).where(Machine.id.in_(ids)).order_by(Machine.id).with_for_update()).all()
-        session.execute(update(Machine).where(Machine.id.in_(ids), Machine.state == "ready").values(state="joining"))
-        rows = session.execute(
-            select(Workload.id, Allocation.attempt, Workload.spec["checkpoint"])
-            .join(Allocation, Allocation.workload == Workload.id)
-            .where(Allocation.machine.in_(ids), Allocation.released_at.is_(None))
-            .distinct()
-        ).all()
-        present = {(workload, attempt) for workload, attempt, _ in rows}
-        for workload, attempt in sorted(present - set(told)):
-            outbox.mail(session, workload, MailKind.PREEMPT, attempt, code=ReasonCode.STACK_STOPPED.value)
-        grace_s = max((float(checkpoint["grace_s"]) for _, _, checkpoint in rows), default=0.0)
-    return present, grace_s

@@ -174,7 +174,7 @@ class EmbeddedPostgres:
         descriptor = os.memfd_create("password")  # Postgres's user may be unable to read a file of this user.
         try:
             os.write(descriptor, password.encode())
-            command = [str(self._program("initdb")), "-D", postgres_user.as_data_folder(folder), "-U", "postgres"]
+            command = [str(self.program("initdb")), "-D", postgres_user.as_data_folder(folder), "-U", "postgres"]
             command += ["-E", "UTF8", "--locale=C.UTF-8", "--auth=scram-sha-256"]
             command += [f"--pwfile=/proc/self/fd/{descriptor}"]
             for name, value in _SETTINGS.items():
@@ -196,12 +196,17 @@ class EmbeddedPostgres:
             remedy = "; initdb needs an entry for this user in /etc/passwd, or user namespaces" if is_bare() else ""
             raise StackError(f"postgres: initdb failed with exit code {done.returncode}: {said}{remedy}")
 
-    def _program(self, name: str) -> Path:
+    def program(self, name: str) -> Path:
+        """Returns the path of a program of Postgres, such as `pg_dump`.
+
+        Raises:
+            StackError: the programs cannot be made readable for the server's user.
+        """
         return postgres_user.programs(self._installed, self._programs_cache) / name
 
     def _major_version(self) -> str:
         said = subprocess.run(
-            [*postgres_user.as_server_user(), str(self._program("postgres")), "--version"],
+            [*postgres_user.as_server_user(), str(self.program("postgres")), "--version"],
             capture_output=True,
             text=True,
             check=False,
@@ -218,7 +223,7 @@ class EmbeddedPostgres:
         """
         # A relative path of a socket starts at the data folder.
         where = ("-h", "", "-k", ".") if self.port is None else ("-h", "127.0.0.1", "-k", "", "-p", str(self.port))
-        server = [str(self._program("postgres")), "-D", postgres_user.as_data_folder(self.data), *where]
+        server = [str(self.program("postgres")), "-D", postgres_user.as_data_folder(self.data), *where]
         return postgres_user.in_folder(self.data, [*postgres_user.as_server_user(), *server])
 
     def clear_leftover(self, timeout_s: float = 30.0) -> None:

@@ -115,9 +115,9 @@ CHECK = "check inter 500ms fastinter 100ms downinter 500ms fall 2 rise 1"
 _OBSERVED = "observe layer4 error-limit 1 on-error fail-check"
 """A failed connection of a request counts as a failed check."""
 _TEXT = "content-type text/plain"
-LOG_FORMAT = "%ST %ts %Ta %rc %[var(txn.canary)]"
-"""Status, termination state, total time in milliseconds, retries, `1` if the request went to the canary and else `-`;
-with keys also the owner of the key."""
+LOG_FORMAT = "%ST %ts %Ta %rc %[var(txn.canary)] %s %Tr"
+"""Status, termination state, total time in milliseconds, retries, `1` if the request went to the canary and else `-`,
+server, time to the first byte of its answer in milliseconds; with keys also the owner of the key."""
 
 
 # A tunnel may be silent for long. The client's timeout ends a stalled upload, not a pause of the answer; the server's

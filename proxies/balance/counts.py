@@ -11,13 +11,13 @@ import fcntl
 import io
 import os
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from proxies.balance.configuration import PLUG
-from proxies.balance.outliers import ServerCounts
+from proxies.balance.outliers import RECENT, ServerCounts
 from proxies.balance.values import Canary
 
 READ_S = 0.25
@@ -105,6 +105,7 @@ class RequestCounter:
         self._times_ms: list[int] = []
         self._canary_ms: list[int] = []
         self._canary_failed = 0
+        self._first_bytes_ms: defaultdict[bytes, deque[int]] = defaultdict(lambda: deque(maxlen=RECENT))
 
     def read(self) -> None:
         """Reads the lines that are in the pipe."""
@@ -117,7 +118,7 @@ class RequestCounter:
         times_ms, retries = self._times_ms, 0
         for line in lines:
             try:
-                status, ended, time_ms, tries, canary, *owner = line.split(b" ")
+                status, ended, time_ms, tries, canary, server, first_byte_ms, *owner = line.split(b" ")
                 if tries != b"0":
                     again = int(tries.lstrip(b"+"))
                     retries += again
@@ -127,6 +128,7 @@ class RequestCounter:
                 if ended == b"--" and b"100" < status < b"500":
                     if status != b"101":  # The time of a websocket is not that of an answer.
                         times_ms.append(int(time_ms))
+                        self._first_bytes_ms[server].append(int(first_byte_ms))
                         if canary != b"-":
                             self._canary_ms.append(int(time_ms))
                     continue
@@ -142,6 +144,14 @@ class RequestCounter:
                 continue
             self._canary_failed += canary != b"-"
         self._retries += retries
+
+    def take_first_bytes(self) -> dict[str, list[float]]:
+        """Returns the seconds from a request to the first byte of its answer, of the last answers since the last call.
+
+        By the name of the server; only complete answers with a status below 500.
+        """
+        taken, self._first_bytes_ms = self._first_bytes_ms, defaultdict(self._first_bytes_ms.default_factory)
+        return {server.decode(): [one / 1000 for one in times_ms] for server, times_ms in taken.items()}
 
     def add(self, requests: int, unanswered: int) -> None:
         """Adds requests that have begun, and requests that failed without a line in the log."""
@@ -187,7 +197,7 @@ def _percentile_s(sorted_ms: list[int], percent: int) -> float | None:
 
 Rows = list[dict[str, str]]
 _COLUMNS = (
-    "pxname", "svname", "scur", "qcur", "req_tot", "dreq", "eresp", "wretr", "rtime",
+    "pxname", "svname", "scur", "qcur", "req_tot", "dreq", "eresp", "wretr",
     "hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx", "hrsp_other",
 )  # fmt: skip
 STATISTICS = "show stat -1 7 -1"
@@ -213,7 +223,6 @@ def server_counts(rows: Rows) -> dict[str, ServerCounts]:
             answered=_sum(row, ("hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_other")),
             failed=_sum(row, ("hrsp_5xx", "eresp", "wretr")),
             active=int(row["scur"]),
-            first_byte_s=int(row["rtime"]) / 1000,
         )
         found[name] = found[name] + counts if name in found else counts
     return found

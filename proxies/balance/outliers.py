@@ -1,16 +1,18 @@
 """Which replicas get no requests because they fail more often than the others, or do not answer. Pure.
 
 A replica is ejected after several requests in a row have failed, if far more of its requests fail than of the others',
-or if a request waits too long for the first byte of its answer. After a pause it is tried again with few requests; if
-one of them fails, it is ejected again, for twice as long. At most half of the replicas are ejected at a time, and none
-while the others fail as often: then the requests, or something behind all replicas, are to blame.
+if its answers take far longer, or if a request waits too long for the first byte of its answer. After a pause it is
+tried again with few requests; if one of them fails, it is ejected again, for twice as long. At most half of the
+replicas are ejected at a time, and none while the others fail as often: then the requests, or something behind all
+replicas, are to blame.
 """
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import fmean, median
 
 IN_A_ROW = 3
 """A replica is ejected after this many failed requests without another one in between."""
@@ -27,6 +29,13 @@ _LEAST_WAIT_S = 2.0
 _TIMES_THE_MEAN = 20.0
 """Without a limit in the service's document, a request waits too long after 2 s, and after 20 times the mean time to
 the first byte of another replica."""
+RECENT = 64
+"""The times to the first byte of so many answers of each replica are known."""
+_LEAST_TIMES = 5
+_TIMES_THE_MEDIAN = 10.0
+_LEAST_SLOW_S = 0.25
+"""Without such a limit, a replica is too slow if the median time to the first byte of its last answers, at least 5, is
+more than 0.25 s, and more than 10 times the median of the others' medians."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +48,12 @@ class ServerCounts:
     """Answers with a status of 500 or above, requests without an answer, and requests repeated on another replica."""
     active: int = 0
     """Requests in progress."""
-    first_byte_s: float = 0.0
-    """The mean time to the first byte of the last 1024 answers."""
 
     def __add__(self, other: "ServerCounts") -> "ServerCounts":
         return ServerCounts(
             self.answered + other.answered,
             self.failed + other.failed,
             self.active + other.active,
-            max(self.first_byte_s, other.first_byte_s),
         )
 
 
@@ -86,6 +92,8 @@ class _Record:
     """The sum of the answers in `window`; the next field is the sum of the failures."""
     failed: int = 0
     in_a_row: int = 0
+    times_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """The times to the first byte of the last answers. On trial: of those since its begin."""
     ejection: Ejection | None = None
 
     def take(self, counts: ServerCounts, now_s: float) -> tuple[int, int]:
@@ -119,7 +127,12 @@ class Outliers:
             one.last = ServerCounts(0, 0)
 
     def observe(
-        self, counts: Mapping[str, ServerCounts], waits_s: Mapping[str, float], limit_s: float | None, now_s: float
+        self,
+        counts: Mapping[str, ServerCounts],
+        waits_s: Mapping[str, float],
+        limit_s: float | None,
+        now_s: float,
+        first_bytes_s: Mapping[str, Sequence[float]] | None = None,
     ) -> dict[str, OutlierChange]:
         """Returns what changes, by the name of the replica.
 
@@ -129,6 +142,7 @@ class Outliers:
                 byte of its answer.
             limit_s: the longest such time according to the service's document; None: relative to the others.
             now_s: the current time.
+            first_bytes_s: the times to the first byte of the answers since the last call; None: not known.
         """
         verdicts: dict[str, OutlierChange] = {}
         for name in self._records.keys() - counts.keys():
@@ -136,11 +150,14 @@ class Outliers:
         for name, one in counts.items():
             record = self._records.setdefault(name, _Record(one))
             answered, failed = record.take(one, now_s)
+            record.times_s.extend((first_bytes_s or {}).get(name, ()))
             if record.ejection is not None:
-                overdue = self._overdue(name, waits_s, limit_s)
+                overdue = self._overdue(name, waits_s, limit_s) or self._slow(name, limit_s, least=1)
                 _follow(name, record.ejection, answered, failed, overdue, now_s, verdicts)
                 if verdicts.get(name) is OutlierChange.ADMITTED:
                     self._records[name] = _Record(one)
+                elif not record.ejection.is_trial or name in verdicts:
+                    record.times_s.clear()  # Answers to requests that were sent before the trial say nothing about it.
         for name, why in self._worst_first(waits_s, limit_s):
             if self._ejected() < len(self._records) // 2:
                 record = self._records[name]
@@ -166,6 +183,7 @@ class Outliers:
         for name, record in self._records.items():
             if record.ejection is None:
                 why = self._failing(name, record) or self._overdue(name, waits_s, limit_s)
+                why = why or self._slow(name, limit_s, _LEAST_TIMES)
                 if why:
                     found.append((-record.failed, name, why))
         return [(name, why) for _, name, why in sorted(found)]
@@ -187,16 +205,35 @@ class Outliers:
             return f"{record.failed} of {total} requests failed in {WINDOW_S:g} s; {compared}"
         return ""
 
+    def _others(self, name: str) -> dict[str, _Record]:
+        return {other: one for other, one in self._records.items() if other != name and one.ejection is None}
+
+    def _slow(self, name: str, limit_s: float | None, least: int) -> str:
+        """Returns why at least `least` answers of a replica took far longer than the others'; empty: they did not."""
+        own = self._records[name].times_s
+        if limit_s is not None or len(own) < least or (own_s := median(own)) <= _LEAST_SLOW_S:
+            return ""
+        # As many answers of each: if all replicas become slow, one that has few answers is not slower than the others.
+        last = max(_LEAST_TIMES, len(own))
+        others = [one.times_s for one in self._others(name).values() if len(one.times_s) >= _LEAST_TIMES]
+        others_s = [median(list(times_s)[-last:]) for times_s in others]
+        if not others_s or own_s <= _TIMES_THE_MEDIAN * median(others_s):
+            return ""
+        return f"the median time to the first byte is {own_s:.3g} s, that of the others {median(others_s):.3g} s"
+
     def _overdue(self, name: str, waits_s: Mapping[str, float], limit_s: float | None) -> str:
         """Returns why a replica is taken for hung; empty: it is not, or all others have such requests, too."""
-        others = {other: one for other, one in self._records.items() if other != name and one.ejection is None}
+        wait_s, others = waits_s.get(name, 0.0), self._others(name)
         if limit_s is None:
-            slowest_s = max((one.last.first_byte_s for one in others.values()), default=0.0)
+            if wait_s < _LEAST_WAIT_S:
+                return ""
+            slowest_s = max((fmean(one.times_s) for one in others.values() if one.times_s), default=None)
+            if slowest_s is None:
+                return ""  # Nobody knows how long an answer takes.
             limit_s = max(_LEAST_WAIT_S, _TIMES_THE_MEAN * slowest_s)
             source = f"the others need {slowest_s:.3g} s on average"
         else:
             source = "the limit of the service"
-        wait_s = waits_s.get(name, 0.0)
         if wait_s < limit_s or (others and all(waits_s.get(other, 0.0) >= limit_s for other in others)):
             return ""
         return f"a request has waited {wait_s:.1f} s for the first byte, more than {limit_s:.3g} s ({source})"

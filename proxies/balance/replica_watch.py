@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from proxies.balance.counts import STATISTICS, Rows, held_requests, read_rows, server_counts
@@ -20,6 +20,8 @@ _SHORTEST_S, _LONGEST_S = 0.005, 0.5
 fail does not cost much, and is short again after a second without failures."""
 _CHUNK_BYTES = 1 << 16
 _TRIAL_PERCENT = 5
+_FEW = 200
+"""With at most so many requests in progress, a thorough look is cheap."""
 _log = logging.getLogger(__name__)
 
 
@@ -49,6 +51,11 @@ class ReplicaWatch:
     def is_busy(self) -> bool:
         """Whether requests wait or are in progress, or replicas are drained, so that each second is reported."""
         return self.waiting > 0 or any(one.active or name not in self._listed for name, one in self._servers.items())
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether requests are in progress, so few that looks can be thorough several times a second."""
+        return 0 < sum(one.active for one in self._servers.values()) <= _FEW
 
     def to_json(self) -> dict[str, Any]:
         """Returns the object `now` of a report to the API."""
@@ -95,10 +102,17 @@ class ReplicaWatch:
         is_quiet = time.monotonic() - began_s >= 1
         self._pause_s = _SHORTEST_S if is_quiet else min(_LONGEST_S, 2 * self._pause_s)
 
-    async def look(self, runtime: RuntimeSocket, members: Members, service: Service, *, thorough: bool) -> Rows:
+    async def look(
+        self,
+        runtime: RuntimeSocket,
+        members: Members,
+        service: Service,
+        first_bytes_s: Mapping[str, Sequence[float]] | None,
+    ) -> Rows:
         """Ejects and admits replicas by their counts, and returns HAProxy's counters.
 
-        With `thorough` it also reads how long each request has waited. That takes about 10 µs for each request.
+        A look is thorough if the times to the first byte of the answers since the last thorough look are given. Then it
+        also reads how long each request has waited. That takes about 10 µs for each request.
 
         Raises:
             RuntimeSocketError: HAProxy refused a command, or did not answer.
@@ -107,17 +121,17 @@ class ReplicaWatch:
         self._servers, self.waiting = server_counts(rows), held_requests(rows)
         now_s = time.monotonic()
         limit_s = service.first_byte_s
-        if thorough:
+        if first_bytes_s is not None:
             is_idle = not any(one.active for one in self._servers.values())
             self._waits.update("" if is_idle else await runtime.ask(SESSIONS), now_s)
             if limit_s is not None:
                 await self._end_overdue(runtime, limit_s, now_s)
         self._listed = members.names
         counts = {name: one for name, one in self._servers.items() if name in self._listed}
-        verdicts = self._outliers.observe(counts, self._waits.longest_s(now_s), limit_s, now_s)
+        verdicts = self._outliers.observe(counts, self._waits.longest_s(now_s), limit_s, now_s, first_bytes_s)
         for name, verdict in verdicts.items():
             await self._carry_out(members, name, verdict)
-        if thorough:
+        if first_bytes_s is not None:
             kinds = _kinds(service, counts)
             for name, percent in self._speeds.observe(kinds, counts, now_s).items():
                 await members.share(name, percent)

@@ -130,6 +130,8 @@ class Members:
     async def limit(self, name: str, percent: int) -> None:
         """Sets the weight of a replica, as a part of the usual one. With 0 it gets no new requests.
 
+        With less than 100 it gets one request at a time, except those that must go to it because of their key.
+
         Raises:
             RuntimeSocketError: HAProxy refused a command, or did not answer.
         """
@@ -157,6 +159,9 @@ class Members:
             await self._socket.do(f"set server {seat.path} state drain")
             return
         await self._socket.do(f"set server {seat.path} state ready")
+        if seat.backend != "sticky":  # There, requests would wait for the one that has the place.
+            most = self._limits.concurrency if percent == 100 else 1
+            await self._socket.do(f"set maxconn server {seat.path} {most}")
         percent = max(1, percent * self._shares.get(seat.name, 100) // 100)
         await self._socket.do(f"set server {seat.path} weight {percent}%")
 

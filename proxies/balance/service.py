@@ -333,13 +333,18 @@ class ServiceBalancer:
     # -------------------------------------------------------------------------------------------------------- counts
 
     async def _read(self) -> None:
-        """Reads counts. While no replica is ready, it also reports the first request that waits, without delay."""
+        """Reads counts, and how long requests have waited.
+
+        While no replica is ready, it also reports the first request that waits, without delay.
+        """
         was_waiting = False
         while True:
             await asyncio.sleep(READ_S)
             self.counts.read()
             if not any(one.state == "ready" for one in self.service.endpoints):
                 await self._look(thorough=False)
+            elif self.watch.is_followed:
+                await self._look(thorough=True)
             is_waiting = self.watch.waiting > 0
             if is_waiting and not was_waiting:
                 await self.reports.send(urgent=True)
@@ -372,7 +377,8 @@ class ServiceBalancer:
             if running is None or running.is_finished:
                 return None
             try:
-                return await self.watch.look(running.socket, running.members, self.service, thorough=thorough)
+                first_bytes_s = self.counts.take_first_bytes() if thorough else None
+                return await self.watch.look(running.socket, running.members, self.service, first_bytes_s)
             except RuntimeSocketError as error:
                 _log.warning("%s: %s", self.name, error)
                 return None

@@ -5,21 +5,17 @@ be paused and resumed at no cost. The work of a set of levels within a time is t
 workloads through time buckets to the GPUs. A workload supplies at most its work, and to each bucket at most its GPUs
 times its presence in the bucket. A bucket takes at most the time of all GPUs of the type. OR-Tools solves the maximum
 flow exactly in whole GPU-seconds.
-
-    python -m research.experiments.bound FOLDER
 """
 
-import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from ortools.graph.python.max_flow import SimpleMaxFlow
 
-from research.experiments.replay import fitting, scene_of
 from simulation.hardware import supply
+from simulation.run import Scenario
 
 BUCKET_S = 900.0
 
@@ -35,8 +31,10 @@ class Fluid:
     gpu_type: str
 
 
-def most_gpu_h(workloads: Iterable[Fluid], slots: Mapping[str, int], until_s: float) -> dict[int, float]:
-    """Returns, by level, the upper bound on the GPU hours of this level and all higher ones together until `until_s`.
+def most_gpu_h(
+    workloads: Iterable[Fluid], slots: Mapping[str, int], until_s: float, levels: Iterable[int]
+) -> dict[int, float]:
+    """Returns, for some levels, the upper bound on the GPU hours of the level and all higher ones until `until_s`.
 
     GPU types do not compete, so each is a separate flow.
     """
@@ -44,7 +42,6 @@ def most_gpu_h(workloads: Iterable[Fluid], slots: Mapping[str, int], until_s: fl
     for workload in workloads:
         if workload.gpus and workload.arrives_s < until_s:
             by_type[workload.gpu_type].append(workload)
-    levels = sorted({w.level for ws in by_type.values() for w in ws})
     return {
         level: sum(
             _flow([w for w in ws if w.level <= level], slots[gpu_type], until_s) for gpu_type, ws in by_type.items()
@@ -76,17 +73,9 @@ def _flow(workloads: Sequence[Fluid], slots: int, until_s: float) -> int:
     return int(flow.optimal_flow())
 
 
-def bound(folder: Path) -> dict[str, float]:
-    """Returns the upper bounds of `most_gpu_h` for a case, over its whole time, by level."""
-    facts, scene = scene_of(folder)
-    scene = fitting(scene)
+def bound(facts: Mapping[str, Any], scene: Scenario, levels: Iterable[int]) -> dict[int, float]:
+    """Returns the upper bounds of `most_gpu_h` for a cell, over its whole time."""
     fluids = [
         Fluid(w.level, w.arrives_s, w.duration_s, w.gpus, w.jobs[0].gpu_types[0]) for w in scene.workloads if w.gpus
     ]
-    most = most_gpu_h(fluids, supply(scene.machines), facts["until_s"] - facts["from_s"])
-    return {str(level): gpu_h for level, gpu_h in most.items()}
-
-
-if __name__ == "__main__":
-    path = Path(sys.argv[1]) / "bound.json"
-    path.write_text(json.dumps(bound(path.parent)))
+    return most_gpu_h(fluids, supply(scene.machines), facts["until_s"] - facts["from_s"], levels)

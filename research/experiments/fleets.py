@@ -17,13 +17,25 @@ LEAST_NODES = 2
 """Fewest nodes of a kind that is kept, so that a gang of one node can be placed on two of them."""
 
 
-def philly_regions(example: Path) -> list[dict[str, Any]]:
-    """Returns the regions of the fleet file of the Philly example."""
+def philly_regions(example: Path, machines: int | None = None) -> list[dict[str, Any]]:
+    """Returns the regions of the fleet file of the Philly example, thinned to `machines` machines; None: all."""
     regions: list[dict[str, Any]] = yaml.safe_load(example.read_text())["regions"]
-    return regions
+    entries = [
+        (cluster, entry) for region in regions for cluster in region["clusters"] for entry in cluster["machines"]
+    ]
+    for cluster, _ in entries if machines is not None else ():
+        cluster["machines"] = []
+    for (cluster, entry), count in zip(
+        entries, _parts(machines or 0, [entry["count"] for _, entry in entries]), strict=True
+    ):
+        if count:
+            cluster["machines"].append({**entry, "count": count})
+    for region in regions:
+        region["clusters"] = [cluster for cluster in region["clusters"] if cluster["machines"]]
+    return [region for region in regions if region["clusters"]]
 
 
-def openb_regions(nodes: Path, machines: int) -> list[dict[str, Any]]:
+def openb_regions(nodes: Path, machines: int, count: int = len(REGIONS)) -> list[dict[str, Any]]:
     """Returns regions with `machines` nodes in the proportions of openb; each model is a cluster in its regions.
 
     Kinds of nodes (model, GPUs, CPUs, memory) with fewer than `LEAST_NODES` nodes are left out.
@@ -36,9 +48,9 @@ def openb_regions(nodes: Path, machines: int) -> list[dict[str, Any]]:
     total = sum(kinds.values())
     common = {kind: count for kind, count in sorted(kinds.items()) if round(machines * count / total) >= LEAST_NODES}
     kept = dict(zip(common, _parts(machines, list(common.values())), strict=True))
-    regions: dict[str, dict[str, list[dict[str, Any]]]] = {region: {} for region in REGIONS}
-    for turn, ((model, gpus, cpus, memory_mib), count) in enumerate(kept.items()):
-        for region, nodes_here in zip(_rotated(turn), _parts(count, SPREAD), strict=True):
+    regions: dict[str, dict[str, list[dict[str, Any]]]] = {region: {} for region in REGIONS[:count]}
+    for turn, ((model, gpus, cpus, memory_mib), many) in enumerate(kept.items()):
+        for region, nodes_here in zip(_rotated(turn, count), _parts(many, SPREAD[:count]), strict=True):
             if nodes_here:
                 name = f"{model}-{gpus}g{cpus}c-{region}"
                 regions[region].setdefault(model, []).append(
@@ -65,9 +77,9 @@ def fleet_body(
     return {"version": 1, "regions": list(regions), "tenants": tenants, "simulation": {**ASSUMPTIONS, **settings}}
 
 
-def _rotated(by: int) -> tuple[str, ...]:
-    by %= len(REGIONS)
-    return (*REGIONS[by:], *REGIONS[:by])
+def _rotated(by: int, count: int) -> tuple[str, ...]:
+    by %= count
+    return (*REGIONS[by:count], *REGIONS[:by])
 
 
 def _parts(count: int, weights: Sequence[float]) -> list[int]:

@@ -1,30 +1,24 @@
-"""Replays a case under policies, and records every wait from the events of the run.
+"""Replays a cell under a policy, and records every wait from the events of the run.
 
-    python research/experiments/replay.py FOLDER POLICY...
-
-Run it as a file: `PYTHONPATH` selects the checkout whose simulator and scheduler run, which may be an earlier commit
-(`--as NAME` names the outcome). Waits are not taken from the simulator's own statistics.
+Waits are not taken from the simulator's own statistics.
 """
 
-import argparse
 import json
 import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from research.rivals.policies import ALL_POLICIES
 from research.traces.scenario import from_trace
 from simulation.hardware import Hardware
+from simulation.policies import SchedulingPolicy
 from simulation.run import Run, Scenario, Span
+from simulation.transitions import Happened
 from simulation.workloads import SimulatedWorkload
 
-if TYPE_CHECKING:
-    from simulation.transitions import Happened  # Earlier commits have it in another module.
-
 MACHINES = ("usd", "usd_by", "pools", "interruptions", "available_gpu_hours", "lost_gpu_hours_by")
-"""Keys of the simulator's statistics on machines that are copied to the outcome; earlier commits lack some of them."""
+"""Keys of the simulator's statistics on machines that are copied to the outcome."""
 COLUMNS = ("level", "gpus", "within_quota", "wait_s", "ended", "provisioning_s")
 """Columns of a wait. `ended`: whether it ended before the run did. `provisioning_s`: the provisioning that ended it."""
 
@@ -58,7 +52,7 @@ class RunObserver:
         self.lost: list[tuple[float, float]] = []
         """(when, GPU-seconds held without work: through evictions, and through provisioning after the first)."""
 
-    def __call__(self, event: "Happened") -> None:
+    def __call__(self, event: Happened) -> None:
         """Processes one event of the run."""
         w, at_s = self._of[event.workload], event.at_s
         getattr(self, f"_{event.what}")(w, at_s, event.detail)
@@ -151,25 +145,19 @@ def fitting(scene: Scenario) -> Scenario:
     return replace(scene, workloads=[w for w in scene.workloads if all(map(hardware.regions_for, w.jobs))])
 
 
-def replay(folder: Path, policy: str) -> dict[str, Any]:
-    """Runs one policy on a case, without the workloads that fit in no region; see `outcome`."""
-    facts, scene = scene_of(folder)
-    return outcome(facts, fitting(scene), policy)
-
-
-def outcome(facts: dict[str, Any], scene: Scenario, policy: str) -> dict[str, Any]:
+def outcome(facts: dict[str, Any], scene: Scenario, policy: SchedulingPolicy) -> dict[str, Any]:
     """Runs one policy, and returns the waits that began in the measured span, and the work over the whole run."""
     watch = RunObserver(list(scene.workloads), facts["quotas"])
-    began_s = time.perf_counter()
-    run = Run(scene, ALL_POLICIES[policy], follow=watch).go()
-    wall_s = time.perf_counter() - began_s
+    began_s = time.process_time()
+    run = Run(scene, policy, follow=watch).go()
+    cpu_s = time.process_time() - began_s
     from_s, to_s, end_s = (facts[name] - facts["from_s"] for name in ("measure_from_s", "measure_to_s", "until_s"))
     watch.close(end_s)
     report = run.to_json()
     return {
-        "policy": policy,
+        "policy": policy.name,
         "case": facts["name"],
-        "wall_s": wall_s,
+        "cpu_s": cpu_s,
         "decisions": report["decisions"],
         "allocation_rate": report["allocation_rate"],
         "columns": COLUMNS,
@@ -189,6 +177,10 @@ def outcome(facts: dict[str, Any], scene: Scenario, policy: str) -> dict[str, An
             for until, waits in watch.waits.items()
         },
         "worked_gpu_h": _by_level((w, (to - since) * w.gpus) for w, since, to in watch.worked),
+        "worked_measured_gpu_h": sum(
+            w.gpus * max(0.0, min(to, to_s) - max(since, from_s)) for w, since, to in watch.worked
+        )
+        / 3600,
         "finished_gpu_h": _by_level((w, w.duration_s * w.gpus) for at_s, w in watch.finished if from_s <= at_s < to_s),
         "machines": {name: report["run"].get(name) for name in MACHINES},
         "hourly_gpu_h": {name: report["hourly"].get(name) for name in ("available_gpu_hours", "held_gpu_hours")},
@@ -202,24 +194,3 @@ def _by_level(amounts: Any) -> dict[str, float]:
     for w, gpu_s in amounts:
         out[str(w.level)] += gpu_s / 3600
     return dict(sorted(out.items()))
-
-
-def main() -> None:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("policies", nargs="+")
-    parser.add_argument("--as", dest="name", help="name of the outcome (default: the policy's name)")
-    args = parser.parse_args()
-    for policy in args.policies:
-        path = args.folder / f"{args.name or policy}.json"
-        if path.exists():
-            continue
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(replay(args.folder, policy)))
-        new.replace(path)
-        print(f"{args.folder.name} {path.stem}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

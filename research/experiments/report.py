@@ -1,219 +1,240 @@
-"""Writes the tables of docs/experiments.md between two markers; the text around them is kept."""
+"""Judges the cells, and writes the tables and the picture of docs/experiments.md between two markers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
-from math import inf, isnan
 from pathlib import Path
 
+import numpy as np
+from matplotlib.axes import Axes
+
+from infra.reports.charts import COLOURS, name_axis, panels
 from infra.reports.tables import ReportTable, write_between
 from research.experiments.cases import (
-    BEFORE,
-    BY_TENANT,
-    FEW_REGIONS,
+    BASELINE,
     HIGH_LEVELS,
     LOADS,
     MIXED,
+    OURS,
     POLICIES,
-    SEEDS,
-    TRACES,
+    RIVALS,
+    SOURCES,
     VARIANTS,
     ExperimentCase,
-    cases,
 )
-from research.experiments.pictures import draw
-from research.experiments.summary import Misses, PolicyResult, bound_gpu_h, load, misses, wait_figures
+from research.experiments.summary import GROUPS, CellFigures, CellVerdict, against_baseline, against_rival
 
 BEGIN, END = "<!-- tables: written by `make experiment` -->", "<!-- end of the tables -->"
 LEVELS = {"1 and 2": (1, 2), "3 and 4": (3, 4), "5 to 7": (5, 6, 7)}
-SIZES = {"1 GPU": range(1, 2), "2 to 7": range(2, 8), "8 to 15": range(8, 16), "16 and more": range(16, 1 << 20)}
-SAYS = {
-    MIXED: "levels drawn for each workload",
-    BY_TENANT: "levels by tenant",
-    FEW_REGIONS: "levels drawn, data in few regions",
-}
-_ALL = (*POLICIES, BEFORE)
-_MISSED = ("until the award", "until running", "avoidable until running")
-_EVERY_LEVEL, _EVERY_SIZE = range(1, 8), range(1 << 20)
+SAYS = {"drawn": "levels drawn", "tenants": "levels by tenant"}
+_SHOWN = (*POLICIES, BASELINE)
 
 
-def write_report(out: Path, report: Path) -> None:
-    """Writes the tables of the outcomes in `out` into the report, and the pictures into a folder beside it."""
-    chosen = list(cases())
-    found = load(out, chosen, _ALL)
-    if not found:
-        return
-    pictures = draw(found, report.parent / "experiments")
-    write_between(report, BEGIN, END, "\n\n".join(_tables(out, found, pictures)))
+@dataclass(frozen=True)
+class Outcomes:
+    """What is known of a cell: figures by policy, and the bound on GPU hours by level."""
+
+    ran: dict[str, CellFigures] = field(default_factory=dict)
+    bound_gpu_h: dict[int, float] = field(default_factory=dict)
+
+    def verdicts(self, case: ExperimentCase) -> dict[str, list[CellVerdict]]:
+        """Returns the verdicts on `global`, by what it is compared with."""
+        ours = self.ran.get(OURS)
+        if ours is None:
+            return {}
+        out = {name: list(against_rival(ours, self.ran[name])) for name in RIVALS if name in self.ran}
+        if BASELINE in self.ran:
+            drawn = case.variant == MIXED
+            out = {BASELINE: list(against_baseline(ours, self.ran[BASELINE], drawn=drawn)), **out}
+        return out
 
 
-def _tables(out: Path, found: Sequence[PolicyResult], pictures: Sequence[str]) -> Iterable[str]:
-    yield _seeds(found)
-    yield from (f"![{name}](experiments/{name}.svg)" for name in pictures)
-    yield "### Before and after\n\nMissed objectives of levels 1 and 2, in %:"
-    yield _before(found)
-    yield "### Joint placement\n\nPlacement of one workload at a time (`global`) and jointly (`global-joint`):"
-    yield _joint(found)
-    for trace, variant in product(TRACES, (MIXED, BY_TENANT)):
-        here = [o for o in found if o.case.trace == trace and o.case.variant == variant]
-        if here:
-            yield f"### {trace}, {SAYS[variant]}"
-            yield _misses(here)
-            yield _waits(here, "until running", LEVELS)
-            yield _waits(here, "until running", SIZES)
-            yield _waits(here, "until the award", LEVELS)
-            yield _hours(out, here)
+Found = Mapping[ExperimentCase, Outcomes]
 
 
-def _seeds(found: Sequence[PolicyResult]) -> str:
-    """Returns the table with the number of seeds for which all policies of a case were run."""
+def verdicts(found: Found) -> Iterator[str]:
+    """Yields a line for each cell with the goals that it misses, and for each goal the number of cells that meet it."""
+    for case, cell in found.items():
+        for name, judged in cell.verdicts(case).items():
+            missed = [f"{one.goal} ({one.says})" for one in judged if not one.met]
+            yield f"{case.name}, against {name}: {'missed: ' + ', '.join(missed) if missed else 'met'}"
+    for name, rows in _counts(found).items():
+        yield f"against {name}: " + ", ".join(f"{goal} {met} of {cells}" for goal, (met, cells) in rows.items())
+
+
+def spent_s(found: Found) -> float:
+    """Returns the CPU time of all runs."""
+    return sum(one.cpu_s for cell in found.values() for one in cell.ran.values())
+
+
+def write_report(found: Found, report: Path) -> None:
+    """Writes the tables into the report, and the picture into a folder beside it."""
+    folder = report.parent / "experiments"
+    folder.mkdir(parents=True, exist_ok=True)
+    kinds = [kind for kind in product(SOURCES, VARIANTS) if any((c.trace, c.variant) == kind for c in found)]
+    charts = {
+        f"{trace}, {SAYS[variant]}": partial(
+            _chart, here={c: o for c, o in found.items() if (c.trace, c.variant) == (trace, variant)}
+        )
+        for trace, variant in kinds
+    }
+    (folder / "cells.svg").write_text(panels(charts, 3.0))
+    write_between(report, BEGIN, END, "\n\n".join(_parts(found, kinds)))
+
+
+def _parts(found: Found, kinds: Iterable[tuple[str, str]]) -> Iterator[str]:
+    yield "![misses by policy and cell](experiments/cells.svg)"
+    yield "\n".join(_runs(found))
+    yield "### Goals\n\nCells that meet each goal, of those that it concerns:"
+    yield _goals(found, lambda name: name == BASELINE)
+    yield _goals(found, lambda name: name != BASELINE)
+    yield "### Cells against the baseline"
+    yield _cells(found, (BASELINE,))
+    yield "### Cells against other schedulers\n\nGoals that a cell misses:"
+    yield _missed(found)
+    for trace, variant in kinds:
+        yield f"### {trace}, {SAYS[variant]}\n\nLowest to highest of the seeds:"
+        yield _figures({case: cell for case, cell in found.items() if (case.trace, case.variant) == (trace, variant)})
+
+
+def _runs(found: Found) -> Iterator[str]:
+    """Yields how many cells each policy has run, if not all of them."""
+    ran = {name: sum(name in cell.ran for cell in found.values()) for name in _SHOWN}
+    few = [f"`{name}` {count}" for name, count in ran.items() if count < len(found)]
+    yield f"All runs took {spent_s(found):.0f} s of CPU time."
+    if few:
+        yield f"Of the {len(found)} cells, these policies have not run all: {', '.join(few)}."
+
+
+def _counts(found: Found) -> dict[str, dict[str, tuple[int, int]]]:
+    """Returns the numbers of cells that meet a goal and that it concerns, by what is compared with, and by goal."""
+    out: dict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
+    for case, cell in found.items():
+        for name, judged in cell.verdicts(case).items():
+            for one in judged:
+                met, cells = out[name].get(one.goal, (0, 0))
+                out[name][one.goal] = met + one.met, cells + 1
+    return out
+
+
+def _goals(found: Found, shown: Callable[[str], bool]) -> str:
+    """Returns a table with a row for each trace and shown policy: the numbers of cells that meet each goal."""
+    counts = {
+        (name, trace): rows
+        for trace in SOURCES
+        for name, rows in _counts({case: cell for case, cell in found.items() if case.trace == trace}).items()
+        if shown(name)
+    }
+    goals = list(dict.fromkeys(goal for rows in counts.values() for goal in rows))
+    cells = [
+        [name, trace, *(" of ".join(map(str, rows[goal])) if goal in rows else "-" for goal in goals)]
+        for (name, trace), rows in sorted(counts.items(), key=lambda one: _SHOWN.index(one[0][0]))
+    ]
+    return _table(("against", "trace", *goals), cells)
+
+
+def _cells(found: Found, names: Sequence[str]) -> str:
+    """Returns a table with a row for each cell, and the verdict on each goal."""
+    rows, goals = [], dict[str, None]()
+    for case, cell in found.items():
+        judged = {one.goal: one for name in names for one in cell.verdicts(case).get(name, ())}
+        goals.update(dict.fromkeys(judged))
+        rows.append((case.name, judged))
+    lines = [[name, *(_verdict(judged.get(goal)) for goal in goals)] for name, judged in rows]
+    return _table(("cell", *goals), lines)
+
+
+def _missed(found: Found) -> str:
     rows = []
-    for trace, variant in product(TRACES, VARIANTS):
-        cells = [f"{trace}, {SAYS[variant]}"]
-        for load_ in LOADS:
-            last = ExperimentCase(trace, load_, 0, variant).policies[-1]
-            cells.append(f"{len(_at(found, last, trace, variant, load_))} of {len(SEEDS)}")
-        rows.append(cells)
-    return "Number of seeds that were run:\n\n" + _table(("case", *(f"load {load_:g}" for load_ in LOADS)), rows)
-
-
-def _before(found: Sequence[PolicyResult]) -> str:
-    rows = []
-    for trace, variant, load_ in product(TRACES, (MIXED, BY_TENANT), LOADS):
-        both = [_at(found, policy, trace, variant, load_) for policy in (BEFORE, "global")]
-        seeds = {o.case.seed for o in both[0]} & {o.case.seed for o in both[1]}
-        was, is_ = ([o for o in of if o.case.seed in seeds] for of in both)
-        if was and is_:
-            cells = [f"{trace}, {SAYS[variant]}", f"{load_:g}"]
-            for until, avoidable in (("award", False), ("start", False), ("start", True)):
-                old, new = (misses(of, until, avoidable=avoidable) for of in (was, is_))
-                cells += [_percent(old), _percent(new), _times(new.percent, old.percent)]
-            rows.append(cells)
-    compared = (cell for name in _MISSED for cell in (f"{name}: before", "now", "ratio"))
-    return _table(("case", "load", *compared), rows)
-
-
-def _joint(found: Sequence[PolicyResult]) -> str:
-    rows = []
-    for trace, variant, load_ in product(TRACES, (MIXED, BY_TENANT, FEW_REGIONS), LOADS):
-        one, joint = (_at(found, policy, trace, variant, load_) for policy in ("global", "global-joint"))
-        if one and len(one) == len(joint):
-            cells = [f"{trace}, {SAYS[variant]}", f"{load_:g}"]
-            for figure in _JOINTLY.values():
-                cells += [figure(one), figure(joint)]
-            shorter = sum(_mean_wait_s([b]) < _mean_wait_s([a]) for a, b in zip(one, joint, strict=True))
-            rows.append([*cells, f"{shorter} of {len(one)}"])
-    compared = (cell for name in _JOINTLY for cell in (f"{name}: one at a time", "jointly"))
-    return _table(("case", "load", *compared, "seeds with a shorter mean wait jointly"), rows)
-
-
-def _misses(here: Sequence[PolicyResult]) -> str:
-    def cell(of: Sequence[PolicyResult]) -> list[str]:
-        return [
-            _spread(of, lambda o: misses(o, "award")),
-            _percent(misses(of, "award", within=True)),
-            _spread(of, lambda o: misses(o, "start")),
-            _percent(misses(of, "start", within=True)),
-            _percent(misses(of, "start", avoidable=True)),
-        ]
-
-    rows = [[name, f"{load_:g}", *cell(of)] for load_, name, of in _rows(here)]
-    return "Missed objectives of levels 1 and 2, in % (lowest and highest seed):\n\n" + _table(
-        ("policy", "load", "until the award", "within quota", "until running", "within quota", "avoidable"), rows
-    )
-
-
-def _waits(here: Sequence[PolicyResult], until: str, groups: Mapping[str, Sequence[int]]) -> str:
-    by_size = groups is SIZES
-    rows = []
-    for load_, name, of in _rows(here):
-        cells = [
-            wait_figures(
-                of, until.split()[-1].replace("running", "start"), _EVERY_LEVEL if by_size else group,
-                group if by_size else _EVERY_SIZE,
-            )
-            for group in groups.values()
-        ]  # fmt: skip
-        rows.append([name, f"{load_:g}", *(" / ".join(map(_seconds, cell)) if cell else "-" for cell in cells)])
-    by = "GPUs of the gang" if by_size else "level"
-    return f"Waits {until} by {by}, mean / P50 / P95 / P99:\n\n" + _table(("policy", "load", *groups), rows)
-
-
-def _hours(out: Path, here: Sequence[PolicyResult]) -> str:
-    rows = []
-    for load_, name, of in _rows(here):
-        high = sum(bound_gpu_h(out, o.case, HIGH_LEVELS) for o in of)
-        whole = sum(bound_gpu_h(out, o.case, range(1, 8)) for o in of)
+    for case, cell in found.items():
+        judged = cell.verdicts(case)
         rows.append(
             [
-                name, f"{load_:g}",
-                _part(sum(o.worked_gpu_h(HIGH_LEVELS) for o in of), high),
-                _part(sum(o.worked_gpu_h() for o in of), whole),
-                f"{sum(sum(o.body['finished_gpu_h'].values()) for o in of) / len(of):,.0f}",
-                f"{sum(o.body['preemptions'] for o in of) / len(of):,.1f}",
-                f"{sum(o.body['lost_gpu_h'] for o in of) / len(of):,.1f}",
-                f"{100 * sum(o.body['allocation_rate'] or 0 for o in of) / len(of):.1f}",
+                case.name,
+                *(
+                    "; ".join(f"{v.goal} {v.says}" for v in judged.get(name, ()) if not v.met) or "met"
+                    for name in RIVALS
+                ),
+            ]
+        )
+    return _table(("cell", *RIVALS), rows)
+
+
+def _verdict(one: CellVerdict | None) -> str:
+    return "-" if one is None else f"{'met' if one.met else '**missed**'} ({one.says})"
+
+
+def _figures(here: Found) -> str:
+    """Returns a table with a row for each load and policy."""
+    rows = []
+    for load, name in product(LOADS, _SHOWN):
+        ran = [
+            (cell.ran[name], cell.bound_gpu_h) for case, cell in here.items() if case.load == load and name in cell.ran
+        ]
+        if not ran:
+            continue
+        of = [one for one, _ in ran]
+        parts = [one.worked_gpu_h / most[max(most)] for one, most in ran if most]
+        high = [one.worked_high_gpu_h / most[max(HIGH_LEVELS)] for one, most in ran if most.get(max(HIGH_LEVELS))]
+        waits = [_range([w.waits_s[group][0] for w in of if group in w.waits_s], _time) for group in GROUPS]
+        rows.append(
+            [
+                f"{load:g}", name, _range([one.missed_percent for one in of], "{:.1f}".format), *waits,
+                _range(high, "{:.3f}".format), _range(parts, "{:.3f}".format),
+                _range([one.lost_gpu_h for one in of], "{:.0f}".format),
+                _range([one.preemptions for one in of], "{:.0f}".format),
             ]
         )  # fmt: skip
-    return "Work as a fraction of the fluid bound; the other columns are means per seed:\n\n" + _table(
-        ("policy", "load", "levels 1 and 2", "all", "GPU h finished", "preemptions", "GPU h lost", "allocated %"), rows
+    waits = [f"mean wait {group}" for group in GROUPS]
+    columns = (
+        "load",
+        "policy",
+        "missed 1-2, %",
+        *waits,
+        "worked 1-2 / bound",
+        "worked / bound",
+        "lost GPU h",
+        "preemptions",
     )
+    return _table(columns, rows)
 
 
-# ------------------------------------------------------------------------------------------------------------- details
+def _range(values: Sequence[float], form: Callable[[float], str]) -> str:
+    if not values:
+        return "-"
+    low, high = form(min(values)), form(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return ReportTable(columns, rows).markdown()
 
 
-def _mean_wait_s(of: Sequence[PolicyResult]) -> float:
-    return (wait_figures(of, "start", _EVERY_LEVEL, _EVERY_SIZE) or [inf])[0]
-
-
-_JOINTLY: dict[str, Callable[[Sequence[PolicyResult]], str]] = {
-    "missed until the award, %": lambda of: _percent(misses(of, "award", _EVERY_LEVEL)),
-    "mean wait until running": lambda of: _seconds(_mean_wait_s(of)),
-    "preemptions": lambda of: f"{sum(o.body['preemptions'] for o in of):,}",
-    "GPU h worked": lambda of: f"{sum(o.worked_gpu_h() for o in of):,.0f}",
-}
-
-
-def _at(found: Sequence[PolicyResult], policy: str, trace: str, variant: str, load_: float) -> list[PolicyResult]:
-    return [
-        o for o in found if (o.policy, o.case.trace, o.case.variant, o.case.load) == (policy, trace, variant, load_)
-    ]
-
-
-def _rows(here: Sequence[PolicyResult]) -> Iterable[tuple[float, str, list[PolicyResult]]]:
-    for load_ in LOADS:
-        for policy in _ALL:
-            of = [o for o in here if o.policy == policy and o.case.load == load_]
-            if of:
-                yield load_, policy, of
-
-
-def _percent(of: Misses) -> str:
-    return "-" if isnan(of.percent) else f"{of.percent:.1f}"
-
-
-def _spread(of: Sequence[PolicyResult], figure: Callable[[Sequence[PolicyResult]], Misses]) -> str:
-    each = [figure([o]).percent for o in of]
-    return f"{_percent(figure(of))} ({min(each):.1f} to {max(each):.1f})" if len(of) > 1 else _percent(figure(of))
-
-
-def _times(new: float, old: float) -> str:
-    if isnan(new) or isnan(old):
-        return "-"
-    return f"{new / old:.2f}" if old else ("1" if not new else "more")
-
-
-def _part(part: float, whole: float) -> str:
-    return "-" if isnan(whole) or not whole else f"{part / whole:.3f}"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < inf else "-"
+def _chart(axes: Axes, here: Found) -> None:
+    """Draws the misses of levels 1 and 2 as a point for each cell, by policy; a colour for each load."""
+    for k, load in enumerate(LOADS):
+        points = [
+            (number + (k - 0.5) * 0.3, cell.ran[name].missed_percent)
+            for number, name in enumerate(_SHOWN)
+            for case, cell in here.items()
+            if case.load == load and name in cell.ran
+        ]
+        at = np.array(points or np.empty((0, 2)))
+        axes.plot(at[:, 0], at[:, 1], "o", color=COLOURS[k], ms=4, alpha=0.7, label=f"load {load:g}")
+    name_axis(axes, _SHOWN)
+    axes.set_ylabel("levels 1, 2: % missed")
+    axes.set_yscale("symlog", linthresh=1.0)
+    axes.set_yticks([0, 1, 10, 100], ["0", "1", "10", "100"])
+    axes.set_ylim(-0.1, 110)

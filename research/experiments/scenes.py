@@ -1,14 +1,11 @@
-"""Writes the files of a case from a trace: window, load, levels and quotas. Any checkout can replay the files.
-
-python -m research.experiments.scenes DATA OUT CASE
-"""
+"""Writes the files of a cell from a trace: window, load, levels and quotas. Any checkout can replay the files."""
 
 import csv
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -19,19 +16,18 @@ import yaml
 from domain.priority import LOWEST_LEVEL
 from research.experiments.cases import (
     BY_TENANT,
-    FEW_REGIONS,
     HIGH_AT_MOST,
     HIGH_LEVELS,
     HOUR_S,
     NODES,
-    TRACES,
+    SOURCES,
     ExperimentCase,
     Sizes,
-    case_of,
 )
 from research.experiments.fleets import fleet_body, openb_regions, philly_regions
 from research.traces.draws import pick
 from research.traces.fleet import QuotaRule, SimulatedFleet, quotas_by_rule
+from research.traces.lublin import lublin_rows
 from research.traces.rows import TraceRow
 from research.traces.settings import TraceSettings
 from research.traces.trace_readers import COLUMNS, read_trace
@@ -43,13 +39,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "philly" / "fleet.yaml"
 OPENB_LEVELS = {"guaranteed": 1, "ls": 2, "burstable": 4, "be": 7}
 """Level by openb's quality of service: guaranteed, latency sensitive, burstable, best effort."""
 LOW_LEVELS = (4, 7, 3, 6, 5)
-"""Levels of the Philly tenants that do not have level 1 or 2, assigned in turn."""
+"""Levels of the tenants that do not have level 1 or 2, assigned in turn."""
 APART_S = 24 * HOUR_S
 """Smallest distance between the starts of windows of different seeds."""
 _TRIES = 16
 _NEAR = 0.004
 """Tolerance of the load, as a fraction of the fleet's GPU hours."""
 _MOST_COPIES = 500.0
+_SYNTHETIC_DAYS = 21.0
 _MAST_LEVELS = {
     **TraceSettings().priority_percent,
     LOWEST_LEVEL: 100.0 - sum(TraceSettings().priority_percent.values()),
@@ -70,12 +67,16 @@ class RowLevels:
 
     seed: int
     by_tenant: Mapping[str, int] | None = None
+    _drawn: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
 
     def of(self, row: TraceRow) -> int:
         """Returns the level of a row, from 1 to 7."""
         if self.by_tenant is not None:
             return self.by_tenant[row.tenant]
-        return pick(chance(self.seed, "level", row.workload_id.partition("~")[0]), _MAST_LEVELS)
+        original = row.workload_id.partition("~")[0]
+        if original not in self._drawn:
+            self._drawn[original] = pick(chance(self.seed, "level", original), _MAST_LEVELS)
+        return self._drawn[original]
 
 
 def build(case: ExperimentCase, data: Path, out: Path, sizes: Sizes) -> None:
@@ -84,18 +85,25 @@ def build(case: ExperimentCase, data: Path, out: Path, sizes: Sizes) -> None:
     Raises:
         TraceError, OSError: the trace cannot be read.
     """
-    trace = TRACES[case.trace]
-    rows = [row for row in read_trace(f"{trace.name}:{data / trace.file}").rows if row.duration_s > 0]
-    regions = philly_regions(EXAMPLE) if trace.name == "philly" else openb_regions(data / NODES, sizes.machines)
-    settings: dict[str, Any] = {} if case.variant == FEW_REGIONS else {"candidate_regions_percent": {}}
+    trace = SOURCES[case.trace]
+    whole = _rows(case.trace, case.seed, data)
+    if case.trace == "openb":
+        regions = openb_regions(data / NODES, sizes.machines, sizes.regions)
+    else:
+        regions = philly_regions(EXAMPLE, sizes.philly_machines)
+    # Data is in every region.
+    settings: dict[str, Any] = {"candidate_regions_percent": {}, "tick_spacing_s": sizes.tick_spacing_s}
     machines = SimulatedFleet.model_validate(fleet_body(regions, {}, settings)).states()
     gpus = sum(supply(machines).values())
+    most = max(max(supply({region: states}).values()) for region, states in machines.items())
+    rows = [row for row in whole if row.gpus <= most]
     window = windows(rows, trace.gang_gpus, case.seed + 1, sizes)[case.seed]
+    rows = near(rows, window, sizes)
     levels = _levels(case, rows, window)
     loaded = at_load(rows, levels, window, case, gpus)
     from_s, end_s = window.from_s - sizes.warm_up_s, window.to_s + sizes.after_s
     seen = [row for row in loaded if row.submit_s < end_s and row.submit_s + row.duration_s > from_s]
-    weights = _held_gpu_s(rows, -inf, inf)
+    weights = _held_gpu_s(whole, -inf, inf)
     quotas = {t: dict(s.quota_gpus) for t, s in quotas_by_rule(QuotaRule(), weights, supply(machines)).items()}
     folder = case.folder(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +121,7 @@ def build(case: ExperimentCase, data: Path, out: Path, sizes: Sizes) -> None:
         "until_s": end_s - first_s,
         "gpus": gpus,
         "machines": sum(map(len, machines.values())),
-        "window_begins_h": (window.from_s - min(row.submit_s for row in rows)) / HOUR_S,
+        "window_begins_h": (window.from_s - min(row.submit_s for row in whole)) / HOUR_S,
         "offered": offered(loaded, levels, window, gpus),
         "arriving": len(arriving),
         "arriving_gangs": sum(row.gpus >= trace.gang_gpus for row in arriving),
@@ -122,6 +130,29 @@ def build(case: ExperimentCase, data: Path, out: Path, sizes: Sizes) -> None:
         "quotas": quotas,
     }
     (folder / "case.json").write_text(json.dumps(facts, indent=1))
+
+
+@lru_cache(maxsize=2)
+def _rows(trace: str, seed: int, data: Path) -> tuple[TraceRow, ...]:
+    """Returns the rows of a trace with work; the synthetic one is generated by the seed."""
+    if not SOURCES[trace].file:
+        return tuple(lublin_rows(_SYNTHETIC_DAYS, seed))
+    return _file_rows(trace, data)
+
+
+@lru_cache(maxsize=2)
+def _file_rows(trace: str, data: Path) -> tuple[TraceRow, ...]:
+    return tuple(row for row in read_trace(f"{trace}:{data / SOURCES[trace].file}").rows if row.duration_s > 0)
+
+
+def near(rows: Iterable[TraceRow], window: MeasuredWindow, sizes: Sizes) -> list[TraceRow]:
+    """Returns the rows that, or copies of which, may run in the simulated span.
+
+    A copy beyond the first or last row is moved to the other side of its original, hence twice the days.
+    """
+    apart_s = 2 * TraceSettings().copy_days * 24 * HOUR_S
+    from_s, to_s = window.from_s - sizes.warm_up_s - apart_s, window.to_s + sizes.after_s + apart_s
+    return [row for row in rows if row.submit_s < to_s and row.submit_s + row.duration_s > from_s]
 
 
 def windows(rows: Sequence[TraceRow], gang_gpus: int, count: int, sizes: Sizes) -> list[MeasuredWindow]:
@@ -152,12 +183,12 @@ def offered(rows: Sequence[TraceRow], levels: RowLevels, window: MeasuredWindow,
 
     The GPU hours are those that workloads would hold if each started at its submission.
     """
-    whole = gpus * (window.to_s - window.from_s)
     high = [row for row in rows if levels.of(row) in HIGH_LEVELS]
-    return {
-        name: sum(_held_gpu_s(part, window.from_s, window.to_s).values()) / whole
-        for name, part in (("high", high), ("all", rows))
-    }
+    return {"high": _load(high, window, gpus), "all": _load(rows, window, gpus)}
+
+
+def _load(rows: Iterable[TraceRow], window: MeasuredWindow, gpus: int) -> float:
+    return sum(_held_gpu_s(rows, window.from_s, window.to_s).values()) / (gpus * (window.to_s - window.from_s))
 
 
 def at_load(
@@ -174,14 +205,12 @@ def at_load(
     out: list[TraceRow] = []
     for is_high, target in ((True, high), (False, case.load - high)):
         part = [row for row in rows if (levels.of(row) in HIGH_LEVELS) == is_high]
-        out += _copies(part, levels, window, case.seed, gpus, target)
+        out += _copies(part, window, case.seed, gpus, target)
     out.sort(key=lambda row: (row.submit_s, row.workload_id))
     return out
 
 
-def _copies(
-    rows: Sequence[TraceRow], levels: RowLevels, window: MeasuredWindow, seed: int, gpus: int, target: float
-) -> list[TraceRow]:
+def _copies(rows: Sequence[TraceRow], window: MeasuredWindow, seed: int, gpus: int, target: float) -> list[TraceRow]:
     """Returns the trace scaled by bisection to offer the target load in the window; the closest of all tries.
 
     The load grows with the number of copies, but not in proportion: copies are shifted in time, so they add less to a
@@ -190,10 +219,10 @@ def _copies(
     settings = TraceSettings()
     found: tuple[float, list[TraceRow]] | None = None
     low, high = 0.0, inf
-    times = target / max(1e-9, offered(rows, levels, window, gpus)["all"])
+    times = target / max(1e-9, _load(rows, window, gpus))
     for _ in range(_TRIES):
         copies = scaled(rows, {0: times}, seed, settings.copy_days, settings.copy_jitter_s)
-        is_ = offered(copies, levels, window, gpus)["all"]
+        is_ = _load(copies, window, gpus)
         if found is None or abs(is_ - target) < found[0]:
             found = abs(is_ - target), copies
         if abs(is_ - target) < _NEAR:
@@ -209,7 +238,7 @@ def _copies(
 def _levels(case: ExperimentCase, rows: Sequence[TraceRow], window: MeasuredWindow) -> RowLevels:
     """Returns the levels of a case: drawn for each workload, or (variant `BY_TENANT`) one for each tenant.
 
-    A tenant of openb has the level of its quality of service. The tenants of Philly are put in a random order. In this
+    A tenant of openb has the level of its quality of service. Other tenants are put in a random order. In this
     order they get levels 1 and 2 in turn, as long as these levels offer at most `HIGH_AT_MOST` of the fleet at this
     load and at most half of the tenants have them. The others get the `LOW_LEVELS` in turn.
     """
@@ -254,10 +283,6 @@ def _write_rows(path: Path, rows: Iterable[TraceRow], levels: RowLevels) -> None
             writer.writerow(
                 (
                     row.workload_id, row.submit_s, row.tenant, levels.of(row), row.duration_s, row.tasks,
-                    row.gpus_per_task, types, cpus, memory, "",
+                    row.gpus_per_task, types, cpus, memory, "", row.user, row.max_runtime_s, row.recurring,
                 )
             )  # fmt: skip
-
-
-if __name__ == "__main__":
-    build(case_of(sys.argv[3]), Path(sys.argv[1]), Path(sys.argv[2]), Sizes())

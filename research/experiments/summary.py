@@ -1,122 +1,130 @@
-"""Aggregates outcomes over the seeds of one trace, variant, load and policy: misses, waits and GPU hours."""
+"""The figures of one policy on one cell, and their comparison with the goals."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from research.experiments.cases import HIGH_LEVELS, ExperimentCase
+from research.experiments.cases import HIGH_LEVELS
 from simulation.settings import SimulationSettings
 
 OBJECTIVE_S = SimulationSettings().objective_s
-PERCENTILES = (50, 95, 99)
+GROUPS: Mapping[str, tuple[int, ...]] = {"1-2": (1, 2), "3-4": (3, 4), "5-7": (5, 6, 7), "all": (1, 2, 3, 4, 5, 6, 7)}
+"""Levels whose waits are evaluated together."""
+NOISE_S = 10.0
+"""Mean waits that differ by less are equal: passes are 60 s apart, and start at other times under other policies."""
+_LEVEL, _WAIT_S, _ENDED = 0, 3, 4
+"""Indexes of the columns of a wait (`research.experiments.replay.COLUMNS`)."""
 
 
 @dataclass(frozen=True)
-class Wait:
-    """A wait that began in the measured span; see `research.experiments.replay.COLUMNS`."""
-
-    level: int
-    gpus: int
-    within_quota: bool
-    wait_s: float
-    ended: bool
-    provisioning_s: float
-
-    @property
-    def missed(self) -> bool | None:
-        """Whether the wait exceeded its level's objective; None: there is no objective, or the run ended before it."""
-        objective_s = OBJECTIVE_S.get(self.level)
-        if objective_s is None or (not self.ended and self.wait_s <= objective_s):
-            return None
-        return self.wait_s > objective_s
-
-    @property
-    def avoidable(self) -> bool:
-        """Whether the objective was missed, although provisioning alone did not take longer than the objective."""
-        return bool(self.missed) and not (self.ended and self.provisioning_s > OBJECTIVE_S[self.level])
-
-
-@dataclass(frozen=True)
-class Misses:
-    """Numbers of missed and of judged waits."""
+class CellFigures:
+    """The figures of one policy on one cell. Waits are those until the award that began in the measured span."""
 
     missed: int
+    """Waits of levels 1 and 2 that were longer than the objective."""
     judged: int
+    """Waits of levels 1 and 2 that ended, or were longer than the objective when the run ended."""
+    waits_s: dict[str, list[float]]
+    """Mean, P50 and P99 by group of levels; waits that are unfinished count up to the end of the run."""
+    worked_gpu_h: float
+    """GPU hours in which workloads worked, over the whole run."""
+    worked_high_gpu_h: float
+    """The same of levels 1 and 2."""
+    worked_measured_gpu_h: float
+    """The same of all levels, in the measured span; 0: unknown (the baseline)."""
+    lost_gpu_h: float
+    """GPU hours held without work because of evictions, in the measured span."""
+    preemptions: int
+    cpu_s: float
+    """CPU time of the run; wall time for the baseline."""
 
     @property
-    def percent(self) -> float:
-        """Percentage of missed waits among the judged ones; NaN if there are none."""
-        return 100 * self.missed / self.judged if self.judged else float("nan")
+    def missed_percent(self) -> float:
+        """Percentage of missed waits among the judged ones of levels 1 and 2."""
+        return 100 * self.missed / self.judged if self.judged else 0.0
+
+    def mean_s(self, group: str) -> float | None:
+        """Returns the mean wait of a group of levels; None: it has no waits."""
+        return self.waits_s[group][0] if group in self.waits_s else None
+
+
+def figures(body: Mapping[str, Any]) -> CellFigures:
+    """Returns the figures of an outcome (`research.experiments.replay.outcome`)."""
+    waits = body["waits"]["award"]
+    missed = judged = 0
+    for wait in waits:
+        if wait[_LEVEL] in HIGH_LEVELS:
+            late = wait[_WAIT_S] > OBJECTIVE_S[wait[_LEVEL]]
+            judged += late or bool(wait[_ENDED])
+            missed += late
+    by_group = {group: [wait[_WAIT_S] for wait in waits if wait[_LEVEL] in levels] for group, levels in GROUPS.items()}
+    worked = body["worked_gpu_h"]
+    return CellFigures(
+        missed,
+        judged,
+        {
+            group: [float(np.mean(here)), *map(float, np.percentile(here, (50, 99), method="inverted_cdf"))]
+            for group, here in by_group.items()
+            if here
+        },
+        sum(worked.values()),
+        sum(worked.get(str(level), 0.0) for level in HIGH_LEVELS),
+        body.get("worked_measured_gpu_h", 0.0),
+        body["lost_gpu_h"],
+        body["preemptions"],
+        body.get("cpu_s") or body["wall_s"],
+    )
 
 
 @dataclass(frozen=True)
-class PolicyResult:
-    """The outcome of one policy on one case."""
+class CellVerdict:
+    """Whether a cell meets one goal."""
 
-    case: ExperimentCase
-    policy: str
-    body: dict[str, Any]
-
-    def waits(self, until: str) -> list[Wait]:
-        """Returns the waits until `award` or `start`."""
-        return [
-            Wait(level, gpus, bool(within), wait_s, bool(ended), provisioning_s)
-            for level, gpus, within, wait_s, ended, provisioning_s in self.body["waits"][until]
-        ]
-
-    def worked_gpu_h(self, levels: Iterable[int] = range(1, 8)) -> float:
-        """Returns the GPU hours that workloads of these levels ran over the whole time, saved or not."""
-        return float(sum(self.body["worked_gpu_h"].get(str(level), 0.0) for level in levels))
+    goal: str
+    met: bool
+    says: str
+    """The value that was compared: a ratio, or percentages."""
 
 
-def load(out: Path, cases: Iterable[ExperimentCase], policies: Sequence[str]) -> list[PolicyResult]:
-    """Returns the outcomes of the cases and policies that were run."""
-    found = []
-    for case in cases:
-        for policy in policies:
-            path = case.folder(out) / f"{policy}.json"
-            if path.exists():
-                found.append(PolicyResult(case, policy, json.loads(path.read_text())))
-    return found
+def against_baseline(new: CellFigures, old: CellFigures, *, drawn: bool) -> Iterator[CellVerdict]:
+    """Yields the verdicts on a cell against the baseline; `drawn`: with the goals on lost GPU hours."""
+    now, was = new.missed_percent, old.missed_percent
+    met = now <= 0.3 if was < 0.6 else now <= 0.5 * was
+    yield CellVerdict("misses 1-2", met, _misses(new, old))
+    yield from _mean("1-2", new, old, 0.5, above_s=600.0)
+    yield from _mean("3-4", new, old, 1.1)
+    yield from _mean("all", new, old, 1.05)
+    yield from _mean("5-7", new, old, 1.8)
+    if drawn:
+        part = new.lost_gpu_h / new.worked_measured_gpu_h if new.worked_measured_gpu_h else 0.0
+        met = new.lost_gpu_h <= 2.2 * old.lost_gpu_h and part <= 0.015
+        yield CellVerdict("lost", met, f"{_ratio(new.lost_gpu_h, old.lost_gpu_h)}, {100 * part:.1f} %")
+    worked = new.worked_gpu_h / old.worked_gpu_h
+    yield CellVerdict("worked", worked >= 0.98, f"{worked:.3f}")
 
 
-def misses(
-    outcomes: Iterable[PolicyResult], until: str, levels: Sequence[int] = HIGH_LEVELS, *, within: bool = False,
-    avoidable: bool = False,
-) -> Misses:  # fmt: skip
-    """Counts the misses of some levels; `within`: only waits within quota; `avoidable`: only avoidable misses."""
-    judged = [
-        wait
-        for outcome in outcomes
-        for wait in outcome.waits(until)
-        if wait.level in levels and wait.missed is not None and (wait.within_quota or not within)
-    ]
-    return Misses(sum(bool(wait.avoidable if avoidable else wait.missed) for wait in judged), len(judged))
+def _mean(group: str, new: CellFigures, old: CellFigures, most: float, above_s: float = 0.0) -> Iterator[CellVerdict]:
+    """Yields the verdict on a group's mean wait, if the group has waits and its baseline is above `above_s`."""
+    now, was = new.mean_s(group), old.mean_s(group)
+    if now is not None and was is not None and was > above_s:
+        yield CellVerdict(f"wait {group}", now <= most * was + NOISE_S, _ratio(now, was))
 
 
-def wait_figures(
-    outcomes: Iterable[PolicyResult], until: str, levels: Sequence[int], gpus: Sequence[int]
-) -> list[float] | None:
-    """Returns mean, P50, P95 and P99 in seconds; None: no waits. Unfinished waits count up to the end of the run."""
-    waits = [
-        wait.wait_s
-        for outcome in outcomes
-        for wait in outcome.waits(until)
-        if wait.level in levels and wait.gpus in gpus
-    ]
-    if not waits:
-        return None
-    return [float(np.mean(waits)), *map(float, np.percentile(waits, PERCENTILES, method="inverted_cdf"))]
+def against_rival(ours: CellFigures, theirs: CellFigures) -> Iterator[CellVerdict]:
+    """Yields the verdicts on a cell against another scheduler: its misses and mean waits must not be better."""
+    mine, their = ours.missed_percent, theirs.missed_percent
+    yield CellVerdict("misses", mine <= their, _misses(ours, theirs))
+    for group in GROUPS:
+        now, was = ours.mean_s(group), theirs.mean_s(group)
+        if now is not None and was is not None:
+            yield CellVerdict(group, now <= was + NOISE_S, _ratio(now, was))
 
 
-def bound_gpu_h(out: Path, case: ExperimentCase, levels: Sequence[int]) -> float:
-    """Returns the fluid bound in GPU hours for levels 1 to the largest of `levels`; NaN: it was not computed."""
-    path = case.folder(out) / "bound.json"
-    if not path.exists():
-        return float("nan")
-    most = json.loads(path.read_text())
-    return float(max((gpu_h for level, gpu_h in most.items() if int(level) <= max(levels)), default=0.0))
+def _misses(new: CellFigures, old: CellFigures) -> str:
+    return f"{old.missed} of {old.judged} to {new.missed} of {new.judged}"
+
+
+def _ratio(new: float, old: float) -> str:
+    return f"{new / old:.2f}" if old else ("1" if not new else "more")

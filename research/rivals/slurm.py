@@ -6,8 +6,14 @@ workload's level. The first workload that cannot start gets a reservation for th
 workloads will have ended. A later workload may start before, if it ends by then or does not use the reserved machines'
 capacity (EASY). There is no preemption, as by Slurm's default. Time limits are the true durations, which users do not
 know in advance, so the results are optimistic for Slurm.
+
+`SlurmQos` adds preemption by quality of service (`PreemptType=preempt/qos`, `PreemptMode=REQUEUE`; each quality of
+service may preempt all lower ones, the lowest and newest jobs first) and account limits (`GrpTRES`): the running jobs
+of a tenant have at most its quota of a GPU type, or as many GPUs as its largest job, so that every job can start. A job
+beyond the limit waits, and is not considered for backfill.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +26,7 @@ from research.rivals.rooms import ClusterPool, Ints
 from simulation.engine import ScanOrder, id_of
 from simulation.run import Scenario
 from simulation.supply import Machines
+from simulation.workloads import SimulatedWorkload
 
 WEIGHT_QOS = 100_000.0
 """Exceeds all other factors together, so that a workload of a higher level always has the higher priority."""
@@ -84,15 +91,20 @@ class Slurm(Rival):
         self._shadow = None
         numbers = standing.order
         order = np.lexsort((numbers, -self.priority(numbers, self.now_s)))[:TESTED]
-        refused: set[tuple[int, frozenset[str] | None]] = set()
+        refused: set[object] = set()
         for place in order.tolist():
-            key = int(standing.gang[place]), self.workloads[id_of(int(numbers[place]))].regions
+            w = self.workloads[id_of(int(numbers[place]))]
+            key = int(standing.gang[place]), w.regions, self.class_of(w)
             if key in refused:
                 continue
             self._has_room = True
             yield place
             if not self._has_room:
                 refused.add(key)
+
+    def class_of(self, w: SimulatedWorkload) -> object:
+        """Returns what distinguishes equal requests: if one has no room, others of the class have none either."""
+        return None
 
     def decide(self, candidate: Candidate) -> tuple[ClusterPool, Plan] | None:
         """Places a workload in the first pool in which it fits and does not delay the reservation; None: it waits."""
@@ -148,3 +160,48 @@ class Slurm(Rival):
                 kept = np.clip(needs - (free - pool.free), 0, None)
                 yield SlurmReservation(pool, max(self.now_s, self._ends_s[name]), kept)
                 return
+
+
+class SlurmQos(Slurm):
+    """The engine of the policy `slurm-qos`: preemption by quality of service, and account limits."""
+
+    def __init__(self, scenario: Scenario, machines: Machines) -> None:
+        super().__init__(scenario, machines)
+        self._limit: dict[tuple[str, str], int] = defaultdict(int)
+        """Most slots by tenant and GPU type."""
+        for name, tenant in scenario.tenants.items():
+            self._limit.update({(name, gpu_type): slots for gpu_type, slots in tenant.quota_gpus.items()})
+        for w in self.workloads.values():
+            for gpu_type in w.jobs[0].gpu_types:
+                self._limit[w.tenant, gpu_type] = max(self._limit[w.tenant, gpu_type], w.gpus)
+
+    def class_of(self, w: SimulatedWorkload) -> object:
+        """Returns account and quality of service, on which limit and victims depend."""
+        return w.tenant, w.level
+
+    def pools_for(self, candidate: Candidate) -> list[ClusterPool]:
+        """Returns the pools that could hold the workload, and of whose GPU type its account may use more."""
+        w, pools = self.workloads[candidate.request.workload], super().pools_for(candidate)
+        return [pool for pool in pools if not w.gpus or self._allows(w, pool)]
+
+    def decide(self, candidate: Candidate) -> tuple[ClusterPool, Plan] | None:
+        """Places a workload as `Slurm` does, else by preemption; None: it waits."""
+        shadow, w = self._shadow, self.workloads[candidate.request.workload]
+        found = super().decide(candidate)
+        if found is None:
+
+            def order(name: str) -> int | None:
+                level = self.workloads[name].level
+                return -level if level > w.level else None
+
+            job = candidate.request.jobs[0]
+            found = self.by_eviction(
+                candidate, lambda pool: self.victims(job, pool, self.evictable(pool, w.level, order))
+            )
+            if found is not None:
+                self._shadow, self._has_room = shadow, True
+        return found
+
+    def _allows(self, w: SimulatedWorkload, pool: ClusterPool) -> bool:
+        gpu_type = pool.gpu_type or ""
+        return self.used[w.tenant][gpu_type] + w.gpus <= self._limit[w.tenant, gpu_type]

@@ -33,6 +33,12 @@ class TraceRow:
     """The tables that the workload reads; (): none."""
     line: int = 0
     """Line in the file, counted from 1."""
+    user: str | None = None
+    """The person who submitted it."""
+    max_runtime_s: float | None = None
+    """The limit of its runtime that its document had."""
+    recurring: str | None = None
+    """The name that the runs of a recurring workload share."""
 
     @property
     def gpus(self) -> int:

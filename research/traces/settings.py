@@ -31,6 +31,13 @@ class TraceSettings(SimulationSettings):
     memory_bytes_without_gpu: int = Field(4 << 30, ge=0)
     gpus_per_machine: int = Field(8, ge=1)
     """For traces that only state a gang's GPUs: a gang with more GPUs than this has one task per machine."""
+    users: int = Field(20, ge=1)
+    """People of a tenant, for workloads without one in the trace: the k-th is drawn in proportion to 1/k."""
+    limited_percent: Percent = 0.0
+    """Percentage of workloads with a maximum runtime, of those without one in the trace: the duration times a factor.
+
+    The factor is lognormal with a median of 2 and the sigma `limit_sigma`, but at least 1."""
+    limit_sigma: float = Field(0.7, ge=0)
     copy_days: int = Field(7, ge=0)
     """`--scale` submits a copy up to this many whole days before or after its original."""
     copy_jitter_s: float = Field(1800.0, ge=0)

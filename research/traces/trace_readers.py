@@ -32,10 +32,10 @@ from research.traces.rows import (
 
 COLUMNS = (
     "workload_id", "submit_s", "tenant", "priority", "duration_s", "tasks", "gpus_per_task", "gpu_type",
-    "cpus_per_task", "memory_bytes", "tables",
+    "cpus_per_task", "memory_bytes", "tables", "user", "max_runtime_s", "recurring",
 )  # fmt: skip
 """The columns of Mizzen's own format; those in `OPTIONAL` may be missing or empty."""
-OPTIONAL = {"priority", "gpu_type", "cpus_per_task", "memory_bytes", "tables"}
+OPTIONAL = {"priority", "gpu_type", "cpus_per_task", "memory_bytes", "tables", "user", "max_runtime_s", "recurring"}
 _PHILLY = {"timestamp", "duration", "num_gpus", "cluster"}
 _OPENB = {"name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "creation_time", "deletion_time"}
 _FORMATS = ("philly", "openb", "csv", "parquet")
@@ -132,7 +132,12 @@ def _own(line: int, cells: Cells) -> TraceRow:
         maybe(size_bytes, cells, "memory_bytes"),
         maybe(names, cells, "tables"),
         line,
+        maybe(text, cells, "user"),
+        maybe(number, cells, "max_runtime_s"),
+        maybe(text, cells, "recurring"),
     )
+    if row.max_runtime_s is not None and row.max_runtime_s < row.duration_s:
+        raise InvalidCell("max_runtime_s", cells["max_runtime_s"], f"must be at least duration_s, {row.duration_s:g}")
     if row.gpus == 0 and row.gpu_types:
         raise InvalidCell("gpu_type", cells["gpu_type"], "must be empty where gpus_per_task is 0")
     if row.gpus and row.gpu_types == ():

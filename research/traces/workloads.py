@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import exp, inf
+from statistics import NormalDist
 
 from domain.priority import LOWEST_LEVEL
 from domain.scheduling import JobRequest, TenantState
@@ -66,7 +68,9 @@ def sliced(rows: Iterable[TraceRow], from_s: float, to_s: float) -> list[tuple[T
         if from_s <= row.submit_s < to_s:
             out.append((row, row.submit_s))
         elif row.submit_s < from_s < row.submit_s + row.duration_s:
-            out.append((replace(row, duration_s=row.submit_s + row.duration_s - from_s), from_s))
+            worked_s = from_s - row.submit_s
+            limit_s = None if row.max_runtime_s is None else row.max_runtime_s - worked_s
+            out.append((replace(row, duration_s=row.duration_s - worked_s, max_runtime_s=limit_s), from_s))
     out.sort(key=lambda pair: (pair[1], pair[0].submit_s, pair[0].workload_id))
     return out
 
@@ -78,6 +82,7 @@ class RowCompletion:
         self._fleet, self._settings, self._seed = fleet, settings, seed
         self.hardware = Hardware(fleet.possible())
         self._jobs: dict[tuple[object, ...], JobRequest] = {}
+        self._users = {f"user-{k}": 1 / k for k in range(1, settings.users + 1)}
         percent = settings.priority_percent
         self._levels = {**percent, 0: max(0.0, 100.0 - sum(percent.values()))}
         percent = settings.candidate_regions_percent
@@ -106,8 +111,18 @@ class RowCompletion:
             job = self._job(row, self._drawn_type(row, job))
         return SimulatedWorkload(
             whose, row.tenant, level, row.submit_s - zero_s, arrives_s - zero_s, row.duration_s, (job,),
-            self._regions(row, job),
+            self._regions(row, job), self._limit_s(row),
+            row.user or pick(chance(self._seed, "user", whose), self._users), row.recurring,
         )  # fmt: skip
+
+    def _limit_s(self, row: TraceRow) -> float:
+        whose, s = row.workload_id, self._settings
+        if row.max_runtime_s is not None:
+            return row.max_runtime_s
+        if 100 * chance(self._seed, "limited", whose) >= s.limited_percent:
+            return inf
+        factor = 2 * exp(s.limit_sigma * NormalDist().inv_cdf(chance(self._seed, "limit", whose)))
+        return row.duration_s * max(1.0, factor)
 
     def _job(self, row: TraceRow, types: tuple[str, ...]) -> JobRequest:
         s, gpus = self._settings, row.gpus_per_task

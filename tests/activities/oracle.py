@@ -33,7 +33,8 @@ def now_s(session: Session) -> float:
 def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | None = None) -> QueueSnapshot:
     """Returns the input of a GMS scan at the time `now`, by default the current time."""
     now = now_s(session) if now is None else now
-    shares = window_shares(session, now, settings.fair_window_s)
+    shares = window_shares(session, now, settings.fair_window_s)  # No scan has marked a time without contest.
+    people = user_shares(session, now, settings.fair_window_s)
     tenants = tuple(
         TenantState(
             name=row.name,
@@ -41,6 +42,7 @@ def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | N
             quota_gpus={k: int(v) for k, v in row.quota_gpus.items()},
             quota_cpus_milli=row.quota_cpus_milli,
             window_share=shares.get(row.name, 0.0),
+            user_shares={user: share for (tenant, user), share in people.items() if tenant == row.name},
         )
         for row in session.scalars(select(Tenant).order_by(Tenant.name))
     )
@@ -52,6 +54,7 @@ def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | N
             jobs=WorkloadSpec.model_validate(row.spec).requests(),
             requested_level=row.level,
             held=row.held_by is not None,
+            user=row.submitted_by,
         )
         for row in session.scalars(
             select(Workload).where(Workload.phase.in_(sorted(QUEUED_PHASES)), Workload.finished_at.is_(None))
@@ -73,21 +76,47 @@ def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | N
             .order_by(Workload.id)
         )
     )
-    weights = CreditWeights(w_age=settings.w_age, age_cap_s=settings.age_cap_s, w_fair=settings.w_fair)
+    weights = CreditWeights(
+        w_age=settings.w_age, age_cap_s=settings.age_cap_s, w_fair=settings.w_fair, w_user=settings.w_user
+    )
     return QueueSnapshot(now_s=now, tenants=tenants, pending=pending, placed=placed, weights=weights)
 
 
 def window_shares(session: Session, now: float, window_s: float) -> dict[str, float]:
-    """Returns each tenant's average use over the window: the larger of its shares of the fleet's GPUs and CPUs."""
-    gpus, cpus = session.execute(
-        select(func.coalesce(func.sum(Machine.gpus), 0), func.coalesce(func.sum(Machine.cpus_milli), 0)).where(
-            Machine.state == "ready"
+    """Returns each tenant's average use over the window: the larger of its shares of its quotas of GPUs and CPUs."""
+    gpus, cpus = _fleet(session)
+    quotas = {t.name: (sum(t.quota_gpus.values()), t.quota_cpus_milli) for t in session.scalars(select(Tenant))}
+    shares = {}
+    for tenant, _, gpu_s, cpu_s in _uses(session, now, window_s, by="w.tenant, ''"):
+        quota_gpus, quota_cpus = quotas[tenant]
+        whole = cpus if quota_cpus is None else max(1000.0, quota_cpus)
+        shares[tenant] = max(
+            gpu_s / window_s / max(1, quota_gpus) if gpus else 0.0, cpu_s / window_s / whole if cpus else 0.0
         )
-    ).one()
+    return shares
+
+
+def user_shares(session: Session, now: float, window_s: float) -> dict[tuple[str, str], float]:
+    """Returns the average use of each tenant's people: the larger of their shares of the fleet's GPUs and CPUs."""
+    gpus, cpus = _fleet(session)
+    shares = {
+        (tenant, user): max(gpu_s / window_s / gpus if gpus else 0.0, cpu_s / window_s / cpus if cpus else 0.0)
+        for tenant, user, gpu_s, cpu_s in _uses(session, now, window_s, by="w.tenant, w.submitted_by")
+    }
+    return {person: share for person, share in shares.items() if share > 0}
+
+
+def _fleet(session: Session) -> tuple[float, float]:
+    amounts = func.coalesce(func.sum(Machine.gpus), 0), func.coalesce(func.sum(Machine.cpus_milli), 0)
+    gpus, cpus = session.execute(select(*amounts).where(Machine.state == "ready")).one()
+    return float(gpus), float(cpus)
+
+
+def _uses(session: Session, now: float, window_s: float, by: str) -> list[tuple[str, str, float, float]]:
     rows = session.execute(
         text(
-            """
-            select w.tenant,
+            f"""
+            select {by},
                    sum(held_s * (select coalesce(sum(v::bigint), 0) from jsonb_each_text(a.gpu_types) as g(k, v))),
                    sum(held_s * a.cpus_milli)
             from (select workload, gpu_types, cpus_milli,
@@ -96,18 +125,12 @@ def window_shares(session: Session, now: float, window_s: float) -> dict[str, fl
                   from attempt where released_at is null or released_at > to_timestamp(:start)) as a
             join workload as w on w.id = a.workload
             where held_s > 0
-            group by w.tenant
+            group by 1, 2
             """
         ),
         {"now": now, "start": now - window_s},
     )
-    return {
-        tenant: max(
-            float(gpu_s or 0) / window_s / float(gpus) if gpus else 0.0,
-            float(cpu_s or 0) / window_s / float(cpus) if cpus else 0.0,
-        )
-        for tenant, gpu_s, cpu_s in rows
-    }
+    return [(tenant, user, float(gpu_s or 0), float(cpu_s or 0)) for tenant, user, gpu_s, cpu_s in rows]
 
 
 def region_snapshot(

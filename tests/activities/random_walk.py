@@ -50,7 +50,8 @@ class Walk:
             job(f"j{i}", tasks=self.chance.choice([1, 1, 2, 3]), gpus=self.chance.choice([0, 1, 1, 2]), cpus_milli=2000)
             for i in range(self.chance.choice([1, 1, 1, 2]))
         ]
-        self.world.submit(*jobs, tenant=self.chance.choice(["high", "high", "poor", "t"]))
+        by = self.chance.choice(["ann", "bob", "cleo"])
+        self.world.submit(*jobs, tenant=self.chance.choice(["high", "high", "poor", "t"]), by=by)
 
     def tick(self) -> None:
         self.world.tick()

@@ -108,6 +108,26 @@ def test_a_token_is_of_one_machine(launched: Launched) -> None:
     assert other != launched.token
 
 
+def test_a_token_is_bound_to_the_first_machine_of_the_provider(launched: Launched) -> None:
+    """Of two jobs of one instance, that of which the agent comes first has it; the other one's agent is refused."""
+    assert launched.row().native_id is None
+    assert launched.says_hello(public_key=key("k"), native_id="12")
+    assert (launched.row().native_id, launched.row().started_at is not None) == ("12", True)
+    with launched.world.session() as session:
+        session.delete(session.get_one(Machine, launched.machine))
+    assert not launched.says_hello(public_key=key("other"), native_id="11")
+    assert launched.says_hello(public_key=key("k"), native_id="12")
+
+
+def test_a_machine_does_not_claim_that_of_another_instance(launched: Launched) -> None:
+    """An agent cannot name the job of another instance as its own: ending its instance would end that job."""
+    with launched.world.session() as session:
+        other = request_instance(session, Pool("west", "burst", 2), OFFER)
+        session.get_one(InstanceRow, other).native_id = "7"
+    assert not launched.says_hello(native_id="7")
+    assert launched.says_hello(native_id="8")
+
+
 def test_a_machine_that_is_not_known_any_more_shows_its_token_again(launched: Launched) -> None:
     """A machine whose row was deleted needs its token again."""
     assert launched.says_hello(public_key=key("k"))

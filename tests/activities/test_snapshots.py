@@ -20,7 +20,7 @@ HOUR_S = 3600.0
 
 @pytest.mark.parametrize("seed", range(3))
 def test_use_over_the_window(world: World, seed: int) -> None:
-    """Each tenant's share is the larger of its GPU and CPU seconds in the window, divided by those of the fleet."""
+    """Each tenant's share is the larger of its GPU and CPU seconds in the window, divided by those of its quota."""
     chance = random.Random(seed)
     world.region("r")
     world.machine("r/c/m1", 8, cpus_milli=16_000)
@@ -57,7 +57,7 @@ def test_use_over_the_window(world: World, seed: int) -> None:
     with world.session() as session:
         shares = oracle.window_shares(session, now_s, window_s)
     for tenant, (gpu_s, cpu_milli_s) in expected.items():
-        share = max(gpu_s / window_s / 12, cpu_milli_s / window_s / 24_000)
+        share = max(gpu_s / window_s / 1000, cpu_milli_s / window_s / 24_000)
         assert shares.get(tenant, 0.0) == pytest.approx(share)
     assert "idle" not in shares
 

@@ -5,20 +5,25 @@ import random
 import pytest
 
 from activities.scheduling.usage import Usage
+from domain.scheduling import TenantState
+from gms.contested_use import ContestedTime, share_of_quota
+from reference.window_use import used
 
 WINDOW_US = 1000
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_use_is_what_all_of_history_sums_up_to(seed: int) -> None:
-    """However attempts begin, end, are corrected or are reported late, shares equal the plain sum exactly."""
+    """However attempts begin, end, are corrected or are reported late, contested use equals the plain sum exactly."""
     chance = random.Random(seed)
-    usage, now_us, fleet = Usage(WINDOW_US), 0, (7, 3000)
+    contested, now_us = ContestedTime(), 0
+    usage = Usage(WINDOW_US, contested.at)
+    marks: list[tuple[int, str]] = []
     live: list[tuple[str, int, tuple[int, int]]] = []
     history: list[tuple[str, int, int, tuple[int, int]]] = []
     for _ in range(300):
         now_us += chance.choice([0, 1, 10, 300])
-        match chance.randrange(4):
+        match chance.randrange(6):
             case 0 | 1:
                 began = now_us - chance.choice([-50, 0, 0, 5, 900, 3000])
                 live.append((chance.choice("abc"), began, (chance.randrange(4), chance.randrange(900))))
@@ -31,26 +36,23 @@ def test_use_is_what_all_of_history_sums_up_to(seed: int) -> None:
             case 3 if live:  # The attempt is removed, as if it had never begun.
                 tenant, began, holds = live.pop(chance.randrange(len(live)))
                 usage.ended(tenant, began, holds)
+            case 4:
+                marks.append((now_us, chance.choice(["", "", "a", "b", "ab", "d"])))
+                contested.mark(*marks[-1])
         whole = history + [(tenant, began, max(began, now_us), holds) for tenant, began, holds in live]
-        assert usage.shares(now_us, fleet, "abcd") == {
-            tenant: _share(whole, tenant, now_us, fleet) for tenant in "abcd"
+        plain = {t: used(whole, t, now_us - WINDOW_US, now_us, marks) for t in "abcd"}
+        assert usage.averages(now_us, "abcd") == {
+            tenant: (gpus / WINDOW_US, cpus / WINDOW_US) for tenant, (gpus, cpus) in plain.items()
         }
 
 
-def _share(
-    whole: list[tuple[str, int, int, tuple[int, int]]], tenant: str, now_us: int, fleet: tuple[int, int]
-) -> float:
-    used = [0, 0]
-    for name, began, ended, holds in whole:
-        held_us = min(ended, now_us) - max(began, now_us - WINDOW_US)
-        if name == tenant and held_us > 0:
-            used = [u + held_us * amount for u, amount in zip(used, holds, strict=True)]
-    return max(u / (WINDOW_US * has) for u, has in zip(used, fleet, strict=True))
-
-
-def test_a_fleet_without_something_has_no_share_of_it() -> None:
-    """Without GPUs only CPUs count; without machines every share is 0."""
-    usage = Usage(WINDOW_US)
-    usage.began("a", 0, (4, 500))
-    assert usage.shares(1000, (0, 1000), "a") == {"a": 0.5}
-    assert usage.shares(1000, (0, 0), "a") == {"a": 0.0}
+def test_shares_are_relative_to_the_quota() -> None:
+    """Of GPUs or CPUs the larger share counts; without a quota, any use is a large share; a fleet has to have it."""
+    small, large = TenantState("a", 3, {"a100": 4}, None, 0.0), TenantState("b", 3, {"a100": 90, "h100": 6}, 8000, 0.0)
+    fleet = 100, 100_000
+    assert share_of_quota(small, (2.0, 10_000.0), fleet) == 0.5
+    assert share_of_quota(large, (2.0, 4000.0), fleet) == 0.5
+    assert share_of_quota(large, (48.0, 2000.0), fleet) == 0.5
+    assert share_of_quota(TenantState("c", 3, {}, 0, 0.0), (3.0, 500.0), fleet) == 3.0
+    assert share_of_quota(large, (48.0, 4000.0), (0, 100_000)) == 0.5
+    assert share_of_quota(large, (48.0, 4000.0), (0, 0)) == 0.0

@@ -166,7 +166,13 @@ class World:
                 session.add(Replica(data_table=name, region=region, state="ready", done_bytes=size_bytes))
 
     def submit(
-        self, *jobs: JobSpec, tenant: str = "t", limits: LimitsSpec | None = None, id_: str | None = None, **more: Any
+        self,
+        *jobs: JobSpec,
+        tenant: str = "t",
+        limits: LimitsSpec | None = None,
+        id_: str | None = None,
+        by: str = "",
+        **more: Any,
     ) -> str:
         """Writes a workload as the API does; returns its id."""
         name = id_ or f"{self.prefix}-{next(self._numbers):04d}"
@@ -176,7 +182,7 @@ class World:
             session.add(
                 Workload(
                     id=name, tenant=tenant, name=name, spec=spec.model_dump(mode="json"), reason=reason.to_json(),
-                    level=spec.level,
+                    level=spec.level, submitted_by=by,
                 )
             )  # fmt: skip
             session.flush()

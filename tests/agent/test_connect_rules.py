@@ -21,16 +21,22 @@ with open(sys.argv[1] + "/cgroup.procs", "w") as file:
     file.write("0")
 kind, host, port = sys.argv[2:5]
 family = socket.AF_INET6 if ":" in host else socket.AF_INET
-with socket.socket(family, getattr(socket, "SOCK_" + kind)) as client:
+try:
+    if kind == "MPTCP":
+        client = socket.socket(family, socket.SOCK_STREAM, 262)
+    else:
+        client = socket.socket(family, socket.SOCK_DGRAM if kind == "DGRAM" else socket.SOCK_STREAM)
     client.settimeout(1.0)
-    try:
-        if kind == "DGRAM":
-            client.sendto(b"x", (host, int(port)))
-        else:
-            client.connect((host, int(port)))
-        print("ok")
-    except OSError as error:
-        print(error.errno or "timeout")
+    if kind == "DGRAM":
+        client.sendto(b"x", (host, int(port)))
+    elif kind == "FASTOPEN":
+        client.sendto(b"x", socket.MSG_FASTOPEN, (host, int(port)))
+        client.recv(1)
+    else:
+        client.connect((host, int(port)))
+    print("ok")
+except OSError as error:
+    print(error.errno or "timeout")
 """
 SERVE = """
 import socket, sys
@@ -90,13 +96,13 @@ def test_only_tasks_of_other_tenants_are_kept_out(cgroups: Cgroups, host: str) -
             port = int(server.stdout.readline())
             socket.create_connection((host, port), 5.0).close()
             assert _connect(cgroups.of(5), host, port) == "ok"
-            assert _connect(cgroups.of(6), host, port) == "timeout"
+            assert [_connect(cgroups.of(6), host, port, kind) for kind in ("STREAM", "MPTCP")] == ["timeout"] * 2
         finally:
             server.kill()
 
 
 @pytest.mark.parametrize("host", ["169.254.169.254", "::ffff:169.254.169.254", "169.254.170.2", "fd00:ec2::254"])
-@pytest.mark.parametrize("kind", ["STREAM", "DGRAM"])
+@pytest.mark.parametrize("kind", ["STREAM", "DGRAM", "FASTOPEN", "MPTCP"])
 def test_metadata_services_are_refused(cgroups: Cgroups, host: str, kind: str) -> None:
     """With the rule, calls fail at once as not permitted; DNS at the same address, and all without the rule, do not."""
     refused = str(errno.EPERM)

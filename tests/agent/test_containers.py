@@ -1,6 +1,7 @@
 """Tasks with an image: containers of a real engine, with a shim each."""
 
 import asyncio
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 
 from agent.config import AgentConfig
+from agent.containers.engine import Container
 from agent.device_rules import HeldGpus
 from agent.isolation import TENANT_UIDS
 from domain.launch import LaunchDescription
 from domain.protocol.machines import NodeOutcome
 from tests.agent.fake_gpus import FakeGpus
 from tests.agent.harness import Lab, description, until_async, with_mounts
-from tests.containers import DockerHere, dockerd
+from tests.containers import DockerHere, dockerd, podman_here
 
 IMAGE = "shell:1"
 UID = TENANT_UIDS[0]
@@ -334,3 +336,25 @@ async def test_gpus_are_those_that_the_attempt_holds(lab: Lab, docker: DockerHer
     assert b"could not select device driver" in lab.log(launch)[0] and b"gpu" in lab.log(launch)[0]
     held = HeldGpus.of([1])
     assert held.ids() == ("GPU-1",) and held.visible([1]) == [0]
+
+
+@pytest.mark.long
+def test_gpus_by_cdi() -> None:
+    """Podman gives a container the devices that a CDI file describes for its GPUs, and no others."""
+    device = {"path": "/dev/nvidia7", "hostPath": "/dev/null"}
+    edits = [{"deviceNodes": [device], "env": ["CDI_GPU=seven"]}, {"env": ["CDI_OTHER=yes"]}]
+    devices = [{"name": f"GPU-{n}", "containerEdits": one} for n, one in enumerate(edits)]
+    spec = Path("/var/run/cdi/mizzen-test.json")
+    with podman_here() as here:
+        here.load(IMAGE)
+        spec.parent.mkdir(exist_ok=True)
+        spec.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}))
+        try:
+            look = ("/bin/sh", "-c", "ls /dev/nvidia7; echo $CDI_GPU $CDI_OTHER")
+            body = {"name": "cdi", "image": IMAGE, "argv": look, "cwd": "/", "user": "0:0", "gpus": ("GPU-0",)}
+            here.engine.create(Container.from_json({**body, "env": {}, "mounts": {}, "tmpfs": {}, "labels": {}}))
+            pieces = here.engine.output("cdi")
+            here.engine.start("cdi")
+            assert b"".join(text for _, text in pieces).split() == [b"/dev/nvidia7", b"seven"]
+        finally:
+            spec.unlink()

@@ -3,20 +3,26 @@
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from agent.cgroups import make_cgroup, remove_cgroup
 from agent.containers.image_cleanup import FetchedImages
 from agent.containers.leftovers import remove_images
 from agent.state import StateFolder
-from domain.protocol.machines import NodeOutcome
-from tests.agent.harness import Lab, until_async
+from domain.images import PULL_LOGIN
+from domain.protocol.activities import Activity
+from domain.protocol.machines import NodeOutcome, NodePrepared, PrepareNode
+from tests.agent.harness import Lab, description, digest, sealed_for, until_async
 from tests.agent.test_containers import image_config, image_launch
-from tests.containers import DockerHere, dockerd, registry
+from tests.containers import DockerHere, dockerd, push_large, registry
 
 _SIZE_BYTES = 24 << 20
+_USERS = "robot:$2b$05$.HT8oGUNJ8YYC3s6EbLUhOdm2M5FqOcaObZjr6zzz0fGzK7U4h05i\n"
+"""Its password is "word"."""
 
 
 class RegistryLink:
@@ -72,8 +78,11 @@ class RegistryLink:
 @pytest.fixture(scope="module")
 def docker() -> Iterator[DockerHere]:
     """A dockerd without images, which does not repeat downloads by itself: that takes a minute."""
-    with dockerd("--max-download-attempts", "1") as here:
+    cgroup = make_cgroup(f"engine-{os.getpid()}")
+    with dockerd("--max-download-attempts", "1", cgroup=cgroup) as here:
         yield here
+    if cgroup is not None:
+        remove_cgroup(cgroup)
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +129,54 @@ async def test_a_slow_fetch_says_how_far_it_is(lab: Lab, docker: DockerHere, reg
     docker.engine.remove_image(f"{link.host}/big:1")
 
 
+async def test_fetches_have_a_share_of_the_bandwidth(lab: Lab, docker: DockerHere, registry_host: str) -> None:
+    """The engine gets no more than the setting; without a cgroup of its own, there is a warning and no limit."""
+    if docker.cgroup is None:
+        pytest.skip("this machine has no cgroup v2")
+    config = image_config(lab, docker, image_bytes_s=_SIZE_BYTES / 3)
+    async with lab.agent(config):
+        launch = image_launch(lab, config, "true", image=(image := f"{registry_host}/big:1"))
+        began_s = time.monotonic()
+        await lab.prepare(launch, config.machine, only_images=True, attempts=1)
+        assert time.monotonic() - began_s > 2.5, "a lower bound, which holds on a busy machine, too"
+    docker.engine.remove_image(image)
+
+
+@pytest.mark.long
+async def test_gangs_stop_while_a_large_image_is_fetched(lab: Lab, docker: DockerHere, registry_host: str) -> None:
+    """While an image of 2 GB is fetched in advance, the gangs that give up their slots save and stop."""
+    config = image_config(lab, docker, heartbeat_interval_s=0.2)
+    image = push_large(registry_host, "large", 2 << 30)
+    async with RegistryLink(registry_host).open() as link, lab.agent(config):
+        link.bytes_s = 4 << 20
+        slow = image.replace(registry_host, link.host)
+        launch = image_launch(lab, config, "true", image=slow)
+        request = PrepareNode(
+            launch.workload_id, launch.attempt, config.machine, lab.write(launch), lab.bucket_url, [], digest(launch),
+            only_images=True,
+        )  # fmt: skip
+        saves = "trap 'dd if=/dev/zero of=saved bs=1M count=64; exit 0' TERM; touch ready; sleep 600 & wait"
+        gangs = [description(lab.region, config, saves) for _ in range(3)]
+        for gang in gangs:
+            lab.write(gang)
+        running = [await lab.run(gang, config.machine) for gang in gangs]
+        works = [lab.folder_of(gang, config).work for gang in gangs]
+        await until_async(lambda: all((work / "ready").exists() for work in works))
+        fetching = await lab.start(Activity.PREPARE_NODE, config.machine, request, 1)
+        while " of 2147 MB" not in ((await fetching.heartbeat() or {}).get("preparing") or ""):
+            await asyncio.sleep(0.1)
+        stops = await asyncio.gather(*(lab.stop(gang, config.machine, 60.0) for gang in gangs))
+        assert await fetching.state() is not None, "the fetch has ended before the stops"
+        assert all([(end.exit_code, end.signal) for end in stop.exits] == [(0, None)] for stop in stops)
+        assert all((work / "saved").stat().st_size == 64 << 20 for work in works)
+        for one in running:
+            await one.result(NodeOutcome)
+        link.bytes_s = None
+        await fetching.result(NodePrepared)
+    assert docker.engine.image(slow) is not None
+    docker.engine.remove_image(slow)
+
+
 async def test_a_machine_may_fetch_the_image_before_it_has_the_slots(
     lab: Lab, docker: DockerHere, registry_host: str
 ) -> None:
@@ -162,6 +219,30 @@ async def test_a_registry_that_dies_midway_is_asked_again(lab: Lab, docker: Dock
         outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
         assert outcome.exits[0].exit_code == 0
     docker.engine.remove_image(image)
+
+
+async def test_a_registry_that_wants_a_password_gets_the_secret(lab: Lab, docker: DockerHere, tmp_path: Path) -> None:
+    """Without it, or with another one, the failure says what the registry answered. The task does not see it."""
+    with registry(tmp_path) as host:
+        docker.load(f"{host}/closed:1")
+        docker.docker("push", f"{host}/closed:1")
+        docker.engine.remove_image(f"{host}/closed:1")
+    config = image_config(lab, docker)
+    with registry(tmp_path, _USERS) as host:
+        async with lab.agent(config):
+            for login in (None, "robot:wrong"):
+                secrets = {} if login is None else {"main": {PULL_LOGIN: login}}
+                sealed = {"sealed_secrets": {config.machine: sealed_for(config, secrets)}}
+                launch = image_launch(lab, config, "true", image=f"{host}/closed:1", **sealed)
+                failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
+                assert failure.type == "ImageUnavailable"
+                assert any(word in str(failure) for word in ("no basic auth", "unauthorized")), failure
+            sealed = {"sealed_secrets": {config.machine: sealed_for(config, {"main": {PULL_LOGIN: "robot:word"}})}}
+            launch = image_launch(lab, config, "env", image=f"{host}/closed:1", **sealed)
+            outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    said = lab.folder_of(launch, config).output.read_text()
+    assert outcome.exits[0].succeeded and "RANK=0" in said and "word" not in said
+    docker.engine.remove_image(f"{host}/closed:1")
 
 
 async def test_content_that_is_not_that_of_the_digest_is_not_run(

@@ -69,11 +69,14 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
         deadline_file=Path("/runs/x/deadline.json"),
         python="/venv/bin/python",
         secrets={"TOKEN": "hunter2", "MIZZEN_TENANT": "forged"},
+        user="2000001",
         platform="aws-spot",
     )
     assert env == {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/runs/x/work",
+        "USER": "2000001",
+        "LOGNAME": "2000001",
         "LANG": "C",
         "PYTHONUNBUFFERED": "1",
         "LR": "0.1",
@@ -127,7 +130,7 @@ def test_tasks_find_each_other_by_rank() -> None:
         launch = LaunchDescription.model_validate({**LAUNCH, "jobs": jobs, "tasks": places, "addresses": found})
         path = Path("/x")
         env = environment(launch, launch.tasks[0], masters={}, home=path, report=path, interval_file=path,
-                          deadline_file=path, python="py", secrets={})  # fmt: skip
+                          deadline_file=path, python="py", secrets={}, user="u")  # fmt: skip
         return env.get("MIZZEN_TASK_ADDRS")
 
     assert addresses(m1="10.0.0.2", m0="10.0.0.1") == "10.0.0.1\n10.0.0.2"
@@ -142,7 +145,7 @@ def test_an_interval_that_nobody_asked_for_is_not_given() -> None:
     given = {"masters": {}, "home": Path("/h"), "report": Path("/r"), "interval_file": Path("/i"), "python": "py"} | {
         "deadline_file": Path("/d")
     }
-    env = environment(launch, launch.on_machine("r1/c1/m1")[0], secrets={}, **given)  # type: ignore[arg-type]
+    env = environment(launch, launch.on_machine("r1/c1/m1")[0], secrets={}, user="u", **given)  # type: ignore[arg-type]
     assert not {"MIZZEN_CHECKPOINT_INTERVAL_S", "MIZZEN_MACHINE_HAZARD_PER_H", "MIZZEN_PLATFORM"} & set(env)
 
 
@@ -160,7 +163,7 @@ def test_the_sdk_reads_the_same_environment() -> None:
         "deadline_file": Path("/d"),
         "python": "py",
     }
-    read = TaskEnvironment.from_environ(environment(launch, place, secrets={}, **given))  # type: ignore[arg-type]
+    read = TaskEnvironment.from_environ(environment(launch, place, secrets={}, user="u", **given))  # type: ignore[arg-type]
     assert (read.workload, read.attempt, read.job, read.task, read.tasks) == ("wl-1", 3, "param-server", 0, 1)
     assert (read.checkpoint_interval_s, read.checkpoint_keep, read.grace_s) == (600.0, 2, 0.5)
     assert (read.gang_mtbf_s, read.machine_hazard_per_h, read.gang_machines) == (None, 0.025, 1)
@@ -213,7 +216,7 @@ def test_a_document_replaces_the_defaults() -> None:
     place = launch.on_machine("r1/c1/m1")[0]
     path = Path("/runs/x")
     env = environment(launch, place, masters={}, home=path, report=path, interval_file=path, deadline_file=path,
-                      python="python", secrets={})  # fmt: skip
+                      python="python", secrets={}, user="u")  # fmt: skip
     assert {name: env[name] for name in defaults} == defaults
 
 

@@ -10,7 +10,7 @@ if [[ $MODE == train ]]; then
   echo "training"
 fi
 parts=(a b)
-echo "${parts[1]}${USER:-} $USER."
+echo "${parts[1]}${NOT_SET:-} $NOT_SET."
 """
 _SCRIPTS: dict[str, dict[str, Any]] = {
     "shebang": {"script": f"#!/bin/bash\n{_BASHISMS}"},

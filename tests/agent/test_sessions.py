@@ -110,8 +110,10 @@ async def test_a_command_is_isolated_like_the_task(lab: Lab, mode: Isolation) ->
         said, out, err = await run(await peer.join(lab, config, launch), "sh", "-c", _FACTS)
         assert (said["type"], said.get("code"), err) == ("exit", 0, b"")
         assert out.decode() == folder.output.read_text()
-        said, out, _ = await run(await peer.join(lab, config, launch), "sh", "-c", "test -t 0 && exit 3", terminal=True)
-        assert said["code"] == 3, out
+        # It has the terminal's device, too, and can open others, as tmux does.
+        command = ("sh", "-c", "tty && script -qec tty /dev/null && exit 3")
+        said, out, _ = await run(await peer.join(lab, config, launch), *command, terminal=True)
+        assert (said["code"], out.count(b"/dev/pts/")) == (3, 2), out
         await lab.stop(launch, config.machine, 0.1)
         with contextlib.suppress(Exception):
             await running.result(type(None))

@@ -282,7 +282,12 @@ async def test_description(shared_world: ApiWorld) -> None:
         docs = await client.get("/docs")
         assert (docs.status_code, docs.headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert "default-src 'none'" in docs.headers["content-security-policy"]
-        assert not re.search(r"<script|<link|src=|@import|https?://", docs.text)
+        scripts = re.findall(r"<script src=(\S+) defer></script>", docs.text)
+        assert scripts == ["docs/try_out.js"]
+        script = await client.get("/docs/try_out.js")
+        assert (script.status_code, script.headers["content-type"].partition(";")[0]) == (200, "text/javascript")
+        own = docs.text.replace("<script src=docs/try_out.js defer></script>", "") + script.text
+        assert not re.search(r"<script|<link|src=|@import|https?://|innerHTML", own)
         assert (await client.get("/redoc")).status_code == 404
         described = (await client.get("/openapi.json")).json()
     assert described["openapi"].startswith("3.1")

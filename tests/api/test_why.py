@@ -46,14 +46,15 @@ async def test_queue_before_the_first_scan(world: ApiWorld) -> None:
 async def test_why_a_workload_waits(world: ApiWorld) -> None:
     """For a queued workload, `why` has its position, its rank and the reasons of the regions."""
     other, id_ = world.add_workload(), world.add_workload()
-    publish(world, (other, 3, 1.5), (id_, 8, 0.25))
+    publish(world, (other, 3, 1.5), (id_, 8, 0.25), preference=(-2.5,))
     with world.session() as session:
         session.add(Waiting(workload=id_, reasons={"reasons": [FULL]}))
     why = await get(world, f"/v1/workloads/{id_}/why")
     assert [r["code"] for r in why["reasons"]] == ["quota_exceeded", "insufficient_capacity"]
     assert (why["position"], why["of"], why["rank"], why["over_quota"], why["credit"]) == (2, 2, 8, True, 0.25)
     assert why["summary"] == (
-        "pending: waits at position 2 of 2, over quota: tenant vision uses 8 of 8 a100 and this workload needs 2 more; "
+        "pending: waits at position 2 of 2, over quota, with -2.5 credit among its tenant's workloads of this level:"
+        " tenant vision uses 8 of 8 a100 and this workload needs 2 more; "
         "region north can now place 1 of 2 tasks of job trainer; no workload of lower priority can be evicted"
     )
 

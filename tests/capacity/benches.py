@@ -5,30 +5,21 @@ Every registered kind of provider must be listed in `BENCHES`; `test_conformance
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import boto3
 from botocore.config import Config
 
-from capacity.provider import Provider
 from capacity.providers.ec2 import Ec2Provider
 from capacity.providers.ec2.settings import Ec2Settings
 from capacity.providers.static import StaticProvider
 from capacity.providers.trace.cloud import Cloud
 from capacity.providers.trace.provider import TraceProvider
 from capacity.providers.trace.settings import TraceProviderSettings
+from tests.capacity.bench import Bench
 from tests.capacity.ec2 import ZONES, ec2
 from tests.capacity.site import CLOUD
-
-
-@dataclass(frozen=True)
-class Bench:
-    """A provider with at least two offers of at most three machines each, or without offers."""
-
-    provider: Provider
-    away: Callable[[], AbstractContextManager[None]]
-    """A context in which the provider does not respond."""
+from tests.slurm.bench import slurm
 
 
 @contextmanager
@@ -85,6 +76,7 @@ def _ec2(_: Path) -> Iterator[Bench]:
 _IMPATIENT = Config(connect_timeout=1, read_timeout=1, retries={"max_attempts": 0}, region_name="us-east-1")
 BENCHES: Mapping[str, Callable[[Path], AbstractContextManager[Bench]]] = {
     "ec2": _ec2,
+    "slurm": slurm,
     "static": _static,
     "trace": _trace,
 }

@@ -14,7 +14,8 @@ from capacity.providers.registry import KINDS, STATIC
 from capacity.providers.static import StaticProvider
 from domain.capacity import CapacityKind
 from domain.ids import is_name
-from tests.capacity.benches import BENCHES, Bench
+from tests.capacity.bench import Bench
+from tests.capacity.benches import BENCHES
 from tests.capacity.requests import request_for
 
 
@@ -23,7 +24,13 @@ def test_every_kind_of_provider_is_tested() -> None:
     assert set(BENCHES) == set(KINDS)
 
 
-@pytest.fixture(params=[kind for kind in BENCHES if kind != STATIC])
+@pytest.fixture(
+    params=[
+        pytest.param(kind, marks=[pytest.mark.long, pytest.mark.slurm] if kind == "slurm" else [])
+        for kind in BENCHES
+        if kind != STATIC
+    ]
+)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     """A `Bench` for each kind of provider that launches machines."""
     with BENCHES[request.param](tmp_path) as opened:
@@ -39,7 +46,7 @@ def offers(bench: Bench) -> list[Offer]:
 def listed(bench: Bench, instance: str) -> list[FoundMachine]:
     """Returns the provider's machines of an instance, after waiting `lists_late_s` for its list to catch up."""
     time.sleep(bench.provider.lists_late_s)
-    return [found for found in bench.provider.describe() if found.instance == instance]
+    return [found for found in bench.provider.describe() if found.instance == instance and found.ended is None]
 
 
 def test_offers_are_well_formed(bench: Bench, offers: list[Offer]) -> None:
@@ -92,13 +99,18 @@ def test_a_token_that_was_used_launches_nothing_new(bench: Bench, offers: list[O
 
 def test_what_it_does_not_have_is_ended_already(bench: Bench) -> None:
     """Terminating an unknown id is no error."""
-    for native_id in ("", "i-0123456789abcdef0", "tr-no-such", "../../etc"):
+    for native_id in ("", "987654", "i-0123456789abcdef0", "tr-no-such", "../../etc"):
         bench.provider.terminate(native_id)
 
 
 def test_capacity_that_it_lacks_is_refused_as_such(bench: Bench, offers: list[Offer]) -> None:
-    """A launch without capacity is refused with the provider's message, and succeeds after a termination."""
+    """A launch without capacity waits, or is refused with the provider's message and succeeds after a termination."""
     launched = []
+    if bench.provider.queues:
+        last = [bench.provider.launch(request_for(offers[0])) for _ in range(4)][-1]
+        (waits,) = [found.waits for found in bench.provider.describe() if found.native_id == last]
+        assert waits
+        return
     with pytest.raises(LaunchRefused) as raised:
         for _ in range(4):
             launched.append(bench.provider.launch(request_for(offers[0])))

@@ -31,6 +31,17 @@ def joining(number: int, offer: Offer = CHEAP) -> Instance:
     return Instance(f"in-{number}", InstancePhase.JOINING, False, offer)
 
 
+def test_machines_of_a_gang_that_does_not_come_are_ended() -> None:
+    """A machine that waits for others of its workload is kept for `hold_s`, and then ended with that reason."""
+    pool, gang = replace(POOL, idle_s=10, hold_s=60), shortage("wl-1", job(tasks=2))
+    there = [replace(idle(1, 59), claims={"wl-1": (1,)}), replace(joining(2), claims={"wl-1": (1,)})]
+    assert plan_round({KEY: pool}, {KEY: there}, [gang], OFFERS).end == {}
+    there[0] = replace(there[0], idle_s=60)
+    planned = plan_round({KEY: pool}, {KEY: there}, [gang], OFFERS)
+    assert {name: reason.code for name, reason in planned.end.items()} == {"in-1": ReasonCode.GANG_INCOMPLETE}
+    assert planned.claims.keys() == {"in-2"}
+
+
 @pytest.mark.parametrize(
     ("there", "launched"),
     [

@@ -23,6 +23,7 @@ class Unreliable:
     def __init__(self, behind: Provider) -> None:
         self.name = behind.name
         self.lists_late_s = behind.lists_late_s
+        self.queues = behind.queues
         self.behind = behind
         self.asked: list[str] = []
         """Names of the called methods, in order."""
@@ -33,6 +34,8 @@ class Unreliable:
         """
         self.knows_tokens = True
         """False: each launch creates another machine with the same tag."""
+        self.says: Callable[[FoundMachine], FoundMachine] = lambda one: one
+        """What the list says about a machine."""
         self._lock = threading.Lock()
 
     def by_chance(self, seed: int, share: float) -> None:
@@ -62,7 +65,7 @@ class Unreliable:
     def describe(self) -> Sequence[FoundMachine]:
         """See `Provider.describe`."""
         found = self._through("describe", self.behind.describe)
-        return [replace(one, instance=one.instance.partition(".")[0]) for one in found]
+        return [self.says(replace(one, instance=one.instance.partition(".")[0])) for one in found]
 
     def terminate(self, native_id: str) -> None:
         """See `Provider.terminate`."""

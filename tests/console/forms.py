@@ -1,5 +1,6 @@
 """What tests read from pages."""
 
+import html
 import re
 
 import httpx
@@ -10,3 +11,10 @@ def csrf_of(page: httpx.Response) -> str:
     found = re.search(r'name="csrf" value="([0-9a-f]+)"', page.text)
     assert found is not None, page.text
     return found[1]
+
+
+def document_of(page: httpx.Response) -> str:
+    """Returns the document in a page's form, as the browser shows it."""
+    found = re.search(r"<textarea[^>]*>\n(.*?)</textarea>", page.text, re.DOTALL)
+    assert found is not None, page.text
+    return html.unescape(found[1])

@@ -7,9 +7,9 @@ import httpx
 import pytest
 from sqlalchemy import func, select, text, update
 
-from console.cookies import COOKIE, hash_secret
+from console.cookies import COOKIE
 from domain.phases import Phase
-from infra.db.console_sessions import ConsoleSession
+from infra.db.console_sessions import ConsoleSession, hash_secret
 from infra.db.logs import Audit
 from infra.db.tenants import ApiKey
 from tests.api.world import ApiWorld
@@ -107,7 +107,7 @@ async def test_a_key_that_ends_ends_its_logins(world: ApiWorld, browse: Browse, 
 
 @pytest.mark.parametrize(
     ("key", "why"),
-    [("mzn_unknown", "unknown or was revoked"), ("", "Enter a key"), ("machine", "requires the role viewer")],
+    [("mzn_unknown", "unknown or was revoked"), ("", "Enter a key"), ("balancer", "requires the role viewer")],
 )
 async def test_a_login_that_is_refused(world: ApiWorld, browse: Browse, key: str, why: str) -> None:
     async with browse(None) as client:
@@ -206,3 +206,49 @@ async def test_the_stream_ends_with_the_login(world: ApiWorld, browse: Browse) -
         told = await reading
     assert told.count("event: changed") == 1
     assert told.endswith("event: ended\ndata:\n\n")
+
+
+async def test_a_link_logs_in_once(world: ApiWorld, browse: Browse) -> None:
+    async with browse(None) as client:
+        made = await client.post("/v1/console-links", headers=world.headers("vision"))
+        path = made.json()["path"]
+        refused = await client.get(path, headers={"Sec-Fetch-Site": "cross-site"})
+        assert refused.status_code == 403
+        entered = await client.get(path, headers={"Sec-Fetch-Site": "none"})
+        assert (entered.status_code, entered.headers["location"]) == (303, "/console")
+        assert (await client.get("/console/queue")).status_code == 200
+    async with browse(None) as other:
+        again = await other.get(path)
+        assert again.status_code == 401
+        assert "The link was used" in again.text
+        assert "set-cookie" not in again.headers
+
+
+@pytest.mark.parametrize("end", ["expired", "revoked"])
+async def test_a_link_that_is_no_longer_valid(world: ApiWorld, browse: Browse, end: str) -> None:
+    async with browse(None) as client:
+        path = (await client.post("/v1/console-links", headers=world.headers("vision"))).json()["path"]
+        past = func.now() - timedelta(seconds=1)
+        with world.session() as session:
+            if end == "expired":
+                session.execute(update(ConsoleSession).where(ConsoleSession.is_link).values(expires_at=past))
+            else:
+                session.execute(update(ApiKey).where(ApiKey.id == "key-vision").values(revoked_at=past))
+        assert (await client.get(path)).status_code == 401
+        with world.session() as session:
+            session.execute(update(ApiKey).where(ApiKey.id == "key-vision").values(revoked_at=None))
+
+
+@pytest.mark.parametrize(("key", "status"), [(None, 401), ("machine", 403), ("balancer", 403), ("vision-viewer", 201)])
+async def test_who_gets_a_link(world: ApiWorld, browse: Browse, key: str | None, status: int) -> None:
+    async with browse() as client:  # The cookie does not count.
+        answer = await client.post("/v1/console-links", headers=world.headers(key))
+    assert answer.status_code == status
+
+
+async def test_a_link_is_no_cookie(world: ApiWorld, browse: Browse) -> None:
+    async with browse(None) as client:
+        made = await client.post("/v1/console-links", headers=world.headers("operator"))
+        secret = made.json()["path"].partition("=")[2]
+        cookie = f"{COOKIE}={secret}.{world.app.state.console.sign('cookie', secret)}"
+        assert (await client.get("/console/queue", headers={"Cookie": cookie})).status_code == 303

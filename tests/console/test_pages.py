@@ -1,6 +1,7 @@
 """The pages: what they show, to whom, and the forms that change something."""
 
 import re
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -10,18 +11,20 @@ from sqlalchemy import func, select
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Audit
-from infra.db.models import Eviction, Machine, Workload
+from infra.db.models import Cluster, ClusterPrice, Eviction, Machine, Workload
+from infra.db.placement_runs import PlacementMove, PlacementRun
+from infra.db.tenants import Tenant
 from tests.api.published import publish
 from tests.api.world import ApiWorld
 from tests.console.conftest import Browse
-from tests.console.forms import csrf_of
+from tests.console.forms import csrf_of, document_of
 
 PAGES = [
     "/console", "/console/queue", "/console/queue?after=3", "/console/workloads",
     "/console/workloads?phase=live&tenant=vision", "/console/workloads/{id}",
     "/console/workloads/{id}/logs", "/console/fleet", "/console/fleet/north",
     "/console/fleet/north?by=tenant", "/console/machines/north/alpha/m1", "/console/tenants",
-    "/console/services", "/console/tables", "/console/capacity",
+    "/console/services", "/console/tables", "/console/capacity", "/console/lending", "/console/lending/north/alpha/m1",
 ]  # fmt: skip
 
 
@@ -108,9 +111,7 @@ async def test_actions_have_the_checks_and_the_audit_of_the_api(world: ApiWorld,
 async def test_a_document_is_submitted_and_submitted_again(world: ApiWorld, browse: Browse) -> None:
     async with browse("vision") as client:
         page = await client.get("/console/workloads/new")
-        shown = re.search(r"<textarea[^>]*>\n(.*?)</textarea>", page.text, re.DOTALL)
-        assert shown is not None
-        document = shown[1].replace("&#34;", '"').replace("gpu:1", "a100:1")
+        document = document_of(page)
         fields = {"csrf": csrf_of(page), "document": document.replace("\n", "\r\n")}
         answer = await client.post("/console/workloads/new", data=fields)
         assert answer.status_code == 303, answer.text
@@ -180,3 +181,108 @@ async def test_an_operator_cordons_a_machine(world: ApiWorld, browse: Browse, ke
         assert answer.status_code == (303 if key == "operator" else 403)
         assert ("fan &lt;broken&gt;" in (await client.get(url)).text) == (key == "operator")
         assert (await client.post(f"{url}/uncordon", data=fields)).status_code == (303 if key == "operator" else 403)
+
+
+async def test_an_action_on_a_filter(world: ApiWorld, browse: Browse) -> None:
+    """It changes what was counted: not what was submitted later, nor what other tenants have."""
+    counted = [world.add_workload(Phase.PENDING, labels={"team": "a"}) for _ in range(3)]
+    world.add_attempt(world.add_workload(Phase.RUNNING, labels={"team": "a"}), 1, "north/alpha/m1", 1)
+    world.add_workload(Phase.PENDING)
+    theirs = world.add_workload(Phase.PENDING, labels={"team": "a"}, tenant="speech")
+    async with browse("vision") as client:
+        shown = await client.get("/console/workloads/bulk", params={"label": "team=a"})
+        assert "4 live workloads match." in shown.text
+        newest = re.search(r'name="newest" value="(.*?)"', shown.text)
+        assert newest is not None
+        late = world.add_workload(Phase.PENDING, labels={"team": "a"})
+        fields = {"csrf": csrf_of(shown), "label": "team=a", "newest": newest[1], "action": "hold"}
+        refused = await client.post("/console/workloads/bulk", data=fields)
+        assert "3 workloads were put on hold; 1 was not." in refused.text
+        done = await client.post("/console/workloads/bulk", data={**fields, "action": "cancel"})
+        assert "4 workloads were cancelled." in done.text
+        assert (await client.post("/console/workloads/bulk", data={**fields, "action": "preempt"})).status_code == 422
+    with world.session() as session:
+        phases = {id_: session.get_one(Workload, id_).phase for id_ in (*counted, late, theirs)}
+    assert phases == {**dict.fromkeys(counted, "cancelled"), late: "pending", theirs: "pending"}
+
+
+async def test_an_owner_takes_a_machine_back(world: ApiWorld, browse: Browse) -> None:
+    """The machine's key leads to its own page only; what it takes back takes no work until it lends it again."""
+    with world.session() as session:
+        session.get_one(Cluster, ("north", "alpha")).capacity = "voluntary"
+    own = "/console/lending/north/alpha/m1"
+    world.add_attempt(world.add_workload(Phase.RUNNING, name="guest"), 1, "north/alpha/m1", 3)
+    async with browse("machine") as client:
+        shown = await client.get(own)
+        assert "Lent: new work can be placed there." in shown.text
+        for path in ("/console", "/console/queue", "/console/lending", "/console/lending/north/alpha/m2"):
+            assert (await client.get(path)).status_code == 403, path
+        fields = {"csrf": csrf_of(shown)}
+        assert (await client.post("/console/lending/north/alpha/m2/take", data=fields)).status_code == 403
+        assert (await client.post(f"{own}/take", data=fields)).status_code == 303
+        assert "Taken back" in (await client.get(own)).text
+        with world.session() as session:
+            assert session.get_one(Machine, "north/alpha/m1").draining
+        assert (await client.post(f"{own}/lend", data=fields)).status_code == 303
+    async with browse("vision") as client:
+        listed = await client.get("/console/lending")
+        assert re.findall(r'<tr id="(.*?)"', listed.text) == ["north/alpha/m1", "north/alpha/m2"]
+        assert (await client.post(f"{own}/take", data={"csrf": csrf_of(listed)})).status_code == 403
+    with world.session() as session:
+        assert not session.get_one(Machine, "north/alpha/m1").draining
+        actors = session.scalars(select(Audit.actor).where(Audit.target == "north/alpha/m1")).all()
+    assert actors == ["key-machine"] * 2
+
+
+async def test_a_placement_run_beside_what_happened(world: ApiWorld, browse: Browse) -> None:
+    with world.session() as session:
+        session.add(PlacementRun(id="run-1", dry_run=False, state="ended", deadline_at=func.now()))
+        session.flush()
+        for number, (state, why) in enumerate([("done", None), ("left", "the <deadline> had passed")]):
+            session.add(
+                PlacementMove(
+                    placement_run="run-1", number=number + 1, kind="replica", data_table=f"t{number}",
+                    source_region="north", target_region="south", size_bytes=5, state=state, left_because=why,
+                )
+            )  # fmt: skip
+    async with browse() as client:
+        assert "/console/placement-runs/run-1" in (await client.get("/console/tables")).text
+        shown = await client.get("/console/placement-runs/run-1")
+        assert "the &lt;deadline&gt; had passed" in shown.text
+        assert re.findall(r'<tr id="move-(.)"', shown.text) == ["1", "2"]
+    async with browse("vision") as client:
+        assert "placement-runs" not in (await client.get("/console/tables")).text
+        assert (await client.get("/console/placement-runs/run-1")).status_code == 403
+
+
+async def test_prices_over_time(world: ApiWorld, browse: Browse) -> None:
+    """The price before the shown days holds at their begin; only operators see launches and their refusals."""
+    with world.session() as session:
+        for days, usd in ((30, 9.0), (20, 4.0), (2, 2.0)):
+            since = func.now() - timedelta(days=days)
+            prices = {"a100": usd}
+            session.add(ClusterPrice(region="north", cluster="alpha", since=since, capacity="spot", prices=prices))
+    world.add_instance()
+    async with browse() as client:
+        shown = (await client.get("/console/capacity")).text
+        assert "north/alpha a100: 2 $/h" in shown
+        assert "0 to 4 $/h" in shown
+        assert "za spot small" in shown
+    async with browse("vision") as client:
+        assert "za spot small" not in (await client.get("/console/capacity")).text
+
+
+async def test_a_tenant_is_created(world: ApiWorld, browse: Browse) -> None:
+    async with browse() as client:
+        fields = {"csrf": csrf_of(await client.get("/console/tenants")), "name": "new", "level": "4"}
+        assert (await client.post("/console/tenants", data={**fields, "gpus": "a100=8, v100=2"})).status_code == 303
+        for wrong in ({"name": "vision"}, {"name": "No Name"}, {"gpus": "a100"}, {"gpus": "a100=-1"}, {"level": "9"}):
+            answer = await client.post("/console/tenants", data={**fields, "name": "other", **wrong})
+            assert answer.status_code == (409 if wrong == {"name": "vision"} else 422), wrong
+        assert "other" not in (await client.get("/console/tenants")).text
+    async with browse("vision") as client:
+        fields["csrf"] = csrf_of(await client.get("/console/tenants"))
+        assert (await client.post("/console/tenants", data=fields)).status_code == 403
+    with world.session() as session:
+        made = session.get_one(Tenant, "new")
+        assert (made.level, made.quota_gpus) == (4, {"a100": 8, "v100": 2})

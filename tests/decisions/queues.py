@@ -11,7 +11,7 @@ from domain.scheduling import (
     TenantState,
 )
 
-WEIGHTS = CreditWeights(w_age=0.01, age_cap_s=3600.0, w_fair=10.0)
+WEIGHTS = CreditWeights(w_age=0.01, age_cap_s=3600.0, w_fair=10.0, w_user=10.0)
 
 
 def tenant(
@@ -20,10 +20,11 @@ def tenant(
     *,
     cpus_milli: int | None = None,
     share: float = 0.0,
+    users: dict[str, float] | None = None,
     **gpus: int,
 ) -> TenantState:
     """Returns a tenant with a quota by GPU type, such as `a100=8`."""
-    return TenantState(name, level, gpus, cpus_milli, share)
+    return TenantState(name, level, gpus, cpus_milli, share, users or {})
 
 
 def job(tasks: int, gpus: int, *types: str, cpus_milli: int = 0, name: str = "train") -> JobRequest:
@@ -38,9 +39,10 @@ def queued(
     at_s: float = 0.0,
     requested_level: int | None = None,
     held: bool = False,
+    user: str = "",
 ) -> QueuedWorkload:
     """Returns a pending workload."""
-    return QueuedWorkload(id_, of, at_s, jobs, requested_level, held)
+    return QueuedWorkload(id_, of, at_s, jobs, requested_level, held, user)
 
 
 def queue(
@@ -60,6 +62,7 @@ _TENANTS = [
     for cpus_milli in (None, 0, 4000, 20_500)
     for share in (0.25, 0.0, 0.1, 1.0)
 ]
+_PEOPLE: list[dict[str, float]] = [{}, {"ann": 0.5}, {"ann": 0.25, "bob": 0.5}, {"bob": 0.125, "cleo": 0.125}]
 _SHAPES = [
     (gpus, types, cpus_milli)
     for gpus, types in [
@@ -91,7 +94,7 @@ _LIVES = [
 def snapshots(draw: st.DrawFn) -> QueueSnapshot:
     """Draws a few tenants with small quotas and their placed and pending workloads; ties are common."""
     drawn = draw(st.lists(st.sampled_from(_TENANTS), min_size=1, max_size=3))
-    tenants = [TenantState(f"t{index}", *values) for index, values in enumerate(drawn)]
+    tenants = [TenantState(f"t{index}", *values, draw(st.sampled_from(_PEOPLE))) for index, values in enumerate(drawn)]
     names = st.sampled_from([t.name for t in tenants])
     placed = [
         PlacedWorkload(f"p{index}", draw(names), *draw(st.sampled_from(_PLACED)))
@@ -104,8 +107,11 @@ def snapshots(draw: st.DrawFn) -> QueueSnapshot:
             shape = draw(st.sampled_from(_SHAPES))
             gang.append(JobRequest(f"job{number}", draw(st.integers(1, 3)), shape[0], shape[1], shape[2], 0))
         submitted_at_s, requested_level, held = draw(st.sampled_from(_LIVES))
-        pending.append(QueuedWorkload(f"w{index}", draw(names), submitted_at_s, tuple(gang), requested_level, held))
-    weights = draw(st.sampled_from((WEIGHTS, CreditWeights(0.0, 0.0, 1.0), CreditWeights(1.0, 600.0, 0.0))))
+        user = draw(st.sampled_from(("ann", "ann", "bob", "cleo")))
+        pending.append(
+            QueuedWorkload(f"w{index}", draw(names), submitted_at_s, tuple(gang), requested_level, held, user)
+        )
+    weights = draw(st.sampled_from((WEIGHTS, CreditWeights(0.0, 0.0, 1.0, 1.0), CreditWeights(1.0, 600.0, 0.0))))
     return QueueSnapshot(1000.0, tuple(tenants), tuple(pending), tuple(placed), weights)
 
 

@@ -150,7 +150,8 @@ def test_ranks_and_levels_are_what_they_are_said_to_be(snapshot: QueueSnapshot) 
 @settings(PROPERTY, max_examples=examples(150))
 @given(snapshots())
 def test_the_queue_is_in_its_documented_order(snapshot: QueueSnapshot) -> None:
-    """The queue is sorted by rank, then by more credit, then by earlier submission, then by id."""
+    """Without use of people, the queue is sorted by rank, then by more credit, by earlier submission, then by id."""
+    snapshot = replace(snapshot, weights=replace(snapshot.weights, w_user=0.0))
     submitted = {w.id: w.submitted_at_s for w in snapshot.pending}
 
     def order(ranked: Ranked) -> tuple[int, float, float, str]:
@@ -356,3 +357,25 @@ def test_an_empty_snapshot_is_an_empty_queue() -> None:
     """An empty snapshot gives an empty queue."""
     result = scan(QueueSnapshot(0.0, (), (), (), WEIGHTS))
     assert (result.queue, dict(result.placed_ranks)) == ((), {})
+
+
+def test_people_share_the_places_of_their_tenant() -> None:
+    """The person with the smaller share gets the earlier places; the places of the tenant do not change."""
+    mine = [queued(f"a{n}", job(1, 1), at_s=100.0 * n, user="ann") for n in range(3)]
+    his = [queued("b", job(1, 1), at_s=900.0, user="bob")]
+    other = queued("other", job(1, 1), at_s=50.0, of="speech")
+    tenants = [tenant(a100=100, users={"ann": 0.5}), tenant("speech", a100=100)]
+    plain = scan(queue([*tenants[1:], tenant(a100=100)], [*mine, *his, other])).queue
+    assert [one.id for one in plain] == ["a0", "other", "a1", "a2", "b"]
+    shared = scan(queue(tenants, [*mine, *his, other])).queue
+    assert [one.id for one in shared] == ["b", "other", "a0", "a1", "a2"]
+    assert [one.credit for one in shared] == [one.credit for one in plain]
+
+
+def test_age_outweighs_a_persons_use_in_the_end() -> None:
+    """Use counts at most as much as the age of `2 * w_user / w_age`, whatever the share is."""
+    old = queued("a", job(1, 1), at_s=-3000.0, user="ann")
+    tenants = [tenant(a100=100, users={"ann": 1.0, "bob": 1e-9})]
+    assert [one.id for one in scan(queue(tenants, [old, queued("b", job(1, 1), at_s=0.0, user="bob")])).queue] == [
+        "a", "b",
+    ]  # fmt: skip

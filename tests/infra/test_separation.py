@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from domain.isolation import Isolation
+from domain.isolation import Isolation, TaskNetwork
 from infra.config.scheduling import TaskSettings
 from infra.config.settings import Settings
 from infra.db.session import transaction
@@ -81,3 +81,15 @@ def test_agents_do_not_start_with_less_separation_than_was_promised(tmp_path: Pa
     settings = Settings(data_dir=tmp_path, tasks=TaskSettings(isolation=Isolation.NONE))
     with pytest.raises(ConfigurationError, match=r"tenants are not separated any more: .* isolation is none"):
         run_fleet(settings, tmp_path / "fleet.yaml", separate=True)
+
+
+def test_a_network_of_their_own_is_refused_where_tasks_cannot_have_it(tmp_path: Path) -> None:
+    """At the start, with what is missing. Containers would have the network of the machine."""
+    tasks = TaskSettings(isolation=Isolation.NONE, network=TaskNetwork.PORTS, container_engine="none")
+    with pytest.raises(
+        ConfigurationError, match=r"tasks.network ports: not possible on this machine: isolation is none"
+    ):
+        fleet_isolation(Settings(data_dir=tmp_path, tasks=tasks), DEFAULT_FLEET, tmp_path)
+    tasks = TaskSettings(network=TaskNetwork.PORTS, container_engine="/run/docker.sock")
+    with pytest.raises(ConfigurationError, match=r"set tasks.container_engine to none, not /run/docker.sock"):
+        fleet_isolation(Settings(data_dir=tmp_path, tasks=tasks), Fleet(regions=()), tmp_path)

@@ -1,4 +1,6 @@
-"""Attacks that a tenant's task runs: `attack.py TARGETS` prints a line of JSON for each, with what it got or why not.
+"""Attacks that a tenant's task runs: `python -m tests.isolation.attack TARGETS` prints a line of JSON for each.
+
+The line says what the attack got, or what has stopped it.
 
 TARGETS is a JSON object: `data_dir` of the installation, its `api` (a URL), all TCP `ports` on which it listens, and
 `victim`, the pid of another tenant's task, with its `victim_workload`, the folder `victim_folder`, the checkpoint
@@ -19,16 +21,13 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-Targets = dict[str, Any]
+from tests.isolation import attack_kernel
+from tests.isolation.attack_results import Blocked, Targets, check, fork_with, readable, some, succeeding
+
 _ANSWERS_S = 3.0
 _PTRACE_ATTACH = 16
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Blocked(Exception):
-    """The attack did not succeed."""
 
 
 def temporal_by_port(targets: Targets) -> str:
@@ -46,7 +45,7 @@ def temporal_by_port(targets: Targets) -> str:
                 continue
         return found
 
-    return _some(asyncio.run(answering()), f"none of {len(targets['ports'])} ports answers")
+    return some(asyncio.run(answering()), f"none of {len(targets['ports'])} ports answers")
 
 
 def temporal_by_socket(targets: Targets) -> str:
@@ -60,7 +59,7 @@ def temporal_by_socket(targets: Targets) -> str:
                 found.append(name)
             except OSError as error:
                 errors.append(f"{name}: {error.strerror}")
-    return _some(found, "; ".join(errors))
+    return some(found, "; ".join(errors))
 
 
 def any_socket(targets: Targets) -> str:
@@ -75,7 +74,7 @@ def any_socket(targets: Targets) -> str:
                     found.append(path)
                 except OSError:
                     continue
-    return _some(found, f"{len(paths)} sockets")
+    return some(found, f"{len(paths)} sockets")
 
 
 def postgres_by_port(targets: Targets) -> str:
@@ -90,13 +89,13 @@ def postgres_by_port(targets: Targets) -> str:
                     found.append(port)
         except OSError:
             continue
-    return _some(found, "no port answers")
+    return some(found, "no port answers")
 
 
 def keys_and_settings(targets: Targets) -> str:
     """Reads the keys of the operator and of all machines, the master key and the settings."""
     names = ("operator.key", "master.key", "run/machine-keys.json", "run/settings.yaml", "run/agents.yaml")
-    return _readable([Path(targets["data_dir"]) / name for name in (*names, "postgres/password", "temporal.db")])
+    return readable([Path(targets["data_dir"]) / name for name in (*names, "postgres/password", "temporal.db")])
 
 
 def listing_of_the_data_folder(targets: Targets) -> str:
@@ -107,7 +106,7 @@ def listing_of_the_data_folder(targets: Targets) -> str:
             found += [one.name for one in Path(folder).iterdir() if one.name not in ("machines", "buckets")]
         except OSError:
             continue
-    return _some(found, "nothing else can be listed")
+    return some(found, "nothing else can be listed")
 
 
 def api_without_a_key(targets: Targets) -> str:
@@ -119,12 +118,12 @@ def api_without_a_key(targets: Targets) -> str:
                 found.append(f"{path}: {answer.status}")
         except OSError:
             continue
-    return _some([one for one in found if not one.startswith("/metrics")], "no path answers")
+    return some([one for one in found if not one.startswith("/metrics")], "no path answers")
 
 
 def environment_of_a_process(targets: Targets) -> str:
     """Reads the environment and the memory of another tenant's task, which contain its secrets."""
-    return _readable([Path(f"/proc/{targets['victim']}/{name}") for name in ("environ", "mem", "maps", "cwd/.")])
+    return readable([Path(f"/proc/{targets['victim']}/{name}") for name in ("environ", "mem", "maps", "cwd/.")])
 
 
 def signals(targets: Targets) -> str:
@@ -145,7 +144,7 @@ def ptrace(targets: Targets) -> str:
 
 def folder_of_another_tenant(targets: Targets) -> str:
     """Reads the working folder of another tenant's task."""
-    return _readable([Path(targets["victim_folder"]), Path(targets["victim_folder"]) / "work" / "private.txt"])
+    return readable([Path(targets["victim_folder"]), Path(targets["victim_folder"]) / "work" / "private.txt"])
 
 
 def checkpoints_of_another_tenant(targets: Targets) -> str:
@@ -168,7 +167,7 @@ def processes(targets: Targets) -> str:
                 command = (folder / "cmdline").read_bytes()
                 if targets["victim_workload"].encode() in command or b"mizzen up" in command:
                     found.append(command.decode())
-    return _some(found, "no command line of others")
+    return some(found, "no command line of others")
 
 
 def shared_memory(targets: Targets) -> str:
@@ -179,12 +178,12 @@ def shared_memory(targets: Targets) -> str:
     segment = _libc.shmget(targets["sysv"], 0, 0)
     if segment >= 0:
         found.append(f"segment {segment}")
-    return _some(found, "neither exists")
+    return some(found, "neither exists")
 
 
 def temporary_files(targets: Targets) -> str:
     """Reads another tenant's file in /tmp that every user may read."""
-    return _readable([Path("/tmp") / targets["shm"]])
+    return readable([Path("/tmp") / targets["shm"]])
 
 
 def port_of_another_tenant(targets: Targets) -> str:
@@ -213,7 +212,7 @@ def tables_logs_and_launches(targets: Targets) -> str:
         for name in ("logs", "launches", "outputs", "archives", "tetris"):
             with contextlib.suppress(OSError):
                 found += [str(path) for path in (bucket / name).rglob("*") if path.is_file()]
-    return _some(found, "no file can be listed")
+    return some(found, "no file can be listed")
 
 
 def homes(targets: Targets) -> str:
@@ -222,7 +221,7 @@ def homes(targets: Targets) -> str:
     for home in (Path("/root"), *Path("/home").glob("*")):
         with contextlib.suppress(OSError):
             found += [str(path) for path in home.iterdir() if not sys.base_prefix.startswith(str(path))]
-    return _some(found, "nothing can be listed")
+    return some(found, "nothing can be listed")
 
 
 def change_the_system(targets: Targets) -> str:
@@ -232,7 +231,7 @@ def change_the_system(targets: Targets) -> str:
         with contextlib.suppress(OSError):
             (Path(folder) / "intruder").write_text("x")
             found.append(str(folder))
-    return _some(found, "no folder can be changed")
+    return some(found, "no folder can be changed")
 
 
 def kernel_settings(targets: Targets) -> str:
@@ -246,7 +245,7 @@ def kernel_settings(targets: Targets) -> str:
     ):
         with contextlib.suppress(OSError), open(name, "r+b"):
             found.append(name)
-    return _some(found, "none can be opened")
+    return some(found, "none can be opened")
 
 
 def limits_of_its_cgroup(targets: Targets) -> str:
@@ -256,7 +255,7 @@ def limits_of_its_cgroup(targets: Targets) -> str:
         for name in {"cgroup.procs", "memory.limit_in_bytes", "memory.max", "pids.max"} & set(names):
             with contextlib.suppress(OSError), open(f"{folder}/{name}", "r+b"):
                 found.append(f"{folder}/{name}")
-    return _some(found[:3], "no file can be opened")
+    return some(found[:3], "no file can be opened")
 
 
 def devices(targets: Targets) -> str:
@@ -268,7 +267,7 @@ def devices(targets: Targets) -> str:
     with contextlib.suppress(OSError):
         os.mknod("disk", 0o600 | stat.S_IFBLK, os.makedev(254, 0))
         found.append("mknod")
-    return _some(found, "none can be opened")
+    return some(found, "none can be opened")
 
 
 def privileges(targets: Targets) -> str:
@@ -285,43 +284,43 @@ def capabilities(targets: Targets) -> str:
         "sethostname": lambda: socket.sethostname("intruder"),
         "clock": lambda: time.clock_settime(time.CLOCK_REALTIME, time.time()),
         "chroot": lambda: os.chroot("."),
-        "mount": lambda: _check(_libc.mount(b"none", b"/tmp", b"tmpfs", 0, None)),
+        "mount": lambda: check(_libc.mount(b"none", b"/tmp", b"tmpfs", 0, None)),
         "raw socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1).close(),
         "packet socket": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close(),
         "priority": lambda: os.setpriority(os.PRIO_PROCESS, 0, -5),
         "real time": lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)),
-        "reboot": lambda: _check(_libc.reboot(0)),
+        "reboot": lambda: check(_libc.reboot(0)),
     }
-    return _some(_succeeding(calls), f"{len(calls)} calls fail")
+    return some(succeeding(calls), f"{len(calls)} calls fail")
 
 
 def namespaces(targets: Targets) -> str:
     """Makes a user namespace, in which it would have all capabilities, by each of the three calls, and joins others."""
     new_user = 0x10000000
     calls: dict[str, Callable[[], object]] = {
-        "unshare": lambda: _check(_libc.unshare(new_user)),
-        "clone": lambda: _check(_fork_with(_libc.syscall(56, new_user | signal.SIGCHLD, 0, 0, 0, 0))),
-        "clone3": lambda: _check(
-            _fork_with(_libc.syscall(435, struct.pack("<11Q", new_user, 0, 0, 0, signal.SIGCHLD, *[0] * 6), 88))
+        "unshare": lambda: check(_libc.unshare(new_user)),
+        "clone": lambda: check(fork_with(_libc.syscall(56, new_user | signal.SIGCHLD, 0, 0, 0, 0))),
+        "clone3": lambda: check(
+            fork_with(_libc.syscall(435, struct.pack("<11Q", new_user, 0, 0, 0, signal.SIGCHLD, *[0] * 6), 88))
         ),
-        "setns": lambda: _check(_libc.setns(os.open("/proc/1/ns/mnt", os.O_RDONLY), 0)),
+        "setns": lambda: check(_libc.setns(os.open("/proc/1/ns/mnt", os.O_RDONLY), 0)),
     }
-    return _some(_succeeding(calls), "each fails")
+    return some(succeeding(calls), "each fails")
 
 
 def kernel_interfaces(targets: Targets) -> str:
     """Uses keyrings, AF_VSOCK, eBPF, performance events, io_uring, page faults in user space and the kernel's log."""
     calls: dict[str, Callable[[], object]] = {
-        "add_key": lambda: _check(_libc.syscall(248, b"user", b"intruder", b"x", 1, -3)),
-        "keyctl": lambda: _check(_libc.syscall(250, 0, -4, 0)),
+        "add_key": lambda: check(_libc.syscall(248, b"user", b"intruder", b"x", 1, -3)),
+        "keyctl": lambda: check(_libc.syscall(250, 0, -4, 0)),
         "vsock": lambda: socket.socket(40, socket.SOCK_STREAM).close(),
-        "bpf": lambda: _check(_libc.syscall(321, 0, struct.pack("<IIIII", 1, 4, 4, 1, 0), 20)),
-        "perf_event_open": lambda: _check(_libc.syscall(298, struct.pack("<II104x", 1, 112), 0, -1, -1, 0)),
-        "io_uring": lambda: _check(_libc.syscall(425, 4, ctypes.create_string_buffer(120))),
-        "userfaultfd": lambda: _check(_libc.syscall(323, 1)),
-        "syslog": lambda: _check(_libc.syscall(103, 3, ctypes.create_string_buffer(100), 100)),
+        "bpf": lambda: check(_libc.syscall(321, 0, struct.pack("<IIIII", 1, 4, 4, 1, 0), 20)),
+        "perf_event_open": lambda: check(_libc.syscall(298, struct.pack("<II104x", 1, 112), 0, -1, -1, 0)),
+        "io_uring": lambda: check(_libc.syscall(425, 4, ctypes.create_string_buffer(120))),
+        "userfaultfd": lambda: check(_libc.syscall(323, 1)),
+        "syslog": lambda: check(_libc.syscall(103, 3, ctypes.create_string_buffer(100), 100)),
     }
-    return _some(_succeeding(calls), "each fails")
+    return some(succeeding(calls), "each fails")
 
 
 def its_supervisors(targets: Targets) -> str:
@@ -335,7 +334,7 @@ def its_supervisors(targets: Targets) -> str:
                 with contextlib.suppress(OSError):
                     os.close(os.open(f"/proc/{pid}/{name}", os.O_RDONLY))
                     found.append(f"{pid}/{name}")
-    return _some(found, "neither can be read")
+    return some(found, "neither can be read")
 
 
 def fork_bomb(targets: Targets) -> str:
@@ -403,59 +402,13 @@ def _first_to_be_killed() -> None:
     Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _succeeding(calls: dict[str, Callable[[], object]]) -> list[str]:
-    found = []
-    for name, call in calls.items():
-        pid = os.fork()
-        if pid == 0:
-            try:
-                call()
-            except BaseException:
-                os._exit(1)
-            os._exit(0)
-        if os.waitpid(pid, 0)[1] == 0:
-            found.append(name)
-    return found
-
-
-def _fork_with(pid: int) -> int:
-    if pid == 0:
-        os._exit(0)
-    return pid
-
-
-def _check(result: int) -> None:
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _readable(paths: list[Path]) -> str:
-    found, errors = [], []
-    for path in paths:
-        try:
-            if path.is_dir():
-                found.append(f"{path}: {[one.name for one in path.iterdir()]}")
-            else:
-                with path.open("rb") as file:
-                    found.append(f"{path}: {len(file.read(100))} bytes")
-        except OSError as error:
-            errors.append(f"{path.name}: {error.strerror}")
-    return _some(found, "; ".join(errors))
-
-
-def _some(found: list[Any], otherwise: str) -> str:
-    if not found:
-        raise Blocked(otherwise)
-    return str(found)
-
-
 ATTACKS: tuple[Callable[[Targets], str], ...] = (
     temporal_by_port, temporal_by_socket, any_socket, postgres_by_port, keys_and_settings, listing_of_the_data_folder,
     api_without_a_key, environment_of_a_process, signals, ptrace, folder_of_another_tenant,
     checkpoints_of_another_tenant, processes, shared_memory, temporary_files, port_of_another_tenant, abstract_socket,
     tables_logs_and_launches, homes, change_the_system, kernel_settings, limits_of_its_cgroup, devices, privileges,
     capabilities, namespaces, kernel_interfaces, its_supervisors, fork_bomb, memory, shared_memory_without_limit,
-    report_that_is_a_link,
+    report_that_is_a_link, *attack_kernel.ATTACKS,
 )  # fmt: skip
 
 

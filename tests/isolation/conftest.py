@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,9 +45,16 @@ def engine(mode: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engi
 
 
 @pytest.fixture(scope="module")
-def stack(mode: str, engine: Engine | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def folder() -> Iterator[Path]:
+    """A folder through which other users can go, as they must to run as a tenant without a sandbox."""
+    with tempfile.TemporaryDirectory(prefix="mz-attacked-", ignore_cleanup_errors=True) as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def stack(mode: str, engine: Engine | None, folder: Path) -> Iterator[Up]:
     """A stack with two tenants, which it separates."""
-    folder = tmp_path_factory.mktemp("attacked")
     tasks: dict[str, Any] = {"isolation": mode.partition(" ")[0]}
     if engine is not None:
         paths = dict.fromkeys(str(Path(path).resolve()) for path in ("/usr", ROOT, sys.base_prefix))
@@ -70,10 +78,10 @@ def stack(mode: str, engine: Engine | None, tmp_path_factory: pytest.TempPathFac
         up.close()
 
 
-def submit(up: Up, tenant: str, run: str, image: str | None, tasks: int = 1) -> str:
-    """Submits a workload with one job of small tasks, and returns its id."""
+def submit(up: Up, tenant: str, run: str, image: str | None, tasks: int = 1, **more: Any) -> str:
+    """Submits a workload with one job of small tasks and the fields `more`, and returns its id."""
     job = {"name": "main", "tasks": tasks, "resources": {"cpus": 0.5, "memory": "512MiB"}, "run": run}
     if image is not None:  # It has no Python of its own.
         job |= {"image": image, "run": run.replace("$MIZZEN_PYTHON", sys.executable)}
-    document = {"version": 1, "name": tenant, "tenant": tenant, "jobs": [job], "limits": {"retries": 0}}
+    document = {"version": 1, "name": tenant, "tenant": tenant, "jobs": [job], "limits": {"retries": 0}, **more}
     return str(up.client().submit(document)["id"])

@@ -1,7 +1,7 @@
 """The task of another tenant that is attacked: it shares all that a careless program would, and waits.
 
 `victim.py NAME PORT KEY` serves on PORT and on the abstract socket NAME, and writes NAME in `/dev/shm` and `/tmp` and a
-System V segment KEY, all of which every user may read.
+System V segment KEY, semaphores and a message queue, all of which every user may read.
 """
 
 import contextlib
@@ -33,6 +33,8 @@ def main() -> None:
     for folder in ("/dev/shm", "/tmp"):
         Path(folder, name).write_text("secret")
     assert _libc.shmget(key, 4096, 0o1666) >= 0
+    assert _libc.semget(key, 1, 0o1666) >= 0
+    assert _libc.mq_open(f"/{name}".encode(), os.O_RDWR | os.O_CREAT, 0o666, None) >= 0
     abstract = socket.socket(socket.AF_UNIX)
     abstract.bind("\0" + name)
     abstract.listen()

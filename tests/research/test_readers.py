@@ -11,7 +11,7 @@ from research.traces.rows import BadRow, refuse_bad, tasks_of
 from research.traces.trace_readers import COLUMNS, read_trace
 
 HEADER = ",".join(COLUMNS)
-FULL = "w1,10,vision,2,3600,4,8,a100|h100,6.5,16GiB,clicks|pages"
+FULL = "w1,10,vision,2,3600,4,8,a100|h100,6.5,16GiB,clicks|pages,ann,7200,nightly"
 
 
 def _write(folder: Path, *lines: str, name: str = "trace.csv") -> str:
@@ -27,6 +27,7 @@ def test_every_column_is_read(tmp_path: Path) -> None:
     assert (row.tasks, row.gpus_per_task, row.gpus, row.gpu_types) == (4, 8, 32, ("a100", "h100"))
     assert (row.cpus_milli_per_task, row.memory_bytes_per_task) == (6500, 16 << 30)
     assert row.tables == ("clicks", "pages")
+    assert (row.user, row.max_runtime_s, row.recurring) == ("ann", 7200, "nightly")
 
 
 def test_what_is_missing_or_empty_is_left_to_be_drawn(tmp_path: Path) -> None:
@@ -63,6 +64,7 @@ def test_rows_are_put_in_the_order_of_submission(tmp_path: Path) -> None:
         ("cpus_per_task", "many", "must be a number of at least 0"),
         ("memory_bytes", "16 GiBs", "must be a size such as 512MiB or 16GB, or a whole number of bytes"),
         ("tables", "a|a", "must be different names separated by |"),
+        ("max_runtime_s", "3599", "must be at least duration_s, 3600"),
     ],
 )
 def test_a_bad_value_is_named(tmp_path: Path, column: str, value: str, right: str) -> None:
@@ -99,14 +101,14 @@ def test_bad_rows_are_refused_with_their_number(tmp_path: Path) -> None:
 
 def test_parquet_is_the_same_as_csv(tmp_path: Path) -> None:
     """A Parquet file with typed columns gives the same rows as a CSV file."""
-    values = ("w1", 10.0, "vision", 2, 3600, 4, 8, "a100|h100", 6.5, 16 << 30, "clicks|pages")
+    values = ("w1", 10.0, "vision", 2, 3600, 4, 8, "a100|h100", 6.5, 16 << 30, "clicks|pages", "ann", 7200, "nightly")
     columns = {column: [value] for column, value in zip(COLUMNS, values, strict=True)}
     path = tmp_path / "trace.parquet"
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
     (theirs,), (ours,) = read_trace(str(path)).rows, read_trace(_write(tmp_path, HEADER, FULL)).rows
     assert theirs.line == 1
     assert theirs.memory_bytes_per_task == ours.memory_bytes_per_task
-    for name in ("workload_id", "submit_s", "priority", "tasks", "gpu_types", "cpus_milli_per_task", "tables"):
+    for name in ("workload_id", "submit_s", "priority", "tasks", "gpu_types", "cpus_milli_per_task", "tables", "user"):
         assert getattr(theirs, name) == getattr(ours, name)
     assert read_trace(f"parquet:{path}").rows == [theirs]
 

@@ -1,10 +1,11 @@
-"""The Slurm and Kueue policies behave as their documentation says, on small fleets by hand and on random ones."""
+"""The models of other schedulers behave as their documentation says, on small fleets by hand and on random ones."""
 
 from dataclasses import replace
 
 import pytest
 
 from research.rivals import policies
+from research.rivals.queues import filled
 from simulation.errors import SimulationError
 from simulation.hardware import Hardware
 from simulation.run import Run
@@ -43,7 +44,7 @@ def test_everything_that_fits_is_done_at_last(policy: str, seed: int) -> None:
 
 @pytest.mark.parametrize("policy", RIVALS)
 def test_gangs_of_several_jobs_are_refused(policy: str) -> None:
-    """The Slurm and Kueue policies reject workloads with several jobs."""
+    """Models of other schedulers reject workloads with several jobs."""
     one = workload("two-jobs")
     both = SimulatedWorkload(one.id, one.tenant, one.level, 0.0, 0.0, 10.0, one.jobs * 2, None)
     with pytest.raises(SimulationError, match="two-jobs: has several jobs"):
@@ -97,6 +98,24 @@ def test_slurm_prefers_tenants_that_used_less() -> None:
     assert (started["modest"], started["again"]) == (1000, 1100)
 
 
+def test_slurm_preempts_by_quality_of_service_and_limits_accounts() -> None:
+    """The lowest and newest job is requeued for a higher one; an account at its limit waits beside free GPUs."""
+    work = [
+        workload("old", 8, 0, 2000, level=7, tenant="other"),
+        workload("new", 8, 5, 2000, level=7, tenant="other"),
+        workload("middle", 8, 5, 2000, level=4, tenant="other"),
+        workload("urgent", 8, 50, 1000, level=1, tenant="mine"),
+        workload("more", 8, 60, 100, level=1, tenant="mine"),
+    ]
+    tenants = [tenant("mine", a100=8), tenant("other", a100=24)]
+    seen = happenings(scenario(machines("east", 3), work, tenants), "slurm-qos")[1]
+    assert when(seen, "evicted") == {"new": 50}
+    assert when(seen, "awarded")["more"] == when(seen, "finished")["urgent"]
+    seen = happenings(scenario(machines("east", 4), work, tenants), "slurm-qos")[1]
+    assert when(seen, "evicted") == {}
+    assert when(seen, "awarded")["more"] == when(seen, "finished")["urgent"] == 1050
+
+
 # --------------------------------------------------------------------------------------------------------------- Kueue
 
 
@@ -148,3 +167,60 @@ def test_kueue_strict_heads_hold_up_their_queue() -> None:
     )
     assert strict["small"] > 1000 and best_effort["small"] == 20
     assert strict["other"] == best_effort["other"] == 30
+
+
+def test_kueue_with_fair_sharing_levels_what_queues_borrow() -> None:
+    """A queue that borrows more loses workloads to one that borrows less, until their shares are equal."""
+    work = [workload(f"a{k}", 8, k, 5000, tenant="a") for k in range(4)]
+    work += [workload(f"b{k}", 8, 100 + k, 5000, tenant="b") for k in range(4)]
+    tenants = [tenant("a", a100=0), tenant("b", a100=0)]
+    fair, plain = (
+        when(happenings(scenario(machines("east", 4), work, tenants), policy)[1], "evicted")
+        for policy in ("kueue-fair", "kueue-best-effort")
+    )
+    assert set(fair) == {"a3", "a2"} and plain == {}
+
+
+# ---------------------------------------------------------------------------------------------------- KAI and Volcano
+
+
+def test_shares_are_filled_by_weight_up_to_what_is_requested() -> None:
+    """What a queue does not request goes to the others in proportion to their weights."""
+    assert filled(12, {"a": 1, "b": 2}, {"a": 100, "b": 100}) == pytest.approx({"a": 4, "b": 8})
+    assert filled(12, {"a": 1, "b": 2, "c": 3}, {"a": 100, "b": 2, "c": 4}) == pytest.approx({"a": 6, "b": 2, "c": 4})
+    assert filled(12, {"a": 1, "b": 0}, {"a": 5, "b": 0}) == pytest.approx({"a": 5, "b": 0})
+
+
+@pytest.mark.parametrize("policy", ["kai", "volcano"])
+def test_fair_queues_reclaim_shares_and_preempt_within_a_queue(policy: str) -> None:
+    """A queue reclaims its quota from one above its share, the lowest priority and the newest workload first.
+
+    Within the queue, a higher priority preempts a lower one.
+    """
+    work = [
+        workload("important", 8, 0, 5000, level=2, tenant="borrower"),
+        workload("lent1", 8, 10, 5000, level=4, tenant="borrower"),
+        workload("lent2", 8, 20, 5000, level=4, tenant="borrower"),
+        workload("back", 8, 100, 5000, level=7, tenant="owner"),
+        workload("urgent", 8, 200, 100, level=1, tenant="owner"),
+    ]
+    tenants = [tenant("borrower", a100=16), tenant("owner", a100=8)]
+    seen = happenings(scenario(machines("east", 3), work, tenants), policy)[1]
+    evicted = [(one.at_s, one.workload) for one in seen if one.what == "evicted"]
+    assert evicted[:2] == [(100, "lent2"), (200, "back")]
+    assert when(seen, "awarded")["urgent"] == 200
+
+
+def test_volcano_keeps_a_queue_at_its_share_and_kai_does_not() -> None:
+    """While another queue requests more than is free, a queue above its share gets nothing from Volcano."""
+    work = [
+        workload("first", 8, 0, 5000, tenant="a"),
+        workload("large", 8, 10, 100, tenant="b", tasks=2),
+        workload("second", 8, 20, 100, tenant="a"),
+    ]
+    tenants = [tenant("a", a100=8), tenant("b", a100=8)]
+    kai, volcano = (
+        when(happenings(scenario(machines("east", 2), work, tenants), policy)[1], "awarded")
+        for policy in ("kai", "volcano")
+    )
+    assert kai["second"] == 20 and volcano["second"] > 20

@@ -249,3 +249,19 @@ def test_an_evicted_gang_has_waited_since_its_submission(monkeypatch: pytest.Mon
     monkeypatch.setattr(run.engine, "place", seen)
     run.go()
     assert max(waited) > 600 and waited == {now_s: now_s - 100 for now_s in waited}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_persons_flood_does_not_delay_a_colleague(plain: bool) -> None:
+    """Of 40 one-hour workloads of one person, and a later short one of another, the short one starts after the first.
+
+    How the first person's work is split makes no difference.
+    """
+    for tasks in (1, 4):
+        flood = [
+            replace(workload(f"a{n:02d}", gpus=4 // tasks, tasks=tasks, duration_s=3600), user="ann") for n in range(40)
+        ]
+        late = replace(workload("b", gpus=1, submit_s=60, duration_s=600), user="bob")
+        settings = SURE.model_copy(update={"reserve_after_s": inf})
+        seen = happenings(scenario(machines("east", 1), [*flood, late], settings=settings), plain=plain)[1]
+        assert when(seen, "awarded")["b"] == 3600

@@ -14,6 +14,7 @@ from botocore.exceptions import ClientError
 
 from capacity.offers import Offer, Shape
 from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
+from capacity.providers.agent_command import agent_flags
 from capacity.providers.ec2.errors import NOT_THERE, asking, code_of, launching
 from capacity.providers.ec2.settings import Ec2Settings
 from domain.capacity import CapacityKind
@@ -27,20 +28,6 @@ def user_data(settings: Ec2Settings, request: LaunchRequest) -> str:
     Secrets are passed in environment variables: every process of the machine could read command-line flags. The same
     request always gives the same script, because EC2 refuses a client token that is reused with different parameters.
     """
-    region, cluster, name = request.machine.split("/")
-    shape = request.offer.shape
-    flags = {
-        "--region": region,
-        "--cluster": cluster,
-        "--name": name,
-        "--rack": request.offer.zone,
-        "--bucket": request.bucket_url,
-        "--gpus": str(shape.gpus),
-        "--cpus": f"{shape.cpus_milli / 1000:g}",
-        "--memory": str(shape.memory_bytes),
-        **({} if shape.gpu_type is None else {"--gpu-type": shape.gpu_type}),
-    }
-    words = " ".join(f"{flag} {shlex.quote(value)}" for flag, value in flags.items())
     lines = [
         "#!/bin/sh",
         "set -eu",
@@ -48,7 +35,7 @@ def user_data(settings: Ec2Settings, request: LaunchRequest) -> str:
         f"export MIZZEN_JOIN_TOKEN={shlex.quote(request.join_token)}",
         f"export MIZZEN_MACHINE_KEY={shlex.quote(request.machine_key)}",
         *([settings.prepare.strip()] if settings.prepare.strip() else []),
-        f"exec {settings.agent} {words}",
+        f"exec {settings.agent} {agent_flags(request)}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -116,6 +103,8 @@ _CONFIG = Config(connect_timeout=5, read_timeout=30, retries={"total_max_attempt
 # Temporary errors are retried by the instance's workflow with the same token.
 _ONCE = _CONFIG.merge(Config(retries={"total_max_attempts": 1, "mode": "standard"}))
 _HAD = ["pending", "running", "stopping", "stopped"]
+_ENDED = ["shutting-down", "terminated"]
+"""EC2 lists these for about an hour, with the reason."""
 
 
 class Ec2Provider:
@@ -123,6 +112,7 @@ class Ec2Provider:
 
     lists_late_s = 60.0
     """EC2's lists are eventually consistent. AWS documents no bound; the lag is rarely more than a few seconds."""
+    queues = False
 
     def __init__(self, name: str, settings: Ec2Settings, installation: str) -> None:
         """`installation` is the tag value that marks the machines of this installation within the account."""
@@ -201,13 +191,13 @@ class Ec2Provider:
         """See `Provider.describe`."""
         filters = [
             {"Name": f"tag:{INSTALLATION_TAG}", "Values": [self._installation]},
-            {"Name": "instance-state-name", "Values": _HAD},
+            {"Name": "instance-state-name", "Values": [*_HAD, *_ENDED]},
         ]
         with asking(self.name, "listing instances"):
             pages = list(self._client.get_paginator("describe_instances").paginate(Filters=filters))
         found = [one for page in pages for reservation in page["Reservations"] for one in reservation["Instances"]]
         return [
-            FoundMachine(one["InstanceId"], tags[INSTANCE_TAG], one["LaunchTime"].timestamp())
+            FoundMachine(one["InstanceId"], tags[INSTANCE_TAG], one["LaunchTime"].timestamp(), ended=_why_ended(one))
             for one in found
             if INSTANCE_TAG in (tags := {tag["Key"]: tag["Value"] for tag in one.get("Tags", ())})
         ]
@@ -220,6 +210,12 @@ class Ec2Provider:
             except ClientError as error:
                 if code_of(error) not in NOT_THERE:
                     raise
+
+
+def _why_ended(one: dict[str, Any]) -> str | None:
+    """Returns why an instance has ended, in EC2's words; None: it has not."""
+    state = str(one["State"]["Name"])
+    return str(one.get("StateReason", {}).get("Message") or state) if state in _ENDED else None
 
 
 def _used(refused: LaunchRefused) -> bool:

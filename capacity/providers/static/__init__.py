@@ -19,6 +19,7 @@ class StaticProvider:
     """A provider without offers, which neither launches nor terminates machines."""
 
     lists_late_s = 0.0
+    queues = False
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,5 +1,6 @@
 """The provider for a cloud that follows traces."""
 
+import math
 from collections.abc import Sequence
 
 from capacity.offers import Offer
@@ -16,6 +17,7 @@ class TraceProvider:
     """Launches machines of a cloud that follows traces."""
 
     lists_late_s = 0.0
+    queues = False
 
     def __init__(self, name: str, settings: TraceProviderSettings, cloud: Cloud) -> None:
         self.name = name
@@ -56,7 +58,15 @@ class TraceProvider:
             there = [machine.instance for machine in self._cloud.there()]
         except OSError as error:
             raise ProviderUnavailable(f"{self.name}: {error}") from None
-        return [FoundMachine(one.native_id, one.token, one.launched_at_s) for one in there]
+        return [
+            FoundMachine(
+                one.native_id,
+                one.token,
+                one.launched_at_s,
+                ends_at_s=None if math.isinf(one.ends_at_s) else one.ends_at_s,
+            )
+            for one in there
+        ]
 
     def terminate(self, native_id: str) -> None:
         """See `Provider.terminate`."""

@@ -12,6 +12,7 @@ from research.experiments.cases import TRACES, ExperimentCase, Sizes
 from research.experiments.pools.fleets import FLEETS, LOAD, SEEDS, build_fleets
 from research.experiments.pools.report import write_report
 from research.experiments.replay import outcome, scene_of
+from simulation.policies import POLICIES
 
 ROOT = Path(__file__).parents[3]
 POLICY = "global"
@@ -46,7 +47,7 @@ def run(case: ExperimentCase, data: Path, out: Path, sizes: Sizes) -> None:
             began_s = time.monotonic()
             facts, scene = scene_of(folder, f"{fleet}.yaml")
             new = path.with_suffix(".new")
-            new.write_text(json.dumps(outcome(facts, scene, POLICY)))
+            new.write_text(json.dumps(outcome(facts, scene, POLICIES[POLICY])))
             new.replace(path)
             print(f"{case.name} on {fleet}: {time.monotonic() - began_s:.0f} s", flush=True)
 

@@ -71,6 +71,8 @@ class FaultsScenario:
         self._folder, self._up, self._seconds, self._per_s, self._say = folder, up, seconds, per_s, say
         self._client = up.client()
         self._sick: set[int] = set()
+        self.events: list[tuple[float, str]] = []
+        """When each fault and the update began, in seconds since the epoch."""
 
     def run(self, rounds: int) -> tuple[list[Request], list[float], int]:
         """Returns the requests of the load, and the times to the first byte and the failures from zero."""
@@ -87,6 +89,9 @@ class FaultsScenario:
             return self._load(), *self._from_zero(rounds)
         finally:
             balancer.close()
+            for line in (self._folder / "balance.log").read_text().splitlines():
+                if " is ejected " in line or " is admitted " in line:
+                    self._say(f"the balancer: {line}")
 
     def _ready(self) -> int:
         return int(sum(self._client.service(_NAME)["ready"].values()))
@@ -101,6 +106,7 @@ class FaultsScenario:
                     time.sleep(max(0.0, began_s + share * self._seconds - time.time()))
                     self._break(fault)
                 time.sleep(max(0.0, began_s + 0.75 * self._seconds - time.time()))
+                self.events.append((time.time(), "update"))
                 self._client.update_service(_NAME, _document({"min_replicas": _REPLICAS}, 1.0))
                 self._say("the service is updated")
                 assert load.wait(self._seconds + 120) == 0
@@ -113,6 +119,7 @@ class FaultsScenario:
         found = [one for one in self._client.endpoints(_NAME)["endpoints"] if one["replica"] not in self._sick]
         one = found[0]
         self._sick.add(one["replica"])
+        self.events.append((time.time(), fault))
         httpx.post(f"http://{one['address']}:{one['port']}/fault/{fault}", trust_env=False).raise_for_status()
         self._say(f"replica {one['replica']}: {fault}")
 
@@ -175,6 +182,15 @@ def failures(requests: list[Request]) -> list[Request]:
     return found
 
 
+def by_event(requests: list[Request], events: list[tuple[float, str]]) -> dict[str, list[Request]]:
+    """Returns the requests by the newest event before their start."""
+    found: dict[str, list[Request]] = {}
+    for one in requests:
+        before = [name for at_s, name in events if at_s <= one.began_s]
+        found.setdefault(before[-1] if before else "the start", []).append(one)
+    return found
+
+
 def main() -> int:
     """Runs the scenario and prints its figures; returns 1 if one misses its bar."""
     began_s = time.monotonic()
@@ -188,7 +204,8 @@ def main() -> int:
         up = Up(Path(folder), _FLEET, settings=yaml.safe_dump({"services": {"scaling_interval_s": 1}}))
         try:
             up.start()
-            requests, times_s, held_failed = FaultsScenario(Path(folder), up, seconds, per_s, say).run(int(rounds))
+            scenario = FaultsScenario(Path(folder), up, seconds, per_s, say)
+            requests, times_s, held_failed = scenario.run(int(rounds))
         finally:
             up.close()
     bad, own_s = failures(requests), alone_s()
@@ -198,6 +215,9 @@ def main() -> int:
     print(f"requests                          {len(requests):,}")
     print(f"failed                            {len(bad)} ({100 * share:.3f} %; at most {100 * _FAILED_BAR:g} %)")
     print(f"  of them complete, but too late  {late}")
+    for event, those in by_event(bad, scenario.events).items():
+        errors = ", ".join(sorted({one.error for one in those if one.error}))
+        print(f"  began after {event:<20} {len(those)}{': ' if errors else ''}{errors}")
     print(f"held requests that failed         {held_failed} of {held_failed + len(times_s)}")
     print(f"first byte from zero, P99         {p99_s:.1f} s; the process alone: {own_s:.1f} s; at most 4 s more")
     return int(share > _FAILED_BAR or held_failed > 0 or p99_s > own_s + _WAKE_BAR_S)

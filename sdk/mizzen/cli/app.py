@@ -80,6 +80,7 @@ class _Application(LazyGroup):
         },
         "Setup": {
             "login": Lazy("setup_commands:login", "Check the URL and key of an API, and save them."),
+            "console": Lazy("setup_commands:console", "Open the console in a browser, already logged in."),
             "contexts": Lazy("setup_commands:contexts", "List, select and remove saved contexts."),
             "completion": Lazy("setup_commands:completion", "Print the completion script of a shell."),
             "version": Lazy("setup_commands:version", "Print the version of the command."),

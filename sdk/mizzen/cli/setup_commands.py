@@ -1,5 +1,6 @@
-"""The commands `login` and `contexts`, which select the API to use; and `completion` and `version`."""
+"""The commands `login` and `contexts`, which select the API to use; `console`, `completion` and `version`."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,6 +122,28 @@ def rm(session: Session, name: str) -> None:
     """Remove a context and its key."""
     save_contexts(load_contexts().without(name))
     emit_one(session, {"removed": name}, lambda: name, name=name)
+
+
+def open_browser(url: str) -> bool:
+    """Open a page in a browser with a window; return whether there was one."""
+    import webbrowser
+
+    has_window = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return has_window and webbrowser.open(url)
+
+
+@click.command(cls=OutputCommand)
+@click.option("--open/--no-open", "opens", default=True, help="Open it in a browser, if there is a window system.")
+@click.pass_obj
+def console(session: Session, opens: bool) -> None:
+    """Open the console in a browser, already logged in with your API key.
+
+    The printed link works once, within five minutes. Whoever has it can use it: do not pass it on.
+    """
+    link = session.client.console_link()
+    emit_one(session, {"link": link}, lambda: link, name=link)
+    if opens and open_browser(link):
+        say("opened in a browser")
 
 
 @click.command(cls=OutputCommand)

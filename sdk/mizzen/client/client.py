@@ -332,6 +332,10 @@ class Client(Data, FleetMethods, OutputCalls, Services):
         """Return the identity of the API key: its role, tenant and label."""
         return cast(views.Identity, self._call("GET", "whoami"))
 
+    def console_link(self) -> str:
+        """Return a link that logs one browser in at the console with the API key, once, within five minutes."""
+        return f"{self.url}{self._call('POST', 'console-links')['path']}"
+
     def tenants(self) -> list[views.Tenant]:
         """Return all tenants, or only the tenant of the API key if it has one."""
         return list(self._pages("tenants", {}, None))

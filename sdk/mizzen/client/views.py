@@ -505,6 +505,9 @@ class Why(TypedDict):
     level: int
     over_quota: bool | None
     credit: float | None
+    preference: float | None
+    """What the order among its tenant's workloads of this level adds to its age, in units of credit: more for a person
+    with less recent use."""
     position: int | None
     """Position in the queue, from 1."""
     of: int | None
@@ -850,7 +853,7 @@ class Instance(TypedDict):
     usd_per_h: float
     """Price at the time of the request, in US dollars an hour."""
     usd: float
-    """Cost since its launch in US dollars, at that price."""
+    """Cost since its start in US dollars, at that price."""
     phase: InstancePhase
     reason: Reason | None
     """Why it is in this phase."""
@@ -864,8 +867,13 @@ class Instance(TypedDict):
     """Id of its machine, after its agent has registered."""
     requested_at: str
     expected_at: str | None
-    """When its agent was expected to be ready, according to the offer."""
+    """When its agent is expected to be ready, according to the offer or the provider."""
     launched_at: str | None
+    """When its provider accepted the launch."""
+    started_at: str | None
+    """When its provider started the machine; None: it waits there."""
+    ends_at: str | None
+    """When its provider will end the machine; None: unknown."""
     ready_at: str | None
     """When its machine first accepted work."""
     gone_at: str | None

@@ -162,8 +162,8 @@ def test_lines_of_the_log_are_classified() -> None:
     """A client that gives up is neither a failure nor a cut stream. A line may arrive in two parts."""
     counts = RequestCounter()
     lines = (
-        b"200 -- 7 0 -\n404 -- 3 0 1\n101 -- 9 0 -\n502 SH 1 +2 -\n-1 CR 1 0 -\n200 CD 1 0 -\n200 SD 1 0 -\n"
-        b"200 sD 1 0 -\n504 sH 1 0 -\n"
+        b"200 -- 7 0 - 1 5\n404 -- 3 0 1 2 2\n101 -- 9 0 - 1 8\n502 SH 1 +2 - 1 -1\n-1 CR 1 0 - 1 -1\n"
+        b"200 CD 1 0 - 1 1\n200 SD 1 0 - 1 1\n200 sD 1 0 - 1 1\n504 sH 1 0 - 1 -1\n"
     )
     os.write(counts.log, lines[:14])
     counts.read()
@@ -174,6 +174,7 @@ def test_lines_of_the_log_are_classified() -> None:
     assert (second.requests, second.failed, second.cut) == (9, 3, 2)
     assert (second.p50_s, second.p99_s) == (0.003, 0.007)
     assert counts.totals.retries == 2 and counts.totals.answered == 2
+    assert counts.take_first_bytes() == {"1": [0.005], "2": [0.002]} and counts.take_first_bytes() == {}
     assert counts.close(6).is_empty
 
 

@@ -107,7 +107,7 @@ def test_a_hung_request_that_must_not_be_repeated_fails_at_the_limit(
     with httpx.stream("GET", f"{balancer.url}/events?count=40&every_s=0.1") as answer:
         streaming = next(one for one in three if str(one.port) == answer.headers["x-replica"])
         streaming.behave(hang="1")
-        statuses = _statuses(balancer, "POST", 12)
-        assert 1 <= sum(status != 200 for status in statuses) <= 6
+        statuses = _statuses(balancer, "POST", 24, clients=8)  # So many that the streaming replica gets some of them.
+        assert 1 <= sum(status != 200 for status in statuses) <= 8
         assert set(statuses) <= {200, 502, 503, 0}
         assert sum(chunk.count(b"data") for chunk in answer.iter_raw()) == 40

@@ -18,6 +18,7 @@ class _Replicas:
         self.outliers = Outliers()
         self.counts = [ServerCounts(0, 0) for _ in shares]
         self.waits_s: dict[str, float] = {}
+        self.first_byte_s = [0.01] * len(shares)
         self.now_s = 0.0
         self._random = random.Random(1)
 
@@ -30,9 +31,12 @@ class _Replicas:
         for number, share in enumerate(self.shares):
             if str(number) not in self.ejected():
                 failed = sum(self._random.random() < share for _ in range(requests))
-                self.counts[number] += ServerCounts(requests - failed, failed, first_byte_s=0.01)
+                self.counts[number] += ServerCounts(requests - failed, failed)
         counts = {str(number): one for number, one in enumerate(self.counts)}
-        return self.outliers.observe(counts, self.waits_s, None, self.now_s)
+        times_s = {
+            name: [self.first_byte_s[int(name)]] * requests for name in counts.keys() - self.ejected()
+        }  # fmt: skip
+        return self.outliers.observe(counts, self.waits_s, None, self.now_s, times_s)
 
     def until(self, is_so: Callable[[dict[str, OutlierChange]], bool], most_s: int = 1000) -> float:
         """Runs seconds until one has these verdicts, and returns the time."""
@@ -84,6 +88,30 @@ def test_slow_requests_everywhere_eject_none() -> None:
     replicas.second()
     replicas.waits_s = dict.fromkeys("012", 5.0)
     assert replicas.second() == {}
+
+
+def test_a_slow_replica_is_ejected_relative_to_the_others() -> None:
+    """Also one that no request waits long enough for. It is admitted once its answers are as fast as the others'."""
+    replicas = _Replicas(0.0, 0.0, 0.0)
+    replicas.second()
+    replicas.first_byte_s[1] = 0.2
+    assert all(not replicas.second() for _ in range(30))
+    replicas.first_byte_s[1] = 0.5
+    replicas.until(lambda verdicts: verdicts == {"1": OutlierChange.EJECTED}, 10)
+    assert replicas.outliers.ejections["1"].why.endswith("is 0.5 s, that of the others 0.01 s")
+    replicas.until(lambda verdicts: verdicts == {"1": OutlierChange.TRIED}, 11)
+    assert replicas.second(1) == {"1": OutlierChange.EJECTED}
+    replicas.first_byte_s[1] = 0.02
+    replicas.until(lambda verdicts: verdicts == {"1": OutlierChange.ADMITTED}, 30)
+    replicas.first_byte_s = [5.0, 5.0, 5.0]
+    assert all(not replicas.second() for _ in range(30))
+
+
+def test_nobody_knows_at_first_how_long_an_answer_takes() -> None:
+    """The first request after a start of the balancer may take its time, while the other replicas have none."""
+    replicas = _Replicas(0.0, 0.0, 0.0)
+    replicas.waits_s = {"2": 30.0}
+    assert all(not replicas.second(0) for _ in range(30))
 
 
 def test_one_failure_ejects_none() -> None:

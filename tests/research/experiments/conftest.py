@@ -9,7 +9,7 @@ import pytest
 
 from research.experiments.cases import HOUR_S, Sizes
 
-SHORT = Sizes(warm_up_s=HOUR_S, measured_s=2 * HOUR_S, after_s=HOUR_S, machines=8)
+SHORT = Sizes(warm_up_s=HOUR_S, measured_s=2 * HOUR_S, after_s=HOUR_S, machines=8, philly_machines=40)
 BURST_H = 20
 
 

@@ -1,0 +1,130 @@
+"""A network of their own for the tasks in a sandbox, of which only declared ports of the machine lead to them.
+
+It has a loopback interface, and one that slirp4netns serves, a process for each sandbox: it opens connections of the
+tasks to other machines as connections of its own, and accepts those to the declared ports. Nothing on the machine's
+loopback interface can be reached. slirp4netns ends with the sandbox. The sandbox's folder contains
+
+    network.sock     its socket for commands
+    network.log      its messages
+    network.cgroup   path of its cgroup, if it has one
+    resolv.conf      `/etc/resolv.conf` of the tasks
+
+Uses the standard library only, because the shim imports this module.
+"""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from agent.cgroups import remove_cgroup
+
+RESOLV_CONF = "resolv.conf"
+_SOCKET, _CGROUP, _LOG = "network.sock", "network.cgroup", "network.log"
+_ADDRESS, _RESOLVER = "10.0.2.100", "10.0.2.3"
+"""Addresses of the tasks and of the resolver in slirp4netns's network."""
+_MOST_WORDS = 300
+_JOINS = 'echo 0 > "$0/cgroup.procs"; exec "$@"'
+
+
+def slirp4netns() -> str | None:
+    """Returns the path of the program; None: it is not installed."""
+    return shutil.which("slirp4netns")
+
+
+def prepare(folder: str) -> None:
+    """Writes the file that says where the tasks' resolver is."""
+    with open(f"{folder}/{RESOLV_CONF}", "w") as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write(f"nameserver {_RESOLVER}\n")
+
+
+def serve(folder: str, program: str, cgroup: str | None, *, pid: int, owner: int | None, ends: int) -> None:
+    """Starts slirp4netns for the network namespace of process `pid`, and waits until the interface is there.
+
+    Args:
+        folder: that of the sandbox.
+        program: `slirp4netns()`.
+        cgroup: path of a cgroup for the process; None: that of this process.
+        pid: a process in the namespace.
+        owner: descriptor of the user namespace to which it belongs; None: the machine's.
+        ends: descriptor of a pipe. When the other end is closed, slirp4netns ends.
+
+    Raises:
+        OSError: it cannot make the interface.
+    """
+    ready, saying = os.pipe()
+    command = [
+        program, "--configure", "--mtu=65520", "--disable-host-loopback", "--enable-seccomp",
+        f"--exit-fd={ends}", f"--ready-fd={saying}", f"--api-socket={_SOCKET}", "--netns-type=path",
+    ]  # fmt: skip
+    # Its own sandbox needs the user 0, which an ordinary user's namespace does not have.
+    command.append("--enable-sandbox" if owner is None else f"--userns-path=/proc/self/fd/{owner}")
+    command += [f"/proc/{pid}/ns/net", "tap0"]
+    if cgroup is not None:
+        with open(f"{folder}/{_CGROUP}", "w") as file:
+            file.write(cgroup)
+        command = ["/bin/sh", "-c", _JOINS, cgroup, *command]
+    kept = (ends, saying) if owner is None else (ends, saying, owner)
+    try:
+        with open(f"{folder}/{_LOG}", "wb") as log:
+            # The socket's path is relative, because paths of sockets have at most 107 bytes.
+            serving = subprocess.Popen(
+                command, pass_fds=kept, cwd=folder, env={}, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, start_new_session=True,
+            )  # fmt: skip
+        os.close(saying)
+        saying = -1
+        if not os.read(ready, 1):
+            status = serving.wait()
+            with open(f"{folder}/{_LOG}", errors="replace") as lines:
+                said = "; ".join(line.strip() for line in lines if not line.startswith("WARNING"))[:_MOST_WORDS]
+            raise PermissionError(errno.EPERM, f"slirp4netns cannot make a network (status {status}): {said}")
+        serving.returncode = 0  # It is not to be waited for.
+    finally:
+        for descriptor in (ready, saying):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def forward(folder: str, ports: Iterable[Sequence[int]]) -> None:
+    """Lets connections to ports of the machine lead to ports of the tasks; `ports` are pairs of both. Idempotent.
+
+    Raises:
+        OSError: the port of the machine is in use, or slirp4netns has ended.
+    """
+    open_ports = {one["host_port"] for one in _ask(folder, "list_hostfwd", {})["entries"]}
+    for outside, inside in ports:
+        if outside not in open_ports:
+            place = {"host_addr": "0.0.0.0", "host_port": outside, "guest_addr": _ADDRESS, "guest_port": inside}
+            _ask(folder, "add_hostfwd", {"proto": "tcp", **place})
+
+
+def end(folder: str) -> None:
+    """Ends the slirp4netns of a sandbox that is over, and removes its cgroup."""
+    try:
+        with open(f"{folder}/{_CGROUP}") as file:
+            remove_cgroup(file.read())
+    except FileNotFoundError:
+        return
+
+
+def _ask(folder: str, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    import socket  # Only where it is used, because every machine's zygote imports this module.
+
+    inside = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(f"/proc/self/fd/{inside}/{_SOCKET}")
+            client.sendall(json.dumps({"execute": command, "arguments": arguments}).encode())
+            client.shutdown(socket.SHUT_WR)
+            answer = json.loads(b"".join(iter(lambda: client.recv(4096), b"")))
+    finally:
+        os.close(inside)
+    if "error" in answer:
+        port = arguments.get("host_port")
+        raise OSError(errno.EADDRINUSE, f"port {port} of the machine: {answer['error'].get('desc')}")
+    return dict(answer)

@@ -1,0 +1,101 @@
+"""Slurm's commands, with a timeout, and their errors: refused, or unknown."""
+
+import os
+import pwd
+import subprocess
+
+from capacity.provider import LaunchRefused, ProviderUnavailable, Refusal
+from capacity.providers.slurm.jobs import FORMAT, PilotJob
+from capacity.providers.slurm.settings import SlurmSettings
+
+_SILENT = (
+    "Unable to contact slurm controller", "Socket timed out", "temporarily unable", "Resource temporarily unavailable",
+    "Zero Bytes", "standby mode", "authentication", "Munge", "munge", "Connection", "Transport endpoint",
+    "Insane message length", "shutdown", "Communication",
+)  # fmt: skip
+"""Errors after which the outcome of a command is unknown, or which do not depend on the job."""
+_CAPACITY = ("node configuration is not available", "nodes are busy", "DOWN, DRAINED", "Required node not available")
+_QUOTA = ("QOS", "accounting", "Assoc", "limit on the number", "PilotJob violates")
+
+
+class SlurmCommands:
+    """The commands of one cluster, run as this process's user. Several threads may use it."""
+
+    def __init__(self, name: str, settings: SlurmSettings) -> None:
+        self._name, self._timeout_s = name, settings.timeout_s
+        config = {} if settings.config is None else {"SLURM_CONF": str(settings.config)}
+        self._environ = {**os.environ, **config, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+        self._user = pwd.getpwuid(os.geteuid()).pw_name
+
+    def jobs(self, comment: str, name: str | None = None) -> list[PilotJob]:
+        """Returns the jobs of this user with a comment, also those that have ended recently; with one name, or all.
+
+        Raises:
+            ProviderUnavailable: the controller does not answer.
+        """
+        named = [] if name is None else [f"--name={name}"]
+        said = self._run("squeue", "--noheader", "--states=all", f"--user={self._user}", *named, f"--Format={FORMAT}")
+        try:
+            found = [PilotJob(line) for line in said.splitlines() if line.strip()]
+        except ValueError as error:
+            raise ProviderUnavailable(f"{self._name}: {error}") from None
+        return [job for job in found if job.comment == comment]
+
+    def draining(self) -> dict[str, str]:
+        """Returns why nodes are being taken out of service, by their names.
+
+        Raises:
+            ProviderUnavailable: the controller does not answer.
+        """
+        said = self._run("sinfo", "--noheader", "--Node", "--states=drain", "--format=%N|%E")
+        return {node: why for node, _, why in (line.partition("|") for line in said.splitlines())}
+
+    def submit(self, options: list[str], script: str) -> str:
+        """Submits a batch script; returns the number of the job.
+
+        Raises:
+            LaunchRefused: Slurm refused it.
+            ProviderUnavailable: the job may have been submitted.
+        """
+        said = self._run("sbatch", "--parsable", *options, script=script, launches=True)
+        job = said.strip().partition(";")[0]
+        if not job.isdigit():
+            raise ProviderUnavailable(f"{self._name}: sbatch: the answer {said!r} has no number of a job")
+        return job
+
+    def cancel(self, job: str) -> None:
+        """Cancels a job. A job that does not exist is no error.
+
+        Raises:
+            ProviderUnavailable: the controller does not answer.
+        """
+        self._run("scancel", "--quiet", job, may_fail=True)
+
+    def _run(self, *words: str, script: str = "", launches: bool = False, may_fail: bool = False) -> str:
+        try:
+            done = subprocess.run(
+                words,
+                input=script,
+                env=self._environ,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=self._timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ProviderUnavailable(f"{self._name}: {words[0]}: no answer within {self._timeout_s:g} s") from None
+        except OSError as error:
+            raise ProviderUnavailable(f"{self._name}: {words[0]}: {error}") from None
+        if done.returncode == 0:
+            return done.stdout
+        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        if any(part in said for part in _SILENT):
+            raise ProviderUnavailable(f"{self._name}: {words[0]}: {said}")
+        if may_fail and "Invalid job id" in said:
+            return ""
+        if launches and "submission failed" in said:
+            kinds = ((Refusal.CAPACITY, _CAPACITY), (Refusal.QUOTA, _QUOTA))
+            kind = next((kind for kind, parts in kinds if any(part in said for part in parts)), Refusal.REQUEST)
+            raise LaunchRefused(kind, said)
+        raise ProviderUnavailable(f"{self._name}: {words[0]}: {said}")

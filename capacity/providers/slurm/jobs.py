@@ -1,0 +1,83 @@
+"""What Slurm says about a pilot job: the states that are ends, and why."""
+
+from capacity.provider import FoundMachine
+
+RESTARTED = 75
+"""The exit status of a pilot that Slurm has started again: mizzen replaces instances itself."""
+ENDS = {
+    "BOOT_FAIL": "node {nodes} did not boot",
+    "CANCELLED": "the job was cancelled (scancel, or an administrator)",
+    "COMPLETED": "its agent has ended",
+    "DEADLINE": "the job could not start before its deadline",
+    "FAILED": "its agent ended with {status} ({reason})",
+    "NODE_FAIL": "node {nodes} has failed",
+    "OUT_OF_MEMORY": "the job used more memory than it has",
+    "PREEMPTED": "Slurm preempted the job",
+    "REVOKED": "another cluster of the federation runs the job",
+    "TIMEOUT": "the job reached its time limit",
+}
+"""The states in which a job has ended. In all others it exists: COMPLETING is not an end."""
+_WAITING = {"CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+_REFUSED = "BadConstraints"
+FIELDS = {
+    "JobID": 20, "State": 20, "exit_code": 12, "RestartCnt": 8, "SubmitTime": 20, "StartTime": 20, "EndTime": 20,
+    "NodeList": 80, "Name": 64, "Comment": 64, "Reason": 160,
+}  # fmt: skip
+"""The columns of `squeue -O`, with their widths."""
+FORMAT = ",".join(f"{name}:{width}|" for name, width in FIELDS.items())
+
+
+class PilotJob:
+    """A job, as a line of `squeue` shows it."""
+
+    def __init__(self, line: str) -> None:
+        """Raises ValueError if the line is not one of `FORMAT`."""
+        parts = [part.strip() for part in line.split("|", len(FIELDS) - 1)]
+        if len(parts) < len(FIELDS):
+            raise ValueError(f"squeue: {line!r} has {len(parts)} columns, not {len(FIELDS)}")
+        found = dict(zip(FIELDS, parts, strict=True))
+        self.id, self.state, self.name, self.comment = (found[key] for key in ("JobID", "State", "Name", "Comment"))
+        self.nodes, self.reason = found["NodeList"], found["Reason"].rstrip("|").strip()
+        self.restarts = int(found["RestartCnt"] or 0)
+        self._exit = found["exit_code"]
+        self.submitted_s, self._start_s, self._end_s = (
+            _seconds(found[key]) for key in ("SubmitTime", "StartTime", "EndTime")
+        )
+
+    @property
+    def never_accepted(self) -> bool:
+        """Whether the controller refused the job: it keeps a record of such a job for a while."""
+        return self.state == "FAILED" and self.reason == _REFUSED
+
+    def found(self, leaves: str | None = None) -> FoundMachine:
+        """Returns the job as a machine of the provider."""
+        waits = self.state in _WAITING
+        return FoundMachine(
+            self.id,
+            self.name,
+            self.submitted_s or 0.0,
+            waits=f"{self.state.lower()}, {self.reason}" if waits else None,
+            starts_at_s=self._start_s if waits else None,
+            ends_at_s=None if waits else self._end_s,
+            leaves=leaves,
+            ended=self._ended(),
+        )
+
+    def _ended(self) -> str | None:
+        said = ENDS.get(self.state)
+        if said is None:
+            return None
+        if self.state == "FAILED" and _status(self._exit) == RESTARTED:
+            return "Slurm started the job again after its node or partition took it back; mizzen requests another one"
+        return said.format(nodes=self.nodes, status=f"exit status {_status(self._exit)}", reason=self.reason)
+
+
+def _seconds(text: str) -> float | None:
+    """Parses a time in seconds since the epoch; None: Slurm knows none (`N/A`, `NONE`, `Unknown`)."""
+    return float(text) if text.isdigit() else None
+
+
+def _status(text: str) -> int:
+    """Parses an exit status: 22.05 writes it as `wait` returns it, later versions as `status:signal`."""
+    status, colon, _ = text.partition(":")
+    return int(status or 0) if colon else int(text or 0) >> 8

@@ -1,0 +1,116 @@
+"""The provider for a Slurm cluster: one pilot job for each machine."""
+
+import contextlib
+from collections.abc import Sequence
+
+from capacity.offers import Offer, Shape
+from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
+from capacity.providers.slurm.commands import SlurmCommands
+from capacity.providers.slurm.jobs import PilotJob
+from capacity.providers.slurm.pilot_script import options, script, secrets, secrets_file
+from capacity.providers.slurm.settings import SlurmSettings
+from infra.config.settings import Settings
+from infra.files import write_private
+from infra.keys import installation_id
+
+
+class SlurmProvider:
+    """Submits pilot jobs. The name of a job is the id of its instance, and its comment names the installation."""
+
+    lists_late_s = 30.0
+    """After a crash, the controller shows a job that still runs again within this time."""
+    queues = True
+
+    def __init__(self, name: str, settings: SlurmSettings, installation: str) -> None:
+        self.name = name
+        self._settings = settings
+        self._comment = f"mizzen:{installation}"
+        self._commands = SlurmCommands(name, settings)
+
+    def offers(self) -> Sequence[Offer]:
+        """See `Provider.offers`."""
+        return [
+            Offer(
+                self.name,
+                self._settings.region,
+                zone,
+                partition.kind,
+                Shape(machine_type, of.gpus, of.gpu_type, round(of.cpus * 1000), of.memory),
+                of.usd_per_h * partition.price_factor,
+                self._settings.start_s,
+            )
+            for zone, partition in self._settings.partitions.items()
+            for machine_type, of in self._settings.machine_types.items()
+        ]
+
+    def launch(self, request: LaunchRequest) -> str:
+        """See `Provider.launch`. Slurm has no client tokens, so the instance's job is looked up before and after.
+
+        A submission whose answer was lost may reach the controller even later. Then two jobs have the name; the ledger
+        keeps the one whose agent came first, and the other one is cancelled (`capacity.ledger_audit`).
+        """
+        offer = request.offer
+        if offer.zone not in self._settings.partitions or offer.shape.machine_type not in self._settings.machine_types:
+            words = f"no {offer.shape.machine_type} in partition {offer.zone} in the settings of provider {self.name}"
+            raise LaunchRefused(Refusal.REQUEST, words)
+        if (found := self._first(request.instance)) is not None:
+            return found.id
+        file = secrets_file(self._settings, request.instance)
+        try:
+            write_private(file, secrets(request))
+        except OSError as error:
+            raise ProviderUnavailable(f"{self.name}: {file}: {error}") from None
+        try:
+            job = self._commands.submit(
+                options(self._settings, request, self._comment), script(self._settings, request)
+            )
+        except LaunchRefused:
+            file.unlink(missing_ok=True)
+            raise
+        except ProviderUnavailable:
+            if (found := self._first(request.instance)) is None:
+                raise
+            return found.id
+        found = self._first(request.instance)
+        return job if found is None else found.id
+
+    def _first(self, instance: str) -> PilotJob | None:
+        """Returns the instance's job with the lowest number; None: there is none.
+
+        Raises:
+            LaunchRefused: the controller refused it, and the answer was lost.
+        """
+        jobs = self._commands.jobs(self._comment, instance)
+        accepted = [job for job in jobs if not job.never_accepted]
+        if jobs and not accepted:
+            raise LaunchRefused(Refusal.REQUEST, f"job {jobs[0].id}: {jobs[0].reason}")
+        return min(accepted, key=lambda job: int(job.id), default=None)
+
+    def describe(self) -> Sequence[FoundMachine]:
+        """See `Provider.describe`. One query for all pilots, and one for nodes that are being drained."""
+        jobs = self._commands.jobs(self._comment)
+        for job in jobs:
+            if job.found().ended is not None:  # It may have been cancelled while it waited.
+                with contextlib.suppress(OSError):
+                    secrets_file(self._settings, job.name).unlink()
+        running = any(job.found().waits is None and job.found().ended is None for job in jobs)
+        draining = self._commands.draining() if running else {}
+        return [
+            job.found(f"node {job.nodes} is being drained ({draining[job.nodes]})" if job.nodes in draining else None)
+            for job in jobs
+            if not job.never_accepted
+        ]
+
+    def terminate(self, native_id: str) -> None:
+        """See `Provider.terminate`."""
+        if native_id.isdigit():
+            self._commands.cancel(native_id)
+
+
+def open_provider(name: str, settings: SlurmSettings, installation: Settings) -> SlurmProvider:
+    """Returns the provider, without calling Slurm.
+
+    Raises:
+        ConfigurationError: this machine has no master key. The comment of the jobs is derived from it.
+    """
+    return SlurmProvider(name, settings, installation_id(installation.master_key_path))

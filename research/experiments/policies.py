@@ -1,0 +1,23 @@
+"""The policies of the experiment, by name."""
+
+from dataclasses import replace
+from math import inf
+
+from research.experiments.cases import MAST, OURS
+from research.rivals.policies import ALL_POLICIES
+from simulation.policies import SchedulingPolicy
+from simulation.run import Scenario
+
+
+def policy_of(name: str) -> SchedulingPolicy:
+    """Returns the policy with a name; `mast` is `global` without the rules that MAST does not have."""
+    if name == MAST:
+        return replace(ALL_POLICIES[OURS], name=MAST, flat_over_quota=True)
+    return ALL_POLICIES[name]
+
+
+def scenario_for(scene: Scenario, name: str) -> Scenario:
+    """Returns the scenario of a policy: MAST neither reserves nor knows people; the others have the live defaults."""
+    if name != MAST:
+        return scene
+    return replace(scene, settings=scene.settings.model_copy(update={"reserve_after_s": inf, "w_user": 0.0}))

@@ -1,0 +1,86 @@
+"""A recorded run of the live scheduler, replayed in the simulator: the same order, on the same machines."""
+
+import random
+from math import inf
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from api.fleet.snapshot import get_snapshot
+from domain.live import LiveSnapshot
+from domain.phases import Phase
+from domain.spec import LimitsSpec
+from simulation.live import live_scenario
+from simulation.policies import POLICIES
+from simulation.run import Run
+from simulation.settings import SimulationSettings
+from simulation.transitions import Happened
+from tests.activities.world import World, job
+
+Award = tuple[str, tuple[str, ...]]
+"""A workload and its machines."""
+PROTECTED_S = 1e9
+"""Nothing is evicted, so that ends alone release slots."""
+
+
+def _fill(world: World, seed: int) -> dict[str, float]:
+    """Adds machines, tenants and a queue; returns the maximum runtimes in seconds."""
+    chance = random.Random(seed)
+    for tenant, level, gpus in (("urgent", 1, 8), ("usual", 3, 1000), ("poor", 2, 3)):
+        world.tenant(tenant, level=level, gpus=gpus)
+    for region in ("east", "west"):
+        world.region(region)
+        for n in range(3):
+            world.machine(f"{region}/c/m{n}", chance.choice([2, 4, 8]), rack=f"k{n % 2}")
+    runtimes_s = {f"w-{n:02d}": chance.uniform(100, 10_000) for n in range(30)}
+    for name, runtime_s in runtimes_s.items():
+        world.submit(
+            job(tasks=chance.choice([1, 1, 2, 3]), gpus=chance.choice([1, 1, 2])), id_=name,
+            tenant=chance.choice(["urgent", "usual", "usual", "poor"]), limits=LimitsSpec(max_runtime_s=runtime_s),
+            regions_excluded=("west",) if chance.random() < 0.2 else (),
+        )  # fmt: skip
+    return runtimes_s
+
+
+def _recorded(world: World, runtimes_s: dict[str, float]) -> list[Award]:
+    """Serves the queue, and ends each workload after its maximum runtime on a virtual clock; returns the awards."""
+    awards: list[Award] = []
+    ends_s: dict[str, float] = {}
+    now_s = 0.0
+    while len(awards) < len(runtimes_s) or ends_s:
+        ticket = world.bid()
+        queue = world.queue()
+        world.award(ticket)
+        placed = [name for name in queue if world.holdings(name)]
+        for name in placed:
+            world.run(name)
+            awards.append((name, tuple(sorted(world.holdings(name)))))
+            ends_s[name] = now_s + runtimes_s[name]
+        if not placed:
+            ended = min(ends_s, key=ends_s.__getitem__)
+            now_s = ends_s.pop(ended)
+            world.release(ended, Phase.SUCCEEDED)
+    return awards
+
+
+def _simulated(live: LiveSnapshot) -> list[Award]:
+    settings = SimulationSettings(
+        provisioning_p50_s=0, tick_spacing_s=0.001, min_runtime_s=PROTECTED_S, reserve_after_s=inf, w_fair=0
+    )
+    seen: list[Happened] = []
+    Run(live_scenario(live, settings, seed=0), POLICIES["global"], follow=seen.append).go()
+    jobs = [(one.workload, cast(Any, one.detail[0])) for one in seen if one.what == "awarded"]
+    return [(name, tuple(sorted(machine for placed in found for machine, _ in placed))) for name, found in jobs]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_recorded_run_has_the_order_of_its_simulation(world: World, seed: int) -> None:
+    """From the snapshot of a queue, the simulator awards the same workloads the same machines in the same order."""
+    world.configure(min_runtime_s=PROTECTED_S, w_fair=0.0)
+    runtimes_s = _fill(world, seed)
+    live = get_snapshot(cast(Any, SimpleNamespace(engine=world.engine)), cast(Any, None))
+    recorded = _recorded(world, runtimes_s)
+    assert len(recorded) == len(runtimes_s)
+    assert [name for name, _ in recorded] != sorted(runtimes_s)
+    assert _simulated(live) == recorded

@@ -1,0 +1,154 @@
+"""Pilots are submitted once, whatever happens to the answers of Slurm."""
+
+import random
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from capacity.offers import Offer
+from capacity.provider import FoundMachine, LaunchRequest, ProviderUnavailable
+from capacity.providers.slurm import SettingsOf, SlurmProvider
+from domain.ids import new_instance_id
+from tests.capacity.requests import request_for
+from tests.slurm.bench import settings_for
+from tests.slurm.cluster import SlurmCluster, cluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(900)]
+SUBMISSIONS = 200
+_WRAPPER = """#!/bin/sh
+# By chance: nothing is submitted, the answer is lost, the answer is nonsense, or all is well.
+script=$(mktemp)
+cat > "$script"
+case $(($(od -An -N1 -tu1 /dev/urandom) % 4)) in
+    0) echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1 ;;
+    1) {sbatch} "$@" < "$script" > /dev/null 2>&1; exec kill -9 $$ ;;
+    2) {sbatch} "$@" < "$script" > /dev/null; echo 'Submitted something' ;;
+    *) exec {sbatch} "$@" < "$script" ;;
+esac
+"""
+
+
+def _provider(slurm: SlurmCluster) -> SlurmProvider:
+    return SlurmProvider("hpc", SettingsOf.model_validate(settings_for(slurm)), "0123456789abcdef")
+
+
+def _launched(provider: SlurmProvider, request: LaunchRequest) -> str:
+    """Launches as an instance's workflow does: again after each unknown outcome."""
+    while True:
+        try:
+            return provider.launch(request)
+        except ProviderUnavailable:
+            time.sleep(0.2)
+
+
+def _offer(provider: SlurmProvider) -> Offer:
+    return next(offer for offer in provider.offers() if offer.zone == "batch")
+
+
+def test_lost_answers_submit_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 submissions of which three in four fail in some way, each gives one job, and its number is known.
+
+    The controller is killed and started again several times meanwhile.
+    """
+    with cluster(1) as slurm:
+        (wrapper := tmp_path / "sbatch").write_text(_WRAPPER.format(sbatch="/usr/bin/sbatch"))
+        wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{slurm.environ['PATH']}")
+        provider = _provider(slurm)
+        requests = [request_for(_offer(provider)) for _ in range(SUBMISSIONS)]
+        with ThreadPoolExecutor(4) as threads:
+            launching = [threads.submit(_launched, provider, request) for request in requests]
+            chance = random.Random(1)
+            while not all(one.done() for one in launching):
+                time.sleep(5 + 5 * chance.random())
+                slurm.kill("slurmctld")
+                time.sleep(1)
+                slurm.start_controller()
+        slurm.until(lambda: slurm.jobs(), "the controller answers")
+        jobs = slurm.jobs()
+        expected = {request.instance: [one.result()] for request, one in zip(requests, launching, strict=True)}
+        assert {name: found for name, found in jobs.items() if len(found) > 1} == {}
+        assert jobs == expected
+        assert {one.instance: [one.native_id] for one in provider.describe()} == expected
+
+
+def test_a_late_submission_is_seen_as_a_second_machine(tmp_path: Path) -> None:
+    """If a submission reaches the controller after it was repeated, the list has both jobs, and the later one ends."""
+    with cluster(1) as slurm:
+        provider = _provider(slurm)
+        request = request_for(_offer(provider))
+        first = provider.launch(request)
+        late = slurm.command(
+            "sbatch", "--parsable", f"--job-name={request.instance}", "--comment=mizzen:0123456789abcdef", "--time=2",
+            "--mem=10M", f"--output={tmp_path}/late", f"--wrap=. {slurm.folder}/pilots/{request.instance}.env",
+        )  # fmt: skip
+        slurm.until(lambda: _of(provider, late).ended is not None, "the late job has ended: its secrets are gone")
+        assert _of(provider, late).instance == request.instance
+        assert _of(provider, first).ended is None
+        assert provider.launch(request) == first
+
+
+def _of(provider: SlurmProvider, job: str) -> FoundMachine:
+    return next(one for one in provider.describe() if one.native_id == job)
+
+
+def test_ends_have_their_reason() -> None:
+    """What an administrator, a user, another partition or a node does to a job is told with its reason."""
+    with cluster(2) as slurm:
+        provider = _provider(slurm)
+        cancelled, preempted, drained, failed = (provider.launch(request_for(_offer(provider))) for _ in range(4))
+        waits = provider.launch(request_for(_offer(provider)))
+        slurm.until(lambda: _of(provider, failed).waits is None, "four jobs run")
+        assert "pending" in (_of(provider, waits).waits or "")
+        slurm.until(lambda: _of(provider, waits).starts_at_s is not None, "the start of the fifth job is expected")
+        ends_at_s = _of(provider, drained).ends_at_s
+        assert ends_at_s is not None
+        assert 13_000 < ends_at_s - time.time() < 14_460
+        slurm.command("scontrol", "update", f"jobid={drained}", "timelimit=10")
+        assert (_of(provider, drained).ends_at_s or 0) - time.time() < 601
+        slurm.command("scontrol", "hold", waits)
+        slurm.until(lambda: "JobHeld" in (_of(provider, waits).waits or ""), "a held job says so")
+        slurm.command("scancel", cancelled)
+        slurm.until(lambda: "scancel" in (_of(provider, cancelled).ended or ""), "a cancelled job says so")
+        slurm.command(
+            "sbatch",
+            "--partition=urgent",
+            "--nodes=2",
+            "--exclusive",
+            "--time=1",
+            "--output=/dev/null",
+            "--wrap=sleep 1",
+        )
+        slurm.until(lambda: _of(provider, preempted).ended is not None, "a job is preempted")
+        assert "preempted" in (_of(provider, preempted).ended or "")
+
+
+def test_nodes_that_are_drained_or_fail() -> None:
+    """A drained node is to be left, with the administrator's reason; a node that fails ends its job."""
+    with cluster(2) as slurm:
+        provider = _provider(slurm)
+        launched = [provider.launch(request_for(_offer(provider))) for _ in range(4)]
+        first = launched[0]
+        slurm.until(lambda: len([one for one in provider.describe() if one.waits is None]) == 4, "four jobs run")
+        on = dict(line.split() for line in slurm.command("squeue", "-h", "-o", "%i %N").splitlines())
+        other = next(job for job, node in on.items() if node != on[first])
+        slurm.command("scontrol", "update", f"nodename={on[first]}", "state=drain", "reason=fix its fan")
+        slurm.until(lambda: "fix its fan" in (_of(provider, first).leaves or ""), "the node is to be left")
+        assert _of(provider, other).leaves is None
+        slurm.kill(on[other])
+        slurm.command("scontrol", "update", f"nodename={on[other]}", "state=down", "reason=broken")
+        slurm.until(lambda: f"node {on[other]} has failed" == _of(provider, other).ended, "the job ended with its node")
+
+
+def test_a_job_that_slurm_starts_again_ends() -> None:
+    """A pilot that a site requeues exits at once, and says so."""
+    with cluster(1) as slurm:
+        provider = _provider(slurm)
+        job = provider.launch(request_for(_offer(provider), new_instance_id()))
+        slurm.until(lambda: _of(provider, job).waits is None, "the job runs")
+        slurm.command("scontrol", "update", f"jobid={job}", "requeue=1")
+        slurm.command("scontrol", "requeue", job)
+        slurm.until(lambda: "again" in (_of(provider, job).ended or ""), "the job ended", 200.0)
