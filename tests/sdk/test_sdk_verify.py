@@ -112,7 +112,7 @@ OMITTED = {
     "alias": "average/inner",
     "average": "not tracked: average .Average.",
     "plateau": "first at optimizer/rate: 0",
-    "replay": r"first at (weights|plateau)/",
+    "replay": r"first at (weights|plateau|optimizer)/",
     "gradient": r"first at (weights|plateau|replay)/",
     "momentum": r"first at (weights|plateau|replay)/",
     "optimizer": "not tracked: optimizer .Optimizer.",

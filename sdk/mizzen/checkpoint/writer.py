@@ -151,13 +151,22 @@ class Writer:
             shard = Shard(self.gang.rank, written).to_bytes()
             self._insist(step, lambda: self._store.put(f"{meeting}r{self.gang.rank:04d}.json", shard))
             return self._committed(step, written)
+        with tolerated(f"{self.log.where}: the records of shards could not be removed"):
+            remove(self._store, (f"{meeting}r{rank:04d}.json" for rank in range(1, self.gang.world_size)))
+        return self._settled(manifest)
+
+    def commit(self, step: int, written: tuple[Part, ...], nonce: str) -> Manifest:
+        """Commit parts that other processes have written into the folder of `nonce`; see `write`."""
+        return self._settled(self._commit(step, written, 0, nonce, {}))
+
+    def _settled(self, manifest: Manifest) -> Manifest:
+        """Check after a commit that it counts, and remove what it replaces."""
         self.log.refresh()
         if self.log.attempt > self.attempt or self._rival() is not None:
             self._withdraw(manifest)
         self._check()
         copy_record(self.log, manifest)
         with tolerated(f"{self.log.where}: old checkpoints could not be removed"):
-            remove(self._store, (f"{meeting}r{rank:04d}.json" for rank in range(1, self.gang.world_size)))
             prune(self.log, self.retention)
         return manifest
 

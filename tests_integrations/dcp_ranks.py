@@ -1,0 +1,45 @@
+"""One rank of a gang that saves or loads a sharded state with `mizzen.integrations.dcp`: `dcp_ranks.py save ROOT`."""
+
+import sys
+
+import torch
+from torch import distributed
+from torch.distributed.checkpoint import load, save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from mizzen.integrations import dcp
+
+doing, root = sys.argv[1:]
+distributed.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+whole = {
+    "rows": torch.arange(77.0).view(11, 7).sin(),
+    "columns": torch.arange(60, dtype=torch.bfloat16).view(4, 15),
+    "every": torch.arange(5),
+    "scalar": torch.tensor(2.5, dtype=torch.float64),
+    "complex": torch.complex(torch.arange(6.0), -torch.arange(6.0)).view(3, 2),
+}
+places = {"rows": Shard(0), "columns": Shard(1), "every": Replicate(), "complex": Shard(0)}
+
+
+def shared(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | DTensor]:
+    """Returns the values, distributed over the ranks."""
+    found = {name: distribute_tensor(values[name], mesh, [place]) for name, place in places.items()}
+    return {**found, "scalar": values["scalar"].clone()}
+
+
+if doing == "save":
+    writer = dcp.RootWriter(root)
+    for step in (1, 2, 3):
+        state = {"model": shared({name: value * step for name, value in whole.items()}), "step": step}
+        save(state, storage_writer=writer.at(step))
+else:
+    state = {"model": shared({name: torch.zeros_like(value) for name, value in whole.items()}), "step": 0}
+    reader = dcp.RootReader(root)
+    load(state, storage_reader=reader)
+    assert state["step"] == 3 and reader.manifest is not None and reader.manifest.step == 3
+    for name, value in state["model"].items():
+        full = value.full_tensor() if isinstance(value, DTensor) else value
+        assert torch.equal(full, whole[name] * 3), name
+distributed.destroy_process_group()

@@ -1,0 +1,75 @@
+"""Distributed checkpoints of torch in a root: exact with another number of ranks, fenced, and verified."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint import load, save
+from torch.distributed.checkpoint.api import CheckpointException
+
+from mizzen.checkpoint import list_committed
+from mizzen.integrations import dcp
+
+SCRIPT = Path(__file__).with_name("dcp_ranks.py")
+
+
+def gang(doing: str, root: Path, ranks: int) -> None:
+    """Runs all ranks of a gang to their end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    told = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, str(SCRIPT), doing, str(root)]
+    children = [
+        subprocess.Popen(command, env={**told, "OMP_NUM_THREADS": "1", "RANK": str(rank)}, stderr=subprocess.PIPE)
+        for rank in range(ranks)
+    ]
+    for child in children:
+        errors = child.communicate(timeout=120)[1]
+        assert child.returncode == 0, errors.decode()
+
+
+@pytest.mark.timeout(400)
+def test_another_number_of_ranks_loads_the_same_bits(tmp_path: Path) -> None:
+    """Two ranks save sharded tensors of several types, in one commit for each save; three and one rank load them."""
+    gang("save", tmp_path, 2)
+    found = list_committed(tmp_path, verify=True)
+    assert [manifest.step for manifest in found] == [3, 2]
+    assert [part.name for part in found[0].parts] == ["shard-0000", "shard-0001", "dcp"]
+    for ranks in (3, 1):
+        gang("load", tmp_path, ranks)
+
+
+def test_an_older_attempt_cannot_commit(tmp_path: Path) -> None:
+    """After a newer attempt has claimed the root, the save of an older one fails, and changes nothing."""
+    old, new = dcp.RootWriter(tmp_path, attempt=1), dcp.RootWriter(tmp_path, attempt=2)
+    for writer, step in ((old, 1), (new, 2)):
+        save({"w": torch.full((3,), float(step))}, storage_writer=writer.at(step), no_dist=True)
+    with pytest.raises(CheckpointException, match="attempt 2"):
+        save({"w": torch.zeros(3)}, storage_writer=old.at(3), no_dist=True)
+    state = {"w": torch.zeros(3)}
+    load(state, storage_reader=dcp.RootReader(tmp_path), no_dist=True)
+    assert state["w"].tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_flipped_bit_is_not_loaded(tmp_path: Path) -> None:
+    """Each part is verified before a tensor is filled from it."""
+    save({"w": torch.arange(999.0)}, storage_writer=dcp.RootWriter(tmp_path).at(1), no_dist=True)
+    [part] = [part for part in list_committed(tmp_path)[0].parts if part.name == "shard-0000"]
+    content = bytearray((tmp_path / part.key).read_bytes())
+    content[100] ^= 1
+    (tmp_path / part.key).write_bytes(content)
+    state = {"w": torch.zeros(999)}
+    with pytest.raises(CheckpointException, match="does not match"):
+        load(state, storage_reader=dcp.RootReader(tmp_path), no_dist=True)
+    assert not state["w"].any()
+
+
+def test_a_save_needs_a_step(tmp_path: Path) -> None:
+    """Without `at(step)` a save is an error, and nothing is created."""
+    with pytest.raises(CheckpointException, match=r"pass storage_writer=writer.at\(step\)"):
+        save({"w": torch.zeros(3)}, storage_writer=dcp.RootWriter(tmp_path), no_dist=True)
+    assert list_committed(tmp_path) == []
