@@ -92,4 +92,4 @@ def test_a_network_of_their_own_is_refused_where_tasks_cannot_have_it(tmp_path: 
         fleet_isolation(Settings(data_dir=tmp_path, tasks=tasks), DEFAULT_FLEET, tmp_path)
     tasks = TaskSettings(network=TaskNetwork.PORTS, container_engine="/run/docker.sock")
     with pytest.raises(ConfigurationError, match=r"set tasks.container_engine to none, not /run/docker.sock"):
-        fleet_isolation(Settings(data_dir=tmp_path, tasks=tasks), Fleet(regions=()), tmp_path)
+        fleet_isolation(Settings(data_dir=tmp_path, tasks=tasks), DEFAULT_FLEET, tmp_path)
