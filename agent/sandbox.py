@@ -29,6 +29,7 @@ from typing import Any
 
 from agent import task_network
 from agent.records import publish
+from agent.seccomp import program
 
 FOLDERS = {"tmp": "/tmp", "var-tmp": "/var/tmp"}
 """Folders in `private`, and where the tasks see them."""
@@ -205,15 +206,18 @@ def _start(folder: str, command: Sequence[str], network: Mapping[str, Any] | Non
     ready, saying = os.pipe()
     ends, living = (-1, -1) if network is None else os.pipe()
     waiting = _open(f"{folder}/{_LOCK}")
+    # The holder has the filter of the tasks, because those of an ordinary user's agent can change its memory.
+    filtering = os.memfd_create("seccomp", os.MFD_CLOEXEC)
     try:
-        kept = [] if network is None else ["--sync-fd", str(living)]
+        os.pwrite(filtering, program(), 0)
+        kept = ["--seccomp", str(filtering), *([] if network is None else ["--sync-fd", str(living)])]
         if network is not None:
             task_network.prepare(folder)
         # It outlives this process, and the terminal's signals do not reach it.
         holder = subprocess.Popen(
             [*command, *kept, "--info-fd", str(telling), "--", "/bin/sh", "-c", _WAITS],
-            pass_fds=(telling,) if network is None else (telling, living), stdin=waiting, stdout=saying, cwd="/",
-            env={}, start_new_session=True,
+            pass_fds=(telling, filtering) if network is None else (telling, filtering, living),
+            stdin=waiting, stdout=saying, cwd="/", env={}, start_new_session=True,
         )  # fmt: skip
         os.close(telling)
         os.close(saying)
@@ -228,7 +232,7 @@ def _start(folder: str, command: Sequence[str], network: Mapping[str, Any] | Non
             return pid
         holder.wait()
     finally:
-        for descriptor in (info, ready, waiting, telling, saying, ends, living):
+        for descriptor in (info, ready, waiting, telling, saying, ends, living, filtering):
             if descriptor >= 0:
                 os.close(descriptor)
     raise PermissionError(f"bubblewrap cannot make a sandbox (status {holder.returncode})")

@@ -50,6 +50,15 @@ def prepare() -> None:
         _filter(platform.machine())
 
 
+def program() -> bytes:
+    """Returns the filter, in the form of `struct sock_filter`.
+
+    Raises:
+        OSError: the machine is of another architecture than those in the list.
+    """
+    return _filter(platform.machine())
+
+
 def restrict() -> None:
     """Applies the filter to this process and all that it starts, for good. They also gain no privileges by set-user-id
     programs or file capabilities.

@@ -21,8 +21,12 @@ _SECRET_STEP = 424_242
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run tasks as other users, or a stack as one")
 POSSIBLE = {
     "sandbox": set(),
-    # Without cgroups, which the test's user may not create, and without eBPF programs.
-    "sandbox of an ordinary user": {"port_of_another_tenant", "fork_bomb", "memory", "metadata_service"},
+    # Without cgroups, which the test's user may not create, and without eBPF programs. The first process of the sandbox
+    # can be read: it has the same files and the same filter as the task.
+    "sandbox of an ordinary user": {
+        "port_of_another_tenant", "fork_bomb", "memory", "metadata_service", "its_supervisors",
+        "memory_and_files_of_others",
+    },
     # Containers have no scope of Landlock: dockerd starts them.
     "container": {"abstract_socket"},
     "user": {
@@ -33,6 +37,7 @@ POSSIBLE = {
 """What succeeds in each mode. `docs/trust.md` names it, with what else could stop it."""
 MAY_BE_POSSIBLE: dict[str, dict[str, set[str] | None]] = {
     "container": {"kernel_interfaces": {"vsock", "io_uring"}},
+    "sandbox of an ordinary user": {"homes": None},
     "user": dict.fromkeys(("homes", "memory_of_the_kernel", "shared_memory_without_limit")),
 }
 """What depends on the machine: older engines do not stop AF_VSOCK and io_uring; to tasks as users, modes of homes and
