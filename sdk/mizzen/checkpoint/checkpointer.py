@@ -18,6 +18,7 @@ from mizzen.checkpoint.errors import (
     StateError,
 )
 from mizzen.checkpoint.layout import Encoder
+from mizzen.checkpoint.lost_positions import warn_of_lost_position
 from mizzen.checkpoint.manifest import Manifest, check_part_name
 from mizzen.checkpoint.place import Gang, place_of
 from mizzen.checkpoint.presync import Unsent
@@ -252,6 +253,8 @@ class Checkpointer:
         if action is StepAction.FLUSH and self._saving.holds(step):
             self._saving.wait_tolerating()
         if self.writer and (action is StepAction.SAVE or (action is StepAction.FLUSH and self._saved_step != step)):
+            if self._saved_step is None:
+                warn_of_lost_position(stacklevel=2)
             if action is StepAction.SAVE:
                 self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)
             else:

@@ -24,8 +24,8 @@ Access = tuple[Callable[[], Any], Callable[[Any], Any]]
 """Two functions: one returns a state, the other sets it."""
 
 
-def capture_shared() -> dict[str, Any]:
-    """Return the states of the global random generators."""
+def capture_shared(*, devices: bool = True) -> dict[str, Any]:
+    """Return the states of the global random generators: with `devices`, also those of GPUs."""
     state: dict[str, Any] = {"python": random.getstate()}
     if loaded("numpy.random") is not None:
         state["numpy"] = loaded("numpy.random").get_state(legacy=False)
@@ -33,7 +33,7 @@ def capture_shared() -> dict[str, Any]:
     if torch is not None:
         state["torch"] = torch.get_rng_state()
         # Reading the CUDA state would initialize CUDA.
-        if torch.cuda.is_initialized():
+        if devices and torch.cuda.is_initialized():
             state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 

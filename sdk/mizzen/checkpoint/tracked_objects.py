@@ -42,6 +42,8 @@ class Tracked:
         """
         self._parts: dict[str, rng.Access] = {}
         self._modules: dict[str, Any] = {}
+        self._held: dict[str, Any] | None = None
+        """Loaded states of the global random generators that a tracked loader sets when its iteration resumes."""
         self.progress: MutableMapping[str, Any] = {}
         """The dict that is saved as the part `progress`; `capture` and `restore` set its `step`."""
         self.add(objects)
@@ -76,12 +78,18 @@ class Tracked:
 
     def capture(self, step: int) -> dict[str, Any]:
         """Return the current state: part name to value. Its tensors are live: save or copy it before the next step."""
+        if step != self.progress.get("step"):
+            self._held = None  # The training has gone on without the loader that holds them.
         self.progress["step"] = step
         state = {name: _noted(name, "capturing", save) for name, (save, _) in self._parts.items()}
-        return state | {RNG: rng.capture_shared(), PROGRESS: dict(self.progress)}
+        shared = rng.capture_shared() if self._held is None else self._held
+        return state | {RNG: shared, PROGRESS: dict(self.progress)}
 
     def restore(self, state: Mapping[str, Any], *, extra_ok: bool = False) -> None:
         """Restore each object from its part of a loaded state, in the order of tracking; the random generators last.
+
+        If a tracked loader or sampler was saved within its iteration, it restores the global random generators when the
+        iteration resumes (`resume_generators`): what a script draws until then belongs to its start.
 
         Args:
             state: part name to value.
@@ -101,7 +109,18 @@ class Tracked:
         for name, (_, load) in self._parts.items():
             _noted(name, "restoring", load, state[name])
         _refill(self.progress, state[PROGRESS])
-        rng.restore_shared(state[RNG])
+        held: dict[str, Any] = state[RNG]
+        self._held = held
+
+        def release() -> None:
+            if self._held is held:
+                self._held = None
+                rng.restore_shared(held)
+
+        methods = [getattr(value, "resume_generators", None) for value in self._modules.values()]
+        waiting = [wait(release) for wait in methods if callable(wait)]
+        if not any(waiting):
+            release()
 
     def _accepted(self, name: str, value: Any) -> rng.Access:
         check_part_name(name)
