@@ -5,8 +5,9 @@
     trainer.fit(model, ResumableLoader(data, batch_size=32, shuffle=True), ckpt_path=resilient.latest())
 
 When a save is due, Lightning writes its own checkpoint. A `Checkpointer` then stores it, together with the states of
-the random generators, which Lightning does not save. The checkpoint contains the position in the data if the loader has
-a `state_dict`, as a `ResumableLoader` has. With several processes, set `Trainer(use_distributed_sampler=False)`.
+the random generators and the logged metrics, which Lightning does not save. The checkpoint contains the position in the
+data if the loader has a `state_dict`, as a `ResumableLoader` has. With several processes, set
+`Trainer(use_distributed_sampler=False)`.
 """
 
 import os
@@ -14,6 +15,7 @@ import pickle
 import signal
 import tempfile
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,14 @@ except ImportError:
     from pytorch_lightning import Callback, LightningModule, Trainer
     from pytorch_lightning.callbacks import StochasticWeightAveraging
 
-from mizzen.checkpoint import Checkpointer, rng
+from mizzen.checkpoint import Checkpointer, CheckpointWarning, rng
 from mizzen.checkpoint.departure import StepAction
 from mizzen.integrations import ddp
 from mizzen.integrations.files import FileCheckpoints, Loaded
 
 _FILE = "lightning.ckpt"
 _RNG = "rng"
+_LOGGED = "logged"
 _NEEDED = ("state_dict", "optimizer_states", "loops")
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
@@ -67,6 +70,60 @@ def _go_on_averaging(trainer: Trainer, pl_module: LightningModule) -> None:
             callback.on_train_epoch_start(trainer, pl_module)
 
 
+def _loaders(trainer: Trainer) -> list[Any]:
+    """Return the training's loaders."""
+    combined = trainer.fit_loop._combined_loader
+    return [] if combined is None else list(combined.flattened)
+
+
+def _load_positions(trainer: Trainer) -> None:
+    """Load the positions of the loaders, if Lightning has not: it does not if `estimated_stepping_batches` was used."""
+    loop = trainer.fit_loop
+    if loop._combined_loader is not None and getattr(loop, "_combined_loader_states_to_load", None):
+        loop._combined_loader._load_state_dicts(loop._combined_loader_states_to_load)
+        loop._combined_loader_states_to_load = []
+
+
+def _logged(trainer: Trainer) -> dict[str, Any]:
+    """Return the logged metrics, and the sums of those whose epoch is not complete."""
+    results = trainer.fit_loop.epoch_loop._results
+    sums = {
+        name: {"value": one.value, "count": getattr(one, "cumulated_batch_size", None)}
+        for name, one in results.items()
+        if one.is_tensor and one.meta.on_epoch
+    }
+    return {"metrics": dict(trainer.callback_metrics), "sums": sums}
+
+
+def _add_sums(trainer: Trainer, sums: dict[str, Any]) -> None:
+    """Add what was logged before the interruption. Called after the first batch, which registers the metrics."""
+    results = trainer.fit_loop.epoch_loop._results
+    for name in sums.keys() & results.keys():
+        one, before = results[name], sums[name]
+        if one.meta.is_mean_reduction:
+            one.cumulated_batch_size = before["count"] + one.cumulated_batch_size
+        if one.meta.is_max_reduction or one.meta.is_min_reduction:
+            one.value = one.meta.reduce_fx(before["value"], one.value)
+        elif one.meta.is_mean_reduction or one.meta.is_sum_reduction:
+            one.value = before["value"] + one.value
+        one._computed = None
+
+
+def _restore_generators(trainer: Trainer, state: Any) -> None:
+    """Restore the random generators: now or, within an epoch, when a loader resumes its iteration."""
+    left = [state]
+
+    def restore() -> None:
+        if left:
+            rng.restore_shared(left.pop())
+
+    within = trainer.fit_loop.restarted_mid_epoch
+    methods = [getattr(loader, "resume_generators", None) for loader in _loaders(trainer) if within]
+    waiting = [wait(restore) for wait in methods if callable(wait)]
+    if not any(waiting):
+        restore()
+
+
 class ResilientCallback(Callback):
     """Saves when a save is due or a notice arrives, and exits with code 143 after a notice.
 
@@ -82,6 +139,7 @@ class ResilientCallback(Callback):
         self.files = FileCheckpoints(made, lambda number: number, lacks)
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
         self._loaded: Loaded | None = None
+        self._sums: dict[str, Any] = {}
         self._step = 0
 
     def latest(self) -> str | None:
@@ -104,14 +162,34 @@ class ResilientCallback(Callback):
             signal.signal(signal.SIGTERM, self._on_sigterm)
         self._step = trainer.global_step
         _go_on_averaging(trainer, pl_module)
+        for loader in _loaders(trainer):
+            if not callable(getattr(loader, "load_state_dict", None)):
+                message = (
+                    f"the {type(loader).__name__} has no position, so a training that is killed within an epoch begins "
+                    f"the epoch's data again; pass ResumableLoader(loader) of mizzen.integrations.torch to the Trainer"
+                )
+                warnings.warn(message, CheckpointWarning, stacklevel=2)
         if self._loaded is not None:
-            rng.restore_shared(self._loaded.state[_RNG])
+            _load_positions(trainer)
+            logged = self._loaded.state[_LOGGED]
+            trainer.callback_metrics.update(logged["metrics"])
+            self._sums = logged["sums"] if trainer.fit_loop.restarted_mid_epoch else {}
+            _restore_generators(trainer, self._loaded.state[_RNG])
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go to the epoch's beginning in the data: with `limit_train_batches` the last epoch was left early."""
+        del pl_module
+        for loader in _loaders(trainer):
+            if callable(getattr(loader, "resume_generators", None)):
+                loader.set_epoch(trainer.current_epoch)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save if a save is due. After a notice, save a last time if there is enough time, and exit."""
         del pl_module, outputs, batch, batch_idx
+        _add_sums(trainer, self._sums)
+        self._sums = {}
         # Within a step that accumulates several batches there are gradients, which no checkpoint contains.
         if trainer.global_step == self._step:
             return
@@ -129,6 +207,8 @@ class ResilientCallback(Callback):
         del pl_module
         if trainer.is_last_batch:
             self._act(trainer)
+        # Lightning steps no `ReduceLROnPlateau` at the end of a resumed epoch, because it does not save the metrics.
+        trainer.fit_loop._restarting = False
 
     def _act(self, trainer: Trainer) -> None:
         action = self.files.action(self._step)
@@ -141,6 +221,7 @@ class ResilientCallback(Callback):
                         raise  # The other ranks wait within `save_checkpoint`.
                     self.files.checkpointer.not_saved(self._step, error)
                 else:
-                    self.files.save(self._step, Path(folder), {_RNG: rng.capture_shared()})
+                    extra = {_RNG: rng.capture_shared(), _LOGGED: _logged(trainer)}
+                    self.files.save(self._step, Path(folder), extra)
         if action in (StepAction.FLUSH, StepAction.LEAVE):
             self.files.leave()
