@@ -21,6 +21,7 @@ from transformers.trainer_utils import SaveStrategy, rotate_checkpoints
 from mizzen.checkpoint import Checkpointer
 from mizzen.checkpoint.departure import StepAction
 from mizzen.integrations import ddp
+from mizzen.integrations.fetches import Fetches
 from mizzen.integrations.files import FileCheckpoints, Loaded
 
 PRIVATE = ".mizzen"
@@ -28,6 +29,7 @@ PRIVATE = ".mizzen"
 
 _STATE = "trainer_state.json"
 _BEST = "best_model"
+_FETCHES = "mizzen_fetches_{rank}.safetensors"
 _NEEDED = {
     "a model": ("*model*.safetensors", "*model*.bin", "pytorch_model_fsdp*", "global_step*"),
     "an optimizer": ("optimizer*", "global_step*"),
@@ -83,6 +85,7 @@ class ResilientCallback(TrainerCallback):
         self._loaded: Loaded | None = None
         self._best: tuple[str, Path] | None = None
         self._save: _Save | None = None
+        self._fetches: Fetches | None = None
         self._settled = -1
         """The last step for which the action was decided."""
 
@@ -110,6 +113,18 @@ class ResilientCallback(TrainerCallback):
             _set_best(self._loaded.folder, str(self._best[1]))
         return str(self._loaded.folder)
 
+    def _follow(self, args: TrainingArguments) -> Fetches:
+        """Return what follows the fetches of the Trainer's loader, with the states of the epoch that is resumed."""
+        fetches = Fetches(args.seed if args.data_seed is None else args.data_seed, args.process_index)
+        if self._loaded is not None and not args.ignore_data_skip:
+            saved = self._loaded.folder / _FETCHES.format(rank=args.process_index)
+            if saved.exists() and fetches.load(saved):
+                # Within an epoch, the Trainer would restore the generators after it has fetched a batch.
+                own = f"rng_state_{args.process_index}.pth" if args.world_size > 1 else "rng_state.pth"
+                (self._loaded.folder / own).unlink(missing_ok=True)
+        fetches.install()
+        return fetches
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -127,6 +142,7 @@ class ResilientCallback(TrainerCallback):
                 "hyperparameter_search: its trials would share one checkpoint; run each trial as a separate job"
             )
         self._save = None
+        self._fetches = self._follow(args)
         private = Path(args.output_dir) / PRIVATE
         if state.is_world_process_zero:
             shutil.rmtree(private, ignore_errors=True)
@@ -143,12 +159,23 @@ class ResilientCallback(TrainerCallback):
         self.files.meet()
         state.best_model_checkpoint = str(target)
 
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Follow the iterator that the Trainer creates next."""
+        del args, control
+        if self._fetches is not None:
+            loader = kwargs.get("train_dataloader")
+            self._fetches.begin(int(state.epoch or 0), getattr(loader, "collate_fn", None))
+
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         """Request a save if one is due. After a notice, request a last save or exit."""
         del kwargs
         self._put_back(args)
+        if self._fetches is not None:
+            self._fetches.use(args.gradient_accumulation_steps)
         if self._loaded is not None:
             self._loaded.close()
             self._loaded = None
@@ -164,6 +191,8 @@ class ResilientCallback(TrainerCallback):
         """Do the same as `on_step_end`, for the last step of an epoch."""
         del kwargs
         self._put_back(args)
+        if self._fetches is not None:
+            self._fetches.end()
         self._commit(args, state, control)
         return control
 
@@ -181,6 +210,9 @@ class ResilientCallback(TrainerCallback):
         name = f"checkpoint-{state.global_step}"
         folder = Path(args.output_dir) / name
         self._put_back(args)
+        fetches = folder / _FETCHES.format(rank=args.process_index)
+        if self._fetches is not None:
+            self._fetches.save(fetches)
         # Rank 0 may arrive here before the other ranks have written their files.
         self.files.meet()
         if not save.own:
@@ -193,7 +225,9 @@ class ResilientCallback(TrainerCallback):
         if not save.own:
             if state.is_local_process_zero:
                 shutil.rmtree(folder, ignore_errors=True)
-        elif state.is_world_process_zero:
+        else:
+            fetches.unlink(missing_ok=True)
+        if save.own and state.is_world_process_zero:
             rotate_checkpoints(
                 output_dir=args.output_dir,
                 save_total_limit=args.save_total_limit,
@@ -209,6 +243,8 @@ class ResilientCallback(TrainerCallback):
         """Restore the Trainer's arguments, and remove the private folder."""
         del control, kwargs
         self._put_back(args)
+        if self._fetches is not None:
+            self._fetches.remove()
         if state.is_world_process_zero:
             shutil.rmtree(Path(args.output_dir) / PRIVATE, ignore_errors=True)
 
