@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from mizzen import Checkpointer
+from mizzen.checkpoint import CheckpointWarning
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,9 @@ def start(script: Path, folder: Path, told: "Signal | Aim | None" = None, **vari
         sys.argv = [str(script)]
         os.environ.update(variables)
         torch.set_num_threads(1)
+        # The parent may ignore warnings, or pytest may record them.
+        warnings.showwarning = _show
+        warnings.filterwarnings("always", category=CheckpointWarning)
         if isinstance(told, Signal):
             _arrange(told)
         touched = _touches(folder, told if isinstance(told, Aim) else None)
@@ -89,6 +94,10 @@ def start(script: Path, folder: Path, told: "Signal | Aim | None" = None, **vari
         # Skip all exit handlers: pytest's must not run in the child.
         os._exit(code)
     raise AssertionError("unreachable")
+
+
+def _show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    print(f"{filename}:{lineno}: {category.__name__}: {message}", file=sys.stderr)
 
 
 def _arrange(told: Signal) -> None:
