@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo test test-all test-failed test-isolation test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting demo-lending serve-demo test test-all test-failed test-console test-isolation test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 
@@ -79,6 +79,11 @@ test-failed: setup
 test-all: setup
 	@$(MAKE) -s -j2 $(VENV)/.compiled $(VENV)/.collected
 	@MIZZEN_EXAMPLES=1 $(PYTEST) --timeout 3600 $(ARGS)
+
+# The console in a browser: Debian's package chromium.
+test-console: setup
+	@command -v chromium >/dev/null || { echo "make test-console needs the program chromium (Debian: apt-get install chromium)" >&2; exit 1; }
+	@$(BIN)/python -m pytest -n 0 --timeout 900 tests/console $(ARGS)
 
 # The tests of agents and tasks in each mode of isolation that is not the default.
 test-isolation: setup
@@ -194,7 +199,7 @@ format: setup
 
 # Updates the lock files. They contain no index URLs.
 lock:
-	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --group dev --extra demo --no-emit-package mizzen --upgrade pyproject.toml -o requirements.lock
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --group dev --extra demo --no-emit-package mizzen $(patsubst %,--no-emit-package %,django asgiref sqlparse) --upgrade pyproject.toml -o requirements.lock
 	@$(BIN)/python tests_integrations/lock.py $(BIN)/uv
 	@printf 'skypilot\nsniffio\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-skypilot.lock
 	@printf 'uv\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-uv.lock

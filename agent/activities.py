@@ -132,9 +132,9 @@ class NodeActivities:
                     async with self._locks.of(request.workload_id):
                         self._refuse_stopped(request.workload_id, request.attempt)
                         self._refuse_taken(staged.folder, [slot for place in staged.places for slot in place.slots])
-                        await self._start(staged, masters)
+                        disk = await self._start(staged, masters)
             try:
-                await self._watch(staged)
+                await self._watch(staged, disk)
             finally:
                 self._notices.over(staged.folder.key)
             async with heartbeats(self._beat_s):
@@ -330,24 +330,34 @@ class NodeActivities:
 
     # ------------------------------------------------------------------------------------------------------ running
 
-    async def _start(self, staged: StagedAttempt, masters: dict[str, str]) -> None:
+    async def _start(self, staged: StagedAttempt, masters: dict[str, str]) -> DiskWatch | None:
+        """Starts the tasks that were not started; returns the watch of their disk space (None: it has no limit)."""
+
         def start(run: RunFolder, index: int) -> None:
             if tasks.inspect(run) is TaskState.ABSENT:
                 reserve_report(run)
                 tasks.start(run, self._stager.launches.launch_of(staged, staged.places[index], masters))
 
-        await asyncio.to_thread(limit_of, self._config, self._state, staged.folder, staged.places)  # It is kept.
+        disk = await asyncio.to_thread(self._disk_watch, staged)
         await asyncio.gather(*(asyncio.to_thread(start, run, index) for index, run in enumerate(staged.runs)))
         self._files.ship(staged, staged.runs)
+        return disk
 
-    async def _watch(self, staged: StagedAttempt) -> None:
+    def _disk_watch(self, staged: StagedAttempt) -> DiskWatch | None:
+        limit = limit_of(self._config, self._state, staged.folder, staged.places)
+        if limit is None:
+            return None
+        disk = DiskWatch(staged.folder, staged.runs, limit)
+        if not self._state.is_started(staged.folder):
+            disk.begin()
+        return disk
+
+    async def _watch(self, staged: StagedAttempt, disk: DiskWatch | None) -> None:
         serving = None
         if (run := staged.serving_run) is not None and staged.launch.serving is not None:
             address, port = self._config.address, staged.folder.ports()[SERVING]
             has_setup = staged.launch.jobs[run.job].setup is not None
             serving = Readiness(run, staged.launch.serving.probe, address, port, has_setup=has_setup)
-        limit = await asyncio.to_thread(limit_of, self._config, self._state, staged.folder, staged.places)
-        disk = None if limit is None else DiskWatch(staged.folder, staged.runs, limit)
         heartbeat_interval_s = pause_s(self._beat_s)
         poll_interval_s = self._config.poll_interval_s
         await TaskWatch(

@@ -142,21 +142,21 @@ def load(program: Program, kind: ProgramType, hook: Hook, name: str) -> int:
     code = _encode(program)
     body = ctypes.create_string_buffer(code, len(code))
     licence = ctypes.create_string_buffer(b"Apache-2.0")
-    log = ctypes.create_string_buffer(_LOG_BYTES)
 
-    def attributes(level: int) -> bytes:
+    def attributes(log: "ctypes.Array[ctypes.c_char] | None" = None) -> bytes:
         # Type, number of instructions, their address, licence, log (level, size, address), kernel version, flags, name,
         # network interface, and the hook.
         addresses = ctypes.addressof(body), ctypes.addressof(licence)
-        told = (level, _LOG_BYTES, ctypes.addressof(log)) if level else (0, 0, 0)
+        told = (0, 0, 0) if log is None else (1, _LOG_BYTES, ctypes.addressof(log))
         rest = 0, 0, name.encode(), 0, hook
         return struct.pack("<IIQQIIQII16sII", kind, len(code) // 8, *addresses, *told, *rest)
 
     try:
-        return _bpf(_PROG_LOAD, attributes(0))
+        return _bpf(_PROG_LOAD, attributes())
     except OSError as error:
+        log = ctypes.create_string_buffer(_LOG_BYTES)
         try:  # Again, for the verifier's reason.
-            return _bpf(_PROG_LOAD, attributes(1))
+            return _bpf(_PROG_LOAD, attributes(log))
         except OSError:
             lines = log.value.decode(errors="replace").strip().splitlines()
             reason = next(

@@ -11,6 +11,8 @@ except to the port of DNS, which some clouds answer at the same address.
 
 import os
 import socket
+import threading
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 
 from agent.bpf import Hook, Instruction, Op, Program, ProgramType, SockAddress, attach_to_cgroup, load
@@ -34,24 +36,26 @@ def attach(cgroup: str, tenant_number: int, *, metadata: bool) -> None:
     Raises:
         OSError: this process may not load or attach eBPF programs, or the kernel does not support them.
     """
-    wanted = {
-        Hook.INET_SOCK_CREATE: (ProgramType.CGROUP_SOCK, _marks(tenant_number)),
-        Hook.INET_INGRESS: (ProgramType.CGROUP_SKB, _drops_others(tenant_number)),
-    }
-    if not metadata:
-        for hook in (Hook.CONNECT4, Hook.SENDMSG4):
-            wanted[hook] = ProgramType.CGROUP_SOCK_ADDR, _refuses4()
-        for hook in (Hook.CONNECT6, Hook.SENDMSG6):
-            wanted[hook] = ProgramType.CGROUP_SOCK_ADDR, _refuses6()
-    programs: dict[Hook, int] = {}
+    hooks = (*_BY_TENANT, *(() if metadata else _FOR_ALL))
     folder = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for hook, (kind, program) in wanted.items():
-            programs[hook] = load(program, kind, hook, "mizzen_connect")
-        attach_to_cgroup(folder, programs)
+        with _attaching:
+            if len(_programs) + len(hooks) > _MOST_LOADED:
+                while _programs:
+                    os.close(_programs.popitem()[1])
+            attach_to_cgroup(folder, {hook: _loaded(hook, tenant_number) for hook in hooks})
     finally:
-        for descriptor in (folder, *programs.values()):
-            os.close(descriptor)
+        os.close(folder)
+
+
+def _loaded(hook: Hook, tenant_number: int) -> int:
+    """Returns the descriptor of a program, which stays loaded for the next tasks."""
+    by_tenant = hook in _BY_TENANT
+    key = (hook, tenant_number if by_tenant else None)
+    if key not in _programs:
+        kind, program = _BY_TENANT[hook] if by_tenant else _FOR_ALL[hook]
+        _programs[key] = load(program(tenant_number), kind, hook, "mizzen_connect")
+    return _programs[key]
 
 
 def _marks(number: int) -> Program:
@@ -122,3 +126,19 @@ def _words(address: str) -> list[int]:
     """Returns an address as numbers of 4 bytes in network byte order, as programs load them on this machine."""
     packed = ip_address(address).packed
     return [int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4)]
+
+
+_BY_TENANT: Mapping[Hook, tuple[ProgramType, Callable[[int], Program]]] = {
+    Hook.INET_SOCK_CREATE: (ProgramType.CGROUP_SOCK, _marks),
+    Hook.INET_INGRESS: (ProgramType.CGROUP_SKB, _drops_others),
+}
+_FOR_ALL: Mapping[Hook, tuple[ProgramType, Callable[[int], Program]]] = {
+    Hook.CONNECT4: (ProgramType.CGROUP_SOCK_ADDR, lambda _: _refuses4()),
+    Hook.SENDMSG4: (ProgramType.CGROUP_SOCK_ADDR, lambda _: _refuses4()),
+    Hook.CONNECT6: (ProgramType.CGROUP_SOCK_ADDR, lambda _: _refuses6()),
+    Hook.SENDMSG6: (ProgramType.CGROUP_SOCK_ADDR, lambda _: _refuses6()),
+}
+_MOST_LOADED = 64
+"""So many programs stay loaded. With more, all are closed; those that are attached stay in force."""
+_attaching = threading.Lock()
+_programs: dict[tuple[Hook, int | None], int] = {}

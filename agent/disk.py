@@ -162,6 +162,18 @@ class DiskWatch:
         self._whole: DiskUse | None = None
         """What the whole file system had when the attempt had `_used`; None: the attempt was not measured yet."""
 
+    def begin(self) -> None:
+        """Measures the attempt before its tasks start: until the file system has grown, nothing else needs a look.
+
+        Blocks.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        self._whole = self._now()
+        self._used, _ = measure([self._attempt.path])
+        self._save()
+
     async def keep(self) -> None:
         """Watches until cancelled, or until it has stopped the tasks. Nothing that fails here ends it."""
         while not self.exceeded:
@@ -190,6 +202,9 @@ class DiskWatch:
 
     async def _watch(self) -> None:
         due_s = took_s = 0.0
+        if self._whole is not None:
+            due_s = time.monotonic() + _MEASURE_EVERY_S
+            await self._pause(self._used)
         while True:
             now = await asyncio.to_thread(self._now)
             at_most = self._at_most(now)
@@ -208,9 +223,13 @@ class DiskWatch:
                     await asyncio.to_thread(self._save)
                 await asyncio.sleep(took_s)
                 at_most = self._used
-            left_bytes, left_files = self._limit.size_bytes - at_most.size_bytes, self._limit.files - at_most.files
-            pause_s = min(left_bytes / _FASTEST_BYTES_S, left_files / _FASTEST_FILES_S)
-            await asyncio.sleep(min(_LONGEST_S, max(_SHORTEST_S, pause_s)))
+            await self._pause(at_most)
+
+    async def _pause(self, at_most: DiskUse) -> None:
+        """Waits as long as the attempt, which has `at_most`, cannot reach its limit."""
+        left_bytes, left_files = self._limit.size_bytes - at_most.size_bytes, self._limit.files - at_most.files
+        pause_s = min(left_bytes / _FASTEST_BYTES_S, left_files / _FASTEST_FILES_S)
+        await asyncio.sleep(min(_LONGEST_S, max(_SHORTEST_S, pause_s)))
 
     def _at_most(self, now: DiskUse) -> DiskUse:
         """Returns the most that the attempt can have, given what the whole file system has."""

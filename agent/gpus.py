@@ -9,6 +9,7 @@ Asks NVML (`agent.nvml`), or without it, reads `/proc` and calls `nvidia-smi`. A
 as in an embedded fleet, has no device files: then there is nothing to hold, and the GPUs are free when no task runs.
 """
 
+import contextlib
 import logging
 import os
 import re
@@ -73,14 +74,19 @@ def numbered_gpus(root: Path = _MACHINE) -> list[Gpu]:
         return devices
     if found := _shown(root):
         return found
-    matches = (_DEVICE.fullmatch(path.name) for path in (root / "dev").glob("nvidia*"))
-    return [Gpu(minor) for minor in sorted(int(match[1]) for match in matches if match)]
+    names: list[str] = []
+    with contextlib.suppress(FileNotFoundError):
+        names = os.listdir(root / "dev")  # noqa: PTH208 - only names are needed
+    return [Gpu(minor) for minor in sorted(int(match[1]) for match in map(_DEVICE.fullmatch, names) if match)]
 
 
 def _shown(root: Path) -> list[Gpu]:
     """Returns the GPUs that the driver shows and does not exclude, in the order of the bus; empty: it shows none."""
-    found = []
-    for file in (root / "proc/driver/nvidia/gpus").glob("*/information"):
+    found: list[Gpu] = []
+    folder = root / "proc/driver/nvidia/gpus"
+    if not folder.is_dir():
+        return found
+    for file in folder.glob("*/information"):
         try:
             lines = [line.partition(":") for line in file.read_text().splitlines()]
             about = {name.strip(): value.strip() for name, _, value in lines}

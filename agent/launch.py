@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC
 from pathlib import Path
 from types import MappingProxyType
@@ -60,7 +60,7 @@ class TaskLaunch:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the shim's input as a JSON object."""
-        return asdict(self)
+        return dict(vars(self))
 
 
 def script_command(script: str, path: Path, search: str) -> tuple[str, ...]:

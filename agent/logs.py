@@ -149,6 +149,11 @@ def _read_state(path: Path) -> dict[str, Any]:
     return body
 
 
+def _is_empty(run: RunFolder) -> bool:
+    """Returns whether the task has written nothing yet."""
+    return not any(path.exists() and path.stat().st_size for path in (run.output, run.errors))
+
+
 def _ship(stream: LogStream | None, make: Callable[[], LogStream], *, final: bool) -> tuple[LogStream, bool]:
     """Calls `LogStream.ship` on `stream`, or on a new stream if it is None. Blocks."""
     stream = stream or make()
@@ -232,7 +237,7 @@ class Shipping:
                 if state is TaskState.LOST:
                     await loop.run_in_executor(self._executor, tasks.end_lost, run)
                     continue
-                if stream is not None and state is TaskState.RUNNING and stream.is_silent():
+                if state is TaskState.RUNNING and (_is_empty(run) if stream is None else stream.is_silent()):
                     await asyncio.sleep(pause_s)
                     continue
                 ship = partial(_ship, stream, make, final=state is TaskState.ENDED)

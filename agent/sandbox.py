@@ -36,7 +36,7 @@ _FIRST, _OTHERS = ("user", "pid"), ("ipc", "uts", "mnt")
 _WAITS = "echo; exec flock 0"
 """What the holder runs: it writes that the namespaces are complete, and waits for the lock, which is its input."""
 _ENDING_S = 1.0
-_libc = ctypes.CDLL(None, use_errno=True)
+_setns = ctypes.CDLL(None, use_errno=True).setns
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Sandbox:
 
     def _join(self, names: Iterable[str]) -> None:
         for name in names:
-            if name in self.namespaces and _libc.setns(self.namespaces[name], 0) != 0:
+            if name in self.namespaces and _setns(self.namespaces[name], 0) != 0:
                 code = ctypes.get_errno()
                 raise OSError(code, f"{os.strerror(code)}: the {name} namespace of the sandbox")
 

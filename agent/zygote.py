@@ -30,7 +30,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from agent import shim
+from agent import seccomp, shim
 from agent.landlock import enter_scope
 
 BEGUN = b"+"
@@ -54,7 +54,8 @@ def main() -> None:
     os.setsid()  # A new session, so that Ctrl-C reaches only the agent.
     room = _title_room()
     _entitle(f"mizzen zygote of agent {os.getppid()}", "mizzen-zygote", room)
-    shim.boot_id()  # Cached here once for all shims.
+    shim.boot_id()  # Cached here once for all shims, and so is the filter.
+    seccomp.prepare()
     requests = socket.socket(fileno=0)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # Adopts the shims that continue in a PID namespace.
     signal.signal(signal.SIGCHLD, _bury)

@@ -8,7 +8,6 @@ from fastapi import FastAPI
 from api import auth, bodies, health, limits, metrics, openapi, problems, reference, refusals, temporal_ui
 from api.data import archive_parts, archives, instance, partitions, placement_runs, tables, usage
 from api.fleet import clusters, costs, instances, loops, machines, owner_view, pools, regions, removal, snapshot
-from api.oidc import Tokens
 from api.people import audit, keys, secrets, tenants
 from api.services import requests as service_requests
 from api.services import routes as services
@@ -57,11 +56,7 @@ def create_app(settings: Settings) -> FastAPI:
     # The middleware that is added last receives a request first.
     app.add_middleware(bodies.BodyLimits, settings=settings.api, limits=settings.limits)
     app.add_middleware(limits.Admission, settings=settings.limits)
-    app.add_middleware(
-        auth.Authentication, engine=state.authentication_engine, threads=state.threads,
-        warning_s=settings.api.key_warning_s, limits=settings.limits,
-        tokens=None if settings.api.oidc is None else Tokens(settings.api.oidc),
-    )  # fmt: skip
+    app.add_middleware(auth.Authentication, logins=state.logins, warning_s=settings.api.key_warning_s)
     app.add_middleware(refusals.Noting, recorder=state.refusals)
     app.add_middleware(metrics.Counting, metrics=state.metrics)
     return app

@@ -25,6 +25,8 @@ from api.logins import FailedLogins, address_of
 from api.problems import HttpProblem, ProblemType, not_found, of_database, over_limit
 from api.threads import Threads
 from infra.config.services import LimitSettings
+from infra.db.console_sessions import find_session
+from infra.db.session import transaction
 from infra.db.tenants import ApiKey
 from infra.keys import KEY_PREFIX, hash_api_key
 from infra.temporal_client import UI_PATH
@@ -120,6 +122,11 @@ def caller_of(scope: Scope) -> Caller | None:
     return caller if isinstance(caller, Caller) else None
 
 
+def enter(scope: Scope, caller: Caller) -> None:
+    """Makes `caller` the caller of the request."""
+    scope[_CALLER] = caller
+
+
 def authenticate(engine: Engine, authorization: str | None, tokens: "Tokens | None" = None) -> Caller:
     """Returns the caller for an `Authorization` header. `tokens` checks tokens of an issuer; None: only keys are valid.
 
@@ -149,7 +156,8 @@ def authenticate(engine: Engine, authorization: str | None, tokens: "Tokens | No
     return Caller(row.id, Role(row.role), row.tenant, row.label, row.expires_at, row.machine)
 
 
-def _is_below(path: str, *tops: str) -> bool:
+def is_below(path: str, *tops: str) -> bool:
+    """Returns whether a path is one of `tops`, or below one."""
     return any(path == top or path.startswith(f"{top}/") for top in tops)
 
 
@@ -161,6 +169,16 @@ def _of_browser(authorization: str | None) -> str | None:
     with contextlib.suppress(ValueError):
         return f"Bearer {base64.b64decode(encoded, validate=True).decode().partition(':')[2]}"
     return authorization
+
+
+def _of_session(engine: Engine, sha256: str) -> Caller | None:
+    with transaction(engine) as session:
+        row = find_session(session, sha256)
+    if row is None:
+        return None
+    if row.token is not None:
+        return Caller(**{**row.token, "role": Role(row.token["role"])}, expires_at=row.expires_at, is_token=True)
+    return Caller(row.id, Role(row.role), row.tenant, row.label, row.expires_at, row.machine)
 
 
 class LoginFailed(HttpProblem):
@@ -180,9 +198,8 @@ def login_failure_of(scope: Scope) -> LoginFailed | None:
     return failure if isinstance(failure, LoginFailed) else None
 
 
-class Authentication:
-    """ASGI middleware: a request under `/v1` or `/temporal` needs a valid key before an endpoint is called or a body is
-    read.
+class Logins:
+    """Returns the callers of requests, and limits failed logins by address.
 
     Keys are looked up in the threads of `threads.authentication` and with `engine`, which have no other use, so that
     slow requests do not block logins. An address with too many failed logins gets 429 for each further failure.
@@ -190,48 +207,44 @@ class Authentication:
     `threads.suspects`, so that the address cannot occupy the threads for other logins.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        engine: Engine,
-        threads: Threads,
-        warning_s: float,
-        limits: LimitSettings,
-        tokens: "Tokens | None",
-    ) -> None:
-        self._app = app
+    def __init__(self, engine: Engine, threads: Threads, limits: LimitSettings, tokens: "Tokens | None") -> None:
         self._engine = engine
         self._threads = threads
-        self._warning_s = warning_s
         self._limits = limits
         self._tokens = tokens
         self._failed = FailedLogins(limits.failed_logins_per_address, limits.failed_logins_burst)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the ASGI specification."""
-        if scope["type"] != "http" or not _is_below(scope["path"], "/v1", UI_PATH):
-            await self._app(scope, receive, send)
-            return
+    async def caller(self, scope: Scope, authorization: str | None) -> Caller:
+        """Returns the caller for the `Authorization` header of the request of `scope`.
+
+        Raises:
+            LoginFailed: 401, there is no valid key; the audit log gets the failure.
+            HttpProblem: 429, the address has sent too many of them; 503, the key cannot be checked now.
+        """
         address = address_of(scope)
         pool = self._threads.suspects if self._failed.is_over(address) else self._threads.authentication
         try:
-            given = Headers(scope=scope).get("authorization")
-            if _is_below(scope["path"], UI_PATH):
-                given = _of_browser(given)
-            scope[_CALLER] = await pool.run(partial(authenticate, self._engine, given, self._tokens))
+            return await pool.run(partial(authenticate, self._engine, authorization, self._tokens))
         except LoginFailed as problem:
-            if _is_below(scope["path"], UI_PATH):
-                problem.headers = {"WWW-Authenticate": _BROWSER_CHALLENGE}
             scope[_FAILURE] = problem
-            wait_s = self._failed.count(address)
-            answer = self._too_many(address, problem, wait_s) if wait_s > 0 else problem
-            await answer.response()(scope, receive, send)
+            if (wait_s := self._failed.count(address)) > 0:
+                raise self._too_many(address, problem, wait_s) from None
+            raise
         except SQLAlchemyError as error:
-            await of_database(error).response()(scope, receive, send)
-        except HttpProblem as problem:
-            await problem.response()(scope, receive, send)
-        else:
-            await self._app(scope, receive, self._warning(scope[_CALLER], send))
+            raise of_database(error) from None
+
+    async def of_browser(self, sha256: str) -> Caller | None:
+        """Returns the caller who has logged in at the console; None: the login has ended, or its key is not valid.
+
+        `sha256`: hash of the secret in the browser's cookie.
+
+        Raises:
+            HttpProblem: 503, the database does not answer.
+        """
+        try:
+            return await self._threads.authentication.run(partial(_of_session, self._engine, sha256))
+        except SQLAlchemyError as error:
+            raise of_database(error) from None
 
     def _too_many(self, address: str, problem: LoginFailed, wait_s: float) -> HttpProblem:
         most = self._limits.failed_logins_per_address
@@ -241,6 +254,34 @@ class Authentication:
             " second",
             wait_s,
         )  # fmt: skip
+
+
+class Authentication:
+    """ASGI middleware: a request under `/v1` or `/temporal` needs a valid key before an endpoint is called or a body is
+    read.
+    """
+
+    def __init__(self, app: ASGIApp, logins: Logins, warning_s: float) -> None:
+        self._app = app
+        self._logins = logins
+        self._warning_s = warning_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        if scope["type"] != "http" or not is_below(scope["path"], "/v1", UI_PATH):
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("authorization")
+        of_browser = is_below(scope["path"], UI_PATH)
+        try:
+            caller = await self._logins.caller(scope, _of_browser(given) if of_browser else given)
+        except HttpProblem as problem:
+            if isinstance(problem, LoginFailed) and of_browser:
+                problem.headers = {"WWW-Authenticate": _BROWSER_CHALLENGE}
+            await problem.response()(scope, receive, send)
+        else:
+            enter(scope, caller)
+            await self._app(scope, receive, self._warning(caller, send))
 
     def _warning(self, caller: Caller, send: Send) -> Send:
         """Returns a `send` that adds the expiry header if the key expires soon."""

@@ -13,7 +13,6 @@ import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.app import create_app
 from api.connections import protocol, websocket_protocol
 from infra.certificates import Certificates
 from infra.config.settings import Settings
@@ -133,8 +132,8 @@ def config_of(app: FastAPI, settings: Settings, graceful_s: int = GRACEFUL_S) ->
     )
 
 
-def serve(settings: Settings, listener: socket.socket | None = None) -> None:
-    """Serves until SIGINT or SIGTERM, on `listener` or, without one, on the configured host and port.
+def serve(create_app: Callable[[Settings], FastAPI], settings: Settings, listener: socket.socket | None = None) -> None:
+    """Serves the application until SIGINT or SIGTERM, on `listener` or, without one, on the configured host and port.
 
     Raises:
         StackError: the port is in use.

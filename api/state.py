@@ -12,9 +12,11 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 from temporalio.client import Client
 
+from api.auth import Logins
 from api.data.archive_inspection import UploadLimits
 from api.documents.document_turns import Turns
 from api.metrics import Metrics
+from api.oidc import Tokens
 from api.refusals import Recorder
 from api.sessions.relays import Relays
 from api.streams.hub import Hub
@@ -47,6 +49,8 @@ class ApiState:
         )
         """Separate connections for key lookups, because requests may use all connections of `engine`."""
         self.threads = Threads()
+        tokens = None if settings.api.oidc is None else Tokens(settings.api.oidc)
+        self.logins = Logins(self.authentication_engine, self.threads, settings.limits, tokens)
         self.refusals = Recorder(self.authentication_engine, self.threads.authentication, settings.api.audited_refusals)
         self.uploads = UploadLimits(settings)
         self.documents = Turns()

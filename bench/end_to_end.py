@@ -46,6 +46,8 @@ PERCENTILES = 50, 99
 MACHINES, CPUS = 13, 4
 """40 tasks fit on a machine, which is also the number of ports for the first tasks of jobs."""
 _PATIENCE_S = 600.0
+_LOOK_S = 0.25
+"""Interval at which conditions are checked. A check costs as much as a hundredth of a workload or more."""
 _MACHINES = MachineEntry(name="m", count=MACHINES, cpus=CPUS, memory=64 << 30)
 FLEET = Fleet(
     regions=(RegionEntry(name="r", clusters=(ClusterEntry(name="c", machines=(_MACHINES,)),)),),
@@ -95,7 +97,7 @@ class EndToEndStack:
         while not await asyncio.to_thread(holds):
             if time.monotonic() > give_up_s:
                 raise InvalidBenchmark(f"a condition was not met within {_PATIENCE_S:.0f} s")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(_LOOK_S)
 
     async def workloads(self) -> float:
         """Returns the workloads per second.

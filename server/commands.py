@@ -260,10 +260,11 @@ def api(host: str | None, port: int | None, tls_cert: Path | None, tls_key: Path
     """Run the REST API."""
     with loading():
         from api.serve import serve
+        from console.application import create_app
 
     log_to_stderr()
     given = {"host": host, "port": port, "tls_cert": tls_cert, "tls_key": tls_key}
-    serve_command(lambda: serve(_settings(options, api=given)))
+    serve_command(lambda: serve(create_app, _settings(options, api=given)))
 
 
 @dataclass(frozen=True)

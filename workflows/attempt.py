@@ -162,7 +162,7 @@ class AttemptRun:
         await GangTasks(state.workload_id, state.attempt, plan).fetch_images()
 
     async def _stage(self) -> StepOutcome:
-        stage = StageRequest(self._state.workload_id, self._state.attempt)
+        stage = StageRequest(self._state.workload_id, self._state.attempt, may_run=not self._flushes)
         plan = await self._mailbox.unless_told(record(Activity.STAGE, stage, LaunchPlan))
         if isinstance(plan, Mail):
             return self._is_told(plan)
@@ -179,7 +179,7 @@ class AttemptRun:
         """Copies the checkpoint to the store of the attempt's cluster or region, if it is in another store."""
         source, region = self._plan.checkpoint_region, self._plan.region
         at, to = self._plan.checkpoint_store, self._plan.store_url
-        if source is None or (at == to and (source == region or at is not None)):
+        if source is None or not self._plan.needs_copy:
             return StepOutcome.DONE
         reason = Reason(ReasonCode.COPYING_CHECKPOINT, {"source": at or source, "region": to or region})
         await transition(self._state, Phase.MIGRATING, reason)
@@ -194,7 +194,7 @@ class AttemptRun:
         if plan.starts_at_once:
             self.gang = GangTasks(state.workload_id, state.attempt, plan)
             return StepOutcome.DONE
-        await transition(state, Phase.PROVISIONING, self._provisioning())
+        await transition(state, Phase.PROVISIONING, plan.starting)
         await record(Activity.STAGED_HERE, StageRequest(state.workload_id, state.attempt))
         gang, began_s = GangTasks(state.workload_id, state.attempt, plan), workflow.time()
         self.gang = gang
@@ -206,9 +206,6 @@ class AttemptRun:
             return StepOutcome.STOPPED_BEFORE
         self._failed = failed
         return StepOutcome.DONE if failed is None else StepOutcome.REFUSED
-
-    def _provisioning(self) -> Reason:
-        return Reason(ReasonCode.STARTING_TASKS, {"tasks": self._plan.tasks, "machines": len(self._plan.nodes)})
 
     def _is_told(self, mail: Mail) -> StepOutcome:
         self._told = mail
@@ -240,10 +237,13 @@ class AttemptRun:
         if plan.runs_elements:
             self._lane = Lane(state.workload_id, state.attempt, plan)
             self._lane.start()
-        # The activity adds the start time to the reason.
-        running = Reason(ReasonCode.RUNNING, {"region": plan.region})
-        before = self._provisioning() if plan.starts_at_once else None
-        await transition(state, Phase.RUNNING, running, before, self._launch_s)
+        if plan.is_running:
+            show_in_temporal(phase=Phase.RUNNING.value, reason=ReasonCode.RUNNING.value)
+        else:
+            # The activity adds the start time to the reason.
+            running = Reason(ReasonCode.RUNNING, {"region": plan.region})
+            before = plan.starting if plan.starts_at_once else None
+            await transition(state, Phase.RUNNING, running, before, self._launch_s)
         left_s = None if plan.max_runtime_s is None else max(0.0, plan.max_runtime_s - state.ran_s)
         try:
             await self._until_stopped(gang, None if left_s is None else timedelta(seconds=left_s))

@@ -11,18 +11,36 @@ number, and which attempt is released or evicted. An attempt's lock guards its r
 
 from collections.abc import Collection, Iterable
 
-from sqlalchemy import Select, func, select, tuple_, update
+from sqlalchemy import Select, bindparam, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from domain.protocol.mail import MailKind
 from infra.db import outbox
 from infra.db.models import Allocation, Attempt, Eviction, Machine
 
+# Statements are built once: building one takes as long as its execution.
+_HELD = (
+    Allocation.workload == bindparam("workload"),
+    Allocation.attempt == bindparam("attempt"),
+    Allocation.released_at.is_(None),
+)
+_MACHINES_HELD = select(Allocation.machine).where(*_HELD)
+_OWN = select(Allocation).where(*_HELD).order_by(Allocation.machine)
+_EVICTORS = select(Eviction.evictor, Eviction.evictor_attempt).where(
+    Eviction.victim == bindparam("workload"), Eviction.victim_attempt == bindparam("attempt")
+)
+
 
 def lock_machines(session: Session, ids: Select[str]) -> dict[str, Machine]:
     """Locks the machines that `ids` selects, in the order of their ids, for this transaction; returns them by id."""
-    rows = session.scalars(select(Machine).where(Machine.id.in_(ids)).order_by(Machine.id).with_for_update())
-    return {row.id: row for row in rows.all()}
+    return {row.id: row for row in session.scalars(_locking(ids))}
+
+
+def _locking(ids: Select[str]) -> Select[Machine]:
+    return select(Machine).where(Machine.id.in_(ids)).order_by(Machine.id).with_for_update()
+
+
+_LOCK_HELD = _locking(_MACHINES_HELD)
 
 
 def release(
@@ -36,9 +54,9 @@ def release(
     stopped them; the tasks have `flushing_s` seconds to save. Successors on such a machine get a mail that the machine
     is lost.
     """
-    held = Allocation.workload == workload, Allocation.attempt == attempt, Allocation.released_at.is_(None)
-    machines = lock_machines(session, select(Allocation.machine).where(*held))
-    own = session.scalars(select(Allocation).where(*held).order_by(Allocation.machine)).all()
+    attempt_of = {"workload": workload, "attempt": attempt}
+    machines = {row.id: row for row in session.scalars(_LOCK_HELD, attempt_of)}
+    own = session.scalars(_OWN, attempt_of).all()
     evictors = _evictors(session, workload, attempt)
     served: set[tuple[str, int]] = set()
     for row in own:
@@ -97,10 +115,8 @@ def confirm_stopped(session: Session, machine: str, runs: Iterable[str]) -> None
 
 def _evictors(session: Session, workload: str, attempt: int) -> list[tuple[str, int]]:
     """Returns the attempts (workload, attempt) that evict an attempt, sorted. The caller holds the workload's lock."""
-    evictors = select(Eviction.evictor, Eviction.evictor_attempt).where(
-        Eviction.victim == workload, Eviction.victim_attempt == attempt
-    )
-    return sorted((str(e), int(a)) for e, a in session.execute(evictors))
+    evictors = session.execute(_EVICTORS, {"workload": workload, "attempt": attempt})
+    return sorted((str(e), int(a)) for e, a in evictors)
 
 
 def _successors(session: Session, machine: str, evictors: Iterable[tuple[str, int]]) -> list[Allocation]:

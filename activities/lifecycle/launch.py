@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from nacl.exceptions import CryptoError
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, bindparam, select, update
 from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -20,12 +20,15 @@ from activities.lifecycle.archive_files import ArchiveWriter, UploadedArchive, w
 from activities.lifecycle.cluster_hazard import ClusterHazards
 from activities.lifecycle.lent_work import limit_of
 from activities.lifecycle.staging import bucket_named, clear_failure, failures_shown, is_shown
+from activities.lifecycle.workloads import move
 from domain import array_elements, ids
 from domain.images import PULL_LOGIN
 from domain.isolation import Isolation, strongest
 from domain.launch import CheckpointLaunch, JobLaunch, LaunchDescription, TaskPlace
+from domain.phases import Phase
 from domain.protocol.activities import Activity
-from domain.protocol.workloads import LaunchPlan, NodeLaunch, StageRequest
+from domain.protocol.workloads import LaunchPlan, NodeLaunch, StageRequest, TransitionRequest
+from domain.reasons import Reason, ReasonCode
 from domain.slots import TaskSlots
 from domain.spec import WorkloadSpec
 from infra.config.settings import Settings
@@ -39,6 +42,20 @@ from infra.db.tenants import Secret, Tenant
 from infra.keys import decrypt_secret, load_master_key, seal_for_machine
 from mizzen.objects.store import ObjectStore
 from mizzen.objects.urls import open_store
+
+# The statements are built once: building one takes as long as its execution.
+_HOLDINGS = (
+    select(Allocation, Machine)
+    .join(Machine, Machine.id == Allocation.machine)
+    .where(Allocation.workload == bindparam("workload"), Allocation.attempt == bindparam("attempt"))
+    .order_by(Machine.cluster, Machine.rack, Machine.id)  # Machines close to each other get adjacent ranks.
+)
+_PLACED = (
+    select(Workload, Attempt, Tenant.number, Tenant.isolation)
+    .join(Attempt, Attempt.workload == Workload.id)
+    .join(Tenant, Tenant.name == Workload.tenant)
+    .where(Workload.id == bindparam("workload"), Attempt.attempt == bindparam("attempt"))
+)
 
 
 class LaunchActivities:
@@ -72,12 +89,8 @@ class LaunchActivities:
     def _stage(self, request: StageRequest) -> LaunchPlan:
         with transaction(self._engine, isolation="REPEATABLE READ") as session:
             allocations, machines = self._holdings(session, request)
-            row, attempt, tenant_number, isolation = session.execute(
-                select(Workload, Attempt, Tenant.number, Tenant.isolation)
-                .join(Attempt, Attempt.workload == Workload.id)
-                .join(Tenant, Tenant.name == Workload.tenant)
-                .where(Workload.id == request.workload_id, Attempt.attempt == request.attempt)
-            ).one()
+            own = {"workload": request.workload_id, "attempt": request.attempt}
+            row, attempt, tenant_number, isolation = session.execute(_PLACED, own).one()
             spec = array_elements.filled(WorkloadSpec.model_validate(row.spec))
             if attempt.released_at is not None:
                 message = f"attempt {request.attempt} of {request.workload_id} is released"
@@ -91,7 +104,7 @@ class LaunchActivities:
             sealed = self._sealed_secrets(secrets, spec, tasks, machines)
             known_images = dict(row.images)
             archive = UploadedArchive.find(session, row.tenant, spec.workdir)
-            rewrites = was_damaged(session, request)
+            rewrites = archive is not None and was_damaged(session, request)
             kept = row.checkpoint_region, row.checkpoint_store
             if attempt.store_url is None and attempt.started_at is None:
                 attempt.store_url = checkpoint_stores.store_of(session, machines.values())
@@ -138,7 +151,16 @@ class LaunchActivities:
         if failed_before:
             clear_failure(self._engine, request)
         plan = self._plan(spec, region, allocations, tasks, kept, store_url, lent)
-        return replace(plan, launch_key=key, launch_sha256=sha256, launch_limit_s=limit_s)
+        plan = replace(plan, launch_key=key, launch_sha256=sha256, launch_limit_s=limit_s)
+        if not (request.may_run and plan.starts_at_once and not plan.needs_copy):
+            return plan
+        running = Reason(ReasonCode.RUNNING, {"region": plan.region}).to_json()
+        with transaction(self._engine) as session:
+            move(
+                session,
+                TransitionRequest(row.id, attempt.attempt, Phase.RUNNING.value, running, plan.starting.to_json()),
+            )
+        return replace(plan, is_running=True)
 
     def _placed_before(self, request: StageRequest) -> LaunchPlan:
         """Returns the plan of a placed attempt from Postgres, even if the attempt is released."""
@@ -234,13 +256,7 @@ class LaunchActivities:
 
     @staticmethod
     def _holdings(session: Session, request: StageRequest) -> tuple[list[Allocation], dict[str, Machine]]:
-        rows = session.execute(
-            select(Allocation, Machine)
-            .join(Machine, Machine.id == Allocation.machine)
-            .where(Allocation.workload == request.workload_id, Allocation.attempt == request.attempt)
-            .order_by(Machine.cluster, Machine.rack, Machine.id)  # Machines close to each other get adjacent ranks.
-        )
-        found = list(rows)
+        found = session.execute(_HOLDINGS, {"workload": request.workload_id, "attempt": request.attempt}).all()
         if not found:
             message = f"attempt {request.attempt} of {request.workload_id} has no allocations"
             raise ApplicationError(message, type="UnknownAttempt", non_retryable=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import Row, func, select, text
+from sqlalchemy import Row, bindparam, func, select, text
 from sqlalchemy.orm import Session
 from temporalio.client import Client
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
@@ -31,6 +31,23 @@ _LIVE = text(
     " (spec -> 'limits' ->> 'max_losses')::int as max_losses,"
     " jsonb_path_exists(spec, '$.jobs[*].image ? (@ != null)') as brings_image"
     " from workload where id = :workload and finished_at is null"
+)
+_ENDED_AT = func.coalesce(Attempt.released_at, func.now())
+_ATTEMPTS = (
+    select(
+        Attempt.attempt,
+        Attempt.outcome,
+        Attempt.ready_at,
+        Attempt.rank,
+        Attempt.released_at,
+        Attempt.plan,
+        Attempt.last_step,
+        Attempt.checkpoint_step,
+        Attempt.resumed_step,
+        func.coalesce(func.extract("epoch", _ENDED_AT - Attempt.started_at), 0.0).label("ran_s"),
+    )
+    .where(Attempt.workload == bindparam("workload"))
+    .order_by(Attempt.attempt.desc())
 )
 _NEVER_RAN = {code.value for code in (ReasonCode.LAUNCH_FAILED, ReasonCode.LAUNCH_TIMED_OUT, ReasonCode.CANNOT_START)}
 """The reasons of attempts whose tasks a machine refused or did not start. They can have a start time all the same."""
@@ -71,23 +88,7 @@ def read_start(session: Session, workload: str) -> Start | None:
 
 def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | None]:
     """Returns the state and rank of a workload that was placed before, with the counts and runtime of its attempts."""
-    ended_at = func.coalesce(Attempt.released_at, func.now())
-    attempts = session.execute(
-        select(
-            Attempt.attempt,
-            Attempt.outcome,
-            Attempt.ready_at,
-            Attempt.rank,
-            Attempt.released_at,
-            Attempt.plan,
-            Attempt.last_step,
-            Attempt.checkpoint_step,
-            Attempt.resumed_step,
-            func.coalesce(func.extract("epoch", ended_at - Attempt.started_at), 0.0).label("ran_s"),
-        )
-        .where(Attempt.workload == row.id)
-        .order_by(Attempt.attempt.desc())
-    ).all()
+    attempts = session.execute(_ATTEMPTS, {"workload": row.id}).all()
     placed = row.phase in PLACED_PHASES
     ends = [a.outcome or {} for a in attempts if a.released_at is not None]
     codes = [end.get("code") for end in ends]

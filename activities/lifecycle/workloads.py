@@ -61,7 +61,7 @@ _LIVE = text(
 )
 _AFTER_ASKING = [p.value for p in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING)]
 """Phases that are written before the requests to prepare or start tasks are sent to machines. With one machine, the
-start request is sent concurrently with that write (`LaunchPlan.starts_at_once`)."""
+start request may be sent concurrently with that write (`LaunchPlan.starts_at_once`)."""
 
 
 def locked(session: Session, workload_id: str) -> Workload:
@@ -266,6 +266,34 @@ def _set_lost_work(session: Session, attempt: Attempt) -> None:
     attempt.lost_s = lost_by(attempt, attempt.released_at.timestamp())
 
 
+def move(session: Session, request: TransitionRequest) -> bool:
+    """Changes a workload's phase; returns False if a newer attempt has been awarded.
+
+    Raises:
+        ApplicationError: the workload does not exist, or the phase cannot follow its phase; not retried.
+    """
+    phase, workload = Phase(request.phase), request.workload_id
+    found = session.execute(_LOCK, {"workload": workload}).first()
+    if found is None:
+        raise _unknown(workload)
+    if found.attempt != request.attempt:
+        return False
+    if found.finished:
+        return True  # The workload was ended while it was queued (`infra.db.queued_end`).
+    reason = request.reason
+    if request.provisioning is not None:
+        _enter(session, workload, Phase.PROVISIONING, request.provisioning)
+        session.execute(_CHECKPOINTS_HERE, {"workload": workload})
+    if phase is Phase.RUNNING:
+        reason = running_since(found.attempt, found.region, found.now).to_json()
+    if _enter(session, workload, phase, reason) and phase is Phase.RUNNING:
+        began = {"workload": workload, "attempt": found.attempt, "now": found.now, "launch_s": request.launch_s}
+        session.execute(_BEGAN, began)
+    if phase in TERMINAL_PHASES:
+        outbox.wake_scheduler(session)
+    return True
+
+
 class WorkloadActivities:
     """The activities on workloads and their attempts."""
 
@@ -276,29 +304,8 @@ class WorkloadActivities:
     @activity.defn(name=Activity.TRANSITION.value)
     def transition(self, request: TransitionRequest) -> bool:
         """Changes the phase; returns False if a newer attempt has been awarded."""
-        phase = Phase(request.phase)
-        workload = request.workload_id
         with transaction(self._engine) as session:
-            found = session.execute(_LOCK, {"workload": workload}).first()
-            if found is None:
-                raise _unknown(workload)
-            if found.attempt != request.attempt:
-                return False
-            if found.finished:
-                return True  # The workload was ended while it was queued (`infra.db.queued_end`).
-            reason = request.reason
-            if request.provisioning is not None:
-                _enter(session, workload, Phase.PROVISIONING, request.provisioning)
-                session.execute(_CHECKPOINTS_HERE, {"workload": workload})
-            if phase is Phase.RUNNING:
-                reason = running_since(found.attempt, found.region, found.now).to_json()
-            if _enter(session, workload, phase, reason) and phase is Phase.RUNNING:
-                began = {"workload": workload, "attempt": found.attempt, "now": found.now}
-                began["launch_s"] = request.launch_s
-                session.execute(_BEGAN, began)
-            if phase in TERMINAL_PHASES:
-                outbox.wake_scheduler(session)
-        return True
+            return move(session, request)
 
     @activity.defn(name=Activity.RELEASE.value)
     def release(self, request: ReleaseRequest) -> None:
@@ -343,7 +350,7 @@ class WorkloadActivities:
                 _set_lost_work(session, attempt)
             record_attempt(session, workload, request.attempt)
             self._judge_machines(session, attempt, machines, request.blames_machine, phase)
-            outbox.wake_scheduler(session)
+            outbox.wake_scheduler(session, if_queued=True)
 
     @activity.defn(name=Activity.FLUSHED.value)
     def flushed(self, request: FlushedRequest) -> None:

@@ -95,6 +95,10 @@ class TaskCredentials:
                 await asyncio.sleep(retry_s)
                 retry_s = min(_LONGEST_RETRY_S, 2 * retry_s)
 
+    def are_there(self) -> bool:
+        """Returns whether any credentials are in the tasks' folders."""
+        return any(_folder(run).exists() for run in self._runs)
+
     def remove(self) -> None:
         """Removes the credentials after the end of the tasks."""
         for run in self._runs:

@@ -204,16 +204,26 @@ def _page(
         return [(Cursor(event.txid, event.id), _frame(session, caller, event)) for event in found], seen
 
 
-def _frame(session: Session, caller: Caller, event: Event) -> bytes:
-    position = Cursor(event.txid, event.id)
+def newest_events(session: Session, caller: Caller, workload: str, limit: int) -> list[EventView]:
+    """Returns the last `limit` events of a workload, newest first, as the caller may see them."""
+    order = (Event.txid.desc(), Event.id.desc())
+    found = session.scalars(select(Event).where(Event.workload == workload).order_by(*order).limit(limit))
+    return [_view(session, caller, event) for event in found.all()]
+
+
+def _view(session: Session, caller: Caller, event: Event) -> EventView:
     view = EventView(
-        id=str(position), at=event.at, kind=event.kind, tenant=event.tenant, workload=event.workload,
-        attempt=event.attempt, region=event.region, machine=event.machine, reason=reason_view(event.reason),
-        detail=event.detail,
+        id=str(Cursor(event.txid, event.id)), at=event.at, kind=event.kind, tenant=event.tenant,
+        workload=event.workload, attempt=event.attempt, region=event.region, machine=event.machine,
+        reason=reason_view(event.reason), detail=event.detail,
     )  # fmt: skip
-    view = mask(session, caller, view)
+    return mask(session, caller, view)
+
+
+def _frame(session: Session, caller: Caller, event: Event) -> bytes:
+    view = _view(session, caller, event)
     kind = json.dumps(event.kind)[1:-1]
-    return f"id: {position}\nevent: {kind}\ndata: {view.model_dump_json()}\n\n".encode()
+    return f"id: {view.id}\nevent: {kind}\ndata: {view.model_dump_json()}\n\n".encode()
 
 
 def _is_over(state: ApiState, cursor: Cursor, workload: str | None) -> bool:

@@ -49,6 +49,8 @@ class Follower:
     closing: asyncio.Event
     due: asyncio.Event = field(default_factory=asyncio.Event)
     is_revoked: bool = False
+    was_told: bool = False
+    """Whether the last wait ended with a notification."""
 
     def concerned(self, workload: str | None, tenant: str | None) -> bool:
         """Returns whether the stream includes an event of this workload and tenant."""
@@ -63,6 +65,7 @@ class Follower:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self.due.wait()
+        self.was_told = self.due.is_set()
         self.due.clear()
         return not (self.closing.is_set() or self.is_revoked)
 

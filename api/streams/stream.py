@@ -25,6 +25,19 @@ class Stream(StreamingResponse):
         finally:
             self._release()
 
+    async def read(self, most: int) -> tuple[bytes, bool]:
+        """Returns the content up to about `most` bytes, and whether it is all, instead of sending it."""
+        content = b""
+        try:
+            async for part in self._generator:
+                content += part
+                if len(content) >= most:
+                    return content[:most], False
+            return content, True
+        finally:
+            await self._generator.aclose()
+            self._release()
+
     async def stream_response(self, send: Send) -> None:
         """See `StreamingResponse`."""
         try:

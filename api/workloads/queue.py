@@ -8,11 +8,11 @@ from fastapi import Query
 from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
-from api.auth import Viewer
+from api.auth import Caller, Viewer
 from api.masking import mask
 from api.openapi import refusals
 from api.routing import Router
-from api.state import StateOf
+from api.state import ApiState, StateOf
 from api.views import ReasonView, reason_view
 from api.workloads.elements import has_no_waiting
 from api.workloads.expected_start import start_view
@@ -26,6 +26,7 @@ from infra.db.models import Allocation, Attempt, Machine, Workload
 from infra.db.tenants import Tenant
 
 _MAX_QUEUE = 10_000
+_LAST = 10**9
 _PART = 100
 """Minimum number of queued workloads that are read in one query."""
 _MODES = (
@@ -50,8 +51,16 @@ def queue(
     state: StateOf,
     caller: Viewer,
     limit: Annotated[int, Query(ge=1, le=_MAX_QUEUE, description="Maximum number of entries")] = 1000,
+    after: Annotated[
+        int, Query(ge=0, le=_LAST, description="Only workloads behind this position, so none that was not scanned")
+    ] = 0,
 ) -> QueueView:
     """Lists waiting workloads in the order of the last scan, each with its reasons. Unscanned workloads come last."""
+    return read_queue(state, caller, limit, after)
+
+
+def read_queue(state: ApiState, caller: Caller, limit: int, after: int = 0, most: int | None = None) -> QueueView:
+    """Returns a part of the queue (`queue`). `most`: the total is counted only up to this number."""
     with state.transaction() as session:
         newest = state.queue.load(session)
         waiting = (
@@ -61,9 +70,11 @@ def queue(
         )
         if caller.tenant is not None:
             waiting = waiting.where(Workload.tenant == caller.tenant)
-        total = session.scalar(select(func.count()).select_from(waiting.with_only_columns(Workload.id).subquery()))
-        rows = _in_order(session, newest, waiting, caller.tenant, limit)
-        if len(rows) < limit:
+        total = session.scalar(
+            select(func.count()).select_from(waiting.with_only_columns(Workload.id).limit(most).subquery())
+        )
+        rows = _in_order(session, newest, waiting, caller.tenant, limit, after)
+        if len(rows) < limit and not after:
             unseen = waiting.where(Workload.id.not_in([row.id for row in rows]))
             unseen = unseen.order_by(Workload.submitted_at, Workload.id).limit(limit - len(rows))
             rows += map(QueueRow._make, session.execute(unseen))
@@ -75,11 +86,16 @@ def queue(
 
 
 def _in_order(
-    session: Session, newest: published_queue.PublishedQueue, waiting: Select[Any], tenant: str | None, limit: int
+    session: Session,
+    newest: published_queue.PublishedQueue,
+    waiting: Select[Any],
+    tenant: str | None,
+    limit: int,
+    after: int,
 ) -> list[QueueRow]:
-    """Returns the first `limit` workloads in the scan's order that are still queued."""
+    """Returns the first `limit` workloads in the scan's order that are still queued and behind position `after`."""
     rows: list[QueueRow] = []
-    ranked = iter(newest.of_tenant(tenant))
+    ranked = iter(newest.of_tenant(tenant, after))
     while len(rows) < limit and (part := list(islice(ranked, max(limit, _PART)))):
         wanted = waiting.where(Workload.id.in_([id_ for _, id_ in part]))
         found = {row.id: row for row in map(QueueRow._make, session.execute(wanted))}
@@ -98,6 +114,7 @@ def _entry(why_: Why, row: QueueRow, waits: Waits) -> QueueEntry:
         rank=item.rank if item else None, level=max(row.tenant_level, row.level or 0),
         over_quota=item.over_quota if item else None, credit=item.credit if item else None,
         submitted_at=row.submitted_at, waited_s=waits.waited_s, eligible_s=waits.eligible_s, reasons=why_.reasons,
+        expected_start=start_view(row, item),
     )  # fmt: skip
 
 

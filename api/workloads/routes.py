@@ -88,7 +88,8 @@ async def submit_workload(
         planned = await _dry_run(state, spec, unheld)
         planned = await run_in_threadpool(_masked, state, caller, planned)
         return Response(planned.model_dump_json(), media_type="application/json")
-    made = await state.documents.run(caller, body, partial(submit, state, caller, request, body, key))
+    content_type = request.headers.get("content-type", "")
+    made = await state.documents.run(caller, body, partial(submit, state, caller, content_type, body, key))
     response.headers["Location"] = f"/v1/workloads/{made.id}"
     return made
 

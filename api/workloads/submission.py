@@ -33,12 +33,17 @@ class _AlreadyAnswered(Exception):
 
 
 def parse(request: Request, body: bytes) -> Value:
-    """Parses a document in the request's media type. CPU-bound: call it in a thread.
+    """Parses a document in the request's media type (`parse_as`)."""
+    return parse_as(request.headers.get("content-type", ""), body)
+
+
+def parse_as(content_type: str, body: bytes) -> Value:
+    """Parses a document. CPU-bound: call it in a thread.
 
     Raises:
         Problem: 415 for an unsupported media type, 422 if the body is not YAML or JSON.
     """
-    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media = content_type.partition(";")[0].strip().lower()
     if media in JSON_TYPES:
         load = load_json
     elif media in YAML_TYPES:
@@ -71,7 +76,7 @@ def admit(session: Session, caller: Caller, value: Value, settings: Settings) ->
     return spec, never(spec, machines)
 
 
-def submit(state: ApiState, caller: Caller, request: Request, body: bytes, key: str | None) -> SubmittedView:
+def submit(state: ApiState, caller: Caller, content_type: str, body: bytes, key: str | None) -> SubmittedView:
     """Submits the document in `body`, or returns the workload that an earlier request with the same `key` created.
 
     Raises:
@@ -81,7 +86,7 @@ def submit(state: ApiState, caller: Caller, request: Request, body: bytes, key: 
     answered = _answered(state, caller, key, digest)
     if answered is not None:
         return answered
-    value = parse(request, body)
+    value = parse_as(content_type, body)
     while True:
         try:
             with state.transaction() as session:

@@ -351,6 +351,7 @@ class QueueEntry(View):
     waited_s: float = Field(description=_WAITED)
     eligible_s: float | None = Field(description=_ELIGIBLE)
     reasons: list[ReasonView]
+    expected_start: StartView | None = Field(description=_EXPECTED)
 
 
 class QueueView(View):

@@ -5,6 +5,7 @@ from typing import Any
 
 from domain.protocol.leases import ElementResult
 from domain.protocol.mail import Mail
+from domain.reasons import Reason, ReasonCode
 from domain.task_reports import TaskProgress
 
 
@@ -86,6 +87,9 @@ class StageRequest:
     winds_up: bool = False
     """True: return only the plan and write nothing. The workflow uses the plan to stop tasks that an attempt, possibly
     a released one, left running."""
+    may_run: bool = False
+    """True: nothing but the staging delays the tasks, so the workload enters `running` with it if
+    `LaunchPlan.starts_at_once`."""
 
 
 @dataclass
@@ -124,6 +128,8 @@ class LaunchPlan:
     """SHA-256 of the launch description, in hex; agents refuse other documents. Empty if `launch_key` is empty."""
     starts_at_once: bool = False
     """True: the attempt has one machine, which fetches only the launch description, so `node.run` also prepares it."""
+    is_running: bool = False
+    """True: the staging has entered `running` (`StageRequest.may_run`)."""
     drain_s: float | None = None
     """For a workload that serves requests: how long its tasks go on before they get the notice to stop. They get no new
     requests during that time. None: the workload does not serve."""
@@ -137,6 +143,19 @@ class LaunchPlan:
     """`domain.spec.LimitsSpec.retries_by_exit`."""
     runs_elements: bool = False
     """Whether the workload is a runner, which leases elements of its array."""
+
+    @property
+    def needs_copy(self) -> bool:
+        """Whether the newest checkpoint is in another store than the attempt's."""
+        if self.checkpoint_region is None:
+            return False
+        same_store = self.checkpoint_store == self.store_url
+        return not same_store or (self.checkpoint_region != self.region and self.checkpoint_store is None)
+
+    @property
+    def starting(self) -> Reason:
+        """The reason of the phase `provisioning`."""
+        return Reason(ReasonCode.STARTING_TASKS, {"tasks": self.tasks, "machines": len(self.nodes)})
 
 
 @dataclass

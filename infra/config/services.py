@@ -68,6 +68,8 @@ class ApiSettings(Section):
     there are several API processes. None: `peer_url`."""
     key_warning_s: float = Field(14 * 86400.0, ge=0)
     """How long before the expiry of a key responses begin to contain a warning, in seconds."""
+    console_session_s: float = Field(12 * 3600.0, gt=0)
+    """How long a login at the console is valid, in seconds; at most as long as its key."""
     audited_refusals: int = Field(100, gt=0)
     """Maximum number of audit entries per hour for refused requests and failed logins. The rest is summarised in one
     entry."""

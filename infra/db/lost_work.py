@@ -1,7 +1,15 @@
-"""Computes the work that an interruption of an attempt loses, from the attempt's row."""
+"""Computes the work that an interruption of an attempt loses, from the attempt's row, and sums what was lost."""
 
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from domain.lifecycle.retry_limits import PREEMPTIONS
 from domain.lost_work import lost_work_s
-from infra.db.models import Attempt
+from infra.db.models import Attempt, Workload
 
 
 def lost_by(attempt: Attempt, until_s: float) -> float:
@@ -19,3 +27,37 @@ def lost_by(attempt: Attempt, until_s: float) -> float:
         saved_step=attempt.checkpoint_step if attempt.checkpoint_step is not None else attempt.resumed_step,
         step_s=(attempt.cadence or {}).get("step_s"),
     )
+
+
+@dataclass(frozen=True)
+class PreemptedWork:
+    """What preemptions of a workload have lost since some time."""
+
+    workload: str
+    name: str
+    tenant: str
+    preemptions: int
+    lost_s: float
+    all_preemptions: int
+    """Of all workloads together."""
+    all_lost_s: float
+
+
+def preempted_since(session: Session, since: datetime, tenant: str | None, limit: int) -> list[PreemptedWork]:
+    """Returns the `limit` workloads, of all tenants or of one, that lost most in preemptions since `since`."""
+    lost = func.coalesce(func.sum(Attempt.lost_s), 0.0)
+    wanted = (
+        select(
+            Attempt.workload, Workload.name, Workload.tenant, func.count(), lost,
+            func.sum(func.count()).over(), func.sum(lost).over(),
+        )
+        .join(Workload, Workload.id == Attempt.workload)
+        .where(Attempt.released_at >= since, Attempt.outcome["code"].astext.in_(PREEMPTIONS))
+        .group_by(Attempt.workload, Workload.name, Workload.tenant)
+        .order_by(lost.desc(), Attempt.workload)
+        .limit(limit)
+    )  # fmt: skip
+    if tenant is not None:
+        wanted = wanted.where(Workload.tenant == tenant)
+    rows: list[tuple[Any, ...]] = [tuple(row) for row in session.execute(wanted)]
+    return [PreemptedWork(*row) for row in rows]

@@ -115,10 +115,12 @@ class PublishedQueue:
         names = ("tenant", "resource", "used", "quota", "needs")
         return Reason(ReasonCode.QUOTA_EXCEEDED, dict(zip(names, (quota.tenant, resource, *numbers), strict=True)))
 
-    def of_tenant(self, tenant: str | None) -> Iterable[tuple[int, str]]:
-        """Returns row numbers and ids in queue order, of all workloads or only of `tenant`."""
+    def of_tenant(self, tenant: str | None, after: int = 0) -> Iterable[tuple[int, str]]:
+        """Returns row numbers and ids in queue order, of all workloads or only of `tenant`, behind position `after`."""
         numbers = [n for n, quota in enumerate(self.quotas) if tenant in (None, quota.tenant)]
-        rows = range(len(self)) if tenant is None else np.flatnonzero(np.isin(self.tenant, numbers)).tolist()
+        rows: Iterable[int] = range(after, len(self))
+        if tenant is not None:
+            rows = (np.flatnonzero(np.isin(self.tenant[after:], numbers)) + after).tolist()
         return ((row, bytes(self.ids[row]).decode()) for row in rows)
 
 

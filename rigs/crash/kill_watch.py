@@ -23,6 +23,7 @@ from rigs.crash.kill_training import Table
 
 _RECORD = re.compile(r"log/(\d{10})\.json")
 _PART = re.compile(r"parts/a(\d{4,})/step-(\d{10})\.r(\d{4})\.[0-9a-f]{8}/part-[^/]+")
+_COPY = re.compile(r"parts/a(\d{4,})/step-(\d{10})\.r0000\.([0-9a-f]{8})/manifest\.json")
 _SHARD = re.compile(r"shards/a(\d{4,})/step-\d{10}\.s\d{6}/r\d{4}\.json")
 _STAGED = ".staging/"
 _SETTLE_S = 0.02
@@ -37,6 +38,8 @@ class Commit:
     save: int
     step: int
     parts: tuple[dict[str, Any], ...]
+    copy: str
+    """Key of the copy of the record."""
     broken: str
     """Reason why the checkpoint cannot be loaded; empty: it is valid."""
 
@@ -67,14 +70,14 @@ class Seen:
     @property
     def loose(self) -> list[str]:
         """Keys of parts and shards that no checkpoint refers to, and of staged files."""
-        named = {part["key"] for commit in self.commits for part in commit.parts}
+        named = {part["key"] for commit in self.commits for part in commit.parts} | {c.copy for c in self.commits}
         return sorted(key for key in self.objects if not key.startswith("log/") and key not in named)
 
     def loose_before(self, attempt: int) -> list[str]:
         """Returns the loose objects that a claim of `attempt` must have deleted: older attempts' and staged files."""
         found = []
         for key in self.loose:
-            match = _PART.fullmatch(key) or _SHARD.fullmatch(key)
+            match = _PART.fullmatch(key) or _COPY.fullmatch(key) or _SHARD.fullmatch(key)
             if match is None or int(match[1]) < attempt:
                 found.append(key)
         return found
@@ -91,7 +94,7 @@ def look(root: str, tables: list[Table] | None = None) -> Seen:
     for key, raw in objects.items():
         number = _RECORD.fullmatch(key)
         if number is None:
-            if not (_PART.fullmatch(key) or _SHARD.fullmatch(key) or key.startswith(_STAGED)):
+            if not (_PART.fullmatch(key) or _COPY.fullmatch(key) or _SHARD.fullmatch(key) or key.startswith(_STAGED)):
                 wrong.append(f"{key}: an object with an unknown name")
             continue
         body = _record(raw)
@@ -102,7 +105,8 @@ def look(root: str, tables: list[Table] | None = None) -> Seen:
         else:
             why = _broken(body, objects, tables)
             parts = tuple(body["parts"])
-            commits.append(Commit(int(number[1]), body["attempt"], body["save"], body["step"], parts, why))
+            copy = f"parts/a{body['attempt']:04d}/step-{body['step']:010d}.r0000.{body['by']}/manifest.json"
+            commits.append(Commit(int(number[1]), body["attempt"], body["save"], body["step"], parts, copy, why))
     commits.sort(key=lambda commit: commit.order, reverse=True)
     wrong += [f"record {commit.number} of step {commit.step}: {commit.broken}" for commit in commits if commit.broken]
     return Seen(tuple(commits), tuple(sorted(claims)), objects, tuple(wrong), empty)

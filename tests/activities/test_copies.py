@@ -72,7 +72,7 @@ def test_only_committed_checkpoints_move(fleet: World) -> None:
     assert _copy(fleet) == sum(manifest.size_bytes for manifest in committed)
     assert list_committed(_root(target), verify=True) == committed
     keys = {info.key.removeprefix(PREFIX) for info in target.list("")}
-    parts = {part.key for manifest in committed for part in manifest.parts}
+    parts = {key for manifest in committed for key in manifest.keys}
     assert keys == parts | {"log/0000000001.json", "log/0000000002.json"}
     assert _copy(fleet) == sum(manifest.size_bytes for manifest in committed), "a second copy changes nothing"
     assert {info.key.removeprefix(PREFIX) for info in target.list("")} == keys

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from nacl.public import PrivateKey, SealedBox
+from sqlalchemy import select
 from temporalio.exceptions import ApplicationError
 
 from activities.lifecycle.archive_files import ArchiveWriter
@@ -19,6 +20,7 @@ from domain.phases import Phase
 from domain.protocol.workloads import StageRequest
 from domain.reasons import Reason, ReasonCode
 from domain.spec import CheckpointSpec, LimitsSpec
+from infra.db.logs import Event
 from infra.db.models import Attempt, Cluster, Workload
 from infra.db.tables import Partition, Replica
 from infra.db.tenants import Archive, ArchivePart, Secret
@@ -283,6 +285,27 @@ def test_a_released_attempt_is_not_staged_but_can_be_stopped(world: World) -> No
         with pytest.raises(ApplicationError, match=f"attempt 5 of {workload} has no allocations") as caught:
             world.launch.stage(StageRequest(workload, 5, winds_up=winds_up))
         assert caught.value.non_retryable
+
+
+@pytest.mark.usefixtures("keys")
+def test_a_workload_that_starts_at_once_is_running_when_it_is_staged(world: World) -> None:
+    """If nothing else delays the tasks, the staging also enters `running`, once; a checkpoint elsewhere delays them."""
+    workload = world.submit(job(tasks=2))
+    world.tick()
+    assert not world.launch.stage(StageRequest(workload, 1)).is_running
+    assert world.workload(workload).phase == Phase.PLACING
+    world.alter(Workload, workload, checkpoint_region="elsewhere")
+    plan = world.launch.stage(StageRequest(workload, 1, may_run=True))
+    assert plan.needs_copy and not plan.is_running
+    world.alter(Workload, workload, checkpoint_region=None)
+    plans = [world.launch.stage(StageRequest(workload, 1, may_run=True)) for _ in range(2)]
+    assert [(plan.starts_at_once, plan.is_running) for plan in plans] == [(True, True)] * 2
+    row = world.workload(workload)
+    assert (row.phase, row.checkpoint_region, row.reason["code"]) == (Phase.RUNNING, "r", ReasonCode.RUNNING)
+    with world.session() as session:
+        assert session.get_one(Attempt, (workload, 1)).started_at is not None
+        kinds = session.scalars(select(Event.kind).where(Event.workload == workload).order_by(Event.id)).all()
+    assert kinds[-2:] == ["workload.provisioning", "workload.running"]
 
 
 @pytest.mark.usefixtures("keys")

@@ -5,7 +5,7 @@ import io
 import re
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -257,8 +257,10 @@ def _fill(session: Session, settings: Settings, buckets: Mapping[str, str], keys
 
 
 @contextmanager
-def make_world(database_url: str, folder: Path, **settings: Any) -> Iterator[ApiWorld]:
-    """Creates an installation on a new, migrated database."""
+def make_world(
+    database_url: str, folder: Path, create: Callable[[Settings], FastAPI] = create_app, **settings: Any
+) -> Iterator[ApiWorld]:
+    """Creates an installation on a new, migrated database. `create` creates its application."""
     given = Settings.model_validate({"database": database_url, "data_dir": folder, **settings})
     urls = {name: (folder / "buckets" / name).as_uri() for name in ("north", "south")}
     keys = {name: f"mzn_key-{name}_{'x' * 20}{number}" for number, name in enumerate(KEYS)}
@@ -267,7 +269,7 @@ def make_world(database_url: str, folder: Path, **settings: Any) -> Iterator[Api
         _fill(session, given, urls, keys)
     buckets = {name: open_store(url) for name, url in urls.items()}
     buckets["north"].put("tables/digits/a.bin", b"12345")
-    app = create_app(given)
+    app = create(given)
     yield ApiWorld(engine=engine, settings=given, app=app, raw_keys=keys, buckets=buckets)
     while app.state.mizzen.authentication_engine.pool.checkedout():  # type: ignore[attr-defined]
         time.sleep(0.01)  # Audit entries of refused requests are still being written.

@@ -325,6 +325,7 @@ class Users:
         while True:
             found = self._all()
             self._sample_queue(found)
+            self._open_machines()
             live = sorted(
                 (w["id"], w["phase"], w["attempt"], str(w["array"])) for w in found if w["phase"] not in _ENDED
             )
@@ -345,6 +346,13 @@ class Users:
                 answer = self._patiently("GET", f"/workloads/{id_}")
                 if answer.status_code == 200:
                     self._seen.phases[id_] = answer.json()["phase"]
+
+    def _open_machines(self) -> None:
+        """As an operator would, opens machines that were cordoned because the faults ended three workloads there."""
+        for machine in self._patiently("GET", "/machines").json()["items"]:
+            if machine["cordon"] is not None and machine["cordon"]["code"] == "keeps_failing_gangs":
+                self._patiently("POST", f"/machines/{machine['id']}/uncordon")
+                self.asked.append("open-failing")
 
     def _array(self, head: dict[str, Any]) -> Array:
         """Returns an array with its elements, in seconds of CLOCK_BOOTTIME."""

@@ -218,21 +218,24 @@ def test_a_stopped_server_of_an_earlier_run_is_cleared_away(copied: EmbeddedPost
 
 @pytest.mark.parametrize("now", ["dead and not waited for", "another process"])
 def test_a_lock_file_of_nobody_keeps_no_server_from_starting(copied: EmbeddedPostgres, now: str) -> None:
-    """A lock file does not prevent a start if its process is a zombie, or if its pid belongs to another process now."""
-    with running(copied):
-        lines = (copied.data / "postmaster.pid").read_text()
-    user = (copied.data / "PG_VERSION").stat()
+    """Lock files do not prevent a start if their process is a zombie, or if the pid belongs to another process now."""
+    server = EmbeddedPostgres(copied.folder)
+    with running(server):
+        locks = [server.data / "postmaster.pid", *server.data.glob(".s.PGSQL.*.lock")]
+        assert len(locks) == 2
+        contents = [lock.read_text() for lock in locks]
+    user = (server.data / "PG_VERSION").stat()
     other = subprocess.Popen(["sleep", "1000"], user=user.st_uid, group=user.st_gid)
     try:
         if now.startswith("dead"):
             other.kill()
             while Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
                 time.sleep(0.01)
-        lock = copied.data / "postmaster.pid"
-        lock.write_text("\n".join([str(other.pid), *lines.split("\n")[1:]]))
-        os.chown(lock, user.st_uid, user.st_gid)
-        copied.clear_leftover()
-        with running(copied), psycopg.connect(copied.url) as again:
+        for lock, content in zip(locks, contents, strict=True):
+            lock.write_text("\n".join([str(other.pid), *content.split("\n")[1:]]))
+            os.chown(lock, user.st_uid, user.st_gid)
+        server.clear_leftover()
+        with running(server), psycopg.connect(server.url) as again:
             assert again.execute("select value from kept").fetchone() == (7,)
     finally:
         other.kill()

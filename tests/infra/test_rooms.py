@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOMS = [
-    "activities", "agent", "api", "gms", "infra", "proxies", "reclaim", "research", "rms", "sdk", "services",
+    "activities", "agent", "api", "console", "gms", "infra", "proxies", "reclaim", "research", "rms", "sdk", "services",
     "simulation", "tetris", "workflows",
 ]  # fmt: skip
 """The large folders of code. Each has a README of one page."""

@@ -81,7 +81,7 @@ def test_a_save_that_fails_in_the_background(tmp_path: Path, monkeypatch: pytest
 
 def test_a_zombie_that_saves_in_the_background_is_stopped(tmp_path: Path) -> None:
     """After a newer attempt's claim, `wait` or the next call of the old attempt raises StaleAttemptError."""
-    for stop in (lambda c: c.wait(), lambda c: c.save(3, {}), lambda c: c.save_async(3, {}), lambda c: c.step(3)):
+    for stop in (lambda c: c.wait(), lambda c: c.save(3, {"a": 1}), lambda c: c.save_async(3, {}), lambda c: c.step(3)):
         zombie = Checkpointer(tmp_path)
         zombie.claim()
         Checkpointer(tmp_path).claim()

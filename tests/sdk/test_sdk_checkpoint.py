@@ -105,7 +105,7 @@ def test_what_is_not_stored_is_refused_by_name(tmp_path: Path, state: dict[str, 
 def test_a_step_is_a_whole_number(tmp_path: Path, step: Any) -> None:
     """A step that is not an integer of 0 or more is an error."""
     with pytest.raises(StateError, match="step="):
-        Checkpointer(tmp_path).save(step, {})
+        Checkpointer(tmp_path).save(step, {"a": 1})
 
 
 def test_a_first_start_finds_nothing(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_first_start_finds_nothing(tmp_path: Path) -> None:
 
 def test_uris_and_paths_name_the_same_folder(tmp_path: Path) -> None:
     """A path and a file:// URI with escapes can name the same folder. Other schemes and hosts are errors."""
-    Checkpointer(f"file://{tmp_path}/a%20b").save(1, {})
+    Checkpointer(f"file://{tmp_path}/a%20b").save(1, {"a": 1})
     assert [m.step for m in list_committed(tmp_path / "a b")] == [1]
     assert [m.step for m in list_committed(f"file://localhost{tmp_path}/a%20b")] == [1]
     with pytest.raises(
@@ -160,6 +160,35 @@ def test_arguments_out_of_range_are_refused(tmp_path: Path, argument: str, value
     assert not (tmp_path / "x").exists()
 
 
+def test_a_checkpoint_needs_a_part(tmp_path: Path) -> None:
+    """A state without parts is an error, and claims nothing; a part may be empty."""
+    with pytest.raises(StateError, match="state: has no parts; a checkpoint needs at least one"):
+        Checkpointer(tmp_path).save(1, {})
+    assert not list(tmp_path.iterdir())
+    assert Checkpointer(tmp_path).save(1, {"a": {}}).parts[0].name == "a"
+
+
+def test_steps_of_numpy_are_steps(tmp_path: Path) -> None:
+    """A step may be an integer of numpy; its record has a plain number."""
+    checkpointer = Checkpointer(tmp_path, interval_s=0, keep=9)
+    checkpointer.track(a={"x": 1})
+    checkpointer.restore()
+    checkpointer.step(np.int64(1))
+    checkpointer.save(np.uint8(2), {"a": 2})
+    assert checkpointer.save_async(np.int32(3), {"a": 3}).wait().step == 3
+    assert [type(m.step) for m in list_committed(tmp_path)] == [int] * 3
+    for wrong in (True, 1.0, np.float64(1), np.bool_(True), -1, "1"):
+        with pytest.raises(StateError, match=r"step=.*: must be an integer, 0 or more"):
+            checkpointer.step(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("path", "right"), [("s3://bucket/a", "s3://bucket/a/run"), ("file:///a", "file:///a/run")])
+def test_a_uri_in_a_path_is_refused(path: str, right: str) -> None:
+    """A Path of a URI has lost a slash: the error names the right string, instead of using a local folder."""
+    with pytest.raises(ValueError, match=f"of which a Path keeps only one; use the string '{right}'"):
+        Checkpointer(Path(path) / "run")
+
+
 def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
     """After each save the root has only the newest `keep` checkpoints, and no other files."""
     checkpointer = Checkpointer(tmp_path, keep=3)
@@ -168,7 +197,7 @@ def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
         assert [m.step for m in list_committed(tmp_path)] == list(range(step, max(0, step - 3), -1))
     files = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
     assert [file for file in files if file.startswith("log/")] == [f"log/000000000{n}.json" for n in (5, 6, 7)]
-    assert len(files) == 6
+    assert len(files) == 9, "a record, its copy and a part for each"
 
 
 def test_some_are_kept_for_good(tmp_path: Path) -> None:
@@ -192,8 +221,8 @@ def test_newest_means_committed_last(tmp_path: Path) -> None:
 
 def test_a_newer_attempt_outranks_an_older_one(tmp_path: Path) -> None:
     """A checkpoint of a newer attempt counts as newer, even if the older attempt reached a later step."""
-    Checkpointer(tmp_path, attempt=9).save(500, {})
-    Checkpointer(tmp_path, attempt=10).save(400, {})
+    Checkpointer(tmp_path, attempt=9).save(500, {"a": 1})
+    Checkpointer(tmp_path, attempt=10).save(400, {"a": 1})
     assert [(m.attempt, m.step) for m in list_committed(tmp_path)] == [(10, 400), (9, 500)]
 
 
@@ -217,7 +246,7 @@ def test_only_the_writer_saves(tmp_path: Path) -> None:
     found = other.load_latest()
     assert found is not None and found.step == 5
     with pytest.raises(CheckpointError, match="does not save"):
-        other.save(6, {})
+        other.save(6, {"a": 1})
 
 
 def test_the_manifest_tells_an_observer_all(tmp_path: Path) -> None:
@@ -354,7 +383,7 @@ def test_should_save_goes_by_the_interval(tmp_path: Path) -> None:
         return step
 
     began_s = time.monotonic()
-    checkpointer.save(due(), {})
+    checkpointer.save(due(), {"a": 1})
     assert time.monotonic() - began_s > 0.03
     assert not checkpointer.should_save(step)
     began_s = time.monotonic()

@@ -20,7 +20,7 @@ STALE = 7
 
 def _rest(root: Path) -> list[str]:
     """Returns the files that no committed checkpoint needs, except the records of the log."""
-    needed = {root / part.key for manifest in list_committed(root) for part in manifest.parts}
+    needed = {root / key for manifest in list_committed(root) for key in manifest.keys}
     files = (path for path in root.rglob("*") if path.is_file() and path.parent.name != "log")
     return sorted(str(path.relative_to(root)) for path in files if path not in needed)
 
@@ -28,10 +28,10 @@ def _rest(root: Path) -> list[str]:
 def test_an_older_attempt_is_refused(tmp_path: Path) -> None:
     """After attempt 2 has claimed the root, a save or claim of attempt 1 is an error and leaves no files."""
     old = Checkpointer(tmp_path, attempt=1)
-    old.save(1, {})
+    old.save(1, {"a": 1})
     Checkpointer(tmp_path, attempt=2)
     with pytest.raises(StaleAttemptError, match="claimed by attempt 2; attempt 1 may not write there"):
-        old.save(2, {})
+        old.save(2, {"a": 1})
     with pytest.raises(StaleAttemptError, match="claimed by attempt 2; attempt 1 may not"):
         Checkpointer(tmp_path, attempt=1)
     assert [m.step for m in list_committed(tmp_path)] == [1]
@@ -52,10 +52,10 @@ def test_several_processes_of_an_attempt_may_claim(tmp_path: Path) -> None:
 def test_whichever_rank_comes_first_shuts_the_zombie_out(tmp_path: Path) -> None:
     """After any rank of a new attempt has loaded, an older attempt cannot change what the other ranks load."""
     zombie = Checkpointer(tmp_path, attempt=1)
-    zombie.save(1, {})
+    zombie.save(1, {"a": 1})
     early = Checkpointer(tmp_path, attempt=2, rank=1, world_size=2).load_latest()
     with pytest.raises(StaleAttemptError):
-        zombie.save(2, {})
+        zombie.save(2, {"a": 1})
     late = Checkpointer(tmp_path, attempt=2).load_latest()
     assert early is not None and late is not None
     assert early.step == late.step == 1
@@ -64,16 +64,16 @@ def test_whichever_rank_comes_first_shuts_the_zombie_out(tmp_path: Path) -> None
 def test_without_numbers_the_first_to_save_writes(tmp_path: Path) -> None:
     """Without a given attempt, the first save of a process claims the next number after those it has read."""
     first, second = Checkpointer(tmp_path), Checkpointer(tmp_path)
-    second.save(1, {})
+    second.save(1, {"a": 1})
     with pytest.raises(StaleAttemptError, match="another process has already claimed it as attempt 1"):
-        first.save(1, {})
+        first.save(1, {"a": 1})
     assert (first.attempt, second.attempt) == (None, 1)
     # After it has loaded the other process's checkpoint, the first process can claim the root.
     assert first.load_latest() is not None
-    first.save(2, {})
+    first.save(2, {"a": 1})
     assert first.attempt == 2
     with pytest.raises(StaleAttemptError, match="claimed by attempt 2; attempt 1 may not write there"):
-        second.save(2, {})
+        second.save(2, {"a": 1})
     assert Checkpointer(tmp_path, rank=1, world_size=2).attempt is None
     assert Checkpointer(tmp_path).claim() == 3
 
@@ -107,11 +107,11 @@ def test_of_two_with_the_same_number_the_last_commits(tmp_path: Path) -> None:
 
 def test_a_damaged_claim_is_told_and_takes_its_place(tmp_path: Path) -> None:
     """After a damaged record, the next claim warns and takes the next record number."""
-    Checkpointer(tmp_path, attempt=4).save(1, {})
+    Checkpointer(tmp_path, attempt=4).save(1, {"a": 1})
     Checkpointer(tmp_path, attempt=5)
     (tmp_path / "log" / "0000000003.json").write_bytes(b"\x00" * 20)
     with pytest.warns(CheckpointWarning, match="record 3 of the log is damaged"):
-        Checkpointer(tmp_path, attempt=6).save(2, {})
+        Checkpointer(tmp_path, attempt=6).save(2, {"a": 1})
     assert [m.attempt for m in list_committed(tmp_path)] == [6, 4]
     with pytest.raises(StaleAttemptError, match="claimed by attempt 6"):
         Checkpointer(tmp_path, attempt=5)
@@ -122,7 +122,7 @@ def test_what_is_no_record_in_the_way_is_told(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, attempt=1)
     (tmp_path / "log" / "0000000002.json").symlink_to(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"0000000002\.json cannot be created"):
-        checkpointer.save(1, {})
+        checkpointer.save(1, {"a": 1})
 
 
 def test_a_listing_that_shows_too_little_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,17 +141,19 @@ def test_a_listing_that_shows_too_little_is_looked_at_again(tmp_path: Path, monk
     assert calls > 2
 
 
-def test_a_claim_removes_what_older_attempts_left_and_only_that(tmp_path: Path) -> None:
-    """A claim deletes unneeded parts and shards of older attempts, but not those of its own attempt."""
+def test_an_attempt_removes_what_older_attempts_left_and_only_that(tmp_path: Path) -> None:
+    """A process that has claimed and loaded deletes unneeded parts and shards of older attempts, but not of its own."""
     Checkpointer(tmp_path, attempt=2).save(1, {"a": b"kept"})
     for attempt in (1, 2, 3):
         for key in ("parts/a{:04d}/step-1.r0000.00aa/part-x.bin", "shards/a{:04d}/step-1.s1/r0001.json"):
             path = tmp_path / key.format(attempt)
             path.parent.mkdir(parents=True)
             path.write_bytes(b"x")
-    Checkpointer(tmp_path, attempt=2)
+    Checkpointer(tmp_path, attempt=2).load_latest()
     assert len(_rest(tmp_path)) == 6
-    Checkpointer(tmp_path, attempt=3)
+    third = Checkpointer(tmp_path, attempt=3)
+    assert len(_rest(tmp_path)) == 6, "it has loaded nothing yet"
+    assert third.load_latest() is not None
     assert _rest(tmp_path) == ["parts/a0003/step-1.r0000.00aa/part-x.bin", "shards/a0003/step-1.s1/r0001.json"]
     assert [m.step for m in list_committed(tmp_path, verify=True)] == [1]
 

@@ -21,7 +21,7 @@ def _state(step: int, size: int = 3000) -> dict[str, object]:
 def test_killed_before_any_file_operation_of_a_save(tmp_path: Path, fork: Callable[..., Any]) -> None:
     """A kill before any file operation of claim, save or removal leaves one intact checkpoint.
 
-    It is the new checkpoint if its save returned, else the new or the old one. The next claim removes leftover files.
+    It is the new checkpoint if its save returned, else the new or the old one. The next load removes leftover files.
     By default every third operation is tried.
     """
     seen: set[int] = set()
@@ -42,7 +42,7 @@ def test_killed_before_any_file_operation_of_a_save(tmp_path: Path, fork: Callab
         assert found.state == _state(found.step)
         assert found.step == 2 or not said
         seen.add(found.step)
-        needed = {root / part.key for manifest in list_committed(root) for part in manifest.parts}
+        needed = {root / key for manifest in list_committed(root) for key in manifest.keys}
         rest = {path for path in root.rglob("*") if path.is_file() and path.parent.name != "log"}
         assert rest == needed, f"event {event}"
         if code == 0:

@@ -55,6 +55,8 @@ def written_bytes(root: str | Path) -> dict[int, int]:
     """Returns how many bytes are stored for each step: what its save has sent."""
     found: dict[int, int] = {}
     for info in open_root(root).list("parts/"):
+        if info.key.endswith("/manifest.json"):
+            continue
         step = int(info.key.split("/step-")[1].split(".")[0])
         found[step] = found.get(step, 0) + info.size_bytes
     return found

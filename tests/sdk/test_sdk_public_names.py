@@ -8,8 +8,8 @@ PUBLIC = {
     "mizzen.checkpoint": {
         "Checkpoint", "CheckpointError", "CheckpointId", "CheckpointWarning", "Checkpointer", "Checkpoints",
         "CorruptCheckpointError", "Manifest", "MissingCheckpointError", "Part", "Pickled", "Problem", "ResumeError",
-        "Skipped", "StaleAttemptError", "StateError", "Tracked", "exit_preempted", "list_committed", "open_checkpoints",
-        "verify_resume",
+        "Skipped", "StaleAttemptError", "StateError", "StepStatus", "Tracked", "exit_preempted", "list_committed",
+        "open_checkpoints", "verify_resume",
     },
     "mizzen.submitit": {
         "AutoExecutor", "FailedJobError", "Job", "JobEnvironment", "UncompletedJobError", "helpers",

@@ -23,6 +23,7 @@ from mizzen.checkpoint import (
     CheckpointError,
     CheckpointWarning,
     StaleAttemptError,
+    StepStatus,
     list_committed,
     save_failures,
 )
@@ -82,11 +83,11 @@ def training(root: object, **given: Any) -> tuple[Checkpointer, dict[str, Any]]:
     return checkpointer, state
 
 
-def step(training: tuple[Checkpointer, dict[str, Any]], number: int) -> None:
+def step(training: tuple[Checkpointer, dict[str, Any]], number: int) -> StepStatus:
     """Makes a step with another content."""
     checkpointer, state = training
     state["raw"] = bytes([number % 256]) * 100_000
-    checkpointer.step(number)
+    return checkpointer.step(number)
 
 
 @root_only
@@ -109,6 +110,71 @@ def test_a_full_disk_is_survived(disk: Disk, background: bool) -> None:
     step(one, 5)
     one[0].wait()
     assert [m.step for m in list_committed(disk.path / "root", verify=True)] == [5, 1]
+
+
+@root_only
+@pytest.mark.parametrize(("size_bytes", "left"), [(600_000, [4, 3, 2]), (900_000, [4, 3]), (1_200_000, [1])])
+def test_on_a_full_disk_fewer_checkpoints_are_kept(disk: Disk, size_bytes: int, left: list[int]) -> None:
+    """Before a save fails for lack of space, it removes the oldest checkpoints, but never the only valid one."""
+    checkpointer = Checkpointer(disk.path / "root", keep=3)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", CheckpointWarning)
+        done = [checkpointer.try_save(number, {"raw": bytes([number]) * size_bytes}) for number in (1, 2, 3, 4)]
+    assert [m.step for m in list_committed(disk.path / "root", verify=True)] == left
+    assert done == [True, *[left != [1]] * 3]
+    removed = [str(warning.message) for warning in said if "no space left; step-" in str(warning.message)]
+    assert len(removed) == {600_000: 1, 900_000: 2, 1_200_000: 0}[size_bytes]
+
+
+@root_only
+def test_a_full_disk_keeps_the_only_valid_checkpoint(disk: Disk) -> None:
+    """A newer checkpoint with a flipped bit does not count: the older, valid one stays, and the save fails."""
+    checkpointer = Checkpointer(disk.path / "root", keep=3)
+    checkpointer.save(1, {"raw": b"1" * 900_000})
+    damaged = checkpointer.save(2, {"raw": b"2" * 900_000})
+    path = disk.path / "root" / damaged.parts[0].key
+    with path.open("r+b") as file:
+        file.write(b"x")
+    with pytest.warns(CheckpointWarning, match=FULL):
+        assert not checkpointer.try_save(3, {"raw": b"3" * 900_000})
+    assert [m.step for m in list_committed(disk.path / "root", verify=True)] == [1]
+
+
+def test_a_step_says_what_it_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status of a step: saved, started in the background, not due, or that the newest save has failed."""
+    one = training(tmp_path / "one")
+    assert step(one, 1) is StepStatus.SAVED
+    assert one[0].step(1) is StepStatus.NOT_DUE, "the step is saved already"
+    slow = training(tmp_path / "slow", background=True)
+    assert step(slow, 1) is StepStatus.STARTED
+    slow[0].wait()
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CheckpointWarning)
+        _breaking(patch, errno.EIO)
+        assert step(training(tmp_path / "other"), 2) is StepStatus.FAILED
+        assert step(slow, 2) is StepStatus.STARTED
+
+
+IN_BACKGROUND = """
+import mizzen
+from mizzen.objects.files import FileStore
+checkpointer = mizzen.Checkpointer(sys.argv[1], interval_s=0, background=True, max_failures=int(sys.argv[2]))
+checkpointer.track(model={"w": 0})
+checkpointer.restore()
+def fail(*_):
+    raise OSError(5, "no")
+FileStore.put = fail
+checkpointer.step(1)
+"""
+
+
+@pytest.mark.parametrize(("most", "code"), [(0, 1), (5, 0)])
+def test_the_end_of_a_script_tells_a_failed_background_save(tmp_path: Path, most: int, code: int) -> None:
+    """The failure of the last background save is printed at exit; the exit code is 1 if a limit is reached."""
+    command = [sys.executable, "-c", BEGIN + IN_BACKGROUND, tmp_path, str(most)]
+    environment = {"PATH": os.environ["PATH"], "MIZZEN_PLATFORM": "sigterm"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert "step 1 was not saved" in done.stderr and done.returncode == code, done.stderr
 
 
 @root_only

@@ -175,6 +175,28 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
     assert model.weights.tolist() == [1, 1, 1]
 
 
+def test_only_some_parts_are_restored_if_asked() -> None:
+    """`missing_ok` leaves objects that the state lacks as they are; `parts` restores only those that it names."""
+    model, table = Model(), {"a": 1}
+    tracked = Tracked({"model": model, "table": table})
+    state = {**tracked.capture(5), "model": {"weights": np.ones(3)}, "table": {"a": 2}, "more": 1}
+    lacking = {name: value for name, value in state.items() if name not in ("table", "more")}
+    with pytest.raises(StateError, match=r"lacks the tracked parts 'table'; .* pass missing_ok=True to restore"):
+        tracked.restore(lacking)
+    tracked.restore(lacking, missing_ok=True)
+    assert model.weights.tolist() == [1, 1, 1] and table == {"a": 1}
+    model.weights[:], tracked.progress["step"] = 0, 7
+    tracked.restore(state, parts=["table"])
+    assert model.weights.tolist() == [0, 0, 0] and table == {"a": 2} and tracked.progress == {"step": 7}
+    for wrong, name in ((["tabel"], "'tabel'"), ("table", "'table'")):
+        with pytest.raises(
+            StateError, match=f"parts: {name} must be names of tracked parts; these are 'model', 'table'"
+        ):
+            tracked.restore(state, parts=wrong)
+    with pytest.raises(StateError, match="lacks the tracked parts 'table'"):
+        tracked.restore(lacking, parts=["table"])
+
+
 def test_an_objects_own_error_names_the_part() -> None:
     """An exception of an object's own code is raised unchanged, with a note that names the part."""
     tracked = Tracked({"model": Model()})

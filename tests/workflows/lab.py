@@ -9,7 +9,7 @@ import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -37,6 +37,7 @@ from domain.protocol.workloads import (
     TransitionRequest,
     WorkloadInput,
 )
+from domain.reasons import Reason, ReasonCode
 from tests.workflows.agents import ScriptedAgent, until
 from workflows.workload import WorkloadWorkflow
 
@@ -114,7 +115,11 @@ class Facts:
 
     def stage(self, request: StageRequest) -> LaunchPlan:
         self.staged.append(request)
-        return self.plan
+        if not (request.may_run and self.plan.starts_at_once and not self.plan.needs_copy):
+            return self.plan
+        running, before = Reason(ReasonCode.RUNNING).to_json(), self.plan.starting.to_json()
+        self.transition(TransitionRequest(request.workload_id, request.attempt, Phase.RUNNING.value, running, before))
+        return replace(self.plan, is_running=True)
 
     async def fail_or_wait(self, kind: Activity) -> None:
         """Raises the next error of an activity, or waits while the activity is held."""

@@ -35,7 +35,7 @@ while loader.epoch < 5 and progress["waited"] < 3:
     with torch.no_grad():
         loss = sum(nn.functional.mse_loss(model(batch).squeeze(1), targets) for batch, targets in val_loader)
     distributed.all_reduce(loss)
-    scheduler.step(loss)
+    scheduler.step(loss.item())
     better = loss.item() < progress["best"]
     progress["best"], progress["waited"] = (loss.item(), 0) if better else (progress["best"], progress["waited"] + 1)
 

@@ -42,6 +42,6 @@ for epoch in range(sampler.epoch, 4):
     model.eval()
     with torch.no_grad():
         losses = [nn.functional.mse_loss(model(inputs).squeeze(1), targets) for inputs, targets in val_loader]
-    scheduler.step(torch.stack(losses).mean())
+    scheduler.step(torch.stack(losses).mean().item())
 
 torch.save([model.state_dict(), optimizer.state_dict(), scheduler.state_dict()], "model.pt")

@@ -9,6 +9,7 @@ reads and writes, a store must only support an atomic "create this object if it 
         part-model.safetensors               tensors and arrays
         part-progress.json                   JSON values
         part-tokens.bin                      bytes
+        manifest.json                        a copy of the record, written after the commit
       shards/a0002/step-0000000123.s000004/
         r0001.json                           the parts that rank 1 has written; removed after the commit
       .staging/                              unfinished files; only on a file system
@@ -38,6 +39,7 @@ from mizzen.checkpoint.parts import Pickled
 from mizzen.checkpoint.reader import Checkpoint, Skipped
 from mizzen.checkpoint.resume_check import ResumeError, verify_resume
 from mizzen.checkpoint.root_view import Checkpoints, Problem, list_committed, open_checkpoints
+from mizzen.checkpoint.save_failures import StepStatus
 from mizzen.checkpoint.tracked_objects import Tracked
 from mizzen.notices import exit_preempted
 
@@ -58,6 +60,7 @@ __all__ = [
     "Skipped",
     "StaleAttemptError",
     "StateError",
+    "StepStatus",
     "Tracked",
     "exit_preempted",
     "list_committed",

@@ -3,6 +3,7 @@
 import math
 import pickle
 import struct
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ def between(left: Any, right: Any, path: tuple[str, ...] = ()) -> Iterator[Diffe
         for key in right:
             if key not in left:
                 yield _differs((*path, str(key)), "it exists only after the restore")
-    elif isinstance(left, list | tuple) and isinstance(right, type(left) if isinstance(left, list) else tuple):
+    elif isinstance(left, list | tuple | deque) and isinstance(right, tuple if isinstance(left, tuple) else type(left)):
         if len(left) != len(right):
             yield _differs(path, f"it has {len(right)} items instead of {len(left)}")
         for index, (one, other) in enumerate(zip(left, right, strict=False)):

@@ -58,8 +58,8 @@ class Encoder:
         return any(block is mine for layout in self._layouts.values() for mine in layout.blocks)
 
 
-_Form = tuple[list[Any], list[int], list[Any]]
-"""Shapes, memory addresses and types of several tensors."""
+_Form = tuple[list[Any], list[Any], list[int], list[Any]]
+"""Shapes, strides, memory addresses and types of several tensors."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _form(tensors: Sequence[Any]) -> _Form:
-    """Return shapes, addresses and types of tensors, to detect whether they have changed since the last save.
+    """Return shapes, strides, addresses and types of tensors, to detect whether they have changed since the last save.
 
     Raises:
         RuntimeError: a tensor has no memory of its own, for example because it is sparse.
@@ -250,6 +250,7 @@ def _form(tensors: Sequence[Any]) -> _Form:
     # `map` is faster than a loop: there may be ten thousand tensors.
     return (
         list(map(kind.shape.__get__, tensors)),
+        list(map(kind.stride, tensors)),
         list(map(kind.data_ptr, tensors)),
         list(map(kind.dtype.__get__, tensors)),
     )

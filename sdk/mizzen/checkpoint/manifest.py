@@ -12,6 +12,9 @@ MANIFEST_FORMAT = "mizzen.checkpoint/2"
 CLAIM_FORMAT = "mizzen.claim/1"
 SHARD_FORMAT = "mizzen.shard/1"
 
+COPY_NAME = "manifest.json"
+"""Name of the copy of a checkpoint's record, in the folder of its parts. Names of parts begin with `part-`."""
+
 _SUM = "record_sha256"
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -91,6 +94,16 @@ class Manifest:
         """Size of the parts that were written for this checkpoint, and not taken over from an earlier one."""
         folder = f"parts/a{self.id.attempt:04d}/step-{self.id.step:010d}."
         return sum(part.size_bytes for part in self.parts if part.key.startswith(folder))
+
+    @property
+    def copy_key(self) -> str:
+        """Key of the copy of this record, beside the parts that its save has written (see `lost_records`)."""
+        return f"parts/a{self.id.attempt:04d}/step-{self.id.step:010d}.r0000.{self.by}/{COPY_NAME}"
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Keys of the parts and of the copy of this record."""
+        return frozenset({self.copy_key, *(part.key for part in self.parts)})
 
     def parts_of(self, rank: int) -> tuple[Part, ...]:
         """Return the parts that `rank` loads: its own parts and the shared parts."""

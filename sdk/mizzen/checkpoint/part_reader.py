@@ -1,14 +1,14 @@
 """Reads parts and verifies their checksums in the same pass: each piece is checked while the next ones are fetched.
 
-Tensors are read directly into their final memory: into the tensors of a live model, or into new memory in which each
-tensor begins at a multiple of 64 bytes, as in torch (kernels round differently at other addresses). In addition, only a
-few pieces are held in memory.
+Tensors are read directly into their final memory: new memory in which each tensor begins at a multiple of 64 bytes, as
+in torch (kernels round differently at other addresses), or the tensors of a live model, once the part was verified. In
+addition, only a few pieces are held in memory.
 """
 
 import ctypes
 import mmap
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -70,16 +70,8 @@ def verify_part(store: ObjectStore, part: Part) -> None:
         pass
 
 
-def fetch_tensors(
-    store: ObjectStore, part: Part, target: Callable[[tensorfile.TensorEntry], memoryview | None] = lambda _: None
-) -> tensorfile.Content:
+def fetch_tensors(store: ObjectStore, part: Part) -> tensorfile.Content:
     """Read the metadata and the tensors of a part of kind `tensors`.
-
-    Args:
-        store: the store that holds the part.
-        part: its key, size and checksum.
-        target: returns the memory to read a tensor into, of the tensor's size; None for new memory. If this function
-            raises, that memory may be partly overwritten.
 
     Raises:
         CorruptCheckpointError: the part is missing, differs from what was committed, or is not a safetensors file.
@@ -91,20 +83,37 @@ def fetch_tensors(
         except (ValueError, KeyError, TypeError, AttributeError, StructError) as error:
             verify_part(store, part)  # If the file is damaged, this raises the more exact checksum error.
             raise CorruptCheckpointError(f"{part.key}: the tensors cannot be read: {error!r}") from error
-        targets = [target(entry) for entry in entries]
-        need = sum(_aligned(e.size_bytes) for e, found in zip(entries, targets, strict=True) if found is None)
-        memory, used = aligned_buffer(need), 0
+        memory, used = aligned_buffer(sum(_aligned(entry.size_bytes) for entry in entries)), 0
         tensors: tensorfile.Tensors = {}
         places: list[memoryview] = []
-        for entry, found in zip(entries, targets, strict=True):
-            view = found
-            if view is None:
-                view = memory[used : used + entry.size_bytes]
-                used += _aligned(entry.size_bytes)
+        for entry in entries:
+            view = memory[used : used + entry.size_bytes]
+            used += _aligned(entry.size_bytes)
             tensors[entry.name] = (entry.dtype, entry.shape, view)
             places.append(view)
         reading.read(_scattered(start, places))
     return metadata, tensors
+
+
+def read_into(store: ObjectStore, part: Part, start: int, places: Sequence[memoryview]) -> None:
+    """Read a part from offset `start` to its end into `places`, in order. If this raises, they are partly overwritten.
+
+    Raises as `fetch_part`.
+    """
+    with _reading(store, part) as reading:
+        reading.skip(start)
+        reading.read(_scattered(start, places))
+
+
+def begins_with(store: ObjectStore, part: Part, head: bytes) -> bool:
+    """Return whether the content of a part begins with `head`. It is not verified.
+
+    Raises:
+        CorruptCheckpointError: the part is missing.
+        CheckpointError: the part cannot be read for another reason.
+    """
+    with readable(part.key):
+        return store.get_range(part.key, 0, len(head)) == head
 
 
 def aligned_buffer(size_bytes: int) -> memoryview:
@@ -170,6 +179,12 @@ class _Reading:
             head += rest
         self._digest.update(memoryview(head)[:start])
         return (start, *tensorfile.header(head[tensorfile.LENGTH.size : start], self.part.size_bytes - start))
+
+    def skip(self, size_bytes: int) -> None:
+        """Read the first bytes only for the checksum."""
+        head = memoryview(bytearray(size_bytes))
+        self._fill(head, 0)
+        self._digest.update(head)
 
     def read(self, pieces: Iterable[_Piece]) -> None:
         """Fetch the pieces, several concurrently, and add each to the digest in order."""

@@ -15,7 +15,7 @@ therefore live memory: they must be written or copied before the training contin
 import mmap
 import pickle
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,8 @@ def metadata(tree: str, torch: bool) -> dict[str, str]:
     return {"format": "pt" if torch else "np", _TREE: tree}
 
 
-def check(name: str, value: Any) -> None:
-    """Check that the part `name` can be stored, without copying its content.
+def check(name: str, value: Any) -> trees.Flat | None:
+    """Check that the part `name` can be stored, without copying its content. Return its flattened tree, if it has one.
 
     Raises:
         StateError: see `encode`. Files are not checked, because they may be created later.
@@ -88,7 +88,8 @@ def check(name: str, value: Any) -> None:
     if isinstance(value, Pickled):
         encode(name, value)
     elif not isinstance(value, Path | bytes | bytearray | memoryview):
-        trees.flatten(name, value)
+        return trees.flatten(name, value)
+    return None
 
 
 def decode(
@@ -97,7 +98,6 @@ def decode(
     trusted: bool = False,
     *,
     name: str = "",
-    live: Mapping[str, Any] | None = None,
 ) -> Any:
     """Decode a part from its file content. Arrays and CPU tensors are writable views of the content.
 
@@ -106,7 +106,6 @@ def decode(
         content: the whole file, in writable memory. For `tensors` also the result of `fetching.fetch_tensors`.
         trusted: whether a pickle may be loaded. Loading a pickle can run any code.
         name: name of the part, for error messages.
-        live: name to torch tensors that were already filled in place; these are returned instead of new tensors.
 
     Raises:
         CorruptCheckpointError: the content cannot be decoded as `kind`.
@@ -116,7 +115,7 @@ def decode(
     try:
         if kind == "tensors":
             metadata, tensors = content if isinstance(content, tuple) else tensorfile.unpack(content)
-            return trees.restore(name, metadata[_TREE], tensors, live)
+            return trees.restore(name, metadata[_TREE], tensors)
         assert not isinstance(content, tuple)
         if kind == "json":
             return trees.restore(name, bytes(content), {})

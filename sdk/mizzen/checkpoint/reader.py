@@ -1,24 +1,24 @@
 """Loads the committed checkpoints of a root. Read-only."""
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar
 
 from mizzen.checkpoint import parts
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError
-from mizzen.checkpoint.live_tensors import Live
 from mizzen.checkpoint.log import Log
+from mizzen.checkpoint.lost_records import check_not_lost
 from mizzen.checkpoint.manifest import Manifest, Part
+from mizzen.checkpoint.module_layout import ModuleLayout
 from mizzen.checkpoint.part_reader import fetch_part, fetch_tensors, verify_part
-from mizzen.checkpoint.tensorfile import TensorEntry
+from mizzen.checkpoint.verified_part import VerifiedPart, verified_part
 from mizzen.objects.store import ObjectStore
 
 _RELISTS = 5
 
 T = TypeVar("T")
-GetLive: TypeAlias = Callable[[Collection[str]], Live]
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,12 @@ class Reader:
 
 
 def read_latest(
-    logs: Sequence[Log], reader: Reader, live: GetLive = lambda _: {}
+    logs: Sequence[Log], reader: Reader, layouts: Mapping[str, ModuleLayout]
 ) -> tuple[Checkpoint | None, tuple[Skipped, ...]]:
     """Load the newest valid checkpoint of the roots. Return it, or None, and the skipped ones, each with a warning.
 
-    `live` returns, for the part names of a checkpoint, live tensors. A tensor with the same type and shape in the
-    checkpoint is read in place, and the live tensor is part of the result. If this raises, live tensors may be partly
-    overwritten. With `start_over` they are not used, because the caller needs them unchanged if nothing can be loaded.
+    `layouts` maps part names to the layouts of live modules. If a part has the layout of its module, the result holds a
+    `VerifiedPart` instead of the state: nothing live is changed before all parts are verified.
 
     If several roots have the same checkpoint, the first root is tried first. A damaged part is read from another
     checkpoint or root that has the same content.
@@ -85,21 +84,25 @@ def read_latest(
     for _ in range(_RELISTS):
         for log in logs:
             log.refresh()
-        found, skipped, outrun = _newest(logs, reader, (lambda _: {}) if reader.start_over else live)
+        found, skipped, outrun = _newest(logs, reader, layouts)
         if not outrun:
             for entry in skipped:
                 message = f"checkpoint {entry.name} is skipped: {entry.reason}"
                 warnings.warn(message, CheckpointWarning, stacklevel=4)
-            if found is None and skipped and not reader.start_over:
-                raise CheckpointError(
-                    f"{logs[-1].where}: none of {len(skipped)} checkpoints or records can be loaded; the newest: "
-                    f"{skipped[0].name}: {skipped[0].reason}. To start without a checkpoint, pass start_over=True"
-                )
+            if found is None and not reader.start_over:
+                if skipped:
+                    raise CheckpointError(
+                        f"{logs[-1].where}: none of {len(skipped)} checkpoints or records can be loaded; the newest: "
+                        f"{skipped[0].name}: {skipped[0].reason}. To start without a checkpoint, pass start_over=True"
+                    )
+                check_not_lost(logs)
             return found, skipped
     raise CheckpointError(f"{logs[0].where}: checkpoints were removed faster than they could be read; increase keep")
 
 
-def _newest(logs: Sequence[Log], reader: Reader, live: GetLive) -> tuple[Checkpoint | None, tuple[Skipped, ...], bool]:
+def _newest(
+    logs: Sequence[Log], reader: Reader, layouts: Mapping[str, ModuleLayout]
+) -> tuple[Checkpoint | None, tuple[Skipped, ...], bool]:
     """See `read_latest`. The last value says whether a checkpoint was removed while it was read."""
     skipped = [
         Skipped(f"{log.where}/log, record {entry.number}", entry.reason)
@@ -115,7 +118,7 @@ def _newest(logs: Sequence[Log], reader: Reader, live: GetLive) -> tuple[Checkpo
         state, error = None, None
         verified: set[str] = set()
         try:
-            state = _load(log.store, manifest, reader, copies, live, verified)
+            state = _load(log.store, manifest, reader, copies, layouts, verified)
         except CorruptCheckpointError as corrupt:
             error = corrupt
         if reader.agree is not None and reader.agree(int(error is not None)) and error is None:
@@ -129,7 +132,8 @@ def _newest(logs: Sequence[Log], reader: Reader, live: GetLive) -> tuple[Checkpo
     return None, tuple(skipped), False
 
 
-_Copies = Mapping[tuple[str, int], Sequence[tuple[ObjectStore, str]]]
+_Places = Sequence[tuple[ObjectStore, str]]
+_Copies = Mapping[tuple[str, int], _Places]
 """Checksum and size of a part to the stores and keys that hold it."""
 
 
@@ -170,7 +174,12 @@ def _fetch(
 
 
 def _load(
-    store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copies, live: GetLive, verified: set[str]
+    store: ObjectStore,
+    manifest: Manifest,
+    reader: Reader,
+    copies: _Copies,
+    layouts: Mapping[str, ModuleLayout],
+    verified: set[str],
 ) -> dict[str, Any]:
     """Load the parts of this rank. Without `Reader.agree`, first verify the parts of the other ranks.
 
@@ -188,24 +197,20 @@ def _load(
             if part not in mine:
                 _fetch(store, part, copies, verified, verify_part)
     state: dict[str, Any] = {}
-    targets = live({part.name for part in mine})
     for part in mine:
-        wanted = targets.get(part.name, {})
-        read: dict[str, Any] = {}
+        others = copies.get((part.checksum, part.size_bytes), ())
 
-        def target(entry: TensorEntry, wanted: Any = wanted, read: dict[str, Any] = read) -> memoryview | None:
-            found = wanted.get(entry.name)
-            if found is None or not found.fits(entry):
-                return None
-            read[entry.name] = found.value
-            return cast(memoryview, found.memory)
+        def content(store: ObjectStore, part: Part, others: _Places = others) -> Any:
+            layout = layouts.get(part.name)
+            found = verified_part(store, part, layout, others) if layout is not None else None
+            if found is not None:
+                return found
+            return fetch_tensors(store, part) if part.kind == parts.TENSORS else fetch_part(store, part)
 
-        def fetch(store: ObjectStore, part: Part, target: Any = target) -> Any:
-            return fetch_tensors(store, part, target) if part.kind == "tensors" else fetch_part(store, part)
-
-        content = _fetch(store, part, copies, verified, fetch)
+        found = _fetch(store, part, copies, verified, content)
         try:
-            state[part.name] = parts.decode(part.kind, content, reader.trusted, name=part.name, live=read)
+            loaded = isinstance(found, VerifiedPart)
+            state[part.name] = found if loaded else parts.decode(part.kind, found, reader.trusted, name=part.name)
         except CorruptCheckpointError as error:
             raise CorruptCheckpointError(f"{part.key}: {error}") from error
     return state
@@ -220,4 +225,4 @@ def load_one(store: ObjectStore, manifest: Manifest, reader: Reader) -> Checkpoi
     """
     log = Log(store)
     log.refresh()
-    return Checkpoint(manifest, _load(store, manifest, reader, _copies([log]), lambda _: {}, set()))
+    return Checkpoint(manifest, _load(store, manifest, reader, _copies([log]), {}, set()))

@@ -4,9 +4,10 @@ import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
 
-from mizzen.checkpoint.errors import CheckpointWarning
+from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning
 from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.manifest import Claim, Manifest
+from mizzen.checkpoint.part_reader import verify_part
 from mizzen.checkpoint.place import Retention
 from mizzen.objects.store import ObjectStore
 
@@ -21,7 +22,7 @@ def make_room(log: Log, retention: Retention) -> None:
     for place, (_, manifest) in enumerate(log.checkpoints, start=1):
         stays = place < retention.keep or retention.for_good(manifest.step)
         (staying if stays else going).append(manifest)
-    for key in _only_of(going, staying):
+    for key in _only_of(going, staying) - {manifest.copy_key for manifest in going}:
         log.store.forget(key)
 
 
@@ -54,13 +55,50 @@ def prune(log: Log, retention: Retention) -> None:
             log.remove(entry.number)
 
 
-def sweep(log: Log, attempt: int) -> None:
-    """Remove the uncommitted parts and shard records of older attempts: those are fenced and cannot commit them."""
+def make_space(log: Log, retention: Retention) -> Manifest | None:
+    """Remove the oldest checkpoint of a full disk, although `keep` would keep it; return it, or None.
+
+    The newest valid checkpoint, whose parts are read to verify it, and those that are kept for good stay.
+
+    Raises:
+        CheckpointError: the root cannot be read.
+    """
+    log.refresh()
+    checkpoints = log.checkpoints
+    going = [pair for pair in checkpoints if pair[0] < log.last and not retention.for_good(pair[1].step)]
+    valid = next((one for _, one in checkpoints if _is_intact(log.store, one)), None) if len(checkpoints) > 1 else None
+    for number, manifest in reversed(going):
+        if valid is not None and manifest != valid:
+            unneeded = _only_of([manifest], [one for _, one in checkpoints if one != manifest])
+            log.remove(number)
+            remove(log.store, unneeded)
+            return manifest
+    return None
+
+
+def _is_intact(store: ObjectStore, manifest: Manifest) -> bool:
+    """Return whether all parts of a checkpoint equal their checksums."""
+    try:
+        for part in manifest.parts:
+            verify_part(store, part)
+    except CheckpointError:
+        return False
+    return True
+
+
+def sweep(log: Log, attempt: int, *, parts: bool) -> None:
+    """Remove the uncommitted parts and shard records of older attempts: those are fenced and cannot commit them.
+
+    `parts`: whether a checkpoint was loaded. Otherwise, and if the log names no checkpoint, the parts may be all that
+    is left; only temporary files are removed then.
+    """
     with tolerated(f"{log.where}: uncommitted parts of older attempts could not be removed"):
         log.store.tidy()
-        needed = {part.key for _, manifest in log.checkpoints for part in manifest.parts}
-        for root in ("parts", "shards"):
-            keys = [info.key for info in log.store.list(f"{root}/")]
+        if not parts or not log.checkpoints:
+            return
+        needed = {key for _, manifest in log.checkpoints for key in manifest.keys}
+        for folder in ("parts", "shards"):
+            keys = [info.key for info in log.store.list(f"{folder}/")]
             remove(log.store, [key for key in keys if key not in needed and _attempt_of(key) < attempt])
 
 
@@ -80,9 +118,8 @@ def tolerated(what: str) -> Iterator[None]:
 
 
 def _only_of(going: Iterable[Manifest], staying: Iterable[Manifest]) -> set[str]:
-    """Return the keys of parts that are named in `going` but not in `staying`."""
-    needed = {part.key for manifest in staying for part in manifest.parts}
-    return {part.key for manifest in going for part in manifest.parts} - needed
+    """Return the keys of parts, and of copies of records, that belong to `going` but not to `staying`."""
+    return {key for manifest in going for key in manifest.keys} - {key for one in staying for key in one.keys}
 
 
 def _attempt_of(key: str) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from mizzen.checkpoint.log import Log, claim
+from mizzen.checkpoint.lost_records import ensure_copy
 from mizzen.checkpoint.manifest import Manifest, Part
 from mizzen.objects.bandwidth import BandwidthShare
 from mizzen.objects.copy import Progress, Wanted, copy_objects
@@ -73,3 +74,4 @@ def _commit(log: Log, manifest: Manifest) -> None:
     while all(known != manifest for _, known in log.checkpoints):
         if not log.append(manifest):
             log.advance()
+    ensure_copy(log, manifest)

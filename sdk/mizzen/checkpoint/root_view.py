@@ -19,6 +19,7 @@ from typing import TypeAlias
 from mizzen.checkpoint import tensorfile
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError, MissingCheckpointError
 from mizzen.checkpoint.log import Log, readable
+from mizzen.checkpoint.lost_records import is_lost, lost_message
 from mizzen.checkpoint.manifest import Manifest, Part
 from mizzen.checkpoint.part_stream import Damage, DamagedPart, stream
 from mizzen.checkpoint.reader import Checkpoint, Reader, Skipped, load_one
@@ -67,6 +68,8 @@ class Checkpoints:
         self._log = Log(store)
         self._log.refresh()
         if not self._log.entries:
+            if is_lost(self._log):
+                raise MissingCheckpointError(lost_message(self.root))
             raise MissingCheckpointError(f"{self.root}: not a checkpoint root (a root has the folders log/ and parts/)")
 
     @property

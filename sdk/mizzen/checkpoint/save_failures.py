@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeVar
 
 from mizzen import report
@@ -23,6 +24,19 @@ _FIRST_REPEAT_S = 0.1
 _LONGEST_REPEAT_S = 5.0
 
 T = TypeVar("T")
+
+
+class StepStatus(Enum):
+    """What `Checkpointer.step` has done about saving."""
+
+    NOT_DUE = "not due"
+    """No save was due, or another rank saves."""
+    SAVED = "saved"
+    """The step is saved."""
+    STARTED = "started"
+    """The step is being saved in the background."""
+    FAILED = "failed"
+    """The newest save has failed, at this step or before. It is tried again later."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +133,11 @@ class Failures:
             raise CheckpointError(f"{message}; {reached}") from error
         warnings.warn(message, CheckpointWarning, stacklevel=5)
         return limit_s / _RETRIES
+
+    @property
+    def are_failing(self) -> bool:
+        """Whether the newest save has failed."""
+        return self._count > 0
 
     def succeeded(self) -> None:
         """Start the count again: a save has succeeded. Any thread may call this method."""

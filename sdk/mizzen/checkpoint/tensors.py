@@ -12,11 +12,10 @@ import ctypes
 import math
 import sys
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from functools import cache
 from pickle import PickleBuffer
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError, NotYetError, StateError
 from mizzen.objects.store import Chunk
@@ -78,8 +77,7 @@ NUMPY_TYPES = frozenset(_STORED_AS["numpy"])
 """Names of the numpy types whose arrays and scalars can be stored."""
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):  # Ten thousand of them are created twice as fast as dataclasses.
     """Describes how one array or tensor is stored in a file."""
 
     library: Library
@@ -140,7 +138,7 @@ def _of_array(where: str, array: Any) -> Stored:
 
 def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
     # Fast path for most tensors: a state can have ten thousand of them, and the general path takes ten times as long.
-    tag = _plain_types(torch).get(tensor.dtype)
+    tag = plain_types(torch).get(tensor.dtype)
     if (
         tag is not None
         and type(tensor) in (torch.Tensor, torch.nn.Parameter)
@@ -180,7 +178,7 @@ def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
 
 
 @cache
-def _plain_types(torch: ModuleType) -> dict[Any, str]:
+def plain_types(torch: ModuleType) -> dict[Any, str]:
     """Map the torch types that safetensors supports to their safetensors names."""
     return {getattr(torch, name): tag for name, tag in _TORCH.items() if hasattr(torch, name)}
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, StaleAttemptError
 from mizzen.checkpoint.log import Log
+from mizzen.checkpoint.lost_records import check_not_lost, ensure_copy, last_attempt
 from mizzen.checkpoint.manifest import Manifest
 from mizzen.checkpoint.place import Gang, Retention
+from mizzen.checkpoint.removal import sweep
 from mizzen.checkpoint.save_failures import may_pass, repeated
 from mizzen.checkpoint.writer import Encoded, Writer, open_writer
 from mizzen.objects.store import ObjectStore
@@ -30,6 +32,7 @@ class Roots:
         shard_timeout_s: float,
         *,
         commits: bool,
+        start_over: bool = False,
     ) -> None:
         """Open the roots. `attempt` is the fencing token, None for the next free one; see `open_writer` for the rest.
 
@@ -49,6 +52,7 @@ class Roots:
         self._open = (gang, retention, algorithm)
         self._shard_timeout_s = shard_timeout_s
         self._commits = commits
+        self._start_over = start_over
         self._found: Manifest | None = None
         self._verified: frozenset[str] = frozenset()
         if attempt is not None:
@@ -89,18 +93,24 @@ class Roots:
 
         If another process claims that number before this process's first save, that process owns the roots.
         """
-        self._next = 1 + max(log.attempt for log in logs)
+        self._next = 1 + max(last_attempt(log) for log in logs)
 
     def loaded(self, newest: Manifest | None, verified: frozenset[str]) -> None:
         """Copy the newest checkpoint to the remote root if only a local root has it: now, or after the claim.
 
-        The next save takes over the parts in `verified`, given by URI, that have not changed.
+        The next save takes over the parts in `verified`, given by URI, that have not changed. Uncommitted parts of
+        older attempts are removed, unless nothing was loaded (`newest` is None): they may be all that is left.
         """
         self._found, self._verified = newest, verified
         for writer in self.writers:
             writer.restored = verified
         if newest is not None and self.writers:
             bring_up(self.writers, newest)
+        for writer in self.writers:
+            if writer.claimed.first:
+                sweep(writer.log, writer.attempt, parts=newest is not None)
+            if newest is not None and writer.name:
+                ensure_copy(writer.log, newest)
 
     def claim(self) -> int:
         """See `Checkpointer.claim`. The remote root is claimed first: its log decides between concurrent claims."""
@@ -108,6 +118,8 @@ class Roots:
             *others, last = [log.store for log in self.logs]
             attempt, alone = self._given or self._next, self._given is None
             if self._far is None:
+                if not self._start_over:
+                    check_not_lost(self.logs)
                 self._far = open_writer(last, attempt, *self._open, commits=self._commits, alone=alone)
             near = [writer for store in others if (writer := self._near(store, attempt)) is not None]
             self.writers = [

@@ -1,13 +1,19 @@
 """Tracks the named objects of a training: captures their states for a checkpoint, and restores them."""
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, MutableMapping
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
-from mizzen.checkpoint import rng
-from mizzen.checkpoint.errors import StateError
-from mizzen.checkpoint.live_tensors import Live, live_tensors
+from mizzen.checkpoint import parts, rng
+from mizzen.checkpoint.errors import CheckpointWarning, NotYetError, StateError
+from mizzen.checkpoint.gradients import GradientWatch
 from mizzen.checkpoint.manifest import check_part_name
+from mizzen.checkpoint.module_layout import ModuleLayout, module_layout, module_state, quick_layout
+from mizzen.checkpoint.refill import Refill
 from mizzen.checkpoint.tensors import loaded
+from mizzen.checkpoint.verified_part import VerifiedPart
 
 RNG = "rng"
 PROGRESS = "progress"
@@ -28,7 +34,7 @@ class Tracked:
       samplers. A module that is wrapped by `DistributedDataParallel`, `DataParallel` or `torch.compile` is saved
       unwrapped, so that it loads with and without the wrapper;
     - a pair of functions: the first returns the state, the second restores it;
-    - a mutable dict, which is updated in place.
+    - a mutable dict, which is filled in place, with its inner dicts, lists, arrays and tensors (`refill`).
 
     Two parts are always tracked: `rng`, the global random generators, and `progress`, a dict with the `step` and what
     the user adds to it. A tracked dict with the name `progress` replaces the default one.
@@ -42,6 +48,8 @@ class Tracked:
         """
         self._parts: dict[str, rng.Access] = {}
         self._modules: dict[str, Any] = {}
+        """The tracked objects, without wrappers."""
+        self._gradients = GradientWatch()
         self._held: dict[str, Any] | None = None
         """Loaded states of the global random generators that a tracked loader sets when its iteration resumes."""
         self.progress: MutableMapping[str, Any] = {}
@@ -65,16 +73,28 @@ class Tracked:
         """Names of all parts, in the order in which they are saved."""
         return (*self._parts, RNG, PROGRESS)
 
-    def live(self, names: Collection[str]) -> Live:
-        """Return, by part, the tensors of tracked modules that a load can fill in place. `names`: the loaded parts.
+    def layouts(self, *, check: bool = True) -> dict[str, ModuleLayout]:
+        """Return, by part, the layouts of the tracked torch modules that a load can fill without an error.
 
-        Returns none if `names` differ from the tracked parts: `restore` then raises, and must leave the objects
-        unchanged.
+        Raises:
+            StateError: `check` is set, and a tracked object holds a value that cannot be stored.
         """
-        if set(names) != set(self.names):
-            return {}
-        found = {name: live_tensors(name, module) for name, module in self._modules.items()}
-        return {name: tensors for name, tensors in found.items() if tensors}
+        found = {}
+        for name, save in {**{name: save for name, (save, _) in self._parts.items()}, PROGRESS: self._progress}.items():
+            layout = None
+            try:
+                state, module = _noted(name, "capturing", save), self._modules.get(name)
+                layout = quick_layout(name, module, state)
+                if layout is None and (flat := parts.check(name, state)):
+                    layout = module_layout(module, flat)
+            except NotYetError:
+                continue
+            except StateError:
+                if check:
+                    raise
+            if layout is not None:
+                found[name] = layout
+        return found
 
     def capture(self, step: int) -> dict[str, Any]:
         """Return the current state: part name to value. Its tensors are live: save or copy it before the next step."""
@@ -83,33 +103,61 @@ class Tracked:
         self.progress["step"] = step
         state = {name: _noted(name, "capturing", save) for name, (save, _) in self._parts.items()}
         shared = rng.capture_shared() if self._held is None else self._held
-        return state | {RNG: shared, PROGRESS: dict(self.progress)}
+        self._gradients.captured(step, self._modules)
+        return state | {RNG: shared, PROGRESS: self._progress()}
 
-    def restore(self, state: Mapping[str, Any], *, extra_ok: bool = False) -> None:
-        """Restore each object from its part of a loaded state, in the order of tracking; the random generators last.
+    def restore(
+        self,
+        state: Mapping[str, Any],
+        *,
+        missing_ok: bool = False,
+        extra_ok: bool = False,
+        parts: Collection[str] | None = None,
+    ) -> None:
+        """Restore each object from its part of a loaded state, in the order of tracking.
+
+        Modules with a `VerifiedPart` follow, which cannot fail any more; the random generators come last. If the load
+        of an object raises an error, the objects that were restored before are put back.
 
         If a tracked loader or sampler was saved within its iteration, it restores the global random generators when the
         iteration resumes (`resume_generators`): what a script draws until then belongs to its start.
 
         Args:
             state: part name to value.
+            missing_ok: whether the state may lack tracked parts; their objects are not changed.
             extra_ok: whether the state may have parts that are not tracked; they are ignored.
+            parts: names of the only parts to restore; None: all.
 
         Raises:
-            StateError: a part is missing, or a part is not tracked; nothing was restored. An exception of an object's
-                own `load_state_dict` is raised unchanged, with a note that names the part.
+            StateError: a part is missing, or a part is not tracked. An exception of an object's own `load_state_dict`
+                is raised unchanged, with a note that names the part.
+            SystemExit: see `VerifiedPart.fill`.
         """
-        missing = [name for name in self.names if name not in state]
-        unknown = [name for name in state if name not in self.names]
-        if missing:
-            raise StateError(f"the checkpoint lacks the tracked parts {_listed(missing)}; it has {_listed(state)}")
-        if unknown and not extra_ok:
-            wanted = "track them too, or pass extra_ok=True to ignore them"
-            raise StateError(f"the checkpoint has parts that are not tracked, {_listed(unknown)}: {wanted}")
-        for name, (_, load) in self._parts.items():
-            _noted(name, "restoring", load, state[name])
-        _refill(self.progress, state[PROGRESS])
-        held: dict[str, Any] = state[RNG]
+        wanted = self._wanted(state, missing_ok, extra_ok, parts)
+        with ExitStack() as undo:
+            undo.callback(rng.restore_shared, rng.capture_shared())
+            refill = Refill(undo, self._modules)
+            for name, (save, load) in self._parts.items():
+                value = state[name] if name in wanted else None
+                if name not in wanted or isinstance(value, VerifiedPart):
+                    continue
+                if load is _in_place:
+                    _noted(name, "restoring", refill.fill, name, self._modules[name], value)
+                else:
+                    undo.callback(_put_back, name, load, _kept(name, save))
+                    _noted(name, "restoring", load, value)
+            if PROGRESS in wanted:
+                refill.fill(PROGRESS, self.progress, state[PROGRESS])
+            undo.pop_all()
+        refill.warn()
+        for name in wanted:
+            if isinstance(state[name], VerifiedPart):
+                state[name].fill()
+        if RNG in wanted:
+            self._hold(state[RNG], wanted)
+
+    def _hold(self, held: dict[str, Any], wanted: Collection[str]) -> None:
+        """Restore the global random generators, or let the loaders among `wanted` do so when they resume."""
         self._held = held
 
         def release() -> None:
@@ -117,10 +165,34 @@ class Tracked:
                 self._held = None
                 rng.restore_shared(held)
 
-        methods = [getattr(value, "resume_generators", None) for value in self._modules.values()]
+        methods = [getattr(value, "resume_generators", None) for name, value in self._modules.items() if name in wanted]
         waiting = [wait(release) for wait in methods if callable(wait)]
         if not any(waiting):
             release()
+
+    def _wanted(
+        self, state: Mapping[str, Any], missing_ok: bool, extra_ok: bool, parts: Collection[str] | None
+    ) -> frozenset[str]:
+        """Return the names of the parts to restore; see `restore`."""
+        strange = [parts] if isinstance(parts, str) else [name for name in parts or () if name not in self.names]
+        if strange:
+            raise StateError(
+                f"parts: {_listed(strange)} must be names of tracked parts; these are {_listed(self.names)}"
+            )
+        missing = [name for name in (self.names if parts is None else parts) if name not in state]
+        unknown = [name for name in state if name not in self.names]
+        if missing and not missing_ok:
+            raise StateError(
+                f"the checkpoint lacks the tracked parts {_listed(missing)}; it has {_listed(state)}. To leave their "
+                "objects as they are, pass missing_ok=True to restore"
+            )
+        if unknown and not extra_ok and parts is None:
+            advice = "track them too, or pass extra_ok=True to restore, to ignore them"
+            raise StateError(f"the checkpoint has parts that are not tracked, {_listed(unknown)}: {advice}")
+        return frozenset(self.names if parts is None else parts) & state.keys()
+
+    def _progress(self) -> dict[str, Any]:
+        return dict(self.progress)
 
     def _accepted(self, name: str, value: Any) -> rng.Access:
         check_part_name(name)
@@ -144,12 +216,14 @@ def _access(value: Any) -> rng.Access | None:
     inner = _unwrapped(value)
     save, load = getattr(inner, "state_dict", None), getattr(inner, "load_state_dict", None)
     if callable(save) and callable(load):
-        return save, load
+        torch = loaded("torch")
+        is_module = torch is not None and isinstance(inner, torch.nn.Module)
+        return (partial(module_state, inner) if is_module else save), load
     match value:
         case (save, load) if callable(save) and callable(load):
             return save, load
     if isinstance(value, MutableMapping):
-        return (lambda: dict(value)), (lambda state: _refill(value, state))
+        return (lambda: dict(value)), _in_place
     return None
 
 
@@ -168,9 +242,28 @@ def _unwrapped(value: Any) -> Any:
             return value
 
 
-def _refill(target: MutableMapping[Any, Any], content: Mapping[Any, Any]) -> None:
-    target.clear()
-    target.update(content)
+def _in_place(_: Any) -> None:
+    """Marks dicts, which `Refill` fills."""
+
+
+def _kept(name: str, save: Callable[[], Any]) -> Callable[[], Any] | None:
+    """Return a function that returns a copy of the present state of an object; None if it cannot be copied."""
+    try:
+        kind, chunks = parts.encode(name, save())
+    except Exception:  # The object may have no state yet.
+        return None
+    content = bytearray(b"".join(chunks))
+    return lambda: parts.decode(kind, content, True, name=name)
+
+
+def _put_back(name: str, load: Callable[[Any], object], kept: Callable[[], Any] | None) -> None:
+    """Load the state that an object had before a restore that has failed."""
+    try:
+        if kept is None:
+            raise StateError("its state could not be copied before")
+        load(kept())
+    except Exception as error:
+        warnings.warn(f"part {name!r} could not be put back: {error}", CheckpointWarning, stacklevel=4)
 
 
 def _noted(name: str, doing: str, call: Callable[..., Any], *arguments: Any) -> Any:

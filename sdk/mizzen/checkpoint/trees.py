@@ -9,6 +9,8 @@ Values that JSON supports are written unchanged. Every other value is an object 
 | named tuple | `{"$namedtuple": [module, class, [field, ...], [...]]}` |
 | a module's `state_dict()`, with its `_metadata` | `{"$state_dict": [{...}, metadata]}` |
 | collections.Counter | `{"$counter": [[key, count], ...]}` |
+| set, frozenset | `{"$set": [...]}`, `{"$frozenset": [...]}` |
+| collections.deque | `{"$deque": [[...], greatest length or null]}` |
 | nan, inf, -inf | `{"$float": "nan"}` |
 | an integer of more than 1024 bits | `{"$int": "0x..."}` |
 | complex | `{"$complex": [real, imaginary]}` |
@@ -23,7 +25,7 @@ name and fields. Values that share the same memory, such as tied weights, are st
 
 import json
 import math
-from collections import Counter, OrderedDict, namedtuple
+from collections import Counter, OrderedDict, deque, namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,16 +78,14 @@ def text_of(tree: Any) -> str:
     return json.dumps(tree, separators=(",", ":"), allow_nan=False)
 
 
-def restore(part: str, text: str | bytes | bytearray, tensors: Tensors, live: Mapping[str, Any] | None = None) -> Any:
+def restore(part: str, text: str | bytes | bytearray, tensors: Tensors) -> Any:
     """Rebuild the value that `flatten` encoded. Arrays and tensors are views of the bytes in `tensors`.
-
-    `live` maps names to torch tensors that were already filled in place; these are returned instead of new tensors.
 
     Raises:
         CheckpointError: the tree holds arrays or tensors of a library that is not installed.
         CorruptCheckpointError, ValueError, KeyError, TypeError, RecursionError: the tree is malformed.
     """
-    return _Restoring(part, tensors, live or {}).read(json.loads(text))
+    return _Restoring(part, tensors).read(json.loads(text))
 
 
 class Flattening:
@@ -128,6 +128,12 @@ class Flattening:
         if isinstance(value, bytes | bytearray | memoryview):
             data: Chunk = memoryview(value).cast("B") if memoryview(value).c_contiguous else bytes(value)
             return {"$bytes": self._set_aside(_of_bytes(data, id(value)), path, value)}
+        if isinstance(value, set | frozenset):
+            # Sorted by their text: the order of a set is not the same in another process.
+            items = sorted((self.written(item, path) for item in value), key=text_of)
+            return {"$set" if isinstance(value, set) else "$frozenset": items}
+        if isinstance(value, deque):
+            return {"$deque": [self._items(value, path), value.maxlen]}
         if isinstance(value, Counter):
             return {"$counter": self._pairs(value, path)}
         if isinstance(value, Mapping):
@@ -143,7 +149,7 @@ class Flattening:
             if isinstance(value, plain):
                 return self.written(convert(value), path)
         name = f"{type(value).__module__}.{type(value).__qualname__}"
-        known = "numbers, strings, bytes, lists, tuples, dicts, numpy arrays and torch tensors"
+        known = "numbers, strings, bytes, lists, tuples, dicts, sets, deques, numpy arrays and torch tensors"
         raise StateError(f"{where}: {name} cannot be stored; use {known}, or make it a part of its own: Pickled(value)")
 
     def _tuple(self, value: tuple[Any, ...], path: tuple[str, ...]) -> dict[str, Any]:
@@ -222,10 +228,9 @@ def _of_bytes(data: Chunk, place: int) -> Stored:
 
 
 class _Restoring:
-    def __init__(self, part: str, tensors: Tensors, live: Mapping[str, Any]) -> None:
+    def __init__(self, part: str, tensors: Tensors) -> None:
         self.part = f"part {part!r}"
         self.tensors = tensors
-        self.live = live
         self._made: dict[str, Any] = {}
 
     def read(self, written: Any) -> Any:
@@ -244,6 +249,11 @@ class _Restoring:
         match tag:
             case "$dict":
                 return {self.read(key): self.read(item) for key, item in content}
+            case "$set" | "$frozenset":
+                return (set if tag == "$set" else frozenset)(self.read(item) for item in content)
+            case "$deque":
+                items, most = content
+                return deque(map(self.read, items), most)
             case "$counter":
                 return Counter({self.read(key): self.read(item) for key, item in content})
             case "$tuple":
@@ -274,10 +284,7 @@ class _Restoring:
             case "$numpy" | "$torch":
                 name, was = (content, None) if isinstance(content, str) else content
                 dtype, shape, data = self.tensors[name]
-                library = _LIBRARIES[tag]
-                if library == "torch" and was is None and name in self.live:
-                    return self.live[name]
-                return self._once(name, lambda: rebuilt(library, dtype, shape, was, data, self.part))
+                return self._once(name, lambda: rebuilt(_LIBRARIES[tag], dtype, shape, was, data, self.part))
         raise CorruptCheckpointError(f"the tree has the tag {tag!r}, which needs a newer version of mizzen")
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:

@@ -6,6 +6,7 @@ shard records and commits them in one manifest.
 """
 
 import contextlib
+import errno
 import secrets
 import time
 import warnings
@@ -16,12 +17,13 @@ from typing import TypeVar
 
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError, StaleAttemptError
 from mizzen.checkpoint.log import Claimed, Log, claim
+from mizzen.checkpoint.lost_records import copy_record
 from mizzen.checkpoint.manifest import CheckpointId, Claim, Manifest, Part, Shard, parse
 from mizzen.checkpoint.part_reader import verify_part
 from mizzen.checkpoint.parts import Chunk, file_name
 from mizzen.checkpoint.place import Gang, Retention
 from mizzen.checkpoint.presync import Unsent, sample
-from mizzen.checkpoint.removal import make_room, prune, remove, sweep, tolerated
+from mizzen.checkpoint.removal import make_room, make_space, prune, remove, tolerated
 from mizzen.checkpoint.root_copy import copy_parts
 from mizzen.checkpoint.save_failures import repeated
 from mizzen.objects import checksums
@@ -39,6 +41,8 @@ _CHECKED_EVERY = 4
 """At every fourth reuse of a part its content is read and its checksum compared; at other reuses only its size."""
 _REUSED_AT_MOST = 16
 """Consecutive checkpoints that may reuse a part before it is written again."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 T = TypeVar("T")
 Encoded = Mapping[str, tuple[str, Sequence[Chunk]]]
@@ -98,6 +102,8 @@ class Writer:
     def write(self, step: int, encoded: Encoded, mine: Sequence[str] = (), save: int = 0, begun: int = 1) -> Manifest:
         """Write the parts and commit them as a checkpoint, durably; then remove checkpoints that retention drops.
 
+        If the disk is full, older checkpoints are removed first, down to one that is valid.
+
         Args:
             step: number of steps done.
             encoded: the parts. Only rank 0 writes the parts that all ranks share.
@@ -111,6 +117,20 @@ class Writer:
             CheckpointError: another rank did not write before the timeout, or the log cannot be read.
             Exception: an error of the store; earlier checkpoints are unchanged.
         """
+        while True:
+            try:
+                return self._write(step, encoded, mine, save, begun)
+            except OSError as error:
+                if error.errno not in _FULL or self.gang.rank:
+                    raise
+                dropped = make_space(self.log, self.retention)
+                if dropped is None:
+                    raise
+                message = f"{self.log.where}: no space left; {dropped.name} was removed to save step {step}"
+                warnings.warn(message, CheckpointWarning, stacklevel=4)
+
+    def _write(self, step: int, encoded: Encoded, mine: Sequence[str], save: int, begun: int) -> Manifest:
+        """Try once to write; see `write`."""
         self.log.refresh()
         self._check()
         nonce = secrets.token_hex(4)
@@ -139,6 +159,7 @@ class Writer:
         if self.log.attempt > self.attempt or self._rival() is not None:
             self._withdraw(manifest)
         self._check()
+        copy_record(self.log, manifest)
         with tolerated(f"{self.log.where}: old checkpoints could not be removed"):
             remove(self._store, (f"{meeting}r{rank:04d}.json" for rank in range(1, self.gang.world_size)))
             prune(self.log, self.retention)
@@ -308,6 +329,7 @@ class Writer:
         if self.log.attempt > self.attempt:
             self._withdraw(manifest)
         self._check()
+        copy_record(self.log, manifest)
         with tolerated(f"{self.log.where}: old checkpoints could not be removed"):
             prune(self.log, self.retention)
 
@@ -344,7 +366,7 @@ def open_writer(
     at_least: int = 1,
     alone: bool = False,
 ) -> Writer:
-    """Claim the root, remove uncommitted parts of older attempts, and return a writer.
+    """Claim the root, and return a writer.
 
     Args:
         store: the root.
@@ -368,7 +390,4 @@ def open_writer(
         if entry.record is None:
             message = f"{log.where}: record {entry.number} of the log is damaged: {entry.reason}"
             warnings.warn(message, CheckpointWarning, stacklevel=4)
-    writer = Writer(log, claimed, name, gang, retention, algorithm or checksums.fastest())
-    if claimed.first:
-        sweep(log, writer.attempt)
-    return writer
+    return Writer(log, claimed, name, gang, retention, algorithm or checksums.fastest())

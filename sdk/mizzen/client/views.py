@@ -480,6 +480,8 @@ class QueueEntry(TypedDict):
     """Seconds since it could last be placed: since the submission, or the end of its last attempt, hold or block; None:
     it is not queued, or is on hold or blocked."""
     reasons: list[Reason]
+    expected_start: Start | None
+    """The expected start; None: it does not wait in the queue, or nothing can be said."""
 
 
 class Queue(TypedDict):

@@ -56,6 +56,8 @@ class FileStore(ObjectStore):
     Tasks may write below `root` directly, so symbolic links there are never followed.
     """
 
+    is_local = True
+
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
         self._durable: set[Path] = set()

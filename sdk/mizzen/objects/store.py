@@ -141,6 +141,9 @@ class Upload(Protocol):
 class ObjectStore(Protocol):
     """Stores objects by key, a relative path such as `logs/wl-1/0.log`. Readers never see a partial object."""
 
+    is_local: bool = False
+    """Whether an object is read from the file system, so that a second read costs little."""
+
     def put(self, key: str, body: Body) -> None:
         """Store `body` under `key`, durably. Replaces an existing object."""
 

@@ -1,4 +1,4 @@
-"""Read-only commands about a checkpoint root: `ls`, `show`, `verify` and `export`. They take no claim on the root."""
+"""Commands about a checkpoint root: `ls`, `show`, `verify` and `export` only read and take no claim; `repair`."""
 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +14,11 @@ from mizzen.checkpoint.errors import (
     MissingCheckpointError,
     MissingLibraryError,
 )
+from mizzen.checkpoint.lost_records import repair
 from mizzen.checkpoint.manifest import Manifest, Part
 from mizzen.checkpoint.reader import Skipped
 from mizzen.checkpoint.root_view import Checkpoints, Problem, open_checkpoints
+from mizzen.checkpoint.roots import open_root
 from mizzen.cli import formats
 from mizzen.cli.exits import Exit
 from mizzen.cli.plain.export import export
@@ -173,6 +175,21 @@ def _export(given: Namespace) -> int:
     return Exit.OK
 
 
+def _repair(given: Namespace) -> int:
+    with _failing():
+        try:
+            found = repair(open_root(given.uri), dry_run=given.dry_run)
+        except ValueError as error:
+            raise UsageError(f"Invalid value for 'URI': {error}") from error
+    for name, reason in found.damaged:
+        say(f"{name}: its record cannot be rebuilt: {reason}")
+    if not found.rebuilt:
+        say("no record was rebuilt")
+    items = [{**_summary(manifest), **_judgement(())} for manifest in found.rebuilt]
+    emit_list(given, items, _LS, name=lambda item: str(item["name"]))
+    return Exit.DAMAGED if found.damaged else Exit.OK
+
+
 def _say_records(found: Checkpoints) -> None:
     for record in found.damaged_records():
         say(f"{found.root}: {record.name} is damaged: {record.reason}")
@@ -259,8 +276,8 @@ def checkpoint() -> Parser:
     """Return the parser of the group of commands."""
     parser = Parser(
         prog="mizzen checkpoint",
-        description="List, check and export checkpoints.\n\n"
-        "These commands only read; a training may save to the same root meanwhile.",
+        description="List, check, export and repair checkpoints.\n\n"
+        "All commands except repair only read; a training may save to the same root meanwhile.",
     )
     add = parser.commands()
     ls = add("ls", "List the checkpoints of a root.")
@@ -272,8 +289,16 @@ def checkpoint() -> Parser:
         "The files are named part-model.safetensors and so on. Each file is verified before it gets its name. If\n"
         "several ranks saved, the parts of single ranks are in folders rank-0000, rank-0001, ...",
     )
+    mend = add(
+        "repair",
+        "Rebuild lost records of checkpoints from their parts.\n\n"
+        "Reads the parts, and writes the record of each checkpoint whose parts are all intact. Prints them.\n"
+        "A training that saves to the root meanwhile is stopped by its next save. Nothing is removed.\n\n"
+        "Exit code 0: no checkpoint is lost; 8: the records of some cannot be rebuilt.",
+    )
+    mend.add_argument("--dry-run", action="store_true", help="Write nothing; only print what would be rebuilt.")
     uri = "Root of the checkpoints: a path, or a URI that starts with file://, s3:// or gs://."
-    for one in (ls, show, verify, write):
+    for one in (ls, show, verify, write, mend):
         one.add_argument("uri", metavar="URI", help=uri)
     write.add_argument("dest", metavar="DEST", help="The target folder. It must be empty or not exist.")
     newest = "Use the newest checkpoint of this step. Default: the newest checkpoint."
@@ -283,6 +308,6 @@ def checkpoint() -> Parser:
     verify.add_argument("--all", action="store_true", help=every)
     own = "Export only the parts that this rank loads: its own parts and the parts of all ranks."
     write.add_argument("--rank", type=whole(0), metavar="RANK", help=own)
-    for one, command in ((ls, _ls), (show, _show), (verify, _verify), (write, _export)):
+    for one, command in ((ls, _ls), (show, _show), (verify, _verify), (write, _export), (mend, _repair)):
         one.runs(command)
     return parser

@@ -1,0 +1,32 @@
+"""Creates the application of the API process: the API, and the console at `/console`."""
+
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+
+from api import app as api_app
+from console import changes, fleet_pages, list_pages, logins, overview, pages, queue_page, workload_pages
+from console.cookies import BrowserLogins, Signer
+from infra.config.settings import Settings
+
+_ROUTERS = (
+    logins.router, changes.router, overview.router, queue_page.router, workload_pages.router, fleet_pages.router,
+    list_pages.router, pages.router,
+)  # fmt: skip
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Creates the API with the console (`api.app.create_app`).
+
+    Raises:
+        ConfigurationError: the settings contain no database URL.
+    """
+    app = api_app.create_app(settings)
+    app.state.console = Signer(settings.master_key_path)
+    static = Mount(f"{pages.TOP}/static", StaticFiles(directory=Path(__file__).parent / "static"))
+    app.router.routes += [static, *(route for router in _ROUTERS for route in router.routes)]
+    pages.install(app)
+    app.add_middleware(BrowserLogins, logins=app.state.mizzen.logins, signer=app.state.console)
+    return app

@@ -1,0 +1,131 @@
+"""The fleet: regions, the map and the machines of a region, one machine, and the forms that cordon and drain it."""
+
+import re
+from typing import Annotated, Literal
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+from fastapi import Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from api.auth import Caller, Operator, Role, Viewer
+from api.fleet import machines
+from api.fleet.machines import CordonBody, get_machine, list_machines
+from api.fleet.regions import get_region
+from api.fleet.slots import slots_by_region, slots_of_machines, slots_of_tenants
+from api.people.tenants import list_tenants
+from api.problems import not_found
+from api.routing import Router
+from api.state import ApiState, StateOf
+from console.cookies import Form
+from console.fleet_picture import COLOURS, TENANT_COLOURS, Grid, RegionMap, RegionMaps, SlotUse, grid_of, uses_of
+from console.pages import TOP, page
+
+router = Router(prefix=TOP, include_in_schema=False)
+_ROWS = 50
+_PATH = "/machines/{region}/{cluster}/{machine}"
+_POINT = re.compile(r"([0-9]{1,5}),([0-9]{1,5})")
+_LABELS = {
+    SlotUse.FREE: "free", SlotUse.HELD: "held", SlotUse.PROMISED: "promised", SlotUse.WITHHELD: "with its owner",
+    SlotUse.CLOSED: "free, cordoned", SlotUse.LOST: "machine does not answer",
+}  # fmt: skip
+Subject = Literal["state", "tenant"]
+_pictures = RegionMaps()
+
+
+@router.get("/fleet")
+def show_regions(request: Request, state: StateOf, _: Viewer) -> Response:
+    """Shows the regions."""
+    with state.transaction() as session:
+        regions = slots_by_region(session)
+    return page(request, "regions.html", regions=regions)
+
+
+@router.get("/fleet/{region}")
+def show_region(
+    request: Request,
+    region: str,
+    state: StateOf,
+    caller: Viewer,
+    by: Subject = "state",
+    cursor: Annotated[str, Query(max_length=300)] = "",
+) -> Response:
+    """Shows the map of a region, and a page of its machines behind `cursor`."""
+    found = list_machines(state, caller, region, None, _ROWS, cursor or None)
+    if not found.items and not cursor:
+        get_region(region, state, caller)
+    tenants = _tenants(state, caller) if by == "tenant" else []
+    legend = [(COLOURS[use], label) for use, label in _LABELS.items() if not (tenants and use is SlotUse.HELD)]
+    if caller.tenant is not None:
+        legend.insert(1, (COLOURS[SlotUse.OWN], f"held by {caller.tenant}"))
+    legend += [(TENANT_COLOURS[n % len(TENANT_COLOURS)], name) for n, name in enumerate(tenants)]
+    shown = None if cursor else _map(state, caller, region, by)
+    return page(
+        request, "region.html", region=region, found=found, by=by, cursor=cursor, legend=legend, map=shown
+    )  # fmt: skip
+
+
+@router.get("/fleet/{region}/map.png")
+def show_map(request: Request, region: str, state: StateOf, caller: Viewer, by: Subject = "state") -> Response:
+    """Returns the map of a region: 304 if the browser has this version."""
+    found = _map(state, caller, region, by)
+    headers = {"ETag": found.etag, "Cache-Control": "private, no-cache", "Vary": "Cookie"}
+    if request.headers.get("if-none-match") == found.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(found.png, media_type="image/png", headers=headers)
+
+
+def _map(state: ApiState, caller: Caller, region: str, by: Subject) -> RegionMap:
+    by = "state" if caller.tenant is not None else by
+    return _pictures.get((region, caller.tenant, by), lambda: _slots(state, caller, region, by))
+
+
+def _tenants(state: ApiState, caller: Caller) -> list[str]:
+    return [] if caller.tenant is not None else [one.name for one in list_tenants(state, caller).items]
+
+
+def _slots(state: ApiState, caller: Caller, region: str, by: str) -> tuple[Grid, npt.NDArray[np.uint8]]:
+    tenants = _tenants(state, caller) if by == "tenant" else []
+    with state.transaction() as session:
+        rows = slots_of_machines(session, region)
+        has_owners = by == "tenant" or caller.tenant is not None
+        own = slots_of_tenants(session, region, caller.tenant) if has_owners else {}
+    return grid_of(rows), uses_of(rows, own, tenants)
+
+
+@router.get("/fleet/{region}/at")
+def find_on_map(request: Request, region: str, state: StateOf, _: Viewer) -> Response:
+    """Goes to the machine at the point of the map that was clicked, which the browser sends as `?x,y`."""
+    point = _POINT.fullmatch(request.url.query)
+    with state.transaction() as session:
+        rows = slots_of_machines(session, region)
+    machine = None if point is None else grid_of(rows).machine_at(int(point[1]), int(point[2]))
+    return RedirectResponse(f"{TOP}/fleet/{quote(region)}" if machine is None else f"{TOP}/machines/{machine}", 303)
+
+
+@router.get(_PATH)
+def show_machine(request: Request, region: str, cluster: str, machine: str, state: StateOf, caller: Viewer) -> Response:
+    """Shows one machine."""
+    found = get_machine(region, cluster, machine, state, caller)
+    return page(request, "machine.html", machine=found, may_change=caller.may(Role.OPERATOR))
+
+
+@router.post(_PATH + "/{action}")
+def change_machine(
+    region: str, cluster: str, machine: str, action: str, state: StateOf, caller: Operator, form: Form
+) -> Response:
+    """Cordons or drains a machine, or ends that."""
+    note = CordonBody(reason=form.get("reason", "").strip()[:200] or None)
+    match action:
+        case "cordon":
+            machines.cordon(region, cluster, machine, state, caller, note)
+        case "uncordon":
+            machines.uncordon(region, cluster, machine, state, caller)
+        case "drain":
+            machines.drain(region, cluster, machine, state, caller, note)
+        case "undrain":
+            machines.undrain(region, cluster, machine, state, caller)
+        case _:
+            raise not_found("action", action)
+    return RedirectResponse(f"{TOP}/machines/{quote(f'{region}/{cluster}/{machine}')}", 303)

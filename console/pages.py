@@ -1,0 +1,104 @@
+"""Renders pages from templates. An open page gets the changing part of itself again, in place of the whole page."""
+
+import hashlib
+import json
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from api.auth import caller_of, is_below
+from api.problems import MEDIA_TYPE, HttpProblem, not_found
+from api.routing import Router
+from domain.units import format_duration
+from domain.version import VERSION
+
+TOP = "/console"
+LOGIN = f"{TOP}/login"
+CSRF = "mizzen.console-csrf"
+"""Where a request's scope has what the forms of its login must carry (`console.cookies`)."""
+CSRF_FIELD = "csrf"
+_PART = "hx-request"
+"""Header of the script's requests for the changing part of a page."""
+_templates = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
+    auto_reload=False, trim_blocks=True, lstrip_blocks=True,
+)  # fmt: skip
+router = Router(prefix=TOP, include_in_schema=False)
+
+
+def _when(at: datetime | None) -> str:
+    return "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _ago(at: datetime | None) -> str:
+    return "" if at is None else format_duration(max(0.0, (datetime.now(UTC) - at).total_seconds()))
+
+
+_templates.filters |= {
+    "when": _when,
+    "ago": _ago,
+    "duration": lambda seconds: "" if seconds is None else format_duration(max(0.0, seconds)),
+}
+_templates.globals |= {"top": TOP, "version": VERSION, "csrf_field": CSRF_FIELD}
+
+
+def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
+    """Returns a page, or its changing part if the script has asked for it: 304 if the browser has this version."""
+    is_part = _PART in request.headers
+    text = _templates.get_template(template).render(
+        is_part=is_part, caller=caller_of(request.scope), path=request.url.path, csrf=request.scope.get(CSRF, ""),
+        here=f"{request.url.path}?{request.url.query}".rstrip("?"), **values,
+    )  # fmt: skip
+    if not is_part:
+        return HTMLResponse(text, status)
+    etag = f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
+    headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Vary": "HX-Request, Cookie"}
+    if request.headers.get("if-none-match") == etag:
+        return Response(status_code=304, headers=headers)
+    return HTMLResponse(text, status, headers)
+
+
+def problem_page(problem: HttpProblem) -> Response:
+    """Returns the page of an error."""
+    body = problem.to_json()
+    return _problem(body, {name: str(value) for name, value in (problem.headers or {}).items()})
+
+
+def _problem(body: dict[str, Any], headers: dict[str, str]) -> Response:
+    text = _templates.get_template("problem.html").render(
+        is_part=False, caller=None, path="", csrf="", here=TOP, problem=body
+    )  # fmt: skip
+    return HTMLResponse(text, body["status"], headers)
+
+
+def install(app: FastAPI) -> None:
+    """Makes the errors of requests under `/console` pages. Call it after `api.problems.install`."""
+    for kind, handler in list(app.exception_handlers.items()):
+        app.add_exception_handler(kind, partial(_in_page, handler))  # type: ignore[arg-type]
+
+
+async def _in_page(
+    handler: Callable[[Request, Exception], Awaitable[Response]], request: Request, error: Exception
+) -> Response:
+    response = await handler(request, error)
+    if response.media_type != MEDIA_TYPE or not is_below(request.url.path, TOP):
+        return response
+    if response.status_code != 401:
+        return _problem(json.loads(bytes(response.body)), {})
+    if _PART in request.headers:
+        return Response(status_code=204, headers={"HX-Redirect": LOGIN})
+    wanted = f"{request.url.path}?{request.url.query}".rstrip("?") if request.method == "GET" else TOP
+    return RedirectResponse(f"{LOGIN}?next={quote(wanted, safe='')}", 303)
+
+
+@router.get("/{path:path}")
+def no_page(path: str) -> Response:
+    """Every other page: there is none."""
+    raise not_found("page", f"{TOP}/{path}")

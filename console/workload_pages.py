@@ -1,0 +1,198 @@
+"""Workloads: a list with filters, one workload, its logs, and the forms that change it."""
+
+from functools import partial
+from typing import Annotated, Any
+
+import yaml
+from fastapi import Query, Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.concurrency import run_in_threadpool
+
+from api.auth import Operator, Role, Submitter, Viewer
+from api.problems import HttpProblem, invalid
+from api.routing import Router
+from api.state import StateOf
+from api.streams.events import newest_events
+from api.streams.log_choice import LogQuery
+from api.streams.logs import logs
+from api.workloads import actions
+from api.workloads.queue import why
+from api.workloads.routes import get_workload, list_attempts, list_workloads
+from api.workloads.submission import submit
+from api.workloads.victims import victims_of
+from console.cookies import Form
+from console.pages import TOP, page
+from console.timeline import timeline
+from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
+from domain.priority import LOWEST_LEVEL
+
+router = Router(prefix=TOP, include_in_schema=False)
+_ROWS = 50
+_EVENTS = 50
+_LOG_LINES = 500
+_LOG_BYTES = 1 << 18
+_EXAMPLE = """version: 1
+name: hello
+tenant: {tenant}
+jobs:
+  - name: trainer
+    tasks: 2
+    resources: {{accelerators: "gpu:1", cpus: 1, memory: 256MiB}}
+    run: echo "rank $RANK of $WORLD_SIZE meets the others at $MASTER_ADDR:$MASTER_PORT"
+"""
+Filter = Annotated[str, Query(max_length=300)]
+
+
+def _url(id_: str) -> str:
+    return f"{TOP}/workloads/{id_}"
+
+
+@router.get("/workloads")
+def show_workloads(
+    request: Request,
+    state: StateOf,
+    caller: Viewer,
+    phase: Annotated[str, Query(pattern=f"^({'|'.join(['', *Phase, 'held', 'blocked', 'live'])})$")] = "",
+    tenant: Filter = "",
+    name: Filter = "",
+    label: Filter = "",
+    cursor: Filter = "",
+) -> Response:
+    """Shows the workloads that match the filters, newest first."""
+    given: Any = [phase] if phase else None
+    found = list_workloads(
+        state, caller, tenant=tenant or None, phase=given, label=[label] if label else None, name=name or None,
+        limit=_ROWS, cursor=cursor or None,
+    )  # fmt: skip
+    filters = {"phase": phase, "tenant": tenant, "name": name, "label": label}
+    phases = ["live", *Phase, "held", "blocked"]
+    return page(request, "workloads.html", found=found, filters=filters, phases=phases, cursor=cursor)
+
+
+@router.get("/workloads/new")
+def show_submission(request: Request, caller: Submitter) -> Response:
+    """Shows the form that submits a document."""
+    document = _EXAMPLE.format(tenant=caller.tenant or "vision")
+    return page(request, "submit.html", document=document, problem=None)
+
+
+@router.post("/workloads/new")
+async def submit_document(request: Request, state: StateOf, caller: Submitter, form: Form) -> Response:
+    """Submits the document of the form, or shows it again with its errors."""
+    document = form.get("document", "")
+    body = document.replace("\r\n", "\n").encode()
+    try:
+        made = await state.documents.run(caller, body, partial(submit, state, caller, "application/yaml", body, None))
+    except HttpProblem as problem:
+        return page(
+            request, "submit.html", status=problem.status_code, document=document, problem=problem.to_json()
+        )  # fmt: skip
+    return RedirectResponse(_url(made.id), 303)
+
+
+@router.get("/workloads/{id}")
+def show_workload(request: Request, id: str, state: StateOf, caller: Viewer) -> Response:
+    """Shows one workload: why it is where it is, its phases over time, its progress, document and events."""
+    found = get_workload(id, state, caller)
+    attempts = list_attempts(id, state, caller, _ROWS, str(max(0, found.attempt - _ROWS))).items
+    with state.transaction() as session:
+        events = newest_events(session, caller, found.id, _EVENTS)
+        victims = victims_of(session, caller, found.id, _ROWS)
+    return page(
+        request, "workload.html", workload=found, why=why(id, state, caller), attempts=attempts,
+        chart=timeline(found, attempts), events=events, victims=victims,
+        document=yaml.safe_dump(found.spec, sort_keys=False),
+        may=_may(found.phase, found.held_by, caller.may(Role.SUBMITTER), caller.may(Role.OPERATOR)),
+        levels=range(found.level + 1, LOWEST_LEVEL + 1),
+    )  # fmt: skip
+
+
+def _may(phase: Phase, held_by: str | None, is_submitter: bool, is_operator: bool) -> set[str]:
+    """Returns the actions that the page offers. The API checks each of them again."""
+    if not is_submitter:
+        return set()
+    may = {"clone"}
+    if phase not in TERMINAL_PHASES:
+        may |= {"cancel", "lower"}
+    if phase in QUEUED_PHASES:
+        may.add("hold" if held_by is None else "release")
+    if phase in PLACED_PHASES and is_operator:
+        may.add("preempt")
+    return may
+
+
+@router.get("/workloads/{id}/clone")
+def clone(request: Request, id: str, state: StateOf, caller: Submitter) -> Response:
+    """Shows the form that submits a document, with the document of a workload."""
+    document = yaml.safe_dump(get_workload(id, state, caller).spec, sort_keys=False)
+    return page(request, "submit.html", document=document, problem=None)
+
+
+@router.post("/workloads/{id}/cancel")
+def cancel(id: str, state: StateOf, caller: Submitter, _: Form) -> Response:
+    """Cancels a workload."""
+    return RedirectResponse(_url(actions.cancel(id, state, caller, None).id), 303)
+
+
+@router.post("/workloads/{id}/hold")
+def hold(id: str, state: StateOf, caller: Submitter, _: Form) -> Response:
+    """Holds a workload in the queue."""
+    return RedirectResponse(_url(actions.hold(id, state, caller).id), 303)
+
+
+@router.post("/workloads/{id}/release")
+def release(id: str, state: StateOf, caller: Submitter, _: Form) -> Response:
+    """Ends the hold of a workload."""
+    return RedirectResponse(_url(actions.release(id, state, caller).id), 303)
+
+
+@router.post("/workloads/{id}/preempt")
+def preempt(id: str, state: StateOf, caller: Operator, _: Form) -> Response:
+    """Preempts a workload."""
+    return RedirectResponse(_url(actions.preempt(id, state, caller).id), 303)
+
+
+@router.post("/workloads/{id}/lower")
+def lower(id: str, state: StateOf, caller: Submitter, form: Form) -> Response:
+    """Lowers the priority of a workload."""
+    level = form.get("level", "")
+    if not (level.isascii() and level.isdigit() and 1 <= int(level[:3]) <= LOWEST_LEVEL):
+        raise invalid("level", f"must be a level from 1 to {LOWEST_LEVEL}", level)
+    return RedirectResponse(_url(actions.change(id, actions.WorkloadChange(level=int(level)), state, caller).id), 303)
+
+
+@router.post("/workloads/{id}/retry")
+async def retry(id: str, state: StateOf, caller: Submitter, _: Form) -> Response:
+    """Submits the document of a workload again."""
+    found = await run_in_threadpool(get_workload, id, state, caller)
+    body = yaml.safe_dump(found.spec, sort_keys=False).encode()
+    made = await state.documents.run(caller, body, partial(submit, state, caller, "application/yaml", body, None))
+    return RedirectResponse(_url(made.id), 303)
+
+
+@router.get("/workloads/{id}/logs")
+async def show_logs(
+    request: Request,
+    id: str,
+    state: StateOf,
+    caller: Viewer,
+    job: Filter = "",
+    task: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = "",
+    attempt: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = "",
+    contains: Filter = "",
+) -> Response:
+    """Shows the last lines of the logs of a workload's tasks, all or those that contain a text."""
+    workload = await run_in_threadpool(get_workload, id, state, caller)
+    query = LogQuery(
+        job=job or None, task=int(task) if task else None, attempt=int(attempt) if attempt else None,
+        contains=contains or None, tail=_LOG_LINES,
+    )  # fmt: skip
+    stream = await logs(id, state, caller, query)
+    content, is_all = await stream.read(_LOG_BYTES)
+    filters = {"job": job, "task": task, "attempt": attempt, "contains": contains}
+    return await run_in_threadpool(
+        partial(
+            page, request, "logs.html", workload=workload, text=content.decode("utf-8", "replace"), is_all=is_all,
+            filters=filters, lines=_LOG_LINES, kib=_LOG_BYTES >> 10,
+        )
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""Warns if a training accumulates gradients over a checkpoint, because a checkpoint has no gradients."""
+
+import warnings
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from mizzen.checkpoint.errors import CheckpointWarning
+from mizzen.checkpoint.tensors import loaded
+
+_MOST = 32
+"""Parameters of a module that are looked at: all have a gradient, or none has."""
+
+
+class GradientWatch:
+    """Watches one gradient that exists at a capture: if the next backward pass adds to it, warns once.
+
+    A gradient that is only left over, because the script clears it before the next backward pass, is no reason to warn.
+    """
+
+    def __init__(self) -> None:
+        self._hook: Any = None
+        self._told = False
+
+    def captured(self, step: int, objects: Mapping[str, Any]) -> None:
+        """Look for a gradient in the torch modules among `objects`, whose state at `step` was just captured."""
+        torch = loaded("torch")
+        if torch is None or self._told:
+            return
+        self._forget()
+        for name, module in objects.items():
+            for tensor in islice(module.parameters(), _MOST) if isinstance(module, torch.nn.Module) else ():
+                if tensor.grad is not None and tensor.requires_grad and tensor.grad.any():
+                    self._hook = tensor.register_hook(
+                        lambda _, tensor=tensor, name=name: self._added(tensor, name, step)
+                    )
+                    return
+
+    def _added(self, tensor: Any, name: str, step: int) -> None:
+        self._forget()
+        if tensor.grad is not None and tensor.grad.any():
+            self._told = True
+            message = (
+                f"part {name!r}: the training adds to gradients that were there at step {step}, but a checkpoint has "
+                "no gradients: a training that resumes there differs. Call step() only after the gradients are cleared "
+                "(zero_grad)"
+            )
+            warnings.warn(message, CheckpointWarning, stacklevel=2)
+
+    def _forget(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None

@@ -1,0 +1,189 @@
+"""Loads the file of a torch module into the live module, without `load_state_dict`.
+
+This is possible if the file begins like the file that a save of the module would write now: it then has the same names,
+types and shapes. The load only copies bytes, so no error of the module can leave it partly loaded, and a large module
+can be read in place, without a second copy in memory. A module with hooks or a load method of its own has no layout.
+"""
+
+import ctypes
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from mizzen.checkpoint import parts, tensorfile, trees
+from mizzen.checkpoint.tensors import WIDTHS, live_memory, loaded, plain_types
+
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True)
+class ModuleLayout:
+    """The tensors of a live torch module, and the head of the file that a save of the module would write now."""
+
+    head: bytes
+    """The file up to the tensors."""
+    tensors: list[Any]
+    """The live tensors, in file order."""
+    size_bytes: int
+    """Size of the whole file."""
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether all tensors are in the memory of the CPU."""
+        return all(tensor.is_cpu for tensor in self.tensors)
+
+    def places(self) -> list[memoryview]:
+        """Return the memory of the tensors, in file order. They must be in the memory of the CPU."""
+        return [live_memory(tensor) if tensor.nbytes else memoryview(b"") for tensor in self.tensors]
+
+    def fill(self, content: memoryview) -> None:
+        """Copy the tensors from the content of the file."""
+        torch = loaded("torch")
+        kind = torch.Tensor
+        start = ctypes.addressof(ctypes.c_char.from_buffer(content))
+        low = len(self.head)
+        # `map` is faster than attributes in the loop: there may be ten thousand tensors.
+        facts = [map(fact, self.tensors) for fact in (kind.nbytes.__get__, kind.is_cpu.__get__, kind.data_ptr)]
+        for tensor, size_bytes, is_cpu, pointer in zip(self.tensors, *facts, strict=True):
+            if is_cpu:
+                ctypes.memmove(pointer, start + low, size_bytes)
+            elif size_bytes:
+                source = torch.frombuffer(content[low : low + size_bytes], dtype=torch.uint8)
+                tensor.copy_(source.view(tensor.dtype).view(tensor.shape))
+            low += size_bytes
+
+
+def module_state(module: Any) -> Any:
+    """Return the `state_dict` of a torch module, in a third of the time if the module does nothing of its own."""
+    torch = loaded("torch")
+    plain = torch.nn.Module
+    own = _own_tensors(module, torch) if isinstance(module, plain) else None
+    if own is None:
+        return module.state_dict()
+    kinds = {type(inner) for inner in module.modules()}
+    if any((kind.state_dict, kind.get_extra_state) != (plain.state_dict, plain.get_extra_state) for kind in kinds):
+        return module.state_dict()
+    state: Any = OrderedDict(own)
+    inner = module.named_modules(remove_duplicate=False)
+    state._metadata = OrderedDict((name, {"version": one._version}) for name, one in inner)
+    return state
+
+
+def quick_layout(part: str, module: Any, state: Any) -> ModuleLayout | None:
+    """Return what `module_layout` returns for most modules, in a tenth of the time; None: unknown.
+
+    `state` is the `state_dict` of the module. Flattening it would take longer than reading the file.
+    """
+    torch = loaded("torch")
+    if torch is None or not isinstance(module, torch.nn.Module) or type(state) is not OrderedDict or len(state) < 2:
+        return None
+    own = _own_tensors(module, torch)
+    keys, values = list(state), list(state.values())
+    plain = all(map(_is_plain_key, keys)) and {torch.Tensor, torch.nn.Parameter}.issuperset(map(type, values))
+    if own is None or not plain or list(own) != keys:
+        return None
+    kind, tags = torch.Tensor, [plain_types(torch).get(tensor.dtype) for tensor in values]
+    try:
+        places = list(map(kind.data_ptr, values))
+        if places != list(map(kind.data_ptr, own.values())) or not all(tags) or not all(places):
+            return None
+        if any(map(kind.is_neg, values)) or not all(map(kind.is_contiguous, values)):
+            return None
+    except RuntimeError:  # A tensor has no memory of its own, for example because it is sparse.
+        return None
+    if not all(map(kind.is_cpu.__get__, values)) or _overlap(values):
+        return None
+    tree = ",".join([f'"{key}":{{"$torch":"{key}"}}' for key in keys])
+    versions = getattr(state, "_metadata", None)
+    text = f"{{{tree}}}"
+    if isinstance(versions, Mapping):
+        text = f'{{"$state_dict":[{text},{trees.flatten(part, versions).text}]}}'
+    order = sorted(zip([-WIDTHS[str(tag)] for tag in tags], keys, tags, values, strict=True), key=lambda one: one[:2])
+    tensors = [one[3] for one in order]
+    entries: list[str] = []
+    shapes: dict[Any, str] = {}
+    low = 0
+    for (_, key, tag, _), shape, size in zip(
+        order, map(kind.shape.__get__, tensors), map(kind.nbytes.__get__, tensors), strict=True
+    ):
+        if shape not in shapes:
+            shapes[shape] = str(list(shape)).replace(" ", "")
+        entries.append(f'"{key}":{{"dtype":"{tag}","shape":{shapes[shape]},"data_offsets":[{low},{low + size}]}}')
+        low += size
+    head = tensorfile.head(parts.metadata(text, True), ",".join(entries))
+    return ModuleLayout(head, tensors, len(head) + low)
+
+
+def _is_plain_key(key: Any) -> bool:
+    """Return whether a key is the name of its tensor in a file, and is written to JSON unchanged."""
+    return type(key) is str and _PLAIN_KEY.fullmatch(key) is not None and key != tensorfile.METADATA
+
+
+def module_layout(module: Any, flat: trees.Flat) -> ModuleLayout | None:
+    """Return the layout of a torch module whose `state_dict` is `flat`; None if it can only load its own way."""
+    torch = loaded("torch")
+    if torch is None or not isinstance(module, torch.nn.Module):
+        return None
+    own = _own_tensors(module, torch)
+    if own is None or len(own) != len(flat.leaves):
+        return None
+    values = {name: value for name, (path, value) in flat.found.items() if len(path) == 1 and _is_own(own, path, value)}
+    order = tensorfile.in_order(flat.tensors)
+    if len(values) != len(order) or any(tensor.library != "torch" or tensor.was for _, tensor in order):
+        return None
+    tensors = [values[name] for name, _ in order]
+    if not all(tensor.is_contiguous() and not tensor.is_neg() for tensor in tensors) or _overlap(tensors):
+        return None
+    head = tensorfile.head(parts.metadata(flat.text, True), tensorfile.entries(order))
+    return ModuleLayout(head, tensors, len(head) + sum(tensor.nbytes for tensor in tensors))
+
+
+def _own_tensors(module: Any, torch: Any) -> dict[str, Any] | None:
+    """Return the parameters and buffers that `load_state_dict` only copies into; None if it may do anything else."""
+    plain, kind = torch.nn.Module, type(module)
+    if kind.load_state_dict is not plain.load_state_dict or kind.state_dict is not plain.state_dict:
+        return None
+    if not vars(module).keys().isdisjoint(("load_state_dict", "state_dict")):
+        return None  # Some libraries replace the methods of one object.
+    found: dict[str, Any] = {}
+    for name, inner in module.named_modules(remove_duplicate=False):
+        if not _is_plain(inner):
+            return None
+        prefix = f"{name}." if name else ""
+        found.update((prefix + key, tensor) for key, tensor in _entries(inner) if tensor is not None)
+    return found
+
+
+def _entries(module: Any) -> Iterator[tuple[str, Any]]:
+    yield from module._parameters.items()
+    hidden = module._non_persistent_buffers_set
+    yield from ((key, tensor) for key, tensor in module._buffers.items() if key not in hidden)
+
+
+def _is_own(own: dict[str, Any], path: tuple[str, ...], value: Any) -> bool:
+    tensor = own.get(path[0])
+    return tensor is not None and bool(tensor.data_ptr() == value.data_ptr())
+
+
+def _is_plain(module: Any) -> bool:
+    """Return whether a module loads with torch's own methods and without hooks."""
+    kind = type(module)
+    own = (kind._load_from_state_dict.__module__, kind._save_to_state_dict.__module__)
+    return all(name.startswith("torch.nn.") for name in own) and not (
+        module._load_state_dict_pre_hooks
+        or module._load_state_dict_post_hooks
+        or module._state_dict_hooks
+        or module._state_dict_pre_hooks
+    )
+
+
+def _overlap(tensors: list[Any]) -> bool:
+    """Return whether two tensors share memory."""
+    ranges = sorted((str(one.device), one.data_ptr(), one.nbytes) for one in tensors if one.nbytes)
+    return any(
+        device == other and start + size_bytes > low
+        for (device, start, size_bytes), (other, low, _) in pairwise(ranges)
+    )

@@ -1,0 +1,208 @@
+"""Log in, log out, and what a login is worth elsewhere."""
+
+import asyncio
+from datetime import timedelta
+
+import httpx
+import pytest
+from sqlalchemy import func, select, text, update
+
+from console.cookies import COOKIE, hash_secret
+from domain.phases import Phase
+from infra.db.console_sessions import ConsoleSession
+from infra.db.logs import Audit
+from infra.db.tenants import ApiKey
+from tests.api.world import ApiWorld
+from tests.console.conftest import Browse, browser_of
+from tests.console.forms import csrf_of
+
+
+@pytest.fixture(scope="module")
+def world(shared_world: ApiWorld) -> ApiWorld:
+    """The tests of this module share an installation, and change back what others need."""
+    return shared_world
+
+
+@pytest.fixture
+def browse(world: ApiWorld) -> Browse:
+    return browser_of(world)
+
+
+async def test_a_login_shows_pages_until_the_log_out(world: ApiWorld, browse: Browse) -> None:
+    async with browse() as client:
+        sha256 = hash_secret(client.cookies[COOKIE].partition(".")[0])
+        page = await client.get("/console/queue")
+        assert page.status_code == 200
+        assert "<h1>Queue</h1>" in page.text
+        answer = await client.post("/console/logout", data={"csrf": csrf_of(page)})
+        assert answer.status_code == 303
+        client.cookies.clear()
+        answer = await client.get("/console/queue?after=7")
+        assert answer.status_code == 303
+        assert answer.headers["location"] == "/console/login?next=%2Fconsole%2Fqueue%3Fafter%3D7"
+    with world.session() as session:
+        assert session.get(ConsoleSession, sha256) is None
+
+
+async def test_the_secret_of_a_browser_is_not_in_the_database(world: ApiWorld, browse: Browse) -> None:
+    async with browse() as client:
+        secret = client.cookies[COOKIE].partition(".")[0]
+    with world.session() as session:
+        assert session.get_one(ConsoleSession, hash_secret(secret)).key == "key-operator"
+        found = session.scalar(
+            text("select count(*) from console_session as s where position(:secret in s::text) > 0"), {"secret": secret}
+        )
+    assert found == 0
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_no_script_reads_the_cookie(world: ApiWorld, browse: Browse, scheme: str) -> None:
+    async with browse(None, scheme) as client:
+        answer = await client.post("/console/login", data={"key": world.raw_keys["operator"]})
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "Path=/console" in cookie
+    assert "SameSite=lax" in cookie
+    assert ("Secure" in cookie) == (scheme == "https")
+
+
+async def test_a_cookie_is_not_accepted_by_the_api(browse: Browse) -> None:
+    async with browse() as client:
+        cookie = {"Cookie": f"{COOKIE}={client.cookies[COOKIE]}"}
+        assert (await client.get("/console/queue", headers=cookie)).status_code == 200
+        assert (await client.get("/v1/queue", headers=cookie)).status_code == 401
+        assert (await client.get("/temporal", headers=cookie)).status_code == 401
+
+
+@pytest.mark.parametrize("damage", ["signature", "secret", "none", "swapped"])
+async def test_a_forged_cookie_is_none(browse: Browse, damage: str) -> None:
+    async with browse() as client, browse("vision") as other:
+        (secret, _, signature), theirs = client.cookies[COOKIE].partition("."), other.cookies[COOKIE]
+    forged = {
+        "signature": f"{secret}.{signature[:-1]}{'0' if signature[-1] != '0' else '1'}",
+        "secret": f"x{secret}.{signature}", "none": secret, "swapped": f"{secret}.{theirs.partition('.')[2]}",
+    }[damage]  # fmt: skip
+    async with browse(None) as client:
+        answer = await client.get("/console/queue", headers={"Cookie": f"{COOKIE}={forged}"})
+    assert answer.status_code == 303
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired key", "expired session"])
+async def test_a_key_that_ends_ends_its_logins(world: ApiWorld, browse: Browse, end: str) -> None:
+    async with browse("vision") as client:
+        assert (await client.get("/console/queue")).status_code == 200
+        past = func.now() - timedelta(seconds=1)
+        with world.session() as session:
+            if end == "expired session":
+                session.execute(update(ConsoleSession).values(expires_at=past))
+            else:
+                column = "revoked_at" if end == "revoked" else "expires_at"
+                session.execute(update(ApiKey).where(ApiKey.id == "key-vision").values({column: past}))
+        assert (await client.get("/console/queue")).status_code == 303
+        part = await client.get("/console/queue", headers={"HX-Request": "true"})
+        assert (part.status_code, part.headers["hx-redirect"]) == (204, "/console/login")
+        with world.session() as session:
+            session.execute(update(ApiKey).where(ApiKey.id == "key-vision").values(revoked_at=None, expires_at=None))
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [("mzn_unknown", "unknown or was revoked"), ("", "Enter a key"), ("machine", "requires the role viewer")],
+)
+async def test_a_login_that_is_refused(world: ApiWorld, browse: Browse, key: str, why: str) -> None:
+    async with browse(None) as client:
+        answer = await client.post("/console/login", data={"key": world.raw_keys.get(key, key)})
+    assert answer.status_code in (401, 403)
+    assert why in answer.text
+    assert "set-cookie" not in answer.headers
+
+
+async def test_failed_logins_are_in_the_audit_log(world: ApiWorld, browse: Browse) -> None:
+    async with browse(None) as client:
+        await client.post("/console/login", data={"key": "mzn_unknown"})
+    with world.session() as session:
+        failed = select(func.count()).where(Audit.action == "login.failed")
+        while not session.scalar(failed):
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "target", ["https://evil.test/", "//evil.test", "/console\\evil", "/v1/queue", "/console/queue"]
+)
+async def test_a_login_leads_only_to_the_console(world: ApiWorld, browse: Browse, target: str) -> None:
+    async with browse(None) as client:
+        answer = await client.post("/console/login", data={"key": world.raw_keys["operator"], "next": target})
+    assert answer.headers["location"] == (target if target == "/console/queue" else "/console")
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "https://evil.test"}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}]
+)
+async def test_a_form_of_another_site_is_refused(world: ApiWorld, browse: Browse, headers: dict[str, str]) -> None:
+    async with browse() as client:
+        fields = {"csrf": csrf_of(await client.get("/console/queue"))}
+        assert (await client.post("/console/logout", data=fields, headers=headers)).status_code == 403
+        assert (await client.get("/console/queue")).status_code == 200
+        answer = await client.post("/console/login", data={"key": world.raw_keys["vision"]}, headers=headers)
+        assert answer.status_code == 403
+
+
+@pytest.mark.parametrize("token", [None, "", "0" * 64, "é", "theirs"])
+async def test_a_form_without_its_token_is_refused(world: ApiWorld, browse: Browse, token: str | None) -> None:
+    async with browse("auditor") as other:
+        theirs = csrf_of(await other.get("/console/queue"))
+    async with browse() as client:
+        fields = {} if token is None else {"csrf": theirs if token == "theirs" else token}
+        assert (await client.post("/console/logout", data=fields)).status_code == 403
+        assert (await client.get("/console/queue")).status_code == 200
+
+
+async def test_pages_keep_scripts_of_others_away(world: ApiWorld, browse: Browse) -> None:
+    world.add_workload(Phase.PENDING, name="<script>alert(1)</script>")
+    async with browse() as client:
+        for path in ("/console/queue", "/console/login", "/console/nothing", "/console/static/console.js"):
+            answer = await client.get(path)
+            policy = answer.headers["content-security-policy"]
+            assert policy.startswith("default-src 'none'")
+            assert "unsafe" not in policy
+            assert answer.headers["x-frame-options"] == "DENY"
+            assert "<script>alert" not in answer.text
+            assert " style=" not in answer.text
+        assert "&lt;script&gt;alert" in (await client.get("/console/queue")).text
+
+
+async def test_a_part_of_a_page_is_sent_once(world: ApiWorld, browse: Browse) -> None:
+    headers = {"HX-Request": "true"}
+    async with browse("speech") as client:
+        first = await client.get("/console/queue", headers=headers)
+        assert "<html" not in first.text
+        headers["If-None-Match"] = first.headers["etag"]
+        assert (await client.get("/console/queue", headers=headers)).status_code == 304
+        world.add_workload(Phase.PENDING, tenant="speech")
+        assert (await client.get("/console/queue", headers=headers)).status_code == 200
+
+
+async def test_errors_are_pages(browse: Browse) -> None:
+    async with browse("vision") as client:
+        answer = await client.get("/console/nothing")
+        assert answer.status_code == 404
+        assert answer.headers["content-type"].startswith("text/html")
+        assert (await client.get("/console/queue?after=x")).status_code == 422
+
+
+async def _events(client: httpx.AsyncClient) -> str:
+    return (await client.get("/console/changes", timeout=30)).text
+
+
+async def test_the_stream_ends_with_the_login(world: ApiWorld, browse: Browse) -> None:
+    async with browse("vision") as client, asyncio.TaskGroup() as group:
+        page = await client.get("/console/queue")
+        reading = group.create_task(_events(client))
+        await asyncio.sleep(0.5)
+        world.set_phase(world.add_workload(Phase.PENDING), Phase.CANCELLED)
+        world.set_phase(world.add_workload(Phase.PENDING, tenant="speech"), Phase.CANCELLED)
+        await asyncio.sleep(2)
+        await client.post("/console/logout", data={"csrf": csrf_of(page)})
+        told = await reading
+    assert told.count("event: changed") == 1
+    assert told.endswith("event: ended\ndata:\n\n")

@@ -1,0 +1,230 @@
+"""Roots that have lost records: no silent start from nothing, no part removed, and the records are rebuilt."""
+
+import json
+import random
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mizzen.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    MissingCheckpointError,
+    StaleAttemptError,
+    list_committed,
+    open_checkpoints,
+)
+from mizzen.checkpoint.lost_records import repair
+from mizzen.checkpoint.roots import open_root
+from mizzen.cli.plain.runner import run
+from tests.depth import examples
+
+LOST = "parts of checkpoints, but log/ has no usable record of them.*mizzen checkpoint repair"
+
+
+def state(step: int) -> dict[str, Any]:
+    """Returns a state with a part that never changes."""
+    return {"model": {"w": np.full(9, step)}, "frozen": b"same" * 100, "progress": {"step": step}}
+
+
+def saved(root: Path, steps: int = 3, **given: Any) -> None:
+    """Saves checkpoints of steps 1, 2, ... as one attempt."""
+    checkpointer = Checkpointer(root, **given)
+    for step in range(1, steps + 1):
+        checkpointer.save(step, state(step))
+
+
+def files(root: Path) -> set[Path]:
+    """Returns all files of a root."""
+    return {path for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("attempt", [None, 1, 2])
+def test_parts_without_records_are_an_error_and_stay(tmp_path: Path, attempt: int | None) -> None:
+    """However often a training starts without a log, it ends with an error, and every part stays."""
+    saved(tmp_path, attempt=1)
+    shutil.rmtree(tmp_path / "log")
+    before = files(tmp_path)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=LOST):
+            Checkpointer(tmp_path, attempt=attempt).restore()
+        with pytest.raises(CheckpointError, match=LOST):
+            Checkpointer(tmp_path, attempt=attempt).save(9, state(9))
+    with pytest.raises(MissingCheckpointError, match=LOST):
+        open_checkpoints(tmp_path)
+    assert files(tmp_path) == before
+
+    careless = Checkpointer(tmp_path, attempt=attempt, start_over=True)
+    assert careless.restore() == 0
+    careless.save(9, state(9))
+    assert careless.attempt == (attempt or 2)
+    assert before <= files(tmp_path)
+
+
+def test_a_lost_checkpoint_is_noticed_although_claims_are_left(tmp_path: Path) -> None:
+    """If only the records of checkpoints are lost, the copies beside the parts show it."""
+    saved(tmp_path)
+    claim = tmp_path / "log" / "0000000001.json"
+    assert not claim.exists(), "the newest checkpoints fence as the claim did"
+    Checkpointer(tmp_path).claim()
+    for path in (tmp_path / "log").iterdir():
+        if "checkpoint" in json.loads(path.read_text())["format"]:
+            path.unlink()
+    with pytest.raises(CheckpointError, match=LOST):
+        Checkpointer(tmp_path).restore()
+
+
+def test_the_first_save_that_was_killed_is_no_loss(tmp_path: Path) -> None:
+    """Parts that were never committed do not hinder a start; they stay until a process has loaded a checkpoint."""
+    Checkpointer(tmp_path, attempt=1)
+    left = tmp_path / "parts/a0001/step-0000000001.r0000.00000000/part-model.bin"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    second = Checkpointer(tmp_path, attempt=2)
+    assert second.load_latest() is None
+    second.save(1, state(1))
+    assert left.exists()
+    assert Checkpointer(tmp_path, attempt=3).load_latest() is not None
+    assert not left.exists()
+
+
+def test_records_are_rebuilt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`repair` writes the records of all intact checkpoints again, and fences a training that goes on."""
+    saved(tmp_path, attempt=1)
+    second = Checkpointer(tmp_path, attempt=2, keep=3)
+    assert second.load_latest() is not None
+    second.save(4, state(4))
+    expected = list_committed(tmp_path, verify=True)
+    shutil.rmtree(tmp_path / "log")
+    assert run(["checkpoint", "repair", str(tmp_path), "--dry-run", "-o", "name"]) == 0
+    assert not (tmp_path / "log").exists()
+    assert run(["checkpoint", "repair", str(tmp_path), "-o", "name"]) == 0
+    assert capsys.readouterr().out.split() == [manifest.name for manifest in expected[::-1]] * 2
+    assert list_committed(tmp_path, verify=True) == expected
+    with pytest.raises(StaleAttemptError):
+        second.save(5, state(5))
+    assert repair(open_root(tmp_path)).rebuilt == ()
+    third = Checkpointer(tmp_path)
+    found = third.load_latest()
+    assert found is not None and found.step == 4 and found.state["frozen"] == state(4)["frozen"]
+    assert third.save(5, state(5)).id.save > expected[0].id.save
+    assert third.attempt == 3
+
+
+def test_only_intact_checkpoints_are_rebuilt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint with a damaged part, or with a damaged copy of its record, is named, and the exit code is 8."""
+    saved(tmp_path, keep=3)
+    first, second, third = list_committed(tmp_path)[::-1]
+    shutil.rmtree(tmp_path / "log")
+    part = next(part for part in third.parts if part.name == "model")
+    (tmp_path / part.key).write_bytes(b"x" * part.size_bytes)
+    (tmp_path / first.copy_key).write_bytes(b"{}")
+    assert run(["checkpoint", "repair", str(tmp_path), "-o", "name"]) == 8
+    told = capsys.readouterr()
+    assert told.out.split() == [second.name]
+    assert "part-model.safetensors does not match its checksum" in told.err and "cannot be read" in told.err
+    assert [manifest.step for manifest in list_committed(tmp_path, verify=True)] == [2]
+
+
+def test_a_copy_that_a_kill_has_prevented_is_written_at_the_next_start(tmp_path: Path) -> None:
+    """A process that loads a checkpoint whose record has no copy writes the copy."""
+    saved(tmp_path, attempt=1)
+    newest = list_committed(tmp_path)[0]
+    (tmp_path / newest.copy_key).unlink()
+    Checkpointer(tmp_path, attempt=2).load_latest()
+    shutil.rmtree(tmp_path / "log")
+    assert repair(open_root(tmp_path)).rebuilt[-1] == newest
+
+
+def test_parts_are_kept_if_all_records_are_damaged(tmp_path: Path) -> None:
+    """A new attempt that cannot read any record removes no part, so the records can be rebuilt."""
+    saved(tmp_path, attempt=1)
+    newest = list_committed(tmp_path)[0]
+    for path in (tmp_path / "log").iterdir():
+        path.write_bytes(b"?")
+    before = files(tmp_path / "parts")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match=LOST):
+                Checkpointer(tmp_path, attempt=2).restore()
+    assert files(tmp_path / "parts") == before
+    assert repair(open_root(tmp_path)).rebuilt[-1] == newest
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = Checkpointer(tmp_path, attempt=3).load_latest()
+    assert found is not None and found.step == 3
+
+
+def damage(chance: random.Random, roots: list[Path]) -> None:
+    """Loses the log, the parts, or single files of one or several roots; or flips bits in files."""
+    for root in chance.sample(roots, chance.randint(1, len(roots))):
+        kind = chance.choice(("log", "parts", "both", "files", "bits"))
+        for folder in {"log": ["log"], "parts": ["parts"], "both": ["log", "parts"]}.get(kind, ()):
+            shutil.rmtree(root / folder, ignore_errors=True)
+        found = sorted(files(root))
+        for path in chance.sample(found, chance.randint(0, len(found))) if kind in ("files", "bits") else ():
+            raw = bytearray(path.read_bytes())
+            if kind == "files" or not raw:
+                path.unlink()
+            else:
+                raw[chance.randrange(len(raw))] ^= 1 << chance.randrange(8)
+                path.write_bytes(raw)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("block", range(10))
+def test_no_damage_makes_a_wrong_a_silent_or_a_last_start(tmp_path: Path, block: int) -> None:
+    """1,000 damaged trees, of one or two roots: each start loads a saved state exactly, or changes nothing.
+
+    It starts from nothing only if no root has a file left. After an error no part is gone, and after the removals of
+    two starts, a checkpoint that could be loaded still can be.
+    """
+    for seed in range(block, examples(1000), 10):
+        chance = random.Random(seed)
+        folder = tmp_path / str(seed)
+        near = folder / "near" if chance.random() < 0.4 else None
+        far = folder / "far"
+        states: dict[int, bytes] = {}
+        step = 0
+        for attempt in range(1, chance.randint(2, 4)):
+            saver = Checkpointer(far, local=near, attempt=attempt, keep=chance.randint(1, 3))
+            assert (saver.load_latest() is not None) == bool(step)
+            for _ in range(chance.randint(1, 3)):
+                step += 1
+                states[step] = chance.randbytes(20)
+                saver.save(step, {"table": {"w": np.frombuffer(states[step], np.uint8), "frozen": [1, 2]},
+                                  "rng": saver._tracked.capture(step)["rng"], "progress": {"step": step}})  # fmt: skip
+        roots = [root for root in (near, far) if root is not None]
+        damage(chance, roots)
+        left = any(files(root / "parts") or files(root / "log") for root in roots)
+        parts = {path for root in roots for path in files(root / "parts")}
+        attempt_given = chance.choice((None, attempt + 1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            before: int | None = None
+            for _ in range(3):
+                table: dict[str, Any] = {"w": np.zeros(20, np.uint8), "frozen": [0]}
+                held = table["w"]
+                try:
+                    starter = Checkpointer(far, local=near, attempt=attempt_given)
+                    starter.track(table=table)
+                    found = starter.restore()
+                except CheckpointError:
+                    found = None
+                    assert all(path.exists() for path in parts), f"seed {seed}: parts were removed"
+                    assert held is table["w"] and not held.any() and table["frozen"] == [0], f"seed {seed}"
+                if found:
+                    assert held.tobytes() == states[found] and table["frozen"] == [1, 2], f"seed {seed}"
+                    starter.claim()
+                elif found == 0:
+                    assert not left, f"seed {seed}: a silent start"
+                    break
+                assert before is None or found == before, f"seed {seed}: {before} could be loaded, and then {found}"
+                before = found
+                attempt_given = None if attempt_given is None else attempt_given + 1
+        shutil.rmtree(folder)
