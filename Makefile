@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo test test-all test-failed test-console test-isolation test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults test test-all test-failed test-console test-isolation test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 
@@ -57,6 +57,11 @@ demo-lending: setup
 # processes are killed: python -m rigs.demos.serving SECONDS REQUESTS_PER_S for another length. Writes serve-demo/.
 serve-demo: setup
 	@$(BIN)/python -m rigs.demos.serving $(ARGS)
+
+# Replicas that answer 500, hang or are slow, an update, and scaling to zero and back, under load: eleven minutes;
+# ARGS="SECONDS REQUESTS_PER_S ROUNDS" for another length. Fails if a figure misses its bar.
+serve-demo-faults: setup
+	@$(BIN)/python -m rigs.demos.serving.faults $(ARGS)
 
 # In a fresh clone each of the four workers would compile all test modules, 15 s of CPU each. This target compiles them
 # once, on the core that the compilation of the loops leaves idle first. The test run reports errors in test modules.

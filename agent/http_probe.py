@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+from collections.abc import Iterable
+from math import isfinite
+from typing import NamedTuple
 from urllib.parse import quote
 
 import h11
 
-from domain.serving_spec import ProbeSpec
+from domain.serving_spec import LOAD_HEADER, ProbeSpec
 
 _CHUNK_BYTES = 16 << 10
 _RESPONSE_BYTES = 128 << 10
@@ -16,15 +19,24 @@ _WORDS = 200
 """Maximum length of an error."""
 
 
-async def probe(address: str, port: int, spec: ProbeSpec) -> str | None:
-    """Sends the request of a probe; returns None if the task is ready, else why not, in at most 200 characters.
+class ProbeResult(NamedTuple):
+    """The result of one probe."""
+
+    error: str | None
+    """Why the task is not ready, in at most 200 characters; None: it is ready."""
+    load: float | None = None
+    """The load that a ready task reports in the header `LOAD_HEADER`; None: it reports none."""
+
+
+async def probe(address: str, port: int, spec: ProbeSpec) -> ProbeResult:
+    """Sends the request of a probe.
 
     A status of 2xx or 3xx means ready; redirects are not followed. The error has no text from the response, and of the
     request only the path: both may contain secrets.
     """
     try:
         async with asyncio.timeout(spec.timeout_s):
-            status = await _ask(address, port, spec)
+            status, load = await _ask(address, port, spec)
     except TimeoutError:
         problem = f"no complete response within {spec.timeout_s:g} s"
     except h11.LocalProtocolError:
@@ -36,17 +48,17 @@ async def probe(address: str, port: int, spec: ProbeSpec) -> str | None:
         problem = os.strerror(code).lower() if code is not None and code > 0 else f"cannot connect to {address}"
     else:
         if status is not None and 200 <= status < 400:
-            return None
+            return ProbeResult(None, load)
         problem = f"status {status}" if status is not None else f"its first {_RESPONSE_BYTES} bytes contain no status"
     method = "GET" if spec.body is None else "POST"
     path = spec.path.partition("?")[0]
-    return f"{method} {path[: _WORDS // 2]} on port {port}: {problem}"[:_WORDS]
+    return ProbeResult(f"{method} {path[: _WORDS // 2]} on port {port}: {problem}"[:_WORDS])
 
 
-async def _ask(address: str, port: int, spec: ProbeSpec) -> int | None:
-    """Returns the status of the response, after the response has been read to its end or to `_RESPONSE_BYTES`.
+async def _ask(address: str, port: int, spec: ProbeSpec) -> tuple[int | None, float | None]:
+    """Returns the status of the response and its load, after it has been read to its end or to `_RESPONSE_BYTES`.
 
-    Returns None if so many bytes contain no status.
+    The status is None if so many bytes contain none.
     """
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEADERS_BYTES)
     request = _request(connection, f"{address}:{port}", spec)
@@ -54,7 +66,7 @@ async def _ask(address: str, port: int, spec: ProbeSpec) -> int | None:
     try:
         writer.write(request)
         await writer.drain()
-        status = None
+        status, load = None, None
         received = 0
         while received < _RESPONSE_BYTES:
             event = connection.next_event()
@@ -63,12 +75,22 @@ async def _ask(address: str, port: int, spec: ProbeSpec) -> int | None:
                 received += len(data)
                 connection.receive_data(data)
             elif isinstance(event, h11.Response):
-                status = event.status_code
+                status, load = event.status_code, _load(event.headers)
             elif event is h11.PAUSED or isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
                 break
-        return status
+        return status, load
     finally:
         writer.transport.abort()
+
+
+def _load(headers: Iterable[tuple[bytes, bytes]]) -> float | None:
+    """Returns the load that a response reports; None: it has no such header, or no number of 0 or more in it."""
+    text = next((value for name, value in headers if name == LOAD_HEADER.lower().encode()), b"")
+    try:
+        load = float(text)
+    except ValueError:
+        return None
+    return load if isfinite(load) and load >= 0 else None
 
 
 def _request(connection: h11.Connection, host: str, spec: ProbeSpec) -> bytes:

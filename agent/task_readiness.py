@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agent import records
-from agent.http_probe import probe
+from agent.http_probe import ProbeResult, probe
 from agent.port_maps import map_port
 from agent.ports import SERVING, reserve, reserve_fixed
 from agent.state import AttemptFolder
@@ -110,11 +110,13 @@ class Readiness:
         self._interval_s = max(_FIRST_PAUSE_S, spec.interval_s)
         self._started_at_s = run.started_at_s() or time.time()
         self._state = _read(run) or _Stored(ready=False, since_s=self._started_at_s)
+        self._load: float | None = None
 
     @property
     def report(self) -> ServingReport:
         """The task's address and its readiness, for heartbeats."""
-        return ServingReport(self._address, self._port, self._state.ready, self._state.since_s, self._state.error)
+        state = self._state
+        return ServingReport(self._address, self._port, state.ready, state.since_s, state.error, self._load)
 
     @property
     def given_up(self) -> bool:
@@ -129,7 +131,8 @@ class Readiness:
         pause_s, failures = _FIRST_PAUSE_S, 0
         while not self.given_up:
             in_setup = self._in_setup()
-            error = _IN_SETUP if in_setup else await probe(self._address, self._port, self._spec)
+            result = await probe(self._address, self._port, self._spec) if not in_setup else ProbeResult(_IN_SETUP)
+            error, self._load = result
             failures = 0 if error is None else failures + 1
             ready = error is None or (self._state.ready and failures < self._spec.failures)
             if ready != self._state.ready:

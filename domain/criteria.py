@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 
+from domain.priority import LOWEST_RANK
 from domain.spread import SpreadLevel
 
 JSON_CONFIG = ConfigDict(ser_json_inf_nan="strings")
@@ -43,9 +44,11 @@ class PlanQuality:
     __pydantic_config__ = JSON_CONFIG
 
     victims_by_rank: tuple[int, ...] = _criterion(
-        About.VICTIMS, "fewer victims of rank 1, then of rank 2, and so on; rank 8 is over-quota work", (0,) * 8
+        About.VICTIMS,
+        "fewer victims of rank 1, then of rank 2, and so on; ranks above 7 are over-quota work",
+        (0,) * LOWEST_RANK,
     )
-    """Number of victims at each rank from 1 to 8. Plans with equal values have equally many victims."""
+    """Number of victims at each rank from 1 to 14. Plans with equal values have equally many victims."""
     lost_gpu_s: float = _criterion(About.VICTIMS, "less lost work: GPU seconds since the victims' checkpoints", 0.0)
     youngest_victim_started_at_s: float = _criterion(
         About.VICTIMS, "an earlier start of the most recently started victim", -inf, adds=False

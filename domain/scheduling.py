@@ -144,7 +144,7 @@ class Ranked:
 
     id: str
     rank: int
-    """1..7, or `OVER_QUOTA_RANK`."""
+    """1..7, or 8..14 if it is over-quota (`domain.priority`)."""
     level: int
     over_quota: bool
     credit: float

@@ -83,9 +83,11 @@ class ReplicaPolicySpec(_Frozen):
     """The number of replicas is fixed if this equals `min_replicas`."""
     target_qps_per_replica: float | None = None
     """Q_tar, the requests per second that one replica should get; None: it is not a criterion. Without this and the
-    next field the number of replicas is fixed."""
+    next two fields the number of replicas is fixed."""
     target_ongoing_requests: float | None = None
     """The requests in progress that one replica should have; None: it is not a criterion."""
+    target_load_per_replica: float | None = None
+    """The load that one replica should have, in the unit in which replicas report it; None: it is not a criterion."""
     upscale_delay_s: float = 300.0
     downscale_delay_s: float = 1200.0
     placer: str | None = None
@@ -93,6 +95,8 @@ class ReplicaPolicySpec(_Frozen):
     machines."""
     num_overprovision: int = 0
     """N_extra, the number of spot replicas beyond the target."""
+    outage_price_s: float | None = None
+    """What an outage may cost for `spothedge+`, in seconds of the target on demand; None: the policy's default."""
     dynamic_ondemand_fallback: bool = False
     """Whether on-demand replicas stand in for spot replicas that are not ready."""
     base_ondemand_fallback_replicas: int = 0

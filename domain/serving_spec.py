@@ -2,6 +2,9 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+LOAD_HEADER = "Mizzen-Load"
+"""The header of the probe's response in which a replica reports its load, a number of any unit, for the autoscaler."""
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")

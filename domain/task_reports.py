@@ -188,6 +188,8 @@ class ServingReport:
     """Since when the task has been ready or not ready, in seconds since the epoch."""
     error: str | None = None
     """The result of the last probe, if it failed."""
+    load: float | None = None
+    """The load that the task reported in the response to the last probe; None: none."""
 
 
 @dataclass

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from domain.compiled import compiled
+from domain.priority import LOWEST_RANK
 from gms.demand import DemandColumns, HoldingColumns
 
 F8 = npt.NDArray[np.float64]
@@ -84,10 +85,11 @@ class PendingRanks(NamedTuple):
 
 
 @compiled
-def walk_placed(placed: PlacedColumns, level: I1, quota: TenantAmounts, used: TenantAmounts) -> I1:
+def walk_placed(placed: PlacedColumns, level: I1, over: I1, quota: TenantAmounts, used: TenantAmounts) -> I1:
     """Returns the ranks of placed workloads. Each tenant's quota goes to the most important level first.
 
-    `used` receives the usage of the within-quota workloads. `quota.cpus` is -1 for no limit.
+    `over` has the over-quota rank of each level, from level 0. `used` receives the usage of the within-quota workloads.
+    `quota.cpus` is -1 for no limit.
     """
     tenant, requested_level, holding, holdings = placed
     cpus, at, gpu_type, gpus = holdings
@@ -105,7 +107,7 @@ def walk_placed(placed: PlacedColumns, level: I1, quota: TenantAmounts, used: Te
                 for k in range(at[h], at[h + 1]):
                     used_gpus[t, gpu_type[k]] += gpus[k]
             else:
-                ranks[row] = 8
+                ranks[row] = over[here]
     return ranks
 
 
@@ -156,7 +158,7 @@ def displaced(
 
 @compiled
 def walk_pending(
-    placed: PlacedColumns, placed_rank: I1, pending: PendingColumns, level: I1, terms: CreditTerms,
+    placed: PlacedColumns, placed_rank: I1, pending: PendingColumns, level: I1, over: I1, terms: CreditTerms,
     quota: TenantAmounts, total: TenantAmounts,
 ) -> PendingRanks:  # fmt: skip
     """Computes rank and credit of pending workloads.
@@ -164,8 +166,8 @@ def walk_pending(
     Within a tenant, the order of the rows is the order of descending credit, and quotas of different tenants are
     independent. One pass over all rows per level therefore checks each tenant's workloads in the order (level, credit).
     The usage that is checked against the quota is that of the tenant's placed workloads of this level and of more
-    important levels, and of its pending workloads that were already accepted. `total` is the usage of all placed
-    within-quota workloads (`walk_placed`); it is modified.
+    important levels, and of its pending workloads that were already accepted. `over` has the over-quota rank of each
+    level, from level 0. `total` is the usage of all placed within-quota workloads (`walk_placed`); it is modified.
     """
     placed_tenant, _, holding, holdings = placed
     tenant, submitted_at_s, requested_level, held, gang, demand = pending
@@ -241,10 +243,10 @@ def walk_pending(
                 if without >= 0:
                     kind = type_of[type_at[without]]
                     lacks[row], used[row], needed[row] = kind, used_gpus[t, kind], need[kind] + job_gpus[without]
-                    rank[row] = 8
+                    rank[row] = over[here]
                 elif not has_cpus:
                     lacks[row], used[row], needed[row] = types, used_cpus[t], cpus[g]
-                    rank[row] = 8
+                    rank[row] = over[here]
                 else:
                     pick_at[row] = picked
                     picked += jobs
@@ -294,7 +296,7 @@ def order_queue(rank: I1, credit: F8) -> I4:
     scale = (buckets - 1) / (high - low) if high > low else 0.0
     if not np.isfinite(scale):
         scale = 0.0  # The credits are too close together to separate: use one bucket.
-    ends = np.zeros(8 * buckets + 1, np.int32)
+    ends = np.zeros(LOWEST_RANK * buckets + 1, np.int32)
     key = np.empty(n, np.int32)
     for row in range(n):
         if rank[row]:
@@ -307,7 +309,7 @@ def order_queue(rank: I1, credit: F8) -> I4:
             out[ends[key[row]]] = row
             ends[key[row]] += 1
     start = 0
-    for k in range(8 * buckets):
+    for k in range(LOWEST_RANK * buckets):
         end = ends[k]
         if end - start > _LARGE:
             rows = out[start:end].copy()

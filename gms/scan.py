@@ -11,7 +11,7 @@ from math import fsum
 import numpy as np
 import numpy.typing as npt
 
-from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK
+from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK, over_quota_rank
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import CreditWeights, QueueSnapshot, Ranked, ScanResult, TenantState
 from gms import kernels
@@ -62,8 +62,11 @@ class Scan:
 
     def ranked(self, row: int) -> Ranked:
         """Returns the ranking of one pending workload, which must not be held."""
-        rank, over = int(self.pending.rank[row]), self.pending.rank[row] == OVER_QUOTA_RANK
-        jobs = self.queue.gangs[int(self.queue.pending.columns["wants"][row])]
+        rank = int(self.pending.rank[row])
+        over = rank >= OVER_QUOTA_RANK
+        columns = self.queue.pending.columns
+        level = max(self.queue.tenants[int(columns["tenant"][row])].level, int(columns["requested_level"][row]))
+        jobs = self.queue.gangs[int(columns["wants"][row])]
         types = tuple(job.gpu_types for job in jobs)
         if self.pending.pick_at[row] != kernels.NO_PICK:
             first = int(self.pending.pick_at[row])
@@ -72,8 +75,8 @@ class Scan:
         return Ranked(
             self.queue.pending.name(row),
             rank,
-            LOWEST_LEVEL if over else rank,
-            bool(over),
+            level,
+            over,
             float(self.pending.credit[row]),
             types,
             self._reason(row) if over else None,
@@ -117,23 +120,24 @@ class Scan:
         return ScanResult(tuple(self), placed)
 
 
-def scan(snapshot: QueueSnapshot) -> ScanResult:
+def scan(snapshot: QueueSnapshot, *, flat: bool = False) -> ScanResult:
     """Ranks all workloads of a snapshot, as `scan_queue` does for columns.
 
     Raises:
         ValueError: a workload, held or not, names a tenant that is not in the snapshot.
     """
-    return scan_queue(QueueColumns.of(snapshot), snapshot.now_s, snapshot.weights).result()
+    return scan_queue(QueueColumns.of(snapshot), snapshot.now_s, snapshot.weights, flat=flat).result()
 
 
-def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights) -> Scan:
+def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, flat: bool = False) -> Scan:
     """Ranks all pending and placed workloads.
 
     A tenant's quota is assigned level by level, the most important level first. The level of a workload is that of its
     tenant, or the requested level if that is less important. Within a level, placed workloads come first (oldest award
     first), then pending workloads (highest credit first). A workload that fits into the remaining quota is counted
     against it, and its rank is its level. Any other workload is over-quota and is not counted, so a later, smaller
-    workload may still fit. Tenants affect each other only through the credit.
+    workload may still fit. Its rank is below all levels, and keeps the order of the levels; `flat`: all over-quota
+    workloads have one rank (MAST). Tenants affect each other only through the credit.
 
     Placed workloads are ranked without regard to pending workloads: a placed workload becomes over-quota only when a
     more important workload of its tenant is awarded. A pending workload is checked against the placed workloads of its
@@ -158,6 +162,7 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights) -> Sca
     limits = [UNLIMITED if t.quota_cpus_milli is None else t.quota_cpus_milli for t in tenants]
     quota = kernels.TenantAmounts(np.array(limits, np.int64), quota_gpus)
     level = np.array([t.level for t in tenants], np.int8)
+    over = np.array([over_quota_rank(one, flat=flat) for one in range(LOWEST_LEVEL + 1)], np.int8)
     average = average_share(t for t in tenants if t.name)
     fair = np.array([fair_credit(weights, t.window_share, average) for t in tenants], np.float64)
     terms = kernels.CreditTerms(fair, now_s, weights.w_age, weights.age_cap_s)
@@ -168,8 +173,8 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights) -> Sca
     pending = kernels.PendingColumns(
         rows["tenant"], queue.pending.at_s, rows["requested_level"], rows["held"], rows["wants"], queue.gangs.demand
     )
-    placed_rank = kernels.walk_placed(placed, level, quota, total)
-    ranks = kernels.walk_pending(placed, placed_rank, pending, level, terms, quota, total)
+    placed_rank = kernels.walk_placed(placed, level, over, quota, total)
+    ranks = kernels.walk_pending(placed, placed_rank, pending, level, over, terms, quota, total)
     return Scan(queue, kernels.order_queue(ranks.rank, ranks.credit), ranks, placed_rank, placed, quota)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import inf
 
 from domain.capacity import USUAL
+from domain.priority import level_of, over_quota_rank
 from domain.reasons import Reason, ReasonCode, in_words
 from domain.scheduling import (
     Bid,
@@ -45,7 +46,9 @@ _Found = tuple[list[PlacementOption], list[RunningWorkload]]
 
 def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     """Returns the region's bid, with the same result as `rms.bid.bid`."""
-    running = [replace(w, rank=8) if _is_displaced(w, request) else w for w in snapshot.running]
+    running = [
+        replace(w, rank=over_quota_rank(level_of(w.rank))) if _is_displaced(w, request) else w for w in snapshot.running
+    ]
     snapshot = replace(snapshot, running=tuple(running))
     crowding = crowding_of(snapshot, request.spread)
     if request.spread is not None and request.spread.required:

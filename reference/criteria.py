@@ -10,6 +10,7 @@ from statistics import median
 
 from domain.capacity import NANO_DEPARTURES, NANO_USD, nano_usd_per_h
 from domain.criteria import PlanQuality
+from domain.priority import LOWEST_RANK
 from domain.scheduling import Holding, JobRequest, MachineState, RegionSnapshot, RunningWorkload
 
 Spread = dict[str, int]
@@ -41,7 +42,7 @@ def quality(
 ) -> PlanQuality:
     """Returns the criteria of a plan that consists of these choices and evicts these victims."""
     return PlanQuality(
-        victims_by_rank=tuple(sum(1 for v in victims if v.rank == rank) for rank in range(1, 9)),
+        victims_by_rank=tuple(sum(1 for v in victims if v.rank == rank) for rank in range(1, LOWEST_RANK + 1)),
         lost_gpu_s=sum(_lost_gpu_ms(snapshot, v) for v in victims) / 1000,
         youngest_victim_started_at_s=max((v.started_at_s for v in victims), default=-inf),
         spanning=sum(not c.place.cluster for c in choices),

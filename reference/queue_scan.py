@@ -14,7 +14,7 @@ _Amounts = dict[str, int]
 """Maps GPU types to slots, and the key `cpus` to thousandths of a core."""
 
 
-def scan(snapshot: QueueSnapshot) -> ScanResult:
+def scan(snapshot: QueueSnapshot, *, flat: bool = False) -> ScanResult:
     """Returns the ranks and the queue order that `gms.scan.scan_queue` documents.
 
     Raises:
@@ -32,7 +32,7 @@ def scan(snapshot: QueueSnapshot) -> ScanResult:
     placed_ranks = {}
     for placed in in_order:
         if _blocking(tenants[placed.tenant], total[placed.tenant], _held(placed)):
-            placed_ranks[placed.id] = 8
+            placed_ranks[placed.id] = 8 if flat else 7 + levels[placed.id]
         else:
             _add(total[placed.tenant], _held(placed))
             placed_ranks[placed.id] = levels[placed.id]
@@ -61,9 +61,9 @@ def scan(snapshot: QueueSnapshot) -> ScanResult:
                     left = _without_quota(tenant, used[tenant.name], own)
                     displaced = [id_ for id_ in left if placed_ranks[id_] < 8]
                 _add(total[tenant.name], need)
-            rank, shown = (8, 7) if reason else (level, level)
             over = reason is not None
-            queue.append(Ranked(workload.id, rank, shown, over, credit, types, reason, tuple(sorted(displaced))))
+            rank = level if not over else 8 if flat else 7 + level
+            queue.append(Ranked(workload.id, rank, level, over, credit, types, reason, tuple(sorted(displaced))))
             submitted[workload.id] = workload.submitted_at_s
     queue.sort(key=lambda ranked: (ranked.rank, -ranked.credit, submitted[ranked.id], ranked.id))
     return ScanResult(tuple(queue), placed_ranks)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from domain.compiled import compiled
+from domain.priority import LOWEST_RANK
 from domain.scheduling import RunningWorkload
 from rms.arrays import B1, F8, I1, I4, I8, U8
 from rms.machines import Machines
@@ -48,7 +49,7 @@ def lost_gpu_ms(saved_at_s: F8, lost_s: F8, gpus: I8, now_s: float, home: I4, sc
     return np.rint(gpus * age_s * 1000).astype(np.int64)
 
 
-RANKS = 8
+RANKS = LOWEST_RANK
 _FIRST_SIZE = 16
 
 
@@ -71,7 +72,7 @@ class Holders(NamedTuple):
     held: I8
     """(holdings, 3): the amounts of each holding."""
     kind_held: I8
-    """(9, 3, kinds): total amounts held by the holders of each rank, evictable or not."""
+    """(RANKS + 1, 3, kinds): total amounts held by the holders of each rank, evictable or not."""
     scan: I4
     """(clusters, positions): the holders in each cluster, sorted by lowest priority, longest running, id."""
     scanned: I4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from domain.priority import OVER_QUOTA_RANK
+from domain.priority import OVER_QUOTA_RANK, over_quota_rank
 from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningWorkload
 from domain.spread import SpreadLevel
 from rms.arrays import B1, F8, I4, I8
@@ -37,8 +37,10 @@ class RegionColumns:
     Holdings on closed machines (those that cannot be scheduled) are ignored.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, flat_over_quota: bool = False) -> None:
+        """`flat_over_quota`: all over-quota workloads have the same rank (MAST), as in the scan."""
         self.name = name
+        self.flat_over_quota = flat_over_quota
         self.now_s = 0.0
         self.hardware = 0
         """Version number; it changes when machines are added or removed, or their resources, kinds or prices change."""
@@ -143,11 +145,12 @@ class RegionColumns:
 
     @contextmanager
     def demoted(self, workloads: Iterable[str], below: int) -> Iterator[None]:
-        """Gives the `workloads` with ranks numerically above `below` the over-quota rank while the block runs."""
+        """Makes the `workloads` whose ranks are numerically above `below` over-quota while the block runs."""
         numbers = [n for n in map(self.number, workloads) if n is not None and self.holders.rank[n] > below]
         before, version = [(n, int(self.holders.rank[n])) for n in numbers], self.machines.version.copy()
-        for number in numbers:
-            self._holders.rerank(number, OVER_QUOTA_RANK)
+        for number, rank in before:
+            if rank < OVER_QUOTA_RANK:
+                self._holders.rerank(number, over_quota_rank(rank, flat=self.flat_over_quota))
         try:
             yield
         finally:

@@ -24,11 +24,13 @@ from services.values import (
     EndReplica,
     LaunchReplica,
     Loss,
+    ReleaseReplica,
     ReplicaAction,
     ReplicaFacts,
     ServiceDecision,
     ServicePlan,
     ServiceState,
+    SetReplicaBase,
     Stage,
 )
 
@@ -81,7 +83,10 @@ def decide(
     if plan.stopping:
         return ServiceDecision(state, 0, tuple(EndReplica(one.number, EndCause.SERVICE_ENDED) for one in replicas))
     begun = state.begun(plan.version, now_s, has_canary=plan.canary is not None)
-    state = _scaled(plan, after_losses(plan, begun, losses, now_s), requests, waiting, ongoing)
+    loads = [one.load for one in replicas if one.load is not None and one.stage not in CANNOT_COUNT]
+    state = _scaled(
+        plan, after_losses(plan, begun, losses, now_s), requests, waiting, ongoing, sum(loads) if loads else None
+    )
     canary = step_canary(plan, state, replicas, losses, answers, now_s)
     plan, state, replicas = canary.plan, canary.state, canary.rest
     for one in replicas:
@@ -105,20 +110,23 @@ def decide(
     step.make_room()
     step.follow_policy(zone_events(replicas, losses))
     step.retire_strays()
+    step.set_levels()
     step.begin_successions()
     decision = step.result()
     return replace(decision, actions=(*canary.actions, *decision.actions))
 
 
 def _scaled(
-    plan: ServicePlan, state: ServiceState, requests: int | None, waiting: int, ongoing: int
-) -> ServiceState:  # fmt: skip
+    plan: ServicePlan, state: ServiceState, requests: int | None, waiting: int, ongoing: int, load: float | None
+) -> ServiceState:
     """Returns the state with the target that follows the load, as far as it is known."""
     scaler = plan.autoscaler
-    if requests is None and not waiting and not ongoing:
+    follows_load = scaler.load is not None and load is not None
+    if requests is None and not waiting and not ongoing and not follows_load:
         return replace(state, scaling=scaler.limited(state.scaling))
     assert state.decided_at_s is not None
-    return replace(state, scaling=scaler.decide(state.scaling, state.decided_at_s, requests or 0, waiting, ongoing))
+    scaling = scaler.decide(state.scaling, state.decided_at_s, requests or 0, waiting, ongoing, load or 0.0)
+    return replace(state, scaling=scaling)
 
 
 @dataclass
@@ -147,10 +155,28 @@ class _Step:
                     self.wakes_s.append(due_s)
 
     def end_idle(self) -> None:
-        """Ends draining replicas that have no requests in progress."""
+        """Ends draining replicas that have no requests in progress, and the drains of those that leave."""
         for one in list(self.replicas.values()):
             if one.stage is Stage.DRAINING and one.ongoing == 0:
                 self._end(one, EndCause.SUPERSEDED)
+            elif one.stage is Stage.LEAVING and one.was_leaving and one.ongoing == 0:
+                self.actions.append(ReleaseReplica(one.number))
+
+    def set_levels(self) -> None:
+        """Gives `min_replicas` of the replicas the service's own priority level, after this number has changed.
+
+        Those that have the level keep it first, then ready ones get it, then the oldest. What is launched now counts.
+        """
+        launched = sum(isinstance(one, LaunchReplica) and one.is_base for one in self.actions)
+        order = sorted(
+            (one for one in self._visible() if one.number not in self.kept),
+            key=lambda one: (not one.is_base, one.stage is not Stage.READY, one.number),
+        )
+        for at, one in enumerate(order):
+            is_base = at < self.plan.min_replicas - launched
+            if one.is_base != is_base:
+                self.replicas[one.number] = replace(one, is_base=is_base)
+                self.actions.append(SetReplicaBase(one.number, is_base))
 
     def end_superseded(self) -> None:
         """Ends replicas that do not serve and whose version is no longer launched: given up, or superseded."""

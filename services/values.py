@@ -58,6 +58,8 @@ class ReplicaFacts:
     """Whether its probe succeeds, but its balancers have ejected it."""
     is_granted: bool = True
     """Whether its provider has launched its machines; False: a launch is not answered yet."""
+    load: float | None = None
+    """The load that it reports; None: it reports none."""
     ongoing: int | None = None
     """The number of its requests in progress; None: unknown. While it drains, 0 means that none can arrive any more."""
 
@@ -312,7 +314,22 @@ class EndReplica:
     cause: EndCause
 
 
-ReplicaAction = LaunchReplica | DrainReplica | EndReplica
+@dataclass(frozen=True)
+class ReleaseReplica:
+    """The action to end the drain of a replica that leaves: it has no requests in progress, and gets none."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class SetReplicaBase:
+    """The action to run a replica at the service's own priority level (`is_base`), or at the lower one."""
+
+    number: int
+    is_base: bool
+
+
+ReplicaAction = LaunchReplica | DrainReplica | EndReplica | ReleaseReplica | SetReplicaBase
 
 
 @dataclass(frozen=True)

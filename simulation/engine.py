@@ -107,8 +107,8 @@ class OrderedEngine(Engine, Protocol):
 class Ranks:
     """Stores the queue in columns and ranks it, with the code of the live system."""
 
-    def __init__(self, weights: CreditWeights) -> None:
-        self._weights = weights
+    def __init__(self, weights: CreditWeights, *, flat_over_quota: bool = False) -> None:
+        self._weights, self._flat_over_quota = weights, flat_over_quota
         self._queue = QueueColumns()
 
     def set_tenants(self, tenants: Iterable[TenantState]) -> None:
@@ -123,7 +123,7 @@ class Ranks:
 
     def scan(self, now_s: float) -> ScanOrder:
         """Ranks all pending and placed workloads."""
-        scan = scan_queue(self._queue, now_s, self._weights)
+        scan = scan_queue(self._queue, now_s, self._weights, flat=self._flat_over_quota)
         rows = scan.order
         return ScanOrder(
             _numbers(self._queue.pending.id)[rows],
@@ -139,12 +139,17 @@ class Production(Ranks):
     """The decision packages of the live system: queue and regions as columns, and the auction."""
 
     def __init__(
-        self, machines: Mapping[str, tuple[MachineState, ...]], weights: CreditWeights, options: Options
+        self,
+        machines: Mapping[str, tuple[MachineState, ...]],
+        weights: CreditWeights,
+        options: Options,
+        *,
+        flat_over_quota: bool = False,
     ) -> None:
-        super().__init__(weights)
+        super().__init__(weights, flat_over_quota=flat_over_quota)
         regions = []
         for name, states in sorted(machines.items()):
-            region = RegionColumns(name)
+            region = RegionColumns(name, flat_over_quota=flat_over_quota)
             for state in states:
                 region.put_machine(state)
             region.refresh(0.0)

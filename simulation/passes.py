@@ -78,7 +78,7 @@ class Passes:
         if self.standing is None:
             return []
         transitions, everywhere = self._transitions, frozenset(self._transitions.ledgers)
-        within = self.standing.order[self.standing.rank != OVER_QUOTA_RANK].tolist()
+        within = self.standing.order[self.standing.rank < OVER_QUOTA_RANK].tolist()
         states = (transitions.states[number] for number in within if number in transitions.queue)
         return [
             Shortage(state.id, state.workload.jobs, everywhere if state.only is None else state.only)
@@ -90,7 +90,7 @@ class Passes:
         transitions.engine.change(transitions.pending, transitions.placed)
         transitions.pending, transitions.placed = [], []
         standing = transitions.engine.scan(now_s)
-        transitions.columns.over_quota[standing.order] = standing.rank == OVER_QUOTA_RANK
+        transitions.columns.over_quota[standing.order] = standing.rank >= OVER_QUOTA_RANK
         return standing
 
     def _renew(self, now_s: float, standing: ScanOrder) -> None:

@@ -30,6 +30,8 @@ class SchedulingPolicy:
     joint: bool = False
     """The head of the queue is placed jointly; otherwise one workload after another."""
     may_evict: bool = True
+    flat_over_quota: bool = False
+    """All over-quota workloads have the same rank (MAST); otherwise they keep the order of their levels."""
     engine: "Callable[[Scenario, Machines], Engine] | None" = None
     """Returns the engine for a scenario on these machines; None: the engine on the production code."""
     fixed_fleet: bool = False

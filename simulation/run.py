@@ -66,7 +66,7 @@ def engine_for(scenario: Scenario, policy: SchedulingPolicy) -> Engine:
     if policy.engine is not None:
         return policy.engine(scenario, machines)
     options = Options(explain=False, joint=policy.joint, reserve_after_s=s.reserve_after_s, may_evict=policy.may_evict)
-    return Production(machines, credit_weights(s), options)
+    return Production(machines, credit_weights(s), options, flat_over_quota=policy.flat_over_quota)
 
 
 @dataclass

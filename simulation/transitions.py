@@ -6,6 +6,7 @@ from math import inf
 
 from domain.lifecycle.attempts import FIRST, Step, StepOutcome
 from domain.phases import QUEUED_PHASES, Phase
+from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import (
     MachineState,
     PlacedWorkload,
@@ -122,7 +123,7 @@ class Transitions:
     def award(self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan, rank: int) -> None:
         """Awards a plan to a workload, and evicts the plan's victims."""
         self._judge(at_s, state, at_s - state.objective_since_s)
-        self.meter.wait(at_s, "award", state.workload.level, rank == 8, at_s - state.objective_since_s)
+        self.meter.wait(at_s, "award", state.workload.level, rank >= OVER_QUOTA_RANK, at_s - state.objective_since_s)
         self._no_longer_queued(state)
         state.take(FIRST)
         state.place, state.gpus = plan.region, gpus_of(plan, request)
@@ -146,7 +147,7 @@ class Transitions:
         """Starts the work of a workload after its provisioning."""
         if state.attempt > 1:
             self.meter.restart(at_s, (at_s - state.ready_at_s) * state.workload.gpus)
-        idle_s, over_quota = at_s - state.idle_since_s, bool(self.columns.rank[state.number] == 8)
+        idle_s, over_quota = at_s - state.idle_since_s, bool(self.columns.rank[state.number] >= OVER_QUOTA_RANK)
         self._judge_start(at_s, state, idle_s, over_quota)
         if state.idle_since_s > -inf:
             self.meter.wait(at_s, "start", state.workload.level, over_quota, idle_s)
@@ -186,7 +187,7 @@ class Transitions:
 
     def run_out(self, at_s: float, state: WorkloadState) -> None:
         """Judges a workload whose objective has run out while it is queued or has not started."""
-        over_quota = bool(self.columns.rank[state.number] == 8)
+        over_quota = bool(self.columns.rank[state.number] >= OVER_QUOTA_RANK)
         if state.phase in QUEUED_PHASES:
             over_quota = bool(self.columns.over_quota[state.number])
             if at_s >= state.objective_since_s + self._objective_s(state):

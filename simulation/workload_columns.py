@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from domain.compiled import compiled
+from domain.priority import LOWEST_RANK
 from domain.scheduling import JobRequest
 
 Ints = npt.NDArray[np.int64]
@@ -19,7 +20,7 @@ class WorkloadColumns:
     """The columns. `rank` and `checkpoints` are the values that were last sent to the regions."""
 
     def __init__(self, workloads: int) -> None:
-        self.rank: npt.NDArray[np.int64] = np.full(workloads, 8, np.int64)
+        self.rank: npt.NDArray[np.int64] = np.full(workloads, LOWEST_RANK, np.int64)
         self.over_quota: npt.NDArray[np.bool_] = np.zeros(workloads, np.bool_)
         """Whether the workload was over quota in the last scan in which it was queued."""
         self.holds_all: npt.NDArray[np.bool_] = np.zeros(workloads, np.bool_)

@@ -282,15 +282,16 @@ class AttemptRun:
     async def _drain(self, gang: GangTasks) -> None:
         """Lets tasks that serve go on with the requests that are in progress.
 
-        The phase that was just written makes the service stop new requests to them. The time ends early if a task ends,
-        a machine is lost, or further mail cancels the workload. A service that cancels it has drained it before.
+        The phase that was just written makes the service stop new requests to them. The time ends early if the service
+        says that no request is in progress, if a task ends, if a machine is lost, or if further mail cancels the
+        workload. A service that cancels it has drained it before.
         """
         drain_s, told = self._plan.drain_s, self._told
         if not drain_s or (told is not None and told.kind in (MailKind.MACHINE_LOST, MailKind.CANCEL)):
             return
         with suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: gang.ended or self._mailbox.has({MailKind.CANCEL, MailKind.MACHINE_LOST}),
+                lambda: gang.ended or self._mailbox.has({MailKind.CANCEL, MailKind.MACHINE_LOST, MailKind.IDLE}),
                 timeout=timedelta(seconds=drain_s),
             )
 

@@ -157,7 +157,7 @@ class ScannedQueue:
         if starts_s is not None:
             starts[: len(starts_s)] = starts_s
         rank = scan.pending.rank[order]
-        over = order[rank == OVER_QUOTA_RANK]
+        over = order[rank >= OVER_QUOTA_RANK]
         types = [queue.gangs.type_name(number) for number in range(len(queue.gangs.types))]
         return published_queue.PublishedQueue(
             self.number,

@@ -1,6 +1,7 @@
 """Readiness of replicas: from the heartbeats of their agents to the rows of the replicas."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 
@@ -97,13 +98,18 @@ def _is_endpoint(report: ServingReport) -> bool:
 
 def _changed(row: ServiceReplica, report: ServingReport) -> bool:
     error = None if report.error is None else report.error[:_MOST_ERROR_CHARACTERS]
-    before = (row.ready, row.address, row.port, row.probe_error)
-    return before != (report.ready, report.address, report.port, error)
+    before = (row.ready, row.address, row.port, row.probe_error, row.load)
+    return before != (report.ready, report.address, report.port, error, _load(report))
+
+
+def _load(report: ServingReport) -> float | None:
+    """Returns the load of a report, if it can be one."""
+    return report.load if report.load is not None and 0 <= report.load < math.inf else None
 
 
 def _write(session: Session, row: ServiceReplica, report: ServingReport) -> None:
     moved = (row.ready, row.address, row.port) != (report.ready, report.address, report.port)
-    row.address, row.port = report.address, report.port
+    row.address, row.port, row.load = report.address, report.port, _load(report)
     row.probe_error = None if report.error is None else report.error[:_MOST_ERROR_CHARACTERS]
     if row.ready != report.ready:
         row.ready = report.ready

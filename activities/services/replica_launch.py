@@ -18,7 +18,7 @@ from domain.spread import SpreadLevel, SpreadRule
 from infra.db import events
 from infra.db.capacity import InstanceRow
 from infra.db.enqueue import enqueue
-from infra.db.models import Cluster, Machine
+from infra.db.models import Cluster, Machine, Workload
 from infra.db.services import ServiceReplica, ServiceRow
 from infra.db.tenants import Tenant
 from services.values import LaunchReplica
@@ -70,7 +70,7 @@ def launch(
     number, row.replicas = row.replicas, row.replicas + 1
     cluster = None if offer is None else _cluster(session, row.id, offer)
     # On machines of its own, a replica competes only with others of the service, which must not evict each other.
-    level = spec.level if offer is not None else _level(session, spec, action)
+    level = spec.level if offer is not None else level_of(session, spec, is_base=action.is_base)
     shape = None if offer is None else offer.shape
     spread = _spread(session, row.id, spec, action)
     wanted = replica_workload(spec, number, level=level, cluster=cluster, option=option, shape=shape, spread=spread)
@@ -187,9 +187,25 @@ def _cluster(session: Session, service: str, offer: Offer) -> str:
     return name
 
 
-def _level(session: Session, spec: ServiceSpec, action: LaunchReplica) -> int | None:
-    """Returns the level of a replica. Those beyond the least number give way one level earlier."""
-    if action.is_base:
+def level_of(session: Session, spec: ServiceSpec, *, is_base: bool) -> int | None:
+    """Returns the level of a replica on shared machines. Those beyond the least number give way one level earlier."""
+    if is_base:
         return spec.level
     own = session.get_one(Tenant, spec.tenant).level
     return min(LOWEST_LEVEL, max(own, spec.level or own) + 1)
+
+
+def set_base(session: Session, spec: ServiceSpec, row: ServiceReplica, *, is_base: bool) -> None:
+    """Runs a replica at the service's own priority level, or at the lower one. Its workload is locked.
+
+    On machines of its own, the level stays: it competes only with others of the service.
+    """
+    row.is_base = is_base
+    workload = session.get(Workload, row.workload, with_for_update=True) if row.cluster is None else None
+    level = level_of(session, spec, is_base=is_base)
+    if workload is not None and workload.level != level:
+        before, workload.level = workload.level, level
+        events.record(
+            session, "workload.level", tenant=workload.tenant, workload=workload.id,
+            detail={"level": level, "before": before, "replica": row.number},
+        )  # fmt: skip

@@ -125,6 +125,7 @@ class LiveReplica:
             is_queued=row.cluster is None and self.phase in QUEUED_PHASES,
             is_ejected=stage is Stage.UNREADY and row.ready,
             is_granted=all(one.granted for one in self.instances),
+            load=row.load,
             ongoing=self.ongoing,
         )
 
@@ -253,8 +254,9 @@ def ejected_replicas(session: Session, service: str) -> dict[int, tuple[datetime
 def take_ongoing(session: Session, service: str, live: Mapping[int, LiveReplica]) -> tuple[int, int]:
     """Returns the numbers of requests that wait for a first replica, and that are in progress, in all balancers.
 
-    Sets `LiveReplica.ongoing`. Of a replica that drains it is known once all balancers have said since then that they
-    send it no new requests, so that none is on its way. A balancer that was silent for a short time may send some.
+    Sets `LiveReplica.ongoing`. Of a replica that drains or leaves it is known once all balancers have said since then
+    that they send it no new requests, so that none is on its way. A balancer that was silent for a short time may send
+    some.
     """
     recent = BalancerReport.reported_at > func.now() - timedelta(seconds=_SILENT_BALANCER_S)
     is_valid = BalancerReport.reported_at > func.now() - timedelta(seconds=REPORT_VALID_S)
@@ -265,7 +267,7 @@ def take_ongoing(session: Session, service: str, live: Mapping[int, LiveReplica]
     said = [(report, {one["replica"]: one for one in report.replicas}) for report in reports]
     for number, replica in live.items():
         own = [(report, replicas.get(number)) for report, replicas in said]
-        at = replica.row.draining_at
+        at = replica.row.draining_at or replica.row.leaving_at
         settled = at is None or all(
             report.reported_at > at and (one is None or one.get("drained", False)) for report, one in own
         )

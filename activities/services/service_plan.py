@@ -12,6 +12,7 @@ from infra.db.services import ServiceRow
 from services.spot.autoscaler import LoadAutoscaler
 from services.spot.policies import PolicySettings, make_policy
 from services.spot.spothedge import on_demand, split
+from services.spot.spothedge_plus import OUTAGE_PRICE_S
 from services.spot.values import Action, Observation, PolicyState, SpotPolicy
 from services.values import CanaryRules, ServicePlan
 from services.zones import ZoneOffer, option_of
@@ -90,6 +91,7 @@ def _policy(
     spec: ServiceSpec, zones: Sequence[ZoneOffer], on_demand_usd_per_h: float | None, settings: ServiceSettings
 ) -> SpotPolicy:
     base, fallback = spec.policy.base_ondemand_fallback_replicas, spec.policy.dynamic_ondemand_fallback
+    price_s = spec.policy.outage_price_s
     if spec.uses_spot and not zones:
         return _WithoutZones(base, fallback)
     spot = [one.zone.usd_per_h for one in zones]
@@ -98,6 +100,7 @@ def _policy(
         PolicySettings(
             zones=tuple(one.zone for one in zones),
             extra=spec.policy.num_overprovision,
+            outage_price_s=OUTAGE_PRICE_S if price_s is None else price_s,
             retry_s=settings.retry_s,
             base=base,
             fallback=fallback,
@@ -117,6 +120,7 @@ def _autoscaler(spec: ServiceSpec) -> LoadAutoscaler:
     return LoadAutoscaler(
         requests_per_s=policy.target_qps_per_replica or math.inf,
         ongoing=policy.target_ongoing_requests,
+        load=policy.target_load_per_replica,
         least=policy.min_replicas,
         most=policy.max_replicas if is_scaled(spec) else policy.min_replicas,
         upscale_delay_s=policy.upscale_delay_s,
@@ -125,7 +129,7 @@ def _autoscaler(spec: ServiceSpec) -> LoadAutoscaler:
 
 
 def is_scaled(spec: ServiceSpec) -> bool:
-    """Returns whether the number of replicas follows the requests."""
+    """Returns whether the number of replicas follows the requests, or the load that replicas report."""
     policy = spec.policy
-    has_target = policy.target_qps_per_replica is not None or policy.target_ongoing_requests is not None
-    return has_target and policy.max_replicas > policy.min_replicas
+    targets = policy.target_qps_per_replica, policy.target_ongoing_requests, policy.target_load_per_replica
+    return any(one is not None for one in targets) and policy.max_replicas > policy.min_replicas

@@ -8,11 +8,19 @@ from sqlalchemy import Engine, func, select, text
 from sqlalchemy.orm import Session
 from temporalio import activity
 
-from activities.capacity.ledger import recently_refused, request_end
+from activities.capacity.ledger import recently_refused
 from activities.services.canary_rows import canary_answers, canary_change, canary_rules
 from activities.services.instance_pairs import pair_instances
 from activities.services.offers import Offers
-from activities.services.replica_launch import LaunchMarket, launch
+from activities.services.replica_ends import (
+    close_replica,
+    cordon_ending,
+    end_left_instances,
+    end_replica,
+    end_workload,
+    release,
+)
+from activities.services.replica_launch import LaunchMarket, launch, set_base
 from activities.services.replica_rows import (
     LiveReplica,
     ejected_replicas,
@@ -24,19 +32,15 @@ from activities.services.replica_rows import (
 from activities.services.service_plan import NO_ZONES, is_scaled, on_demand_price, placer_of, plan_of
 from capacity.offers import Offer
 from capacity.provider import Provider
-from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
+from domain.phases import QUEUED_PHASES
 from domain.protocol.activities import Activity
-from domain.protocol.mail import MailKind
 from domain.protocol.services import ServiceRef, ServiceStep
-from domain.reasons import Reason, ReasonCode
 from domain.service import ServiceSpec
 from infra.config.settings import Settings
-from infra.db import events, outbox
+from infra.db import events
 from infra.db.capacity import InstanceRow
 from infra.db.endpoints import READY, read_endpoints
-from infra.db.models import Machine, Workload
-from infra.db.queued_end import end_queued
-from infra.db.services import ServiceReplica, ServiceRow, ServiceVersion
+from infra.db.services import ServiceRow, ServiceVersion
 from infra.db.session import transaction
 from services.account import Account
 from services.controller import decide
@@ -47,9 +51,11 @@ from services.values import (
     EndCause,
     LaunchReplica,
     Loss,
+    ReleaseReplica,
     ServiceDecision,
     ServicePlan,
     ServiceState,
+    SetReplicaBase,
     Stage,
 )
 from services.zones import ZONE_OFFERS, ZoneOffer, spot_zones
@@ -246,6 +252,11 @@ class _Step:
                 where = replace(market, zones=_by_name(self._canary_zones())) if spec is self._newest else market
                 note = launch(self._session, self._row, spec, action, where)
                 self._notes += [] if note is None else [note]
+            elif isinstance(action, ReleaseReplica):
+                release(self._session, live[action.number].row)
+            elif isinstance(action, SetReplicaBase):
+                spec = self._version(live[action.number].row.version)
+                set_base(self._session, spec, live[action.number].row, is_base=action.is_base)
             elif isinstance(action, DrainReplica):
                 own = live[action.number].row
                 own.draining_at, own.cause = func.now(), action.cause.value
@@ -316,87 +327,3 @@ class _Step:
 
 def _by_name(zones: Sequence[ZoneOffer]) -> dict[str, ZoneOffer]:
     return {one.zone.name: one for one in zones}
-
-
-def end_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: str) -> None:
-    """Ends the workload of a replica: at once if it is queued, and otherwise by mail to its workflow.
-
-    Repeating it changes nothing. The caller has locked the service's row; workloads are locked after it.
-    """
-    if one.row.ending_at is not None:
-        return
-    one.row.ending_at = func.now()
-    if one.row.draining_at is None:  # Otherwise the cause of the drain stays.
-        one.row.cause = cause
-    end_workload(session, one.row.workload, f"service {row.name} ({cause})")
-
-
-def end_workload(session: Session, id_: str, by: str) -> None:
-    """Cancels a workload in any phase. A workload that has ended is left alone."""
-    workload = session.get(Workload, id_, with_for_update=True)
-    if workload is None or Phase(workload.phase) in TERMINAL_PHASES:
-        return
-    if Phase(workload.phase) in QUEUED_PHASES:
-        reason = Reason(ReasonCode.CANCELLED_BY_USER, {"by": by})
-        end_queued(session, Phase.CANCELLED, {id_: (reason, {"by": by})})
-    else:
-        outbox.mail(session, id_, MailKind.CANCEL, 0, by=by)
-
-
-def close_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: str) -> None:
-    """Records that a replica has ended, and ends its machines. `cause` is kept if the service ended it.
-
-    The caller calls `cordon_ending` at the end of the transaction.
-    """
-    own = one.row
-    own.ended_at, own.ready = func.now(), False
-    own.cause = own.cause or cause
-    reason = Reason(ReasonCode.REPLICA_ENDED, {"service": row.name, "replica": own.number})
-    for instance in one.live_instances:
-        request_end(session, instance, reason)
-    events.record(
-        session, "service.replica_ended", tenant=row.tenant, workload=own.workload,
-        detail={
-            "service": row.id, "name": row.name, "replica": own.number, "kind": own.kind, "zone": own.zone,
-            "cause": own.cause,
-        },
-    )  # fmt: skip
-
-
-def end_left_instances(session: Session, row: ServiceRow) -> None:
-    """Ends the machines (instances) that were launched for a replica of the service that has ended.
-
-    The decision that ends a replica normally also ends its machine. This finds the machines for which that was missed,
-    for example because a worker was killed, so that none is paid for without a replica.
-    """
-    left = session.execute(
-        select(InstanceRow.id, ServiceReplica.number)
-        .join(ServiceReplica, ServiceReplica.workload == InstanceRow.workload)
-        .where(
-            InstanceRow.pool == row.id, InstanceRow.gone_at.is_(None), InstanceRow.ending.is_(None),
-            ServiceReplica.ended_at.is_not(None),
-        )
-        .order_by(InstanceRow.id)
-    ).all()  # fmt: skip
-    for instance, number in left:
-        request_end(session, instance, Reason(ReasonCode.REPLICA_ENDED, {"service": row.name, "replica": number}))
-
-
-def cordon_ending(session: Session, service: str) -> None:
-    """Cordons the machines of a service whose instances are to end, so that no other replica is placed on them.
-
-    The instances' workflows drain them, but later. Machines are locked after workloads, so call this last.
-    """
-    ending = (
-        select(InstanceRow.machine, InstanceRow.ending)
-        .join(Machine, Machine.id == InstanceRow.machine)
-        .where(
-            InstanceRow.pool == service, InstanceRow.workload.is_not(None), InstanceRow.gone_at.is_(None),
-            InstanceRow.ending.is_not(None), Machine.cordon.is_(None),
-        )
-        .order_by(InstanceRow.machine)
-    )  # fmt: skip
-    for machine, reason in session.execute(ending).all():
-        row = session.get(Machine, machine, with_for_update=True)
-        if row is not None and row.cordon is None:
-            row.cordon = reason

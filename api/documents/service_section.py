@@ -33,9 +33,10 @@ from domain.service import (
     ServiceSpec,
     StickySpec,
 )
-from domain.serving_spec import ProbeSpec, ServingSpec
+from domain.serving_spec import LOAD_HEADER, ProbeSpec, ServingSpec
 from domain.spread import SpreadLevel
 from services.spot.policies import POLICIES
+from services.spot.spothedge_plus import OUTAGE_PRICE_S
 
 MAX_REPLICAS = 1000
 DEFAULT_MAX_REPLICAS = 10
@@ -137,17 +138,24 @@ def _body(at: At, value: Any, is_typed: bool) -> Any:
 
 _COUNTS = (
     "max_replicas is at least min_replicas. If it is above, or is absent with a min_replicas of 0, "
-    "target_qps_per_replica or target_ongoing_requests is needed. If it is absent with one of them, min_replicas is at "
-    "most 10"
+    "target_qps_per_replica, target_ongoing_requests or target_load_per_replica is needed. If it is absent with one of "
+    "them, min_replicas is at most 10"
 )
 _SPOT_ONLY = "The fields from spot_placer on are only for spot machines"
 _EXTRA = f"num_overprovision is not for {_OWN_EXTRA}, which chooses the number itself"
+_PRICED = f"outage_price_seconds is only for {_OWN_EXTRA}"
 _BASE_MOST = "base_ondemand_fallback_replicas is at most max_replicas"
+_TARGETS = ("target_qps_per_replica", "target_ongoing_requests", "target_load_per_replica")
+_NO_LOAD = "target_load_per_replica needs a max_replicas above min_replicas"
 _FIXED = "It is given without replica_policy"
 _COUNT = integer(0, MAX_REPLICAS)
 _NO_MAPPING = "must be one number; different numbers for GPU types are not supported"
 _PLACER = one_of(tuple(PLACERS), "the name of a placer", folded=True).to(PLACERS.__getitem__)
-_PLACING = ("placer", "num_overprovision", "dynamic_ondemand_fallback", "base_ondemand_fallback_replicas")
+_PLACING = (
+    "placer", "num_overprovision", "outage_price_s", "dynamic_ondemand_fallback", "base_ondemand_fallback_replicas",
+)  # fmt: skip
+_GIVEN = {"placer": "spot_placer", "outage_price_s": "outage_price_seconds"}
+_LONGEST_PRICE_S = 100 * _DAY_S
 _REPLICA_POLICY = section("service.replica_policy", {
     "min_replicas": Field(_COUNT, default=_POLICY.min_replicas),
     "max_replicas": Field(integer(1, MAX_REPLICAS), "Default: min_replicas, or 10 with target_qps_per_replica"),
@@ -155,19 +163,27 @@ _REPLICA_POLICY = section("service.replica_policy", {
                                     "Requests per second for one replica"),
     "target_ongoing_requests": Field(
         number(1e-6, 1e6),
-        "Requests in progress for one replica. With both targets, the one that needs more replicas decides"),
+        "Requests in progress for one replica. With several targets, the one that needs most replicas decides"),
+    "target_load_per_replica": Field(
+        number(1e-6, 1e12),
+        f"Load for one replica, in the unit in which replicas report it in the header {LOAD_HEADER} of the probe's"
+        " response. With several targets, the one that needs most replicas decides"),
     "upscale_delay_seconds": Field(duration(0, _DAY_S), "Time for which the load must need more replicas",
                                    "upscale_delay_s", default=_POLICY.upscale_delay_s),
     "downscale_delay_seconds": Field(duration(0, _DAY_S), "Time for which the load must need fewer replicas",
                                      "downscale_delay_s", default=_POLICY.downscale_delay_s),
     "spot_placer": Field(_PLACER, f"One of {', '.join(PLACERS)}", "placer", default=DEFAULT_PLACER),
     "num_overprovision": Field(_COUNT, "Spot replicas beyond the target", default=_POLICY.num_overprovision),
+    "outage_price_seconds": Field(
+        duration(0, _LONGEST_PRICE_S),
+        f"What an outage may cost, in seconds of the target on demand. {_PRICED}. Default: {OUTAGE_PRICE_S:g}",
+        "outage_price_s"),
     "dynamic_ondemand_fallback": Field(
         TRUTH, "Whether on-demand replicas stand in for spot replicas that are not ready",
         default=_POLICY.dynamic_ondemand_fallback),
     "base_ondemand_fallback_replicas": Field(
         _COUNT, "On-demand replicas that are always kept", default=_POLICY.base_ondemand_fallback_replicas),
-}, f"{_COUNTS}. {_SPOT_ONLY}. {_EXTRA}. {_BASE_MOST}")  # fmt: skip
+}, f"{_COUNTS}. {_SPOT_ONLY}. {_EXTRA}. {_PRICED}. {_BASE_MOST}. {_NO_LOAD}")  # fmt: skip
 
 
 def read_policy(at: At, fixed: int | None, values: dict[str, Any], spot: bool | None) -> tuple[bool, ReplicaPolicySpec]:
@@ -200,7 +216,7 @@ def _count(at: At, values: dict[str, Any]) -> None:
         values |= {"min_replicas": 1, "max_replicas": MAX_REPLICAS}  # One of them is invalid.
         return
     least, most = values.setdefault("min_replicas", 1), values.get("max_replicas")
-    scales = any(at.get(key).value is not None for key in ("target_qps_per_replica", "target_ongoing_requests"))
+    scales = any(at.get(key).value is not None for key in _TARGETS)
     values["max_replicas"] = most or max(DEFAULT_MAX_REPLICAS if scales else 1, least)
     if most is None and scales and least > DEFAULT_MAX_REPLICAS:
         message = f"needed with target_qps_per_replica if min_replicas is above {DEFAULT_MAX_REPLICAS}"
@@ -210,6 +226,9 @@ def _count(at: At, values: dict[str, Any]) -> None:
         at.get("min_replicas").wrong(message, rule=_COUNTS)
     elif most is not None and most < least:
         at.get("max_replicas").wrong(f"must be at least min_replicas, which is {least}", rule=_COUNTS)
+    elif most == least and at.get("target_load_per_replica").value is not None:
+        message = f"has no effect with a fixed number of replicas; omit it, or set max_replicas above {least}"
+        at.get("target_load_per_replica").wrong(message, rule=_NO_LOAD)
     elif most is not None and most > least and not scales:
         message = "it decides the number of replicas between min_replicas and max_replicas"
         at.missing("target_qps_per_replica", message, rule=_COUNTS)
@@ -218,8 +237,8 @@ def _count(at: At, values: dict[str, Any]) -> None:
 def _placing(at: At, values: dict[str, Any], spot: bool) -> dict[str, Any]:
     """Returns where spot replicas run, and what stands in for them."""
     if not spot:
-        for key in (key for key, value in values.items() if value):
-            place = at.get("spot_placer" if key == "placer" else key)
+        for key in (key for key, value in values.items() if value or key == "outage_price_s"):
+            place = at.get(_GIVEN.get(key, key))
             place.wrong("is only for spot machines; write resources.use_spot: true, or omit it", rule=_SPOT_ONLY)
         return {}
     if "placer" not in values and at.get("spot_placer").value is not None:
@@ -228,6 +247,9 @@ def _placing(at: At, values: dict[str, Any], spot: bool) -> dict[str, Any]:
     if values["placer"] == _OWN_EXTRA and values.get("num_overprovision"):
         message = f"{_OWN_EXTRA} chooses the number itself; omit it, or write spot_placer: {DEFAULT_PLACER}"
         at.get("num_overprovision").wrong(message, rule=_EXTRA)
+    if values["placer"] != _OWN_EXTRA and "outage_price_s" in values:
+        message = f"is only for spot_placer: {_OWN_EXTRA}; {values['placer']} has num_overprovision; omit it"
+        at.get("outage_price_seconds").wrong(message, rule=_PRICED)
     return values
 
 

@@ -36,6 +36,7 @@ class ServiceReplicaView(View):
     ended_at: datetime | None
     cause: str | None = Field(description="Why it ends or has ended")
     probe_error: str | None = Field(description="The result of its last probe, if it failed")
+    load: float | None = Field(description="The load that it reports for the autoscaler; null: none")
     ejected: str | None = Field(description="Why balancers send it no requests, or few, although its probe succeeds")
     phase: str | None = Field(description="Phase of its workload; null: the workload's record is deleted")
     reason: ReasonView | None = Field(description="The reason of that phase")

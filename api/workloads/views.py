@@ -322,7 +322,9 @@ class WhyView(View):
     phase: Phase
     summary: str
     reasons: list[ReasonView]
-    rank: int | None = Field(description="1..8, lower is served first; 8 is over-quota")
+    rank: int | None = Field(
+        description="1..14, lower is served first; 8 and more: over-quota, in the order of the levels"
+    )
     level: int
     over_quota: bool | None
     credit: float | None

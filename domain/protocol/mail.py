@@ -17,6 +17,8 @@ class MailKind(StrEnum):
     HUNG = "hung"
     CANCEL_ELEMENT = "cancel_element"
     """To a runner: an element that it has leased is cancelled."""
+    IDLE = "idle"
+    """To a workload that serves and is about to end: its requests in progress have ended, so its drain may end."""
     FINISHED = "finished"
     """From the workflow to itself: the tasks of an attempt that it had released have all ended with exit code 0."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from domain.criteria import About, names
-from domain.priority import OVER_QUOTA_RANK
+from domain.priority import LOWEST_RANK
 from domain.scheduling import Bid, Plan
 from gms.auction.candidate import Candidate
 
@@ -25,7 +25,7 @@ CPUS = ""
 """Key of the CPU resource; all other keys are GPU types."""
 _PROPOSALS = 6
 """Maximum number of choices that are tried."""
-_VICTIMS = OVER_QUOTA_RANK - 1
+_VICTIMS = LOWEST_RANK - 1
 """Index of the total number of victims in a cost vector (`_cost`)."""
 _LOSSES = tuple(name for name in names(About.VICTIMS, adding=True) if name != "victims_by_rank")
 JointChoice = dict[int, str]
@@ -141,7 +141,7 @@ def _machines(plan: Plan) -> frozenset[str]:
 
 def _by_rank(head: Head, placed: Iterable[int]) -> tuple[int, ...]:
     ranks = [head.candidates[i].request.rank for i in placed]
-    return tuple(ranks.count(rank) for rank in range(1, OVER_QUOTA_RANK + 1))
+    return tuple(ranks.count(rank) for rank in range(1, LOWEST_RANK + 1))
 
 
 def is_better(head: Head, plans: Plans, than: Plans) -> bool:
@@ -176,7 +176,7 @@ def _cost(plans: Iterable[Plan]) -> list[int]:
     victims (lost work, for example), in thousandths.
     """
     made = [plan.quality for plan in plans]
-    victims = (sum(quality.victims_by_rank[k] for quality in made) for k in range(OVER_QUOTA_RANK))
+    victims = (sum(quality.victims_by_rank[k] for quality in made) for k in range(LOWEST_RANK))
     others = (sum(1000 * getattr(quality, name) for quality in made) for name in _LOSSES)
     return [*accumulate(victims), *map(round, others)]
 

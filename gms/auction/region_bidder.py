@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 
-from domain.priority import OVER_QUOTA_RANK
+from domain.priority import LOWEST_RANK, OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode, in_words
 from domain.scheduling import Bid, JobRequest, PlacementRequest, Plan
 from gms.auction.candidate import Candidate, Stats
@@ -174,11 +174,12 @@ class RegionBidder:
         """
         request, region = self._asking(candidate), self.region
         patient = patient and self.patient_workload in (None, request.workload)
-        if not patient and request.rank == OVER_QUOTA_RANK:
+        over_quota = request.rank >= OVER_QUOTA_RANK
+        if not patient and over_quota:
             return None
-        may_idle = patient and request.rank < OVER_QUOTA_RANK
+        may_idle = patient and not over_quota
         # An over-quota workload gets a reservation only after it has waited for twice the rest of its wait.
-        latest_s = region.now_s + (candidate.waited_s / 2 if request.rank == OVER_QUOTA_RANK else inf)
+        latest_s = region.now_s + (candidate.waited_s / 2 if over_quota else inf)
         before = None if last is None or last.region != region.name else last.made
         with region.demoted(request.displaces, request.rank), region.without(request.avoids):
             if not (patient or self._is_blocked_by_time(request)) or no_hardware(self._planner, request):
@@ -196,7 +197,7 @@ class RegionBidder:
                 fresh = reserve_unknown(self._planner, request, available_s, taken)
                 if fresh is not None and (found is None or fresh.lacking < found.lacking):
                     found = fresh
-        if found is not None and found.starts_at_s <= region.now_s and request.rank == OVER_QUOTA_RANK:
+        if found is not None and found.starts_at_s <= region.now_s and over_quota:
             found = None  # It waits for evictions of others, whose surplus goes by the order of the queue.
         if found is None:
             if not patient:
@@ -261,7 +262,7 @@ class RegionBidder:
 
     def _request(self, candidate: Candidate) -> PlacementRequest:
         request = keeping_apart(self.region, candidate.request)
-        return request if self._may_evict else replace(request, rank=OVER_QUOTA_RANK)
+        return request if self._may_evict else replace(request, rank=LOWEST_RANK)
 
     def _asking(self, candidate: Candidate, bound: frozenset[str] = frozenset()) -> PlacementRequest:
         """Returns the request with which a plan is computed."""

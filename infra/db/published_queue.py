@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK
+from domain.priority import OVER_QUOTA_RANK, level_of
 from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Publication
 
@@ -78,7 +78,7 @@ class PublishedQueue:
     @cached_property
     def _over_before(self) -> npt.NDArray[np.int64]:
         """The number of over-quota entries before each entry."""
-        over = self.rank == OVER_QUOTA_RANK
+        over = self.rank >= OVER_QUOTA_RANK
         before: npt.NDArray[np.int64] = np.cumsum(over, dtype=np.int64) - over
         return before
 
@@ -96,12 +96,11 @@ class PublishedQueue:
     def entry(self, row: int) -> QueuePosition:
         """Returns the entry in row `row`, from 0."""
         rank = int(self.rank[row])
-        over = rank == OVER_QUOTA_RANK
+        over = rank >= OVER_QUOTA_RANK
         reason = self._reason(row) if over else None
         first_s, last_s = self.starts[2 * row : 2 * row + 2].tolist()
         start_s = None if isnan(first_s) else (self.scanned_at_s + first_s, self.scanned_at_s + last_s)
-        level = LOWEST_LEVEL if over else rank
-        return QueuePosition(row + 1, rank, level, over, float(self.credit[row]), reason, start_s)
+        return QueuePosition(row + 1, rank, level_of(rank), over, float(self.credit[row]), reason, start_s)
 
     def _reason(self, row: int) -> Reason:
         place = int(self._over_before[row])

@@ -111,12 +111,16 @@ class ServiceReplica(Base):
     port: Mapped[int | None]
     probe_error: Mapped[str | None]
     """The result of its last probe, if it failed."""
+    load: Mapped[float | None]
+    """The load that it reports (`domain.serving_spec.LOAD_HEADER`), as its agent last read it; None: none."""
     ejected_at: Mapped[datetime | None]
     """Since when its balancers have sent it no requests, or few, because it fails; None: they send it requests."""
     ejected_why: Mapped[str | None]
     """What its balancers say about it."""
     leaving_at: Mapped[datetime | None]
     """When a decision found that it is about to end."""
+    idle_at: Mapped[datetime | None]
+    """When its workload was told, while it was about to end, that it has no requests in progress."""
     draining_at: Mapped[datetime | None]
     """Since when it has got no new requests."""
     ending_at: Mapped[datetime | None]

@@ -14,19 +14,11 @@ _POSITIVE, _NOT_NEGATIVE = finite(above_zero=True), finite(above_zero=False)
 
 
 @dataclass(frozen=True)
-class ReplayOptions:
-    """The options of `mizzen spot replay`."""
+class TraceOptions:
+    """Which windows are replayed, and how launches are answered in them."""
 
     traces: Path = option(type=PATH, required=True, help="Folder with a JSON file for each zone.")
-    names: tuple[str, ...] = option("--policy", multiple=True, required=True, help="A policy, or all; repeatable.")
     target: int = option(type=click.IntRange(min=1), default=3, show_default=True, help="Replicas to keep ready.")
-    overprovision: int = option(
-        type=click.IntRange(min=0), default=1, show_default=True, help="Spot replicas of SpotHedge beyond the target."
-    )
-    outage_price_s: float = option(
-        callback=_NOT_NEGATIVE, default=OUTAGE_PRICE_S, show_default=True,
-        help="Price that spothedge+ sets on an outage, in seconds of the target on demand.",
-    )  # fmt: skip
     cold_start_s: float = option(
         callback=_NOT_NEGATIVE, default=120.0, show_default=True,
         help="Time from the grant of a replica until it is ready.",
@@ -54,6 +46,21 @@ class ReplayOptions:
         "--unlimited/--counts", default=None,
         help="Whether a count of 1 or more stands for any number of machines (default: if no count is above 1).",
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """The options of `mizzen spot replay`."""
+
+    replayed: TraceOptions = included(TraceOptions)
+    names: tuple[str, ...] = option("--policy", multiple=True, required=True, help="A policy, or all; repeatable.")
+    overprovision: int = option(
+        type=click.IntRange(min=0), default=1, show_default=True, help="Spot replicas of SpotHedge beyond the target."
+    )
+    outage_price_s: float = option(
+        callback=_NOT_NEGATIVE, default=OUTAGE_PRICE_S, show_default=True,
+        help="Price that spothedge+ sets on an outage, in seconds of the target on demand.",
+    )  # fmt: skip
     requests: RequestOptions = included(RequestOptions)
     sweeps: tuple[str, ...] = option(
         "--sweep", multiple=True, metavar="FIELD=VALUE,...",
@@ -66,6 +73,18 @@ class ReplayOptions:
         help="The availability that the cheapest plan must have (default: 99.5).",
     )  # fmt: skip
     output: OutputOptions = included(OutputOptions)
+
+
+@dataclass(frozen=True)
+class FrontierOptions:
+    """The options of `mizzen spot frontier`."""
+
+    replayed: TraceOptions = included(TraceOptions)
+    prices: str | None = option(
+        "--outage-price-s", metavar="SECONDS,...",
+        help="The outage prices to try (default: a ladder from 0 to 15360).",
+    )  # fmt: skip
+    json: Path | None = option(type=PATH, help="File for all results; -: standard output.")
 
 
 @click.group()
@@ -83,3 +102,15 @@ def replay(given: ReplayOptions) -> None:
     from research.spot.replay_command import run_replay
 
     run_command(lambda: run_replay(given))
+
+
+@spot.command()
+@takes(FrontierOptions)
+def frontier(given: FrontierOptions) -> None:
+    """Show what each outage price would have cost on your traces.
+
+    Compares the availability and the cost of spothedge+ with those of SpotHedge without and with a spare replica.
+    """
+    from research.spot.frontier_command import run_frontier
+
+    run_command(lambda: run_frontier(given))

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from infra.errors import ConfigurationError
 from research.spot.answers import AnswerSettings
-from research.spot.commands import ReplayOptions
+from research.spot.commands import ReplayOptions, TraceOptions
 from research.spot.outcome import ReplayOutcome, document
 from research.spot.policies import POLICIES
 from research.spot.replay import ReplaySettings
@@ -40,18 +40,12 @@ def run_replay(given: ReplayOptions) -> int:
             f"--optimum-availability: {share}: has no effect without --optimum: give --optimum as well"
         )
     check_outputs({"--json": output.json, "--report": output.report}, {})
-    try:
-        trace = read_traces(given.traces, unlimited=given.unlimited)
-    except SpotTraceError as error:
-        raise ConfigurationError(f"--traces: {error}") from None
-    span = Windows(_ticks(given.window_h, trace), given.windows, given.seed)
+    trace, span, settings = read_windows(given.replayed)
     workload = workload_of(given.requests, span.ticks * trace.gap_s)
-    answers = AnswerSettings(given.refused_after_s, given.granted_after_s, given.refused_share)
-    settings = ReplaySettings(given.target, given.cold_start_s, given.od_price_ratio, answers)
     base = PolicyCase("", settings, given.overprovision, given.outage_price_s)
     err = Console(stderr=True)
     with interrupts() as interrupted:
-        outcome = ReplayOutcome(given.traces, ReplayBench(trace, span, workload, interrupted, {}), base)
+        outcome = ReplayOutcome(given.replayed.traces, ReplayBench(trace, span, workload, interrupted, {}), base)
         least = (_AVAILABILITY if given.optimum_availability is None else given.optimum_availability) / 100
         if given.optimum:
             check_reachable(least, outcome.bench, settings)
@@ -69,6 +63,21 @@ def run_replay(given: ReplayOptions) -> int:
         err.print(f"mizzen: interrupted: not complete, and not shown: {said}", highlight=False, soft_wrap=True)
         return EXIT_INTERRUPTED
     return 0
+
+
+def read_windows(given: TraceOptions) -> tuple[SpotTrace, Windows, ReplaySettings]:
+    """Returns the trace, its windows and the settings of a replay.
+
+    Raises:
+        ConfigurationError: a trace file or the length of the windows is not valid.
+    """
+    try:
+        trace = read_traces(given.traces, unlimited=given.unlimited)
+    except SpotTraceError as error:
+        raise ConfigurationError(f"--traces: {error}") from None
+    answers = AnswerSettings(given.refused_after_s, given.granted_after_s, given.refused_share)
+    settings = ReplaySettings(given.target, given.cold_start_s, given.od_price_ratio, answers)
+    return trace, Windows(_ticks(given.window_h, trace), given.windows, given.seed), settings
 
 
 def _run(

@@ -46,8 +46,17 @@ def parse_sweeps(texts: Sequence[str]) -> list[Sweep]:
             raise ConfigurationError(f"--sweep: {field}: no such field: give FIELD=VALUE,... with one of {known}")
         if any(one.field == field for one in sweeps):
             raise ConfigurationError(f"--sweep: {field}: is given twice: give all values in one list")
-        sweeps.append(Sweep(field, tuple(dict.fromkeys(_value(field, one) for one in listed.split(",")))))
+        sweeps.append(Sweep(field, read_values(f"--sweep: {field}", field, listed)))
     return sweeps
+
+
+def read_values(flag: str, field: str, listed: str) -> tuple[float, ...]:
+    """Reads the values of a setting, separated by commas. A value that is given twice counts once.
+
+    Raises:
+        ConfigurationError: a value is not valid; the message begins with `flag`.
+    """
+    return tuple(dict.fromkeys(_value(flag, field, one) for one in listed.split(",")))
 
 
 def run_sweep(bench: ReplayBench, sweep: Sweep, bases: Sequence[PolicyCase], show: Shown) -> SweepResult:
@@ -67,12 +76,12 @@ def run_sweep(bench: ReplayBench, sweep: Sweep, bases: Sequence[PolicyCase], sho
     return SweepResult(sweep, found)
 
 
-def _value(field: str, text: str) -> float:
+def _value(flag: str, field: str, text: str) -> float:
     said, valid = _VALID[field]
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
     if not (isfinite(value) and valid(value)):
-        raise ConfigurationError(f"--sweep: {field}: {text or 'no value'}: give {said}, separated by commas")
+        raise ConfigurationError(f"{flag}: {text or 'no value'}: give {said}, separated by commas")
     return value

@@ -20,12 +20,16 @@ class ScalingState:
     ongoing: tuple[tuple[float, int], ...] = ()
     """The numbers of requests in progress, or waiting, at the decisions in the window, with their times."""
 
+    loads: tuple[tuple[float, float], ...] = ()
+    """The sums of the loads that replicas reported, at the decisions in the window, with their times."""
+
     def moved(self, by_s: float) -> "ScalingState":
         """Returns the state with all times moved by `by_s` seconds, after the clock was set."""
         return replace(
             self,
             requests=tuple((at_s + by_s, count) for at_s, count in self.requests),
             ongoing=tuple((at_s + by_s, count) for at_s, count in self.ongoing),
+            loads=tuple((at_s + by_s, load) for at_s, load in self.loads),
             above_since_s=None if self.above_since_s is None else self.above_since_s + by_s,
             below_since_s=None if self.below_since_s is None else self.below_since_s + by_s,
         )
@@ -36,9 +40,9 @@ class LoadAutoscaler:
     """The load-based autoscaler of section 4.
 
     R_t is the number of requests of the last `window_s` seconds, for each second; requests before the start count as
-    none. N_can = ceil(R_t / Q_tar), or what the requests in progress need if that is more, between the limits. It is at
-    least one while a request is in progress. The target becomes N_can once N_can has been above the target
-    in every decision of the last `upscale_delay_s` seconds, or below it for `downscale_delay_s` seconds.
+    none. N_can = ceil(R_t / Q_tar), or what the requests in progress or the reported load need if that is more, between
+    the limits. It is at least one while a request is in progress. The target becomes N_can once N_can has been above
+    the target in every decision of the last `upscale_delay_s` seconds, or below it for `downscale_delay_s` seconds.
     If both limits are equal, the target is fixed. All methods are pure.
     """
 
@@ -52,6 +56,8 @@ class LoadAutoscaler:
     ongoing: float | None = None
     """The requests in progress that one replica should have, as a mean over the window; None: they only keep the target
     above zero."""
+    load: float | None = None
+    """The load, as replicas report it, that one of them should have, as a mean over the window; None: it is ignored."""
 
     def __post_init__(self) -> None:
         if not self.requests_per_s > 0:
@@ -66,7 +72,7 @@ class LoadAutoscaler:
         return ScalingState(self.least)
 
     def decide(
-        self, state: ScalingState, now_s: float, requests: int, waiting: int = 0, ongoing: int = 0
+        self, state: ScalingState, now_s: float, requests: int, waiting: int = 0, ongoing: int = 0, load: float = 0.0
     ) -> ScalingState:
         """Returns the next state, which contains the target.
 
@@ -78,27 +84,35 @@ class LoadAutoscaler:
             requests: the number that arrived since the decision before.
             waiting: the number that wait now because no replica is ready.
             ongoing: the number that are in progress now.
+            load: the sum of the loads that replicas report now.
         """
         state = self.limited(state)
-        kept = [one for one in state.requests if one[0] > now_s - self.window_s]
+        from_s = now_s - self.window_s
+        kept = [one for one in state.requests if one[0] > from_s]
         counted = (*kept, (now_s, requests)) if requests else tuple(kept)
-        busy = *(one for one in state.ongoing if one[0] > now_s - self.window_s), (now_s, waiting + ongoing)
-        candidate = max(self.candidate(sum(count for _, count in counted)), self._needed(busy))
+        busy = *(one for one in state.ongoing if one[0] > from_s), (now_s, waiting + ongoing)
+        loads = *(one for one in state.loads if one[0] > from_s), (now_s, load)
+        candidate = max(self.candidate(sum(count for _, count in counted)), self._needed(busy, loads))
         above_s = _since(candidate > state.target, state.above_since_s, now_s)
         below_s = _since(candidate < state.target, state.below_since_s, now_s)
         kept_busy = busy if self.ongoing is not None else ()
-        state = replace(state, requests=counted, ongoing=kept_busy, above_since_s=above_s, below_since_s=below_s)
+        kept_loads = loads if self.load is not None else ()
+        state = replace(
+            state, requests=counted, ongoing=kept_busy, loads=kept_loads, above_since_s=above_s, below_since_s=below_s
+        )
         up = above_s is not None and (state.target == 0 or now_s - above_s >= self.upscale_delay_s)
         down = below_s is not None and now_s - below_s >= self.downscale_delay_s
         if up or down:
             return replace(state, target=candidate, above_since_s=None, below_since_s=None)
         return state
 
-    def _needed(self, busy: Sequence[tuple[float, int]]) -> int:
-        """Returns how many replicas the requests in progress need; the last value is that of now."""
+    def _needed(self, busy: Sequence[tuple[float, int]], loads: Sequence[tuple[float, float]]) -> int:
+        """Returns how many replicas the requests in progress and the loads need; the last values are those of now."""
         wanted = 1 if busy[-1][1] else 0
         if self.ongoing is not None:
             wanted = max(wanted, ceil(sum(count for _, count in busy) / len(busy) / self.ongoing))
+        if self.load is not None:
+            wanted = max(wanted, ceil(sum(load for _, load in loads) / len(loads) / self.load))
         return min(self.most, wanted)
 
     def limited(self, state: ScalingState) -> ScalingState:

@@ -30,7 +30,7 @@ def test_urgent_work_evicts_its_own_tenants_sweep(world: World) -> None:
     assert found.find(urgent) is not None and not found.find(urgent).over_quota  # type: ignore[union-attr]
     assert world.reasons(more)[0]["code"] == "quota_exceeded"
     world.scan()
-    assert world.attempt(sweep).rank == 8
+    assert world.attempt(sweep).rank == 14
     check(world)
 
 
@@ -71,4 +71,4 @@ def test_an_urgent_gang_that_cannot_be_placed_changes_no_rank(world: World) -> N
     with world.session() as session:
         assert session.scalars(select(Outbox.kind).where(Outbox.delivered_at.is_(None), Outbox.kind == "wake")).all()
     world.scan()
-    assert world.attempt(sweep).rank == 8
+    assert world.attempt(sweep).rank == 14

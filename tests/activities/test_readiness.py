@@ -1,5 +1,7 @@
 """Readiness of a replica as its agent reports it."""
 
+import math
+
 import pytest
 
 from activities.lifecycle.beats import Beat
@@ -28,6 +30,15 @@ def test_a_machine_does_not_report_for_the_task_of_another(world: World) -> None
     report = ServingReport("10.0.0.1", 80, True, 1.0)
     assert _after(world, workload, "r/c/other", report) == (False, None, None)
     assert _after(world, workload, machine, report) == (True, "10.0.0.1", 80)
+
+
+def test_a_load_is_stored_if_it_can_be_one(world: World) -> None:
+    """The newest load is stored; what cannot be a load counts as none."""
+    workload, machine = _replica(world)
+    for load, stored in ((12.5, 12.5), (0.0, 0.0), (-1.0, None), (math.inf, None), (7.0, 7.0), (None, None)):
+        _after(world, workload, machine, ServingReport("10.0.0.1", 80, True, 1.0, load=load))
+        with world.session() as session:
+            assert session.get_one(ServiceReplica, ("sv-1", 0)).load == stored
 
 
 def _replica(world: World) -> tuple[str, str]:

@@ -89,7 +89,7 @@ async def _drips(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def _probe(respond: Respond, **fields: object) -> tuple[str | None, Server]:
     async with Server(respond).running() as server:
         spec = ProbeSpec.model_validate({"path": "/health?key=hush", "timeout_s": 5.0, **fields})
-        found = await asyncio.wait_for(probe("127.0.0.1", server.port, spec), 30)
+        found, _ = await asyncio.wait_for(probe("127.0.0.1", server.port, spec), 30)
         return found and found.replace(str(server.port), "PORT"), server
 
 
@@ -172,10 +172,21 @@ async def test_an_endless_response_is_cut(start: bytes, more: bytes, error: str 
         await server.pour(writer, more)
 
     async with Server(respond).running() as server:
-        found = await asyncio.wait_for(probe("127.0.0.1", server.port, ProbeSpec(timeout_s=60)), 30)
+        found, _ = await asyncio.wait_for(probe("127.0.0.1", server.port, ProbeSpec(timeout_s=60)), 30)
         assert found == (error and f"GET / on port {server.port}: {error}")
         # Beyond the part that was read, only the buffers of both sockets can be filled.
         assert server.sent_bytes < 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("header", "load"),
+    [(b"mizzen-load: 12.5", 12.5), (b"Mizzen-Load: 0", 0.0), (b"x-load: 3", None), (b"mizzen-load: much", None),
+     (b"mizzen-load: -1", None), (b"mizzen-load: inf", None)],
+)  # fmt: skip
+async def test_a_ready_task_reports_its_load(header: bytes, load: float | None) -> None:
+    """The load is a finite number of at least 0; another one is ignored, and the task is ready nevertheless."""
+    async with Server(_sends(_OK + header + b"\r\ncontent-length: 0\r\n\r\n")).running() as server:
+        assert await probe("127.0.0.1", server.port, ProbeSpec()) == (None, load)
 
 
 @pytest.mark.parametrize("spec", [{"headers": {"x": "a\r\nb: c"}}, {"headers": {"x y": "a"}}, {"headers": {"é": "€"}}])
@@ -190,8 +201,8 @@ async def test_without_a_server_the_error_says_so() -> None:
     """Nothing listens, or the address does not exist."""
     async with Server(_silent).running() as server:
         port = server.port
-    assert await probe("127.0.0.1", port, ProbeSpec()) == f"GET / on port {port}: connection refused"
-    found = await probe("no-such-host.invalid", port, ProbeSpec())
+    assert (await probe("127.0.0.1", port, ProbeSpec())).error == f"GET / on port {port}: connection refused"
+    found = (await probe("no-such-host.invalid", port, ProbeSpec())).error
     assert found == f"GET / on port {port}: cannot connect to no-such-host.invalid"
-    found = await probe("127.0.0.1", port, ProbeSpec(path="/" + "p" * 5000))
+    found = (await probe("127.0.0.1", port, ProbeSpec(path="/" + "p" * 5000))).error
     assert found is not None and len(found) <= 200 and found.endswith("connection refused")

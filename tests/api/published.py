@@ -33,7 +33,7 @@ def publish(
         published_queue.PublishedQuota("vision", {"a100": 8}, None),
         published_queue.PublishedQuota("speech", {}, None),
     ]
-    over = sum(rank == OVER_QUOTA_RANK for rank in ranks)
+    over = sum(rank >= OVER_QUOTA_RANK for rank in ranks)
     queue = published_queue.PublishedQueue(
         1, T0.timestamp(), quotas, ["a100"], np.array(ids, "S"), np.array(ranks, np.int8), np.array(credit), tenant,
         np.zeros(over, np.int16),

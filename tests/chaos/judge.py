@@ -154,10 +154,18 @@ def _is_lost_before_its_end_is_known(seen: Observed, last_s: float) -> bool:
     for begin_s, end_s in sorted([*seen.outages, *seen.blackouts]):
         if begin_s > known_s:
             return False
-        if (begin_s, end_s) in seen.blackouts and last_s <= end_s:
+        if (begin_s, end_s) in seen.blackouts and last_s <= _handled_s(seen, end_s):
             return True
         known_s = max(known_s, end_s + RECOVERED_S)
     return False
+
+
+def _handled_s(seen: Observed, end_s: float) -> float:
+    """Returns when a loss by a blackout is handled: during an outage, the end of a task does not undo the loss."""
+    for begin_s, over_s in sorted(seen.outages):
+        if begin_s <= end_s:
+            end_s = max(end_s, over_s)
+    return end_s
 
 
 def _ids(seen: Observed, name: str) -> set[str]:

@@ -286,7 +286,10 @@ def test_a_finished_gang_may_run_again_if_the_owner_has_taken_its_machine() -> N
 
 
 def test_a_finished_gang_may_run_again_if_its_machine_is_lost_before_its_status_is_known() -> None:
-    """It is known soon after the end, or after the end of an outage, unless a blackout begins before that."""
+    """It is known soon after the end, or after the end of an outage, unless a blackout begins before that.
+
+    A loss by a blackout stands if an outage prevents until after the end that it is handled.
+    """
     for outages, blackout_s, kinds in (
         ([], 21.0, []),
         ([], 23.0, ["finished-again"]),
@@ -294,6 +297,9 @@ def test_a_finished_gang_may_run_again_if_its_machine_is_lost_before_its_status_
         ([(21.0, 24.0), (26.0, 26.0)], 33.0, []),
         ([(21.0, 21.0)], 33.0, ["finished-again"]),
         ([(23.0, 24.0)], 26.0, ["finished-again"]),
+        ([], 10.0, ["finished-again"]),
+        ([(18.0, 21.0)], 10.0, []),
+        ([(19.5, 21.0)], 10.0, ["finished-again"]),
     ):
         seen = _sound()
         _again(seen)

@@ -365,6 +365,6 @@ def test_progress_is_for_terminals(root: Path) -> None:
 def test_they_are_completed() -> None:
     """Shell completion offers the names, options and choices of these commands."""
     assert completions([], "ca") == ["cancel", "cadence"]
-    assert completions(["checkpoint"], "") == ["ls", "show", "verify", "export"]
+    assert completions(["checkpoint"], "") == ["ls", "show", "verify", "export", "repair"]
     assert completions(["checkpoint", "verify"], "--a") == ["--all"]
     assert completions(["cadence", "--platform"], "aws") == ["aws-spot"]

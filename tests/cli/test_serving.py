@@ -110,3 +110,29 @@ def test_logs_of_a_service_with_many_replicas(
     assert "has no replica 602" in capsys.readouterr().err
     for options in (["--all", "-f"], ["--all", "3"]):
         assert run(["serve", "logs", "many", *options]) == 2
+
+
+def test_why_explains_the_replicas_of_a_service(
+    as_vision: Service, submit: Submit, capsys: Capture, tmp_path: Path
+) -> None:
+    """`mizzen why SERVICE` has the notes, and the reasons of replicas that do not serve; other names are unknown."""
+    file = tmp_path / "slow.yaml"
+    file.write_text(SKYPILOT)
+    assert run(["serve", "up", str(file), "-o", "json"]) == 0
+    id_ = json.loads(capsys.readouterr().out)[0]["id"]
+    workload = submit()
+    with transaction(as_vision.engine) as session:
+        row = session.get_one(ServiceRow, id_)
+        row.target, row.notes = 1, ["no_spot_zones"]
+        own = {"service": id_, "version": 1, "kind": "on_demand", "is_base": True}
+        session.add(ServiceReplica(number=0, workload=workload, probe_error="status 503", **own))
+    assert run(["why", workload]) == 0
+    reasons = capsys.readouterr().out.splitlines()
+    assert run(["why", "slow"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("slow: starting, 0/1 replicas ready") and "replica 0: " in shown
+    assert all(line.strip() in shown for line in reasons if "waited" not in line) and "probe: status 503" in shown
+    assert run(["why", "slow", "-o", "json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["replicas"][0]["number"], body["notes"][0]["code"]) == (0, "no_spot_zones")
+    assert run(["why", "fast"]) == 3

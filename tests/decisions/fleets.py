@@ -101,7 +101,7 @@ _MACHINES = [
 ]
 _LIVES = [
     (rank, started_at_s, checkpoint_at_s)
-    for rank in (8, 7, 4, 2, 1)
+    for rank in (14, 10, 8, 7, 4, 2, 1)
     for started_at_s in (0.0, 100.0, 200.5)
     for checkpoint_at_s in (None, 0.0, 400.25, 900.0, 1000.5)
 ]
@@ -158,7 +158,7 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
     gang = [replace(job, moves=moves if index else moves[:2]) for index, job in enumerate(gang)]
     immune = draw(st.sampled_from(((), (), (), ("w0",), ("w0", "w1"))))
     displaces = draw(st.sampled_from(((), (), ("w2",), ("w1", "w2", "w3"))))
-    rank = draw(st.sampled_from((1, 2, 3, 5, 8)))
+    rank = draw(st.sampled_from((1, 2, 3, 5, 8, 11, 14)))
     avoids = draw(st.sampled_from(((), (), (), ("m0",), ("m1", "m2"), ("gone",))))
     shuns = draw(st.sampled_from(((), (), ("m0",), ("m0", "m1", "m2"), ("m3", "gone"))))
     failed = draw(st.sampled_from(((), (), ("m0",), ("m1", "m2"))))

@@ -190,7 +190,7 @@ def test_together_leaves_nobody_behind(seed: int, roomy: bool) -> None:
 def _cost(outcomes: list[AuctionOutcome]) -> list[float]:
     """Returns the number of victims up to each rank, and the lost work."""
     plans = [o.plan for o in outcomes if o.plan is not None]
-    up_to = [sum(sum(p.quality.victims_by_rank[: k + 1]) for p in plans) for k in range(8)]
+    up_to = [sum(sum(p.quality.victims_by_rank[: k + 1]) for p in plans) for k in range(14)]
     return [*up_to, sum(p.quality.lost_gpu_s for p in plans)]
 
 

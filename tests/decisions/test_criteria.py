@@ -10,7 +10,7 @@ ORDER = (
     "capacity_preference", "doubts", "away", "move_s", "crowding", "departures_per_h", "usd_per_h", "racks", "machines",
 )  # fmt: skip
 WORST = PlanQuality(
-    victims_by_rank=(1,) * 8, lost_gpu_s=1.0, youngest_victim_started_at_s=1.0, spanning=1, type_preference=1,
+    victims_by_rank=(1,) * 14, lost_gpu_s=1.0, youngest_victim_started_at_s=1.0, spanning=1, type_preference=1,
     capacity_preference=1, doubts=1, away=1, move_s=1.0, crowding=(1,) * 4, departures_per_h=1.0, usd_per_h=1.0,
     racks=1, machines=1,
 )  # fmt: skip
@@ -29,7 +29,7 @@ def test_the_order_of_the_criteria() -> None:
     values = {name: getattr(WORST, name) for name in ORDER}
     for place, name in enumerate(ORDER):
         better = {earlier: values[earlier] for earlier in ORDER[:place]}
-        huge = {later: (9,) * 8 if later in ("victims_by_rank", "crowding") else 1e9 for later in ORDER[place + 1 :]}
+        huge = {later: (9,) * 14 if later in ("victims_by_rank", "crowding") else 1e9 for later in ORDER[place + 1 :]}
         assert PlanQuality(**better, **huge).key < WORST.key, name
 
 

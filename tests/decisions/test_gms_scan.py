@@ -26,6 +26,7 @@ from .queues import WEIGHTS, displacing, job, queue, queued, snapshots, tenant
 def test_equals_the_reference(snapshot: QueueSnapshot) -> None:
     """The scan gives exactly the reference's queue, credits, types, reasons and placed ranks."""
     assert scan(snapshot) == reference.scan(snapshot)
+    assert scan(snapshot, flat=True) == reference.scan(snapshot, flat=True)
 
 
 @settings(PROPERTY, max_examples=examples(200))
@@ -95,7 +96,7 @@ def test_an_award_displaces_what_it_says(snapshot: QueueSnapshot) -> None:
         after = scan(_award(snapshot, ranked)).placed_ranks
         assert after[ranked.id] == ranked.rank
         if all(len(types) < 2 for types in ranked.gpu_types):
-            lost = {id_ for id_, rank in before.placed_ranks.items() if rank < 8 and after[id_] == 8}
+            lost = {id_ for id_, rank in before.placed_ranks.items() if rank < 8 <= after[id_]}
             assert lost == set(ranked.displaces)
 
 
@@ -124,7 +125,7 @@ def test_the_order_of_the_snapshot_does_not_matter(snapshot: QueueSnapshot, rng:
 @settings(PROPERTY, max_examples=examples(150))
 @given(snapshots())
 def test_ranks_and_levels_are_what_they_are_said_to_be(snapshot: QueueSnapshot) -> None:
-    """A within-quota workload has its tenant's level or a lower requested one; others have rank 8 and a reason."""
+    """A workload has its tenant's level or a lower requested one; its rank is the level, plus 7 if it is over-quota."""
     owners = {t.name: t for t in snapshot.tenants}
     pending = {w.id: w for w in snapshot.pending}
     result = scan(snapshot)
@@ -133,13 +134,14 @@ def test_ranks_and_levels_are_what_they_are_said_to_be(snapshot: QueueSnapshot) 
     for ranked in result.queue:
         workload = pending[ranked.id]
         accepted = tuple(one.gpu_types for one in workload.jobs)
+        level = max(owners[workload.tenant].level, workload.requested_level or 1)
         if ranked.over_quota:
-            assert (ranked.rank, ranked.level, ranked.gpu_types) == (8, 7, accepted)
+            assert (ranked.rank, ranked.level, ranked.gpu_types) == (level + 7, level, accepted)
             assert ranked.reason is not None and ranked.reason.code is ReasonCode.QUOTA_EXCEEDED
             numbers = ranked.reason.detail
             assert float(str(numbers["used"])) + float(str(numbers["needs"])) > float(str(numbers["quota"]))
         else:
-            assert ranked.rank == ranked.level == max(owners[workload.tenant].level, workload.requested_level or 1)
+            assert ranked.rank == ranked.level == level
             assert ranked.reason is None
             for types, all_types in zip(ranked.gpu_types, accepted, strict=True):
                 assert set(types) <= set(all_types) and bool(types) == bool(all_types)
@@ -234,7 +236,7 @@ def test_the_oldest_award_uses_quota_first() -> None:
         PlacedWorkload("c-early", "vision", 10.0, {"a100": 6}, 0, requested_level=5),
     ]
     result = scan(queue([tenant(a100=8)], [queued("next", job(1, 1), requested_level=5)], placed))
-    assert result.placed_ranks == {"c-early": 5, "b-late-large": 8, "a-late-small": 5}
+    assert result.placed_ranks == {"c-early": 5, "b-late-large": 12, "a-late-small": 5}
     assert result.queue[0].over_quota
 
 
@@ -244,7 +246,7 @@ def test_quota_goes_to_the_most_important_level_first() -> None:
     pending = [queued("more", job(1, 1), requested_level=7, at_s=0.0), queued("urgent", job(1, 8), at_s=900.0)]
     result = scan(queue([tenant(level=1, a100=8)], pending, placed))
     assert result.placed_ranks == {"sweep": 7}
-    assert [(r.id, r.rank, r.displaces) for r in result.queue] == [("urgent", 1, ("sweep",)), ("more", 8, ())]
+    assert [(r.id, r.rank, r.displaces) for r in result.queue] == [("urgent", 1, ("sweep",)), ("more", 14, ())]
     assert (
         str(result.queue[1].reason) == "quota_exceeded: tenant vision uses 16 of 8 a100 and this workload needs 1 more"
     )
@@ -256,7 +258,7 @@ def test_an_award_takes_quota_from_what_is_less_important() -> None:
         PlacedWorkload("sweep", "vision", 10.0, {"a100": 8}, 0, requested_level=7),
         PlacedWorkload("urgent", "vision", 20.0, {"a100": 4}, 0),
     ]
-    assert scan(queue([tenant(level=1, a100=8)], [], placed)).placed_ranks == {"urgent": 1, "sweep": 8}
+    assert scan(queue([tenant(level=1, a100=8)], [], placed)).placed_ranks == {"urgent": 1, "sweep": 14}
 
 
 def test_only_as_much_is_displaced_as_is_needed() -> None:
@@ -271,14 +273,23 @@ def test_credit_decides_who_gets_the_quota() -> None:
     """Of two workloads that do not both fit, the older one is within quota; a third that fits in the rest is too."""
     pending = [queued("young", job(1, 8), at_s=900.0), queued("old", job(1, 6), at_s=100.0), queued("tiny", job(1, 2))]
     ranks = {r.id: r.rank for r in scan(queue([tenant(a100=8)], pending)).queue}
-    assert ranks == {"old": 3, "tiny": 3, "young": 8}
+    assert ranks == {"old": 3, "tiny": 3, "young": 10}
 
 
 def test_over_quota_comes_after_level_7() -> None:
     """An over-quota workload of a level-1 tenant with much credit waits behind a within-quota one of level 7."""
     tenants = [tenant("top", 1, a100=1), tenant("low", 7, a100=8)]
     pending = [queued("over", job(1, 2), of="top", at_s=0.0), queued("within", job(1, 2), of="low", at_s=999.0)]
-    assert [(r.id, r.rank, r.level) for r in scan(queue(tenants, pending)).queue] == [("within", 7, 7), ("over", 8, 7)]
+    assert [(r.id, r.rank, r.level) for r in scan(queue(tenants, pending)).queue] == [("within", 7, 7), ("over", 8, 1)]
+
+
+def test_over_quota_work_keeps_its_level() -> None:
+    """Of two over-quota workloads, the one of the better level comes first, whatever their credits are."""
+    tenants = [tenant("top", 2, a100=0), tenant("low", 5, a100=0)]
+    pending = [queued("old", job(1, 2), of="low", at_s=0.0), queued("new", job(1, 2), of="top", at_s=999.0)]
+    snapshot = queue(tenants, pending)
+    assert [(r.id, r.rank, r.level) for r in scan(snapshot).queue] == [("new", 9, 2), ("old", 12, 5)]
+    assert [(r.id, r.rank, r.level) for r in scan(snapshot, flat=True).queue] == [("old", 8, 5), ("new", 8, 2)]
 
 
 def test_a_wish_only_lowers() -> None:

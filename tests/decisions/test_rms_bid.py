@@ -150,8 +150,8 @@ def _check_quality(snapshot: RegionSnapshot, request: PlacementRequest, plan: Pl
     victims = [running[id_] for id_ in plan.victims]
     quality = plan.quality
     # Workloads that the request displaces count as over-quota.
-    ranks = [8 if v.id in request.displaces else v.rank for v in victims]
-    assert quality.victims_by_rank == tuple(ranks.count(rank) for rank in range(1, 9))
+    ranks = [v.rank + 7 if v.id in request.displaces and v.rank < 8 else v.rank for v in victims]
+    assert quality.victims_by_rank == tuple(ranks.count(rank) for rank in range(1, 15))
     assert quality.youngest_victim_started_at_s == max((v.started_at_s for v in victims), default=float("-inf"))
     assert quality.machines == sum(len(p.machines) for p in plan.jobs)
     assert quality.racks == sum(

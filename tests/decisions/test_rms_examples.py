@@ -307,7 +307,7 @@ def test_what_it_displaces_goes_first() -> None:
     assert plain is not None and plain.victims == ("others",)
     told = bid(snapshot, replace(urgent, displaces=frozenset({"own", "elsewhere"}))).plan
     assert told is not None and told.victims == ("own",)
-    assert told.quality.victims_by_rank == (0, 0, 0, 0, 0, 0, 0, 1)
+    assert told.quality.victims_by_rank == (0,) * 13 + (1,)
     assert told.quality.key < plain.quality.key
     equal = replace(urgent, rank=7, displaces=frozenset({"own"}))
     assert bid(snapshot, equal).plan is None

@@ -157,5 +157,5 @@ def test_no_record_names_a_part_that_is_removed(tmp_path: Path) -> None:
                 assert not any(f'"{key}"' in record for record in records), key
 
     _writer(Looks(tmp_path), keep=1).write(4, _encoded(4))
-    assert len(removed) == 4
+    assert len([key for key in removed if "/part-" in key]) == 4
     assert [m.step for m in list_committed(tmp_path, verify=True)] == [4]

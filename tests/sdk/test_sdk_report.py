@@ -79,7 +79,7 @@ assert not mizzen.preempted() and not checkpointer.preempted and not checkpointe
 os.kill(os.getpid(), signal.SIGTERM)
 assert mizzen.preempted() and checkpointer.preempted and checkpointer.should_save(1)
 assert called == ["over", "before"], called
-checkpointer.save(1, {{}})
+checkpointer.save(1, {{"step": 1}})
 assert not checkpointer.should_save(1)
 mizzen.exit_preempted()
 """
@@ -92,7 +92,7 @@ def test_a_checkpointer_outside_the_main_thread_works(tmp_path: Path) -> None:
     script = f"""
 import threading, mizzen
 def work():
-    mizzen.Checkpointer({str(tmp_path)!r}).save(1, {{}})
+    mizzen.Checkpointer({str(tmp_path)!r}).save(1, {{"step": 1}})
     print("saved")
 thread = threading.Thread(target=work)
 thread.start()

@@ -20,7 +20,8 @@ def _state(step: int) -> dict[str, object]:
 
 def _sent_bytes(root: str | Path, attempt: int) -> int:
     """Returns how many bytes of the stored parts an attempt has written."""
-    return sum(info.size_bytes for info in open_root(root).list(f"parts/a{attempt:04d}/"))
+    found = open_root(root).list(f"parts/a{attempt:04d}/")
+    return sum(info.size_bytes for info in found if "/part-" in info.key)
 
 
 def _key(manifest: Manifest) -> str:

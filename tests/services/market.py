@@ -16,6 +16,7 @@ from services.values import (
     ReplicaFacts,
     ServicePlan,
     ServiceState,
+    SetReplicaBase,
     Stage,
 )
 
@@ -108,6 +109,8 @@ class Market:
             for action in decision.actions:
                 if isinstance(action, LaunchReplica):
                     self._launch(action)
+                elif isinstance(action, SetReplicaBase):
+                    self.replicas[action.number] = replace(self.replicas[action.number], is_base=action.is_base)
                 else:
                     assert isinstance(action, DrainReplica | EndReplica)
                     self.replicas.pop(action.number, None)
@@ -117,6 +120,7 @@ class Market:
 
     def _launch(self, action: LaunchReplica) -> None:
         one = ReplicaFacts(self.number, action.version, action.kind, action.zone, Stage.STARTING, self.now_s)
+        one = replace(one, is_base=action.is_base)
         self.number += 1
         assert (action.zone is not None) == (action.kind is CapacityKind.SPOT)
         held = sum(self._holds(other, action.zone) for other in self.replicas.values()) if action.zone else 0

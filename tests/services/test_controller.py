@@ -1,5 +1,6 @@
 """The controller of a service's replicas: the same decisions as a replay, updates, failures and draining."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from research.spot.replay import ReplaySettings, replay_window
 from research.spot.traces import SpotTrace
 from services.controller import decide
 from services.losses import FAILURES_IN_A_ROW
-from services.spot.autoscaler import LoadAutoscaler
+from services.spot.autoscaler import LoadAutoscaler, ScalingState
 from services.spot.policies import POLICIES, PolicySettings, make_policy
 from services.spot.values import Action, Launch, Observation, PolicyState, SpotPolicy, Zone
 from services.values import (
@@ -28,10 +29,12 @@ from services.values import (
     LaunchReplica,
     Loss,
     LossKind,
+    ReleaseReplica,
     ReplicaFacts,
     ServiceDecision,
     ServicePlan,
     ServiceState,
+    SetReplicaBase,
     Stage,
 )
 from tests.services.market import Launched, Market
@@ -370,7 +373,7 @@ def test_a_notice_starts_the_replacement_at_once() -> None:
     assert LaunchReplica(1, CapacityKind.SPOT, "z-1", True) in found.actions
     assert found.state.policy.preempting == ("z-0",)
     replacement = _replica(1, stage=Stage.STARTING, kind=CapacityKind.SPOT, zone="z-1")
-    stand_in = _replica(2, stage=Stage.STARTING)
+    stand_in = _replica(2, stage=Stage.STARTING, is_base=False)
     gone = Loss(replace(leaving, was_leaving=True), LossKind.PREEMPTED)
     after = _decide(plan, [replacement, stand_in], [gone], found.state)
     assert (after.actions, after.state.policy) == ((), found.state.policy)
@@ -398,13 +401,41 @@ def test_drained_replicas_end_after_their_time() -> None:
 
 
 def test_replicas_above_the_minimum_have_a_lower_level() -> None:
-    """The first `min_replicas` run at the service's level; a lost one among them is replaced at that level."""
+    """`min_replicas` run at the service's level; a lost one is replaced at that level. The number may change."""
     plan = _plan(target=3, min_replicas=1)
     levels = [one.is_base for one in _decide(plan, []).actions if isinstance(one, LaunchReplica)]
     assert levels == [True, False, False]
     rest = [_replica(1, is_base=False), _replica(2, is_base=False)]
     lost = Loss(_replica(0), LossKind.EVICTED)
     assert _decide(plan, rest, [lost]).actions == (LaunchReplica(1, CapacityKind.ON_DEMAND, None, True),)
+    three = [_replica(0), *rest]
+    assert _decide(plan, three).actions == ()
+    raised = _decide(
+        replace(plan, min_replicas=2), [three[0], _replica(1, stage=Stage.UNREADY, is_base=False), rest[1]]
+    )
+    assert raised.actions == (SetReplicaBase(2, is_base=True),)
+    lowered = _decide(plan, [_replica(0), _replica(1), _replica(2, is_base=False)])
+    assert lowered.actions == (SetReplicaBase(1, is_base=False),)
+
+
+def test_the_drain_of_a_replica_that_leaves_ends_when_it_is_idle() -> None:
+    """A replica that is evicted or reclaimed is released once all balancers say that nothing is in progress."""
+    plan = _plan(target=0)
+    leaving = _replica(0, stage=Stage.LEAVING, was_leaving=True)
+    for ongoing, actions in ((None, ()), (1, ()), (0, (ReleaseReplica(0),))):
+        assert _decide(plan, [replace(leaving, ongoing=ongoing)]).actions == actions
+    # Counts from before it left do not show that no request is on its way.
+    assert _decide(plan, [replace(leaving, ongoing=0, was_leaving=False)]).actions == ()
+
+
+def test_the_target_follows_what_replicas_report() -> None:
+    """Without a balancer, too, the loads of replicas that serve decide; those of replicas that leave do not count."""
+    scaler = LoadAutoscaler(math.inf, most=9, upscale_delay_s=0.0, downscale_delay_s=0.0, load=100.0)
+    plan = _plan(autoscaler=scaler)
+    two = [_replica(0, load=180.0), _replica(1, load=90.0), _replica(2, stage=Stage.DRAINING, load=500.0)]
+    assert decide(plan, _state(plan), two, (), None, 100.0).target == 3
+    silent = [replace(one, load=None) for one in two]
+    assert decide(plan, _state(plan, scaling=ScalingState(2)), silent, (), None, 100.0).target == 2
 
 
 def test_on_demand_launches_pause_after_a_refusal() -> None:

@@ -1,9 +1,12 @@
 """Training and serving on one fleet: one scheduler, one queue, the same machines."""
 
 import asyncio
+from datetime import UTC, datetime
 
 from domain.phases import Phase
+from infra.db import outbox
 from infra.db.models import Workload
+from infra.db.services import BalancerReport
 from tests.activities.temporal import until
 from tests.activities.world import job
 from tests.services.live import Live, service
@@ -89,3 +92,51 @@ async def test_an_eviction_takes_the_replica_with_the_shorter_cold_start(live: L
     assert live.endpoints() == []
     live.service = slow_service
     assert [one.replica for one in live.endpoints()] == [kept.replica]
+
+
+async def test_an_evicted_replica_ends_as_soon_as_it_is_idle(live: Live) -> None:
+    """The training that evicts it does not wait for `drain_seconds`, but for its requests in progress."""
+    await live.shared_machine()
+    spec = service(placer=None, num_overprovision=0, min_replicas=1, max_replicas=1)
+    live.up(spec.model_copy(update={"serving": spec.serving.model_copy(update={"drain_s": 600.0})}))
+    (one,) = await live.ready(1)
+    live.world.tenant("urgent", level=1)
+    urgent = live.world.submit(job(gpus=1), tenant="urgent")
+    await until(lambda: live.replicas()[0].leaving_at is not None, "the replica leaves", 40.0)
+
+    def report(ongoing: int) -> None:
+        told = {"replica": one.replica, "ongoing": ongoing, "drained": True, "ejected_s": None, "why": None}
+        with live.world.session() as session:
+            session.merge(
+                BalancerReport(service=live.service, balancer="b1", replicas=[told], reported_at=datetime.now(UTC))
+            )
+            outbox.service(session, live.service)
+
+    report(1)
+    await asyncio.sleep(2.5)
+    assert live.replicas()[0].idle_at is None and live.phase(0)[0] == Phase.CHECKPOINTING
+    report(0)
+    await until(lambda: live.world.workload(urgent).phase == Phase.RUNNING, "the urgent training runs", 60.0)
+    await until(lambda: live.replicas()[0].cause == "evicted", "the service records why the replica ended")
+
+
+async def test_a_raised_minimum_raises_the_levels_of_replicas_that_run(live: Live) -> None:
+    """And a lowered one lowers them, without a restart."""
+    for machine in MACHINES:
+        await live.shared_machine(machine)
+    policy = {"placer": None, "num_overprovision": 0, "max_replicas": 3, "target_qps_per_replica": 0.02}
+    live.up(service(min_replicas=1, upscale_delay_s=0.5, **policy))
+    await live.ready(1)
+    live.count(2.0)
+    await live.ready(3)
+
+    def levels() -> list[tuple[bool, int | None]]:
+        return [(one.is_base, live.world.workload(one.workload).level) for one in live.replicas()]
+
+    low = live.world.workload(live.replicas()[2].workload).level
+    assert levels() == [(True, None), (False, low), (False, low)] and low is not None
+    live.update(service(min_replicas=3, upscale_delay_s=0.5, **policy))
+    await until(lambda: levels() == [(True, None)] * 3, "all have the level of the service", 40.0)
+    live.update(service(min_replicas=1, upscale_delay_s=0.5, **policy))
+    await until(lambda: levels()[1:] == [(False, low)] * 2, "two have the lower level", 40.0)
+    assert all(one.ended_at is None for one in live.replicas())

@@ -143,6 +143,7 @@ PRINTS = {
     "checkpoints": ("started at step 0", "is intact", "resumed at step", "finished at step 600"),
     "digits": ("succeeded", "accuracy"),
     "hello": ("hello from rank 0 of 2", "hello from rank 1 of 2", "succeeded"),
+    "llm": ('"completion_tokens": 40', "data: [DONE]", "chat.completion.chunk", "replicas ready", "ended"),
     "serving": ("2/2", "data: [DONE]", "ended"),
     "philly": ("global-joint", "MISSED IN QUOTA"),
 }

@@ -93,7 +93,7 @@ class Repair:
 
 
 def repair(store: ObjectStore, *, dry_run: bool = False) -> Repair:
-    """Write the lost records of a root again, from the copies beside the parts, and fence processes that save there.
+    """Write the lost records of a root again, from the copies beside the parts. No process may save there meanwhile.
 
     Only checkpoints whose parts are all intact are rebuilt; the parts are read. Nothing is removed.
 

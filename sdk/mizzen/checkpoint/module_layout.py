@@ -101,18 +101,18 @@ def quick_layout(part: str, module: Any, state: Any) -> ModuleLayout | None:
     text = f"{{{tree}}}"
     if isinstance(versions, Mapping):
         text = f'{{"$state_dict":[{text},{trees.flatten(part, versions).text}]}}'
-    order = sorted(zip([-WIDTHS[str(tag)] for tag in tags], keys, tags, values, strict=True), key=lambda one: one[:2])
-    tensors = [one[3] for one in order]
+    order = sorted(zip([-WIDTHS[str(tag)] for tag in tags], keys, range(len(keys)), strict=True))
+    tensors = [values[index] for _, _, index in order]
     entries: list[str] = []
     shapes: dict[Any, str] = {}
     low = 0
-    for (_, key, tag, _), shape, size in zip(
-        order, map(kind.shape.__get__, tensors), map(kind.nbytes.__get__, tensors), strict=True
-    ):
+    facts = map(kind.shape.__get__, tensors), map(kind.nbytes.__get__, tensors)
+    for (_, key, index), shape, size in zip(order, *facts, strict=True):
         if shape not in shapes:
             shapes[shape] = str(list(shape)).replace(" ", "")
-        entries.append(f'"{key}":{{"dtype":"{tag}","shape":{shapes[shape]},"data_offsets":[{low},{low + size}]}}')
-        low += size
+        high = low + size
+        entries.append(f'"{key}":{{"dtype":"{tags[index]}","shape":{shapes[shape]},"data_offsets":[{low},{high}]}}')
+        low = high
     head = tensorfile.head(parts.metadata(text, True), ",".join(entries))
     return ModuleLayout(head, tensors, len(head) + low)
 

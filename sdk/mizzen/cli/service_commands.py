@@ -11,7 +11,7 @@ import click
 from mizzen.cli import formats
 from mizzen.cli.exits import Exit, exit_of
 from mizzen.cli.log_commands import print_logs
-from mizzen.cli.pages import notification_lines
+from mizzen.cli.pages import notification_lines, why_page
 from mizzen.cli.plain.printer import Column, emit_list, emit_one, table
 from mizzen.cli.session import Commands, Session, complete_service, complete_tenant, finish, interrupted, say
 from mizzen.client.errors import ClientError, NotFound, UnknownReference
@@ -333,3 +333,31 @@ def _page(service: Mapping[str, Any]) -> str:
     if service["replicas"]:
         lines += ["", *table(service["replicas"], _REPLICA_COLUMNS, None)]
     return "\n".join([*lines, *notification_lines(service)])
+
+
+def why_service(session: Session, name: str) -> bool:
+    """Explain why replicas of a service do not serve, as `mizzen why` does; return whether there is such a service."""
+    try:
+        service = session.client.service(name)
+    except NotFound:
+        return False
+    waiting = [one for one in service["replicas"] if one["stage"] in ("starting", "unready", "leaving")]
+    found = [(one, session.client.why(one["workload"])) for one in waiting if one["phase"] is not None]
+    body = {
+        "service": service["name"],
+        "state": service["state"],
+        "notes": service["notes"],
+        "replicas": [{"number": one["number"], "stage": one["stage"], "why": why} for one, why in found],
+    }
+
+    def page() -> str:
+        lines = [f"{service['name']}: {service['state'].replace('_', ' ')}, {_ready(service)} replicas ready"]
+        lines += [f"  {note['sentence']}" for note in service["notes"]]
+        for one, why in found:
+            probe = [f"  probe: {one['probe_error']}"] if one["probe_error"] else []
+            lines += [f"replica {one['number']}: {why_page(why)}", *probe]
+        return "\n".join(lines)
+
+    codes = [reason["code"] for _, why in found for reason in why["reasons"]]
+    emit_one(session, body, page, name="\n".join([note["code"] for note in service["notes"]] + codes))
+    return True

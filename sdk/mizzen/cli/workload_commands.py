@@ -12,6 +12,7 @@ from mizzen.cli.output_commands import newest
 from mizzen.cli.pages import show_page, why_page
 from mizzen.cli.plain.printer import Column, emit_list, emit_one, no_colour, table
 from mizzen.cli.screen import interval_option, is_live, watch_option, watch_screen
+from mizzen.cli.service_commands import why_service
 from mizzen.cli.session import (
     WORKLOAD,
     WORKLOADS,
@@ -26,7 +27,7 @@ from mizzen.cli.session import (
     limit_option,
     say,
 )
-from mizzen.client.errors import NotFound, Unavailable
+from mizzen.client.errors import NotFound, Unavailable, UnknownReference
 from mizzen.client.views import TERMINAL_PHASES
 
 
@@ -166,8 +167,17 @@ def show(session: Session, workload: str) -> None:
 @WORKLOAD
 @click.pass_obj
 def why(session: Session, workload: str) -> None:
-    """Explain why a workload is in its current phase or still waits: a summary, then one line for each reason."""
-    body = session.client.why(session.resolve(workload))
+    """Explain why a workload is in its current phase or still waits: a summary, then one line for each reason.
+
+    The name of a service stands for its replicas that do not serve.
+    """
+    try:
+        id_ = session.resolve(workload)
+    except UnknownReference:
+        if not why_service(session, workload):
+            raise
+        return
+    body = session.client.why(id_)
     emit_one(session, body, lambda: why_page(body), name="\n".join(reason["code"] for reason in body["reasons"]))
 
 

@@ -501,7 +501,7 @@ class Why(TypedDict):
     summary: str
     reasons: list[Reason]
     rank: int | None
-    """1..8, lower is served first; 8 is over-quota."""
+    """1..14, lower is served first; 8 and more: over-quota, in the order of the levels."""
     level: int
     over_quota: bool | None
     credit: float | None
@@ -1102,6 +1102,8 @@ class ServiceReplica(TypedDict):
     """Why it ends or has ended."""
     probe_error: str | None
     """The result of its last probe, if it failed."""
+    load: float | None
+    """The load that it reports for the autoscaler; None: none."""
     ejected: str | None
     """Why balancers send it no requests, or few, although its probe succeeds."""
     phase: str | None

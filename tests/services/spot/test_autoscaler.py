@@ -107,3 +107,15 @@ def test_fixed_target_and_limits() -> None:
     ):
         with pytest.raises(ValueError, match="must be"):
             LoadAutoscaler(**wrong)
+
+
+def test_reported_loads_decide_the_target() -> None:
+    """The target follows the mean of the reported load over the window, and the requests if they need more replicas."""
+    scaler = LoadAutoscaler(1.0, most=9, upscale_delay_s=0.0, downscale_delay_s=0.0, load=100.0)
+    state = scaler.decide(scaler.start(), 0.0, 0, load=250.0)
+    assert state.target == 3
+    state = scaler.decide(_STATE.validate_json(_STATE.dump_json(state)), 30.0, 0, load=50.0)
+    assert state.target == 2
+    assert scaler.decide(state, 59.0, 400, load=50.0).target == 7
+    assert scaler.decide(state, 120.0, 0).target == 1
+    assert LoadAutoscaler(1.0, most=9, upscale_delay_s=0.0).decide(state, 120.0, 0, load=900.0).loads == ()
