@@ -100,6 +100,8 @@ NOISE = """
 import random
 from torch.utils.data import default_collate
 
+random.seed(1)  # Python seeds it anew in each fork.
+
 
 class Noisy:
     def __init__(self, *tensors):

@@ -48,7 +48,7 @@ def test_rotation_takes_nothing_that_is_not_stored(strategy: str, tmp_path: Path
     }
     ended = run(path, tmp_path, **told)
     assert ended.code == 0, ended.output
-    assert "Warning" not in ended.output
+    assert "CheckpointWarning" not in ended.output
     assert list_committed(tmp_path / "ckpt", verify=True)[0].step == 18
 
 
