@@ -17,6 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from mizzen.checkpoint import parts, rng
 from mizzen.integrations import random_numbers
 from mizzen.integrations.random_numbers import Seeded, owned, seed_of
+from mizzen.integrations.trainer_position import check_length
 
 _PART = "fetches"
 
@@ -27,6 +28,9 @@ class Fetches:
     def __init__(self, seed: int, rank: int) -> None:
         self._key = (seed, rank)
         self._epoch = 0
+        self._accumulated = 1
+        self._length = 1
+        self._nothing = False
         self._iterator: _BaseDataLoaderIter | None = None
         self._awaited = False
         self._number = 0
@@ -41,6 +45,10 @@ class Fetches:
         self._loaded: dict[str, Any] | None = None
         self._plan: dict[int, Any] = {}
         self._plain: Callable[[Any], Any] | None = None
+
+    def count(self, accumulated: int, length: int, epoch: int) -> None:
+        """Begin at `epoch`; a step uses `accumulated` batches, and the Trainer takes `length` steps for an epoch."""
+        self._accumulated, self._length, self._epoch = accumulated, length, epoch
 
     def install(self) -> None:
         """Begin to follow. `remove` ends it."""
@@ -71,13 +79,16 @@ class Fetches:
         Raises:
             CheckpointError: the file is damaged.
         """
-        self._loaded = parts.decode(parts.TENSORS, bytearray(path.read_bytes()), False, name=_PART)
+        self._loaded = _read(path)
+        check_length(self._loaded["length"], self._length)
         return int(self._loaded["used"])
 
     def save(self, path: Path) -> None:
         """Write the states to `path`."""
         ahead = [[number, state] for number, state in self._before.items() if number >= self._used]
         state = {
+            "length": self._length,
+            "counted": self._epoch * self._length + self._used // self._accumulated,
             "used": self._used,
             "order": self._order,
             "ahead": ahead,
@@ -87,10 +98,13 @@ class Fetches:
         _, chunks = parts.encode(_PART, state | {"devices": _devices()})
         path.write_bytes(b"".join(chunks))
 
-    def begin(self, epoch: int, collate: Any) -> None:
-        """Await the iterator of an epoch. If it is the one that is resumed, `load` was called before."""
+    def begin(self, collate: Any, nothing: bool) -> None:
+        """Await the iterator of an epoch. If it is the one that is resumed, `load` was called before.
+
+        With `nothing`, the training is complete, and nothing follows the used batches.
+        """
         loaded, self._loaded = self._loaded, None
-        self._epoch, self._iterator, self._awaited = epoch, None, True
+        self._iterator, self._awaited, self._nothing = None, True, nothing
         self._number, self._used, self._order, self._before, self._plan = 0, 0, None, {}, {}
         random_numbers.collator = collate
         if getattr(collate, "generator", self) is None and getattr(collate, "seed", None) is not None:
@@ -105,13 +119,15 @@ class Fetches:
             # The framework restores the global generators before it iterates.
             self._plan[0]["shared"] = None
 
-    def use(self, batches: int) -> None:
-        """Record that the training has used `batches` more batches."""
-        self._used += batches
+    def use(self) -> None:
+        """Record that the training has used the batches of one more step."""
+        self._used += self._accumulated
         self._before = {number: states for number, states in self._before.items() if number >= self._used}
 
     def end(self) -> None:
         """End the epoch: what is saved from now on is the beginning of the next one."""
+        self._set_rest()  # A stream may end before the last fetch that was awaited.
+        self._epoch += 1
         self._number, self._used, self._order, self._before = 0, 0, None, {}
 
     def _first(self, iterator: _BaseDataLoaderIter, plain: Callable[[Any], Any]) -> Any:
@@ -126,6 +142,8 @@ class Fetches:
 
     def _next(self, iterator: _BaseDataLoaderIter, plain: Callable[[Any], Any]) -> Any:
         number, worked = self._number, iterator._num_workers > 0
+        if self._nothing and number >= self._used > 0:
+            raise StopIteration
         self._own = [] if worked else owned(iterator._dataset, iterator._collate_fn)
         try:
             index = plain(iterator)
@@ -148,6 +166,15 @@ class Fetches:
         for states in self._plan.values():
             _set(states, self._own)
         self._plan = {}
+
+
+def steps_counted(path: Path) -> int | None:
+    """Return the number of steps from which the Trainer derives the place that was saved; None without a file."""
+    return int(_read(path)["counted"]) if path.exists() else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return parts.decode(parts.TENSORS, bytearray(path.read_bytes()), False, name=_PART)
 
 
 def _states(own: list[Any] | None) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from mizzen.integrations.files import FileCheckpoints, Loaded
 _FILE = "lightning.ckpt"
 _RNG = "rng"
 _LOGGED = "logged"
+_STOPS = "stops"
 _NEEDED = ("state_dict", "optimizer_states", "loops")
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
@@ -174,6 +175,8 @@ class ResilientCallback(Callback):
             logged = self._loaded.state[_LOGGED]
             trainer.callback_metrics.update(logged["metrics"])
             self._sums = logged["sums"] if trainer.fit_loop.restarted_mid_epoch else {}
+            # Lightning does not save that a callback, such as EarlyStopping, has stopped the training.
+            trainer.should_stop = trainer.should_stop or self._loaded.state[_STOPS]
             _restore_generators(trainer, self._loaded.state[_RNG])
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -221,7 +224,7 @@ class ResilientCallback(Callback):
                         raise  # The other ranks wait within `save_checkpoint`.
                     self.files.checkpointer.not_saved(self._step, error)
                 else:
-                    extra = {_RNG: rng.capture_shared(), _LOGGED: _logged(trainer)}
+                    extra = {_RNG: rng.capture_shared(), _LOGGED: _logged(trainer), _STOPS: trainer.should_stop}
                     self.files.save(self._step, Path(folder), extra)
         if action in (StepAction.FLUSH, StepAction.LEAVE):
             self.files.leave()
