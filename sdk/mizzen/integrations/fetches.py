@@ -174,7 +174,8 @@ def steps_counted(path: Path) -> int | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return parts.decode(parts.TENSORS, bytearray(path.read_bytes()), False, name=_PART)
+    state: dict[str, Any] = parts.decode(parts.TENSORS, bytearray(path.read_bytes()), False, name=_PART)
+    return state
 
 
 def _states(own: list[Any] | None) -> dict[str, Any]:

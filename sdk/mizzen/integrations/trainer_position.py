@@ -25,8 +25,8 @@ def steps_of_epoch(loader: Any, args: TrainingArguments, state: TrainerState) ->
     try:
         batches = len(loader)
     except TypeError:
-        return state.max_steps
-    return max(math.ceil(batches / args.gradient_accumulation_steps), 1)
+        return int(state.max_steps)
+    return max(math.ceil(batches / int(args.gradient_accumulation_steps)), 1)
 
 
 def change_state(folder: Path, **values: Any) -> None:
