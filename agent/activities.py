@@ -357,7 +357,8 @@ class NodeActivities:
         if (run := staged.serving_run) is not None and staged.launch.serving is not None:
             address, port = self._config.address, staged.folder.ports()[SERVING]
             has_setup = staged.launch.jobs[run.job].setup is not None
-            serving = Readiness(run, staged.launch.serving.probe, address, port, has_setup=has_setup)
+            spec = staged.launch.serving.probe.with_secrets(staged.secrets.get(run.job, {}))
+            serving = Readiness(run, spec, address, port, has_setup=has_setup)
         heartbeat_interval_s = pause_s(self._beat_s)
         poll_interval_s = self._config.poll_interval_s
         await TaskWatch(

@@ -139,6 +139,7 @@ _FOR_ALL: Mapping[Hook, tuple[ProgramType, Callable[[int], Program]]] = {
     Hook.SENDMSG6: (ProgramType.CGROUP_SOCK_ADDR, lambda _: _refuses6()),
 }
 _MOST_LOADED = 64
-"""So many programs stay loaded. With more, all are closed; those that are attached stay in force."""
+"""The largest number of programs that stay loaded for later tasks. Beyond it, all descriptors are closed; programs that
+are attached to a cgroup continue to apply."""
 _attaching = threading.Lock()
 _programs: dict[tuple[Hook, int | None], int] = {}

@@ -73,6 +73,7 @@ def sandbox_of(
 
     They see their own folders, those of Python and the SDK, `paths` (`AgentConfig.paths`), and, if the bucket is a
     local folder, their checkpoints and tables. They can change only their working directories, reports and checkpoints.
+    At the absolute paths of the job's mounts they see the files of the first task (`RunFolder.mounted`).
     `shm_bytes` is the size of `/dev/shm`; 0: half of the machine's memory. `devices` has the meaning of that of
     `sandbox_command`.
     """
@@ -81,7 +82,11 @@ def sandbox_of(
         raise FileNotFoundError("bubblewrap is not installed any more")
     reads, writes = task_paths(launch, runs, paths)
     reads = [*_python_paths(), *reads]
-    command = sandbox_command(program, private, reads=reads, writes=writes, shm_bytes=shm_bytes, devices=devices)
+    mounted = (run.mounted(launch.jobs[run.job].mounts) for run in reversed(runs))
+    mounts = {path: str(place) for one in mounted for path, place in one.items()}
+    command = sandbox_command(
+        program, private, reads=reads, writes=writes, shm_bytes=shm_bytes, devices=devices, mounts=mounts
+    )
     return {"folder": str(private), "command": command}
 
 

@@ -9,8 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from domain.ids import run_id
-from domain.launch import LaunchDescription, TaskPlace
+from domain.launch import JobLaunch, LaunchDescription, TaskPlace
 
+_MOST_ADDRESSES_BYTES = 64 << 10
+"""The kernel limits a variable to 128 KiB."""
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -75,6 +77,18 @@ def script_command(script: str, path: Path, search: str) -> tuple[str, ...]:
     if interpreter:
         return (*interpreter, str(path))
     return (shutil.which("bash", path=search) or "/bin/sh", "-e", str(path))
+
+
+def setup_command(job: JobLaunch, python: str, path: Path, search: str) -> tuple[str, ...] | None:
+    """Returns the command before that of the task: the copies of `mounts`, and then the script; None: there is none.
+
+    `path` and `search` are as in `script_command`. `python` runs the copies.
+    """
+    script = () if job.setup is None else script_command(job.setup, path, search)
+    copies = [word for mount in job.mounts if mount.source for word in (mount.source, mount.target)]
+    if not copies:
+        return script or None
+    return (python, "-m", "mizzen.objects.fetch", *copies, "--", *script)
 
 
 def environment(
@@ -155,9 +169,20 @@ def environment(
         ours[f"MIZZEN_JOB_{_variable(name)}_ADDR"] = address
     if place.job in masters:
         ours["MASTER_ADDR"], _, ours["MASTER_PORT"] = masters[place.job].rpartition(":")
+    if (addresses := _addresses(launch, place.job)) is not None:
+        ours["MIZZEN_TASK_ADDRS"] = addresses
     # The output is a file, of which Python would otherwise buffer 8 KiB: it would be late, and lost with a kill.
     defaults = {"PATH": DEFAULT_PATH, "HOME": str(home), "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **credentials}
     return defaults | theirs | ours
+
+
+def _addresses(launch: LaunchDescription, job: str) -> str | None:
+    """Returns the addresses of a job's tasks, by rank, one a line; None: unknown, or too long for a variable."""
+    ranked = sorted((one for one in launch.tasks if one.job == job), key=lambda one: one.rank)
+    if any(one.machine not in launch.addresses for one in ranked):
+        return None
+    text = "\n".join(launch.addresses[one.machine] for one in ranked)
+    return text if len(text) <= _MOST_ADDRESSES_BYTES else None
 
 
 def _variable(name: str) -> str:

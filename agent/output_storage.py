@@ -61,7 +61,7 @@ class OutputStorage:
     def __init__(self, limit_bytes: int, limit_files: int) -> None:
         """The limits are those of one output of one task."""
         self._limits = {"bytes": limit_bytes, "files": limit_files}
-        # With threads of their own, large outputs delay neither the shipping of logs nor the start of tasks.
+        # Outputs have their own threads, so that large ones do not delay the shipping of logs or the start of tasks.
         self._executor = ThreadPoolExecutor(4, thread_name_prefix="outputs")
         self._closing = threading.Event()
         self._storing: dict[str, tuple[_Storing, asyncio.Task[None]]] = {}

@@ -45,6 +45,7 @@ def sandbox_command(
     writes: Iterable[str],
     shm_bytes: int = 0,
     devices: Mapping[str, str] | None = None,
+    mounts: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Returns bubblewrap's command for `agent.sandbox.hold`.
 
@@ -56,6 +57,7 @@ def sandbox_command(
         writes: existing folders and files that are visible and writable. The permissions of files apply.
         shm_bytes: size of `/dev/shm`; 0: half of the machine's memory.
         devices: further device files that are visible: the path on the machine, and that in the sandbox.
+        mounts: writable folders and files that are visible at another path: that in the sandbox, and their own.
     """
     root = os.geteuid() == 0
     arguments = [program, "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--clearenv", "--cap-drop", "ALL"]
@@ -90,6 +92,9 @@ def sandbox_command(
                 continue
             arguments += [*_above(place, places), mode, real, place]
             places[place] = None
+    for place, path in sorted((mounts or {}).items()):
+        arguments += [*_above(place, places), "--bind", path, place]
+        places[place] = None
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 

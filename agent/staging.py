@@ -268,4 +268,7 @@ class Stager:
                     if owner is not None:
                         os.chown(file.fileno(), owner.uid, owner.gid)
         # Last, because the presence of `work` marks the folder as complete.
-        fill_workdir(run.work, archive, staged.launch.files, owner=owner)
+        mounted = run.mounted(job.mounts)
+        if mounted:
+            make_folder(run.path / "mounts")
+        fill_workdir(run.work, archive, staged.launch.files, owner=owner, mounted=mounted)

@@ -18,7 +18,7 @@ from agent.credentials.task_credentials import TaskCredentials
 from agent.device_rules import HeldGpus
 from agent.elements import lane_of
 from agent.isolation import local_checkpoints, sandbox_of
-from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command
+from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command, setup_command
 from agent.notices import MachineNotices
 from agent.ports import NoFreePort, PortTaken
 from agent.processes import task_environment
@@ -196,7 +196,7 @@ class TaskLaunches:
             gid=owner.gid if owner else None,
             groups=owner.groups if owner else (),
             sandbox=self._sandbox(staged, owner),
-            setup=None if job.setup is None else script_command(job.setup, run.setup_script, search),
+            setup=setup_command(job, env["MIZZEN_PYTHON"], run.setup_script, search),
             setup_by=None if run == first else str(first.begun),
             shares=tuple(str(other.work) for other in others) if run == first else (),
             restarts=job.restarts,

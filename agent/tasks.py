@@ -25,7 +25,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -39,6 +39,7 @@ from agent.processes import ProcessIdentity, kill_until_gone, with_run_ids
 from agent.task_setup import BEGUN_FILE
 from agent.zygote_client import NoZygote, start_shim
 from domain.ids import run_id
+from domain.spec import MountSpec
 
 _STARTING_S = 10.0
 """Timeout for a shim that holds the lock to record its task."""
@@ -117,6 +118,14 @@ class RunFolder:
     def work(self) -> Path:
         """The task's working directory."""
         return self.path / "work"
+
+    def mounted(self, mounts: Sequence[MountSpec]) -> dict[str, Path]:
+        """Returns the absolute paths at which the task sees its own files, each with their path on the machine.
+
+        The task cannot replace these files by links, because their folder belongs to the agent.
+        """
+        paths = (mount.target for mount in mounts if mount.is_absolute)
+        return {path: self.path / "mounts" / str(number) for number, path in enumerate(paths)}
 
     @property
     def report(self) -> Path:

@@ -5,9 +5,11 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from agent.launch import Owner
-from infra.archives import ArchiveTree, walk
+from domain.spec import MOUNTS
+from infra.archives import ArchiveTree, BadArchive, walk
 
 MAX_UNPACKED_BYTES = 4 << 30
 MAX_MEMBERS = 100_000
@@ -19,12 +21,15 @@ def fill_workdir(
     files: Mapping[str, str],
     *,
     owner: Owner | None = None,
+    mounted: Mapping[str, Path] = MappingProxyType({}),
     max_bytes: int = MAX_UNPACKED_BYTES,
     max_members: int = MAX_MEMBERS,
 ) -> None:
     """Makes the folder `target` with the content of `archive` (tar.gz) and `files`, atomically.
 
     Does nothing if `target` exists. Only the folder's owner may enter it: `owner`, or the agent's user if that is None.
+    What the archive has below `MOUNTS` for an absolute path in `mounted` is moved to the path there; if the archive has
+    nothing, that path becomes an empty folder.
 
     Raises:
         BadArchive: the archive or the files cannot be unpacked (`infra.archives`).
@@ -45,8 +50,15 @@ def fill_workdir(
             path.unlink(missing_ok=True)  # It may be a link of the archive.
             path.write_bytes(text.encode(errors="replace"))
             path.chmod(0o644)
+        for seen in mounted:
+            _require_own(staging, f"{MOUNTS}{seen}")
         if owner is not None:
             _give(staging, owner)
+        for seen in sorted(mounted, reverse=True):  # `/a/b` before `/a`.
+            _remove(mounted[seen])
+            (staging / f"{MOUNTS}{seen}").rename(mounted[seen])
+        if mounted:
+            shutil.rmtree(staging / MOUNTS)
         staging.rename(target)
     except OSError:
         if not target.exists():  # If it exists, a concurrent call has made it with the same content.
@@ -73,6 +85,28 @@ def _unpack(archive: Path, root: Path, tree: ArchiveTree, max_bytes: int, max_me
     for name, target in links.items():  # Last, so that nothing is written through a link.
         (root / name).unlink(missing_ok=True)
         (root / name).symlink_to(target)
+
+
+def _require_own(root: Path, name: str) -> None:
+    """Makes a folder at a path in the archive, unless the archive has something there that is no link.
+
+    Raises:
+        BadArchive: a part of the path is a link, or a file.
+    """
+    path = root
+    for part in name.split("/"):
+        path /= part
+        if path.is_symlink() or (path.is_file() and path != root / name):
+            raise BadArchive(f"{path.relative_to(root)}: must be a folder, because file_mounts has {name}")
+    if not path.exists():
+        path.mkdir(mode=0o755, parents=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _give(root: Path, owner: Owner) -> None:

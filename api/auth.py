@@ -51,7 +51,7 @@ class Role(StrEnum):
     """Role of a key. A viewer can read, a submitter can also change its tenant's workloads, an operator can do all.
 
     A machine can read only its own page. Its agent connects to the gateway with this key. A balancer can read the
-    endpoints of services and their changes, and report counts of requests.
+    endpoints of services, their changes and their certificates with the keys, and report counts of requests.
     """
 
     MACHINE = "machine"
@@ -108,6 +108,14 @@ class Caller:
             raise HttpProblem(
                 ProblemType.FORBIDDEN,
                 "the operation requires the role balancer or submitter; the key has the role viewer",
+            )
+
+    def require_balancer(self) -> None:
+        """Raises 403 unless the key is one of a balancer or an operator: others never read secrets."""
+        if self.role is not Role.BALANCER and not self.may(Role.OPERATOR):
+            raise HttpProblem(
+                ProblemType.FORBIDDEN,
+                f"the operation requires the role balancer or operator; the key has the role {self.role}",
             )
 
     def require_tenant(self, tenant: str) -> None:

@@ -25,16 +25,18 @@ class _Handler(BaseHTTPRequestHandler):
         """Logs nothing."""
 
     def do_GET(self) -> None:
-        """Answers with events or the list of a service."""
+        """Answers with events, or with the list or the certificate of a service."""
         parts = urlsplit(self.path)
         if parts.path == "/v1/events":
             return self._events(parse_qs(parts.query)["after"][0])
-        _, _, kind, name, _ = parts.path.split("/")
+        _, _, kind, name, what = parts.path.split("/")
         assert kind == "services"
         api = self.server.api
         with api.lock:
             api.fetches += 1
             body = api.lists.get(name)
+            if what == "certificate" and body:
+                body = {"name": body["certificate"], "pem": api.certificates[body["certificate"]]}
         if api.fails:
             return self._send(500, {"title": "broken"})
         return self._send(200, body) if body else self._send(404, {"title": "no such service"})
@@ -94,6 +96,8 @@ class BalanceApi:
     def __init__(self) -> None:
         self.port = free_port()
         self.lists: dict[str, dict[str, Any]] = {}
+        self.certificates: dict[str, str] = {}
+        """The PEM text of each certificate."""
         self.events: list[dict[str, Any]] = []
         self.counts: dict[tuple[str, str, int], dict[str, Any]] = {}
         """The last counts by service, balancer and second."""
@@ -139,7 +143,7 @@ class BalanceApi:
                 "service": f"sv-{name}", "name": name, "policy": "round_robin", "sticky_header": None,
                 "sticky_prefix_bytes": None, "resume": False, "retry_non_idempotent": False,
                 "request_timeout_s": 30, "first_byte_s": None, "max_queue": 100, "hold_s": 0, "drain_s": 30,
-                "canary": None,
+                "certificate": None, "canary": None,
             }  # fmt: skip
             self.lists[name] = {**usual, **settings, "version": version, "endpoints": endpoints}
             if event:

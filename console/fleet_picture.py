@@ -108,7 +108,8 @@ def grid_of(machines: Sequence[MachineSlots]) -> Grid:
 def uses_of(machines: Sequence[MachineSlots], own: Holders, tenants: Sequence[str]) -> npt.NDArray[np.uint8]:
     """Returns the colour of each slot, by machine and slot.
 
-    `own`: slots that are told apart; with `tenants` by the tenant's order in it, else all as `SlotUse.OWN`.
+    `own`: the held slots whose tenants the caller may see. Each has the colour of its tenant, by the order of
+    `tenants`; without `tenants` all are `SlotUse.OWN`.
     """
     most = max((max(1, m.gpus) for m in machines), default=1)
     bits = np.uint64(1) << np.arange(most, dtype=np.uint64)

@@ -108,6 +108,8 @@ class LaunchDescription(_Frozen):
     logs: LogLaunch = LogLaunch()
     jobs: dict[str, JobLaunch]
     tasks: tuple[TaskPlace, ...]
+    addresses: dict[str, str] = Field(default_factory=dict)
+    """Machine to the address at which other machines reach it."""
     isolation: Isolation = Isolation.NONE
     """The weakest mode of isolation in which agents start the tasks."""
     keep_s: float | None = None

@@ -83,7 +83,10 @@ class ReplicaPolicySpec(_Frozen):
     """The number of replicas is fixed if this equals `min_replicas`."""
     target_qps_per_replica: float | None = None
     """Q_tar, the requests per second that one replica should get; None: it is not a criterion. Without this and the
-    next two fields the number of replicas is fixed."""
+    targets of requests in progress and of the load, the number of replicas is fixed."""
+    target_qps_by_gpu: dict[str, float] = Field(default_factory=dict)
+    """Q_tar of replicas by their GPUs, such as `a100:1`, or `a100` for any number of them, in lower case. The largest
+    value is `target_qps_per_replica`."""
     target_ongoing_requests: float | None = None
     """The requests in progress that one replica should have; None: it is not a criterion."""
     target_load_per_replica: float | None = None
@@ -101,6 +104,11 @@ class ReplicaPolicySpec(_Frozen):
     """Whether on-demand replicas stand in for spot replicas that are not ready."""
     base_ondemand_fallback_replicas: int = 0
     """The number of on-demand replicas that are always kept."""
+
+    def qps_of(self, gpu_type: str | None, gpus: int) -> float | None:
+        """Returns Q_tar of a replica whose machines have these GPUs; None: it is not known by its GPUs."""
+        kind = (gpu_type or "").casefold()
+        return self.target_qps_by_gpu.get(f"{kind}:{gpus}", self.target_qps_by_gpu.get(kind))
 
 
 class ReplicaSpread(_Frozen):
@@ -126,6 +134,8 @@ class ServiceSpec(TaskSpec):
     """Acceptable resources, in order of preference."""
     secrets: dict[str, str] = Field(default_factory=dict)
     """Environment variable to the name of one of the tenant's secrets."""
+    image_pull_secret: str | None = None
+    """Name of the tenant's secret with `USER:PASSWORD` for the registry of the image."""
     files: dict[str, str] = Field(default_factory=dict)
     workdir: str | None = None
     """SHA-256 (hex) of an uploaded archive."""
@@ -153,6 +163,9 @@ class ServiceSpec(TaskSpec):
     """The most replicas that a rolling update adds at a time."""
     max_unavailable: int = 0
     """The most replicas below the target that a rolling update leaves ready, so that it needs no room for more."""
+    certificate: str | None = None
+    """Name of the tenant's secret with the PEM text of the certificate and its private key that balancers use; None:
+    they use TLS only by an option of their own."""
     canary: CanarySpec | None = None
     """How the version is judged before it replaces an older one; None: its readiness suffices."""
     spread: ReplicaSpread = ReplicaSpread()
@@ -180,6 +193,7 @@ NOT_IN_REPLICAS: Any = {
     "first_byte_s": True,
     "max_queue": True,
     "hold_s": True,
+    "certificate": True,
     "max_surge": True,
     "max_unavailable": True,
     "canary": True,

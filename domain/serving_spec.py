@@ -1,6 +1,11 @@
 """How a workload serves requests: its port, its readiness probe and its drain. Task 0 of the first job serves."""
 
+from collections.abc import Mapping
+from typing import Self
+
 from pydantic import BaseModel, ConfigDict, Field
+
+from domain.references import filled_in
 
 LOAD_HEADER = "Mizzen-Load"
 """The header of the probe's response in which a replica reports its load, a number of any unit, for the autoscaler."""
@@ -18,6 +23,8 @@ class ProbeSpec(_Frozen):
     body: str | None = None
     """None: GET. Otherwise POST with this body."""
     headers: dict[str, str] = Field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    """The variables of the job's secrets to which `headers` refer, as `$NAME` or `${NAME}`."""
     initial_delay_s: float = 1200.0
     """Time from the start of the task within which it must become ready. A task that is not ready by then has
     failed."""
@@ -27,6 +34,11 @@ class ProbeSpec(_Frozen):
     """Time between two probes of a task that is ready. A task that is not ready is probed more often."""
     failures: int = 3
     """Number of failed probes in a row after which a ready task is no longer ready."""
+
+    def with_secrets(self, values: Mapping[str, str]) -> Self:
+        """Returns the probe with the values of its secrets in the headers. `values` has the job's secrets."""
+        known = {name: values[name] for name in self.secrets if name in values}
+        return self.model_copy(update={"headers": filled_in(self.headers, known)})
 
 
 _STOP_S = 5.0

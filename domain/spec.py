@@ -16,6 +16,9 @@ from domain.scheduling import JobRequest
 from domain.serving_spec import ServingSpec
 from domain.spread import SpreadRule
 
+MOUNTS = ".mounts"
+"""Folder in an archive with the files that tasks see at absolute paths."""
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -39,6 +42,21 @@ class ResourceSpec(_Frozen):
         )
 
 
+class MountSpec(_Frozen):
+    """Files that a task finds at a path."""
+
+    target: str
+    """A path relative to the working directory, or an absolute path, which exists only in sandboxes and containers."""
+    source: str | None = None
+    """URL of an object, or of a folder of a bucket, which is copied before the setup script; None: the archive has the
+    files."""
+
+    @property
+    def is_absolute(self) -> bool:
+        """Whether the path is outside of the working directory."""
+        return self.target.startswith("/")
+
+
 class TaskSpec(_Frozen):
     """What each task of a job runs. Agents read these fields in the launch description."""
 
@@ -54,6 +72,8 @@ class TaskSpec(_Frozen):
     """Whether stdout and stderr are one file, which keeps their order, or can be told apart."""
     image: str | None = None
     """Reference of a container image (`domain.images`) in which the tasks run; None: they use the machine's files."""
+    mounts: tuple[MountSpec, ...] = ()
+    """Files beside those of the archive."""
 
     def task_fields(self) -> dict[str, Any]:
         """Returns the fields of this class by name."""

@@ -83,10 +83,7 @@ def decide(
     if plan.stopping:
         return ServiceDecision(state, 0, tuple(EndReplica(one.number, EndCause.SERVICE_ENDED) for one in replicas))
     begun = state.begun(plan.version, now_s, has_canary=plan.canary is not None)
-    loads = [one.load for one in replicas if one.load is not None and one.stage not in CANNOT_COUNT]
-    state = _scaled(
-        plan, after_losses(plan, begun, losses, now_s), requests, waiting, ongoing, sum(loads) if loads else None
-    )
+    state = _scaled(plan, after_losses(plan, begun, losses, now_s), replicas, requests, waiting, ongoing)
     canary = step_canary(plan, state, replicas, losses, answers, now_s)
     plan, state, replicas = canary.plan, canary.state, canary.rest
     for one in replicas:
@@ -117,15 +114,31 @@ def decide(
 
 
 def _scaled(
-    plan: ServicePlan, state: ServiceState, requests: int | None, waiting: int, ongoing: int, load: float | None
+    plan: ServicePlan,
+    state: ServiceState,
+    replicas: Sequence[ReplicaFacts],
+    requests: int | None,
+    waiting: int,
+    ongoing: int,
 ) -> ServiceState:
     """Returns the state with the target that follows the load, as far as it is known."""
     scaler = plan.autoscaler
-    follows_load = scaler.load is not None and load is not None
+    loads = [one.load for one in replicas if one.load is not None and one.stage not in CANNOT_COUNT]
+    follows_load = scaler.load is not None and bool(loads)
     if requests is None and not waiting and not ongoing and not follows_load:
         return replace(state, scaling=scaler.limited(state.scaling))
     assert state.decided_at_s is not None
-    scaling = scaler.decide(state.scaling, state.decided_at_s, requests or 0, waiting, ongoing, load or 0.0)
+    numbers = {one.number for one in replicas}
+    rates = sorted(  # In the order of `services.spot.spothedge.surplus`.
+        (one.stage is not Stage.READY, -one.requests_per_s)
+        for one in replicas
+        # A predecessor and its successor count as one replica.
+        if one.requests_per_s is not None and one.stage not in CANNOT_COUNT and one.replaces not in numbers
+    )
+    scaling = scaler.decide(
+        state.scaling, state.decided_at_s, requests or 0, waiting, ongoing, [-rate for _, rate in rates],
+        load=sum(loads),
+    )  # fmt: skip
     return replace(state, scaling=scaling)
 
 
@@ -374,4 +387,4 @@ def _seen(one: ReplicaFacts) -> SpotReplica:
     state = ReplicaState.PROVISIONING if one.is_granted else ReplicaState.REQUESTED
     state = ReplicaState.READY if one.stage is Stage.READY else state
     zone = one.zone if one.kind is CapacityKind.SPOT else None
-    return SpotReplica(one.number, one.kind, zone, state, one.ongoing or 0)
+    return SpotReplica(one.number, one.kind, zone, state, one.ongoing or 0, one.requests_per_s or 0.0)

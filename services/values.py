@@ -62,6 +62,9 @@ class ReplicaFacts:
     """The load that it reports; None: it reports none."""
     ongoing: int | None = None
     """The number of its requests in progress; None: unknown. While it drains, 0 means that none can arrive any more."""
+    requests_per_s: float | None = None
+    """The requests for each second that it should get; None: they do not depend on its machines, or these are
+    unknown."""
 
 
 class LossKind(StrEnum):

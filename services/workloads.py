@@ -3,6 +3,7 @@
 from capacity.offers import Shape
 from domain.capacity import CapacityKind
 from domain.ids import NAME_LENGTH
+from domain.isolation import Isolation
 from domain.service import ResourceOption, ServiceSpec
 from domain.spec import CheckpointSpec, JobSpec, WorkloadSpec
 from domain.spread import SpreadRule
@@ -54,8 +55,10 @@ def replica_workload(
         tasks=spec.machines,
         resources=resources,
         secrets=spec.secrets,
+        image_pull_secret=spec.image_pull_secret,
         **spec.task_fields(),
     )
+    needs_sandbox = spec.image is None and any(one.is_absolute for one in spec.mounts)
     return WorkloadSpec(
         name=replica_name(spec.name, number),
         tenant=spec.tenant,
@@ -70,5 +73,6 @@ def replica_workload(
         cluster=cluster,
         spread=spread,
         capacity=None if cluster is not None else SHARED,
+        isolation=Isolation.SANDBOX if needs_sandbox else None,
         regions_allowed=None if option.region is None else (option.region,),
     )

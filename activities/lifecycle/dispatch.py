@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from sqlalchemy import Engine, Text, case, cast, func, select, text, update
+from sqlalchemy import Engine, Text, case, cast, func, select, update
 from sqlalchemy.exc import DBAPIError
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.capacity.instance_start import read_instance, start_instance
-from activities.lifecycle.workload_start import Start, read_start, start_workflow
+from activities.lifecycle.workload_start import read_start, start_workflow
 from activities.scheduling.pace import LoopPace
 from activities.workflow_start import ensure_workflow
 from domain import ids
-from domain.phases import QUEUED_PHASES
 from domain.protocol.data import ON_DEMAND, ReplicateTable, Scrub
 from domain.protocol.mail import Mail, MailKind
 from domain.protocol.services import ServiceRef
@@ -51,7 +50,6 @@ _LONGEST_REST_S = 60.0
 _AWAY = frozenset({RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED})
 _RECEIVER = func.coalesce(Outbox.workload, case((Outbox.kind == "wake", "wake"), else_=cast(Outbox.id, Text)))
 """The receiver of a row: a workload, the scheduler, or, for other kinds, a receiver of this row only."""
-_ANY_QUEUED = text("select exists (select from workload where finished_at is null and phase = any(:phases))")
 
 
 @dataclass(frozen=True)
@@ -157,8 +155,7 @@ class Dispatcher:
         async def deliver_all(receiver: str, mails: list[_Row]) -> None:
             async with gate:
                 if receiver == "wake":
-                    if not all(m.body.get("if_queued") for m in mails) or await in_thread(self._is_any_queued):
-                        await self._wake()  # One wake stands for all of them.
+                    await self._wake()  # One wake stands for all of them.
                     done.extend(m.id for m in mails)
                     return
                 for mail in mails:
@@ -202,10 +199,6 @@ class Dispatcher:
                 due = due.where(_RECEIVER.not_in(resting))
             rows = session.execute(due.order_by(Outbox.id).limit(_BATCH))
             return [_Row(row.id, receiver, row.kind, row.workload, row.body) for row, receiver in rows]
-
-    def _is_any_queued(self) -> bool:
-        with transaction(self._engine, isolation="AUTOCOMMIT") as session:
-            return bool(session.execute(_ANY_QUEUED, {"phases": sorted(QUEUED_PHASES)}).scalar())
 
     def _mark(self, done: list[int]) -> None:
         if done:
@@ -252,12 +245,8 @@ class Dispatcher:
 
         The workflow starts from the current state in Postgres, which may be newer than the mail.
         """
-        start = await in_thread(self._read_start, workload)
+        start = await in_db(self._engine, read_start, workload)
         return None if start is None else await start_workflow(self._client, start)
-
-    def _read_start(self, workload: str) -> Start | None:
-        with transaction(self._engine, isolation="AUTOCOMMIT") as session:  # Only reads.
-            return read_start(session, workload)
 
     async def _mail(self, workload: str, mail: Mail) -> None:
         # A workload that was never placed has no workflow. The first award starts it, with its attempt placed.

@@ -131,7 +131,7 @@ class LaunchActivities:
             region.name,
             store=store,
             checkpoints=checkpoints,
-            machines=[a.machine for a in allocations],
+            machines={a.machine: machines[a.machine].address for a in allocations},
             slots=tasks,
             sealed=sealed,
             hazard=hazard,
@@ -327,7 +327,7 @@ class LaunchActivities:
         *,
         store: ObjectStore,
         checkpoints: ObjectStore,
-        machines: Sequence[str],
+        machines: Mapping[str, str],
         slots: Sequence[TaskSlots],
         sealed: dict[str, str],
         hazard: float | None,
@@ -398,6 +398,7 @@ class LaunchActivities:
                 for job in spec.jobs
             },
             tasks=tuple(tasks),
+            addresses=dict(machines),
             serving=spec.serving,
             sealed_secrets=sealed,
         )

@@ -254,7 +254,7 @@ def _write(session: Session, lease: _Lease, ends: Collection[dict[str, Any]]) ->
 
 
 def _take(session: Session, lease: _Lease, most: int) -> list[LeasedElement]:
-    """Leases up to `most` elements: first those that were leased before, then new ones, by index."""
+    """Leases at most `most` elements, in the order of their indexes; those that were leased before come first."""
     array = session.execute(_ARRAY, {"id": lease.array}).one()
     if fresh := most - min(array.returned, most):
         positions = list(session.scalars(_NEXT, {"id": lease.array, "most": fresh}))

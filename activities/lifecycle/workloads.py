@@ -350,7 +350,7 @@ class WorkloadActivities:
                 _set_lost_work(session, attempt)
             record_attempt(session, workload, request.attempt)
             self._judge_machines(session, attempt, machines, request.blames_machine, phase)
-            outbox.wake_scheduler(session, if_queued=True)
+            outbox.wake_scheduler(session)
 
     @activity.defn(name=Activity.FLUSHED.value)
     def flushed(self, request: FlushedRequest) -> None:

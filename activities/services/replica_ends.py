@@ -1,4 +1,4 @@
-"""Ends of replicas: of their workloads, of the drains of those that leave, and of their own machines."""
+"""Ends replicas: cancels their workloads, ends the drains of replicas that leave, and ends their own machines."""
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session

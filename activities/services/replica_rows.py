@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from domain.capacity import CapacityKind
 from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.reasons import ReasonCode
+from domain.service import ReplicaPolicySpec
 from infra.db.capacity import InstanceRow
 from infra.db.models import Allocation, Machine, Workload
 from infra.db.services import (
@@ -34,6 +35,9 @@ _PREEMPTED = {
 _EVICTED = {
     ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.CANCELLED_BY_USER,
 }  # fmt: skip
+
+_GPUS = Workload.spec["jobs"][0]["resources"]["gpus"].as_integer()
+"""The number of GPUs of each machine of a replica."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class LiveReplica:
     instances: list[_Instance] = field(default_factory=list)
     ongoing: int | None = None
     """The number of its requests in progress; None: unknown."""
+    gpus: tuple[str | None, int] | None = None
+    """The type and the number of the GPUs of each of its machines; None: it is not placed."""
 
     @property
     def has_ended(self) -> bool:
@@ -107,8 +113,8 @@ class LiveReplica:
             if at is not None and at > now:
                 setattr(self.row, name, now)
 
-    def facts(self, now_s: float) -> ReplicaFacts:
-        """Returns the facts for a decision at `now_s`, in seconds since the epoch."""
+    def facts(self, now_s: float, policy: ReplicaPolicySpec) -> ReplicaFacts:
+        """Returns the facts for a decision at `now_s`, in seconds since the epoch. `policy` has the requests by GPU."""
         row = self.row
         stage, since_s = self._stage(now_s)
         return ReplicaFacts(
@@ -127,6 +133,7 @@ class LiveReplica:
             is_granted=all(one.granted for one in self.instances),
             load=row.load,
             ongoing=self.ongoing,
+            requests_per_s=None if self.gpus is None else policy.qps_of(*self.gpus),
         )
 
     def _stage(self, now_s: float) -> tuple[Stage, float]:
@@ -194,17 +201,21 @@ def read_replicas(session: Session, service: str, placement_s: float) -> list[Li
         .with_for_update(of=ServiceReplica)
     ).all()
     workloads = [row.workload for row, _, _ in rows]
-    noticed = set(
-        session.scalars(
-            select(Allocation.workload)
-            .join(Machine, Machine.id == Allocation.machine)
-            .where(Allocation.workload.in_(workloads), Allocation.released_at.is_(None), Machine.notice.is_not(None))
-        )
-    )
+    held = session.execute(
+        select(Allocation.workload, Machine.notice, Machine.gpu_type, _GPUS)
+        .join(Machine, Machine.id == Allocation.machine)
+        .join(Workload, Workload.id == Allocation.workload)
+        .where(Allocation.workload.in_(workloads), Allocation.released_at.is_(None))
+    ).all()
+    noticed = {workload for workload, notice, _, _ in held if notice is not None}
+    gpus = {workload: (gpu_type, number) for workload, _, gpu_type, number in held}
     found = {
-        row.workload: LiveReplica(row, None if phase is None else Phase(phase), reason or {}, row.workload in noticed)
+        row.workload: LiveReplica(
+            row, None if phase is None else Phase(phase), reason or {}, row.workload in noticed,
+            gpus=gpus.get(row.workload),
+        )
         for row, phase, reason in rows
-    }
+    }  # fmt: skip
     _add_instances(session, found, placement_s)
     return list(found.values())
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, delete, func, select, text
 from sqlalchemy.orm import Session
 from temporalio import activity
 
@@ -42,6 +42,7 @@ from infra.db.capacity import InstanceRow
 from infra.db.endpoints import READY, read_endpoints
 from infra.db.services import ServiceRow, ServiceVersion
 from infra.db.session import transaction
+from infra.db.tenants import Secret
 from services.account import Account
 from services.controller import decide
 from services.values import (
@@ -119,7 +120,7 @@ class _Step:
         self._eject(live)
         waiting, ongoing = take_ongoing(self._session, self._row.id, live)
         plan = self._plan()
-        facts = [one.facts(self._now_s) for one in live.values() if one.row.ending_at is None]
+        facts = [one.facts(self._now_s, self._spec.policy) for one in live.values() if one.row.ending_at is None]
         silent_s = self._settings.services.silent_s
         requests = take_requests(self._session, self._row, silent_s, self._now_s) if is_scaled(self._spec) else None
         state = self._state(plan)
@@ -138,6 +139,7 @@ class _Step:
         end_left_instances(self._session, self._row)
         if plan.stopping and not live and not self._instances():
             self._row.ended_at = func.now()
+            self._session.execute(delete(Secret).where(Secret.service == self._row.id))
             if listed:
                 self._record("service.endpoints", ready=0)
             self._record("service.ended")
@@ -181,7 +183,7 @@ class _Step:
                 continue
             kind = one.loss
             if one.row.ending_at is None:
-                losses.append(Loss(one.facts(self._now_s), kind))
+                losses.append(Loss(one.facts(self._now_s, self._spec.policy), kind))
             if not one.has_ended:
                 end_workload(self._session, one.row.workload, f"service {self._row.name} ({kind.value})")
             close_replica(self._session, self._row, one, kind.value)

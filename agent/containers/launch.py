@@ -51,6 +51,7 @@ def container_of(
     mounts = {path: (os.path.realpath(path), False) for path in reads}
     mounts |= {path: (os.path.realpath(path), True) for path in writes}
     mounts |= {place: (str(private / name), True) for name, place in FOLDERS.items()}
+    mounts |= {path: (str(own), True) for path, own in run.mounted(launch.jobs[place.job].mounts).items()}
     package = Path(mizzen.__file__).parent
     mounts[f"{_INSIDE}/sdk/mizzen"] = str(package), False
     mounts[f"{_INSIDE}/python"] = str(Path(__file__).parent / "inside"), False

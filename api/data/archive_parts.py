@@ -90,7 +90,7 @@ def _put(state: ApiState, tenant: str, sha256: str, body: bytes) -> None:
 
 
 def _use(session: Session, tenant: str, parts: Sequence[str]) -> set[str]:
-    """Marks parts as used, so that the garbage collector keeps them for another day; returns those that exist."""
+    """Returns those of the parts that exist, and marks them as used, so that they are kept for another day."""
     own = (ArchivePart.tenant == tenant, ArchivePart.sha256.in_(parts))
     used = update(ArchivePart).where(*own).values(used_at=func.now())
     return set(session.scalars(used.returning(ArchivePart.sha256)))

@@ -7,12 +7,14 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
+from api.documents import forms
 from api.documents.forms import NAME, TRUTH, Field, Form, cases, integer, is_number, list_of, text
 from api.documents.position import At
-from api.documents.skypilot import either, not_both, section
+from api.documents.skypilot import IGNORED, REFUSED, either, not_both, section
 from api.documents.workload import (
     ACCELERATOR,
     COMMANDS,
+    COMMON,
     CORES,
     LEAST_MEMORY_BYTES,
     MEMORY,
@@ -21,12 +23,14 @@ from api.documents.workload import (
     milli,
 )  # fmt: skip
 from domain.ids import NAME_PATTERN, NAME_RULE
+from domain.images import IMAGE_PATTERN, IMAGE_RULE, MAX_IMAGE
 from domain.patterns import decimals, matching, sizes, whole_numbers
 from domain.service import ResourceOption
 from domain.slots import MAX_SLOTS
 from domain.spec import ResourceSpec
 
 MAX_OPTIONS = 64
+_ALL_ALIKE = ("argv", "script", "setup", "image", "labels")
 SCRIPTS = ("setup", "run")
 """SkyServe's paper has these keys below `resources`; they belong to the top level."""
 _GIB = 1 << 30
@@ -51,7 +55,7 @@ class Replicas:
     spot: bool | None = None
     """Whether replicas use spot machines; None: `use_spot` is not given."""
     commands: dict[str, Any] = field(default_factory=dict)
-    """`argv`, `script` and `setup`, if they are given."""
+    """`argv`, `script`, `setup`, `image` and `labels`, if they are given."""
 
 
 def _mapped(at: At) -> list[tuple[str, int]]:
@@ -176,7 +180,7 @@ def _option(at: At, values: dict[str, Any]) -> dict[str, Any]:
 
 def _replicas(at: At, values: dict[str, Any]) -> Replicas:
     alternatives = either(at, values, "any_of", "ordered")
-    commands: dict[str, Any] = {key: values.pop(key) for key in ("argv", "script", "setup") if key in values}
+    commands: dict[str, Any] = {key: values.pop(key) for key in _ALL_ALIKE if key in values}
     base = _option(at, values)
     # An entry replaces values of the section. A cloud of its own also excludes the section's region and zone.
     read = [
@@ -210,13 +214,22 @@ def _options(values: Mapping[str, Any]) -> list[ResourceOption]:
     return found
 
 
+_SAME = "it is the same for all alternatives: give it in resources"
 _ALTERNATIVES = list_of(
-    section("resources", _OPTION).checked(_option), "mappings, one for each alternative", MAX_OPTIONS,
+    forms.section(
+        _OPTION, "", refused={**REFUSED["resources"], "image_id": _SAME, "labels": _SAME}, ignored=IGNORED["resources"]
+    ).checked(_option), "mappings, one for each alternative", MAX_OPTIONS,
     empty="must have at least one alternative; omit it if there is only one",
 )  # fmt: skip
 RESOURCES = section("resources", {
     **_OPTION,
     "any_of": Field(_ALTERNATIVES, "Each replaces some of the values beside this list; in order of preference"),
     "ordered": Field(_ALTERNATIVES, not_both("any_of", "ordered")),
+    "image_id": Field(
+        text("a container image", MAX_IMAGE, f"^docker:{IMAGE_PATTERN[1:]}", f"must be docker:IMAGE, where IMAGE is "
+             f"{IMAGE_RULE}; the provider's settings name the images of machines")
+        .to(lambda given: given.removeprefix("docker:")),
+        "docker: and a container image, in which the tasks run", "image"),
+    "labels": COMMON["labels"],
     **{key: COMMANDS[key] for key in SCRIPTS},
 }, "Resources of each machine of a replica").checked(_replicas, _SAME_SPOT, _NOT_MORE)  # fmt: skip

@@ -9,14 +9,26 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from api.documents.forms import MOST_WORD, NAME, UNICODE, Field, Form, Schema, constant, integer, is_number, text
+from api.documents.forms import MOST_WORD, UNICODE, Field, Form, Schema, constant, integer, is_number, name, text
+from api.documents.mounts import FILE_MOUNTS, check_mounts
 from api.documents.notify import SERVICE_NOTIFY
 from api.documents.position import At
 from api.documents.replicas import ONE_PORT, RESOURCES, SCRIPTS, Replicas
 from api.documents.service_section import SERVING, SPREAD_ON_SPOT, read_policy, read_probe
 from api.documents.skypilot import ESCAPED_SIZE, either, in_bash, not_both, section
 from api.documents.syntax import Value
-from api.documents.workload import COMMANDS, COMMON, VERSION, Draft, environment_of, secrets_of, set_once, workdir
+from api.documents.workload import (
+    COMMANDS,
+    COMMON,
+    NO_PULL,
+    NO_SETUP,
+    VERSION,
+    Draft,
+    environment_of,
+    secrets_of,
+    set_once,
+    workdir,
+)
 from api.problems import FieldError
 from domain.ids import NAME_LENGTH, NAME_RULE, is_name
 from domain.service import ReplicaSpread, ResourceOption, ServiceSpec
@@ -24,13 +36,16 @@ from domain.serving_spec import ServingSpec
 from domain.spread import SpreadLevel
 
 UP = "mizzen serve up"
-_GIT = f"git repositories are not supported: clone it in setup, or give a folder that `{UP}` uploads"
+_GIT = f"the API clones no repository: use `{UP}`, which clones and uploads it"
 _NAME = f"must be a name: {NAME_RULE}"
 _NAME_RULE = f"With version, it has {NAME_RULE}. Without it, other characters are replaced"
 _NAMED = "It is needed unless the request gives it"
-_ONE_RUN = "run and setup are given here or in resources, not in both; run is needed in one of them"
+_ONE_RUN = "run and setup are given here or in resources, not in both; run is needed in one of them, or an image"
+LABELS_ONCE = "No label has one value here and another one in resources"
 _NO_VALUE = "Without a value, it is the variable in lower case with hyphens, which must be a valid name"
 _SECRET = "must be the name of one of the tenant's secrets; `mizzen tenants secrets` stores a value under a name"
+_SECRET_RULE = f"With version, a value {_SECRET}"
+_LITERAL = text(most=32 << 10)
 _TEXT = text(most=32 << 10)
 _NUMBER: Schema = {"type": "number", "minimum": -MOST_WORD, "maximum": MOST_WORD}
 
@@ -42,19 +57,15 @@ def _as_text(at: At) -> Any:
 
 
 def _secret(at: At) -> Any:
-    """Reads the name of a secret, or null. An error has no value, because the value may be the secret itself."""
-    if at.value is not None and not (isinstance(at.value, str) and is_name(at.value)):
-        at.problems.append(FieldError(at.path, _SECRET))
-        return None
-    return at.value or ""
-
-
-def _named(at: At, values: dict[str, str]) -> dict[str, str]:
-    found = {variable: given or variable.lower().replace("_", "-") for variable, given in values.items()}
-    for variable, given in found.items():
-        at.get(variable).name("secret", given)
-        if not is_name(given):
-            at.get(variable).wrong(f"must be the name of a secret; {given} is not a name", rule=_NO_VALUE)
+    """Reads a secret, its name, or null. An error has no value, because the value may be the secret itself."""
+    if at.value is None:
+        return ""
+    scratch = At(at.path, at.value)
+    found = None if at.value == "" else _LITERAL.read(scratch)
+    if found is None:
+        rule = None if at.value == "" else scratch.problems[0].rule
+        message = "must be a secret, or the name of one: a string of 1 to 32768 characters; put it in quotes"
+        at.problems.append(FieldError(at.path, message, rule=rule))
     return found
 
 
@@ -63,7 +74,7 @@ def _folder(at: At) -> Any:
 
 
 _ARCHIVE = workdir(UP)
-_SECRETS = secrets_of(Form({"anyOf": [NAME.schema, {"type": "null"}]}, _secret))
+_SECRETS = secrets_of(Form({"anyOf": [_LITERAL.schema | {"minLength": 1}, {"type": "null"}]}, _secret))
 SERVICE = section("", {
     "version": Field(
         constant(VERSION, f"must be {VERSION}, the only supported version, or absent in a file of SkyPilot"),
@@ -78,10 +89,15 @@ SERVICE = section("", {
     **COMMANDS,
     "envs": Field(environment_of(Form({"anyOf": [_TEXT.schema, _NUMBER, {"type": "boolean"}]}, _as_text)),
                   not_both("env", "envs")),
-    "secrets": Field(_SECRETS.form.checked(_named, _NO_VALUE), _SECRETS.description),
+    "secrets": Field(_SECRETS.form, f"{_SECRETS.description}. {_NO_VALUE}. {_SECRET_RULE}. Without version, another "
+                     "value is stored as a secret of the tenant until the service has ended"),
+    "image_pull_secret": Field(name("secret"), "Name of the tenant's secret with USER:PASSWORD for the registry of "
+                               f"resources.image_id. {NO_PULL}"),
+    "file_mounts": FILE_MOUNTS,
+    "config": Field(section("config", {}), "SkyPilot's settings of clouds"),
     "workdir": Field(Form(_ARCHIVE.form.schema, _folder), _ARCHIVE.description),
 }, "A service: replicas of a server behind one endpoint. A SkyPilot service file is one too. "
-   f"{_ONE_RUN}. {ESCAPED_SIZE}. {ONE_PORT}. {UNICODE}")  # fmt: skip
+   f"{_ONE_RUN}. {ESCAPED_SIZE}. {ONE_PORT}. {NO_SETUP}, if it has a version. {LABELS_ONCE}. {UNICODE}")  # fmt: skip
 
 
 class ServiceDraft(Draft):
@@ -97,17 +113,25 @@ class ServiceDraft(Draft):
         """
         super().__init__(SERVICE, value, default_tenant)
         self.options: list[ResourceOption] = []
+        self.literals: dict[str, str] = {}
+        """Variables of SkyPilot's files whose secret is given itself, or by its name. `spec` needs their names."""
+        self.certificate: str | None = None
+        """The PEM text of the certificate and its private key, if it is given. `spec` needs the name of its secret."""
         if not isinstance(value, dict):
             return
         at, fields = self.at, self.fields
         self._is_ours = at.get("version").value is not None
         fields.pop("version", None)
+        fields.pop("config", None)  # All its fields are refused, or have no effect.
         fields["name"] = self._name(default_name)
         fields["machines"] = either(at, fields, "machines", "num_nodes") or 1
         fields["env"] = either(at, fields, "env", "envs") or {}
         set_once(at, fields)
+        fields["secrets"] = {one: self._named(one, given) for one, given in fields.get("secrets", {}).items()}
         replicas: Replicas = fields.pop("resources", Replicas())
+        self._label(replicas.commands.pop("labels", {}))
         fields |= self._commands(replicas)
+        check_mounts(at, fields)
         self._serve(replicas, fields.pop("service", {}))
 
     @property
@@ -124,7 +148,9 @@ class ServiceDraft(Draft):
             self.options[position] = option.model_copy(update={"resources": resources})
 
     def spec(self) -> ServiceSpec:
-        """Returns the specification. Call it only if the document has no errors."""
+        """Returns the specification. Call it only if the document has no errors, and its secrets have names."""
+        if self.literals or self.certificate:
+            raise ValueError(f"the secrets {', '.join((*self.literals, 'tls'))} have no names")
         return ServiceSpec(**{**self.fields, "tenant": self.tenant, "options": tuple(self.options)})
 
     def _name(self, default: str | None) -> str:
@@ -140,6 +166,29 @@ class ServiceDraft(Draft):
         self.notes.append(f"name: the service is named {changed}, because names have no capitals, dots and underscores")
         return changed
 
+    def _named(self, variable: str, given: str) -> str:
+        """Returns the name of a secret; empty if only the tenant's secrets show whether `given` is a name."""
+        place, found = self.at.get("secrets", variable), given or variable.lower().replace("_", "-")
+        if given and not self._is_ours:
+            self.literals[variable] = given
+            return ""
+        if is_name(found):
+            place.name("secret", found)
+        elif given:
+            self.problems.append(FieldError(place.path, _SECRET, rule=_SECRET_RULE))
+        else:
+            place.wrong(f"must be the name of a secret; {found} is not a name", rule=_NO_VALUE)
+        return found
+
+    def _label(self, labels: dict[str, str]) -> None:
+        """Adds the labels in `resources`."""
+        own = self.fields.get("labels", {})
+        for key in (key for key in labels if own.get(key, labels[key]) != labels[key]):
+            place = self.at.get("resources", "labels", key)
+            place.wrong(f"labels.{key} has another value; give it once", rule=LABELS_ONCE)
+        if labels:
+            self.fields["labels"] = labels | own
+
     def _commands(self, replicas: Replicas) -> dict[str, Any]:
         """Returns `argv`, `script` and `setup`."""
         at, fields = self.at, self.fields
@@ -150,13 +199,27 @@ class ServiceDraft(Draft):
                 place.wrong(f"is also given at the top level; give {key} only there", rule=_ONE_RUN)
             elif place.value is not None:
                 places[key] = place
-        if "run" not in places:
+        image = at.get("resources", "image_id").value
+        if "run" not in places and image is None:
             at.missing("run", "the command that starts the server", rule=_ONE_RUN)
         found = replicas.commands | {key: fields[key] for key in ("argv", "script", "setup") if key in fields}
-        for key, name in (("script", "run"), ("setup", "setup")):
+        if image is None and "image_pull_secret" in fields:
+            at.get("image_pull_secret").wrong("only possible with resources.image_id", rule=NO_PULL)
+        elif image is not None and "setup" in found:
+            self._set_up_in_container(found, places)
+        for key, given in (("script", "run"), ("setup", "setup")):
             if key in found and not self._is_ours:
-                found[key] = in_bash(places[name], found[key])
+                found[key] = in_bash(places[given], found[key])
         return found
+
+    def _set_up_in_container(self, found: dict[str, Any], places: dict[str, At]) -> None:
+        """Makes the setup script the beginning of `run`, because it needs the image."""
+        if self._is_ours:
+            places["setup"].wrong("not possible with image_id: do it in run", rule=NO_SETUP)
+        elif "script" in found:
+            found["script"] = f"(\n{found.pop('setup')}\n) || exit\n{found['script']}"
+        elif "argv" in found or "run" not in places:
+            places["setup"].wrong("needs run as a script, because image_id is given", rule=NO_SETUP)
 
     def _serve(self, replicas: Replicas, values: dict[str, Any]) -> None:
         """Adds the fields of the section `service`."""
@@ -166,7 +229,7 @@ class ServiceDraft(Draft):
             if port != ports[0][1]:
                 first = f"{ports[0][0].path} is {ports[0][1]}"
                 place.wrong(f"a replica has one port, and {first}; give the same port, or omit one", rule=ONE_PORT)
-        spot, policy = read_policy(at, values.pop("replicas", None), values.pop("replica_policy", {}), replicas.spot)
+        spot, policy = read_policy(at, values.pop("replicas", None), values.pop("replica_policy", {}), replicas)
         spread: ReplicaSpread = values.get("spread", ReplicaSpread())
         if spot and spread.required and spread.over is not SpreadLevel.MACHINE:
             message = "must be preferred for replicas on spot machines: their policy chooses the zones"
@@ -179,6 +242,7 @@ class ServiceDraft(Draft):
         }
         serving |= {"drain_s": values.pop("drain_s")} if "drain_s" in values else {}
         values.pop("ports", None)
+        self.certificate = values.pop("tls", None)
         fields |= {**values, "policy": policy, "serving": ServingSpec(**serving)}
 
 

@@ -22,9 +22,12 @@ from api.documents.forms import (
     word,
 )  # fmt: skip
 from api.documents.position import At
-from api.documents.replicas import PORTS
-from api.documents.skypilot import either, filled_in, not_both, references, section
-from domain.patterns import in_any_case
+from api.documents.replicas import MAX_OPTIONS, PORTS, Replicas
+from api.documents.skypilot import either, not_both, section
+from api.documents.tls import TLS
+from api.documents.workload import TYPE_PATTERN
+from domain.patterns import in_any_case, whole_numbers
+from domain.references import filled_in, references
 from domain.service import (
     STICKY_PREFIXES_BYTES,
     LoadBalancing,
@@ -34,6 +37,7 @@ from domain.service import (
     StickySpec,
 )
 from domain.serving_spec import LOAD_HEADER, ProbeSpec, ServingSpec
+from domain.slots import MAX_SLOTS
 from domain.spread import SpreadLevel
 from services.spot.policies import POLICIES
 from services.spot.spothedge_plus import OUTAGE_PRICE_S
@@ -58,7 +62,7 @@ _DEFAULTS = {name: one.default for name, one in ServiceSpec.model_fields.items()
 
 _INTERVALS = "interval_seconds", "endpoint_probe_interval_seconds"
 _FILLED = "The probe is also valid with the values of env in the place of $NAME and ${NAME}"
-_NO_SECRETS = "It does not refer to variables of secrets"
+_NO_SECRETS = "Only its headers refer to variables of secrets"
 _IS_JSON = "A string is JSON, unless headers has Content-Type"
 _BODY_SIZE = f"The body has at most {_MAX_BODY_BYTES} bytes, and finite numbers only"
 _BODY: Schema = {"type": ["object", "array", "string"], "description": f"{_IS_JSON}. {_BODY_SIZE}"}
@@ -100,10 +104,13 @@ def read_probe(at: At, values: Any, env: Mapping[str, str], secrets: Collection[
         at: the probe.
         values: what the form of the probe has read; None: it is not valid, or there is none.
         env: variables to which strings of the probe may refer.
-        secrets: variables that are set from secrets. The probe cannot refer to them.
+        secrets: variables that are set from secrets. Only headers may refer to them; the agent fills them in.
     """
-    for variable in sorted(references(at.value) & set(secrets)):
-        message = f"refers to {variable}, whose value is a secret; a probe can only refer to variables of env"
+    shown = (
+        {key: value for key, value in at.value.items() if key != "headers"} if isinstance(at.value, dict) else at.value
+    )
+    for variable in sorted(references(shown) & set(secrets)):
+        message = f"refers to {variable}, whose value is a secret; only headers can refer to secrets"
         at.wrong(message, rule=_NO_SECRETS)
     if isinstance(values, str):
         return ProbeSpec(path=_PATH.read_as(at, filled_in(values, env), _FILLED) or "/")
@@ -111,7 +118,9 @@ def read_probe(at: At, values: Any, env: Mapping[str, str], secrets: Collection[
     interval_s = either(at, fields, *_INTERVALS)
     if "path" in fields:
         fields["path"] = _PATH.read_as(at.get("path"), filled_in(fields["path"], env), _FILLED) or "/"
-    headers = _HEADERS.read_as(at.get("headers"), filled_in(fields.pop("headers", {}), env), _FILLED) or {}
+    given = fields.pop("headers", {})
+    fields["secrets"] = tuple(sorted(references(given) & set(secrets)))
+    headers = _HEADERS.read_as(at.get("headers"), filled_in(given, env), _FILLED) or {}
     is_typed = any(name.lower() == "content-type" for name in headers)
     if "post_data" in fields:  # An empty mapping is a body too, so that the probe is a POST.
         fields["body"] = _body(at.get("post_data"), filled_in(fields.pop("post_data"), env), is_typed)
@@ -149,7 +158,22 @@ _TARGETS = ("target_qps_per_replica", "target_ongoing_requests", "target_load_pe
 _NO_LOAD = "target_load_per_replica needs a max_replicas above min_replicas"
 _FIXED = "It is given without replica_policy"
 _COUNT = integer(0, MAX_REPLICAS)
-_NO_MAPPING = "must be one number; different numbers for GPU types are not supported"
+_BY_GPU = "With a mapping, each accelerator of resources has one value, with its number of GPUs or without"
+_QPS = number(1e-6, 1e6)
+_GPUS = Keys(
+    f"^{TYPE_PATTERN}(:{whole_numbers(1, MAX_SLOTS)})?$", "a key must be a GPU type such as a100, or a100:8", {}
+)
+
+
+def _different(at: At, values: dict[str, float]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for key, value in values.items():
+        if key.casefold() in found:
+            at.child(key, value).wrong("is given twice", rule=_BY_GPU)
+        found[key.casefold()] = value
+    return found
+
+
 _PLACER = one_of(tuple(PLACERS), "the name of a placer", folded=True).to(PLACERS.__getitem__)
 _PLACING = (
     "placer", "num_overprovision", "outage_price_s", "dynamic_ondemand_fallback", "base_ondemand_fallback_replicas",
@@ -159,8 +183,11 @@ _LONGEST_PRICE_S = 100 * _DAY_S
 _REPLICA_POLICY = section("service.replica_policy", {
     "min_replicas": Field(_COUNT, default=_POLICY.min_replicas),
     "max_replicas": Field(integer(1, MAX_REPLICAS), "Default: min_replicas, or 10 with target_qps_per_replica"),
-    "target_qps_per_replica": Field(cases({(int, float): number(1e-6, 1e6)}, _NO_MAPPING),
-                                    "Requests per second for one replica"),
+    "target_qps_per_replica": Field(
+        cases({(int, float): _QPS,
+               dict: map_of(_GPUS, _QPS, "a mapping of accelerators to numbers", MAX_OPTIONS).checked(_different)},
+              "must be a number, or a mapping of accelerators to numbers, it is {}"),
+        f"Requests per second for one replica; or a mapping such as {{a100:1: 2.5, v100:1: 1}}. {_BY_GPU}"),
     "target_ongoing_requests": Field(
         number(1e-6, 1e6),
         "Requests in progress for one replica. With several targets, the one that needs most replicas decides"),
@@ -186,19 +213,21 @@ _REPLICA_POLICY = section("service.replica_policy", {
 }, f"{_COUNTS}. {_SPOT_ONLY}. {_EXTRA}. {_PRICED}. {_BASE_MOST}. {_NO_LOAD}")  # fmt: skip
 
 
-def read_policy(at: At, fixed: int | None, values: dict[str, Any], spot: bool | None) -> tuple[bool, ReplicaPolicySpec]:
+def read_policy(
+    at: At, fixed: int | None, values: dict[str, Any], replicas: Replicas
+) -> tuple[bool, ReplicaPolicySpec]:
     """Returns whether replicas run on spot machines, and the policy.
 
     Args:
         at: the section `service`.
         fixed: the number of replicas.
         values: what the form of the policy has read.
-        spot: whether replicas use spot machines; None: `use_spot` is not given.
+        replicas: the section `resources`.
     """
     policy, is_fixed = at.get("replica_policy"), at.get("replicas").value is not None
     if policy.value is not None and is_fixed:
         at.get("replicas").wrong("is a fixed number; omit it, or omit replica_policy", rule=_FIXED)
-    spot = spot if spot is not None else policy.get("spot_placer").value is not None
+    spot = replicas.spot if replicas.spot is not None else policy.get("spot_placer").value is not None
     placing = _placing(policy, {key: values.pop(key) for key in _PLACING if key in values}, spot)
     if policy.value is None and is_fixed:
         values |= {"min_replicas": fixed or 1, "max_replicas": fixed or MAX_REPLICAS}
@@ -207,7 +236,23 @@ def read_policy(at: At, fixed: int | None, values: dict[str, Any], spot: bool | 
     if placing.get("base_ondemand_fallback_replicas", 0) > values["max_replicas"]:
         message = f"must be at most max_replicas, which is {values['max_replicas']}"
         policy.get("base_ondemand_fallback_replicas").wrong(message, rule=_BASE_MOST)
-    return spot, ReplicaPolicySpec(**values, **placing)
+    rates = values.get("target_qps_per_replica")
+    if isinstance(rates, dict):
+        values |= {"target_qps_by_gpu": rates, "target_qps_per_replica": max(rates.values(), default=None)}
+    read = ReplicaPolicySpec(**values, **placing)
+    if isinstance(rates, dict):
+        _require_rates(policy.get("target_qps_per_replica"), read, replicas)
+    return spot, read
+
+
+def _require_rates(at: At, policy: ReplicaPolicySpec, replicas: Replicas) -> None:
+    """Adds an error if a replica may have GPUs for which the mapping `at` has no value."""
+    kinds = {(kind, one.resources.gpus) for one in replicas.options for kind in one.resources.gpu_types or ("",)}
+    missing = sorted(f"{kind}:{gpus}" for kind, gpus in kinds if kind and policy.qps_of(kind, gpus) is None)
+    if ("", 0) in kinds:
+        at.wrong("must be a number, because resources have an alternative without accelerators", rule=_BY_GPU)
+    elif missing and len(policy.target_qps_by_gpu) == len(at.value):  # Otherwise one of the values is invalid.
+        at.wrong(f"has no value for {missing[0]}", rule=_BY_GPU)
 
 
 def _count(at: At, values: dict[str, Any]) -> None:
@@ -259,7 +304,11 @@ _TIMEOUTS = "request_timeout_seconds", "load_balancer.stream_timeout_seconds"
 _TIMEOUT = duration(1, _DAY_S)
 _UPDATES = "max_surge and max_unavailable are not both 0"
 _BESIDE = "With update, max_surge is at least 1"
-_BALANCING = one_of(tuple(one.value for one in LoadBalancing), "a load balancing policy", folded=True)
+_SYNONYMS = {"instance_aware_least_load": LoadBalancing.LEAST_CONNECTIONS.value}
+"""Policies of SkyPilot with another name here."""
+_BALANCING = one_of((*LoadBalancing, *_SYNONYMS), "a load balancing policy", folded=True).to(
+    lambda given: _SYNONYMS.get(given, given)
+)
 _STRENGTHS = {"": False, ", preferred": False, ", required": True}
 _SPREADS: Mapping[str, ReplicaSpread] = {
     "none": ReplicaSpread(over=None),
@@ -325,7 +374,7 @@ SERVING = section("service", {
                              "The path of a GET request, or a mapping", default="/"),
     "replicas": Field(integer(1, MAX_REPLICAS), f"A fixed number of replicas. {_FIXED}"),
     "replica_policy": Field(_REPLICA_POLICY),
-    "load_balancing_policy": Field(_BALANCING, f"One of {', '.join(LoadBalancing)}", "balancing",
+    "load_balancing_policy": Field(_BALANCING, f"One of {', '.join((*LoadBalancing, *_SYNONYMS))}", "balancing",
                                    default=_DEFAULTS["balancing"].value),
     "load_balancing": Field(_LOAD_BALANCING, "Requests that belong together"),
     "load_balancer": Field(
@@ -339,6 +388,7 @@ SERVING = section("service", {
         duration(0.1, _DAY_S), "Longest time from a request to the first byte of the answer. Then the request is sent"
         " to another replica, or fails, and the replica gets no requests for a while. Omitted: relative to the others",
         "first_byte_s"),
+    "tls": Field(TLS, "Clients of balancers without --cert use TLS with this certificate"),
     "max_queue": Field(integer(0, 100_000), "Requests that wait in the balancer", default=_DEFAULTS["max_queue"]),
     "hold_seconds": Field(duration(0, _DAY_S), "Longest time for which a request waits while no replica is ready",
                           "hold_s", default=_DEFAULTS["hold_s"]),

@@ -4,7 +4,6 @@ Each field of SkyPilot that mizzen does not support is in one of two tables: it 
 and is accepted with a note. All other fields of SkyPilot's schema are read. `docs/services.md` shows the same tables.
 """
 
-import re
 from collections.abc import Mapping
 from shlex import quote
 from typing import Any
@@ -12,16 +11,15 @@ from typing import Any
 from api.documents import forms
 from api.documents.forms import Field, Form
 from api.documents.position import At
-from api.documents.syntax import Value
 from api.documents.workload import MAX_COMMAND_BYTES
 
+_CLOUDS = ("allowed_clouds", "aws", "azure", "gcp", "kubernetes", "lambda", "nebius", "oci", "runpod", "ssh", "vast",
+           "vsphere")  # fmt: skip
 REFUSED: Mapping[str, Mapping[str, str]] = {
     "": {
-        "file_mounts": "use workdir or files, or download the data in setup",
-        "volumes": "use workdir or files, or download the data in setup",
-        "volume_mounts": "use workdir or files, or download the data in setup",
+        "volumes": "use file_mounts or workdir, or download the data in setup",
+        "volume_mounts": "use file_mounts or workdir, or download the data in setup",
         "managed_secrets": "write secrets: {VARIABLE: name of the tenant's secret}",
-        "config": "settings of clouds are in the installation's settings of its providers",
         "experimental": "settings of clouds are in the installation's settings of its providers",
         "event_callback": "follow `mizzen events`",
         "pool": "a pool of workers for batch jobs is not a service; submit workloads with `mizzen submit`",
@@ -30,21 +28,22 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
     },
     "resources": {
         "instance_type": "give accelerators, cpus and memory; the provider's settings list the machine types",
-        "image_id": "the provider's settings name the image of the machines; install software in setup",
         "accelerator_args": "TPUs are not supported; omit it",
-        "volumes": "use workdir or files, or download the data in setup",
+        "volumes": "use file_mounts or workdir, or download the data in setup",
         "ephemeral_storage": "the provider's machine types determine the disk; omit it",
         "local_disk": "the provider's machine types determine the disk; omit it",
         "max_hourly_cost": "limit replica_policy.max_replicas, or the tenant's quota",
-        "labels": "labels belong to the top level of the document",
         "priority": "priority belongs to the top level of the document, where 1 is the highest",
         "priority_class": "use priority at the top level of the document, where 1 is the highest",
         "job_recovery": "a lost replica is always replaced; replica_policy.spot_placer chooses the zone",
         "autostop": "a service runs until `mizzen serve down`; min_replicas: 0 ends all replicas of an idle service",
         "hooks": "a task gets SIGTERM before it is stopped; handle it in run",
     },
+    "config": {
+        "docker": "operators set the options of the machines' container engines",
+        "admin_policy": "operators set quotas and priorities of tenants",
+    },
     "service": {
-        "tls": "give the certificate to the balancer: `mizzen balance --cert`",
         "pool": "a pool of workers for batch jobs is not a service; submit workloads with `mizzen submit`",
         "workers": "the field is named replicas",
     },
@@ -68,11 +67,12 @@ IGNORED: Mapping[str, Mapping[str, str]] = {
         "disk_tier": "the provider's machine types determine the disk",
         "network_tier": "the provider's machine types determine the network",
     },
+    "config": dict.fromkeys(_CLOUDS, "the settings of the installation's providers apply"),
 }
 """By section: each field that is accepted without effect, and why."""
-_REFERENCE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _PROLOGUE = """\
-export SKYPILOT_NODE_RANK="$RANK" SKYPILOT_NUM_NODES="$WORLD_SIZE" SKYPILOT_NODE_IPS="$MASTER_ADDR"
+export SKYPILOT_NODE_RANK="$RANK" SKYPILOT_NUM_NODES="$WORLD_SIZE"
+export SKYPILOT_NODE_IPS="${MIZZEN_TASK_ADDRS:-$MASTER_ADDR}"
 export SKYPILOT_NUM_GPUS_PER_NODE="$(printf %s "${CUDA_VISIBLE_DEVICES:-}" | tr , '\\n' | grep -c . || true)"
 export SKYPILOT_SERVE_REPLICA_ID="${MIZZEN_WORKLOAD_NAME##*-}" SKYPILOT_TASK_ID="$MIZZEN_WORKLOAD"
 """
@@ -96,25 +96,6 @@ def either(at: At, values: dict[str, Any], own: str, other: str) -> Any:
 def not_both(own: str, other: str) -> str:
     """Returns the rule about a field and its synonym."""
     return f"{other} means the same as {own}; only one of them is given"
-
-
-def filled_in(value: Value, env: Mapping[str, str]) -> Value:
-    """Returns the value with `$NAME` and `${NAME}` replaced in its strings, for the variables in `env`."""
-    if isinstance(value, str):
-        return _REFERENCE.sub(lambda match: env.get(match[1] or match[2], match[0]), value)
-    if isinstance(value, list):
-        return [filled_in(one, env) for one in value]
-    if isinstance(value, dict):
-        return {filled_in(key, env): filled_in(one, env) for key, one in value.items()}
-    return value
-
-
-def references(value: Value) -> set[str]:
-    """Returns the names of the variables to which strings of the value refer, as `filled_in` finds them."""
-    if isinstance(value, str):
-        return {match[1] or match[2] for match in _REFERENCE.finditer(value)}
-    inner = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else []
-    return {name for one in inner for name in references(one)}
 
 
 def in_bash(at: At, script: str) -> str | None:

@@ -171,25 +171,25 @@ COMMANDS = {
     "env": Field(environment_of(word(text(most=32 << 10))), "Environment variables"),
     "secrets": secrets_of(name("secret")),
 }
-_IMAGE = text("a container image", MAX_IMAGE, IMAGE_PATTERN, f"must be {IMAGE_RULE}")
+IMAGE = text("a container image", MAX_IMAGE, IMAGE_PATTERN, f"must be {IMAGE_RULE}")
 _NEEDS_RUN = "Needed unless the job has an image with a command of its own"
-_NO_SETUP = "A job with an image has no setup"
+NO_SETUP = "A job with an image has no setup"
 _NO_RESTART = "The tasks of a job with an image are not started again alone"
-_NO_PULL = "Only a job with an image has image_pull_secret"
+NO_PULL = "Only a job with an image has image_pull_secret"
 
 
 def _command_or_image(at: At, values: dict[str, Any]) -> dict[str, Any]:
     if values.get("image") is not None:
         if "setup" in values:
             message = "not possible with image: install what the job needs in the image, or do it in run"
-            at.get("setup").wrong(message, rule=_NO_SETUP)
+            at.get("setup").wrong(message, rule=NO_SETUP)
         if values.get("restart") == "task":
             at.get("restart").wrong("not possible with image: leave it out, or write gang", rule=_NO_RESTART)
     else:
         if at.get("run").value is None and at.get("image").value is None:
             at.missing("run", "give the command as a list, or a shell script as a string", rule=_NEEDS_RUN)
         if "image_pull_secret" in values:
-            at.get("image_pull_secret").wrong("only possible with image", rule=_NO_PULL)
+            at.get("image_pull_secret").wrong("only possible with image", rule=NO_PULL)
     return values
 
 
@@ -206,11 +206,11 @@ JOB = section({
                      f"workload, or the task alone, on its machine. {_NO_RESTART}", default="gang"),
     "output": Field(one_of(("merged", "separate"), "merged or separate"), "Whether the log can tell stdout and stderr "
                     "apart; separate keeps their order only to about a second", default="merged"),
-    "image": Field(_IMAGE, "A container image in which the tasks run, on machines with a container engine"),
+    "image": Field(IMAGE, "A container image in which the tasks run, on machines with a container engine"),
     "image_pull_secret": Field(name("secret"), "Name of the tenant's secret with USER:PASSWORD for the image's "
-                               f"registry. {_NO_PULL}"),
+                               f"registry. {NO_PULL}"),
 }, "Identical tasks with a role; each task is a process group on one machine").checked(
-    lambda at, values: _command_or_image(at, set_once(at, values)), _NOT_BOTH, _NEEDS_RUN, _NO_SETUP, _NO_PULL,
+    lambda at, values: _command_or_image(at, set_once(at, values)), _NOT_BOTH, _NEEDS_RUN, NO_SETUP, NO_PULL,
     _NO_RESTART,
 )  # fmt: skip
 
@@ -281,13 +281,13 @@ _LABEL = Keys(
     "a label's key must have 1 to 63 letters, digits or . _ / - and begin and end with a letter or digit", {},
 )  # fmt: skip
 _CHARACTER = r"[^/\x00-\x1f\x7f]"
-_PART = rf"([^/.\x00-\x1f\x7f]{_CHARACTER}*|\.[^/.\x00-\x1f\x7f]{_CHARACTER}*|\.\.{_CHARACTER}+)"
+PATH_PART = rf"([^/.\x00-\x1f\x7f]{_CHARACTER}*|\.[^/.\x00-\x1f\x7f]{_CHARACTER}*|\.\.{_CHARACTER}+)"
 _PATH = Keys(
-    f"^{_PART}(/{_PART})*$",
+    f"^{PATH_PART}(/{PATH_PART})*$",
     "must be a normalised relative path, such as configs/model.yaml, that stays in the working directory", {},
 )  # fmt: skip
 _OUTPUT_PATH = text("the path of a file or folder in the working directory", _MAX_PATH_BYTES,
-                    rf"^(\./)?{_PART}(/{_PART})*/?$",
+                    rf"^(\./)?{PATH_PART}(/{PATH_PART})*/?$",
                     "must be a normalised relative path, such as ./out, that stays in the working directory",
                     )  # fmt: skip
 _OUTPUT_NAME = Keys(NAME_PATTERN, f"an output's name must be {NAME_RULE}", {})

@@ -7,7 +7,7 @@ from sqlalchemy import delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from api.auth import Submitter, Viewer
+from api.auth import Caller, Submitter, Viewer
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, Page, page
@@ -62,19 +62,30 @@ def list_secrets(
 def put_secret(name: str, secret: Name, body: SecretBody, state: StateOf, caller: Submitter) -> SecretView:
     """Stores a value, encrypted with the installation's master key. Later attempts get the new value."""
     caller.require_tenant(name)
-    box = encrypt_secret(_master_key(state), body.value)
     with state.transaction() as session:
         existing(session, Tenant, name, "tenant")
-        if session.get(Secret, (name, secret)) is None:
-            _require_room(session, name, state.settings.limits.secrets_per_tenant)
-        row = insert(Secret).values(tenant=name, name=secret, box=box)
-        updated_at = session.execute(
-            row.on_conflict_do_update(
-                index_elements=["tenant", "name"], set_={"box": row.excluded.box, "updated_at": func.now()}
-            ).returning(Secret.updated_at)
-        ).scalar_one()
-        write_audit(session, caller, "secret.set", f"{name}/{secret}", tenant=name)
+        updated_at = store_secret(session, state, caller, (name, secret), body.value)
         return SecretView(name=secret, updated_at=updated_at)
+
+
+def store_secret(
+    session: Session, state: ApiState, caller: Caller, key: tuple[str, str], value: str, service: str | None = None
+) -> datetime:
+    """Stores a value under a tenant's name and the secret's; returns when. `service`: the id of the owner.
+
+    Raises:
+        HttpProblem: the tenant has too many secrets, or this process cannot encrypt.
+    """
+    tenant, name = key
+    if session.get(Secret, key) is None:
+        _require_room(session, tenant, state.settings.limits.secrets_per_tenant)
+    box = encrypt_secret(secrets_key(session, state), value)
+    row = insert(Secret).values(tenant=tenant, name=name, box=box, service=service)
+    changed = {"box": row.excluded.box, "service": row.excluded.service, "updated_at": func.now()}
+    stored = row.on_conflict_do_update(index_elements=["tenant", "name"], set_=changed).returning(Secret.updated_at)
+    updated_at = session.execute(stored).scalar_one()
+    write_audit(session, caller, "secret.set", f"{tenant}/{name}", tenant=tenant)
+    return updated_at
 
 
 @router.delete("/{secret}", status_code=204, summary="Delete a secret", responses=refusals(404))
@@ -97,15 +108,19 @@ def _require_room(session: Session, tenant: str, most: int) -> None:
         raise over_limit("secrets_per_tenant", most, detail, _FULL_RETRY_S)
 
 
-def _master_key(state: ApiState) -> bytes:
+def secrets_key(session: Session, state: ApiState) -> bytes:
+    """Returns the master key, which encrypts secrets.
+
+    Raises:
+        HttpProblem: this process has no master key, or another one than the stored secrets.
+    """
     try:
         key = load_master_key(state.settings.master_key_path)
     except ConfigurationError:
         raise HttpProblem(
             ProblemType.NOT_READY, "the API process has no master key, so it cannot store secrets; set master_key"
         ) from None
-    with state.transaction() as session:
-        known = session.scalars(select(Secret.box).order_by(Secret.updated_at.desc()).limit(1)).first()
+    known = session.scalars(select(Secret.box).order_by(Secret.updated_at.desc()).limit(1)).first()
     if known is not None and not opens(key, known):
         raise HttpProblem(
             ProblemType.NOT_READY,

@@ -1,5 +1,6 @@
 """Endpoints that create, update, list, show and end services."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any
@@ -18,9 +19,11 @@ from api.idempotency import IdempotencyKey
 from api.masking import mask
 from api.openapi import refusals
 from api.paging import Cursor, Limit, NumberCursor, page
-from api.problems import HttpProblem, ProblemType, invalid, refuse_document
+from api.people.secrets import secrets_key
+from api.problems import HttpProblem, ProblemType, invalid, not_found, refuse_document
 from api.routing import Router
 from api.services.idempotent_versions import Asked, add_version, answer_again, once
+from api.services.literal_secrets import name_literals, store_literals
 from api.services.service_queries import (
     detail_fields,
     endpoint_list,
@@ -28,8 +31,10 @@ from api.services.service_queries import (
     replica_views,
     service_detail,
     service_views,
+    spec_of,
 )
 from api.services.views import (
+    CertificateView,
     EndpointList,
     ServiceChanged,
     ServiceDetail,
@@ -41,9 +46,10 @@ from api.views import write_audit
 from api.workloads.submission import parse
 from domain.ids import new_service_id
 from domain.service import ServiceSpec, UpdateMode
-from infra.config.notify import NotifySettings
-from infra.db import events, outbox, published_queue
+from infra.db import events, outbox
 from infra.db.services import ServiceReplica, ServiceRow
+from infra.db.tenants import Secret
+from infra.keys import decrypt_secret
 
 router = Router(prefix="/v1/services", tags=["services"])
 _DOCUMENT_BODY: dict[str, Any] = {
@@ -76,7 +82,8 @@ def _create(state: ApiState, caller: Caller, request: Request, asked: Asked, nam
     value = parse(request, asked.body)
 
     def make(session: Session) -> ServiceChanged:
-        notes, spec = _admit(session, state.settings.notify, caller, value, name)
+        admitted = _admit(session, state, caller, value, name)
+        spec = admitted.spec
         made = session.scalar(
             insert(ServiceRow)
             .values(id=new_service_id(), tenant=spec.tenant, name=spec.name, created_by=caller.id)
@@ -84,9 +91,7 @@ def _create(state: ApiState, caller: Caller, request: Request, asked: Asked, nam
             .returning(ServiceRow.id)
         )
         if made is not None:
-            return _changed(
-                session, state.queue, caller, session.get_one(ServiceRow, made), notes, spec, asked, "created"
-            )
+            return _changed(session, state, caller, session.get_one(ServiceRow, made), admitted, asked, "created")
         # The insert has waited for a concurrent request, which may have had the same key.
         answered = answer_again(session, state.queue, caller, asked)
         if answered is None:
@@ -128,7 +133,8 @@ def _update(
         row = find_service(session, caller, ref, lock=True)
         if row.stopping_at is not None:
             raise HttpProblem(ProblemType.CONFLICT, f"service {row.name} is ending or has ended")
-        notes, spec = _admit(session, state.settings.notify, caller, value, row.name, row.tenant)
+        admitted = _admit(session, state, caller, value, row.name, row.tenant)
+        spec = admitted.spec
         for what, given, own in (("name", spec.name, row.name), ("tenant", spec.tenant, row.tenant)):
             if given != own:
                 raise HttpProblem(
@@ -137,39 +143,45 @@ def _update(
         if spec.canary is not None and mode is UpdateMode.BLUE_GREEN:
             raise invalid("mode", "blue_green: must be rolling if the document has service.update.canary")
         row.version, row.mode, row.notes = row.version + 1, mode.value, []
-        return _changed(session, state.queue, caller, row, notes, spec, asked, "updated")
+        return _changed(session, state, caller, row, admitted, asked, "updated")
 
     return once(state, caller, asked, make)
 
 
+@dataclass(frozen=True)
+class _Admitted:
+    """A valid document."""
+
+    spec: ServiceSpec
+    notes: list[str]
+    literals: dict[str, str]
+    """The secrets that it has itself, by the names under which they are stored."""
+
+
 def _admit(
-    session: Session, settings: NotifySettings, caller: Caller, value: Any, name: str | None, tenant: str | None = None
-) -> tuple[list[str], ServiceSpec]:
+    session: Session, state: ApiState, caller: Caller, value: Any, name: str | None, tenant: str | None = None
+) -> _Admitted:
     draft = read_service(value, caller.tenant or tenant, name)
     check_service(session, draft, caller.tenant, fleet(session))
-    check_receivers(draft, settings)
+    check_receivers(draft, state.settings.notify)
     if draft.problems:
         raise refuse_document(draft.problems)
+    literals = name_literals(session, state, draft)
     spec = draft.spec()
-    return draft.notes + notes_on_receivers(spec.notify, settings), spec
+    return _Admitted(spec, draft.notes + notes_on_receivers(spec.notify, state.settings.notify), literals)
 
 
 def _changed(
-    session: Session,
-    queue: published_queue.Newest,
-    caller: Caller,
-    row: ServiceRow,
-    notes: list[str],
-    spec: ServiceSpec,
-    asked: Asked,
-    what: str,
+    session: Session, state: ApiState, caller: Caller, row: ServiceRow, admitted: _Admitted, asked: Asked, what: str
 ) -> ServiceChanged:
-    add_version(session, caller, row, spec, asked)
+    store_literals(session, state, caller, row, admitted.literals)
+    add_version(session, caller, row, admitted.spec, asked)
     detail = {"service": row.id, "name": row.name, "version": row.version}
     events.record(session, f"service.{what}", tenant=row.tenant, detail={**detail, "by": caller.id})
     write_audit(session, caller, f"service.{what}", row.id, tenant=row.tenant, name=row.name, version=row.version)
     outbox.service(session, row.id)
-    return mask(session, caller, ServiceChanged(**detail_fields(session, queue, row), document_notes=notes))
+    fields = detail_fields(session, state.queue, row)
+    return mask(session, caller, ServiceChanged(**fields, document_notes=admitted.notes))
 
 
 @router.get("", summary="List services")
@@ -227,6 +239,20 @@ def list_endpoints(id: str, state: StateOf, caller: Balancer) -> EndpointList:
     """Returns the replicas that serve, for a balancer. The event `service.endpoints` says that they changed."""
     with state.transaction() as session:
         return endpoint_list(session, find_service(session, caller, id))
+
+
+@router.get("/{id}/certificate", summary="Show a service's certificate and its key", responses=refusals(404, 409))
+def show_certificate(id: str, state: StateOf, caller: Balancer) -> CertificateView:
+    """Returns the certificate with its private key, for the key of a balancer or an operator only."""
+    caller.require_balancer()
+    with state.transaction() as session:
+        row = find_service(session, caller, id)
+        name = spec_of(session, row).certificate
+        secret = None if name is None else session.get(Secret, (row.tenant, name))
+        if secret is None:
+            raise not_found("certificate of service", row.name)
+        write_audit(session, caller, "service.certificate", row.id, tenant=row.tenant, name=row.name)
+        return CertificateView(name=secret.name, pem=decrypt_secret(secrets_key(session, state), secret.box))
 
 
 @router.delete("/{id}", status_code=202, summary="End a service", dependencies=[JsonOnly], responses=refusals(404, 409))

@@ -326,6 +326,7 @@ def endpoint_list(session: Session, row: ServiceRow) -> EndpointList:
         drain_s=spec.serving.drain_s,
         probe_path=spec.serving.probe.path,
         probe_is_get=spec.serving.probe.body is None,
+        certificate=spec.certificate,
         canary=None if canary is None else CanaryView(version=row.version, share=canary.share, slow_s=canary.p90_s),
         endpoints=[EndpointView(**vars(one)) for one in endpoints],
     )

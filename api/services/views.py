@@ -155,5 +155,16 @@ class EndpointList(View):
     drain_s: float
     probe_path: str
     probe_is_get: bool = Field(description="Whether a GET of `probe_path` says that the replica is ready")
+    certificate: str | None = Field(
+        description="Name of the certificate for clients, another one for another certificate; null: the service has"
+        " none"
+    )
     canary: CanaryView | None = Field(description="null: no version is judged")
     endpoints: list[EndpointView]
+
+
+class CertificateView(View):
+    """The certificate of a service for its clients."""
+
+    name: str
+    pem: str = Field(description="Certificate, chain and private key")

@@ -69,6 +69,8 @@ def request_session(id: str, body: SessionRequest, state: StateOf, caller: Submi
     state.relays.require_room()
     with state.transaction() as session:
         row = find(session, caller, id)
+        if row.runner:  # A leased element has no slots of its own: it runs in the sandbox of its runner.
+            row = session.get_one(Workload, row.runner)
         job, machine = _placed(session, row, body)
         if records.count_open(session, row.tenant) >= limits.sessions_per_tenant:
             detail = f"tenant {row.tenant} has {limits.sessions_per_tenant} open sessions; end some of them"

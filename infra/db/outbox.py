@@ -55,13 +55,9 @@ def unconfirmed(session: Session, machine: str, run: str, grace_s: float = 0.0) 
     _put(session, "unconfirmed", None, {"machine": machine, "run": run, "grace_s": grace_s})
 
 
-def wake_scheduler(session: Session, *, if_queued: bool = False) -> None:
-    """Requests a scan pass of the scheduler, after a change that may allow a queued workload to be placed.
-
-    With `if_queued`, there is no pass if no workload is queued when the request is delivered, after the commit: a
-    workload that is queued later requests a pass of its own, which sees the change.
-    """
-    _put(session, "wake", None, {"if_queued": True} if if_queued else {})
+def wake_scheduler(session: Session) -> None:
+    """Requests a scan pass of the scheduler, after a change that may allow a queued workload to be placed."""
+    _put(session, "wake", None, {})
 
 
 def replicate(session: Session, table: str, source_region: str, target_region: str, share: str = ON_DEMAND) -> None:

@@ -64,12 +64,18 @@ class ApiKey(Base):
 
 
 class Secret(Base):
-    """A tenant's secret, encrypted with the master key. It leaves the database only encrypted for a machine's key."""
+    """A tenant's secret, encrypted with the master key.
+
+    It leaves the database only encrypted for a machine's key, except for the certificate of a service, which the API
+    decrypts for balancers.
+    """
 
     __tablename__ = "secret"
     tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     box: Mapped[bytes]
+    service: Mapped[str | None] = mapped_column(ForeignKey("service.id"))
+    """The service whose document had the value, and with whose end the secret is deleted; None: none had."""
     updated_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 

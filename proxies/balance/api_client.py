@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from proxies.balance.counts import Second
-from proxies.balance.values import Service, parse_service
+from proxies.balance.values import Service, certificate_in, parse_service
 
 EVENT = "service.endpoints"
 _ANSWER_S = 10.0
@@ -45,15 +45,28 @@ class Api:
             httpx.HTTPError: the API does not answer, or answers with an error.
             InvalidList: a field is invalid.
         """
-        answer = await self._http.get(f"/v1/services/{name}/endpoints")
+        body = await self._get(name, "endpoints")
+        return parse_service(name, body), body
+
+    async def certificate(self, name: str) -> tuple[str, str]:
+        """Returns the name of a service's certificate, and the PEM text with its private key.
+
+        Raises:
+            httpx.HTTPError: see `service`.
+            InvalidList: a field is missing.
+        """
+        body = await self._get(name, "certificate")
+        return certificate_in(name, body)
+
+    async def _get(self, name: str, what: str) -> Any:
+        answer = await self._http.get(f"/v1/services/{name}/{what}")
         if not answer.is_success:
             words = f"the API answers {answer.status_code}: {_problem_in(answer)}"
             raise httpx.HTTPStatusError(words, request=answer.request, response=answer)
         try:
-            body = answer.json()
+            return answer.json()
         except ValueError:
             raise httpx.DecodingError("the answer is not JSON", request=answer.request) from None
-        return parse_service(name, body), body
 
     async def report(
         self, name: str, balancer: str, seconds: Iterable[Second], now: Mapping[str, Any] | None = None

@@ -184,6 +184,10 @@ async def replace_keys(runtime: RuntimeSocket, owners: Mapping[str, str]) -> Non
     await runtime.do(f"commit map @{version} {KEYS}")
 
 
+OWN_CERTIFICATE = "own.pem"
+"""The service's own certificate: a line with its name, and the PEM text."""
+
+
 class AccessFiles:
     """The certificate and the keys of one service, as HAProxy uses them."""
 
@@ -196,7 +200,43 @@ class AccessFiles:
         self._service, self._folder = service, folder
         self._keys = KeyFile(keys) if keys else None
         self._certificate = CertificateFile(certificate, folder) if certificate else None
+        self._is_given = certificate is not None
+        self._own = folder / OWN_CERTIFICATE
         self._keys_due = False
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether clients must use TLS."""
+        return self._certificate is not None
+
+    def needs(self, certificate: str | None) -> bool:
+        """Returns whether `use` needs the PEM text of the service's certificate with this name."""
+        if certificate is None or self._is_given:
+            return False
+        try:
+            return self._own.read_text().partition("\n")[0] != certificate
+        except OSError:
+            return True
+
+    def use(self, certificate: str | None, pem: str | None = None) -> None:
+        """Uses the service's own certificate for clients, unless another one was given at the start.
+
+        Args:
+            certificate: its name; None: the service has none, so clients do not use TLS.
+            pem: its PEM text with the private key; None: the folder has it.
+
+        Raises:
+            ConfigurationError: there is no certificate with its private key.
+        """
+        if self._is_given:
+            return
+        if certificate is None:
+            self._certificate = None
+            return
+        if pem is not None:
+            write_private(self._own, f"{certificate}\n{pem}")
+        if self._certificate is None:  # Otherwise `refresh` finds the changed file.
+            self._certificate = CertificateFile(self._own, self._folder)
 
     def access(self, trusted_proxies: tuple[str, ...]) -> Access:
         """Returns which clients are admitted, for HAProxy's configuration."""

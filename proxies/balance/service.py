@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from infra.errors import ConfigurationError
 from infra.files import write_private
 from proxies.balance.api_client import Api
 from proxies.balance.configuration import (
@@ -73,7 +74,8 @@ class _Running:
     counters: Counters
     plug: Plug
     hold_s: float
-    """The value with which HAProxy was started: it cannot be changed while HAProxy runs."""
+    """The value with which HAProxy was started: it cannot be changed while HAProxy runs. The same holds for TLS."""
+    has_tls: bool
     is_replaced: bool = False
     """Whether it was stopped, without requests in progress, to start another one."""
     is_finished: bool = False
@@ -101,7 +103,7 @@ class ServiceBalancer:
         """The number of times that HAProxy ended by itself."""
         stored = self._stored()
         self.service = stored or Service(
-            name, "round_robin", None, None, False, False, 60.0, None, 0, 0.0, 0.0, 0, None, ()
+            name, "round_robin", None, None, False, False, 60.0, None, 0, 0.0, 0.0, 0, None, None, ()
         )
         self._has_list = asyncio.Event()
         """Set once there is a list, or the first attempt to fetch one has failed."""
@@ -213,7 +215,7 @@ class ServiceBalancer:
                     members = Members(runtime, settings.limits, service, there)
                     with contextlib.suppress(RuntimeSocketError):  # Outliers are then found again.
                         await self.watch.started(members)
-                    self._running = _Running(process, runtime, members, Counters(), plug, service.hold_s)
+                    self._running = _Running(process, runtime, members, Counters(), plug, service.hold_s, access.tls)
                     await plug.fill(runtime)
                 if self._stopping:
                     process.stop()
@@ -262,7 +264,13 @@ class ServiceBalancer:
     async def _fetch(self) -> None:
         try:
             service, body = await self._api.service(self.name)
-        except (httpx.HTTPError, InvalidList) as error:
+            pem = None
+            if self._files.needs(service.certificate):
+                name, pem = await self._api.certificate(self.name)
+                if name != service.certificate:
+                    raise InvalidList(f"certificate of service {self.name}: name: changed; it is fetched again")
+            self._files.use(service.certificate, pem)
+        except (httpx.HTTPError, InvalidList, ConfigurationError) as error:
             # An error says nothing about the replicas: the last list stays.
             problem = str(error) or type(error).__name__
             if problem != self._problem:
@@ -281,10 +289,14 @@ class ServiceBalancer:
     def _stored(self) -> Service | None:
         """Returns the list of the last run."""
         try:
-            return parse_service(self.name, json.loads(self._list.read_text()))
+            found = parse_service(self.name, json.loads(self._list.read_text()))
+            if self._files.needs(found.certificate):
+                raise InvalidList(f"certificate {found.certificate}: is missing")
+            self._files.use(found.certificate)
+            return found
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, InvalidList) as error:
+        except (OSError, ValueError, InvalidList, ConfigurationError) as error:
             _log.warning("%s: %s is ignored: %s", self.name, self._list, error)
         return None
 
@@ -381,7 +393,9 @@ class ServiceBalancer:
         running = self._running
         if self._stopping:
             return
-        if running is not None and running.hold_s != self.service.hold_s and not running.counters.running:
+        started_with = None if running is None else (running.hold_s, running.has_tls)
+        wanted = self.service.hold_s, self._files.has_tls
+        if running is not None and started_with != wanted and not running.counters.running:
             running.is_replaced = True
             running.plug.close()
             running.process.stop()

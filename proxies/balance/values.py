@@ -86,6 +86,8 @@ class Service:
     drain_s: float
     """The time for which a removed replica may finish its requests."""
     version: int
+    certificate: str | None
+    """The name of the service's certificate for clients; None: it has none."""
     canary: Canary | None
     endpoints: tuple[ReplicaEndpoint, ...]
 
@@ -118,12 +120,23 @@ def parse_service(name: str, body: Any) -> Service:
         hold_s=fields.number("hold_s", 0, _LONGEST_S),
         drain_s=fields.number("drain_s", 0, _LONGEST_S),
         version=int(fields.number("version", 0, 2**63)),
+        certificate=fields.optional_text("certificate"),
         canary=_canary(fields),
         endpoints=tuple(
             _endpoint(_Fields(f"list of service {name}: endpoints[{number}]", one))
             for number, one in enumerate(endpoints)
         ),
     )
+
+
+def certificate_in(name: str, body: Any) -> tuple[str, str]:
+    """Returns the name and the PEM text in the API's response with a service's certificate.
+
+    Raises:
+        InvalidList: a field is missing or invalid.
+    """
+    fields = _Fields(f"certificate of service {name}", body)
+    return fields.text("name"), fields.text("pem")
 
 
 def _header(fields: "_Fields") -> str | None:

@@ -27,6 +27,7 @@
 | `MIZZEN_TABLE_<NAME>` | URI of an input table's folder in the region's bucket |
 | `MIZZEN_TABLE_<NAME>_COMPLETE_UNTIL` | for a stale table: the time up to which it is complete (RFC 3339, UTC) |
 | `MIZZEN_JOB_<NAME>_ADDR` | `host:port` of a job's rendezvous, for every job of the workload |
+| `MIZZEN_TASK_ADDRS` | addresses of the machines of the job's tasks, by rank, one a line; absent above 64 KiB |
 | `CUDA_VISIBLE_DEVICES` | GPU slots of this task |
 | `RANK`, `WORLD_SIZE` | index of the task in its job, and number of tasks of the job |
 | `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `NODE_RANK` | the same for the tasks on this machine, and the machine's index |

@@ -1,6 +1,7 @@
 """Runs the demo: starts the stack, submits gangs, injects faults, waits, checks the results and writes the report."""
 
 import asyncio
+import contextlib
 import shutil
 import signal
 import time
@@ -11,7 +12,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from agent.fleet import power_off
+from agent.fleet import end_machine, power_off
 from infra import children
 from infra.config.services import ApiSettings
 from infra.config.settings import Settings
@@ -46,13 +47,28 @@ def _settings(data_dir: Path) -> Settings:
     )
 
 
+class _Console(Console):
+    """A console that sets `stop` when nothing reads its output any more."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        super().__init__(highlight=False)
+        self._stop = stop
+
+    def on_broken_pipe(self) -> None:
+        """Called by `Console` when its output is closed."""
+        with contextlib.suppress(SystemExit):  # It would end the event loop, and leave the stack.
+            super().on_broken_pipe()
+        self._stop.set()
+
+
 async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
     """Runs the whole demo; returns 0 if all checks passed.
 
     Raises:
         MizzenError: the stack did not start, or an expected event did not happen in time.
     """
-    console = Console(highlight=False)
+    stop = asyncio.Event()
+    console = _Console(stop)
     with data_folder(data_dir) as folder:
         _clear(folder)
         settings = _settings(folder)
@@ -65,7 +81,6 @@ async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
             lambda line: console.print(line, style="dim"),
             why_shared=isolation.why_shared,
         )
-        stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in stop_signals():
             loop.add_signal_handler(number, stop.set)
@@ -82,6 +97,8 @@ async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
             outcome = (await asyncio.gather(work, return_exceptions=True))[0]
         finally:
             await stack.stop(hurry=hurry)
+            if hurry.is_set():  # Nothing will go on with the tasks that it has left.
+                await asyncio.to_thread(_end_machines, folder)
         if isinstance(outcome, asyncio.CancelledError):
             return 130
         if isinstance(outcome, BaseException):
@@ -104,9 +121,16 @@ def _clear(folder: Path) -> None:
         shown = ", ".join(sorted(others)[:3])
         raise DemoFailed(f"data_dir: {folder} contains {shown} and was not created by a demo; choose another folder")
     mark.touch()
+    _end_machines(folder)  # Of a demo that was killed.
     for name in others:
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _end_machines(folder: Path) -> None:
+    """Kills the tasks that a demo has left, and removes the state of its machines."""
+    for machine in (folder / "machines").glob("*"):
+        end_machine(machine)
 
 
 def _summary(console: Console, folder: Path, found: facts.Facts, held: list[checks.Check], took_s: float) -> int:

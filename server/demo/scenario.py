@@ -96,9 +96,9 @@ class DemoWorkload:
 FIRST = (
     # These fill 12 a100 and 12 v100 in the regions that have the data.
     DemoWorkload("translate", "speech", 2, ("a100:2",), steps=420, seed=1),
-    DemoWorkload("ablation-1", "research", 2, ("a100:2", "v100:2"), steps=300, seed=2),
-    DemoWorkload("ablation-2", "research", 2, ("a100:2", "v100:2"), steps=300, seed=3),
-    DemoWorkload("dictation", "speech", 4, ("v100:1",), steps=420, seed=4),
+    DemoWorkload("ablation-1", "research", 2, ("a100:2", "v100:2"), steps=600, seed=2),
+    DemoWorkload("ablation-2", "research", 2, ("a100:2", "v100:2"), steps=600, seed=3),
+    DemoWorkload("dictation", "speech", 4, ("v100:1",), steps=800, seed=4),
     DemoWorkload("wakeword", "speech", 2, ("v100:2",), steps=200, seed=5),
     DemoWorkload("denoise", "speech", 1, ("v100:4",), steps=420, seed=6, helper=True),
 )

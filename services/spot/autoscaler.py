@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+_NO_RATE = 1e-9
+"""Requests for each second that only a rounding error leaves."""
+
 
 @dataclass(frozen=True)
 class ScalingState:
@@ -47,7 +50,8 @@ class LoadAutoscaler:
     """
 
     requests_per_s: float
-    """Q_tar, the load of one replica in requests for each second; above 0."""
+    """Q_tar, the load of one replica in requests for each second; above 0. If it depends on the replica's machines:
+    that of the fastest."""
     least: int = 1
     most: int = 100
     window_s: float = 60.0
@@ -72,7 +76,15 @@ class LoadAutoscaler:
         return ScalingState(self.least)
 
     def decide(
-        self, state: ScalingState, now_s: float, requests: int, waiting: int = 0, ongoing: int = 0, load: float = 0.0
+        self,
+        state: ScalingState,
+        now_s: float,
+        requests: int,
+        waiting: int = 0,
+        ongoing: int = 0,
+        rates: Sequence[float] = (),
+        *,
+        load: float = 0.0,
     ) -> ScalingState:
         """Returns the next state, which contains the target.
 
@@ -84,6 +96,8 @@ class LoadAutoscaler:
             requests: the number that arrived since the decision before.
             waiting: the number that wait now because no replica is ready.
             ongoing: the number that are in progress now.
+            rates: Q_tar of the replicas that exist, as far as it depends on their machines; first those that are kept
+                longest.
             load: the sum of the loads that replicas report now.
         """
         state = self.limited(state)
@@ -92,7 +106,7 @@ class LoadAutoscaler:
         counted = (*kept, (now_s, requests)) if requests else tuple(kept)
         busy = *(one for one in state.ongoing if one[0] > from_s), (now_s, waiting + ongoing)
         loads = *(one for one in state.loads if one[0] > from_s), (now_s, load)
-        candidate = max(self.candidate(sum(count for _, count in counted)), self._needed(busy, loads))
+        candidate = max(self.candidate(sum(count for _, count in counted), rates), self._needed(busy, loads))
         above_s = _since(candidate > state.target, state.above_since_s, now_s)
         below_s = _since(candidate < state.target, state.below_since_s, now_s)
         kept_busy = busy if self.ongoing is not None else ()
@@ -119,9 +133,15 @@ class LoadAutoscaler:
         """Returns the state with its target within the limits, which may have changed since the decision before."""
         return replace(state, target=min(self.most, max(self.least, state.target)))
 
-    def candidate(self, requests: int) -> int:
-        """Returns N_can if `requests` arrived within the window."""
-        return min(self.most, max(self.least, ceil(requests / self.window_s / self.requests_per_s)))
+    def candidate(self, requests: int, rates: Sequence[float] = ()) -> int:
+        """Returns N_can if `requests` arrived within the window: the first of the replicas, and then further ones."""
+        rest, enough = requests / self.window_s, 0
+        for rate in rates:
+            if rest <= _NO_RATE:
+                break
+            rest, enough = rest - rate, enough + 1
+        further = ceil(rest / self.requests_per_s) if rest > _NO_RATE else 0
+        return min(self.most, max(self.least, enough + further))
 
 
 def _since(holds: bool, before_s: float | None, now_s: float) -> float | None:

@@ -11,9 +11,9 @@ from services.spot.values import Action, Launch, Observation, PolicyState, SpotR
 def surplus(replicas: Iterable[SpotReplica], keep: int) -> tuple[Action, ...]:
     """Returns the terminations after which `keep` replicas are left.
 
-    Unready replicas go first, then those with the fewest requests in progress; of these, the newest.
+    Unready replicas go first, then the slowest, then those with the fewest requests in progress; of these, the newest.
     """
-    kept_first = sorted(replicas, key=lambda one: (not one.is_ready, -one.ongoing, one.number))
+    kept_first = sorted(replicas, key=lambda one: (not one.is_ready, -one.requests_per_s, -one.ongoing, one.number))
     return tuple(Terminate(one.number) for one in kept_first[keep:])
 
 

@@ -101,6 +101,8 @@ class SpotReplica:
     state: ReplicaState
     ongoing: int = 0
     """The number of its requests in progress."""
+    requests_per_s: float = 0.0
+    """Q_tar of the replica, if it depends on its machines; otherwise 0."""
 
     @property
     def is_spot(self) -> bool:

@@ -99,30 +99,6 @@ async def test_wakes_are_coalesced(town: World, dispatcher: Dispatcher, client: 
     assert found is not None and found.wakes == 2
 
 
-async def test_an_end_wakes_the_scheduler_only_if_a_workload_is_queued(
-    town: World, dispatcher: Dispatcher, client: Client
-) -> None:
-    """A wake for freed slots starts no pass if nothing waits for slots. With another wake, or a queue, it does."""
-
-    async def wakes() -> int:
-        found = await told(client, ids.SCHEDULER_WORKFLOW_ID)
-        return 0 if found is None else found.wakes
-
-    async def woken(*if_queued: bool) -> bool:
-        before = await wakes()
-        for only in if_queued:
-            with town.session() as session:
-                outbox.wake_scheduler(session, if_queued=only)
-        await _all_delivered(town, dispatcher)
-        return await wakes() > before
-
-    assert not await woken(True, True)
-    assert await woken(True, False)
-    town.submit()
-    await _all_delivered(town, dispatcher)
-    assert await woken(True)
-
-
 async def test_wakes_keep_their_interval(town: World, client: Client, database_url: str) -> None:
     """A wake within `wake_interval_s` of the previous one is delayed; other mail is not."""
     dispatcher = Dispatcher(town.engine, database_url, client, scheduler=SchedulerSettings(wake_interval_s=3600))

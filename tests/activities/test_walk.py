@@ -16,7 +16,7 @@ from tests.activities.world import World
 STEPS = 120
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [2, pytest.param(1, marks=pytest.mark.long)])
 def test_a_random_walk(new_world: Callable[..., World], seed: int) -> None:
     """Masks, promises, gangs, quota, events and mail are correct after the steps; at the end nothing is held."""
     world = new_world()

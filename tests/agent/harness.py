@@ -1,6 +1,7 @@
 """Helpers of the agent's tests: launch descriptions, run folders, and a workflow that calls activities."""
 
 import asyncio
+import base64
 import contextlib
 import ctypes
 import hashlib
@@ -12,22 +13,24 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nacl.public import PublicKey, SealedBox
 from pydantic import TypeAdapter
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from agent import shim, tasks
+from agent import sealed, shim, tasks
 from agent.config import AgentConfig
 from agent.host import serve
 from agent.isolation import TENANT_UIDS, why_not
 from agent.launch import TaskLaunch
+from agent.state import StateFolder
 from agent.tasks import RunFolder
 from domain.ids import CONTROL_QUEUE, launch_key, log_prefix
 from domain.isolation import Isolation
@@ -36,7 +39,7 @@ from domain.log_segments import segment_of
 from domain.protocol.activities import Activity
 from domain.protocol.leases import LeasedElement, RunElements
 from domain.protocol.machines import NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode
-from domain.spec import ArraySpec, RunnersSpec
+from domain.spec import ArraySpec, MountSpec, RunnersSpec
 from infra.config.services import TemporalSettings
 from infra.stack.temporal import DYNAMIC_CONFIG
 from infra.temporal_client import connect
@@ -415,6 +418,19 @@ class Pending:
 def digest(launch: LaunchDescription) -> str:
     """Returns the SHA-256 of a launch description, in hex."""
     return hashlib.sha256(launch.model_dump_json().encode()).hexdigest()
+
+
+def sealed_for(config: AgentConfig, secrets: Mapping[str, Mapping[str, str]]) -> str:
+    """Returns the variables of each job that are secret, in a sealed box for an agent's machine."""
+    key = PublicKey(base64.b64decode(sealed.public_key(StateFolder(config.state_dir).private_key())))
+    return base64.b64encode(SealedBox(key).encrypt(json.dumps(secrets).encode())).decode()
+
+
+def with_mounts(launch: LaunchDescription, *paths: str) -> LaunchDescription:
+    """Returns the description with files at further paths, which the archive has."""
+    mounts = tuple(MountSpec(target=path) for path in paths)
+    jobs = {name: job.model_copy(update={"mounts": mounts}) for name, job in launch.jobs.items()}
+    return launch.model_copy(update={"jobs": jobs})
 
 
 def description(

@@ -1,7 +1,6 @@
 """The agent's activities against a real Temporal server, with real tasks."""
 
 import asyncio
-import base64
 import json
 import os
 import shutil
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nacl.public import PublicKey, SealedBox
 from temporalio import activity
 
-from agent import host, sealed, tasks
+from agent import host, tasks
 from agent.outcomes import forget_outcomes
 from agent.state import StateFolder
 from agent.tasks import TaskState
@@ -21,7 +19,7 @@ from domain.ids import machine_workflow_id
 from domain.protocol.activities import Activity
 from domain.protocol.machines import Attend, NodeOutcome, RunNode
 from domain.task_reports import LoadReport
-from tests.agent.harness import PYTHON, STUBBORN, Lab, description, digest, processes_of, until_async
+from tests.agent.harness import PYTHON, STUBBORN, Lab, description, digest, processes_of, sealed_for, until_async
 
 
 async def test_a_short_task_needs_no_heartbeat(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,9 +218,7 @@ async def test_what_tasks_report_is_masked(lab: Lab) -> None:
     """A secret in an error that a task reports is in no heartbeat, in no outcome, and in no file of the agent."""
     config = lab.config()
     state = StateFolder(config.state_dir)
-    key = PublicKey(base64.b64decode(sealed.public_key(state.private_key())))
-    secrets = {"main": {"TOKEN": "hunter2-the-long-one"}}
-    box = base64.b64encode(SealedBox(key).encrypt(json.dumps(secrets).encode())).decode()
+    box = sealed_for(config, {"main": {"TOKEN": "hunter2-the-long-one"}})
     report = (
         """printf '{"load": {"state": "failed", "error": "no access with %s"}}' "$TOKEN" > "$MIZZEN_REPORT"; exit 9"""
     )

@@ -15,7 +15,7 @@ from agent.isolation import TENANT_UIDS
 from domain.launch import LaunchDescription
 from domain.protocol.machines import NodeOutcome
 from tests.agent.fake_gpus import FakeGpus
-from tests.agent.harness import Lab, description, until_async
+from tests.agent.harness import Lab, description, until_async, with_mounts
 from tests.containers import DockerHere, dockerd
 
 IMAGE = "shell:1"
@@ -279,6 +279,17 @@ async def test_containers_that_nothing_watches_are_removed(lab: Lab, docker: Doc
         await until_async(lambda: docker.engine.state("left") is None)
     assert docker.engine.state("other") is not None
     docker.engine.remove("other")
+
+
+async def test_a_container_has_its_mounts(lab: Lab, docker: DockerHere) -> None:
+    """At an absolute path, the task finds a folder that it may write to."""
+    config = image_config(lab, docker)
+    launch = with_mounts(image_launch(lab, config, "echo model > /models/file && cat /models/file"), "/models")
+    lab.write(launch)
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    said = lab.folder_of(launch, config).output.read_text()
+    assert outcome.exits[0].succeeded and said == "model\n", said
 
 
 async def test_an_image_with_python_and_without_mizzen(lab: Lab, docker: DockerHere) -> None:

@@ -117,6 +117,24 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
     }
 
 
+def test_tasks_find_each_other_by_rank() -> None:
+    """A task gets the address of each task of its job, by rank; none if one is unknown or the list is too long."""
+    places = [PLACE | {"task": rank, "rank": rank, "machine": f"r1/c1/m{rank}"} for rank in (1, 0)]
+    jobs = {"main": LAUNCH["jobs"]["main"]}
+
+    def addresses(**known: str) -> str | None:
+        found = {f"r1/c1/{machine}": address for machine, address in known.items()}
+        launch = LaunchDescription.model_validate({**LAUNCH, "jobs": jobs, "tasks": places, "addresses": found})
+        path = Path("/x")
+        env = environment(launch, launch.tasks[0], masters={}, home=path, report=path, interval_file=path,
+                          deadline_file=path, python="py", secrets={})  # fmt: skip
+        return env.get("MIZZEN_TASK_ADDRS")
+
+    assert addresses(m1="10.0.0.2", m0="10.0.0.1") == "10.0.0.1\n10.0.0.2"
+    assert addresses(m1="10.0.0.2") is None
+    assert addresses(m1="10.0.0.2", m0="h" * 65536) is None
+
+
 def test_an_interval_that_nobody_asked_for_is_not_given() -> None:
     """Without a checkpoint interval in the workload's document, tasks compute their own."""
     checkpoint = {**LAUNCH["checkpoint"], "interval_s": None, "machine_hazard_per_h": None}

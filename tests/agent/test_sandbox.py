@@ -34,6 +34,7 @@ from tests.agent.harness import (
     task_launch,
     until,
     until_async,
+    with_mounts,
 )
 from tests.agent.test_lending import OWNER, _lent, _mizzen
 
@@ -123,6 +124,18 @@ async def test_a_task_sees_its_files_and_what_is_listed(lab: Lab) -> None:
         await (await lab.run(launch, config.machine)).result(NodeOutcome)
     output = lab.folder_of(launch, config).output.read_text().splitlines()
     assert [line for line in output if line != "/root"] == ["again", "listed", "done"]  # Python may be below /root.
+
+
+async def test_a_task_sees_its_mounts_at_absolute_paths(lab: Lab) -> None:
+    """The folder is writable, belongs to the task, and is not on the machine."""
+    config = lab.config(isolation=Isolation.SANDBOX)
+    look = "echo model > /own-mount/models/file && cat /own-mount/models/file && test -O /own-mount/models && ls -A"
+    launch = with_mounts(description(lab.region, config, look), "/own-mount/models")
+    lab.write(launch)
+    async with lab.agent(config):
+        await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    assert lab.folder_of(launch, config).output.read_text() == "model\n"
+    assert not Path("/own-mount").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root, tasks in sandboxes have no pseudo-terminals")

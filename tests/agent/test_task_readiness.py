@@ -27,7 +27,7 @@ from domain.protocol.activities import Activity
 from domain.protocol.machines import NodeOutcome, RunNode
 from domain.task_reports import NotReadyReport
 from infra.stack.ports import free_port
-from tests.agent.harness import PYTHON, Lab, Pending, description, digest, needs_sandbox
+from tests.agent.harness import PYTHON, Lab, Pending, description, digest, needs_sandbox, sealed_for
 from tests.agent.test_fleet import agent_of, fleet
 
 SERVER = """
@@ -36,6 +36,7 @@ folder = pathlib.Path.cwd()
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        (folder / "key").write_text(self.headers.get("X-Key", ""))
         status = folder / "status"
         self.send_response(int(status.read_text()) if status.exists() else 200)
         body = os.environ["MIZZEN_RUN_ID"].encode()
@@ -142,6 +143,19 @@ async def test_readiness_is_reported_when_it_changes(lab: Lab) -> None:
         assert other.output.read_text() == "unset\n"
         outcome = await lab.stop(launch, config.machine, 5.0)
         assert outcome.stopped and all(end.not_ready is None for end in outcome.exits)
+
+
+async def test_headers_of_the_probe_have_secrets(lab: Lab) -> None:
+    """The probe is sent with the value of a secret, and leaves other references as they are."""
+    config = lab.config(heartbeat_interval_s=0.2)
+    launch = _serving(lab, config, headers={"X-Key": "Bearer $TOKEN, $OTHER"}, secrets=("TOKEN",))
+    box = sealed_for(config, {"main": {"TOKEN": "tok-1234"}})
+    launch = launch.model_copy(update={"sealed_secrets": {config.machine: box}})
+    async with lab.agent(config):
+        pending = await _run(lab, launch, config)
+        await _reported(pending, lambda report: report["ready"])
+        assert (lab.folder_of(launch, config).work / "key").read_text() == "Bearer tok-1234, $OTHER"
+        await lab.stop(launch, config.machine, 5.0)
 
 
 async def test_a_few_failed_probes_are_tolerated(lab: Lab) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import io
 import random
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -280,3 +281,32 @@ def test_no_more_is_read_than_the_limits_allow() -> None:
     with pytest.raises(BadArchive, match="more than 10 "):
         inspect_archive(file, max_bytes=1 << 20, max_members=10)
     assert file.taken < len(members) / 2
+
+
+def test_files_for_absolute_paths_are_moved_out(tmp_path: Path) -> None:
+    """They are where no task can replace them by a link; a path without files is an empty folder."""
+    packed = archive(
+        tmp_path / "a.tar.gz", member("own", size=1), member(".mounts/a/b/file", size=2), member(".mounts/a/c", size=3)
+    )
+    (tmp_path / "mounts").mkdir()
+    mounted = {path: tmp_path / f"mounts/{n}" for n, path in enumerate(("/a", "/a/b", "/a/c", "/d"))}
+    for _ in range(2):  # The second time is after a process that was killed before it had ended.
+        fill_workdir(tmp_path / "work", packed, {}, mounted=mounted)
+        found = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file() and p.suffix == ""}
+        assert found == {"work/own", "mounts/1/file", "mounts/2"}
+        assert mounted["/d"].is_dir() and not (tmp_path / "work/.mounts").exists()
+        shutil.rmtree(tmp_path / "work")
+
+
+@pytest.mark.parametrize(
+    "info",
+    [member(".mounts", tarfile.SYMTYPE, linkname="data"), member(".mounts/d", tarfile.SYMTYPE, linkname="../data"),
+     member(".mounts", size=1)],
+)  # fmt: skip
+def test_files_for_absolute_paths_are_no_links(tmp_path: Path, info: tarfile.TarInfo) -> None:
+    """A link would show the task another file of the machine."""
+    packed = archive(tmp_path / "a.tar.gz", member("data/x", size=3), info)
+    (tmp_path / "mounts").mkdir()
+    with pytest.raises(BadArchive, match="must be a folder"):
+        fill_workdir(tmp_path / "work", packed, {}, mounted={"/d": tmp_path / "mounts/0"})
+    assert not (tmp_path / "work").exists()

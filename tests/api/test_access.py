@@ -19,6 +19,8 @@ from infra.db.events import record
 from infra.db.placement_runs import begin_placement_run
 from infra.db.services import ServiceRow, ServiceVersion
 from infra.db.session import transaction
+from infra.db.tenants import Secret
+from infra.keys import encrypt_secret, load_master_key
 from tests.api.world import ARCHIVE, ARCHIVE_SHA256, INSTANCE, ApiWorld, document, openapi_document
 from tests.stored_outputs import store_output
 
@@ -136,9 +138,10 @@ def lived_in(shared_world: ApiWorld) -> ApiWorld:
     with shared_world.session() as session:
         session.add(ServiceRow(id=SERVICE, tenant="vision", name="chat"))
         session.flush()
-        session.add(
-            ServiceVersion(service=SERVICE, version=1, spec=ServiceSpec(name="chat", tenant="vision").model_dump())
-        )
+        spec = ServiceSpec(name="chat", tenant="vision", certificate="chat-tls")
+        session.add(ServiceVersion(service=SERVICE, version=1, spec=spec.model_dump()))
+        box = encrypt_secret(load_master_key(shared_world.settings.master_key_path), "pem")
+        session.add(Secret(tenant="vision", name="chat-tls", box=box))
     return shared_world
 
 
@@ -172,8 +175,9 @@ async def test_without_a_key(lived_in: ApiWorld, operation: tuple[str, str, Role
     assert _everything(lived_in) == before
 
 
+_CERTIFICATE = ("get", "/v1/services/{id}/certificate")
 _READ = [("get", "/v1/services/{id}/endpoints"), ("get", "/v1/events")]
-"""The operations that a balancer may call, except reports of counts."""
+"""The operations that a balancer may call, except reports of counts, and that roles above it may call, too."""
 
 
 @pytest.mark.parametrize(
@@ -229,7 +233,21 @@ async def test_with_a_balancers_key(lived_in: ApiWorld, operation: tuple[str, st
 def test_what_a_balancers_key_can_call() -> None:
     """The operations that need at least the role of a balancer are these."""
     found = {(method, path) for method, path, role in GUARDED if role is Role.BALANCER}
-    assert found == {*_READ, ("post", "/v1/services/{id}/requests")}
+    assert found == {*_READ, _CERTIFICATE, ("post", "/v1/services/{id}/requests")}
+
+
+async def test_a_certificate_is_for_balancers_and_operators(lived_in: ApiWorld) -> None:
+    """The private key is returned to no submitter, also of the service's tenant, and to no other tenant's balancer."""
+    statuses = {
+        key: (await _send(lived_in, *_CERTIFICATE, lived_in.headers(key))).status_code
+        for key in ("vision-balancer", "operator", "vision", "vision-viewer", "auditor", "speech", "speech-balancer")
+    }
+    assert statuses == {
+        "vision-balancer": 200, "operator": 200, "vision": 403, "vision-viewer": 403, "auditor": 403, "speech": 403,
+        "speech-balancer": 404,
+    }  # fmt: skip
+    answer = await _send(lived_in, *_CERTIFICATE, lived_in.headers("balancer"))
+    assert answer.json() == {"name": "chat-tls", "pem": "pem"}
 
 
 async def test_a_balancer_gets_only_events_of_endpoints(lived_in: ApiWorld) -> None:
@@ -269,7 +287,8 @@ async def test_with_another_tenants_key(lived_in: ApiWorld, operation: tuple[str
     query = "?follow=false" if path.endswith(("/events", "/logs")) else ""
     query = "?tenant=vision" if path.startswith("/v1/archives") else query
     query = OUTPUT if path.endswith("/outputs/{name}") else query
-    answer = await _send(lived_in, method, path, lived_in.headers("speech"), query)
+    key = "speech-balancer" if (method, path) == _CERTIFICATE else "speech"
+    answer = await _send(lived_in, method, path, lived_in.headers(key), query)
     if role is Role.OPERATOR:
         assert answer.status_code == 403
     elif path.startswith(("/v1/workloads/{id}", "/v1/tenants/{name}", "/v1/archives", "/v1/services/{id}")):
@@ -291,11 +310,12 @@ async def test_with_another_tenants_key(lived_in: ApiWorld, operation: tuple[str
 
 @pytest.mark.parametrize("operation", [o for o in GUARDED if o[0] == "get"], ids=_id)
 async def test_own_key_reads(lived_in: ApiWorld, operation: tuple[str, str, Role]) -> None:
-    """With a viewer key of the tenant, or an operator key where required, every GET operation returns 200."""
+    """With a viewer key of the tenant, or another one where required, every GET operation returns 200."""
     method, path, role = operation
     query = "?follow=false" if path.endswith(("/events", "/logs")) else ""
     query = OUTPUT if path.endswith("/outputs/{name}") else query
     key = "operator" if role is Role.OPERATOR else "vision-viewer"
+    key = "vision-balancer" if (method, path) == _CERTIFICATE else key
     assert (await _send(lived_in, method, path, lived_in.headers(key), query)).status_code == 200
 
 

@@ -113,6 +113,8 @@ SYNONYMS: list[tuple[str, dict[str, Any], str, Any]] = [
      "serving.probe.body", "a=1"),
     ("probe with failures", probe(failures=5), "serving.probe.failures", 5),
     ("other variables", probe(path="/$OTHER"), "serving.probe.path", "/$OTHER"),
+    ("secret in a header", probe(headers={"Key": "$HF_TOKEN $MODEL"}), "serving.probe.headers.Key", "$HF_TOKEN small"),
+    ("secrets of headers", probe(headers={"Key": "${HF_TOKEN}"}), "serving.probe.secrets", ["HF_TOKEN"]),
     ("duration with unit", document(service={"drain_seconds": "2m"}), "serving.drain_s", 120.0),
     ("no drain", document(service={"drain_seconds": 0}), "serving.drain_s", 0.0),
     ("timeout", document(service={"request_timeout_seconds": 60}), "request_timeout_s", 60.0),
@@ -120,6 +122,10 @@ SYNONYMS: list[tuple[str, dict[str, Any], str, Any]] = [
      60.0),
     ("first byte", document(service={"first_byte_seconds": 2}), "first_byte_s", 2.0),
     ("hold", document(service={"hold_seconds": "2m"}), "hold_s", 120.0),
+    ("balancing of SkyPilot", document(service={"load_balancing_policy": "instance_aware_least_load"}), "balancing",
+     "least_connections"),
+    ("targets by type", policy(target_qps_per_replica={"A100": 3, "v100:1": 1, "t4": 9}), "policy.target_qps_by_gpu",
+     {"a100": 3.0, "v100:1": 1.0, "t4": 9.0}),
     ("ongoing", document(service={"replica_policy": {"max_replicas": 3, "target_ongoing_requests": 4}}),
      "policy.target_ongoing_requests", 4.0),
     ("no queue", document(service={"max_queue": 0}), "max_queue", 0),
@@ -174,7 +180,7 @@ WRONG: list[tuple[str, object, str, str]] = [
     ("label as boolean", document(labels={"a": True}), "labels.a", "put it in quotes"),
     ("no machines", document(machines=0), "machines", "from 1 to 1000"),
     ("workdir as path", document(workdir="."), "workdir", "use `mizzen serve up`"),
-    ("workdir in git", document(workdir={"url": "https://x"}), "workdir", "git repositories are not supported"),
+    ("workdir in git", document(workdir={"url": "https://x"}), "workdir", "the API clones no repository"),
     ("two ports", document(service={"ports": 80}), "service.ports", "resources.ports is 8080"),
     ("a list of two ports", document(resources={"ports": [80, 81]}), "resources.ports[1]", "a replica has one port"),
     ("range of ports", document(resources={"ports": "80-90"}), "resources.ports", "ranges are not supported"),
@@ -211,8 +217,8 @@ WRONG: list[tuple[str, object, str, str]] = [
     ("header's name", probe(headers={"A B": "1"}), "service.readiness_probe.headers.'A B'", "letters, digits"),
     ("header with a line end", probe(headers={"A": "1\r\nB: 2"}), "service.readiness_probe.headers.A", "printable"),
     ("own header", probe(headers={"Content-Length": "1"}), "service.readiness_probe.headers.Content-Length", "omit it"),
-    ("secret in a probe", probe(headers={"Authorization": "Bearer $HF_TOKEN"}), "service.readiness_probe",
-     "a probe can only refer to variables of env"),
+    ("secret in a path", probe(path="/?key=${HF_TOKEN}"), "service.readiness_probe", "only headers can refer"),
+    ("secret in a body", probe(post_data={"key": "$HF_TOKEN"}), "service.readiness_probe", "only headers can refer"),
     ("no time", probe(timeout_seconds=0), "service.readiness_probe.timeout_seconds", "from 0.1"),
     ("no failures", probe(failures=0), "service.readiness_probe.failures", "from 1"),
     ("two numbers of replicas", document(service={"replicas": 2}), "service.replicas", "omit replica_policy"),
@@ -223,8 +229,17 @@ WRONG: list[tuple[str, object, str, str]] = [
     ("fixed at none", policy(min_replicas=0, max_replicas=None, target_qps_per_replica=None),
      "service.replica_policy.min_replicas", "at least 1 without"),
     ("target of 0", policy(target_qps_per_replica=0), "service.replica_policy.target_qps_per_replica", "from 1e-06"),
-    ("targets by type", policy(target_qps_per_replica={"A100": 1}), "service.replica_policy.target_qps_per_replica",
-     "must be one number"),
+    ("no target of a type", policy(target_qps_per_replica={"A100": 1, "v100:2": 1}),
+     "service.replica_policy.target_qps_per_replica", "has no value for v100:1"),
+    ("no targets", policy(target_qps_per_replica={}), "service.replica_policy.target_qps_per_replica",
+     "has no value for a100:1"),
+    ("two targets of a type", policy(target_qps_per_replica={"A100": 1, "a100": 1, "v100": 1}),
+     "service.replica_policy.target_qps_per_replica.a100", "given twice"),
+    ("target of a type as text", policy(target_qps_per_replica={"a100": "1", "v100": 1}),
+     "service.replica_policy.target_qps_per_replica.a100", "must be a number"),
+    ("targets without accelerators", document(resources={"accelerators": None}, service={"replica_policy":
+     {"max_replicas": 2, "target_qps_per_replica": {"a100": 1}}}), "service.replica_policy.target_qps_per_replica",
+     "without accelerators"),
     ("negative delay", policy(upscale_delay_seconds=-1), "service.replica_policy.upscale_delay_seconds", "from 0"),
     ("unknown placer", policy(spot_placer="spothege"), "service.replica_policy.spot_placer", "must be one of"),
     ("negative overprovision", policy(num_overprovision=-1), "service.replica_policy.num_overprovision", "from 0"),
@@ -245,7 +260,7 @@ WRONG: list[tuple[str, object, str, str]] = [
      "spothedge"}}), "service.replica_policy.spot_placer", "use_spot: true"),
     ("base without spot", document(resources={"use_spot": None}, service={"replica_policy":
      {"base_ondemand_fallback_replicas": 1}}), "service.replica_policy.base_ondemand_fallback_replicas", "use_spot"),
-    ("balancing of SkyPilot", document(service={"load_balancing_policy": "instance_aware_least_load"}),
+    ("unknown balancing", document(service={"load_balancing_policy": "random"}),
      "service.load_balancing_policy", "must be one of round_robin, least_connections, least_load"),
     ("negative drain", document(service={"drain_seconds": -1}), "service.drain_seconds", "from 0"),
     ("two timeouts", document(service={"request_timeout_seconds": 1, "load_balancer": {"stream_timeout_seconds": 1}}),
@@ -316,11 +331,11 @@ def test_documented_example_is_valid() -> None:
 def test_every_problem_at_once() -> None:
     """One reading finds all problems in all sections, also keys that are given twice."""
     text = b"""{"name": "A", "run": "", "resources": {"cpus": 0, "use_spot": true, "any_of": [{"zone": 1}]},
-    "service": {"replica_policy": {"min_replicas": -1}, "tls": {}, "readiness_probe": {"path": "/", "path": "/a"}},
+    "service": {"replica_policy": {"min_replicas": -1}, "pool": true, "readiness_probe": {"path": "/", "path": "/a"}},
     "envs": {"1A": "x", "B": "1", "B": "2"}, "version": 1}"""
     draft = read_service(load_json(text), None)
     assert {problem.path for problem in draft.problems} == {
-        "name", "run", "tenant", "resources.cpus", "resources.any_of[0].zone", "service.tls", "envs.1A", "envs.B",
+        "name", "run", "tenant", "resources.cpus", "resources.any_of[0].zone", "service.pool", "envs.1A", "envs.B",
         "service.replica_policy.min_replicas", "service.readiness_probe.path",
     }  # fmt: skip
 

@@ -98,7 +98,10 @@ async def test_an_update_replaces_only_what_it_changes(world: ApiWorld) -> None:
 
 def test_each_field_of_a_service_is_one_of_its_replicas_or_changes_in_place() -> None:
     """A new field must be one or the other."""
-    known = {"name", "tenant", "labels", "level", "machines", "options", "secrets", "files", "workdir", "serving"}
+    known = {
+        "name", "tenant", "labels", "level", "machines", "options", "secrets", "image_pull_secret", "files", "workdir",
+        "serving",
+    }  # fmt: skip
     assert set(ServiceSpec.model_fields) - set(TaskSpec.model_fields) - known == set(NOT_IN_REPLICAS) - known
 
 

@@ -104,14 +104,14 @@ def test_scripts_of_skypilot_run_in_bash_with_its_variables() -> None:
     run = """false; [[ -n "don't" ]] && echo "$UNSET$SKYPILOT_NODE_RANK/$SKYPILOT_NUM_NODES,$SKYPILOT_NODE_IPS"
 echo "$SKYPILOT_NUM_GPUS_PER_NODE,$SKYPILOT_SERVE_REPLICA_ID" """
     spec = spec_of({"service": {}, "run": run})
-    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MIZZEN_WORKLOAD_NAME": "chat-7",
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MIZZEN_TASK_ADDRS": "10.0.0.1\n10.0.0.2", "MIZZEN_WORKLOAD_NAME": "chat-7",
            "MIZZEN_WORKLOAD": "wl-1", "PATH": "/usr/bin:/bin"}  # fmt: skip
     for slots, gpus in (("0,3", 2), ("", 0)):
         done = subprocess.run(
             ["/bin/sh", "-eu", "-c", str(spec.script)],
             env={**env, "CUDA_VISIBLE_DEVICES": slots}, capture_output=True, text=True, check=True,
         )  # fmt: skip
-        assert done.stdout == f"1/2,10.0.0.1\n{gpus},7\n"
+        assert done.stdout == f"1/2,10.0.0.1\n10.0.0.2\n{gpus},7\n"
     assert spec_of({"version": 1, "service": {}, "run": run}).script == run
 
 
@@ -136,7 +136,7 @@ def _with(section: str, key: str, value: object) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(json.dumps(SERVICE_EXAMPLE))
     target = body
     for part in section.split(".") if section else []:
-        target = target[part]
+        target = target.setdefault(part, {})
     target[key] = value
     return body
 

@@ -46,6 +46,7 @@ KEYS = {
     "machine": ("machine", None),
     "balancer": ("balancer", None),
     "vision-balancer": ("balancer", "vision"),
+    "speech-balancer": ("balancer", "speech"),
 }
 """Role and tenant of each API key, by name. The machine's key is one of north/alpha/m1."""
 MACHINES = {

@@ -61,6 +61,7 @@ def problems(document: dict[str, Any]) -> list[FieldError]:
     if "workdir" in body:
         body["workdir"] = _DIGEST
     if "service" in body:
+        body["service"].pop("tls", None)  # `mizzen serve up` sends the texts of its files.
         return read_service(body, "vision").problems
     known = WORKLOAD.schema["properties"]
     body = {name: value for name, value in body.items() if name in known}

@@ -216,11 +216,11 @@ class Live:
 
     # ------------------------------------------------------------------------------------------------------- operations
 
-    async def shared_machine(self, machine: str = SHARED) -> None:
+    async def shared_machine(self, machine: str = SHARED, gpu_type: str = "a100") -> None:
         """Adds a machine of one GPU that belongs to the installation."""
         self._owned.add(machine)
         self._poll(machine)
-        await asyncio.to_thread(self._hello, machine)
+        await asyncio.to_thread(self._hello, machine, gpu_type=gpu_type)
 
     def count(self, per_s: float, seconds: int = 70) -> None:
         """Writes the counts of a balancer for the last seconds. Counts that were written before stay."""

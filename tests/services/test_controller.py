@@ -489,10 +489,11 @@ def test_a_decision_is_consistent(world: tuple[ServicePlan, list[ReplicaFacts], 
     """From any facts: each replica gets at most one action, surge is bounded, and the state survives JSON."""
     plan, replicas, losses = world
     found = decide(plan, _state(plan), replicas, losses, 0, 100.0)
-    ended = [action.number for action in found.actions if not isinstance(action, LaunchReplica)]
-    assert len(ended) == len(set(ended)) and set(ended) <= {one.number for one in replicas}
+    changed = [action.number for action in found.actions if not isinstance(action, LaunchReplica)]
+    assert len(changed) == len(set(changed)) and set(changed) <= {one.number for one in replicas}
+    ended = {one.number for one in found.actions if isinstance(one, DrainReplica | EndReplica)}
     successors = [one for one in found.actions if isinstance(one, LaunchReplica) and one.replaces is not None]
-    there = {one.number for one in replicas} - set(ended)
+    there = {one.number for one in replicas} - ended
     assert {one.replaces for one in successors} <= there
     if not plan.blue_green:
         assert len(successors) <= plan.max_surge

@@ -4,9 +4,12 @@ import asyncio
 from datetime import UTC, datetime
 
 from domain.phases import Phase
+from domain.service import ResourceOption
+from domain.spec import ResourceSpec
 from infra.db import outbox
 from infra.db.models import Workload
 from infra.db.services import BalancerReport
+from infra.db.tenants import Tenant
 from tests.activities.temporal import until
 from tests.activities.world import job
 from tests.services.live import Live, service
@@ -70,6 +73,37 @@ async def test_a_service_takes_what_opportunistic_training_held(live: Live) -> N
             )
         await until(lambda: Phase.RUNNING in phases(), "a training runs again", 40.0)
         assert {one.replica for one in live.endpoints()} == base
+    finally:
+        counting.cancel()
+        await asyncio.wait([counting])
+
+
+async def test_replicas_count_by_their_gpus(live: Live) -> None:
+    """A slow GPU does not suffice for the requests of a fast one; once that one serves too, the slow one is ended.
+
+    Until it serves, the slow one stays, although the fast one would suffice.
+    """
+    with live.world.session() as session:
+        session.get_one(Tenant, "t").quota_gpus = {"v100": 1, "a100": 3}
+    await live.shared_machine("west/slow/m0", "v100")
+    resources = ResourceSpec(gpus=1, gpu_types=("v100", "a100"), cpus_milli=1000, memory_bytes=1 << 30)
+    spec = service(
+        placer=None, num_overprovision=0, min_replicas=1, max_replicas=3, upscale_delay_s=0.5, downscale_delay_s=0.5,
+        target_qps_per_replica=0.1, target_qps_by_gpu={"a100:1": 0.1, "v100": 0.02},
+    )  # fmt: skip
+    live.up(spec.model_copy(update={"options": (ResourceOption(resources=resources),)}))
+    (slow,) = await live.ready(1)
+    live.cold_s = 3.0
+    await live.shared_machine("west/fast/m0", "a100")
+    live.count(6, 1)  # 0.1 a second, in the window of a minute.
+    counting = asyncio.create_task(_Day(live).run())
+    try:
+        await until(lambda: len(live.replicas()) == 2, "a second replica is launched")
+        await until(lambda: [one.gpu_type for one in live.endpoints()] == ["a100"], "only the fast one serves", 40.0)
+        first, second = live.replicas()
+        assert first.number == slow.replica
+        assert second.first_ready_at is not None and first.draining_at is not None
+        assert first.draining_at >= second.first_ready_at
     finally:
         counting.cancel()
         await asyncio.wait([counting])

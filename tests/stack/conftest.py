@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.buckets import s3_endpoint, s3_url
 from tests.decoys import Decoys
 from tests.stack.harness import Up, processes_of
 
+__all__ = ["s3_endpoint", "s3_url"]
 _LIVENESS = "liveness: {interval_s: 1, timeout_s: 5, restart_after_s: 15}\n"
 _PERIOD = "reclaim: {control_period_s: 2}\n"
 

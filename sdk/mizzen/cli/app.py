@@ -76,7 +76,7 @@ class _Application(LazyGroup):
         },
         "Training code": {
             "cadence": Lazy("plain_commands:cadence", "Explain how often to save a checkpoint."),
-            "checkpoint": Lazy("plain_commands:checkpoint", "List, check and export checkpoints."),
+            "checkpoint": Lazy("plain_commands:checkpoint", "List, check, export and repair checkpoints."),
         },
         "Setup": {
             "login": Lazy("setup_commands:login", "Check the URL and key of an API, and save them."),

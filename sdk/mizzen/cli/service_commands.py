@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ from mizzen.cli.exits import Exit, exit_of
 from mizzen.cli.log_commands import print_logs
 from mizzen.cli.pages import notification_lines, why_page
 from mizzen.cli.plain.printer import Column, emit_list, emit_one, table
-from mizzen.cli.session import Commands, Session, complete_service, complete_tenant, finish, interrupted, say
+from mizzen.cli.session import Commands, Session, complain, complete_service, complete_tenant, finish, interrupted, say
 from mizzen.client.errors import ClientError, NotFound, UnknownReference
 
 if TYPE_CHECKING:
+    from mizzen.client.archives import PackedFolder
     from mizzen.client.documents import Document
     from mizzen.client.views import ServiceReplica
 
@@ -120,9 +122,9 @@ def up(session: Session, file: str, name: str | None, tenant: str | None, wait_:
 
     FILE is YAML or JSON; `-` is stdin. If it has no name, the service gets the name of the file.
     """
-    document = _read(file)
+    document, workdir = _read(file)
     body = {**document.body, **{key: value for key, value in (("name", name), ("tenant", tenant)) if value is not None}}
-    made = _send(document, lambda: session.client.create_service(body, document.workdir, name=_stem(file)))
+    made = _send(document, lambda: session.client.create_service(body, workdir, name=_stem(file)))
     _made(session, made, wait_)
 
 
@@ -138,10 +140,9 @@ def update(session: Session, service: str, file: str, blue_green: bool, wait_: b
     By default, replicas are replaced a few at a time (`max_surge`): each new one becomes ready before an older one is
     drained. An update whose replicas fail is given up, and the older version continues.
     """
-    document = _read(file)
+    document, workdir = _read(file)
     made = _send(
-        document,
-        lambda: session.client.update_service(service, document.body, document.workdir, blue_green=blue_green),
+        document, lambda: session.client.update_service(service, document.body, workdir, blue_green=blue_green)
     )
     _made(session, made, wait_)
 
@@ -237,13 +238,22 @@ def down(session: Session, services: tuple[str, ...], wait_: bool) -> None:
 # ----------------------------------------------------------------------------------------------------------- documents
 
 
-def _read(file: str) -> "Document":
+def _read(file: str) -> "tuple[Document, Path | PackedFolder | None]":
+    """Return a document as the API reads it, and its working directory with the local files that it names."""
     from mizzen.cli.submit import read_files
+    from mizzen.client.service_files import with_files
 
     documents = read_files((file,))
     if len(documents) > 1:
         raise click.UsageError(f"{file} has {len(documents)} documents; a service is one document")
-    return documents[0]
+    try:
+        body, workdir, notes = with_files(documents[0])
+    except ClientError as error:
+        complain(error)
+        finish(Exit.USAGE)
+    for note in notes:
+        say(note)
+    return replace(documents[0], body=body), workdir
 
 
 def _stem(file: str) -> str | None:

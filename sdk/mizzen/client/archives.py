@@ -128,8 +128,12 @@ class _Packer:
         self.packed_bytes += len(body)
 
 
-def pack(folder: Path | None, files: Mapping[str, bytes] | None = None) -> PackedFolder:
+def pack(
+    folder: Path | None, files: Mapping[str, bytes] | None = None, mounts: Mapping[str, Path] | None = None
+) -> PackedFolder:
     """Pack the files and folders in `folder`, sorted by path, and then `files`, by name, which replace those there.
+
+    `mounts` are further files and folders, by their path in the archive. They replace those in `folder`, too.
 
     The archive depends only on names, contents and the owner's execute bit, not on times, owners or other modes.
 
@@ -143,11 +147,11 @@ def pack(folder: Path | None, files: Mapping[str, bytes] | None = None) -> Packe
     total_bytes = 0
     packer = _Packer()
     with tarfile.open(fileobj=cast(IO[bytes], packer), mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path, name in () if folder is None else _walk(folder, "", Ignored.of(folder.absolute())):
+        for root, path, name in _found(folder, mounts or {}):
             if files is not None and name in files:
                 continue
             try:
-                entry = _entry(folder or Path(), path, name)
+                entry = _entry(root, path, name)
                 sizes[name] = entry.size
                 total_bytes += entry.size
                 if not problems and not _excess(total_bytes, packer):
@@ -181,6 +185,24 @@ def _excess(size_bytes: int, packer: _Packer) -> str:
     return ""
 
 
+def _found(folder: Path | None, mounts: Mapping[str, Path]) -> Iterator[tuple[Path, Path, str]]:
+    """Yield what is packed: the folder that links may not leave, the path, and the name in the archive."""
+    mounted: dict[str, tuple[Path, Path]] = {}
+    for prefix, source in mounts.items():
+        path = source.resolve()
+        if not path.exists():
+            raise ArchiveError(f"file_mounts: {source} does not exist")
+        mounted |= {prefix: (path if path.is_dir() else path.parent, path)}
+        if path.is_dir():
+            walked = _walk(path, f"{prefix}/", Ignored.of(path), len(prefix) + 1)
+            mounted |= {name: (path, one) for one, name in walked}
+    for path, name in () if folder is None else _walk(folder, "", Ignored.of(folder.absolute())):
+        if name not in mounted:
+            yield folder or Path(), path, name
+    for name, (root, path) in mounted.items():
+        yield root, path, name
+
+
 def _largest(sizes: dict[str, int]) -> str:
     """Return the largest entries of the packed folder, with their sizes."""
     tops: dict[str, int] = {}
@@ -195,7 +217,11 @@ def _mib(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 20):,.0f} MiB"
 
 
-def _walk(folder: Path, prefix: str, ignored: Ignored) -> Iterator[tuple[Path, str]]:
+def _walk(folder: Path, prefix: str, ignored: Ignored, skip: int = 0) -> Iterator[tuple[Path, str]]:
+    """Yield the files and folders below a folder with their names, which begin with `prefix`.
+
+    `ignored` applies to names without their first `skip` characters.
+    """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
@@ -203,11 +229,12 @@ def _walk(folder: Path, prefix: str, ignored: Ignored) -> Iterator[tuple[Path, s
     for entry in entries:
         name = prefix + entry.name
         is_folder = entry.is_dir(follow_symlinks=False)
-        if ignored.has(name, is_folder):
+        if ignored.has(name[skip:], is_folder):
             continue
         yield Path(entry.path), name
         if is_folder:
-            yield from _walk(Path(entry.path), f"{name}/", ignored.below(Path(entry.path), f"{name}/"))
+            below = ignored.below(Path(entry.path), f"{name[skip:]}/")
+            yield from _walk(Path(entry.path), f"{name}/", below, skip)
 
 
 def _entry(folder: Path, path: Path, name: str) -> tarfile.TarInfo:

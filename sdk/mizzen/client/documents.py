@@ -25,6 +25,8 @@ class Document:
     body: dict[str, Any]
     workdir: Path | None = None
     """The folder to pack, if the document names one. It is then not part of `body`."""
+    folder: Path = Path()
+    """The folder to which paths in the document are relative."""
 
 
 def read_documents(file: Path) -> list[Document]:
@@ -72,9 +74,9 @@ def parse_documents(text: str, source: str, folder: Path) -> list[Document]:
                 path = folder / Path(workdir).expanduser()
             except RuntimeError as error:
                 raise DocumentError(f"{name}: workdir: {workdir!r}: {error}") from None
-            documents.append(Document(name, {k: v for k, v in body.items() if k != "workdir"}, path))
+            documents.append(Document(name, {k: v for k, v in body.items() if k != "workdir"}, path, folder))
         else:
-            documents.append(Document(name, body))
+            documents.append(Document(name, body, folder=folder))
     return documents
 
 

@@ -3,18 +3,25 @@
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mizzen.client import views
 from mizzen.client.calls import Calls
 from mizzen.client.transport import Params
+
+if TYPE_CHECKING:
+    from mizzen.client.archives import PackedFolder
 
 
 class Services(Calls):
     """The methods about services. A service is named by its id, or by its name."""
 
     def create_service(
-        self, document: Mapping[str, Any], workdir: Path | str | None = None, *, name: str | None = None
+        self,
+        document: Mapping[str, Any],
+        workdir: "Path | str | PackedFolder | None" = None,
+        *,
+        name: str | None = None,
     ) -> views.ServiceChanged:
         """Create a service from a service document. `name` is its name if the document has none.
 
@@ -24,7 +31,12 @@ class Services(Calls):
         return cast(views.ServiceChanged, answer)
 
     def update_service(
-        self, service: str, document: Mapping[str, Any], workdir: Path | str | None = None, *, blue_green: bool = False
+        self,
+        service: str,
+        document: Mapping[str, Any],
+        workdir: "Path | str | PackedFolder | None" = None,
+        *,
+        blue_green: bool = False,
     ) -> views.ServiceChanged:
         """Replace the document of a service; the replicas of the older version are replaced.
 

@@ -566,7 +566,7 @@ Role = Literal["machine", "balancer", "viewer", "submitter", "operator"]
 """Role of a key. A viewer can read, a submitter can also change its tenant's workloads, an operator can do all.
 
 A machine can read only its own page. Its agent connects to the gateway with this key. A balancer can read the endpoints
-of services and their changes, and report counts of requests.
+of services, their changes and their certificates with the keys, and report counts of requests.
 """
 
 
@@ -1226,6 +1226,16 @@ class EndpointList(TypedDict):
     probe_path: str
     probe_is_get: bool
     """Whether a GET of `probe_path` says that the replica is ready."""
+    certificate: str | None
+    """Name of the certificate for clients, another one for another certificate; None: the service has none."""
     canary: Canary | None
     """None: no version is judged."""
     endpoints: list[Endpoint]
+
+
+class Certificate(TypedDict):
+    """The certificate of a service for its clients."""
+
+    name: str
+    pem: str
+    """Certificate, chain and private key."""

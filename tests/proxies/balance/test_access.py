@@ -136,6 +136,38 @@ def _certificate(folder: Path, name: str) -> tuple[Path, str]:
     return certificate, certificate.read_text() + key.read_text()
 
 
+def _accepts(url: str, certificate: Path) -> bool:
+    """Returns whether a replica answers a client that accepts only this certificate."""
+    with contextlib.suppress(httpx.ConnectError):
+        return httpx.get(url, verify=ssl.create_default_context(cafile=str(certificate))).status_code == 200
+    return False
+
+
+def test_a_service_has_its_own_certificate(
+    api: BalanceApi, replicas: list[Replica], start: Start, tmp_path: Path
+) -> None:
+    """The API's certificate is used, also after a restart without the API; another one replaces it, or none."""
+    (first, first_pem), (second, second_pem) = (_certificate(tmp_path, name) for name in ("first", "second"))
+    api.certificates = {"one": first_pem, "two": second_pem}
+    api.set([replicas[0].entry()], certificate="one")
+    balancer = start()
+    url = f"https://127.0.0.1:{balancer.port}"
+    wait_for("the replica is ready", lambda: _accepts(url, first))
+    haproxy = balancer.haproxy()
+    api.set([replicas[0].entry()], certificate="two")
+    wait_for("the new certificate is used", lambda: _accepts(url, second))
+    assert not _accepts(url, first) and balancer.haproxy() == haproxy
+    api.set([replicas[0].entry()], certificate="none of them")  # The API answers nothing: the last list stays.
+    balancer.stop()
+    api.stop()
+    balancer.start()
+    wait_for("it is used again", lambda: _accepts(url, second))
+    api.set([replicas[0].entry()])
+    api.start()
+    wait_for("clients use no TLS", lambda: httpx.get(balancer.url).status_code == 200)
+    assert {path.stat().st_mode & 0o77 for path in balancer.data.glob("chat/*.pem")} == {0}
+
+
 def test_a_new_certificate_is_used_without_a_restart(
     api: BalanceApi, replicas: list[Replica], start: Start, tmp_path: Path
 ) -> None:
@@ -152,9 +184,7 @@ def test_a_new_certificate_is_used_without_a_restart(
     url = f"https://127.0.0.1:{balancer.port}"
 
     def accepts(certificate: Path) -> bool:
-        with contextlib.suppress(httpx.ConnectError):
-            return httpx.get(url, verify=ssl.create_default_context(cafile=str(certificate))).status_code == 200
-        return False
+        return _accepts(url, certificate)
 
     wait_for("the replica is ready", lambda: accepts(first))
     haproxy, errors = balancer.haproxy(), list[str]()

@@ -23,7 +23,7 @@ def body(*endpoints: dict[str, Any], **fields: Any) -> dict[str, Any]:
         "service": "sv-1", "name": "chat", "policy": "round_robin", "sticky_header": None,
         "sticky_prefix_bytes": None, "resume": False, "retry_non_idempotent": False,
         "request_timeout_s": 30, "first_byte_s": None, "max_queue": 100, "hold_s": 0, "drain_s": 30, "version": 1,
-        "canary": None, "endpoints": list(endpoints),
+        "canary": None, "certificate": None, "endpoints": list(endpoints),
     }  # fmt: skip
     return {**usual, **fields}
 

@@ -109,6 +109,22 @@ def test_fixed_target_and_limits() -> None:
             LoadAutoscaler(**wrong)
 
 
+def test_replicas_of_different_machines_count_with_their_own_rates() -> None:
+    """The replicas that exist count first, in their order; further ones have the rate of the fastest."""
+    scaler = LoadAutoscaler(2.5, least=0, most=6, window_s=60.0)
+    for requests, rates, wanted in (
+        (150, (), 1),
+        (150, (1.25,), 2),
+        (150, (2.5, 1.25), 1),
+        (151, (2.5, 1.25), 2),
+        (375, (1.25, 1.25), 4),
+        (18, (0.1, 0.1, 0.1), 3),
+        (0, (2.5, 1.25), 0),
+    ):
+        assert scaler.candidate(requests, rates) == wanted
+    assert scaler.decide(ScalingState(0), 60.0, 150, rates=(1.25,)).target == 2
+
+
 def test_reported_loads_decide_the_target() -> None:
     """The target follows the mean of the reported load over the window, and the requests if they need more replicas."""
     scaler = LoadAutoscaler(1.0, most=9, upscale_delay_s=0.0, downscale_delay_s=0.0, load=100.0)

@@ -19,13 +19,13 @@ from mizzen.client.convert.source_tree import KeyedSection, Located, as_text, re
 from mizzen.client.documents import without_empty
 
 _PROLOGUE = """\
-export SKYPILOT_NODE_RANK="$RANK" SKYPILOT_NUM_NODES="$WORLD_SIZE" SKYPILOT_NODE_IPS="$MASTER_ADDR"
+export SKYPILOT_NODE_RANK="$RANK" SKYPILOT_NUM_NODES="$WORLD_SIZE"
+export SKYPILOT_NODE_IPS="${{MIZZEN_TASK_ADDRS:-$MASTER_ADDR}}"
 export SKYPILOT_NUM_GPUS_PER_NODE={gpus} SKYPILOT_TASK_ID="$MIZZEN_WORKLOAD"
 """
 _VENV = "[ -d .venv ] || python3 -m venv .venv\n. .venv/bin/activate\n"
 _PIP = re.compile(r"^\s*(?:python3? -m )?pip3? install", re.MULTILINE)
 _OWN_PYTHON = re.compile(r"\bconda\b|\bvenv\b|\bvirtualenv\b|\buv\b|\bmamba\b|\bpoetry\b")
-_FIRST_ADDRESS = "SKYPILOT_NODE_IPS has only the first address, that of the machine of task 0"
 _UNKNOWN = re.compile(r"\$\{?(SKYPILOT_(?!NODE_RANK|NUM_NODES|NODE_IPS|NUM_GPUS_PER_NODE|TASK_ID)\w+)")
 _NOT_EMPTY = re.compile(r"^\s*[^\s#]", re.MULTILINE)
 
@@ -184,8 +184,6 @@ class _Task:
         text = str(node.value)
         if key == "run":
             self._conversion.carried(node.line, "run", "jobs[0].run")
-        if "SKYPILOT_NODE_IPS" in text:
-            self._conversion.changed(node.line, f"{key}: $SKYPILOT_NODE_IPS", f"jobs[0].{key}", _FIRST_ADDRESS)
         for name in dict.fromkeys(_UNKNOWN.findall(text)):
             self._conversion.lost(node.line, f"{key}: ${name}", "mizzen has no such value: write it into `env`")
         if re.search(r"\bsky\s+(?:launch|exec|status|jobs|serve|start|stop|down|queue|logs|cancel|check)\b", text):
@@ -226,12 +224,6 @@ class _Task:
             if path in table.SERVICE_FIELDS and isinstance(node.value, dict):
                 into[key] = {}
                 self._copy(KeyedSection(self._conversion, node, path), path, into[key])
-            elif path == "workdir" and isinstance(node.value, dict):
-                self._conversion.lost(node.line, path, "git repositories are not supported: clone it in setup")
-            elif path == "service.replica_policy.target_qps_per_replica" and isinstance(node.value, dict):
-                self._conversion.lost(node.line, path, "one number applies to all GPU types: give a number")
-            elif path == "service.load_balancing_policy" and node.value == "instance_aware_least_load":
-                self._conversion.lost(node.line, path, "give round_robin or least_load")
             else:
                 into[key] = node.plain
                 section.carried(key, node, path)

@@ -38,10 +38,11 @@ RESOURCES_LOST: Mapping[str, str] = {
     "hooks": "a task gets SIGTERM before it is stopped: handle it in run",
 }  # fmt: skip
 SERVICE_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "": ("workdir", "num_nodes", "envs", "setup", "run", "resources", "service"),
+    "": ("workdir", "num_nodes", "envs", "file_mounts", "setup", "run", "resources", "service"),
     "resources": ("accelerators", "cpus", "memory", "ports", "use_spot", "any_of", "ordered", "cloud", "region", "zone",
-                  "infra"),
-    "service": ("readiness_probe", "replicas", "replica_policy", "load_balancing_policy", "load_balancer", "ports"),
+                  "infra", "image_id", "labels"),
+    "service": ("readiness_probe", "replicas", "replica_policy", "load_balancing_policy", "load_balancer", "ports",
+                "tls"),
     "service.readiness_probe": ("path", "post_data", "headers", "initial_delay_seconds", "timeout_seconds",
                                 "endpoint_probe_interval_seconds"),
     "service.replica_policy": ("min_replicas", "max_replicas", "target_qps_per_replica", "upscale_delay_seconds",
@@ -51,23 +52,19 @@ SERVICE_FIELDS: Mapping[str, tuple[str, ...]] = {
 """By section of a service: the fields that mizzen reads as SkyPilot does."""
 SERVICE_REFUSED: Mapping[str, Mapping[str, str]] = {
     "": {
-        **LOST,
-        "file_mounts": "use workdir, or download the data in setup",
+        **{name: why for name, why in LOST.items() if name != "config"},
         "event_callback": "follow `mizzen events`",
     },
     "resources": {
         **RESOURCES_LOST,
-        "image_id": "the provider's settings name the image of the machines; install software in setup",
         "local_disk": _DISK,
         "max_hourly_cost": "limit replica_policy.max_replicas, or the tenant's quota",
-        "labels": "labels belong to the top level of the document",
         "priority": "give `priority` at the top level, a level from 1 (the highest) to 7",
         "priority_class": "give `priority` at the top level, a level from 1 (the highest) to 7",
         "job_recovery": "a lost replica is always replaced",
         "autostop": "a service runs until `mizzen serve down`; min_replicas: 0 ends all replicas of an idle service",
     },
     "service": {
-        "tls": "give the certificate to the balancer: `mizzen balance --cert`",
         "pool": "a pool of workers for batch jobs is not a service",
         "workers": "the field is named replicas",
     },
@@ -77,6 +74,9 @@ SERVICE_REFUSED: Mapping[str, Mapping[str, str]] = {
     },
 }  # fmt: skip
 SERVICE_IGNORED: Mapping[str, Mapping[str, str]] = {
-    "": {name: DROPPED[name] for name in ("inputs", "outputs", "api_server_access")},
+    "": {
+        **{name: DROPPED[name] for name in ("inputs", "outputs", "api_server_access")},
+        "config": "the settings of the installation's providers apply",
+    },
     "resources": {name: RESOURCES_DROPPED[name] for name in ("disk_size", "disk_tier", "network_tier")},
 }
