@@ -49,3 +49,15 @@ def test_averaging_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
         assert run(script, tmp_path / "killed", Signal(signal.SIGKILL, steps), **told).code == -signal.SIGKILL
     assert run(script, tmp_path / "killed", **told).code == 0
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("steps", [(3, 3, 3), (5, 5, 5)])
+def test_what_follows_the_hooks_of_lightning_is_saved(steps: tuple[int, ...], tmp_path: Path) -> None:
+    """A training killed right after validations within and at the end of epochs keeps what they have led to."""
+    script = FOLDER / "lightning_monitors.py"
+    told = {"MIZZEN_CHECKPOINT_URI": "ckpt", "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
+    assert run(script, tmp_path / "whole", **told).code == 0
+    for at_step in steps:
+        assert run(script, tmp_path / "killed", Signal(signal.SIGKILL, at_step), **told).code == -signal.SIGKILL
+    assert run(script, tmp_path / "killed", **told).code == 0
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")

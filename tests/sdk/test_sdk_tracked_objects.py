@@ -138,7 +138,7 @@ def test_a_loader_restores_the_generators_when_it_resumes(within: bool) -> None:
     tracked.restore(state)
     assert random.random() == (split if within else expected)
     if within:
-        assert stored(tracked.capture(3))["rng"] == state["rng"]
+        assert stored(tracked.capture(3))["rng"]["python"] == state["rng"]["python"]
         assert batches.restore is not None
         batches.restore()
         assert random.random() == expected

@@ -188,6 +188,8 @@ class Checkpointer(StateSaver):
             self._take(found)
             if found is not None:
                 self._tracked.restore(found.state, missing_ok=missing_ok, extra_ok=extra_ok, parts=parts)
+            else:
+                self._tracked.begin()
         return self._begin(found)
 
     def step(self, step: SupportsIndex) -> StepStatus:
@@ -204,6 +206,7 @@ class Checkpointer(StateSaver):
         """
         step = whole_step(step)
         report.progress(step)
+        self._tracked.has_stepped = True
         action = self._action(step)
         if self.gang.world_size > 1:
             if self._agree is None:

@@ -59,6 +59,21 @@ def restore_shared(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(cuda[:devices])
 
 
+class HeldGenerators:
+    """Loaded states of the global random generators, which the first loader that resumes its iteration sets, once."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+        self.is_set = False
+        """Whether they were set, or will not be, because the training has gone on without them."""
+
+    def __call__(self) -> None:
+        """Set the generators, if this was not done before."""
+        if not self.is_set:
+            self.is_set = True
+            restore_shared(self.state)
+
+
 def generator(value: Any) -> Access | None:
     """Return the functions that read and set the state of a generator object; None if `value` is not a generator.
 

@@ -1,14 +1,14 @@
 """Tracks the named objects of a training: captures their states for a checkpoint, and restores them."""
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from mizzen.checkpoint import parts, rng
 from mizzen.checkpoint.errors import CheckpointWarning, NotYetError, StateError
-from mizzen.checkpoint.gradients import GradientWatch
+from mizzen.checkpoint.gradients import GradientWatch, has_gradients
 from mizzen.checkpoint.manifest import check_part_name
 from mizzen.checkpoint.module_layout import ModuleLayout, module_layout, module_state, quick_layout
 from mizzen.checkpoint.refill import Refill
@@ -50,8 +50,10 @@ class Tracked:
         self._modules: dict[str, Any] = {}
         """The tracked objects, without wrappers."""
         self._gradients = GradientWatch()
-        self._held: dict[str, Any] | None = None
-        """Loaded states of the global random generators that a tracked loader sets when its iteration resumes."""
+        self._held: rng.HeldGenerators | None = None
+        """Set when a tracked loader resumes its iteration."""
+        self.has_stepped = False
+        """Whether the training has reported a step to this process's `Checkpointer`."""
         self.progress: MutableMapping[str, Any] = {}
         """The dict that is saved as the part `progress`; `capture` and `restore` set its `step`."""
         self.add(objects)
@@ -67,6 +69,13 @@ class Tracked:
         self._parts |= {name: access for name, access in added.items() if name != PROGRESS}
         if PROGRESS in objects:
             self.progress = objects[PROGRESS]
+        for watch in _methods(objects.values(), "watch_training"):
+            watch(lambda: self.has_stepped or has_gradients(self._modules.values()))
+
+    def begin(self) -> None:
+        """Begin a training without a checkpoint: loaders that were iterated before begin again."""
+        for begin in _methods(self._modules.values(), "begin_training"):
+            begin()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -98,11 +107,12 @@ class Tracked:
 
     def capture(self, step: int) -> dict[str, Any]:
         """Return the current state: part name to value. Its tensors are live: save or copy it before the next step."""
-        if step != self.progress.get("step"):
-            self._held = None  # The training has gone on without the loader that holds them.
+        if self._held is not None and step != self.progress.get("step"):
+            self._held.is_set = True  # The training has gone on without the loader that waits for its iteration.
         self.progress["step"] = step
         state = {name: _noted(name, "capturing", save) for name, (save, _) in self._parts.items()}
-        shared = rng.capture_shared() if self._held is None else self._held
+        held = self._held
+        shared = rng.capture_shared() if held is None or held.is_set else held.state
         self._gradients.captured(step, self._modules)
         return state | {RNG: shared, PROGRESS: self._progress()}
 
@@ -156,19 +166,13 @@ class Tracked:
         if RNG in wanted:
             self._hold(state[RNG], wanted)
 
-    def _hold(self, held: dict[str, Any], wanted: Collection[str]) -> None:
+    def _hold(self, state: dict[str, Any], wanted: Collection[str]) -> None:
         """Restore the global random generators, or let the loaders among `wanted` do so when they resume."""
-        self._held = held
-
-        def release() -> None:
-            if self._held is held:
-                self._held = None
-                rng.restore_shared(held)
-
-        methods = [getattr(value, "resume_generators", None) for name, value in self._modules.items() if name in wanted]
-        waiting = [wait(release) for wait in methods if callable(wait)]
+        held = self._held = rng.HeldGenerators(state)
+        restored = [value for name, value in self._modules.items() if name in wanted]
+        waiting = [wait(held) for wait in _methods(restored, "resume_generators")]
         if not any(waiting):
-            release()
+            held()
 
     def _wanted(
         self, state: Mapping[str, Any], missing_ok: bool, extra_ok: bool, parts: Collection[str] | None
@@ -240,6 +244,11 @@ def _unwrapped(value: Any) -> Any:
             value = value._orig_mod
         else:
             return value
+
+
+def _methods(objects: Iterable[Any], name: str) -> list[Callable[..., Any]]:
+    """Return the methods of this name of the objects that have one; only loaders have."""
+    return [found for one in objects if callable(found := getattr(one, name, None))]
 
 
 def _in_place(_: Any) -> None:

@@ -16,6 +16,8 @@ import signal
 import tempfile
 import threading
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from mizzen.checkpoint import Checkpointer, CheckpointWarning, rng
 from mizzen.checkpoint.departure import StepAction
 from mizzen.integrations import ddp
 from mizzen.integrations.files import FileCheckpoints, Loaded
+from mizzen.integrations.torch import ResumableLoader
 
 _FILE = "lightning.ckpt"
 _RNG = "rng"
@@ -56,14 +59,50 @@ def lacks(folder: Path) -> str | None:
     return next((f"{name} in {_FILE}" for name in _NEEDED if name not in found), None)
 
 
+def _after(loop: Any, method: str, call: Callable[[], object] | None) -> None:
+    """Let a loop of Lightning call `call` at the end of one of its methods; None: as the loop was before."""
+    vars(loop).pop(method, None)
+    plain = getattr(loop, method)
+
+    def both(*arguments: Any) -> None:
+        plain(*arguments)
+        if call is not None:
+            call()
+
+    if call is not None:
+        setattr(loop, method, both)
+
+
+def _go_on(trainer: Trainer) -> None:
+    """Let Lightning resume after the step that was saved: it would go back to the validation, or end the next epoch.
+
+    A step is saved after its validation, and an epoch's last step after all that belongs to the epoch.
+    """
+    fit, progress = trainer.fit_loop, trainer.fit_loop.epoch_progress.current
+    steps = fit.epoch_loop
+    if progress.ready == progress.processed:
+        for loop in (fit, steps, steps.automatic_optimization, steps.manual_optimization, steps.val_loop):
+            loop._restarting = False
+        for loader in _resumable(trainer):
+            loader.leave()
+    positions = [(loader, loader.state_dict()) for loader in _resumable(trainer)]
+
+    def begin() -> None:
+        steps._restarting = False
+        # Lightning has told the samplers its own epoch; a loader that is cycled has had more of them.
+        for loader, position in positions if fit.restarted_mid_epoch else ():
+            loader.load_state_dict(position)
+
+    _after(steps, "on_run_start", begin)
+
+
 def _go_on_averaging(trainer: Trainer, pl_module: LightningModule) -> None:
     """Let `StochasticWeightAveraging` set its learning-rate schedule again when training resumes within an epoch.
 
     It sets the schedule at the start of an epoch, in a hook that Lightning skips for a resumed epoch. The hook does not
     average the weights of an epoch a second time.
     """
-    loop = trainer.fit_loop
-    if not (loop.restarted_mid_epoch or loop.restarted_on_epoch_end or loop.resumed_on_epoch_end):
+    if not trainer.fit_loop.restarted_mid_epoch:
         return
     for callback in trainer.callbacks:
         averages = isinstance(callback, StochasticWeightAveraging)
@@ -75,6 +114,11 @@ def _loaders(trainer: Trainer) -> list[Any]:
     """Return the training's loaders."""
     combined = trainer.fit_loop._combined_loader
     return [] if combined is None else list(combined.flattened)
+
+
+def _resumable(trainer: Trainer) -> list[ResumableLoader]:
+    """Return the training's loaders that are of mizzen."""
+    return [loader for loader in _loaders(trainer) if isinstance(loader, ResumableLoader)]
 
 
 def _load_positions(trainer: Trainer) -> None:
@@ -112,17 +156,11 @@ def _add_sums(trainer: Trainer, sums: dict[str, Any]) -> None:
 
 def _restore_generators(trainer: Trainer, state: Any) -> None:
     """Restore the random generators: now or, within an epoch, when a loader resumes its iteration."""
-    left = [state]
-
-    def restore() -> None:
-        if left:
-            rng.restore_shared(left.pop())
-
+    held = rng.HeldGenerators(state)
     within = trainer.fit_loop.restarted_mid_epoch
-    methods = [getattr(loader, "resume_generators", None) for loader in _loaders(trainer) if within]
-    waiting = [wait(restore) for wait in methods if callable(wait)]
+    waiting = [loader.resume_generators(held) for loader in _resumable(trainer) if within]
     if not any(waiting):
-        restore()
+        held()
 
 
 class ResilientCallback(Callback):
@@ -162,6 +200,10 @@ class ResilientCallback(Callback):
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
         self._step = trainer.global_step
+        # Lightning's hooks come before what follows them, such as a validation, callbacks that monitor a metric, or a
+        # plateau schedule, which would be missing in a training that resumes from a checkpoint of a hook.
+        _after(trainer.fit_loop.epoch_loop, "on_advance_end", partial(self._end_step, trainer))
+        _after(trainer.fit_loop, "on_advance_end", partial(self._act, trainer))
         _go_on_averaging(trainer, pl_module)
         for loader in _loaders(trainer):
             if not callable(getattr(loader, "load_state_dict", None)):
@@ -172,6 +214,7 @@ class ResilientCallback(Callback):
                 warnings.warn(message, CheckpointWarning, stacklevel=2)
         if self._loaded is not None:
             _load_positions(trainer)
+            _go_on(trainer)
             logged = self._loaded.state[_LOGGED]
             trainer.callback_metrics.update(logged["metrics"])
             self._sums = logged["sums"] if trainer.fit_loop.restarted_mid_epoch else {}
@@ -182,17 +225,30 @@ class ResilientCallback(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Go to the epoch's beginning in the data: with `limit_train_batches` the last epoch was left early."""
         del pl_module
-        for loader in _loaders(trainer):
-            if callable(getattr(loader, "resume_generators", None)):
-                loader.set_epoch(trainer.current_epoch)
+        for loader in _resumable(trainer):
+            loader.set_epoch(trainer.current_epoch)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save if a save is due. After a notice, save a last time if there is enough time, and exit."""
+        """Add what was logged in this epoch before an interruption."""
         del pl_module, outputs, batch, batch_idx
         _add_sums(trainer, self._sums)
         self._sums = {}
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let Lightning step plateau schedules in a resumed epoch: it does not, as it does not save the metrics."""
+        del pl_module
+        trainer.fit_loop._restarting = False
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put back Lightning's own methods."""
+        del pl_module
+        for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop):
+            for method in ("on_advance_end", "on_run_start"):
+                _after(loop, method, None)
+
+    def _end_step(self, trainer: Trainer) -> None:
         # Within a step that accumulates several batches there are gradients, which no checkpoint contains.
         if trainer.global_step == self._step:
             return
@@ -200,20 +256,12 @@ class ResilientCallback(Callback):
         if self._loaded is not None:
             self._loaded.close()
             self._loaded = None
-        # Lightning restores wrong counters from a checkpoint that is saved in this hook after an epoch's last batch.
-        # The last batch is therefore handled in `on_train_epoch_end`.
-        if not trainer.is_last_batch:
+        fit = trainer.fit_loop
+        if not (fit.epoch_loop._is_training_done or (trainer.should_stop and fit._can_stop_early)):
             self._act(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Do the same as `on_train_batch_end`, for the last batch of an epoch."""
-        del pl_module
-        if trainer.is_last_batch:
-            self._act(trainer)
-        # Lightning steps no `ReduceLROnPlateau` at the end of a resumed epoch, because it does not save the metrics.
-        trainer.fit_loop._restarting = False
 
     def _act(self, trainer: Trainer) -> None:
+        """Save if a save is due. After a notice, save a last time if there is enough time, and exit."""
         action = self.files.action(self._step)
         if action in (StepAction.SAVE, StepAction.FLUSH):
             with tempfile.TemporaryDirectory(prefix="mizzen-") as folder:

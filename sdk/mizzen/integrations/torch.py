@@ -16,13 +16,14 @@ code between `restore()` and the first batch, such as `random_split`, draws what
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
-from mizzen.checkpoint import rng
+from mizzen.checkpoint import CheckpointWarning, rng
 from mizzen.integrations.random_numbers import Seeded, WorkerStart, owned, seed_of
 from mizzen.integrations.replayed_sampler import DataPosition, ReplayedSampler
 
@@ -75,12 +76,17 @@ class ResumableSampler(DataPosition, Sampler[int]):
             raise ValueError(f"rank={self.rank}: must be from 0 to world_size - 1, which is {self.world_size - 1}")
         self.seeds_workers = True
         """Whether each index seeds the generators of the worker that receives it. A `ResumableLoader` seeds batches."""
-        self._resume: Callable[[], None] | None = None
+        self._resume: rng.HeldGenerators | None = None
 
     @property
     def total(self) -> int:
         """Number of samples of an epoch over all ranks, with the padding."""
         return len(self) * self.world_size
+
+    @property
+    def is_unmoved(self) -> bool:
+        """Whether `advance` was never called."""
+        return not self.steps
 
     def __len__(self) -> int:
         """Return the number of samples of a whole epoch for this rank."""
@@ -124,9 +130,9 @@ class ResumableSampler(DataPosition, Sampler[int]):
         super().load_state_dict(state)
         self.position = min(self.position, self.total)
 
-    def resume_generators(self, restore: Callable[[], None]) -> bool:
-        """Call `restore` when the iteration resumes; see `ResumableLoader.resume_generators`."""
-        self._resume = restore if self.position else None
+    def resume_generators(self, held: rng.HeldGenerators) -> bool:
+        """Call `held` when the iteration resumes; see `ResumableLoader.resume_generators`."""
+        self._resume = held if self.position else None
         return self._resume is not None
 
     def _restore_generators(self) -> None:
@@ -198,9 +204,16 @@ class ResumableLoader(DataLoader[Any]):
             self._order = ReplayedSampler(super()._index_sampler, seed, rank)
         self.seed = seed
         self._rank = rank
+        self._start = 0
+        """The epoch at which a training without a checkpoint begins."""
         self._begun = False
+        self._created = False
+        """Whether an iterator was created since the last load; it may never have been used."""
         self._within = False
-        self._resume: Callable[[], None] | None = None
+        self._resume: rng.HeldGenerators | None = None
+        self._peeked = False
+        """Whether one batch was taken before the training began."""
+        self._has_trained: Callable[[], bool] | None = None
 
     @property
     def epoch(self) -> int:
@@ -209,24 +222,53 @@ class ResumableLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`. If it is the current epoch, nothing changes."""
+        self._start = epoch
         self._order.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
+        # As in `zip`: another loader has resumed and ended, and the iterator that was created here was not used.
+        passed = self._created and self._resume is not None and self._resume.is_set
+        self._created = True
+        return self._batches(passed)
+
+    def _batches(self, passed: bool) -> Iterator[Any]:
         order = self._order
-        # An epoch that was left early is over, but a loaded position is resumed.
-        if self._begun and order.position:
+        self._warn_of_peek()
+        # An epoch that was left early is over, but a loaded position within an iteration is resumed.
+        if (self._begun or passed) and order.position:
             order.set_epoch(order.epoch + 1)
         self._begun = self._within = True
         self.generator.set_state(order.generator("workers").get_state())
         try:
             batches = super().__iter__()
             self._restore_generators()
-            for batch in batches:
+            for number, batch in enumerate(batches):
+                self._peeked = number == 0 and self._has_trained is not None and not self._has_trained()
                 order.advance(self.batch_size or 1)
                 yield batch
         finally:
             self._within = False
         order.set_epoch(order.epoch + 1)
+
+    def _warn_of_peek(self) -> None:
+        if self._peeked and self._order.position and self._has_trained is not None and not self._has_trained():
+            message = (
+                "a batch was taken from the tracked loader between restore() and the training: after a kill, the "
+                "training would go on with another epoch; take it before restore()"
+            )
+            warnings.warn(message, CheckpointWarning, stacklevel=3)
+        self._peeked = False
+
+    def watch_training(self, has_trained: Callable[[], bool]) -> None:
+        """Use `has_trained`, which returns whether the training has begun, to tell it from a look at a batch."""
+        self._has_trained = has_trained
+
+    def begin_training(self) -> None:
+        """Begin a training without a checkpoint: iterations before it, such as a look at a batch, do not count."""
+        if self._begun:
+            self._order.set_epoch(self._start)
+            self._order.position = self._order.steps = 0
+        self._begun = self._peeked = False
 
     @property
     def _index_sampler(self) -> Any:
@@ -249,17 +291,23 @@ class ResumableLoader(DataLoader[Any]):
             StateError: the state is from a dataset of another size, or from another seed.
         """
         self._order.load_state_dict(state)
-        self._begun, self._within = False, state["within"]
+        self._within = state["within"]
+        self._begun = not self._within  # An epoch that was left early is over.
+        self._created = self._peeked = False
         for (_, write), own in zip(self._generators(), state["generators"], strict=False):
             write(own)
 
-    def resume_generators(self, restore: Callable[[], None]) -> bool:
-        """Call `restore`, which sets the global generators, when the iteration resumes.
+    def leave(self) -> None:
+        """End the iteration whose position was loaded: the next one is another epoch."""
+        self._begun, self._within = True, False
+
+    def resume_generators(self, held: rng.HeldGenerators) -> bool:
+        """Call `held`, which sets the global generators, when the iteration resumes.
 
         Returns:
-            False if the loaded state is not within an iteration. Then `restore` is not called.
+            False if the loaded state is not within an iteration. Then `held` is not called.
         """
-        self._resume = restore if self._within else None
+        self._resume = held if self._within else None
         return self._resume is not None
 
     def _restore_generators(self) -> None:
