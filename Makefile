@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults test test-all test-failed test-console test-isolation test-slurm test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults test test-all test-failed test-console test-isolation test-slurm test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 
@@ -151,7 +151,12 @@ properties: setup $(VENV)/.compiled
 # Five trainings (a CNN, a GPT, the Trainers of transformers and Lightning, DDP), each killed 20 times; five minutes.
 kill-loops: $(LIBRARIES)/.ready
 	@$(LIBRARIES)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall ./sdk
-	@OMP_NUM_THREADS=1 $(LIBRARIES)/bin/python -W ignore -m tests_integrations.kill_loops $(ARGS)
+	@OMP_NUM_THREADS=1 $(LIBRARIES)/bin/python -W ignore -m tests_integrations.kill_loops $(CHOSEN) $(ARGS)
+
+# Forty short trainings as people write them, in five frameworks (tests_integrations/exact), each killed 20 times at
+# restores, iterators, commits and ends of epochs; half an hour. `make test-integrations` runs four of them, by the day.
+kill-scripts: CHOSEN := --training exact
+kill-scripts: kill-loops
 
 # Runs all suites, or those in SUITE: comma-separated names or prefixes of names (SUITE=rms-bid,gms). The suite
 # `checkpoint` needs torch.

@@ -1,9 +1,11 @@
 """Kills trainings repeatedly: `python -m tests_integrations.kill_loops --kills 20 [--training NAME] [--seed N]`.
 
-Each training first runs once without kills; this run also counts its file operations. Then it runs in processes that
-are killed right before a file operation. Its kind is drawn uniformly, such as opening a file of a checkpoint (during a
-restore), renaming a file (a commit) or removing a file (a rotation). The run after the last kill must end with the same
-bytes.
+Each training first runs once without kills; this run also counts its file operations and its iterators. Then it runs in
+processes that are killed at one of them. Its kind is drawn uniformly, such as opening a file of a checkpoint (during a
+restore), renaming a file (a commit), removing a file (a rotation), or the creation or the end of a loader's iterator.
+The run after the last kill must end with the same bytes, and no run may issue a warning about checkpoints.
+
+The folder `exact` has 40 short trainings as people write them (`--training exact`).
 """
 
 import argparse
@@ -15,7 +17,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import lightning  # noqa: F401  # Imported before the forks.
@@ -25,8 +27,8 @@ from tests_integrations.scripts import TOUCHES, Aim, Ended, run, run_gang
 
 FOLDER = Path(__file__).parent / "trainings"
 TRAININGS = ("cnn", "gpt", "transformers_trainer", "lightning_swa", "ddp")
+EXACT = tuple(sorted(path.stem for path in (Path(__file__).parent / "exact").glob("*_*.py") if path.stem[0] != "_"))
 RESULTS = ("result.json", "result.1.json", "model.pt")
-_RANKS = {"ddp": 2}
 
 
 @dataclass
@@ -42,13 +44,15 @@ class KillOutcome:
 
 
 def _go(name: str, folder: Path, aim: Aim | None, rng: random.Random) -> Ended:
-    script, told = FOLDER / f"{name}.py", {"MIZZEN_CHECKPOINT_URI": "ckpt", "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
-    ranks = _RANKS.get(name, 1)
+    script = (FOLDER if name in TRAININGS else FOLDER.parent / "exact") / f"{name}.py"
+    told = {"MIZZEN_CHECKPOINT_URI": "ckpt", "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
+    ranks = 2 if name.startswith("ddp") else 1
     if ranks == 1:
         return run(script, folder, aim, **told)
     rank = rng.randrange(ranks)
     ended = run_gang(script, folder, {rank: aim} if aim else None, world_size=ranks, **told)
-    return next((one for one in ended if one.code == -signal.SIGKILL), max(ended, key=lambda one: one.code))
+    shown = next((one for one in ended if one.code == -signal.SIGKILL), max(ended, key=lambda one: one.code))
+    return replace(shown, output="".join(one.output for one in ended))
 
 
 def results(folder: Path) -> dict[str, bytes]:
@@ -79,6 +83,7 @@ def kill_loop(name: str, kills: int, seed: int, folder: Path) -> KillOutcome:
             # Log-uniform, because a process that resumes late in a training makes only few operations.
             aim = Aim(kind, int(touches[kind] ** rng.random()))
         ended = _go(name, place, aim, rng)
+        outcome.differs += [line for line in ended.output.splitlines() if "CheckpointWarning" in line]
         if ended.code == -signal.SIGKILL and aim is not None:
             outcome.kills[aim.kind] += 1
             continue
@@ -96,16 +101,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line. Returns 1 if the results of a training differ from those without kills."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=20, help="number of kills of each training (default: 20)")
-    parser.add_argument("--training", choices=TRAININGS, action="append", help="run only this training (repeatable)")
+    parser.add_argument(
+        "--training", choices=(*TRAININGS, "exact", *EXACT), action="append",
+        help="run only this training (repeatable); exact: the 40 of that folder; default: the five long ones",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(arguments)
     failed = False
-    for name in given.training or TRAININGS:
+    chosen = given.training or TRAININGS
+    for name in [one for group in chosen for one in (EXACT if group == "exact" else (group,))]:
         with tempfile.TemporaryDirectory(prefix="mizzen-kills-") as folder:
             outcome = kill_loop(name, given.kills, given.seed, Path(folder))
         failed |= bool(outcome.differs)
         kills = ", ".join(f"{kind} {count}" for kind, count in sorted(outcome.kills.items()))
-        print(f"{name}: {'; '.join(outcome.differs) or 'as without kills'} ({outcome.trainings} trainings; {kills})")
+        how = "; ".join(outcome.differs) or "as without kills"
+        print(f"{name}: {how} ({outcome.trainings} trainings; {kills})", flush=True)
     return int(failed)
 
 

@@ -6,7 +6,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,10 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from mizzen import Checkpointer
+from mizzen.checkpoint import CheckpointWarning
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,12 @@ class Signal:
 
 @dataclass(frozen=True)
 class Aim:
-    """A SIGKILL that a child sends to itself right before a file operation."""
+    """A SIGKILL that a child sends to itself right before a file operation, or within the life of an iterator."""
 
     kind: str
-    """The kind of the operation, with the top-level folder, as counted in `TOUCHES`: "os.remove ckpt"."""
+    """The kind of the operation, with the top-level folder, as counted in `TOUCHES`: "os.remove ckpt"; or one of
+    `restored` (at the end of a restore), `iterating` (a loader's iterator was created) and `iterated` (it has ended).
+    """
     number: int
     """The number of the operation among those of its kind, from 1."""
 
@@ -67,6 +74,9 @@ def start(script: Path, folder: Path, told: "Signal | Aim | None" = None, **vari
         sys.argv = [str(script)]
         os.environ.update(variables)
         torch.set_num_threads(1)
+        # The parent may ignore warnings, or pytest may record them.
+        warnings.showwarning = _show
+        warnings.filterwarnings("always", category=CheckpointWarning)
         if isinstance(told, Signal):
             _arrange(told)
         touched = _touches(folder, told if isinstance(told, Aim) else None)
@@ -86,6 +96,10 @@ def start(script: Path, folder: Path, told: "Signal | Aim | None" = None, **vari
     raise AssertionError("unreachable")
 
 
+def _show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    print(f"{filename}:{lineno}: {category.__name__}: {message}", file=sys.stderr)
+
+
 def _arrange(told: Signal) -> None:
     steps = 0
     first = None
@@ -101,9 +115,15 @@ def _arrange(told: Signal) -> None:
 
 
 def _touches(folder: Path, aim: Aim | None) -> dict[str, int]:
-    """Counts the file operations of this process below subfolders of `folder`. Kills the process at `aim`."""
+    """Counts the operations of this process (see `Aim`), files only below `folder`. Kills the process at `aim`."""
     counts: dict[str, int] = {}
     prefix = f"{folder.resolve()}/"
+    pid = os.getpid()
+
+    def count(kind: str) -> None:
+        counts[kind] = counts.get(kind, 0) + 1
+        if aim is not None and kind == aim.kind and counts[kind] == aim.number and os.getpid() == pid:
+            os.kill(pid, signal.SIGKILL)
 
     def touched(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in _TOUCHING or not isinstance(arguments[0], str | bytes | os.PathLike):
@@ -112,13 +132,36 @@ def _touches(folder: Path, aim: Aim | None) -> dict[str, int]:
         path = path if path.startswith("/") else prefix + path
         if not path.startswith(prefix) or "/" not in path.removeprefix(prefix):
             return
-        kind = f"{event} {path.removeprefix(prefix).partition('/')[0]}"
-        counts[kind] = counts.get(kind, 0) + 1
-        if aim is not None and kind == aim.kind and counts[kind] == aim.number:
-            os.kill(os.getpid(), signal.SIGKILL)
+        count(f"{event} {path.removeprefix(prefix).partition('/')[0]}")
 
     sys.addaudithook(touched)
+    _watch_iterators(count)
     return counts
+
+
+def _watch_iterators(count: Callable[[str], None]) -> None:
+    """Calls `count` when a restore ends, and when an iterator of a loader is created and has ended."""
+    restore, create, following = Checkpointer.restore, _BaseDataLoaderIter.__init__, _BaseDataLoaderIter.__next__
+
+    def restored(self: Any, *arguments: Any, **options: Any) -> int:
+        step = restore(self, *arguments, **options)
+        count("restored")
+        return step
+
+    def created(self: Any, *arguments: Any) -> None:
+        create(self, *arguments)
+        count("iterating")
+
+    def next_batch(self: Any) -> Any:
+        try:
+            return following(self)
+        except StopIteration:
+            count("iterated")
+            raise
+
+    Checkpointer.restore = restored  # type: ignore[method-assign]
+    _BaseDataLoaderIter.__init__ = created  # type: ignore[method-assign]
+    _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
 
 
 _TOUCHING = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "shutil.rmtree", "os.scandir"}

@@ -1,12 +1,35 @@
-"""Kills each training of the kill loops once. `make kill-loops` kills each twenty times."""
+"""Kills each training of the kill loops once. `make kill-loops` kills each twenty times.
 
+Of the forty trainings in `exact`, a tenth is killed twenty times: each day another one.
+"""
+
+import datetime
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests_integrations.kill_loops import FOLDER, TRAININGS, kill_loop, results
+from tests_integrations.kill_loops import EXACT, FOLDER, TRAININGS, kill_loop, results
 from tests_integrations.scripts import Signal, run
+
+TODAY = datetime.datetime.now(datetime.UTC).toordinal() % 10
+
+
+def test_there_are_forty_trainings_in_five_frameworks() -> None:
+    """Eight trainings of each framework, so that a tenth has unlike ones."""
+    counts = {name.partition("_")[0]: 0 for name in EXACT}
+    for name in EXACT:
+        counts[name.partition("_")[0]] += 1
+    assert counts == dict.fromkeys(["ddp", "lightning", "numpy", "torch", "transformers"], 8)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", EXACT[TODAY::10])
+def test_killed_again_and_again_it_is_exact(name: str, tmp_path: Path) -> None:
+    """A training as people write it ends with the same bytes after 20 kills, and without a warning."""
+    outcome = kill_loop(name, 20, TODAY, tmp_path)
+    assert outcome.kills.total() == 20
+    assert outcome.differs == []
 
 
 @pytest.mark.parametrize("name", TRAININGS)
@@ -24,5 +47,17 @@ def test_averaging_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     # An epoch has four steps, and averaging begins with the second one.
     for steps in (7, 4, 4):
         assert run(script, tmp_path / "killed", Signal(signal.SIGKILL, steps), **told).code == -signal.SIGKILL
+    assert run(script, tmp_path / "killed", **told).code == 0
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("steps", [(3, 3, 3), (5, 5, 5)])
+def test_what_follows_the_hooks_of_lightning_is_saved(steps: tuple[int, ...], tmp_path: Path) -> None:
+    """A training killed right after validations within and at the end of epochs keeps what they have led to."""
+    script = FOLDER / "lightning_monitors.py"
+    told = {"MIZZEN_CHECKPOINT_URI": "ckpt", "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
+    assert run(script, tmp_path / "whole", **told).code == 0
+    for at_step in steps:
+        assert run(script, tmp_path / "killed", Signal(signal.SIGKILL, at_step), **told).code == -signal.SIGKILL
     assert run(script, tmp_path / "killed", **told).code == 0
     assert results(tmp_path / "killed") == results(tmp_path / "whole")

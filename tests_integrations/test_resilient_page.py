@@ -96,6 +96,71 @@ def test_killed_again_and_again(uninterrupted: tuple[str, Path, bytes], tmp_path
     assert (tmp_path / RESULT[name]).read_bytes() == expected
 
 
+NOISE = """
+import random
+from torch.utils.data import default_collate
+
+random.seed(1)  # Python seeds it anew in each fork.
+
+
+class Noisy:
+    def __init__(self, *tensors):
+        self.samples = tensors[0] if len(tensors) == 1 else data.TensorDataset(*tensors)
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        sample = self.samples[index]
+        if isinstance(sample, dict):
+            return {name: torch.where(torch.rand(16) < 0.1, random.randrange(64), row) for name, row in sample.items()}
+        return sample[0] + 0.1 * torch.randn(20) + random.random(), sample[1]
+
+
+def noisy(samples):
+    batch = default_collate(samples)
+    if isinstance(batch, dict):
+        return {name: torch.where(torch.rand(rows.shape) < 0.1, 0, rows) for name, rows in batch.items()}
+    return batch[0] * (torch.rand(batch[0].shape) > 0.1), batch[1]
+
+
+"""
+WITH_NOISE = (
+    ("data.TensorDataset(t", "Noisy(t"),
+    ("num_workers=2", ""),
+    ("batch_size=32", "batch_size=32, collate_fn=noisy, num_workers=WORKERS"),
+    ("batch_size=16", "batch_size=16, collate_fn=noisy, num_workers=WORKERS"),
+    ("train_dataset=data", "train_dataset=Noisy(data), data_collator=noisy"),
+    ('report_to="none"', 'report_to="none", remove_unused_columns=False, dataloader_num_workers=WORKERS'),
+)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "prefetch"])
+def test_exact_with_noise_in_dataset_and_collator(name: str, workers: int, tmp_path: Path) -> None:
+    """With noise in dataset and collator, and with workers, the page's scripts are exact after kills within epochs."""
+    text = SCRIPTS["after", name]
+    for old, new in WITH_NOISE:
+        text = text.replace(old, new)
+    assert "Noisy(" in text and "=noisy" in text
+    lines = text.splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if line.startswith(("import ", "from ")))
+    path = tmp_path / "script.py"
+    whole = "".join([*lines[: last + 1], NOISE, *lines[last + 1 :]])
+    path.write_text(whole.replace("WORKERS", str(workers)))
+    ends = []
+    for folder, goals in (("whole", ()), ("killed", (3, STEPS[name][1] + 1, 4))):
+        told = {"MIZZEN_CHECKPOINT_URI": str(tmp_path / folder / "ckpt"), "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
+        for goal in goals:
+            ended = one(name, path, tmp_path / folder, Signal(signal.SIGKILL, goal), **told)
+            assert ended.code == -signal.SIGKILL, ended.output
+        ended = one(name, path, tmp_path / folder, **told)
+        assert ended.code == 0, ended.output
+        assert "CheckpointWarning" not in ended.output
+        ends.append((tmp_path / folder / RESULT[name]).read_bytes())
+    assert ends[0] == ends[1]
+
+
 def test_told_to_stop(uninterrupted: tuple[str, Path, bytes], tmp_path: Path) -> None:
     """After SIGTERM the training saves its current step, exits with code 143, and resumes from that step."""
     name, path, expected = uninterrupted

@@ -1,13 +1,28 @@
 """Tests of the resumable sampler and loader: each sample is used once, and a position can be resumed."""
 
-from itertools import chain
+import pickle
+import random
+import warnings
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
-from mizzen.checkpoint import StateError
+from mizzen.checkpoint import Checkpointer, CheckpointWarning, StateError, Tracked, rng
 from mizzen.integrations.torch import ResumableLoader, ResumableSampler
 
 
@@ -16,14 +31,15 @@ def dataset(size: int = 30) -> TensorDataset:
     return TensorDataset(torch.arange(size))
 
 
+GOING_ON: list[Any] = []
+"""Iterations that were not left: the last one of `batches` with a limit."""
+
+
 def batches(loader: Any, limit: int | None = None) -> list[list[int]]:
-    """Returns the batches of one iteration: all, or the first `limit`."""
-    found: list[list[int]] = []
-    for (batch,) in loader:
-        found.append(batch.tolist())
-        if len(found) == limit:
-            break
-    return found
+    """Returns the batches of one iteration: all, or the first `limit`; then the iteration goes on."""
+    iteration = iter(loader)
+    GOING_ON[:] = [iteration]
+    return [batch.tolist() for (batch,) in islice(iteration, limit)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -94,8 +110,10 @@ def test_ranks_share_an_epoch(size: int, world_size: int) -> None:
 def test_a_gang_of_another_size_goes_on() -> None:
     """If two ranks resume an epoch of three ranks, no sample is used twice and none is left out."""
     three = [ResumableLoader(dataset(), 2, True, rank=rank, world_size=3) for rank in range(3)]
-    used = [number for loader in three for batch in batches(loader, 3) for number in batch]
-    states = [loader.state_dict() for loader in three]
+    used, states = [], []
+    for loader in three:
+        used += chain.from_iterable(batches(loader, 3))
+        states.append(loader.state_dict())
     assert states[0] == states[1] == states[2]
     two = [ResumableLoader(dataset(), 3, True, rank=rank, world_size=2) for rank in range(2)]
     for loader in two:
@@ -128,8 +146,8 @@ def test_what_does_not_fit_is_refused() -> None:
         ResumableSampler([])
     with pytest.raises(ValueError, match=r"rank=2: must be from 0 to world_size - 1, which is 1"):
         ResumableSampler(dataset(), rank=2, world_size=2)
-    with pytest.raises(ValueError, match="sampler: a ResumableLoader sets this itself"):
-        ResumableLoader(dataset(), sampler=ResumableSampler(dataset()))
+    with pytest.raises(StateError, match="the saved position lacks attributes"):
+        ResumableLoader(DataLoader(dataset(), sampler=Shuffled(30))).load_state_dict(state)
 
     class Endless(IterableDataset[int]):
         def __iter__(self) -> Any:
@@ -137,3 +155,221 @@ def test_what_does_not_fit_is_refused() -> None:
 
     with pytest.raises(ValueError, match="dataset: Endless has no length"):
         ResumableLoader(Endless())
+
+
+class Shuffled(Sampler[int]):
+    """Shuffles in place, and counts its epochs."""
+
+    def __init__(self, size: int) -> None:
+        self.order = list(range(size))
+        self.epoch = 0
+        self.own = np.random.default_rng(3)
+
+    def __iter__(self) -> Iterator[int]:
+        random.Random(self.epoch).shuffle(self.order)
+        self.own.shuffle(self.order)
+        random.shuffle(self.order)
+        self.epoch += 1
+        for index in self.order:
+            yield (index + int(torch.randint(30, ()))) % 30
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+
+def wrapped(kind: str, workers: int) -> ResumableLoader:
+    """Returns a new loader of a kind, as a restarted script creates it."""
+    torch.manual_seed(1)
+    samplers: dict[str, Any] = {
+        "weighted": WeightedRandomSampler(torch.arange(30.0), 30),
+        "shuffled": Shuffled(30),
+        "distributed": DistributedSampler(dataset(30), num_replicas=2, rank=1),
+    }
+    if kind == "batches":
+        batched = torch.utils.data.BatchSampler(Shuffled(30), 4, True)
+        return ResumableLoader(DataLoader(dataset(), batch_sampler=batched, num_workers=workers))
+    return ResumableLoader(DataLoader(dataset(), batch_size=4, sampler=samplers[kind], num_workers=workers))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["weighted", "shuffled", "distributed", "batches"])
+def test_a_sampler_of_any_class_goes_on(kind: str, workers: int) -> None:
+    """A sampler that draws from each kind of generator, shuffles in place and counts yields the same after a load."""
+    whole = wrapped(kind, workers)
+    epochs = [batches(whole) for _ in range(3)]
+    assert epochs[0] != epochs[1] or kind == "distributed"  # Its epoch is not set here.
+    for cut in (0, 3, len(epochs[1])):
+        loader = wrapped(kind, workers)
+        batches(loader)
+        torch.rand(5)
+        if cut:
+            batches(loader, cut)
+        state = loader.state_dict()
+        again = wrapped(kind, workers)
+        random.random()
+        again.load_state_dict(state)
+        assert batches(again) == epochs[1][cut:]
+        assert batches(again) == epochs[2]
+
+
+class Random(Dataset[Any]):
+    """Samples of random numbers: of each global generator, and of one that it owns."""
+
+    def __init__(self) -> None:
+        self.own = np.random.default_rng(5)
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [index, random.random(), float(np.random.rand()), float(torch.rand(())), float(self.own.random())]
+
+
+collating = np.random.default_rng(9)
+
+
+def noisy(samples: list[Any]) -> torch.Tensor:
+    """Adds random numbers of a generator that is a global variable."""
+    return torch.stack(default_collate(samples), 1) + torch.rand(()) + float(collating.random())
+
+
+def seeded(workers: int, **options: Any) -> ResumableLoader:
+    """Returns a loader of random samples, after the generators were seeded as at a start."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    collating.bit_generator.state = np.random.default_rng(9).bit_generator.state
+    return ResumableLoader(Random(), batch_size=4, shuffle=True, collate_fn=noisy, num_workers=workers, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("cut", [1, 4, 6])
+def test_random_numbers_in_dataset_and_collator_go_on(workers: int, cut: int) -> None:
+    """After a restart within an epoch the samples are the same, although other code has drawn before the first batch.
+
+    In between, the training draws, and it draws the same afterwards.
+    """
+    loader = seeded(workers)
+    seen = []
+    for number, batch in enumerate(loader, 1):
+        seen.append([batch, torch.rand(3), random.random()])
+        if number == cut:
+            state = Tracked({"loader": loader}).capture(number)
+    again = seeded(workers, persistent_workers=workers > 0)
+    tracked = Tracked({"loader": again})
+    tracked.restore(state)
+    assert not torch.equal(torch.get_rng_state(), state["rng"]["torch"])
+    assert torch.equal(tracked.capture(cut)["rng"]["torch"], state["rng"]["torch"])
+    for _ in DataLoader(dataset(), batch_size=5, shuffle=True):
+        random.random()
+    found = [[batch, torch.rand(3), random.random()] for batch in again]
+    assert len(found) == 6 - cut
+    for (batch, drawn, number), (expected, *others) in zip(found, seen[cut:], strict=True):
+        assert torch.equal(batch, expected) and torch.equal(drawn, others[0]) and number == others[1]
+    if cut == 6:
+        assert torch.equal(rng.capture_shared()["torch"], state["rng"]["torch"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_sampler_alone_seeds_workers(workers: int) -> None:
+    """With a plain loader, samples of workers are the same after a restart, and the generators go on."""
+
+    def started() -> tuple[ResumableSampler, Any]:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        sampler = ResumableSampler(TensorDataset(torch.arange(24)))
+        return sampler, DataLoader(Noise(), batch_size=4, sampler=sampler, num_workers=workers)
+
+    sampler, loader = started()
+    seen = []
+    for number, batch in enumerate(loader, 1):
+        seen.append((batch, torch.rand(3)))
+        sampler.advance(4)
+        if number == 3:
+            state = Tracked({"sampler": sampler}).capture(number)
+    again, loader = started()
+    Tracked({"sampler": again}).restore(state)
+    torch.rand(7)
+    found = [(batch, torch.rand(3), again.advance(4)) for batch in loader]
+    assert len(found) == 3 and again.position == 24
+    for (batch, drawn, _), (expected, other) in zip(found, seen[3:], strict=True):
+        assert torch.equal(batch, expected) and torch.equal(drawn, other)
+
+
+class Noise(Dataset[Any]):
+    """Samples of random numbers of the global generators."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(2) + random.random() + float(np.random.rand()) + index
+
+
+def test_generators_wait_only_for_an_iteration_that_goes_on() -> None:
+    """After a `break` the next iteration may never come, so the generators are restored at once."""
+    loader = ResumableLoader(dataset(), batch_size=4)
+    batches(loader, 3)
+    GOING_ON.clear()
+    again = ResumableLoader(dataset(), batch_size=4)
+    again.load_state_dict(loader.state_dict())
+    assert not again.resume_generators(lambda: None)
+    iteration = iter(loader)
+    next(iteration)
+    again.load_state_dict(loader.state_dict())
+    calls: list[int] = []
+    assert again.resume_generators(lambda: calls.append(1)) and not calls
+    batches(again)
+    assert calls == [1]
+
+
+def test_another_epoch_ends_the_wait_for_the_first_batch() -> None:
+    """If the training goes to another epoch, the generators are restored before its iterator draws."""
+    sampler = ResumableSampler(dataset())
+    sampler.advance(4)
+    calls: list[int] = []
+    assert sampler.resume_generators(lambda: calls.append(1))
+    sampler.set_epoch(0)
+    assert not calls
+    sampler.set_epoch(1)
+    list(sampler)
+    assert calls == [1]
+
+
+def test_a_loader_in_another_process_keeps_plain_indices() -> None:
+    """The indices are integers for datasets, and a copy of one is a plain integer."""
+    first = next(iter(ResumableSampler(dataset(), shuffle=False)))
+    assert isinstance(first, int) and [5, 6][first] == 5 and torch.arange(3)[first] == 0
+    assert type(pickle.loads(pickle.dumps(first))) is int
+
+
+LOST = "loader = ResumableLoader(loader)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("shuffled", LOST), ("weighted", LOST), ("not advanced", r"advance()"), ("in order", ""), ("resumable", "")],
+)
+def test_a_position_that_is_lost_is_told_before_the_first_save(kind: str, told: str, tmp_path: Path) -> None:
+    """A save within an epoch of a loader at random that is not tracked warns once; a save between epochs does not."""
+    loaders: dict[str, Any] = {
+        "shuffled": DataLoader(dataset(), batch_size=4, shuffle=True),
+        "weighted": DataLoader(dataset(), batch_size=4, sampler=WeightedRandomSampler([1.0] * 30, 30)),
+        "not advanced": DataLoader(dataset(), batch_size=4, sampler=ResumableSampler(dataset())),
+        "in order": DataLoader(dataset(), batch_size=4),
+        "resumable": ResumableLoader(DataLoader(dataset(), batch_size=4, shuffle=True)),
+    }
+    for within in (True, False):
+        checkpointer = Checkpointer(tmp_path / str(within), interval_s=0, attempt=1)
+        checkpointer.restore()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                for step, _ in enumerate(loaders[kind], 1):
+                    if within and step == 3:
+                        checkpointer.step(step)
+                checkpointer.step(9)
+        seen = [str(one.message) for one in caught if issubclass(one.category, CheckpointWarning)]
+        assert len(seen) == int(bool(told) and within), seen
+        assert all(told in message for message in seen)

@@ -10,8 +10,11 @@ import transformers  # noqa: F401  # Imported before the forks.
 from mizzen.checkpoint import list_committed
 from mizzen.integrations.transformers import lacks
 from tests_integrations.kill_loops import FOLDER as TRAININGS
+from tests_integrations.kill_loops import results
 from tests_integrations.pages import SCRIPTS, script
 from tests_integrations.scripts import Signal, run
+
+EXACT = TRAININGS.parent / "exact"
 
 
 def test_its_folders_go_and_others_stay(tmp_path: Path) -> None:
@@ -48,8 +51,30 @@ def test_rotation_takes_nothing_that_is_not_stored(strategy: str, tmp_path: Path
     }
     ended = run(path, tmp_path, **told)
     assert ended.code == 0, ended.output
-    assert "Warning" not in ended.output
+    assert "CheckpointWarning" not in ended.output
     assert list_committed(tmp_path / "ckpt", verify=True)[0].step == 18
+
+
+def test_a_stream_that_ends_often(tmp_path: Path) -> None:
+    """The Trainer resumes within the second pass of a stream, and trains no more steps after its last one.
+
+    A pass has 9 steps, but the Trainer takes `max_steps` for an epoch. If that changes, a warning tells it.
+    """
+    stream = EXACT / "transformers_stream.py"
+    told = {"MIZZEN_CHECKPOINT_URI": "ckpt", "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
+    assert run(stream, tmp_path / "whole", **told).code == 0
+    for steps in (10, 6):
+        assert run(stream, tmp_path / "killed", Signal(signal.SIGKILL, steps), **told).code == -signal.SIGKILL
+    for _ in range(2):
+        ended = run(stream, tmp_path / "killed", **told)
+        assert ended.code == 0 and "CheckpointWarning" not in ended.output, ended.output
+        assert list_committed(tmp_path / "killed" / "ckpt")[0].step == 22
+        assert results(tmp_path / "killed") == results(tmp_path / "whole")
+    longer = tmp_path / "longer.py"
+    longer.write_text(stream.read_text().replace("max_steps=22", "max_steps=24"))
+    ended = run(longer, tmp_path / "killed", **told)
+    assert ended.code == 0 and "has 24 steps, but 22 when the checkpoint was saved" in ended.output, ended.output
+    assert list_committed(tmp_path / "killed" / "ckpt")[0].step == 24
 
 
 def test_the_best_model_comes_along(tmp_path: Path) -> None:

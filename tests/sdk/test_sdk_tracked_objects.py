@@ -105,6 +105,61 @@ def test_the_shared_generators_are_tracked_by_themselves() -> None:
         np.random.set_state(numpy)
 
 
+class Batches:
+    """A loader that restores the generators at its first batch, if it was saved within its iteration."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.restore: Callable[[], None] | None = None
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+    def resume_generators(self, restore: Callable[[], None]) -> bool:
+        self.restore = restore if self.position else None
+        return self.restore is not None
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_loader_restores_the_generators_when_it_resumes(within: bool) -> None:
+    """Until the iteration resumes, a script draws as at its start; a capture has the loaded states meanwhile."""
+    batches = Batches()
+    tracked = Tracked({"first": Batches(), "batches": batches})
+    batches.position = int(within)
+    random.seed(5)
+    state = stored(tracked.capture(3))
+    expected = random.random()
+    random.seed(9)
+    split = random.random()
+    random.seed(9)
+    tracked.restore(state)
+    assert random.random() == (split if within else expected)
+    if within:
+        assert stored(tracked.capture(3))["rng"]["python"] == state["rng"]["python"]
+        assert batches.restore is not None
+        batches.restore()
+        assert random.random() == expected
+        batches.restore()
+        assert random.random() != expected
+
+
+def test_generators_that_nobody_restored_are_given_up_at_the_next_step() -> None:
+    """If the training goes on without the loader, later checkpoints have the current states of the generators."""
+    batches = Batches()
+    tracked = Tracked({"batches": batches})
+    batches.position = 1
+    tracked.restore(stored(tracked.capture(3)))
+    random.seed(1)
+    expected = random.getstate()
+    assert tracked.capture(4)["rng"]["python"] == expected
+    assert batches.restore is not None
+    batches.restore()
+    assert random.getstate() == expected
+
+
 def test_a_state_that_does_not_fit_changes_nothing() -> None:
     """Missing and unknown parts are errors before anything is restored; `extra_ok=True` allows unknown ones."""
     model = Model()

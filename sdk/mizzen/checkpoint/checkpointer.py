@@ -9,6 +9,7 @@ from mizzen import notices, report
 from mizzen.cadence import Cadence
 from mizzen.checkpoint.departure import Sender, StepAction
 from mizzen.checkpoint.errors import CheckpointError, StaleAttemptError
+from mizzen.checkpoint.lost_positions import warn_of_lost_position
 from mizzen.checkpoint.module_layout import ModuleLayout
 from mizzen.checkpoint.place import CheckpointSettings, Gang, Place, place_of
 from mizzen.checkpoint.presync import Unsent
@@ -179,6 +180,8 @@ class Checkpointer(StateSaver):
             self._take(found)
             if found is not None:
                 self._tracked.restore(found.state, missing_ok=missing_ok, extra_ok=extra_ok, parts=parts)
+            else:
+                self._tracked.begin()
         if self._second is not None:
             self._second.restored(self._tracked.state)
         return self._begin(found)
@@ -202,6 +205,7 @@ class Checkpointer(StateSaver):
         if self._first is not None:
             self._first.stepped(step)
         report.progress(step)
+        self._tracked.has_stepped = True
         action = self._action(step)
         if self.gang.world_size > 1:
             if self._agree is None:
@@ -215,6 +219,8 @@ class Checkpointer(StateSaver):
         if action is StepAction.FLUSH and self._saving.holds(step):
             self._saving.wait_tolerating()
         if self.writer and (action is StepAction.SAVE or (action is StepAction.FLUSH and self._saved_step != step)):
+            if self._saved_step is None:
+                warn_of_lost_position(stacklevel=2)
             if action is StepAction.SAVE:
                 done = self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)
                 if done and self._first is not None:

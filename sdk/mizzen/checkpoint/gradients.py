@@ -1,7 +1,7 @@
 """Warns if a training accumulates gradients over a checkpoint, because a checkpoint has no gradients."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -10,6 +10,13 @@ from mizzen.checkpoint.tensors import loaded
 
 _MOST = 32
 """Parameters of a module that are looked at: all have a gradient, or none has."""
+
+
+def has_gradients(objects: Iterable[Any]) -> bool:
+    """Return whether a parameter of the torch modules among `objects` has a gradient, even of zeros."""
+    torch = loaded("torch")
+    modules = [one for one in objects if torch is not None and isinstance(one, torch.nn.Module)]
+    return any(tensor.grad is not None for module in modules for tensor in islice(module.parameters(), _MOST))
 
 
 class GradientWatch:

@@ -24,8 +24,8 @@ Access = tuple[Callable[[], Any], Callable[[Any], Any]]
 """Two functions: one returns a state, the other sets it."""
 
 
-def capture_shared() -> dict[str, Any]:
-    """Return the states of the global random generators."""
+def capture_shared(*, devices: bool = True) -> dict[str, Any]:
+    """Return the states of the global random generators: with `devices`, also those of GPUs."""
     state: dict[str, Any] = {"python": random.getstate()}
     if loaded("numpy.random") is not None:
         state["numpy"] = loaded("numpy.random").get_state(legacy=False)
@@ -33,7 +33,7 @@ def capture_shared() -> dict[str, Any]:
     if torch is not None:
         state["torch"] = torch.get_rng_state()
         # Reading the CUDA state would initialize CUDA.
-        if torch.cuda.is_initialized():
+        if devices and torch.cuda.is_initialized():
             state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 
@@ -57,6 +57,21 @@ def restore_shared(state: dict[str, Any]) -> None:
         warnings.warn(message, CheckpointWarning, stacklevel=2)
     if devices:
         torch.cuda.set_rng_state_all(cuda[:devices])
+
+
+class HeldGenerators:
+    """Loaded states of the global random generators, which the first loader that resumes its iteration sets, once."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+        self.is_set = False
+        """Whether they were set, or will not be, because the training has gone on without them."""
+
+    def __call__(self) -> None:
+        """Set the generators, if this was not done before."""
+        if not self.is_set:
+            self.is_set = True
+            restore_shared(self.state)
 
 
 def generator(value: Any) -> Access | None:

@@ -1,14 +1,14 @@
 """Tracks the named objects of a training: captures their states for a checkpoint, and restores them."""
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from mizzen.checkpoint import parts, rng
 from mizzen.checkpoint.errors import CheckpointWarning, NotYetError, StateError
-from mizzen.checkpoint.gradients import GradientWatch
+from mizzen.checkpoint.gradients import GradientWatch, has_gradients
 from mizzen.checkpoint.manifest import check_part_name
 from mizzen.checkpoint.module_layout import ModuleLayout, module_layout, module_state, quick_layout
 from mizzen.checkpoint.refill import Refill
@@ -51,6 +51,10 @@ class Tracked:
         self._modules: dict[str, Any] = {}
         """The tracked objects, without wrappers."""
         self._gradients = GradientWatch()
+        self._held: rng.HeldGenerators | None = None
+        """Set when a tracked loader resumes its iteration."""
+        self.has_stepped = False
+        """Whether the training has reported a step to this process's `Checkpointer`."""
         self.progress: MutableMapping[str, Any] = {}
         """The dict that is saved as the part `progress`; `capture` and `restore` set its `step`."""
         self.add(objects)
@@ -67,6 +71,13 @@ class Tracked:
         self._parts |= {name: access for name, access in added.items() if name != PROGRESS}
         if PROGRESS in objects:
             self.progress = objects[PROGRESS]
+        for watch in _methods(objects.values(), "watch_training"):
+            watch(lambda: self.has_stepped or has_gradients(self._modules.values()))
+
+    def begin(self) -> None:
+        """Begin a training without a checkpoint: loaders that were iterated before begin again."""
+        for begin in _methods(self._modules.values(), "begin_training"):
+            begin()
 
     @property
     def objects(self) -> list[Any]:
@@ -109,9 +120,13 @@ class Tracked:
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the current state: part name to value. Its tensors are live: save or copy it before the next step."""
+        if self._held is not None and step != self.progress.get("step"):
+            self._held.is_set = True  # The training has gone on without the loader that waits for its iteration.
         self.progress["step"] = step
         state = {name: _noted(name, "capturing", save) for name, (save, _) in self._parts.items()}
-        return state | {RNG: rng.capture_shared(), PROGRESS: self._progress()}
+        held = self._held
+        shared = rng.capture_shared() if held is None or held.is_set else held.state
+        return state | {RNG: shared, PROGRESS: self._progress()}
 
     def restore(
         self,
@@ -125,6 +140,9 @@ class Tracked:
 
         Modules with a `VerifiedPart` follow, which cannot fail any more; the random generators come last. If the load
         of an object raises an error, the objects that were restored before are put back.
+
+        If a tracked loader or sampler was saved within its iteration, it restores the global random generators when the
+        iteration resumes (`resume_generators`): what a script draws until then belongs to its start.
 
         Args:
             state: part name to value.
@@ -158,7 +176,15 @@ class Tracked:
             if isinstance(state[name], VerifiedPart):
                 state[name].fill()
         if RNG in wanted:
-            rng.restore_shared(state[RNG])
+            self._hold(state[RNG], wanted)
+
+    def _hold(self, state: dict[str, Any], wanted: Collection[str]) -> None:
+        """Restore the global random generators, or let the loaders among `wanted` do so when they resume."""
+        held = self._held = rng.HeldGenerators(state)
+        restored = [value for name, value in self._modules.items() if name in wanted]
+        waiting = [wait(held) for wait in _methods(restored, "resume_generators")]
+        if not any(waiting):
+            held()
 
     def _wanted(
         self, state: Mapping[str, Any], missing_ok: bool, extra_ok: bool, parts: Collection[str] | None
@@ -230,6 +256,11 @@ def _unwrapped(value: Any) -> Any:
             value = value._orig_mod
         else:
             return value
+
+
+def _methods(objects: Iterable[Any], name: str) -> list[Callable[..., Any]]:
+    """Return the methods of this name of the objects that have one; only loaders have."""
+    return [found for one in objects if callable(found := getattr(one, name, None))]
 
 
 def _in_place(_: Any) -> None:

@@ -5,8 +5,9 @@
     trainer.fit(model, ResumableLoader(data, batch_size=32, shuffle=True), ckpt_path=resilient.latest())
 
 When a save is due, Lightning writes its own checkpoint. A `Checkpointer` then stores it, together with the states of
-the random generators, which Lightning does not save. The checkpoint contains the position in the data if the loader has
-a `state_dict`, as a `ResumableLoader` has. With several processes, set `Trainer(use_distributed_sampler=False)`.
+the random generators and the logged metrics, which Lightning does not save. The checkpoint contains the position in the
+data if the loader has a `state_dict`, as a `ResumableLoader` has. With several processes, set
+`Trainer(use_distributed_sampler=False)`.
 """
 
 import os
@@ -14,6 +15,9 @@ import pickle
 import signal
 import tempfile
 import threading
+import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +30,16 @@ except ImportError:
     from pytorch_lightning import Callback, LightningModule, Trainer
     from pytorch_lightning.callbacks import StochasticWeightAveraging
 
-from mizzen.checkpoint import Checkpointer, CheckpointSettings, rng
+from mizzen.checkpoint import Checkpointer, CheckpointSettings, CheckpointWarning, rng
 from mizzen.checkpoint.departure import StepAction
 from mizzen.integrations import ddp
 from mizzen.integrations.files import FileCheckpoints, Loaded
+from mizzen.integrations.torch import ResumableLoader
 
 _FILE = "lightning.ckpt"
 _RNG = "rng"
+_LOGGED = "logged"
+_STOPS = "stops"
 _NEEDED = ("state_dict", "optimizer_states", "loops")
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
@@ -52,19 +59,108 @@ def lacks(folder: Path) -> str | None:
     return next((f"{name} in {_FILE}" for name in _NEEDED if name not in found), None)
 
 
+def _after(loop: Any, method: str, call: Callable[[], object] | None) -> None:
+    """Let a loop of Lightning call `call` at the end of one of its methods; None: as the loop was before."""
+    vars(loop).pop(method, None)
+    plain = getattr(loop, method)
+
+    def both(*arguments: Any) -> None:
+        plain(*arguments)
+        if call is not None:
+            call()
+
+    if call is not None:
+        setattr(loop, method, both)
+
+
+def _go_on(trainer: Trainer) -> None:
+    """Let Lightning resume after the step that was saved: it would go back to the validation, or end the next epoch.
+
+    A step is saved after its validation, and an epoch's last step after all that belongs to the epoch.
+    """
+    fit, progress = trainer.fit_loop, trainer.fit_loop.epoch_progress.current
+    steps = fit.epoch_loop
+    if progress.ready == progress.processed:
+        for loop in (fit, steps, steps.automatic_optimization, steps.manual_optimization, steps.val_loop):
+            loop._restarting = False
+        for loader in _resumable(trainer):
+            loader.leave()
+    positions = [(loader, loader.state_dict()) for loader in _resumable(trainer)]
+
+    def begin() -> None:
+        steps._restarting = False
+        # Lightning has told the samplers its own epoch; a loader that is cycled has had more of them.
+        for loader, position in positions if fit.restarted_mid_epoch else ():
+            loader.load_state_dict(position)
+
+    _after(steps, "on_run_start", begin)
+
+
 def _go_on_averaging(trainer: Trainer, pl_module: LightningModule) -> None:
     """Let `StochasticWeightAveraging` set its learning-rate schedule again when training resumes within an epoch.
 
     It sets the schedule at the start of an epoch, in a hook that Lightning skips for a resumed epoch. The hook does not
     average the weights of an epoch a second time.
     """
-    loop = trainer.fit_loop
-    if not (loop.restarted_mid_epoch or loop.restarted_on_epoch_end or loop.resumed_on_epoch_end):
+    if not trainer.fit_loop.restarted_mid_epoch:
         return
     for callback in trainer.callbacks:
         averages = isinstance(callback, StochasticWeightAveraging)
         if averages and callback.swa_start <= trainer.current_epoch <= callback.swa_end:
             callback.on_train_epoch_start(trainer, pl_module)
+
+
+def _loaders(trainer: Trainer) -> list[Any]:
+    """Return the training's loaders."""
+    combined = trainer.fit_loop._combined_loader
+    return [] if combined is None else list(combined.flattened)
+
+
+def _resumable(trainer: Trainer) -> list[ResumableLoader]:
+    """Return the training's loaders that are of mizzen."""
+    return [loader for loader in _loaders(trainer) if isinstance(loader, ResumableLoader)]
+
+
+def _load_positions(trainer: Trainer) -> None:
+    """Load the positions of the loaders, if Lightning has not: it does not if `estimated_stepping_batches` was used."""
+    loop = trainer.fit_loop
+    if loop._combined_loader is not None and getattr(loop, "_combined_loader_states_to_load", None):
+        loop._combined_loader._load_state_dicts(loop._combined_loader_states_to_load)
+        loop._combined_loader_states_to_load = []
+
+
+def _logged(trainer: Trainer) -> dict[str, Any]:
+    """Return the logged metrics, and the sums of those whose epoch is not complete."""
+    results = trainer.fit_loop.epoch_loop._results
+    sums = {
+        name: {"value": one.value, "count": getattr(one, "cumulated_batch_size", None)}
+        for name, one in results.items()
+        if one.is_tensor and one.meta.on_epoch
+    }
+    return {"metrics": dict(trainer.callback_metrics), "sums": sums}
+
+
+def _add_sums(trainer: Trainer, sums: dict[str, Any]) -> None:
+    """Add what was logged before the interruption. Called after the first batch, which registers the metrics."""
+    results = trainer.fit_loop.epoch_loop._results
+    for name in sums.keys() & results.keys():
+        one, before = results[name], sums[name]
+        if one.meta.is_mean_reduction:
+            one.cumulated_batch_size = before["count"] + one.cumulated_batch_size
+        if one.meta.is_max_reduction or one.meta.is_min_reduction:
+            one.value = one.meta.reduce_fx(before["value"], one.value)
+        elif one.meta.is_mean_reduction or one.meta.is_sum_reduction:
+            one.value = before["value"] + one.value
+        one._computed = None
+
+
+def _restore_generators(trainer: Trainer, state: Any) -> None:
+    """Restore the random generators: now or, within an epoch, when a loader resumes its iteration."""
+    held = rng.HeldGenerators(state)
+    within = trainer.fit_loop.restarted_mid_epoch
+    waiting = [loader.resume_generators(held) for loader in _resumable(trainer) if within]
+    if not any(waiting):
+        held()
 
 
 class ResilientCallback(Callback):
@@ -82,6 +178,7 @@ class ResilientCallback(Callback):
         self.files = FileCheckpoints(made, lambda number: number, lacks)
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
         self._loaded: Loaded | None = None
+        self._sums: dict[str, Any] = {}
         self._step = 0
 
     def latest(self) -> str | None:
@@ -103,15 +200,55 @@ class ResilientCallback(Callback):
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
         self._step = trainer.global_step
+        # Lightning's hooks come before what follows them, such as a validation, callbacks that monitor a metric, or a
+        # plateau schedule, which would be missing in a training that resumes from a checkpoint of a hook.
+        _after(trainer.fit_loop.epoch_loop, "on_advance_end", partial(self._end_step, trainer))
+        _after(trainer.fit_loop, "on_advance_end", partial(self._act, trainer))
         _go_on_averaging(trainer, pl_module)
+        for loader in _loaders(trainer):
+            if not callable(getattr(loader, "load_state_dict", None)):
+                message = (
+                    f"the {type(loader).__name__} has no position, so a training that is killed within an epoch begins "
+                    f"the epoch's data again; pass ResumableLoader(loader) of mizzen.integrations.torch to the Trainer"
+                )
+                warnings.warn(message, CheckpointWarning, stacklevel=2)
         if self._loaded is not None:
-            rng.restore_shared(self._loaded.state[_RNG])
+            _load_positions(trainer)
+            _go_on(trainer)
+            logged = self._loaded.state[_LOGGED]
+            trainer.callback_metrics.update(logged["metrics"])
+            self._sums = logged["sums"] if trainer.fit_loop.restarted_mid_epoch else {}
+            # Lightning does not save that a callback, such as EarlyStopping, has stopped the training.
+            trainer.should_stop = trainer.should_stop or self._loaded.state[_STOPS]
+            _restore_generators(trainer, self._loaded.state[_RNG])
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go to the epoch's beginning in the data: with `limit_train_batches` the last epoch was left early."""
+        del pl_module
+        for loader in _resumable(trainer):
+            loader.set_epoch(trainer.current_epoch)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save if a save is due. After a notice, save a last time if there is enough time, and exit."""
+        """Add what was logged in this epoch before an interruption."""
         del pl_module, outputs, batch, batch_idx
+        _add_sums(trainer, self._sums)
+        self._sums = {}
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let Lightning step plateau schedules in a resumed epoch: it does not, as it does not save the metrics."""
+        del pl_module
+        trainer.fit_loop._restarting = False
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put back Lightning's own methods."""
+        del pl_module
+        for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop):
+            for method in ("on_advance_end", "on_run_start"):
+                _after(loop, method, None)
+
+    def _end_step(self, trainer: Trainer) -> None:
         # Within a step that accumulates several batches there are gradients, which no checkpoint contains.
         if trainer.global_step == self._step:
             return
@@ -119,18 +256,12 @@ class ResilientCallback(Callback):
         if self._loaded is not None:
             self._loaded.close()
             self._loaded = None
-        # Lightning restores wrong counters from a checkpoint that is saved in this hook after an epoch's last batch.
-        # The last batch is therefore handled in `on_train_epoch_end`.
-        if not trainer.is_last_batch:
-            self._act(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Do the same as `on_train_batch_end`, for the last batch of an epoch."""
-        del pl_module
-        if trainer.is_last_batch:
+        fit = trainer.fit_loop
+        if not (fit.epoch_loop._is_training_done or (trainer.should_stop and fit._can_stop_early)):
             self._act(trainer)
 
     def _act(self, trainer: Trainer) -> None:
+        """Save if a save is due. After a notice, save a last time if there is enough time, and exit."""
         action = self.files.action(self._step)
         if action in (StepAction.SAVE, StepAction.FLUSH):
             with tempfile.TemporaryDirectory(prefix="mizzen-") as folder:
@@ -141,6 +272,7 @@ class ResilientCallback(Callback):
                         raise  # The other ranks wait within `save_checkpoint`.
                     self.files.checkpointer.not_saved(self._step, error)
                 else:
-                    self.files.save(self._step, Path(folder), {_RNG: rng.capture_shared()})
+                    extra = {_RNG: rng.capture_shared(), _LOGGED: _logged(trainer), _STOPS: trainer.should_stop}
+                    self.files.save(self._step, Path(folder), extra)
         if action in (StepAction.FLUSH, StepAction.LEAVE):
             self.files.leave()

@@ -9,21 +9,35 @@
 
 The order of an epoch depends only on the seed and the epoch. A position counts the samples of all ranks, so a gang of
 another size resumes at the same place. All ranks have the same position, so the state of one rank is enough.
+
+If the checkpoint was saved within an iteration, the global random generators are restored when the iteration resumes:
+code between `restore()` and the first batch, such as `random_split`, draws what it drew at the first start.
 """
 
-import hashlib
 import math
 import os
-from collections.abc import Iterator, Sized
+import warnings
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
-from mizzen.checkpoint.errors import StateError
+from mizzen.checkpoint import CheckpointWarning, rng
+from mizzen.integrations.random_numbers import Seeded, WorkerStart, owned, seed_of
+from mizzen.integrations.replayed_sampler import DataPosition, ReplayedSampler
 
 
-class ResumableSampler(Sampler[int]):
+class SeededIndex(int):
+    """An index whose receipt by a worker seeds the worker's generators. In the same process it is a plain index."""
+
+    key: tuple[int, ...]
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Seeded(int(self), seed_of("index", *self.key)).__reduce__()
+
+
+class ResumableSampler(DataPosition, Sampler[int]):
     """Yields the indices of a dataset for one rank, in an order given by (seed, epoch), from any position on.
 
     An iteration yields the rest of the current epoch, from `position`. The sampler does not update `position` itself,
@@ -33,6 +47,9 @@ class ResumableSampler(Sampler[int]):
     Of each `world_size` consecutive indices, every rank gets one. If the size of the dataset is not a multiple of
     `world_size`, the epoch is padded with its first indices, as in torch's `DistributedSampler`.
     """
+
+    saved = ("seed", "size", "epoch", "position", "steps")
+    fixed = ("seed", "size")
 
     def __init__(
         self,
@@ -48,32 +65,43 @@ class ResumableSampler(Sampler[int]):
         Raises:
             ValueError: the dataset is empty, or `rank` is not in 0 .. `world_size` - 1.
         """
+        super().__init__(seed)
         self.size = len(dataset)
         self.shuffle = shuffle
-        self.seed = seed
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         self.world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
         if not self.size:
             raise ValueError("dataset: the dataset is empty; it must have at least one sample")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank={self.rank}: must be from 0 to world_size - 1, which is {self.world_size - 1}")
-        self.epoch = 0
-        self.position = 0
-        """Number of samples of this epoch that all ranks together have used."""
-        self.steps = 0
-        """Number of calls of `advance`."""
+        self.seeds_workers = True
+        """Whether each index seeds the generators of the worker that receives it. A `ResumableLoader` seeds batches."""
+        self._resume: rng.HeldGenerators | None = None
 
     @property
     def total(self) -> int:
         """Number of samples of an epoch over all ranks, with the padding."""
         return len(self) * self.world_size
 
+    @property
+    def is_unmoved(self) -> bool:
+        """Whether `advance` was never called."""
+        return not self.steps
+
     def __len__(self) -> int:
         """Return the number of samples of a whole epoch for this rank."""
         return math.ceil(self.size / self.world_size)
 
     def __iter__(self) -> Iterator[int]:
-        yield from self._order()[self.position + self.rank : self.total : self.world_size].tolist()
+        self._restore_generators()
+        rest = self._order()[self.position + self.rank : self.total : self.world_size].tolist()
+        if not self.seeds_workers:
+            yield from rest
+            return
+        for number, index in enumerate(rest, self.position // self.world_size):
+            found = SeededIndex(index)
+            found.key = (self.seed, self.epoch, number, self.rank)
+            yield found
 
     def _order(self) -> torch.Tensor:
         order = torch.arange(self.size)
@@ -81,15 +109,11 @@ class ResumableSampler(Sampler[int]):
             order = torch.randperm(self.size, generator=self.generator("order"))
         return order.repeat(math.ceil(self.total / self.size))[: self.total]
 
-    def generator(self, purpose: str) -> torch.Generator:
-        """Return a new generator for `purpose`, seeded by seed and epoch, so that the global generator is not used."""
-        digest = hashlib.sha256(f"{purpose}/{self.seed}/{self.epoch}".encode()).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`. If it is the current epoch, the position is not changed."""
         if epoch != self.epoch:
-            self.epoch, self.position = epoch, 0
+            self._restore_generators()
+        super().set_epoch(epoch)
 
     def advance(self, samples: int) -> int:
         """Record that each rank has used `samples` more samples. Return the total number of such steps."""
@@ -97,61 +121,99 @@ class ResumableSampler(Sampler[int]):
         self.steps += 1
         return self.steps
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the seed, the size of the dataset, the epoch, the position and the number of steps."""
-        return {name: getattr(self, name) for name in ("seed", "size", "epoch", "position", "steps")}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position from `state`.
 
         Raises:
             StateError: the seed or the size of the dataset has changed, so the used samples cannot be determined.
         """
-        for name in ("seed", "size"):
-            if state[name] != getattr(self, name):
-                raise StateError(f"the saved sampler has {name} {state[name]}, but this one has {getattr(self, name)}")
-        self.epoch, self.position = state["epoch"], min(state["position"], self.total)
-        self.steps = state["steps"]
+        super().load_state_dict(state)
+        self.position = min(self.position, self.total)
+
+    def resume_generators(self, held: rng.HeldGenerators) -> bool:
+        """Call `held` when the iteration resumes; see `ResumableLoader.resume_generators`."""
+        self._resume = held if self.position else None
+        return self._resume is not None
+
+    def _restore_generators(self) -> None:
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            resume()
 
 
 class ResumableLoader(DataLoader[Any]):
     """A `DataLoader` with a state: the epoch, and the number of samples that the training has received.
 
+        loader = ResumableLoader(dataset, batch_size=32, shuffle=True)
+        loader = ResumableLoader(DataLoader(dataset, batch_sampler=buckets, collate_fn=pad))
+
+    The second form takes over the dataset, the sampler and the options of another loader. Its sampler may be of any
+    class; `ReplayedSampler` says what is repeated.
+
     Batches that workers have prefetched do not count, so a checkpoint after a step has the position after the batch of
     that step. After a load, the first iteration yields the rest of the epoch (nothing, if the epoch was complete), and
-    each later one a whole epoch. The global random generator is not used.
+    each later one a whole epoch. The loader itself does not use the global random generator.
 
-    Workers are restarted at a load. Random transforms give the same results as without an interruption only if they run
-    in the training process (`num_workers=0`), or if their randomness depends only on the sample.
+    Random numbers in datasets and collators are the same as without an interruption. In the training process they
+    continue with the global generators, and with those that the dataset and the collator own. In a worker, these
+    generators are seeded for each batch by (seed, epoch, number of the batch, rank).
     """
 
     def __init__(
         self,
-        dataset: Dataset[Any],
-        batch_size: int = 1,
+        dataset: Dataset[Any] | DataLoader[Any],
+        batch_size: int | None = 1,
         shuffle: bool = False,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         **options: Any,
     ) -> None:
         """Create a loader. `rank` and `world_size` are as in `ResumableSampler`; `options` are those of `DataLoader`.
 
+        `seed` is 0 by default, or that of the option `generator`. With `sampler` or `batch_sampler`, each rank iterates
+        its own sampler, which must choose the rank's samples as in a `DataLoader`.
+
         Raises:
-            ValueError: the dataset is empty, a number is out of range, or an option conflicts with the sampler.
+            ValueError: the dataset is empty or has no length, a number is out of range, or options conflict.
         """
-        for name in ("sampler", "batch_sampler", "generator"):
-            if options.get(name) is not None:
-                raise ValueError(
-                    f"{name}: a ResumableLoader sets this itself; use a DataLoader with a ResumableSampler instead"
-                )
+        if isinstance(dataset, DataLoader):
+            options = _options(dataset) | options
+            dataset, batch_size = options.pop("dataset"), options.pop("batch_size")
         if not isinstance(dataset, Sized):
             raise ValueError(f"dataset: {type(dataset).__name__} has no length, so its position cannot be saved")
-        order = ResumableSampler(dataset, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size)
-        super().__init__(dataset, batch_size=batch_size, sampler=order, generator=torch.Generator(), **options)
-        self._order = order
+        given = options.pop("generator", None)
+        if seed is None:
+            seed = 0 if given is None else given.initial_seed()
+        rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+        world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
+        plain = _shuffles(options.get("sampler"), dataset) if world_size == 1 else None
+        if plain is not None or (options.get("sampler") is None and options.get("batch_sampler") is None):
+            shuffle = bool(plain) or shuffle
+            options["sampler"] = ResumableSampler(dataset, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size)
+            shuffle = False
+        init = options.pop("worker_init_fn", None)
+        super().__init__(dataset, batch_size, shuffle, generator=torch.Generator().manual_seed(seed), **options)
+        self.worker_init_fn = WorkerStart(self.collate_fn, init.then if isinstance(init, WorkerStart) else init)
+        self._order: ResumableSampler | ReplayedSampler
+        if isinstance(self.sampler, ResumableSampler):
+            self._order = self.sampler
+            self._order.seeds_workers = False
+        else:
+            self._order = ReplayedSampler(super()._index_sampler, seed, rank)
+        self.seed = seed
+        self._rank = rank
+        self._start = 0
+        """The epoch at which a training without a checkpoint begins."""
         self._begun = False
+        self._created = False
+        """Whether an iterator was created since the last load; it may never have been used."""
+        self._within = False
+        self._resume: rng.HeldGenerators | None = None
+        self._peeked = False
+        """Whether one batch was taken before the training began."""
+        self._has_trained: Callable[[], bool] | None = None
 
     @property
     def epoch(self) -> int:
@@ -160,31 +222,146 @@ class ResumableLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`. If it is the current epoch, nothing changes."""
+        self._start = epoch
         self._order.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
+        # As in `zip`: another loader has resumed and ended, and the iterator that was created here was not used.
+        passed = self._created and self._resume is not None and self._resume.is_set
+        self._created = True
+        return self._batches(passed)
+
+    def _batches(self, passed: bool) -> Iterator[Any]:
         order = self._order
-        # An epoch that was left early is over, but a loaded position is resumed.
-        if self._begun and order.position:
+        self._warn_of_peek()
+        # An epoch that was left early is over, but a loaded position within an iteration is resumed.
+        if (self._begun or passed) and order.position:
             order.set_epoch(order.epoch + 1)
-        self._begun = True
+        self._begun = self._within = True
         self.generator.set_state(order.generator("workers").get_state())
-        assert self.batch_size is not None
-        if order.position < order.total:
-            for batch in super().__iter__():
-                order.advance(self.batch_size)
+        try:
+            batches = super().__iter__()
+            self._restore_generators()
+            for number, batch in enumerate(batches):
+                self._peeked = number == 0 and self._has_trained is not None and not self._has_trained()
+                order.advance(self.batch_size or 1)
                 yield batch
+        finally:
+            self._within = False
         order.set_epoch(order.epoch + 1)
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the position of the training in the data."""
-        return self._order.state_dict()
+    def _warn_of_peek(self) -> None:
+        if self._peeked and self._order.position and self._has_trained is not None and not self._has_trained():
+            message = (
+                "a batch was taken from the tracked loader between restore() and the training: after a kill, the "
+                "training would go on with another epoch; take it before restore()"
+            )
+            warnings.warn(message, CheckpointWarning, stacklevel=3)
+        self._peeked = False
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def watch_training(self, has_trained: Callable[[], bool]) -> None:
+        """Use `has_trained`, which returns whether the training has begun, to tell it from a look at a batch."""
+        self._has_trained = has_trained
+
+    def begin_training(self) -> None:
+        """Begin a training without a checkpoint: iterations before it, such as a look at a batch, do not count."""
+        if self._begun:
+            self._order.set_epoch(self._start)
+            self._order.position = self._order.steps = 0
+        self._begun = self._peeked = False
+
+    @property
+    def _index_sampler(self) -> Any:
+        # DataLoader's iterators take from here what they fetch or send to workers.
+        rank = self._rank if self.num_workers else None
+        return _Indices(super()._index_sampler, self._order, self.batch_size or 1, rank)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the training in the data, and the states of the dataset's and collator's generators.
+
+        `within` says whether an iteration is going on; only then does the next one restore the global generators.
+        """
+        own = [read() for read, _ in self._generators()]
+        return self._order.state_dict() | {"within": self._within, "generators": own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position from `state`. The next iteration resumes there.
 
         Raises:
             StateError: the state is from a dataset of another size, or from another seed.
         """
         self._order.load_state_dict(state)
-        self._begun = False
+        self._within = state["within"]
+        self._begun = not self._within  # An epoch that was left early is over.
+        self._created = self._peeked = False
+        for (_, write), own in zip(self._generators(), state["generators"], strict=False):
+            write(own)
+
+    def leave(self) -> None:
+        """End the iteration whose position was loaded: the next one is another epoch."""
+        self._begun, self._within = True, False
+
+    def resume_generators(self, held: rng.HeldGenerators) -> bool:
+        """Call `held`, which sets the global generators, when the iteration resumes.
+
+        Returns:
+            False if the loaded state is not within an iteration. Then `held` is not called.
+        """
+        self._resume = held if self._within else None
+        return self._resume is not None
+
+    def _restore_generators(self) -> None:
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            resume()
+
+    def _generators(self) -> list[rng.Access]:
+        found = owned(self.dataset, self.collate_fn)
+        return [access for one in found if (access := rng.generator(one)) is not None]
+
+
+class _Indices:
+    """Yields what the sampler of a loader yields; for workers, with the seed of each batch."""
+
+    def __init__(
+        self, sampler: Any, order: ResumableSampler | ReplayedSampler, size: int, worker_rank: int | None
+    ) -> None:
+        # Without a reference to the loader, which holds its iterator, so that both are freed at once.
+        self.sampler = sampler
+        self.order = order
+        self.size = size
+        self.worker_rank = worker_rank
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        order, epoch = self.order, self.order.epoch
+        indices: Any
+        if isinstance(order, ReplayedSampler):
+            indices, place, size = order, order.position, 1
+        else:
+            indices, place, size = self.sampler, order.position // order.world_size, self.size
+        for index in indices:
+            key = ("batch", order.seed, epoch, place, self.worker_rank)
+            yield index if self.worker_rank is None else Seeded(index, seed_of(*key))
+            place += size
+
+
+def _shuffles(sampler: Any, dataset: Sized) -> bool | None:
+    """Return whether one of torch's own samplers shuffles all of a dataset, or takes it in order; None for others."""
+    if type(sampler) is SequentialSampler and len(sampler) == len(dataset):
+        return False
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(dataset):
+        return True
+    return None
+
+
+def _options(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the options that create a loader like `loader`."""
+    names = ["dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"]
+    names += ["prefetch_factor", "persistent_workers", "pin_memory_device", "in_order", "multiprocessing_context"]
+    found = {name: getattr(loader, name) for name in names if hasattr(loader, name)}
+    if loader.batch_sampler is not None and loader.batch_size is None:
+        return found | {"batch_size": 1, "batch_sampler": loader.batch_sampler}
+    return found | {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}

@@ -21,13 +21,15 @@ from transformers.trainer_utils import SaveStrategy, rotate_checkpoints
 from mizzen.checkpoint import Checkpointer
 from mizzen.checkpoint.departure import StepAction
 from mizzen.integrations import ddp
+from mizzen.integrations.fetches import Fetches, steps_counted
 from mizzen.integrations.files import FileCheckpoints, Loaded
+from mizzen.integrations.trainer_position import STATE, change_state, set_true_step, steps_of_epoch
 
 PRIVATE = ".mizzen"
 """The private folder below the output folder. The Trainer's rotation of checkpoints ignores it."""
 
-_STATE = "trainer_state.json"
 _BEST = "best_model"
+_FETCHES = "mizzen_fetches_{rank}.safetensors"
 _NEEDED = {
     "a model": ("*model*.safetensors", "*model*.bin", "pytorch_model_fsdp*", "global_step*"),
     "an optimizer": ("optimizer*", "global_step*"),
@@ -43,13 +45,13 @@ def lacks(folder: Path) -> str | None:
     The best model is not checked, because the Trainer can resume without it.
     """
     try:
-        state = json.loads((folder / _STATE).read_bytes())
+        state = json.loads((folder / STATE).read_bytes())
     except FileNotFoundError:
-        return _STATE
+        return STATE
     except ValueError:
-        return f"a {_STATE} that is JSON"
+        return f"a {STATE} that is JSON"
     if not isinstance(state, dict) or not isinstance(state.get("global_step"), int):
-        return f"global_step in {_STATE}"
+        return f"global_step in {STATE}"
     for what, names in _NEEDED.items():
         if not any(path.is_dir() or path.stat().st_size for name in names for path in folder.glob(name)):
             return what
@@ -83,6 +85,7 @@ class ResilientCallback(TrainerCallback):
         self._loaded: Loaded | None = None
         self._best: tuple[str, Path] | None = None
         self._save: _Save | None = None
+        self._fetches: Fetches | None = None
         self._settled = -1
         """The last step for which the action was decided."""
 
@@ -107,8 +110,27 @@ class ResilientCallback(TrainerCallback):
         self._best = _best_of(self._loaded)
         if self._best is not None:
             # The Trainer drops the best model if its folder does not exist.
-            _set_best(self._loaded.folder, str(self._best[1]))
+            change_state(self._loaded.folder, best_model_checkpoint=str(self._best[1]))
+        counted = steps_counted(self._loaded.folder / _FETCHES.format(rank=0))
+        if counted is not None:
+            change_state(self._loaded.folder, global_step=counted)
         return str(self._loaded.folder)
+
+    def _follow(self, args: TrainingArguments, state: TrainerState, loader: Any) -> Fetches:
+        """Return what follows the fetches of the Trainer's loader, with the states of the epoch that is resumed."""
+        length = steps_of_epoch(loader, args, state)
+        fetches = Fetches(args.seed if args.data_seed is None else args.data_seed, args.process_index)
+        fetches.count(args.gradient_accumulation_steps, length, state.global_step // length)
+        if self._loaded is not None and state.global_step:
+            set_true_step(state, self._loaded.step)
+        if self._loaded is not None and not args.ignore_data_skip:
+            saved = self._loaded.folder / _FETCHES.format(rank=args.process_index)
+            if saved.exists() and fetches.load(saved):
+                # Within an epoch, the Trainer would restore the generators after it has fetched a batch.
+                own = f"rng_state_{args.process_index}.pth" if args.world_size > 1 else "rng_state.pth"
+                (self._loaded.folder / own).unlink(missing_ok=True)
+        fetches.install()
+        return fetches
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -119,7 +141,7 @@ class ResilientCallback(TrainerCallback):
             ValueError: the Trainer saves only the model, from which a training cannot resume; or it runs a
                 hyperparameter search, whose trials would share one checkpoint.
         """
-        del control, kwargs
+        del control
         if args.save_only_model:
             raise ValueError("save_only_model=True: a training cannot resume from the model alone; set it to False")
         if state.is_hyper_param_search:
@@ -127,6 +149,7 @@ class ResilientCallback(TrainerCallback):
                 "hyperparameter_search: its trials would share one checkpoint; run each trial as a separate job"
             )
         self._save = None
+        self._fetches = self._follow(args, state, kwargs.get("train_dataloader"))
         private = Path(args.output_dir) / PRIVATE
         if state.is_world_process_zero:
             shutil.rmtree(private, ignore_errors=True)
@@ -137,11 +160,22 @@ class ResilientCallback(TrainerCallback):
         target = Path(args.output_dir) / name
         if state.is_world_process_zero:
             shutil.copytree(stored, private / name, ignore=shutil.ignore_patterns(_BEST))
-            _set_best(private / name, str(target))
+            change_state(private / name, best_model_checkpoint=str(target))
             shutil.rmtree(target, ignore_errors=True)
             (private / name).rename(target)
         self.files.meet()
         state.best_model_checkpoint = str(target)
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Follow the iterator that the Trainer creates next."""
+        del args, control
+        if self._fetches is not None:
+            loader = kwargs.get("train_dataloader")
+            # The Trainer would train one more step if it resumed after the last one.
+            complete = state.global_step >= state.max_steps
+            self._fetches.begin(getattr(loader, "collate_fn", None), nothing=complete)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -149,6 +183,8 @@ class ResilientCallback(TrainerCallback):
         """Request a save if one is due. After a notice, request a last save or exit."""
         del kwargs
         self._put_back(args)
+        if self._fetches is not None:
+            self._fetches.use()
         if self._loaded is not None:
             self._loaded.close()
             self._loaded = None
@@ -164,6 +200,10 @@ class ResilientCallback(TrainerCallback):
         """Do the same as `on_step_end`, for the last step of an epoch."""
         del kwargs
         self._put_back(args)
+        if self._fetches is not None:
+            self._fetches.end()
+        if state.global_step >= state.max_steps:
+            control.should_training_stop = True
         self._commit(args, state, control)
         return control
 
@@ -181,19 +221,24 @@ class ResilientCallback(TrainerCallback):
         name = f"checkpoint-{state.global_step}"
         folder = Path(args.output_dir) / name
         self._put_back(args)
+        fetches = folder / _FETCHES.format(rank=args.process_index)
+        if self._fetches is not None:
+            self._fetches.save(fetches)
         # Rank 0 may arrive here before the other ranks have written their files.
         self.files.meet()
         if not save.own:
             state.best_model_checkpoint = save.best_before
         if state.is_world_process_zero:
             if not save.own:
-                _set_best(folder, save.best_before)
+                change_state(folder, best_model_checkpoint=save.best_before)
             self.files.save(state.global_step, folder, beside=_beside(args, state, folder))
         self.files.meet()
         if not save.own:
             if state.is_local_process_zero:
                 shutil.rmtree(folder, ignore_errors=True)
-        elif state.is_world_process_zero:
+        else:
+            fetches.unlink(missing_ok=True)
+        if save.own and state.is_world_process_zero:
             rotate_checkpoints(
                 output_dir=args.output_dir,
                 save_total_limit=args.save_total_limit,
@@ -209,6 +254,8 @@ class ResilientCallback(TrainerCallback):
         """Restore the Trainer's arguments, and remove the private folder."""
         del control, kwargs
         self._put_back(args)
+        if self._fetches is not None:
+            self._fetches.remove()
         if state.is_world_process_zero:
             shutil.rmtree(Path(args.output_dir) / PRIVATE, ignore_errors=True)
 
@@ -264,16 +311,6 @@ def _best_of(loaded: Loaded) -> tuple[str, Path] | None:
     """Return the name and path of the best model's folder: stored with the checkpoint, or the checkpoint itself."""
     for beside in (loaded.folder / _BEST).glob("*"):
         return beside.name, beside
-    best = json.loads((loaded.folder / _STATE).read_bytes()).get("best_model_checkpoint")
+    best = json.loads((loaded.folder / STATE).read_bytes()).get("best_model_checkpoint")
     name = f"checkpoint-{loaded.step}"
     return (name, loaded.folder) if best is not None and Path(best).name == name else None
-
-
-def _set_best(folder: Path, best: str | None) -> None:
-    """Write the path of the best model's folder into a checkpoint of the Trainer."""
-    path = folder / _STATE
-    try:
-        state = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return  # `lacks` rejects such a checkpoint.
-    path.write_text(json.dumps({**state, "best_model_checkpoint": best}, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,146 @@
+"""The positions of samplers: how far an epoch of a loader is, and how a sampler of any class gets there again."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
+
+from mizzen.checkpoint.errors import StateError
+from mizzen.checkpoint.tensors import loaded
+from mizzen.integrations.random_numbers import RandomStream, owned, seed_of
+
+_INDEPENDENT = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+class DataPosition:
+    """The position of a training in the data: the epoch, and what the training has used of it."""
+
+    saved: tuple[str, ...] = ("seed", "epoch", "position", "steps")
+    fixed: tuple[str, ...] = ("seed",)
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.epoch = 0
+        self.position = 0
+        """Number of samples of this epoch that all ranks together have used; in `ReplayedSampler`, of batches."""
+        self.steps = 0
+        """Number of calls of `advance`."""
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return a new generator for `purpose`, seeded by seed and epoch, so that the global generator is not used."""
+        return torch.Generator().manual_seed(seed_of(purpose, self.seed, self.epoch))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of `epoch`. If it is the current epoch, the position is not changed."""
+        if epoch != self.epoch:
+            self.epoch, self.position = epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seed, the epoch, the position and the number of steps."""
+        return {name: getattr(self, name) for name in self.saved}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the position from `state`.
+
+        Raises:
+            StateError: what the order depends on has changed, so the used samples cannot be determined.
+        """
+        if missing := [name for name in self.saved if name not in state]:
+            raise StateError(f"the saved position lacks {', '.join(missing)}: it is that of another kind of sampler")
+        for name in self.fixed:
+            if state[name] != getattr(self, name):
+                raise StateError(f"the saved sampler has {name} {state[name]}, but this one has {getattr(self, name)}")
+        for name in self.saved:
+            setattr(self, name, state[name])
+
+
+class ReplayedSampler(DataPosition):
+    """The position in a sampler of any class: the number of batches, or of indices without batches.
+
+    After a load the sampler is iterated again up to the position, which loads no data. It draws from a stream of its
+    own, seeded by seed and epoch, so that it yields the same again: from the global generators, and from those that it
+    owns. Numbers and texts among its attributes, such as an epoch, are saved; lists and arrays that its iteration
+    changes, as a shuffle in place does, are put back when the iteration ends.
+    """
+
+    saved = (*DataPosition.saved, "attributes")
+
+    def __init__(self, sampler: Iterable[Any], seed: int, rank: int) -> None:
+        super().__init__(seed)
+        self.sampler = sampler
+        # Ranks that draw samples at random must not draw the same; other samplers divide what all ranks draw alike.
+        self._rank = rank if any(isinstance(one, _INDEPENDENT) for one in _nested(sampler)) else 0
+        self.attributes: list[dict[str, Any]] = []
+        """What had changed in the sampler, and in the samplers within it, when the epoch began."""
+        self._initial = [_plain(one) for one in _nested(sampler)]
+
+    def __iter__(self) -> Iterator[Any]:
+        self.attributes = self._changed()
+        lists = [held for one in _nested(self.sampler) for held in vars(one).values() if _is_list(held)]
+        before = [(held, held.copy()) for held in lists]
+        stream = RandomStream(seed_of("order", self.seed, self.epoch, self._rank), owned(self.sampler))
+        number, first = 0, self.position
+        with stream:
+            indices = iter(self.sampler)
+        try:
+            while True:
+                with stream:
+                    try:
+                        index = next(indices)
+                    except StopIteration:
+                        return
+                number += 1
+                if number > first:
+                    yield index
+        finally:
+            for held, content in before:
+                held[:] = content
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, and the changed attributes of the sampler at the beginning of the epoch."""
+        if not self.position:
+            self.attributes = self._changed()
+        return super().state_dict()
+
+    def _changed(self) -> list[dict[str, Any]]:
+        """Return the plain attributes that differ from those of the new sampler, which other ranks may not share."""
+        return [
+            {name: value for name, value in _plain(one).items() if name not in initial or value != initial[name]}
+            for one, initial in zip(_nested(self.sampler), self._initial, strict=False)
+        ]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the position, and the attributes of the sampler.
+
+        Raises:
+            StateError: the state is from another seed or kind of sampler.
+        """
+        super().load_state_dict(state)
+        for one, values in zip(_nested(self.sampler), self.attributes, strict=False):
+            vars(one).update(values)
+
+    def advance(self, samples: int) -> int:
+        """Record that the training has used one more batch. Return the total number of such steps."""
+        del samples
+        self.position += 1
+        self.steps += 1
+        return self.steps
+
+
+def _nested(sampler: Any) -> list[Any]:
+    """Return a sampler and those that it wraps, such as the sampler in a `BatchSampler`."""
+    found = [sampler] if hasattr(sampler, "__dict__") else []
+    for inner in (found and vars(sampler).values()) or ():
+        if isinstance(inner, Sampler) and inner is not sampler:
+            found += _nested(inner)
+    return found
+
+
+def _plain(sampler: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(sampler).items() if isinstance(value, int | float | str | bool)}
+
+
+def _is_list(value: Any) -> bool:
+    numpy = loaded("numpy")
+    return isinstance(value, list) or (numpy is not None and isinstance(value, numpy.ndarray) and value.ndim > 0)

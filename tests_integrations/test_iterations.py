@@ -1,0 +1,120 @@
+"""Loaders in the loops that people write: resumed after any step, a loop yields what it would have yielded."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from mizzen.checkpoint import Checkpointer, CheckpointWarning, Tracked
+from mizzen.integrations.torch import ResumableLoader
+
+STEPS = 14
+
+
+def loaders() -> dict[str, ResumableLoader]:
+    """Returns a short and a long loader, whose samples are indices."""
+    return {
+        "short": ResumableLoader(TensorDataset(torch.arange(12)), batch_size=4, shuffle=True),
+        "long": ResumableLoader(TensorDataset(torch.arange(20)), batch_size=4, shuffle=True),
+    }
+
+
+def in_step(short: ResumableLoader, long: ResumableLoader) -> Iterator[Any]:
+    """Two loaders side by side: the epoch ends with the shorter one."""
+    while True:
+        yield from zip(short, long, strict=False)
+
+
+def in_step_reversed(short: ResumableLoader, long: ResumableLoader) -> Iterator[Any]:
+    """The longer loader is asked first, so one of its batches is lost at the end of each epoch."""
+    while True:
+        yield from zip(long, short, strict=False)
+
+
+def each_begins_again(short: ResumableLoader, long: ResumableLoader) -> Iterator[Any]:
+    """Each loader begins again when it ends."""
+    iterators = [iter(short), iter(long)]
+    while True:
+        found = []
+        for number, loader in enumerate((short, long)):
+            try:
+                found.append(next(iterators[number]))
+            except StopIteration:
+                iterators[number] = iter(loader)
+                found.append(next(iterators[number]))
+        yield found
+
+
+def first_batches(short: ResumableLoader, long: ResumableLoader) -> Iterator[Any]:
+    """Each step takes the first batch of a new iteration."""
+    while True:
+        yield next(iter(long)), next(iter(short))
+
+
+@pytest.mark.parametrize("loop", [in_step, in_step_reversed, each_begins_again, first_batches])
+def test_a_loop_goes_on_after_any_step(loop: Callable[..., Iterator[Any]]) -> None:
+    """The batches after a restore are those that would have followed the save."""
+
+    def run(steps: int, state: dict[str, Any] | None) -> tuple[list[Any], list[dict[str, Any]]]:
+        objects = loaders()
+        tracked = Tracked(objects)
+        if state is not None:
+            tracked.restore(state)
+        seen, states = [], []
+        for batches in loop(**objects):
+            seen.append([batch[0].tolist() for batch in batches])
+            states.append(tracked.capture(len(seen)))
+            if len(seen) == steps:
+                return seen, states
+        raise AssertionError("the loop ended")
+
+    whole, states = run(STEPS, None)
+    for step in range(1, STEPS):
+        assert run(STEPS - step, states[step - 1])[0] == whole[step:], step
+
+
+def test_an_epoch_that_was_left_early_is_over_after_a_restore() -> None:
+    """A save after the loop, which `break` has ended, is followed by the next epoch."""
+
+    def epoch(loader: ResumableLoader) -> list[Any]:
+        found = []
+        for (batch,) in loader:
+            found.append(batch.tolist())
+            if len(found) == 2:
+                break
+        return found
+
+    loader, again = loaders()["long"], loaders()["long"]
+    epoch(loader)
+    state = loader.state_dict()
+    expected = epoch(loader)
+    again.load_state_dict(state)
+    assert epoch(again) == expected
+
+
+def test_a_look_at_a_batch_before_the_restore_does_not_count(tmp_path: Path) -> None:
+    """A training without a checkpoint begins at the first epoch; a look after the restore is told before a save."""
+    loader, plain = loaders()["short"], loaders()["short"]
+    next(iter(loader))
+    checkpointer = Checkpointer(tmp_path, interval_s=0)
+    checkpointer.track(loader=loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CheckpointWarning)
+        checkpointer.restore()
+        found = []
+        for step, (batch,) in enumerate(loader, 1):
+            found.append(batch.tolist())
+            checkpointer.step(step)
+    assert loader.epoch == 1 and found == [batch.tolist() for (batch,) in plain]
+    again = loaders()["short"]
+    checkpointer = Checkpointer(tmp_path, interval_s=0)
+    checkpointer.track(loader=again)
+    checkpointer.restore()
+    again.set_epoch(1)
+    next(iter(again))
+    with pytest.warns(CheckpointWarning, match="take it before restore"):
+        next(iter(again))
