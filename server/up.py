@@ -94,9 +94,7 @@ def _open_console(stack: EmbeddedStack) -> None:
     finally:
         engine.dispose()
     if link is None:
-        _say(
-            f"  console    log in at {stack.api_url}/console: {OPERATOR_KEY_FILE} is of another database"
-        )
+        _say(f"  console    log in at {stack.api_url}/console: {OPERATOR_KEY_FILE} is of another database")
         return
     _say(f"  console    {link}  (works once, within five minutes)")
     open_browser(link)
