@@ -12,6 +12,7 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 from sqlalchemy import func
 
 from api.serve import Server, config_of, listen
+from console.application import create_app
 from domain.phases import Phase
 from tests.api.world import ApiWorld
 
@@ -77,15 +78,17 @@ async def test_a_login_a_change_an_action_and_its_end(world: ApiWorld, serve: Ca
 
 @contextmanager
 def served(world: ApiWorld, port: int = 0) -> Iterator[int]:
-    """Serves a world until the end of the block; yields its port."""
+    """Serves a world by a new application until the end of the block; yields its port."""
     listener = listen("127.0.0.1", port)
-    server = Server(config_of(world.app, world.settings, graceful_s=1))
+    app = create_app(world.settings)
+    server = Server(config_of(app, world.settings, graceful_s=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     yield int(listener.getsockname()[1])
     server.should_exit = True
     thread.join(30)
     assert not thread.is_alive()
+    app.state.mizzen.dispose()
 
 
 @pytest.mark.long
