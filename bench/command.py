@@ -49,6 +49,7 @@ SUITES = {
     "shaping": "shaping",
     "task-start": "task_start",
     "memory": "memory",
+    "console": "console",
 }
 """Module of each suite, in the order of execution."""
 _PLAIN_WIDTH = 160

@@ -31,7 +31,8 @@ _LABELS = {
     SlotUse.CLOSED: "free, cordoned", SlotUse.LOST: "machine does not answer",
 }  # fmt: skip
 Subject = Literal["state", "tenant"]
-_pictures = RegionMaps()
+PICTURES = RegionMaps()
+"""The pictures of this process."""
 
 
 @router.get("/fleet")
@@ -78,7 +79,7 @@ def show_map(request: Request, region: str, state: StateOf, caller: Viewer, by: 
 
 def _map(state: ApiState, caller: Caller, region: str, by: Subject) -> RegionMap:
     by = "state" if caller.tenant is not None else by
-    return _pictures.get((region, caller.tenant, by), lambda: _slots(state, caller, region, by))
+    return PICTURES.get((region, caller.tenant, by), lambda: _slots(state, caller, region, by))
 
 
 def _tenants(state: ApiState, caller: Caller) -> list[str]:

@@ -79,6 +79,11 @@ class PublishedQueue:
         return len(self.ids)
 
     @cached_property
+    def _by_id(self) -> npt.NDArray[np.int64]:
+        """The rows, sorted by id."""
+        return np.argsort(self.ids)
+
+    @cached_property
     def _over_before(self) -> npt.NDArray[np.int64]:
         """The number of over-quota entries before each entry."""
         over = self.rank >= OVER_QUOTA_RANK
@@ -87,14 +92,17 @@ class PublishedQueue:
 
     def find(self, workload: str) -> QueuePosition | None:
         """Returns a workload's position, or None if the scan did not rank it."""
-        rows = np.flatnonzero(self.ids == workload.encode())
-        return self.entry(int(rows[0])) if len(rows) else None
+        return self.find_all([workload]).get(workload)
 
     def find_all(self, workloads: Sequence[str]) -> dict[str, QueuePosition]:
         """Returns the positions of the workloads that the scan ranked, by id."""
-        wanted = np.array([workload.encode() for workload in workloads], self.ids.dtype if len(self) else "S1")
-        rows = np.flatnonzero(np.isin(self.ids, wanted)).tolist() if len(self) and workloads else []
-        return {bytes(self.ids[row]).decode(): self.entry(row) for row in rows}
+        if not len(self) or not workloads:
+            return {}
+        wanted = np.array([workload.encode() for workload in workloads], "S")
+        places = np.searchsorted(self.ids, wanted, sorter=self._by_id)
+        rows = self._by_id[np.minimum(places, len(self) - 1)]
+        found = sorted(set(rows[self.ids[rows] == wanted].tolist()))
+        return {bytes(self.ids[row]).decode(): self.entry(row) for row in found}
 
     def entry(self, row: int) -> QueuePosition:
         """Returns the entry in row `row`, from 0."""

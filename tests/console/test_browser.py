@@ -2,14 +2,17 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, async_playwright, expect
 from sqlalchemy import func
 
+from api.serve import Server, config_of, listen
+from console.application import create_app
 from domain.phases import Phase
 from tests.api.world import ApiWorld
 
@@ -73,6 +76,38 @@ async def test_a_login_a_change_an_action_and_its_end(world: ApiWorld, serve: Ca
         assert failed == []
 
 
+@contextmanager
+def served(world: ApiWorld, port: int = 0) -> Iterator[int]:
+    """Serves a world by a new application until the end of the block; yields its port."""
+    listener = listen("127.0.0.1", port)
+    app = create_app(world.settings)
+    server = Server(config_of(app, world.settings, graceful_s=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    yield int(listener.getsockname()[1])
+    server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()
+    app.state.mizzen.dispose()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_the_api_restarts_under_an_open_page(world: ApiWorld) -> None:
+    """The page says that the connection is lost, and shows what has changed when the API is back."""
+    async with chromium() as browser:
+        with served(world) as port:
+            page = await browser.new_page()
+            await log_in(page, f"http://127.0.0.1:{port}", world)
+            await page.goto(f"http://127.0.0.1:{port}/console/queue")
+            await expect(page.get_by_text("Nothing waits.")).to_be_visible(timeout=PATIENCE_MS)
+        await expect(page.get_by_text("The connection is lost")).to_be_visible(timeout=PATIENCE_MS)
+        world.add_workload(Phase.PENDING, name="new-one")
+        with served(world, port):
+            await expect(page.get_by_role("link", name="new-one")).to_be_visible(timeout=PATIENCE_MS)
+            await expect(page.get_by_text("The connection is lost")).to_be_hidden(timeout=PATIENCE_MS)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -86,7 +121,8 @@ async def test_assistive_software_reads_every_page(
         await log_in(page, url, world)
         for path in (
             "", "/queue", "/workloads", "/workloads/new", f"/workloads/{id_}", f"/workloads/{id_}/logs", "/fleet",
-            "/fleet/north", "/fleet/north?by=tenant", "/machines/north/alpha/m1", "/nothing",
+            "/fleet/north", "/fleet/north?by=tenant", "/machines/north/alpha/m1", "/nothing", "/capacity", "/tables",
+            "/lending", "/lending/north/alpha/m1", "/tenants", "/workloads/bulk", "/health",
         ):  # fmt: skip
             await page.goto(f"{url}/console{path}", timeout=PATIENCE_MS)
             found = await Axe().run(page)

@@ -2,21 +2,24 @@
 
 import re
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import func, select
 
+from console.application import create_app
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Audit
 from infra.db.models import Cluster, ClusterPrice, Eviction, Machine, Workload
 from infra.db.placement_runs import PlacementMove, PlacementRun
 from infra.db.tenants import Tenant
+from infra.stack.ports import free_port
 from tests.api.published import publish
-from tests.api.world import ApiWorld
-from tests.console.conftest import Browse
+from tests.api.world import ApiWorld, as_yaml, document, make_world
+from tests.console.conftest import Browse, browser_of
 from tests.console.forms import csrf_of, document_of
 
 PAGES = [
@@ -111,8 +114,8 @@ async def test_actions_have_the_checks_and_the_audit_of_the_api(world: ApiWorld,
 async def test_a_document_is_submitted_and_submitted_again(world: ApiWorld, browse: Browse) -> None:
     async with browse("vision") as client:
         page = await client.get("/console/workloads/new")
-        document = document_of(page)
-        fields = {"csrf": csrf_of(page), "document": document.replace("\n", "\r\n")}
+        shown = document_of(page)
+        fields = {"csrf": csrf_of(page), "document": shown.replace("\n", "\r\n")}
         answer = await client.post("/console/workloads/new", data=fields)
         assert answer.status_code == 303, answer.text
         id_ = answer.headers["location"].rpartition("/")[2]
@@ -286,3 +289,17 @@ async def test_a_tenant_is_created(world: ApiWorld, browse: Browse) -> None:
     with world.session() as session:
         made = session.get_one(Tenant, "new")
         assert (made.level, made.quota_gpus) == (4, {"a100": 8, "v100": 2})
+
+
+async def test_pages_while_temporal_is_down(database_url: str, tmp_path: Path) -> None:
+    """The first page says so; all others are shown, and a document is accepted."""
+    down = {"address": f"127.0.0.1:{free_port()}"}
+    with make_world(database_url, tmp_path, create=create_app, temporal=down) as world:
+        id_ = world.add_workload(Phase.RUNNING)
+        world.add_attempt(id_, 1, "north/alpha/m1", 1)
+        async with browser_of(world)() as client:
+            pages = await _pages(client, id_)
+            assert {path: page.status_code for path, page in pages.items()} == dict.fromkeys(PAGES, 200)
+            assert "Temporal does not answer" in pages["/console"].text
+            fields = {"csrf": csrf_of(pages["/console"]), "document": as_yaml(document()).decode()}
+            assert (await client.post("/console/workloads/new", data=fields)).status_code == 303
