@@ -45,6 +45,7 @@ def checkpointer(
     uri: str | os.PathLike[str] | None = None,
     *,
     attempt: int | None = None,
+    sharded: bool = True,
     settings: CheckpointSettings | None = None,
     **options: Any,
 ) -> Checkpointer:
@@ -56,6 +57,7 @@ def checkpointer(
     Args:
         uri: root of the checkpoints. All ranks must be able to access it.
         attempt: fencing token, the same for all ranks.
+        sharded: whether each rank saves its own parts; if not, rank 0 alone saves.
         settings: as for `Checkpointer`; `sharded`, `rank`, `world_size` and `agree` are set here.
         options: further options of `Checkpointer`.
 
@@ -67,7 +69,7 @@ def checkpointer(
     world_size = distributed.get_world_size() if distributed.is_initialized() else 1
     if attempt is None and "MIZZEN_ATTEMPT" not in os.environ:
         attempt = _claimed(uri, rank, agree)
-    gang = replace(settings or CheckpointSettings(), sharded=True, rank=rank, world_size=world_size, agree=agree)
+    gang = replace(settings or CheckpointSettings(), sharded=sharded, rank=rank, world_size=world_size, agree=agree)
     return Checkpointer(uri, attempt=attempt, settings=gang, **options)
 
 
