@@ -95,5 +95,6 @@ def _queue(rows: ConsoleRows, first: int) -> published_queue.PublishedQueue:
     empty = np.empty(0, np.int64)
     credit = np.round(np.linspace(2, 0, count), 3)
     return published_queue.PublishedQueue(
-        1, time.time(), quotas, ["h100"], ids, levels, credit, tenant, empty.astype(np.int16), empty, empty, starts
+        1, time.time(), quotas, ["h100"], ids, levels, credit, np.zeros(count), tenant, empty.astype(np.int16),
+        empty, empty, starts,
     )  # fmt: skip
