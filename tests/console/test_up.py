@@ -45,7 +45,7 @@ def test_from_nothing_to_a_workload_that_has_run(
             shown = browser.post(f"{base}/workloads/new", data={"csrf": fields["csrf"], "document": document})
             assert "<h1>hello</h1>" in shown.text
             wait_until(lambda: "succeeded: " in browser.get(shown.url).text, "hello has succeeded", 120)
-            assert "rank 1 of 2" in browser.get(f"{shown.url}/logs").text
+            wait_until(lambda: "rank 1 of 2" in browser.get(f"{shown.url}/logs").text, "its output is shown")
         assert time.monotonic() - began_s < _LIMIT_S
         monkeypatch.setenv("MIZZEN_API", f"http://127.0.0.1:{up.port}")
         monkeypatch.setenv("MIZZEN_API_KEY", (up.data / "operator.key").read_text().strip())

@@ -249,7 +249,7 @@ def test_a_snapshot_and_a_change_beside_it(files: Path) -> None:
         (["what-if", "live.json", "--policy", "slurm"], "--policy slurm: must be one of global, "),
         (
             [*BASE, "--policy", "best"],
-            "--policy best: must be one of global, global-joint, federated, cluster, fifo, slurm, kueue, ",
+            "--policy best: must be one of global, global-joint, federated, cluster, fifo, slurm, slurm-qos, kueue, ",
         ),
         ([*BASE, "--scale", "0"], "--scale 0: must be a number above 0"),
         ([*BASE, "--scale", "nan"], "--scale nan: must be a number above 0"),
