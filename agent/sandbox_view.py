@@ -20,6 +20,8 @@ _SYSTEM = ("/usr", "/etc", "/opt", "/sys", "/nix", "/bin", "/sbin", "/lib", "/li
 _RESOLVER = "/etc/resolv.conf"
 _GPU_DAEMON = "/run/nvidia-persistenced"
 _FOLDER = ("--perms", "0755", "--dir")
+_KEYS = ("/proc/keys", "/proc/key-users")
+"""They name the keys of the user, also those of other tasks with the same user."""
 _ACCELERATORS = ("/dev/kfd", "/dev/accel*", "/dev/vfio", "/dev/neuron*", "/dev/infiniband")
 """Devices of AMD, Google and AWS, and of networks that they use directly. Those of NVIDIA: `agent.device_rules`."""
 
@@ -78,7 +80,10 @@ def sandbox_command(
             arguments += [*_above(path, _SYSTEM), "--ro-bind", path, path]
     if own_network:
         arguments += ["--unshare-net", "--ro-bind", str(private / RESOLV_CONF), os.path.realpath(_RESOLVER)]
-    arguments += ["--proc", "/proc", "--dev", "/dev", *_devices(devices or {})]
+    arguments += ["--proc", "/proc"]
+    for path in filter(os.path.exists, _KEYS):
+        arguments += ["--ro-bind", os.devnull, path]
+    arguments += ["--dev", "/dev", *_devices(devices or {})]
     size = ["--size", str(shm_bytes)] if shm_bytes else []
     arguments += ["--perms", "1777", *size, "--tmpfs", "/dev/shm"]
     for name, place in FOLDERS.items():

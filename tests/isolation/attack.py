@@ -287,7 +287,7 @@ def capabilities(targets: Targets) -> str:
         "mount": lambda: check(_libc.mount(b"none", b"/tmp", b"tmpfs", 0, None)),
         "raw socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1).close(),
         "packet socket": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close(),
-        "priority": lambda: os.setpriority(os.PRIO_PROCESS, 0, -5),
+        "priority": lambda: os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 1),
         "real time": lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)),
         "reboot": lambda: check(_libc.reboot(0)),
     }
