@@ -62,7 +62,7 @@ def offer_only(numbers: Sequence[int]) -> None:
 
 
 def offered(found: Sequence[T]) -> list[T]:
-    """Returns, of a list of all GPUs or of something about each, the entries of those that this agent offers."""
+    """Returns the entries of the GPUs that this agent offers. `found` has an entry for each GPU of the machine."""
     return [found[number] for number in _offered if number < len(found)] if _offered else list(found)
 
 

@@ -116,7 +116,7 @@ class Pilot:
         self._signals: set[asyncio.Task[None]] = set()
 
     def listen(self) -> None:
-        """Makes the platform's signals its notice. SIGTERM then ends neither the agent nor its tasks at once."""
+        """Takes SIGTERM and the platform's other signals as its notice: tasks may save before the agent stops."""
         loop = asyncio.get_running_loop()
         for received in {signal.SIGTERM, *self._notices.signals}:
             loop.add_signal_handler(received, self._hear, received)

@@ -1,10 +1,11 @@
 """Rows of a large installation for the console: machines, workloads that run, wait and have ended, and their history.
 
-The rows are those that the control plane would have written, except that the allocation guard does not check them.
+They are written by SQL, as the control plane would leave them; triggers that check allocations are off meanwhile.
 """
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ TENANTS = {"vision": 2, "language": 3, "speech": 4, "robotics": 5, "climate": 6}
 """Level of each tenant."""
 _TABLES = "tenant", "region", "cluster", "machine", "workload", "attempt", "allocation", "event", "waiting"
 _REGIONS = ("east", "north", "west")
-_SECTIONS = (Path(__file__).parent / "console_rows.sql").read_text().split("\n-- ")[1:]
+_SECTIONS = dict(
+    section.split("\n", 1) for section in (Path(__file__).parent / "console_rows.sql").read_text().split("\n-- ")[1:]
+)
+"""The statements of each section, by its name."""
 _REASONS: dict[str, Any] = {
     "why": [
         Reason(
@@ -55,10 +59,10 @@ def fill(engine: Engine, rows: ConsoleRows) -> None:
     with engine.begin() as connection:
         for table in _TABLES:
             connection.execute(text(f"alter table {table} disable trigger user"))
-        _run(connection, 0, rows, 0, 0)
-        _run(connection, 1, rows, 0, rows.finished)
-        _run(connection, 2, rows, rows.finished, running)
-        _run(connection, 3, rows, rows.finished + running, rows.waiting)
+        _run(connection, ("places",), rows, 0, 0)
+        _run(connection, ("named", "ended"), rows, 0, rows.finished)
+        _run(connection, ("named", "running"), rows, rows.finished, running)
+        _run(connection, ("named", "waiting"), rows, rows.finished + running, rows.waiting)
         connection.execute(
             text("insert into cluster_price select region, name, '-infinity', capacity, prices from cluster")
         )
@@ -70,13 +74,13 @@ def fill(engine: Engine, rows: ConsoleRows) -> None:
         connection.execute(text("vacuum analyze"))
 
 
-def _run(connection: Connection, section: int, rows: ConsoleRows, first: int, count: int) -> None:
+def _run(connection: Connection, sections: Iterable[str], rows: ConsoleRows, first: int, count: int) -> None:
     given: dict[str, Any] = {
         "machines": rows.machines, "days": rows.days, "first": first, "count": count, "names": list(TENANTS),
         "regions": list(_REGIONS), "tenants": json.dumps(TENANTS),
         **{name: json.dumps(reason) for name, reason in _REASONS.items()},
     }  # fmt: skip
-    for statement in _SECTIONS[section].partition("\n")[2].split(";\n"):
+    for statement in ";\n".join(_SECTIONS[section] for section in sections).split(";\n"):
         if statement.strip():
             used = {name: value for name, value in given.items() if f":{name}" in statement}
             connection.execute(text(statement), used)

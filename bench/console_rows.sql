@@ -1,4 +1,4 @@
--- The rows of `bench.console_rows`: sections, each a series of statements. `named` has the workloads of a section.
+-- The rows of `bench.console_rows`, in sections. `named` makes the workloads of a section, and runs before each after it.
 
 -- places
 insert into tenant (name, level, quota_gpus, quota_cpus_milli)
@@ -20,7 +20,7 @@ select format('%s/%s-%s/m-%s', r, r, c, lpad(n::text, 5, '0')), r, r || '-' || c
 from (select n, (cast(:regions as text[]))[1 + n % 3] as r, 1 + (n / 3) % 4 as c
       from generate_series(0, cast(:machines as bigint) - 1) as n) as m;
 
--- ended
+-- named
 create temporary table named on commit drop as
 select *, jsonb_build_object('name', name, 'tenant', tenant, 'jobs', jsonb_build_array(jsonb_build_object(
     'name', 'trainer', 'role', 'trainer', 'tasks', tasks, 'argv', jsonb_build_array('python', 'train.py'),
@@ -30,6 +30,8 @@ from (select n, 'wl-' || lpad((cast(:first as bigint) + n)::text, 16, '0') as id
     from generate_series(0, cast(:count as bigint) - 1) as n) as w;
 create index on named (id);
 analyze named;
+
+-- ended
 insert into workload (id, tenant, name, labels, spec, phase, reason, attempt, submitted_at, finished_at, region)
 select id, tenant, name, jsonb_build_object('team', team, 'sweep', 's' || n / 100), spec,
        case when n % 20 = 3 then 'failed' when n % 20 = 7 then 'cancelled' else 'succeeded' end,
@@ -58,15 +60,6 @@ where a.released_at is not null and a.released_at > now() - interval '3 days';
 drop table named;
 
 -- running
-create temporary table named on commit drop as
-select *, jsonb_build_object('name', name, 'tenant', tenant, 'jobs', jsonb_build_array(jsonb_build_object(
-    'name', 'trainer', 'role', 'trainer', 'tasks', tasks, 'argv', jsonb_build_array('python', 'train.py'),
-    'resources', jsonb_build_object('gpus', 8, 'gpu_types', jsonb_build_array('h100', 'a100'), 'cpus_milli', 32000, 'memory_bytes', 68719476736)))) as spec
-from (select n, 'wl-' || lpad((cast(:first as bigint) + n)::text, 16, '0') as id, (cast(:names as text[]))[1 + n % 5] as tenant,
-           (array['resnet','bert','whisper','pose','weather','ranker','diffusion','tabular','rerank','depth'])[1 + n % 10] || '-' || n / 10 as name, (cast(:names as text[]))[1 + n % 5] as team, 1 + n % 4 as tasks
-    from generate_series(0, cast(:count as bigint) - 1) as n) as w;
-create index on named (id);
-analyze named;
 insert into workload (id, tenant, name, labels, spec, phase, reason, attempt, submitted_at, region)
 select id, tenant, name, jsonb_build_object('team', team), spec,
        case when n % 17 = 4 then 'provisioning' when n % 29 = 6 then 'checkpointing' else 'running' end, null, 1,
@@ -90,15 +83,6 @@ update machine set withheld = 240 where cluster like '%-3' and hashtext(id) % 7 
 drop table named;
 
 -- waiting
-create temporary table named on commit drop as
-select *, jsonb_build_object('name', name, 'tenant', tenant, 'jobs', jsonb_build_array(jsonb_build_object(
-    'name', 'trainer', 'role', 'trainer', 'tasks', tasks, 'argv', jsonb_build_array('python', 'train.py'),
-    'resources', jsonb_build_object('gpus', 8, 'gpu_types', jsonb_build_array('h100', 'a100'), 'cpus_milli', 32000, 'memory_bytes', 68719476736)))) as spec
-from (select n, 'wl-' || lpad((cast(:first as bigint) + n)::text, 16, '0') as id, (cast(:names as text[]))[1 + n % 5] as tenant,
-           (array['resnet','bert','whisper','pose','weather','ranker','diffusion','tabular','rerank','depth'])[1 + n % 10] || '-' || n / 10 as name, (cast(:names as text[]))[1 + n % 5] as team, 1 + n % 4 as tasks
-    from generate_series(0, cast(:count as bigint) - 1) as n) as w;
-create index on named (id);
-analyze named;
 insert into workload (id, tenant, name, labels, spec, phase, submitted_at)
 select id, tenant, name, jsonb_build_object('team', team), spec, 'pending', now() - (cast(:count as bigint) - n) * interval '1 second'
 from named as w;

@@ -101,7 +101,7 @@ class Provider(Protocol):
         ...
 
     def describe(self) -> Sequence[FoundMachine]:
-        """Returns the launched machines that carry mizzen's tag, and those that have ended recently with the reason.
+        """Returns the machines that this installation launched; also those that ended recently, with `ended` set.
 
         A machine that is terminating has ended, or is left out. What is not in the list does not exist any more.
         """

@@ -1,7 +1,7 @@
 """One answer for all who ask at the same time for the same part of a page, with the same rights.
 
-A change makes every open page ask. A request may get an answer whose computation began after the request had arrived,
-so nobody gets an older state than alone; of many requests at once, the first is answered alone, the others together.
+A change makes every open page ask. The first request is answered at once. Requests that arrive meanwhile share the next
+answer, which is computed after they have arrived: so it is as new as one that was computed for each of them.
 """
 
 import asyncio

@@ -189,7 +189,7 @@ async def show_logs(
     attempt: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = "",
     contains: Filter = "",
 ) -> Response:
-    """Shows the last lines of the logs of a workload's tasks: all lines, or only those that contain a given text."""
+    """Shows the last lines of each task's output; with a text, the last lines that contain it."""
     workload = await run_in_threadpool(get_workload, id, state, caller)
     query = LogQuery(
         job=job or None, task=int(task) if task else None, attempt=int(attempt) if attempt else None,

@@ -20,7 +20,7 @@ from infra.db.models import Machine
 from infra.db.session import transaction
 
 _STEP = timedelta(seconds=30)
-"""Expected starts that change by less are not written: each write is an event for nobody."""
+"""An expected start that changes by less is not written again: it would say nothing new."""
 
 
 def observe(engine: Engine, settings: CapacitySettings, provider: Provider, found: Sequence[FoundMachine]) -> None:

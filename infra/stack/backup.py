@@ -231,6 +231,7 @@ def _checked(file: Path, archive: zipfile.ZipFile) -> BackupManifest:
             with archive.open(name) as member:
                 if _sha256_of(member) != sha256:
                     raise zipfile.BadZipFile(f"{name} has another checksum")
+    # zipfile raises NotImplementedError for an unknown compression, and RuntimeError for an encrypted member.
     except (KeyError, ValueError, ValidationError, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise zipfile.BadZipFile(str(error)) from None
     if DUMP not in manifest.sha256:

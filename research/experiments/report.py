@@ -87,7 +87,7 @@ def write_report(found: Found, report: Path) -> None:
 def _parts(found: Found, kinds: Iterable[tuple[str, str]]) -> Iterator[str]:
     yield "![misses by policy and cell](experiments/cells.svg)"
     yield "\n".join(_runs(found))
-    yield "### Goals\n\nCells that meet each goal, of those that it concerns:"
+    yield "### Goals\n\nHow many cells meet each goal, of the cells that have such workloads:"
     yield _goals(found, lambda name: name == BASELINE)
     yield _goals(found, lambda name: name != BASELINE)
     yield "### Cells against the baseline"

@@ -54,7 +54,7 @@ jobs:
       case $MIZZEN_ARRAY_INDEX in
       2) test "$MIZZEN_ATTEMPT" = 2 ;;
       3) exit 3 ;;
-      5) sleep 600 ;;
+      5) touch begun; sleep 600 ;;
       esac
 checkpoint: {grace: 4s}
 limits: {retries: 1}
@@ -71,8 +71,8 @@ def test_failures_are_tried_again_and_one_element_is_cancelled(shared: Up) -> No
     assert code == 0, err
     array = out.strip()
     _until_running(shared, f"{array}-5")
-    seen = "exec", f"{array}/5", "--", "pgrep", "-x", "sleep"
-    wait_until(lambda: _mizzen(shared, *seen)[0] == 0, "a session in the runner's sandbox sees the element's process")
+    seen = "exec", f"{array}/5", "--", "test", "-e", "begun"
+    wait_until(lambda: _mizzen(shared, *seen)[0] == 0, "a session in the runner's sandbox sees the element's files")
     why = _mizzen(shared, "why", array)[1]  # The one runner has leased the rest, or a part of it.
     assert "the throttle of the array is 1" in why or "none of its elements waits" in why
     assert _mizzen(shared, "cancel", f"{array}/5")[0] == 0

@@ -28,7 +28,7 @@ class SlurmCommands:
         self._user = pwd.getpwuid(os.geteuid()).pw_name
 
     def jobs(self, comment: str, name: str | None = None) -> list[PilotJob]:
-        """Returns the jobs of this user with a comment, also those that have ended recently; with one name, or all.
+        """Returns this user's jobs with this comment, and with this name if one is given; also recently ended jobs.
 
         Raises:
             ProviderUnavailable: the controller does not answer.
