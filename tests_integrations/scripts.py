@@ -2,13 +2,14 @@
 
 import json
 import os
+import selectors
 import signal
 import socket
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,16 @@ def _kill(pids: set[int]) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
+def _first_ended(pids: set[int]) -> int:
+    """Waits until one of these children has ended, and leaves it to be waited for."""
+    with ExitStack() as opened, selectors.DefaultSelector() as selector:
+        for pid in pids:
+            descriptor = os.pidfd_open(pid)
+            opened.callback(os.close, descriptor)
+            selector.register(descriptor, selectors.EVENT_READ, pid)
+        return int(selector.select()[0][0].data)
+
+
 def run(script: Path, folder: Path, told: Signal | Aim | None = None, **variables: str) -> Ended:
     """Runs a script in a child until it ends."""
     folder.mkdir(exist_ok=True, parents=True)
@@ -205,8 +216,7 @@ def run_gang(
     ended: dict[int, Ended] = {}
     try:
         while len(ended) < world_size:
-            pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
-            assert pid in pids, "a child that this function did not start"
+            pid = _first_ended(set(pids) - set(ended))
             ended[pid] = end(pid, folder)
             if ended[pid].code < 0:
                 _kill(set(pids) - set(ended))

@@ -27,9 +27,14 @@ def gang(doing: str, root: Path, ranks: int) -> None:
         subprocess.Popen(command, env={**told, "OMP_NUM_THREADS": "1", "RANK": str(rank)}, stderr=subprocess.PIPE)
         for rank in range(ranks)
     ]
-    for child in children:
-        errors = child.communicate(timeout=120)[1]
-        assert child.returncode == 0, errors.decode()
+    try:
+        for child in children:
+            errors = child.communicate(timeout=120)[1]
+            assert child.returncode == 0, errors.decode()
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
 
 
 @pytest.mark.timeout(400)
