@@ -1,7 +1,7 @@
 """The pages: what they show, to whom, and the forms that change something."""
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,20 @@ async def test_a_map_for_each_audience(world: ApiWorld, browse: Browse) -> None:
             assert again.status_code == 304
     assert tags["vision"] == tags["vision-viewer"]
     assert len(set(tags.values())) == 3
+
+
+async def test_steps_and_metrics_over_time(world: ApiWorld, browse: Browse) -> None:
+    """A chart of the steps and one of each metric, with a curve for each attempt."""
+    running, at_s = world.add_workload(Phase.RUNNING), datetime.now(UTC).timestamp()
+    for attempt, loss in ((1, 2.0), (2, -0.5)):
+        curve = [[attempt * 10 + n, at_s + n, {"loss": loss, "<b>": 1.0} if n else {}] for n in range(3)]
+        ends: dict[str, Any] = {"released_at": func.now()} if attempt == 1 else {}
+        world.add_attempt(running, attempt, "north/alpha/m1", 1, started_at=func.now(), curve=curve, **ends)
+    async with browse() as client:
+        text = (await client.get(f"/console/workloads/{running}")).text
+    labels = re.findall(r'<figure class="curves"><figcaption>(.*?)</figcaption>', text)
+    assert labels == ["steps", "&lt;b&gt;", "loss"]
+    assert 'aria-label="loss: attempt 1 2, attempt 2 -0.5"' in text and "<span>-0.5 to 2</span>" in text
 
 
 async def test_a_click_on_the_map_leads_to_the_machine(browse: Browse) -> None:
