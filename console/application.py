@@ -17,6 +17,7 @@ from console import (
     logins,
     overview,
     pages,
+    past_page,
     queue_page,
     table_pages,
     workload_pages,
@@ -27,8 +28,8 @@ from infra.config.settings import Settings
 
 _ROUTERS = (
     logins.router, logins.link_router, changes.router, overview.router, queue_page.router, bulk_pages.router,
-    workload_pages.router, fleet_pages.router, list_pages.router, table_pages.router, capacity_page.router,
-    lending_pages.router, pages.router,
+    workload_pages.router, fleet_pages.router, past_page.router, list_pages.router, table_pages.router,
+    capacity_page.router, lending_pages.router, pages.router,
 )  # fmt: skip
 
 
