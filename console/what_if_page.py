@@ -4,9 +4,9 @@ import re
 
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
-from sqlalchemy import select
 
 from api.auth import Operator
+from api.fleet.slots import slots_by_region
 from api.fleet.snapshot import get_snapshot
 from api.problems import HttpProblem, ProblemType, invalid, not_found
 from api.routing import Router
@@ -14,7 +14,6 @@ from api.state import StateOf
 from console.cookies import Form
 from console.pages import TOP, page
 from console.what_if_run import SimulationRunsError, WhatIfRuns
-from infra.db.models import Region
 from infra.errors import ConfigurationError
 from simulation.live import change
 from simulation.policies import POLICIES
@@ -33,7 +32,7 @@ _REPORT_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-sr
 def show_what_if(request: Request, state: StateOf, _: Operator) -> Response:
     """Shows the form, and the progress or the result of the newest simulation."""
     with state.transaction() as session:
-        regions = session.scalars(select(Region.name).order_by(Region.name)).all()
+        regions = [one.region for one in slots_by_region(session)]
     run = RUNS.newest
     rows = run.rows() if run is not None and run.has_ended and run.error is None else []
     return page(
