@@ -105,6 +105,20 @@ def test_a_cancelled_job_and_a_drained_node(there: SlurmSite, tmp_path: Path) ->
     wait_until(lambda: any("fix its fan" in sentence for sentence in _gone(there)), "the instance has the reason", 60)
 
 
+def test_a_node_fails(there: SlurmSite, tmp_path: Path) -> None:
+    """A gang on a node that Slurm considers failed is told so, although the agent there still answers, and moves."""
+    workload = _running(there, "one", 1, tmp_path / "gate")
+    (node,) = there.slurm.command("squeue", "-h", "-o", "%N").splitlines()
+    there.slurm.kill(node)
+    there.slurm.command("scontrol", "update", f"nodename={node}", "state=down", "reason=broken")
+    wait_until(lambda: _runs_again(there, workload), "it runs again", 150)
+    reasons = [one["reason"] for one in there.up.client().events(workload) if one["reason"] is not None]
+    lost = [one["sentence"] for one in reasons if one["code"] == "machine_lost"]
+    assert any(f"node {node} has failed" in sentence for sentence in lost), reasons
+    assert any(f"node {node} has failed" in sentence for sentence in _gone(there))
+    there.slurm.start_node(node)
+
+
 def test_the_controller_is_away(there: SlurmSite, tmp_path: Path) -> None:
     """While slurmctld is dead, gangs run on, and nothing is lost or submitted; then the pool grows for what waits."""
     workload = _running(there, "one", 1, tmp_path / "gate")
