@@ -76,8 +76,11 @@ class Cluster(Base):
     """Bandwidth of the link to other clusters of the region, in Mbit/s; None: unknown (`reclaim.buildings`)."""
     service: Mapped[str | None]
     """Id of the service whose replicas are the only workloads on these machines; None: the machines are shared."""
+    tenant: Mapped[str | None] = mapped_column(ForeignKey("tenant.name"))
+    """The tenant whose workloads are the only ones on these machines, which it brought itself (`api.fleet.pilots`)."""
     __table_args__ = (
         ForeignKeyConstraint(["region", "datacenter"], ["datacenter.region", "datacenter.name"]),
+        CheckConstraint("service is null or tenant is null", name="cluster_users"),
         CheckConstraint(_CAPACITY, name="cluster_capacity"),
         CheckConstraint("departures_per_h >= 0", name="cluster_departures"),
     )

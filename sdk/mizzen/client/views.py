@@ -849,6 +849,30 @@ class Pool(TypedDict):
     """Why it has fewer machines than its size or buffer, although none is being launched."""
 
 
+class Pilot(TypedDict):
+    """A pilot: a machine that only one tenant may use."""
+
+    machine: str
+    """Id of the machine."""
+    created_at: str
+    expires_at: str | None
+    """When its key expires."""
+    state: str | None
+    """State of the machine; None: its agent has not joined."""
+    isolation: str | None
+    """How its tasks are separated; None: its agent has not joined."""
+    isolation_why: str | None
+    """Why it is not a stronger mode."""
+
+
+class NewPilot(Pilot):
+    """A new pilot, with what its agent needs. The key is returned only in this response."""
+
+    bucket_url: str
+    """The region's bucket."""
+    key: str
+
+
 InstancePhase = Literal["requested", "launching", "joining", "ready", "draining", "gone"]
 """The phase of an instance."""
 
