@@ -211,13 +211,6 @@ def live_memory(tensor: Any) -> memoryview:
     return PickleBuffer(memory).raw()
 
 
-def memory_of(tensor: Any) -> tuple[int, memoryview] | None:
-    """Return address and memory of a contiguous CPU tensor; None for other tensors and for empty ones."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        return None
-    return (tensor.data_ptr(), live_memory(tensor)) if tensor.nbytes else None
-
-
 def _check_type(where: str, library: Library, name: str, shown: str) -> None:
     if name not in _STORED_AS[library]:
         kind = "arrays" if library == "numpy" else "tensors"
