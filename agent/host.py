@@ -1,10 +1,9 @@
-"""Runs one machine's agent: registration, the Temporal worker, log shipping and the removal of old folders."""
+"""Runs one machine's agent: connects it to Temporal, and starts and ends its worker and its background tasks."""
 
 import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,27 +13,25 @@ from typing import TYPE_CHECKING, TypeVar
 from temporalio.client import Client
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
-from agent import records, sealed, tasks
+from agent import records
 from agent.activities import NodeActivities
 from agent.config import AgentConfig
-from agent.containers.leftovers import remove_images, remove_stray
 from agent.gpu_watch import GpuWatch
 from agent.lending.lender import Lender
 from agent.lending.owner_socket import open_socket, serve_owner
 from agent.lending.polls import tuner
 from agent.locks import StartLocks
-from agent.logs import Shipping, shipped
+from agent.logs import Shipping
 from agent.notices import MachineNotices
-from agent.outcomes import forget_outcomes, keep_outcome
-from agent.output_storage import OutputStorage, has_outputs
+from agent.old_attempts import tidy_periodically
+from agent.output_storage import OutputStorage
 from agent.pilot import Pilot, machine_notices
 from agent.processes import end_tasks
+from agent.registration import forward_notices, say_hello, stay_registered
 from agent.sessions.task_sessions import TaskSessions
 from agent.staging import Stager
-from agent.state import CONFIG, AttemptFolder, StateFolder
-from agent.tasks import TaskState
-from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id
-from domain.protocol.machines import Hello
+from agent.state import CONFIG, StateFolder
+from domain.ids import agent_queue
 from domain.version import BUILD_ID
 from infra.config.services import TemporalSettings
 from infra.errors import ConfigurationError
@@ -46,25 +43,15 @@ from mizzen.objects import open_store
 if TYPE_CHECKING:
     from agent.lending.traffic import MigrationTraffic
 
-MACHINE_WORKFLOW = "MachineWorkflow"
-HELLO_SIGNAL = "hello"
-NOTICED_SIGNAL = "noticed"
 T = TypeVar("T")
 ClientFactory = Callable[[], Awaitable[Client]]
-_ABANDONED_S = 86400.0
-"""Age at which the folder of a prepared attempt is removed, if the attempt was never started."""
 _GOODBYE_S = 5.0
 """Timeout for the graceful shutdown of the worker when the agent stops."""
-_HANDOVER_S = 3.0
-"""Time that the machine's workflow needs to start the next `machine.attend` activity after one has ended."""
-_FORWARD_AGAIN_S = 0.5
-_LONGEST_PAUSE_S = 3600.0
 _THROTTLE = timedelta(seconds=0.2)
 _STEADY_S = 30.0
 """If a worker ran for longer than this before it failed, the restart backoff is reset."""
 _GUARD_S = 2.0
 """Interval at which the agent looks whether its state folder is still there."""
-_FIRST = asyncio.FIRST_COMPLETED
 _log = logging.getLogger(__name__)
 
 
@@ -101,7 +88,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
         config, state, stager, shipping, notices, lender, locks, gpus, outputs=outputs, uplink=uplink
     )
     sessions = TaskSessions(config, state, stager)
-    tidying = asyncio.create_task(_tidy(config, state, lender))
+    tidying = asyncio.create_task(tidy_periodically(config, state, lender))
     listening = asyncio.create_task(notices.run())
     lending = [asyncio.create_task(work) for work in (lender.run(), lender.reopen_polls(), gpus.run())]
     if uplink is not None:
@@ -125,7 +112,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
             try:
                 client = await _unless(stop, client_factory())
                 if client is not None:
-                    await _unless(stop, _say_hello(client, config, state, lender, gpus))
+                    await _unless(stop, say_hello(client, config, state, lender, gpus))
                     address = client.service_client.config.target_host
                     _log.info("%s: connected to %s; the machine is being registered", config.machine, address)
                     await _work(client, config, state, activities, notices, lender, gpus, stop, sessions=sessions)
@@ -208,8 +195,8 @@ async def _work(
     working = asyncio.create_task(worker.run())
     stopping = asyncio.create_task(stop.wait())
     leaving = asyncio.create_task(lender.away.wait())
-    announcing = asyncio.create_task(_stay_known(client, config, state, activities, lender, gpus))
-    forwarding = asyncio.create_task(_forward(client, config, state, notices, lender))
+    announcing = asyncio.create_task(stay_registered(client, config, state, activities, lender, gpus))
+    forwarding = asyncio.create_task(forward_notices(client, config, state, notices, lender))
     try:
         await asyncio.wait({working, stopping, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -276,174 +263,6 @@ def _traffic(config: AgentConfig) -> "MigrationTraffic | None":
 def _environ(config: AgentConfig) -> dict[str, str]:
     given = {} if config.notice_file is None else {"MIZZEN_NOTICE_FILE": str(config.notice_file)}
     return {**os.environ, **given}
-
-
-async def _say_hello(client: Client, config: AgentConfig, state: StateFolder, lender: Lender, gpus: GpuWatch) -> None:
-    hello = Hello(
-        machine=config.machine,
-        region=config.region,
-        cluster=config.cluster,
-        rack=config.rack,
-        gpu_type=config.gpu_type,
-        gpus=config.gpus,
-        cpus_milli=config.cpus_milli,
-        memory_bytes=config.memory_bytes,
-        address=config.address,
-        incarnation=state.incarnation(),
-        public_key=sealed.public_key(state.private_key()),
-        runs=state.running(),
-        instance=config.instance,
-        join_token=config.join_token,
-        native_id=config.native_id,
-        at_s=time.time(),
-        taken=lender.lending.is_whole,
-        withheld=lender.lending.withheld,
-        isolation=config.isolation.value,
-        isolation_why=config.isolation_why,
-        engine=config.engine,
-        word_at_s=lender.lending.said_at_s,
-        gpu_fault=gpus.fault,
-        unfreed=gpus.unfreed,
-    )
-    await client.start_workflow(
-        MACHINE_WORKFLOW,
-        config.machine,
-        id=machine_workflow_id(config.machine),
-        task_queue=CONTROL_QUEUE,
-        start_signal=HELLO_SIGNAL,
-        start_signal_args=[hello],
-        static_summary=f"machine {config.machine}",
-        rpc_timeout=timedelta(seconds=10),
-    )
-
-
-async def _stay_known(
-    client: Client,
-    config: AgentConfig,
-    state: StateFolder,
-    activities: NodeActivities,
-    lender: Lender,
-    gpus: GpuWatch,
-) -> None:
-    """Registers the machine again while no `machine.attend` runs: its workflow may be lost or missed the registration.
-
-    Repeats every `hello_interval_s`, and soon after a `machine.attend` has ended: it ends, for example, if the machine
-    was disconnected for so long that it was declared lost. Also registers it at once when the owner takes GPUs back or
-    lends them again, and when a GPU has failed or its memory
-    is not free at the end of an attempt.
-    """
-    said = (lender.lending.is_whole, lender.lending.withheld, gpus.fault, gpus.unfreed)
-    while True:
-        changes = (activities.let_go, lender.changed, gpus.changed)
-        let_go, *changed = [asyncio.ensure_future(event.wait()) for event in changes]
-        done, pending = await asyncio.wait({let_go, *changed}, timeout=config.hello_interval_s, return_when=_FIRST)
-        for waiting in pending:
-            waiting.cancel()
-        if let_go in done:
-            activities.let_go.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(_HANDOVER_S, config.hello_interval_s)):
-                    await lender.changed.wait()
-        # What was taken and lent again since the last hello must be told, too: the notice may have been sent.
-        has_changed = lender.changed.is_set()
-        lender.changed.clear()
-        gpus.changed.clear()
-        now = (lender.lending.is_whole, lender.lending.withheld, gpus.fault, gpus.unfreed)
-        if activities.attending == 0 or has_changed or now != said:
-            if lender.lending.is_whole:
-                # The machine's workflow handles a hello first, and would then wait for the polls before the notice.
-                await lender.polls.until_known()
-            try:
-                await _say_hello(client, config, state, lender, gpus)
-                said = now
-            except Exception as error:
-                _log.warning("%s: registration failed: %s", config.machine, error)
-
-
-async def _forward(
-    client: Client, config: AgentConfig, state: StateFolder, notices: MachineNotices, lender: Lender
-) -> None:
-    """Signals new notices to the machine's workflow at once, and repeats them while they apply.
-
-    The repetition reaches a workflow that was replaced. Its interval doubles each time, because each signal adds events
-    to the workflow's history.
-    """
-    workflow = client.get_workflow_handle(machine_workflow_id(config.machine))
-    pause_s = config.hello_interval_s
-    while True:
-        try:
-            async with asyncio.timeout(pause_s):
-                await notices.heard.wait()
-            pause_s = config.hello_interval_s
-        except TimeoutError:
-            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
-        notices.heard.clear()
-        try:
-            told = notices.all(config.machine, state.incarnation())
-            for notice in told:
-                await workflow.signal(NOTICED_SIGNAL, notice, rpc_timeout=timedelta(seconds=10))
-            if lender.lending.is_whole and any(notice.run is None for notice in told):
-                lender.polls.known()
-        except Exception as error:
-            _log.warning("%s: cannot send a notice to the machine's workflow, retrying: %s", config.machine, error)
-            await asyncio.sleep(_FORWARD_AGAIN_S)
-            notices.heard.set()
-
-
-async def _tidy(config: AgentConfig, state: StateFolder, lender: Lender) -> None:
-    """Periodically removes the folders of old attempts, old outcomes and old records of stops."""
-    while True:
-        await asyncio.to_thread(remove_stray, config, state)
-        await asyncio.sleep(max(1.0, min(60.0, config.keep_runs_s)))
-        try:
-            await asyncio.to_thread(remove_images, config, state)
-            await asyncio.to_thread(tidy, state, config, is_owners=lender.lending.is_whole)
-            await asyncio.to_thread(forget_outcomes, state, config.keep_outcomes_s)
-            await asyncio.to_thread(state.forget_stopped, config.keep_stopped_s)
-        except OSError as error:
-            _log.warning("%s: old run folders could not be removed: %s", config.machine, error)
-
-
-def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) -> list[str]:
-    """Removes the folders of attempts that have ended, are fully shipped and are no longer kept (`AgentConfig.kept_s`).
-
-    A document's `keep` applies to the last attempt of a workload on this machine, as long as enough of the disk is free
-    and the machine is not its owner's (`is_owners`). Stores the outcome of each attempt's tasks on the machine first.
-    Outputs that the bucket does not take keep a folder for at most `AgentConfig.keep_at_most_s`.
-    Also removes what killed shims have left (`StateFolder.clear_private`).
-    Returns the keys (`workload.attempt`) of the removed attempts.
-    """
-    removed = []
-    state.clear_private()
-    attempts = state.attempts()
-    last = {attempt.workload_id: attempt.attempt for attempt in attempts}  # They are sorted by number.
-    aged = [(attempt.age_s(), attempt) for attempt in attempts]
-    for age_s, attempt in sorted(aged, key=lambda pair: -pair[0]):
-        if age_s <= config.keep_runs_s:
-            continue
-        is_last = last[attempt.workload_id] == attempt.attempt and not is_owners
-        if is_last and age_s <= _kept_s(config, attempt):
-            usage = shutil.disk_usage(state.path)
-            if usage.free >= config.keep_free * usage.total:
-                continue
-        kept_back = any(tasks.inspect(run) is not TaskState.ABSENT and not shipped(run) for run in attempt.runs())
-        kept_back = kept_back or bool(attempt.elements())
-        kept_back = kept_back or (not is_owners and age_s <= config.keep_at_most_s and has_outputs(attempt))
-        over = state.is_over(attempt) or (age_s > _ABANDONED_S and not state.is_started(attempt))
-        if over and not kept_back:
-            # Without the folder a late retry would start the tasks again, so the attempt is refused from now on.
-            keep_outcome(state, attempt, config.machine)
-            state.stop_attempts(attempt.workload_id, attempt.attempt)
-            state.remove(attempt)
-            removed.append(attempt.key)
-    return removed
-
-
-def _kept_s(config: AgentConfig, attempt: AttemptFolder) -> float:
-    try:
-        return config.kept_s(attempt.launch())
-    except (OSError, ValueError):  # Nothing says that the folder is to be kept.
-        return config.kept_s(None)
 
 
 async def _unless(stop: asyncio.Event, work: Awaitable[T]) -> T | None:

@@ -52,7 +52,9 @@ def open_sealed(private: Sequence[bytes], sealed: str) -> bytes:
     try:
         return _open(private, sealed)
     except (CryptoError, ValueError):
-        raise CannotUnseal("what was sealed for this machine cannot be opened with its keys") from None
+        raise CannotUnseal(
+            "the sealed value cannot be opened with the keys of this machine: it was sealed for another key"
+        ) from None
 
 
 def prove(machine: str, private: Sequence[bytes], challenge: str) -> str:

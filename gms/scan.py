@@ -102,7 +102,7 @@ class Scan:
 
     @cached_property
     def _displacing_at(self) -> dict[int, int]:
-        """Maps the row of a pending workload that displaces placed ones to its row in `pending.displacing`."""
+        """Maps the row of each pending workload that displaces placed ones to its row in `pending.displacing`."""
         return {row: place for place, row in enumerate(self.pending.displacing[:, 0].tolist())}
 
     def _displaces(self, row: int) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ def _need(needs: I8, job: int) -> Need:
 
 @compiled
 def _all_fits(free: I8, groups: I8, needs: I8) -> I8:
-    """Returns how many tasks of its job fit into each group.
+    """Returns for each group of machines how many tasks of the group's job fit into it.
 
     A row of `groups` is (job, first row, last row), a row of `needs` is (amounts per task, tasks).
     """

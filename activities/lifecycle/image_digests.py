@@ -119,7 +119,7 @@ def _token(
     parts = urlsplit(realm)
     if f"{parts.scheme}://{parts.netloc}" != base:
         if parts.scheme != "https" or parts.hostname is None:
-            raise _Refused(f"the registry {image.registry} names {realm!r} for logins, which is not https")
+            raise _Refused(f"the registry {image.registry} sends logins to {realm!r}; must be an https URL")
         _check_address(parts.netloc, parts.hostname, parts.port or 443, registries)
     query = {
         "scope": f"repository:{image.repository}:pull",

@@ -83,7 +83,7 @@ class MachineNetwork:
             self.limits = enforced
 
     def sent(self, flow: MigrationFlow | None = None) -> Sent:
-        """Returns what a flow has sent; None: all traffic without a flow. Zero where there are no programs."""
+        """Returns what a flow has sent; None: all traffic without a flow. Zero if no eBPF program is attached."""
         if self._edge is None:
             return Sent(0, 0, 0)
         if flow is None:
@@ -91,7 +91,7 @@ class MachineNetwork:
         return Sent(0, 0, 0) if self._shaper is None else self._shaper.sent(flow)
 
     def received_bytes(self, traffic: TrafficClass) -> int:
-        """Returns the bytes that arrived with the DSCP of a class. Zero where there are no programs."""
+        """Returns the received bytes whose DSCP is that of a class. Zero if no eBPF program is attached."""
         return 0 if self._edge is None else self._edge.received_bytes(traffic)
 
     def close(self) -> None:

@@ -82,10 +82,10 @@ def require_array(row: Workload, field: str) -> None:
     """Checks that a workload is an array.
 
     Raises:
-        Problem: 422, it is none; `field` is what only an array can have.
+        Problem: 422, the workload is not an array; `field` is the field of the request that needs one.
     """
     if not is_array(row):
-        raise invalid(field, f"is possible only for an array, and workload {row.id} is none")
+        raise invalid(field, f"can only be used with an array, and workload {row.id} is not an array")
 
 
 def is_array(row: Workload) -> bool:
@@ -94,7 +94,7 @@ def is_array(row: Workload) -> bool:
 
 
 def live_elements(session: Session, row: Workload, *conditions: ColumnElement[bool]) -> list[Workload]:
-    """Locks and returns the elements with rows that have not ended; none if the workload is no array."""
+    """Locks and returns the elements with rows that have not ended; empty if the workload is not an array."""
     if not is_array(row):
         return []
     own = select(Workload).where(Workload.array_id == row.id, Workload.finished_at.is_(None), *conditions)

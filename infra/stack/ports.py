@@ -121,7 +121,7 @@ def require_free(setting: str, host: str, port: int) -> None:
 
 
 def _error(host: str, port: int) -> OSError | None:
-    """Returns the error with which this process cannot listen on a port; None: it can."""
+    """Returns the error that prevents this process from listening on a port, or None."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -65,7 +65,7 @@ class Saver:
         self.set_intervals(jobs, now_s)
 
     def told(self, jobs: list[Job], now_s: float) -> Tick:
-        """Returns what P1 decides for jobs as on a live fleet (`activities.reclaim.pacing`)."""
+        """Returns the save intervals that P1 chooses for jobs, by the calculation of `activities.reclaim.pacing`."""
         parameters, traffic = self._system.parameters, self._scenario.traffic
         at, hazard, links = self._links(jobs, now_s)
         payload = np.array([job.checkpoint_bytes for job in jobs])

@@ -144,11 +144,11 @@ class LendingScenario:
         return (*up, first + 2 * count + target) if target != AT_THE_CORE else up
 
     def upload(self, machine: int, store: int) -> tuple[int, ...]:
-        """Returns the links from a machine to the store of a building, or to that `AT_THE_CORE`."""
+        """Returns the links from a machine to the store of a building, or to the store `AT_THE_CORE`."""
         return (machine, *self.between(int(self.machines.building[machine]), store))
 
     def download(self, store: int, machine: int) -> tuple[int, ...]:
-        """Returns the links from the store of a building, or from that `AT_THE_CORE`, to a machine."""
+        """Returns the links from the store of a building, or from the store `AT_THE_CORE`, to a machine."""
         return (*self.between(store, int(self.machines.building[machine])), len(self.machines) + machine)
 
     def move(self, source: int, target: int) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ class Model(DocumentPart):
 
 
 class Drawn(DocumentPart):
-    """Times of lending that are drawn."""
+    """Times at which machines are lent, drawn from distributions instead of given as data."""
 
     departures: int = Field(ge=1, default=847)
     lent_share: Annotated[float, Field(gt=0, lt=1)] = 0.6

@@ -45,12 +45,12 @@ class FrontierPoint:
         return self.result.means()[measured].mean
 
     def gain(self, than: "FrontierPoint") -> Mean:
-        """Returns the mean difference in availability, window by window."""
+        """Returns the mean over windows of the difference in availability between this setting and `than`."""
         both = zip(self.values("availability"), than.values("availability"), strict=True)
         return Mean.of([own - other for own, other in both])
 
     def has_gain(self, than: "FrontierPoint") -> bool:
-        """Returns whether it is more available, beyond the errors of the windows."""
+        """Returns whether this setting is more available than `than`, by more than the standard error explains."""
         gain = self.gain(than)
         return gain.mean > 0 and gain.mean >= _SURE * gain.standard_error
 

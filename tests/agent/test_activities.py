@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from temporalio import activity
 
-from agent import host, tasks
+from agent import old_attempts, tasks
 from agent.outcomes import forget_outcomes
 from agent.state import StateFolder
 from agent.tasks import TaskState
@@ -229,7 +229,7 @@ async def test_what_tasks_report_is_masked(lab: Lab) -> None:
         outcome: NodeOutcome = await running.result(NodeOutcome)
         assert [p.load for p in outcome.progress] == [LoadReport("failed", "no access with ***")]
         tidied, at_once = [f"{launch.workload_id}.1"], config.model_copy(update={"keep_runs_s": 0.0})
-        await until_async(lambda: lab.log(launch)[1] and host.tidy(state, at_once) == tidied)
+        await until_async(lambda: lab.log(launch)[1] and old_attempts.tidy(state, at_once) == tidied)
         late = await lab.stop(launch, config.machine, 0.0)
     assert late.progress == outcome.progress
     for path in config.state_dir.rglob("*.json"):
@@ -335,9 +335,9 @@ async def test_finished_runs_are_tidied(lab: Lab) -> None:
     state = StateFolder(config.state_dir)
     async with lab.agent(config):
         await (await lab.run(launch, config.machine)).result(NodeOutcome)
-        assert host.tidy(state, config) == []
+        assert old_attempts.tidy(state, config) == []
         tidied, at_once = [f"{launch.workload_id}.1"], config.model_copy(update={"keep_runs_s": 0.0})
-        await until_async(lambda: lab.log(launch)[1] and host.tidy(state, at_once) == tidied)
+        await until_async(lambda: lab.log(launch)[1] and old_attempts.tidy(state, at_once) == tidied)
         assert state.attempts() == []
         failure = await (await lab.run(launch, config.machine)).failure()
         assert failure.type == "StoppedAttempt"

@@ -10,7 +10,7 @@ import pytest
 
 from agent import tasks
 from agent.config import AgentConfig
-from agent.host import tidy
+from agent.old_attempts import tidy
 from agent.state import StateFolder
 from domain.protocol.machines import NodeOutcome
 from domain.task_reports import LeftFiles

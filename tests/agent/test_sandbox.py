@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 import agent
 from agent import sandbox, tasks
-from agent.host import tidy
 from agent.isolation import TENANT_UIDS, choose, why_not
+from agent.old_attempts import tidy
 from agent.sandbox_view import bubblewrap, sandbox_command
 from agent.state import StateFolder
 from agent.tasks import RunFolder

@@ -7,7 +7,7 @@ import pytest
 
 from agent import tasks
 from agent.config import AgentConfig
-from agent.host import tidy
+from agent.old_attempts import tidy
 from agent.state import AttemptFolder, StateFolder
 from agent.tasks import RunFolder
 from tests.agent.harness import ended, task_launch

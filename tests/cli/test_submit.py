@@ -169,7 +169,7 @@ def test_options_change_fields_of_the_document(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--set", "jobs.1.run=x"], "--set jobs.1.run: jobs is a list of 1; '1' is no index in it"),
+        (["--set", "jobs.1.run=x"], "--set jobs.1.run: jobs is a list of 1; '1' must be an index from 0"),
         (["--set", "name.first=x"], "--set name.first: name is 'digits', which has no field 'first'"),
         (["--set", "jobs"], "'jobs' is not of the form PATH=VALUE"),
         (["--set", "jobs=[1"], "'jobs=[1':1:3: expected"),

@@ -9,7 +9,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.worker import Worker
 
-from agent.host import HELLO_SIGNAL, MACHINE_WORKFLOW
+from agent.registration import HELLO_SIGNAL, MACHINE_WORKFLOW
 from agent.sealed import new_key, public_key
 from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id
 from domain.protocol.activities import Activity

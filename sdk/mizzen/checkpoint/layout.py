@@ -219,7 +219,7 @@ def _pieces(group: list[tuple[int, Any]]) -> Iterator[tuple[list[tuple[int, Any]
 
 
 def _make_all(ready: "deque[tuple[_Copy, list[Any]]]") -> None:
-    """Make the copies that the other thread has not started."""
+    """Make the copies that the other thread has not started yet: two threads share the copying."""
     while ready:
         try:
             copy, sources = ready.popleft()

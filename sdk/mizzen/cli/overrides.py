@@ -168,7 +168,9 @@ def _set(body: Any, path: str, value: Any) -> None:
     def key(way: str) -> Any:
         if isinstance(at, list):
             if not way.isdigit() or int(way) >= len(at):
-                raise click.UsageError(f"--set {path}: {walked} is a list of {len(at)}; {way!r} is no index in it")
+                raise click.UsageError(
+                    f"--set {path}: {walked} is a list of {len(at)}; {way!r} must be an index from 0"
+                )
             return int(way)
         if not isinstance(at, dict):
             raise click.UsageError(f"--set {path}: {walked} is {at!r}, which has no field {way!r}")

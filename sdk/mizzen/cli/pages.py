@@ -229,7 +229,7 @@ def _progress(progress: Mapping[str, Any] | None) -> str | None:
 
 
 def _cadence(cadence: Mapping[str, Any] | None, took_s: float | None) -> str | None:
-    """Return, for example, `every 805 s (W): a save costs 30 s (C), an interruption comes every 3h (mu, by hazard)`."""
+    """Return the checkpoint interval: `every 805 s (W): a save costs 30 s (C), an interruption comes every 3h (mu)`."""
     if not cadence:
         return None if took_s is None else f"the last save stalled the training for {took_s:.3g} s"
     known = [
@@ -243,7 +243,7 @@ def _cadence(cadence: Mapping[str, Any] | None, took_s: float | None) -> str | N
 
 
 def _uplink(bandwidth: Mapping[str, Any] | None) -> str | None:
-    """Return, for example, `at least 9.5 MiB/s, on average 20.0 MiB/s (measured 3m ago)`."""
+    """Return a machine's bandwidth for checkpoints: `at least 9.5 MiB/s, on average 20.0 MiB/s (measured 3m ago)`."""
     if not bandwidth:
         return None
     lower, mean = formats.size(bandwidth["lower_bytes_s"]), formats.size(bandwidth["mean_bytes_s"])

@@ -124,7 +124,9 @@ def renew(login: Login, ca: str | None) -> Login:
 def _with_tokens(login: Login, answer: Mapping[str, Any]) -> Login:
     token = answer.get(login.kind)
     if not isinstance(token, str):
-        raise NotConfigured(f"{login.token_endpoint} gives no {login.kind}; the API's operator must correct api.oidc")
+        raise NotConfigured(
+            f"{login.token_endpoint} returned no {login.kind}; the API's operator must correct api.oidc"
+        )
     lifetime_s = float(answer.get("expires_in", 300))
     return replace(
         login,
