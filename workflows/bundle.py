@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
@@ -32,7 +32,10 @@ class BundleWorkflow:
     @workflow.run
     async def run(self, bundle: Bundle) -> None:
         """Runs the bundle to its end."""
-        plans = await record(Activity.STAGE_BUNDLE, bundle, dict[str, LaunchPlan])
+        try:
+            plans = await record(Activity.STAGE_BUNDLE, bundle, dict[str, LaunchPlan], tries=1)
+        except FailureError:  # Their own workflows try again.
+            plans = {}
         leaving = [workload for workload in bundle.workloads if workload not in plans]
         until_s = workflow.time() + _LONGEST_S
         while plans and (left_s := until_s - workflow.time()) > 0:

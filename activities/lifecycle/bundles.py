@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.common import WorkflowIDReusePolicy
-from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 
 from activities.lifecycle.launch import LaunchActivities
 from activities.lifecycle.workloads import WorkloadActivities
@@ -105,10 +105,15 @@ class BundleActivities:
     @activity.defn(name=Activity.SETTLE_BUNDLE.value)
     def settle(self, request: SettleBundle) -> None:
         """Releases attempts that have ended, and starts the workflows of workloads that leave the bundle."""
+        leaving = list(request.leaving)
         for release in request.releases:
-            self._workloads.release(release)
+            try:
+                self._workloads.release(release)
+            except ApplicationError as error:
+                _log.warning("workload %s leaves its bundle: %s", release.workload_id, error)
+                leaving.append(release.workload_id)
         with transaction(self._engine) as session:
-            for workload in request.leaving:
+            for workload in leaving:
                 row = session.get(Workload, workload)
                 if row is not None and row.finished_at is None:
                     placed = row.phase in PLACED_PHASES

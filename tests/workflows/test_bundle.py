@@ -69,3 +69,11 @@ async def test_a_failing_agent_leaves_no_workload_behind(client: Client) -> None
     bundles = _bundles()
     bundles.errors[Activity.RUN_BUNDLE] = [ApplicationError("another machine", non_retryable=True)]
     assert await _run(client, bundles, "wl-0", "wl-1") == [([], [f"wl-{k}" for k in range(5)])]
+
+
+async def test_what_cannot_be_staged_leaves(client: Client) -> None:
+    """If the staging fails, all workloads leave, and nothing is asked of the agent."""
+    bundles = _bundles()
+    bundles.errors[Activity.STAGE_BUNDLE] = [ApplicationError("the bucket hangs")]
+    assert await _run(client, bundles, "wl-0", "wl-1") == [([], ["wl-0", "wl-1"])]
+    assert bundles.requests(Activity.RUN_BUNDLE) == []
