@@ -45,7 +45,7 @@ class LaunchRequest:
     bucket_url: str
     """The URL of the region's bucket."""
     join_token: str
-    """The token that the agent must present in its first hello. A secret."""
+    """The token that the agent must present in its first hello. A secret. Empty: the machine is not in the ledger."""
     machine_key: str
     """The API key with which the agent may use the gateway to Temporal. A secret."""
 

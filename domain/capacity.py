@@ -18,6 +18,8 @@ class CapacityKind(StrEnum):
 
 USUAL = (CapacityKind.RESERVED.value, CapacityKind.ON_DEMAND.value, CapacityKind.SPOT.value)
 """The default capacity kinds of a workload, in order of preference."""
+OWN = "own"
+"""In a document's list of capacity kinds: the machines that only the workload's tenant may use (`mizzen pilots`)."""
 CPU = "cpu"
 """The key of the price of one core in a mapping of prices; the other keys are GPU types."""
 
@@ -28,6 +30,11 @@ def dedicated(cluster: str) -> str:
     Only a workload that names the cluster accepts it, and such a workload accepts nothing else.
     """
     return f"cluster:{cluster}"
+
+
+def own_of(tenant: str) -> str:
+    """Returns what takes the place of a capacity kind in bids for a cluster that only one tenant may use."""
+    return f"tenant:{tenant}"
 
 
 NANO_USD = 1_000_000_000

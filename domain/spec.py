@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from domain.capacity import USUAL, CapacityKind, dedicated
+from domain.capacity import OWN, USUAL, CapacityKind, dedicated, own_of
 from domain.isolation import Isolation
 from domain.notify_spec import NotifySpec
 from domain.scheduling import JobRequest
@@ -214,7 +214,7 @@ class WorkloadSpec(_Frozen):
     regions_allowed: tuple[str, ...] | None = None
     """None: all."""
     regions_excluded: tuple[str, ...] = ()
-    capacity: tuple[CapacityKind, ...] | None = None
+    capacity: tuple[CapacityKind | Literal["own"], ...] | None = None
     """Capacity kinds on which the workload may run, in order of preference; None: `domain.capacity.USUAL`."""
     serving: ServingSpec | None = None
     """Set if the workload serves requests: it is a replica of a service."""
@@ -256,7 +256,9 @@ class WorkloadSpec(_Frozen):
         """The capacity kinds on which the workload may run, in order of preference."""
         if self.cluster is not None:
             return (dedicated(self.cluster),)
-        return USUAL if self.capacity is None else tuple(kind.value for kind in self.capacity)
+        if self.capacity is None:
+            return USUAL
+        return tuple(own_of(self.tenant) if kind == OWN else str(kind) for kind in self.capacity)
 
     def allows_region(self, region: str) -> bool:
         """Returns whether the user allows the workload to run in `region`."""

@@ -18,6 +18,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.capacity.observations import observe
 from activities.capacity.pools import Pools
 from activities.leader import Leader, lead
+from activities.lifecycle.machines import lose
 from activities.lifecycle.unattended import Suspects, Unattended
 from capacity.ledger_audit import LedgerDifferences, LedgerEntry, compare
 from capacity.offers import Offer
@@ -26,7 +27,7 @@ from capacity.providers.registry import STATIC
 from domain import ids
 from domain.reasons import Reason, ReasonCode
 from infra.config.settings import Settings
-from infra.db import events, outbox
+from infra.db import events, outbox, own_machines
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.models import Allocation, Cluster, Machine
 from infra.db.services import ServiceRow
@@ -97,12 +98,14 @@ class PoolKeeper:
         return failures
 
     def _has_work(self) -> bool:
-        """Returns whether there are pools, services, live instances, or machines of instances that are gone."""
+        """Returns whether there are pools, services, live instances, machines of gone ones, or machines of tenants."""
         instances = select(InstanceRow.id).outerjoin(Machine, Machine.id == InstanceRow.machine)
         left = instances.where(or_(InstanceRow.gone_at.is_(None), Machine.id.is_not(None)))
         with transaction(self._engine) as session:
             services = select(ServiceRow.id).where(ServiceRow.ended_at.is_(None))
-            return bool(session.scalar(select(or_(select(PoolRow.name).exists(), services.exists(), left.exists()))))
+            own = select(Cluster.name).where(Cluster.tenant.is_not(None))
+            there = (select(PoolRow.name), services, left, own)
+            return bool(session.scalar(select(or_(*(one.exists() for one in there)))))
 
     # ------------------------------------------------------------------------------------------ ledger and providers
 
@@ -141,7 +144,9 @@ class PoolKeeper:
             self._missing[name].clear(instance)
         for instance, words in differences.ended.items():
             with transaction(self._engine) as session:
-                _lost(session, instance, Reason(ReasonCode.ENDED_AT_PROVIDER, {"provider": name, "words": words}))
+                _lost(
+                    session, instance, Reason(ReasonCode.ENDED_AT_PROVIDER, {"provider": name, "words": words}), words
+                )
 
     def _end_away(self) -> None:
         """Marks instances as lost whose agents have been away for too long, so that they are replaced."""
@@ -172,11 +177,15 @@ class PoolKeeper:
     # ------------------------------------------------------------------------------------------------------- machines
 
     def _machines_of_gone(self) -> list[str]:
-        """Returns the machines whose instance is gone and of which no attempt holds anything."""
+        """Returns machines of which no attempt holds anything, and whose instance is gone or whose pilot is lost."""
         held = select(Allocation.workload).where(Allocation.machine == Machine.id, Allocation.released_at.is_(None))
         gone = select(Machine.id).join(InstanceRow, InstanceRow.machine == Machine.id)
         with transaction(self._engine) as session:
-            return list(session.scalars(gone.where(InstanceRow.gone_at.is_not(None), ~held.exists())))
+            own_machines.forget_expired_keys(session)
+            return [
+                *session.scalars(gone.where(InstanceRow.gone_at.is_not(None), ~held.exists())),
+                *session.scalars(own_machines.gone_machines(self._settings.lost_after_s)),
+            ]
 
     async def _forget(self, machine: str) -> None:
         """Ends the workflow of a machine and deletes its row. The history of its allocations stays."""
@@ -206,9 +215,14 @@ class PoolKeeper:
             session.execute(delete(Cluster).where(Cluster.service.in_(ended), ~select(Machine.id).where(here).exists()))
 
 
-def _lost(session: Session, instance: str, reason: Reason) -> None:
+def _lost(session: Session, instance: str, reason: Reason, ended: str | None = None) -> None:
+    """Marks an instance as lost. `ended`: why its machine has certainly ended, which its gangs are told at once."""
     row = session.get(InstanceRow, instance, with_for_update=True)
     if row is None or row.lost_at is not None or row.gone_at is not None:
         return
     row.lost_at, row.ending = func.now(), row.ending or reason.to_json()
+    if ended is not None and row.machine is not None:
+        machine = session.get(Machine, row.machine, with_for_update=True)
+        if machine is not None and machine.state != "lost":
+            lose(session, machine, ended)
     outbox.instance(session, instance)

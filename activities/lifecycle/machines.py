@@ -277,12 +277,17 @@ def _ends_at_s(detail: Mapping[str, Any]) -> float:
     return math.inf if ends_at_s is None else float(ends_at_s)
 
 
-def lose(session: Session, row: Machine) -> None:
-    """Marks a machine as lost, which stops new placements, and mails its gangs. The caller holds the row lock."""
+def lose(session: Session, row: Machine, words: str | None = None) -> None:
+    """Marks a machine as lost, which stops new placements, and mails its gangs. The caller holds the row lock.
+
+    `words`: why it is lost, in the words of its provider.
+    """
     row.state, row.lost_at = "lost", func.now()
-    events.record(session, "machine.lost", region=row.region, machine=row.id)
+    detail = {"machine": row.id} if words is None else {"machine": row.id, "words": words}
+    reason = None if words is None else Reason(ReasonCode.MACHINE_LOST, detail)
+    events.record(session, "machine.lost", region=row.region, machine=row.id, reason=reason)
     for workload, attempt in _live(session, row.id):
-        outbox.mail(session, workload, MailKind.MACHINE_LOST, attempt, machine=row.id)
+        outbox.mail(session, workload, MailKind.MACHINE_LOST, attempt, **detail)
 
 
 def _live(session: Session, machine: str) -> list[tuple[str, int]]:

@@ -11,7 +11,7 @@ from psycopg.abc import Params
 from psycopg.types.numeric import Int8BinaryLoader
 from sqlalchemy.orm import Session
 
-from domain.capacity import dedicated
+from domain.capacity import dedicated, own_of
 from domain.phases import QUEUED_PHASES
 from domain.scheduling import MachineState
 
@@ -172,7 +172,8 @@ _MACHINE = (
     "select m.id, m.region, m.cluster, m.rack, m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes,"
     " m.gpus - bit_count((m.held | m.withheld)::bit(64)), m.free_cpus_milli, m.free_memory_bytes, m.state = 'ready',"
     " m.state = 'ready' and m.cordon is null and not m.draining,"
-    f" case when c.service is null then c.capacity else '{dedicated('')}' || c.name end,"
+    f" case when c.service is not null then '{dedicated('')}' || c.name"
+    f" when c.tenant is not null then '{own_of('')}' || c.tenant else c.capacity end,"
     " coalesce((c.prices ->> m.gpu_type)::float8, 0), coalesce((c.prices ->> 'cpu')::float8, 0), c.departures_per_h,"
     " m.withheld, coalesce(c.zone, '')"
     " from machine as m join cluster as c on c.region = m.region and c.name = m.cluster"

@@ -43,7 +43,8 @@ _RATES = text(
     " where s.region = any(:regions)"
 )
 _CLUSTERS = text(
-    "select region, name, capacity, store_url, link_mbit, departures_per_h from cluster where service is null"
+    "select region, name, capacity, store_url, link_mbit, departures_per_h from cluster"
+    " where service is null and tenant is null"
     " order by region, name"
 )
 

@@ -37,7 +37,7 @@ def document_of(spec: WorkloadSpec) -> dict[str, Any]:
         "checkpoint": _changed(spec.checkpoint, CheckpointSpec(), _CHECKPOINT),
         "limits": _changed(spec.limits, LimitsSpec(), _LIMITS) | retries_of(spec.limits),
         "regions": {name: value for name, value in regions.items() if value},
-        "capacity": spec.capacity and [kind.value for kind in spec.capacity],
+        "capacity": spec.capacity and [str(kind) for kind in spec.capacity],
         "after": [_dependency(one) for one in spec.after],
         "not_before": spec.delay_s if spec.not_before is None else spec.not_before.isoformat(),
         "if_never": None if spec.if_never == "end" else spec.if_never,

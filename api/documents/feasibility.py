@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from domain.capacity import CapacityKind
+from domain.capacity import OWN, CapacityKind
 from domain.spec import JobSpec, WorkloadSpec
 
 
@@ -35,8 +35,11 @@ def never(spec: WorkloadSpec, fleet: Iterable[EqualMachines]) -> str | None:
 
     A job's tasks need one GPU type, and one cluster unless the job spans clusters; the gang needs one region. Jobs are
     checked one by one, then together by the sum of each resource. These conditions are necessary, not sufficient: a
-    gang that is refused here never fits.
+    gang that is refused here never fits. A tenant can bring machines at any time, so nothing is refused if the gang
+    accepts its own.
     """
+    if OWN in (spec.capacity or ()):
+        return None
     regions: dict[str, list[EqualMachines]] = defaultdict(list)
     kinds: set[str] = set()
     for machines in fleet:

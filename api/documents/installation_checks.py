@@ -17,6 +17,7 @@ from api.documents.service import ServiceDraft
 from api.documents.workload import Draft, WorkloadDraft
 from domain.addresses import is_ip
 from domain.array_elements import indexes, position_of, shown_indexes
+from domain.capacity import OWN
 from domain.egress import refusal
 from domain.notify_spec import NotifySpec
 from domain.priority import LOWEST_LEVEL
@@ -38,7 +39,7 @@ _KIND = (Machine.region, Machine.cluster, Machine.gpu_type, Machine.gpus, Machin
 _FLEET = (
     select(*_KIND, func.count(), Cluster.capacity)
     .join(Cluster, (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster))
-    .where(_COUNTED, Cluster.service.is_(None))
+    .where(_COUNTED, Cluster.service.is_(None), Cluster.tenant.is_(None))
     .group_by(*_KIND, Cluster.capacity)
 )
 
@@ -66,7 +67,7 @@ class FleetShape:
 def fleet(session: Session) -> list[EqualMachines]:
     """Returns the machines against which submissions are checked, with equal machines of a cluster grouped.
 
-    Machines of services are not among them: no other workload runs there.
+    Machines of services and of one tenant are not among them: no other workload runs there.
     """
     return [EqualMachines(*row) for row in session.execute(_FLEET)]
 
@@ -185,8 +186,8 @@ def _check_regions(session: Session, draft: WorkloadDraft) -> None:
 
 
 def _check_machines(draft: WorkloadDraft, shapes: Collection[FleetShape]) -> None:
-    if not shapes:
-        return  # No machine has registered yet, so nothing can be ruled out.
+    if not shapes or OWN in draft.fields.get("capacity", ()):
+        return  # No machine has registered yet, so nothing can be ruled out; or the tenant brings machines.
     types = {shape.gpu_type for shape in shapes if shape.gpu_type is not None and shape.gpus}
     for place, name in draft.at.named("GPU type"):
         if name not in types:

@@ -31,7 +31,7 @@ from api.documents.position import At
 from api.documents.retries import RETRIES
 from api.documents.syntax import Value
 from api.problems import FieldError
-from domain.capacity import USUAL, CapacityKind
+from domain.capacity import OWN, USUAL, CapacityKind
 from domain.ids import DEFAULT_NAMESPACE, NAME_PATTERN, NAME_RULE, TABLE_PATTERN, TABLE_RULE
 from domain.images import IMAGE_PATTERN, IMAGE_RULE, MAX_IMAGE
 from domain.isolation import Isolation
@@ -293,7 +293,7 @@ _OUTPUT_PATH = text("the path of a file or folder in the working directory", _MA
 _OUTPUT_NAME = Keys(NAME_PATTERN, f"an output's name must be {NAME_RULE}", {})
 _TABLE = text("a table's name", 127, TABLE_PATTERN, f"must be a table's name: {TABLE_RULE}", kind="table",
               never=(rf"^{DEFAULT_NAMESPACE}\.",))  # fmt: skip
-_KINDS = tuple(kind.value for kind in CapacityKind)
+_KINDS = (*(kind.value for kind in CapacityKind), OWN)
 _NO_KIND = f"must contain at least one of {', '.join(_KINDS)}; the default is {', '.join(USUAL)}"
 _REGION = name("region")
 _TIME = duration(1, _LONGEST_S)
@@ -354,7 +354,8 @@ WORKLOAD = section({
     "regions": Field(REGIONS, to=""),
     "capacity": Field(
         list_of(one_of(_KINDS, "a kind of capacity"), "kinds of capacity", len(_KINDS), empty=_NO_KIND, unique=True),
-        f"Kinds on which the workload may run, in order of preference; default: {', '.join(USUAL)}"),
+        f"Kinds on which the workload may run, in order of preference; default: {', '.join(USUAL)}. "
+        f"`{OWN}`: machines that only the tenant may use (`mizzen pilots`)"),
     "keep": Field(duration(0, _LONGEST_S), "How long the tasks' working directories stay on their machines after the "
                   "end of an attempt", "keep_s"),
     "isolation": Field(one_of(tuple(mode.value for mode in Isolation), "a mode of isolation").to(Isolation),

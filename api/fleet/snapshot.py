@@ -49,7 +49,9 @@ def _machines(session: Session) -> tuple[LiveMachine, ...]:
     rows = session.execute(
         select(Machine, Cluster)
         .join(Cluster, (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster))
-        .where(Machine.state == "ready", Machine.cordon.is_(None), Machine.draining.is_(False))
+        .where(
+            Machine.state == "ready", Machine.cordon.is_(None), Machine.draining.is_(False), Cluster.tenant.is_(None)
+        )
         .order_by(Machine.id)
     )
     return tuple(

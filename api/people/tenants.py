@@ -18,6 +18,7 @@ from domain.isolation import Isolation
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from infra.db import events, outbox
 from infra.db.models import Attempt, Workload
+from infra.db.own_machines import forget_own, machines_of
 from infra.db.tenants import ApiKey, Archive, ArchivePart, Secret, Tenant
 
 router = Router(prefix="/v1/tenants", tags=["tenants"], dependencies=[JsonOnly])
@@ -117,6 +118,9 @@ def delete_tenant(name: str, state: StateOf, caller: Operator) -> None:
                 ProblemType.CONFLICT,
                 f"tenant {name} still has workloads ({workloads}, including recently ended ones) or API keys ({keys})",
             )
+        if own := session.scalars(machines_of(name)).all():
+            raise HttpProblem(ProblemType.CONFLICT, f"tenant {name} still has {len(own)} pilots, such as {own[0]}")
+        forget_own(session, name)
         for kind in (ApiKey, Secret, Archive, ArchivePart):
             session.execute(delete(kind).where(kind.tenant == name))
         session.delete(row)

@@ -7,6 +7,7 @@ Times are `timestamptz`; CPUs are thousandths of a core; memory is bytes; a set 
 """
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import (
     CheckConstraint,
@@ -75,8 +76,11 @@ class Cluster(Base):
     """Bandwidth of the link to other clusters of the region, in Mbit/s; None: unknown (`reclaim.buildings`)."""
     service: Mapped[str | None]
     """Id of the service whose replicas are the only workloads on these machines; None: the machines are shared."""
+    tenant: Mapped[str | None] = mapped_column(ForeignKey("tenant.name"))
+    """The tenant whose workloads are the only ones on these machines, which it brought itself (`api.fleet.pilots`)."""
     __table_args__ = (
         ForeignKeyConstraint(["region", "datacenter"], ["datacenter.region", "datacenter.name"]),
+        CheckConstraint("service is null or tenant is null", name="cluster_users"),
         CheckConstraint(_CAPACITY, name="cluster_capacity"),
         CheckConstraint("departures_per_h >= 0", name="cluster_departures"),
     )
@@ -300,6 +304,8 @@ class Attempt(Base):
     """The reason why the attempt ended."""
     resumed_step: Mapped[int | None]
     last_step: Mapped[int | None]
+    curve: Mapped[list[list[Any]] | None] = mapped_column(JSONB(none_as_null=True))
+    """Its steps and metrics over time: the fields of `domain.progress_curve.Point`."""
     checkpoint_step: Mapped[int | None]
     checkpoint_at: Mapped[datetime | None]
     checkpoint_bytes: Mapped[int | None]

@@ -13,7 +13,7 @@ from domain.capacity import CapacityKind
 from domain.phases import Phase
 from infra.db.services import ServiceReplica
 from research.spot.answers import AnswerSettings
-from research.spot.replay import ReplaySettings, replay_window
+from research.spot.replay import ReplaySettings, replay_spans
 from research.spot.traces import SpotTrace
 from services.controller import decide
 from services.losses import FAILURES_IN_A_ROW
@@ -80,7 +80,7 @@ def test_a_live_service_decides_as_a_replay(
     made = PolicySettings(trace.zones, extra, retry_s=trace.gap_s)
     replayed, live = _Recording(make_policy(name, made)), _Recording(make_policy(name, made))
     rules = ReplaySettings(target, float(cold_s), 3.0, answers)
-    result = replay_window(trace, replayed, rules, 0, trace.ticks)
+    result = replay_spans(trace, replayed, rules, 0, trace.ticks)[0]
     plan = ServicePlan(live, _fixed(target), version=1, policy_speed=speed)
     fast = replace(trace, gap_s=trace.gap_s / speed)
     soon = replace(answers, refused_s=answers.refused_s / speed, granted_s=answers.granted_s / speed)

@@ -24,7 +24,8 @@ def settings_for(slurm: SlurmCluster, **more: Any) -> dict[str, Any]:
         "machine_types": {"half": half},
         "folder": str(folder),
         "state_dir": str(slurm.folder),
-        "agent": "sleep 600 #",
+        # Like an agent, it does not end at the signal of `--signal`.
+        "agent": "sh -c \"trap '' USR1; exec sleep 600\" #",
         "address": "127.0.0.1",
         "config": str(slurm.conf),
         "timeout_s": 15,

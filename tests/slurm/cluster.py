@@ -14,7 +14,7 @@ from infra.stack.ports import free_port
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "munged")
 PARTITIONS = """
-PartitionName=batch Nodes=ALL Default=YES State=UP MaxTime=1-0 PriorityTier=1 PreemptMode=CANCEL GraceTime=20
+PartitionName=batch Nodes=ALL Default=YES State=UP MaxTime=1-0 PriorityTier=1 PreemptMode=CANCEL GraceTime={grace_s}
 PartitionName=urgent Nodes=ALL State=UP MaxTime=1-0 PriorityTier=10 PreemptMode=OFF
 """
 
@@ -74,7 +74,7 @@ EnforcePartLimits=ALL
 class SlurmCluster:
     """The cluster. Its nodes are `n1` to `nN`, each with 4 CPUs, 4 GiB of memory and 2 fake GPUs."""
 
-    def __init__(self, folder: Path, nodes: int, *, min_job_age_s: int = 300) -> None:
+    def __init__(self, folder: Path, nodes: int, *, min_job_age_s: int = 300, grace_s: int = 20) -> None:
         """Writes the configuration. `folder` must be new; its path must be short, because it has a socket."""
         self.folder = folder
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
@@ -94,7 +94,7 @@ class SlurmCluster:
         self.port = free_port()
         self.conf.write_text(
             _CONF.format(
-                folder=folder, port=self.port, nodes="\n".join(lines), partitions=PARTITIONS,
+                folder=folder, port=self.port, nodes="\n".join(lines), partitions=PARTITIONS.format(grace_s=grace_s),
                 min_job_age_s=min_job_age_s,
             )
         )  # fmt: skip

@@ -20,11 +20,11 @@ CAPACITY = {"interval_s": 1, "refused_pause_s": 3, "drain_s": 60, "no_work_s": 2
 class SlurmSite:
     """A stack, not started yet, and a cluster that runs."""
 
-    def __init__(self, slurm: SlurmCluster, folder: Path, **provider: Any) -> None:
+    def __init__(self, slurm: SlurmCluster, folder: Path, fleet: str = FLEET, **provider: Any) -> None:
         """`provider`: changed settings of the provider `site`."""
         self.slurm = slurm
         capacity = yaml.safe_dump({"capacity": CAPACITY})
-        self.up = Up(folder, FLEET, settings=capacity)
+        self.up = Up(folder, fleet, settings=capacity)
         mizzen = Path(sys.executable).parent / "mizzen"
         agent = f"{mizzen} agent --config {self.up.data}/run/agents.yaml"
         body = settings_for(slurm, region="hpc", agent=agent, kill_wait_s=5, **provider)
@@ -34,7 +34,7 @@ class SlurmSite:
     def start(self) -> None:
         """Starts the stack, with a tenant."""
         self.up.environment = {"PATH": self.slurm.environ["PATH"]}
-        self.up.start()
+        self.up.start(timeout_s=240)
         self.up.client().set_tenant("t", 3, {"a100": 16}, None)
 
     def pool(self, **rules: Any) -> None:

@@ -7,19 +7,33 @@ from typing import Any
 
 import pytest
 
+from tests.slurm.bench import PARTITIONS
 from tests.slurm.site import SlurmSite, site
 from tests.stack.harness import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(500)]
 
 
-@pytest.fixture
-def there(tmp_path: Path) -> Iterator[SlurmSite]:
-    """A site with a pool that grows in the partition `batch`."""
-    with site(tmp_path) as made:
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmSite]:
+    """A site with a pool that grows in the partition `batch`; the zone `short` is the same one with a short limit."""
+    zones = {**PARTITIONS, "short": {"partition": "batch", "kind": "spot", "time_s": 120}}
+    with site(tmp_path_factory.mktemp("site"), partitions=zones, leave_s=60) as made:
         made.start()
         made.pool(size=0, max_size=4, idle_s=5, zones=["batch"])
         yield made
+
+
+@pytest.fixture
+def there(installation: SlurmSite) -> Iterator[SlurmSite]:
+    """The site. After each test its workloads, jobs and drained nodes are gone."""
+    yield installation
+    for workload in installation.up.client().workloads():
+        if workload["finished_at"] is None:
+            installation.up.client().cancel(workload["id"])
+    installation.slurm.command("scancel", "--user=root")
+    installation.slurm.command("scontrol", "update", "nodename=ALL", "state=undrain")
+    wait_until(lambda: not installation.instances(), "no instances are left")
 
 
 def _running(there: SlurmSite, name: str, tasks: int, gate: Path) -> str:
@@ -33,7 +47,7 @@ def _noticed(there: SlurmSite, workload: str) -> dict[str, Any]:
     """Waits until a workload has notice; returns its reason."""
 
     def found() -> Any:
-        reasons = [one["reason"] for one in there.up.client().events(workload=workload)]
+        reasons = [one["reason"] for one in there.up.client().events(workload)]
         return next((one for one in reasons if one is not None and one["code"] == "platform_notice"), None)
 
     reason: dict[str, Any] = wait_until(found, "it has notice", 150)
@@ -91,6 +105,20 @@ def test_a_cancelled_job_and_a_drained_node(there: SlurmSite, tmp_path: Path) ->
     wait_until(lambda: any("fix its fan" in sentence for sentence in _gone(there)), "the instance has the reason", 60)
 
 
+def test_a_node_fails(there: SlurmSite, tmp_path: Path) -> None:
+    """A gang on a node that Slurm considers failed is told so, although the agent there still answers, and moves."""
+    workload = _running(there, "one", 1, tmp_path / "gate")
+    (node,) = there.slurm.command("squeue", "-h", "-o", "%N").splitlines()
+    there.slurm.kill(node)
+    there.slurm.command("scontrol", "update", f"nodename={node}", "state=down", "reason=broken")
+    wait_until(lambda: _runs_again(there, workload), "it runs again", 150)
+    reasons = [one["reason"] for one in there.up.client().events(workload) if one["reason"] is not None]
+    lost = [one["sentence"] for one in reasons if one["code"] == "machine_lost"]
+    assert any(f"node {node} has failed" in sentence for sentence in lost), reasons
+    assert any(f"node {node} has failed" in sentence for sentence in _gone(there))
+    there.slurm.start_node(node)
+
+
 def test_the_controller_is_away(there: SlurmSite, tmp_path: Path) -> None:
     """While slurmctld is dead, gangs run on, and nothing is lost or submitted; then the pool grows for what waits."""
     workload = _running(there, "one", 1, tmp_path / "gate")
@@ -107,12 +135,11 @@ def test_the_controller_is_away(there: SlurmSite, tmp_path: Path) -> None:
     assert _attempt(there, workload) == 1
 
 
-def test_a_time_limit(tmp_path: Path) -> None:
+def test_a_time_limit(there: SlurmSite, tmp_path: Path) -> None:
     """A gang saves before the time limit of its pilot, and goes on on another pilot."""
-    with site(tmp_path, partitions={"batch": {"time_s": 120}}, leave_s=60) as there:
-        there.start()
-        there.pool(size=0, max_size=2, idle_s=5)
-        workload = _running(there, "one", 1, tmp_path / "gate")
-        notice = _noticed(there, workload)
-        assert notice["detail"]["notice"] == "walltime"
-        wait_until(lambda: _runs_again(there, workload), "it runs again", 150)
+    there.pool(zones=["short"])
+    workload = _running(there, "one", 1, tmp_path / "gate")
+    there.pool(zones=["batch"])
+    assert _noticed(there, workload)["detail"]["notice"] == "walltime"
+    wait_until(lambda: _runs_again(there, workload), "it runs again", 150)
+    assert int(there.up.client().workload(workload)["progress"]["step"]) > 0

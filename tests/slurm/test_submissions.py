@@ -123,7 +123,7 @@ def _of(provider: SlurmProvider, job: str) -> FoundMachine:
 
 def test_ends_have_their_reason() -> None:
     """What an administrator, a user, another partition or a node does to a job is told with its reason."""
-    with cluster(2) as slurm:
+    with cluster(2, grace_s=2) as slurm:
         provider = _provider(slurm)
         cancelled, preempted, drained, failed = (provider.launch(request_for(_offer(provider))) for _ in range(4))
         waits = provider.launch(request_for(_offer(provider)))
@@ -180,4 +180,7 @@ def test_a_job_that_slurm_starts_again_ends() -> None:
         slurm.until(lambda: _of(provider, job).waits is None, "the job runs")
         slurm.command("scontrol", "update", f"jobid={_number(job)}", "requeue=1")
         slurm.command("scontrol", "requeue", _number(job))
+        slurm.until(lambda: _of(provider, job).waits is not None, "the job waits again")
+        # Slurm would wait two minutes, until it takes no credential of the job's first start any more.
+        slurm.command("scontrol", "update", f"jobid={_number(job)}", "starttime=now")
         slurm.until(lambda: "again" in (_of(provider, job).ended or ""), "the job ended", 200.0)

@@ -9,7 +9,7 @@ ENDS = {
     "CANCELLED": "the job was cancelled (scancel, or an administrator)",
     "COMPLETED": "its agent has ended",
     "DEADLINE": "the job could not start before its deadline",
-    "FAILED": "its agent ended with {status} ({reason})",
+    "FAILED": "its agent ended with {end} ({reason})",
     "NODE_FAIL": "node {nodes} has failed",
     "OUT_OF_MEMORY": "the job used more memory than it has",
     "PREEMPTED": "Slurm preempted the job",
@@ -77,9 +77,11 @@ class PilotJob:
         said = ENDS.get(self.state)
         if said is None:
             return None
-        if self.state == "FAILED" and _status(self._exit) == RESTARTED:
+        status, by = _end(self._exit)
+        if self.state == "FAILED" and status == RESTARTED:
             return "Slurm started the job again after its node or partition took it back; mizzen requests another one"
-        return said.format(nodes=self.nodes, status=f"exit status {_status(self._exit)}", reason=self.reason)
+        end = f"signal {by}" if by else f"exit status {status}"
+        return said.format(nodes=self.nodes, end=end, reason=self.reason)
 
 
 def _seconds(text: str) -> float | None:
@@ -87,7 +89,7 @@ def _seconds(text: str) -> float | None:
     return float(text) if text.isdigit() else None
 
 
-def _status(text: str) -> int:
-    """Parses an exit status: 22.05 writes it as `wait` returns it, later versions as `status:signal`."""
-    status, colon, _ = text.partition(":")
-    return int(status or 0) if colon else int(text or 0) >> 8
+def _end(text: str) -> tuple[int, int]:
+    """Parses the exit status, and the signal (0: none): 22.05 writes what `wait` returns, later `status:signal`."""
+    status, colon, by = text.partition(":")
+    return (int(status or 0), int(by or 0)) if colon else (int(text or 0) >> 8, int(text or 0) & 127)

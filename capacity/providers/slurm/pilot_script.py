@@ -63,6 +63,13 @@ def partition_of(zone: str, of: SlurmPartition) -> str:
     return of.partition or zone
 
 
+def _in_ledger(instance: str) -> list[str]:
+    return [
+        f"export MIZZEN_INSTANCE={shlex.quote(instance)}",
+        f"export MIZZEN_NATIVE_ID={native_id('$SLURM_JOB_ID', instance)}",
+    ]
+
+
 def script(settings: SlurmSettings, request: LaunchRequest) -> str:
     """Returns the batch script. It contains no secret: Slurm stores scripts, and shows them to operators."""
     assert is_name(request.instance)
@@ -75,8 +82,7 @@ def script(settings: SlurmSettings, request: LaunchRequest) -> str:
         # A second job of this instance finds no file, and ends.
         f". {file}",
         f"rm -f {file}",
-        f"export MIZZEN_INSTANCE={shlex.quote(request.instance)}",
-        f"export MIZZEN_NATIVE_ID={native_id('$SLURM_JOB_ID', request.instance)}",
+        *(_in_ledger(request.instance) if request.join_token else []),
         f"export MIZZEN_SLURM_SIGNAL=B:USR1@{settings.leave_s:.0f}",
         f"export MIZZEN_NOTICE_WINDOW_S={settings.kill_wait_s:g}",
         *([settings.prepare.strip()] if settings.prepare.strip() else []),

@@ -13,8 +13,12 @@ create function workload_ask(spec jsonb) returns text language sql immutable par
         'tables', nullif(spec -> 'tables', '[]'),
         'allowed', spec -> 'regions_allowed',
         'excluded', nullif(spec -> 'regions_excluded', '[]'),
-        'capacity', case when spec ->> 'cluster' is null then spec -> 'capacity'
-            else jsonb_build_array('cluster:' || (spec ->> 'cluster')) end,
+        'capacity', case when spec ->> 'cluster' is not null then jsonb_build_array('cluster:' || (spec ->> 'cluster'))
+            when spec -> 'capacity' ? 'own' then (
+                select jsonb_agg(case kind when 'own' then 'tenant:' || (spec ->> 'tenant') else kind end
+                    order by place)
+                from jsonb_array_elements_text(spec -> 'capacity') with ordinality as listed (kind, place))
+            else spec -> 'capacity' end,
         'max_runtime_s', spec -> 'limits' -> 'max_runtime_s',
         'isolation', spec -> 'isolation',
         'spread', spec -> 'spread',

@@ -48,6 +48,9 @@ _STATUS = re.compile(r"(exit code|signal) (\d+)")
 @click.option("--retries", type=click.IntRange(min=0), help="Retries after failures of the command (default: 0).")
 @click.option("--max-runtime", metavar="DURATION", help="Running time after which it is stopped, such as 2h.")
 @click.option("--isolation", help="The weakest isolation of machines on which it may run.")
+@click.option(
+    "--capacity", metavar="KIND", multiple=True, help="A capacity kind on which it may run, such as own; repeatable."
+)
 @after_option
 @not_before_option
 @label_option("Add a label")
@@ -145,6 +148,7 @@ def _document(
     retries: int | None,
     max_runtime: str | None,
     isolation: str | None,
+    capacity: tuple[str, ...],
     after: tuple[str, ...],
     not_before: str | None,
     labels_: dict[str, str],
@@ -163,9 +167,8 @@ def _document(
         "labels": labels_,
     }
     fields |= {"after": list(after), "not_before": not_before, "array": array, "isolation": isolation}
-    return without_empty(
-        {"version": 1, **fields, "jobs": [without_empty(job)], "limits": limits, "isolation": isolation}
-    )
+    fields |= {"capacity": list(capacity)}
+    return without_empty({"version": 1, **fields, "jobs": [without_empty(job)], "limits": limits})
 
 
 def _secret(given: str) -> tuple[str, str]:

@@ -68,6 +68,19 @@ class FleetMethods(Calls):
         answer = self._call("POST", "machines", *machine_id.split("/"), "trust", body=body, idempotent=True)
         return cast(views.MachineDetail, answer)
 
+    def pilots(self, tenant: str | None = None) -> list[views.Pilot]:
+        """Return the machines that a tenant has brought itself; None: the tenant of the API key."""
+        return list(self._call("GET", "pilots", params={"tenant": tenant})["items"])
+
+    def add_pilot(self, region: str, name: str, expires_in_s: int, tenant: str | None = None) -> views.NewPilot:
+        """Create the key with which an agent joins as a machine of a tenant, valid for `expires_in_s`."""
+        options = {"params": {"tenant": tenant}, "body": {"expires_in_s": expires_in_s}}
+        return cast(views.NewPilot, self._call("PUT", "pilots", region, name, **options))
+
+    def stop_pilot(self, region: str, name: str, tenant: str | None = None) -> None:
+        """End the key of such a machine: in ten minutes if its agent has joined, else at once."""
+        self._call("DELETE", "pilots", region, name, params={"tenant": tenant})
+
     def pools(self, region: str | None = None) -> list[views.Pool]:
         """Return the pools of all regions, or of `region`."""
         return cast(list[views.Pool], self._call("GET", "pools", params={"region": region})["items"])

@@ -118,6 +118,8 @@ class Progress(TypedDict):
     """The latest reports of the workload's tasks."""
 
     step: int | None
+    metrics: dict[str, float]
+    """The values that the newest attempt has reported, such as its loss."""
     checkpoint_step: int | None
     checkpoint_at: str | None
     checkpoint_age_s: float | None
@@ -387,6 +389,22 @@ class Attempt(TypedDict):
     """Tables that are stale in its region, each with the time up to which the replica is complete."""
     gpus: dict[str, int]
     cpus: float
+
+
+class Point(TypedDict):
+    """What the tasks of an attempt had reported at one time."""
+
+    attempt: int
+    step: int
+    at: str
+    metrics: dict[str, float]
+
+
+class Curve(TypedDict):
+    """Steps and metrics over time."""
+
+    points: list[Point]
+    """By attempt and step; of each attempt at most 200, evenly spaced by step within a factor of two."""
 
 
 class Allocation(TypedDict):
@@ -829,6 +847,30 @@ class Pool(TypedDict):
     """Price of all its launched machines, in US dollars an hour."""
     reason: Reason | None
     """Why it has fewer machines than its size or buffer, although none is being launched."""
+
+
+class Pilot(TypedDict):
+    """A pilot: a machine that only one tenant may use."""
+
+    machine: str
+    """Id of the machine."""
+    created_at: str
+    expires_at: str | None
+    """When its key expires."""
+    state: str | None
+    """State of the machine; None: its agent has not joined."""
+    isolation: str | None
+    """How its tasks are separated; None: its agent has not joined."""
+    isolation_why: str | None
+    """Why it is not a stronger mode."""
+
+
+class NewPilot(Pilot):
+    """A new pilot, with what its agent needs. The key is returned only in this response."""
+
+    bucket_url: str
+    """The region's bucket."""
+    key: str
 
 
 InstancePhase = Literal["requested", "launching", "joining", "ready", "draining", "gone"]
