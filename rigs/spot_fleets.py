@@ -13,6 +13,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +27,7 @@ from infra.db.capacity import InstanceRow
 from infra.db.session import open_engine, transaction
 from infra.stack.postgres import EmbeddedPostgres
 from research.spot.answers import AnswerSettings
-from research.spot.replay import ReplaySettings, WindowResult, replay_window
+from research.spot.replay import ReplaySettings, WindowResult, replay_spans
 from research.spot.traces import SpotTrace
 from services.spot.policies import PolicySettings, make_policy
 from services.spot.spothedge_plus import KEPT_S
@@ -200,7 +201,7 @@ def replays(trace: SpotTrace, day: LiveDay, policy: str) -> list[WindowResult]:
     found = []
     for seed in range(_SEEDS):
         rules = ReplaySettings(_TARGET, day.cold_start_s, _PRICE_RATIO, day.answers(seed))
-        found.append(replay_window(moved, made, rules, 0, trace.ticks))
+        found.append(replay_spans(moved, made, rules, 0, trace.ticks)[0])
     return found
 
 
@@ -211,11 +212,12 @@ def judge(seed: int, trace: SpotTrace, day: LiveDay) -> list[str]:
     cost = day.cost / fmean(one.cost for one in own) - 1
     asked = fmean(one.launches + one.refusals for one in hedge)
     away, answers = day.thrown_away(), day.answers(0)
+    granted = Counter("spot" if one.is_spot else "on-demand" for one in day.replicas if one.granted_s is not None)
     print(
         f"fleet {seed}: availability {100 * day.availability:.2f} % ({points:+.2f} points), cost"
-        f" {100 * day.cost:.1f} % ({100 * cost:+.1f} %), launches {len(day.replicas)} (SpotHedge {asked:.0f}), thrown"
-        f" away {len(away)}; cold start {day.cold_start_s:.0f} s, grants after {answers.granted_s:.0f} s, refusals"
-        f" after {answers.refused_s:.0f} s",
+        f" {100 * day.cost:.1f} % ({100 * cost:+.1f} %), launches {len(day.replicas)} (SpotHedge {asked:.0f}), of these"
+        f" granted {granted['spot']} spot and {granted['on-demand']} on-demand, thrown away {len(away)}; cold start"
+        f" {day.cold_start_s:.0f} s, grants after {answers.granted_s:.0f} s, refusals after {answers.refused_s:.0f} s",
         flush=True,
     )
     bars = {
