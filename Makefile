@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults test test-all test-failed test-console test-isolation test-slurm test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets test test-all test-failed test-console test-isolation test-slurm test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 
@@ -63,6 +63,11 @@ serve-demo: setup
 # ARGS="SECONDS REQUESTS_PER_S ROUNDS" for another length. Fails if a figure misses its bar.
 serve-demo-faults: setup
 	@$(BIN)/python -m rigs.demos.serving.faults $(ARGS)
+
+# A service on random fleets of an emulated cloud, a day of each in 20 minutes, against the replay: an hour and 40 minutes.
+# ARGS="FLEETS MINUTES FIRST_SEED" for others. Fails if a figure misses its bar (docs/spot.md).
+spot-fleets: setup
+	@$(BIN)/python -m rigs.spot_fleets $(ARGS)
 
 # In a fresh clone each of the four workers would compile all test modules, 15 s of CPU each. This target compiles them
 # once, on the core that the compilation of the loops leaves idle first. The test run reports errors in test modules.

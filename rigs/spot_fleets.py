@@ -1,0 +1,245 @@
+"""`spothedge+` on random fleets in real processes, at a multiple of the time, compared with the replay of the fleet.
+
+`python -m rigs.spot_fleets [FLEETS [MINUTES [FIRST_SEED]]]` runs a day of each fleet in so many minutes. The replay has
+the answers that the live service got: their mean times, and the mean cold start. A miss of a bar ends the run with exit
+code 1:
+
+- the availability differs from that of the replay by at most 0.5 points, and the cost by at most 5 %;
+- the service launches at most twice as many replicas as SpotHedge with one spare in the replay;
+- while fewer spot replicas than the target are ready, no granted spot replica is ended within ten minutes.
+"""
+
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+from sqlalchemy import select
+
+from infra.db.capacity import InstanceRow
+from infra.db.session import open_engine, transaction
+from infra.stack.postgres import EmbeddedPostgres
+from research.spot.answers import AnswerSettings
+from research.spot.replay import ReplaySettings, WindowResult, replay_spans
+from research.spot.traces import SpotTrace
+from services.spot.policies import PolicySettings, make_policy
+from services.spot.spothedge_plus import KEPT_S
+from services.spot.values import Zone
+from tests.stack.harness import Up, wait_until
+
+_TARGET, _GAP_S, _DAY_S, _PRICE_RATIO = 3, 300.0, 86400.0, 3.0
+_SEEDS = 10
+"""Replays with different times of the answers, of which the mean counts."""
+_POINTS, _COST, _LAUNCHES = 0.5, 0.05, 2.0
+_FLEET = """
+version: 1
+regions:
+  - {name: west, clusters: []}
+"""
+
+
+def random_fleet(seed: int) -> SpotTrace:
+    """Returns a day of three to five zones, which fall and recover independently."""
+    rng = random.Random(seed)
+    ticks = round(_DAY_S / _GAP_S)
+    counts: list[tuple[int, ...]] = []
+    for _ in range(rng.randint(3, 5)):
+        up_h, down_h, own = rng.uniform(2, 16), rng.uniform(0.3, 3), list[int]()
+        while len(own) < ticks:
+            own += [rng.randint(1, 4)] * round(1 + rng.expovariate(1 / up_h) * 3600 / _GAP_S)
+            own += [rng.choice((0, 0, 1))] * round(1 + rng.expovariate(1 / down_h) * 3600 / _GAP_S)
+        counts.append(tuple(own[:ticks]))
+    zones = tuple(Zone(f"west/z{at}", "west") for at in range(len(counts)))
+    return SpotTrace(zones, _GAP_S, tuple(counts))
+
+
+def _settings(trace: SpotTrace, speed: float) -> str:
+    spot = {
+        zone.name.removeprefix("west/"): {"region": "west", "counts": list(counts), "gap_s": trace.gap_s}
+        for zone, counts in zip(trace.zones, trace.capacity, strict=True)
+    }
+    machine = {"gpus": 1, "gpu_type": "a100", "cpus": 1, "memory": "512MiB", "usd_per_h": 1}
+    cloud = {
+        "kind": "trace", "zones": {**spot, "od": {
+            "region": "west", "kind": "on_demand", "most": 8, "price_factor": _PRICE_RATIO,
+        }},
+        "machine_types": {"small": machine}, "start_median_s": 10, "notice_s": 0, "speed": speed,
+    }  # fmt: skip
+    capacity = {"interval_s": 0.5, "refused_pause_s": 120 / speed, "drain_s": 0, "lost_after_s": 20}
+    services = {"policy_speed": speed, "interval_s": 1, "readiness_interval_s": 0.2}
+    return yaml.safe_dump({"capacity": capacity, "services": services, "providers": {"sim": cloud}})
+
+
+def _document() -> dict[str, Any]:
+    policy = {"min_replicas": _TARGET, "spot_placer": "spothedge+", "dynamic_ondemand_fallback": True}
+    return {
+        "version": 1, "name": "chat", "tenant": "t",
+        "service": {
+            "readiness_probe": {"path": "/", "initial_delay_seconds": 60}, "replica_policy": policy, "drain_seconds": 0,
+        },
+        "resources": {"accelerators": "a100:1", "cpus": 0.5, "memory": "128MiB", "ports": 8000, "use_spot": True},
+        "run": 'exec "$MIZZEN_PYTHON" -m http.server "$MIZZEN_PORT"',
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SpotReplicaCourse:
+    """A replica of the live service. Times are seconds of the trace since the service was created."""
+
+    is_spot: bool
+    asked_s: float
+    granted_s: float | None
+    ready_s: float | None
+    ended_s: float
+    cause: str | None
+
+
+@dataclass(frozen=True)
+class LiveDay:
+    """What the live service did."""
+
+    availability: float
+    cost: float
+    first_tick: int
+    replicas: tuple[SpotReplicaCourse, ...]
+
+    def answers(self, seed: int) -> AnswerSettings:
+        """Returns answers that take as long as those of the live service on the mean."""
+        granted = [one.granted_s - one.asked_s for one in self.replicas if one.granted_s is not None]
+        refused = [one.ended_s - one.asked_s for one in self.replicas if one.cause == "refused"]
+        return AnswerSettings(fmean(refused or [0.0]), fmean(granted or [0.0]), seed=str(seed))
+
+    @property
+    def cold_start_s(self) -> float:
+        """The mean time from a grant until the replica was ready, in seconds of the trace."""
+        return fmean(one.ready_s - (one.granted_s or one.asked_s) for one in self.replicas if one.ready_s is not None)
+
+    def thrown_away(self) -> list[SpotReplicaCourse]:
+        """Returns the granted spot replicas that were ended within `KEPT_S` while too few spot replicas were ready."""
+
+        def ready(at_s: float) -> int:
+            own = (one for one in self.replicas if one.is_spot and one.ready_s is not None)
+            return sum(one.ready_s <= at_s < one.ended_s for one in own if one.ready_s is not None)
+
+        return [
+            one
+            for one in self.replicas
+            if one.is_spot and one.granted_s is not None and one.cause == "scaled_down"
+            and one.ended_s - one.granted_s < KEPT_S and ready(one.ended_s) < _TARGET
+        ]  # fmt: skip
+
+
+def run_live(trace: SpotTrace, folder: Path, minutes: float) -> LiveDay:
+    """Runs the service for a day of the trace in so many minutes.
+
+    Raises:
+        AssertionError: the installation, or the first replica, did not start in time.
+    """
+    speed = _DAY_S / (60 * minutes)
+    up = Up(folder, _FLEET, lost_s=5, settings=_settings(trace, speed))
+    try:
+        up.start(machines=False)
+        client = up.client()
+        client.set_tenant("t", 3, {"a100": 20}, None)
+        client.create_service(_document())
+        began_s = _seconds(client.service("chat")["created_at"])
+        wait_until(lambda: client.service("chat")["ready"], "a replica is ready")
+        time.sleep(max(0.0, began_s + 60 * minutes - time.time()))
+        service, now_s = client.service("chat"), time.time()
+        replicas, granted = list(client.service_replicas("chat")), _granted(up)
+        first_s = float((up.data / "providers" / "sim" / "began").read_text())
+    finally:
+        up.close()
+    assert service["availability"] is not None and service["usd_on_demand"]
+
+    def at(text: str | datetime | None) -> float | None:
+        return None if text is None else (_seconds(text) - began_s) * speed
+
+    courses = [
+        SpotReplicaCourse(
+            one["kind"] == "spot",
+            at(one["launched_at"]) or 0.0,
+            at(granted.get(one["workload"])),
+            at(one["ready_at"]),
+            (now_s - began_s) * speed if one["ended_at"] is None else at(one["ended_at"]) or 0.0,
+            one["cause"],
+        )
+        for one in replicas
+    ]
+    cost = service["usd"] / service["usd_on_demand"]
+    first_tick = round((began_s - first_s) * speed / trace.gap_s)
+    return LiveDay(service["availability"], cost, first_tick, tuple(courses))
+
+
+def _granted(up: Up) -> dict[str, datetime]:
+    """Returns when the machine of each replica's workload was granted."""
+    launched = select(InstanceRow.workload, InstanceRow.launched_at)
+    engine = open_engine(EmbeddedPostgres(up.data / "postgres").url)
+    with transaction(engine) as session:
+        rows = session.execute(launched).all()
+    engine.dispose()
+    return {workload: at for workload, at in rows if workload is not None and at is not None}
+
+
+def _seconds(time_: str | datetime) -> float:
+    return (datetime.fromisoformat(time_) if isinstance(time_, str) else time_).timestamp()
+
+
+def replays(trace: SpotTrace, day: LiveDay, policy: str) -> list[WindowResult]:
+    """Returns the same day with a policy in the replay, with several draws of the times of the answers."""
+    first = day.first_tick % trace.ticks
+    capacity = tuple(own[first:] + own[:first] for own in trace.capacity)
+    moved = SpotTrace(trace.zones, trace.gap_s, capacity)
+    made = make_policy(policy, PolicySettings(trace.zones))
+    found = []
+    for seed in range(_SEEDS):
+        rules = ReplaySettings(_TARGET, day.cold_start_s, _PRICE_RATIO, day.answers(seed))
+        found.append(replay_spans(moved, made, rules, 0, trace.ticks)[0])
+    return found
+
+
+def judge(seed: int, trace: SpotTrace, day: LiveDay) -> list[str]:
+    """Prints the figures of a fleet, and returns the bars that it misses."""
+    own, hedge = (replays(trace, day, policy) for policy in ("spothedge+", "spothedge"))
+    points = 100 * (day.availability - fmean(one.availability for one in own))
+    cost = day.cost / fmean(one.cost for one in own) - 1
+    asked = fmean(one.launches + one.refusals for one in hedge)
+    away, answers = day.thrown_away(), day.answers(0)
+    granted = Counter("spot" if one.is_spot else "on-demand" for one in day.replicas if one.granted_s is not None)
+    print(
+        f"fleet {seed}: availability {100 * day.availability:.2f} % ({points:+.2f} points), cost"
+        f" {100 * day.cost:.1f} % ({100 * cost:+.1f} %), launches {len(day.replicas)} (SpotHedge {asked:.0f}), of these"
+        f" granted {granted['spot']} spot and {granted['on-demand']} on-demand, thrown away {len(away)}; cold start"
+        f" {day.cold_start_s:.0f} s, grants after {answers.granted_s:.0f} s, refusals after {answers.refused_s:.0f} s",
+        flush=True,
+    )
+    bars = {
+        "availability": abs(points) <= _POINTS,
+        "cost": abs(cost) <= _COST,
+        "launches": len(day.replicas) <= _LAUNCHES * asked,
+        "machines thrown away": not away,
+    }
+    return [f"fleet {seed}: {name}" for name, holds in bars.items() if not holds]
+
+
+def main() -> None:
+    """Runs the fleets one after the other."""
+    fleets, minutes, first = [*map(float, sys.argv[1:4]), *(5.0, 20.0, 0.0)[len(sys.argv[1:4]) :]]
+    missed = []
+    for seed in range(int(first), int(first + fleets)):
+        trace = random_fleet(seed)
+        with tempfile.TemporaryDirectory() as folder:
+            missed += judge(seed, trace, run_live(trace, Path(folder), minutes))
+    if missed:
+        raise SystemExit("bars missed: " + "; ".join(missed))
+
+
+if __name__ == "__main__":
+    main()
