@@ -685,6 +685,9 @@ class Cluster(TypedDict):
     """Store for checkpoints of workloads that run there; None: the region's bucket."""
     link_mbit: float | None
     """Bandwidth of its link to the region's other clusters, in Mbit/s; None: not set."""
+    tenant: str | None
+    """The tenant whose pilots these machines are, and which alone may use them; None: all may use them, or the key is
+    of another tenant."""
     machines: MachineCounts
     gpus: dict[str, Slots]
 
