@@ -23,6 +23,7 @@ from activities.data.moves import MoveActivities
 from activities.data.placement_runs import PlacementRunActivities
 from activities.data.removal import RemovalActivities
 from activities.data.scrub import ScrubActivities
+from activities.lifecycle.bundles import BundleActivities
 from activities.lifecycle.credits import Credits
 from activities.lifecycle.dispatch import Dispatcher
 from activities.lifecycle.housekeeping import HousekeepingActivities
@@ -85,7 +86,9 @@ def control_activities(
     housekeeping = HousekeepingActivities(engine, settings)
     instances = InstanceActivities(engine, settings, providers)
     placement_runs, moves = PlacementRunActivities(engine, settings), MoveActivities(engine, settings)
+    bundles = BundleActivities(engine, launch, workloads)
     return [
+        bundles.stage, bundles.settle,
         workloads.transition, workloads.release, workloads.flushed, launch.stage, launch.staged_here,
         LeaseActivities(engine).lease, auction.scan,
         auction.award, auction.dry_run, machines.register, machines.ready, machines.lost, machines.noticed,
@@ -105,6 +108,7 @@ def region_activities(engine: Any, settings: Settings, state: SchedulerState) ->
 
 
 def _workflows() -> list[type]:
+    from workflows.bundle import BundleWorkflow
     from workflows.housekeeping import HousekeepingWorkflow
     from workflows.instance import InstanceWorkflow
     from workflows.machine import MachineWorkflow
@@ -118,7 +122,7 @@ def _workflows() -> list[type]:
 
     return [
         WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow,
-        PlacementRunWorkflow, ScrubWorkflow, InstanceWorkflow, ServiceWorkflow, SessionWorkflow,
+        PlacementRunWorkflow, ScrubWorkflow, InstanceWorkflow, ServiceWorkflow, SessionWorkflow, BundleWorkflow,
     ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from temporalio.exceptions import ApplicationError
 
 from agent import tasks
 from agent.attempt_files import AttemptFiles
+from agent.bundled_runs import run_bundle
 from agent.config import AgentConfig
 from agent.disk import DiskWatch, limit_of, reserve_report
 from agent.elements import ElementChunk, cancel, known_results
@@ -42,6 +43,7 @@ from agent.task_watch import TaskWatch, next_look, notify, still_running
 from agent.tasks import NotStarted, RunFolder, TaskState
 from domain.blame import LaunchError
 from domain.protocol.activities import Activity
+from domain.protocol.bundles import BundleRun, RunBundle
 from domain.protocol.leases import CancelElements, ElementsRun, RunElements
 from domain.protocol.machines import (
     Attend,
@@ -105,7 +107,7 @@ class NodeActivities:
         """Returns the activities that the worker registers."""
         return [
             self.prepare, self.run, self.stop, self.attend, self.pace, self.prove_key, self.run_elements,
-            self.cancel_elements,
+            self.cancel_elements, self.run_bundle,
         ]  # fmt: skip
 
     @activity.defn(name=Activity.PREPARE_NODE.value)
@@ -127,23 +129,15 @@ class NodeActivities:
     @activity.defn(name=Activity.RUN_NODE.value)
     async def run(self, request: RunNode) -> NodeOutcome:
         """Starts the attempt's tasks on this machine, or re-attaches to started ones, and waits until they end."""
+        with detaching():
+            return await self._until_ended(*await self._begin(request))
+
+    @activity.defn(name=Activity.RUN_BUNDLE.value)
+    async def run_bundle(self, request: RunBundle) -> BundleRun:
+        """Does the same for several attempts; returns soon after the first ones have ended, or after `limit_s`."""
         self._check_machine(request.machine)
         with detaching():
-            with self._judging(request):
-                async with heartbeats(self._beat_s, self._preparing(request)):
-                    staged, masters = await self._prepared(request)
-                    async with self._locks.of(request.workload_id):
-                        self._refuse_stopped(request.workload_id, request.attempt)
-                        self._refuse_taken(staged.folder, [slot for place in staged.places for slot in place.slots])
-                        disk = await self._start(staged, masters)
-            try:
-                await self._watch(staged, disk)
-            finally:
-                self._notices.over(staged.folder.key)
-            async with heartbeats(self._beat_s):
-                await self._gpus.until_freed(staged.folder)
-            await self._store_outputs(staged)
-            return await asyncio.to_thread(self._outcome, staged)
+            return await run_bundle(request, self._begin, self._until_ended)
 
     @activity.defn(name=Activity.STOP_NODE.value)
     async def stop(self, request: StopNode) -> NodeOutcome:
@@ -345,6 +339,28 @@ class NodeActivities:
         return reserve(staged.folder, jobs, self._config.ports, self._state.unfinished(but=staged.folder))
 
     # ------------------------------------------------------------------------------------------------------ running
+
+    async def _begin(self, request: RunNode) -> tuple[StagedAttempt, DiskWatch | None]:
+        """Starts the attempt's tasks, unless they were started before."""
+        self._check_machine(request.machine)
+        with self._judging(request):
+            async with heartbeats(self._beat_s, self._preparing(request)):
+                staged, masters = await self._prepared(request)
+                async with self._locks.of(request.workload_id):
+                    self._refuse_stopped(request.workload_id, request.attempt)
+                    self._refuse_taken(staged.folder, [slot for place in staged.places for slot in place.slots])
+                    return staged, await self._start(staged, masters)
+
+    async def _until_ended(self, staged: StagedAttempt, disk: DiskWatch | None) -> NodeOutcome:
+        """Waits until the attempt's tasks have ended."""
+        try:
+            await self._watch(staged, disk)
+        finally:
+            self._notices.over(staged.folder.key)
+        async with heartbeats(self._beat_s):
+            await self._gpus.until_freed(staged.folder)
+        await self._store_outputs(staged)
+        return await asyncio.to_thread(self._outcome, staged)
 
     async def _start(self, staged: StagedAttempt, masters: dict[str, str]) -> DiskWatch | None:
         """Starts the tasks that were not started; returns the watch of their disk space (None: it has no limit)."""

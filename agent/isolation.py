@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import mizzen
 from agent.launch import Owner
 from agent.sandbox_view import bubblewrap, existing, sandbox_command
 from agent.state import make_folder
@@ -60,6 +59,15 @@ if held is not None:
     held.release()
 """
 _PROBE_S = 60.0
+_COUNTS = """
+import ctypes, os, resource, sys
+if ctypes.CDLL(None).unshare(0x10000000) != 0:
+    sys.exit(1)
+resource.setrlimit(resource.RLIMIT_NPROC, (2, 2))
+if os.fork() == 0:
+    os._exit(0)
+"""
+"""In a user namespace (CLONE_NEWUSER) of two processes, both of which are allowed, beside others of this user."""
 
 
 def sandbox_of(
@@ -70,6 +78,7 @@ def sandbox_of(
     shm_bytes: int,
     devices: Mapping[str, str],
     network: Mapping[str, Any] | None = None,
+    processes: int = 0,
 ) -> dict[str, Any]:
     """Returns the arguments of `agent.sandbox.hold` for the tasks `runs` of an attempt.
 
@@ -77,13 +86,12 @@ def sandbox_of(
     local folder, their checkpoints and tables. They can change only their working directories, reports and checkpoints.
     At the absolute paths of the job's mounts they see the files of the first task (`RunFolder.mounted`).
     `shm_bytes` is the size of `/dev/shm`; 0: half of the machine's memory. `devices` has the meaning of that of
-    `sandbox_command`, and `network` that of `agent.sandbox.hold`.
+    `sandbox_command`, and `network` and `processes` have those of `agent.sandbox.hold`.
     """
     program = bubblewrap()
     if program is None:
         raise FileNotFoundError("bubblewrap is not installed any more")
     reads, writes = task_paths(launch, runs, paths)
-    reads = [*_python_paths(), *reads]
     mounted = (run.mounted(launch.jobs[run.job].mounts) for run in reversed(runs))
     mounts = {path: str(place) for one in mounted for path, place in one.items()}
     command = sandbox_command(
@@ -96,7 +104,7 @@ def sandbox_of(
         mounts=mounts,
         own_network=network is not None,
     )
-    return {"folder": str(private), "command": command, "network": network}
+    return {"folder": str(private), "command": command, "network": network, "processes": processes}
 
 
 def task_paths(
@@ -117,6 +125,16 @@ def task_paths(
     if (own := local_checkpoints(launch)) is not None:
         writes.append(str(own))
     return existing(reads), existing(writes)
+
+
+@cache
+def counts_processes() -> bool:
+    """Whether the kernel applies an ordinary user's limits on processes to each user namespace alone (Linux 5.14).
+
+    Older ones count all processes of the user. False for root.
+    """
+    probe = [sys.executable, "-I", "-S", "-c", _COUNTS]
+    return os.geteuid() != 0 and subprocess.run(probe, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def local_checkpoints(launch: LaunchDescription) -> Path | None:
@@ -273,7 +291,7 @@ def why_not(mode: Isolation, state_dir: Path, uid: int | None, network: TaskNetw
         private, slirp = folder / f"probe.{os.getpid()}", slirp4netns()
         if (own := network is TaskNetwork.PORTS) and slirp is None:
             return "slirp4netns is not installed"
-        command = sandbox_command(program, private, reads=_python_paths(), writes=[], own_network=own)
+        command = sandbox_command(program, private, reads=[], writes=[], own_network=own)
         network_of = {"program": slirp, "cgroup": None} if own else None
         held = {"folder": str(private), "command": command, "network": network_of}
     told = {"agent": str(Path(__file__).parents[1]), "sandbox": held, "uid": uid, "folder": str(folder)}
@@ -290,10 +308,6 @@ def why_not(mode: Isolation, state_dir: Path, uid: int | None, network: TaskNetw
     if mode is Isolation.SANDBOX:
         return f"this machine does not allow sandboxes ({said})"
     return f"another user cannot run {sys.executable} here ({said})"
-
-
-def _python_paths() -> list[str]:
-    return [sys.prefix, sys.base_prefix, str(Path(mizzen.__file__).parents[1])]
 
 
 def _local(url: str) -> Path | None:

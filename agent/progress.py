@@ -16,6 +16,8 @@ _MAX_REPORT_BYTES = 64 << 10
 _MAX_WORDS = 500
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 """Pattern of a platform's name and of a kind of notice."""
+_METRIC = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,47}")
+_MOST_METRICS = 16
 _LATEST_S = 253402300799.0
 """The end of the year 9999 in epoch seconds. Later times in a report are ignored."""
 
@@ -45,6 +47,7 @@ def read_progress(run: RunFolder, masker: Masker | None) -> TaskProgress:
         checkpoint_sent_bytes=_whole(checkpoint.get("sent_bytes")),
         failing=_failing(_part(report, "failing"), masker),
         pre_sync=report.get("pre_sync") is True,
+        metrics=_metrics(_part(report, "metrics")),
     )
 
 
@@ -82,6 +85,11 @@ def _cadence(body: dict[str, Any], masker: Masker | None) -> CadenceReport | Non
         _number(body.get("step_s")),
         _words(body.get("source"), masker),
     )
+
+
+def _metrics(body: dict[str, Any]) -> dict[str, float]:
+    found = [(name, number) for name, value in body.items() if (number := _real(value)) is not None]
+    return dict([one for one in found if _METRIC.fullmatch(one[0])][:_MOST_METRICS])
 
 
 def _load(body: dict[str, Any], masker: Masker | None) -> LoadReport | None:
@@ -176,13 +184,18 @@ def _time(value: object) -> float | None:
 
 
 def _number(value: object) -> float | None:
+    number = _real(value)
+    return number if number is not None and number >= 0 else None
+
+
+def _real(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) and number >= 0 else None
+    return number if math.isfinite(number) else None
 
 
 def _whole(value: object) -> int | None:

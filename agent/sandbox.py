@@ -20,11 +20,13 @@ import errno
 import fcntl
 import json
 import os
+import resource
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent import task_network
@@ -41,8 +43,19 @@ _GET_OWNER = 0xB701
 """The request (ioctl) NS_GET_USERNS: opens the user namespace to which a namespace belongs."""
 _WAITS = "echo; exec flock 0"
 """What the holder runs: it writes that the namespaces are complete, and waits for the lock, which is its input."""
+_WAITS_CLOSED = """
+import ctypes, fcntl, os
+libc = ctypes.CDLL(None)
+libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+libc.signal(2, None)  # Python's handler of SIGINT. The kernel drops signals without a handler to the first process.
+libc.signal(17, ctypes.c_void_p(1))  # SIGCHLD: nobody waits for what shims that were killed leave.
+os.write(1, b"x")
+fcntl.flock(0, fcntl.LOCK_EX)
+"""
+"""The same in Python, for tasks with the holder's user: they can neither debug it nor read its memory and files."""
 _ENDING_S = 1.0
-_setns = ctypes.CDLL(None, use_errno=True).setns
+_PR_SET_DUMPABLE = 4
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,8 @@ class Sandbox:
     """Descriptors of the namespaces to join, by name."""
     proc: str
     """Path of `/proc` as the processes in the sandbox see it."""
+    processes: int = 0
+    """How many processes and threads may be in the user namespace; 0: no limit."""
 
     def fork_inside(self) -> None:
         """Continues in a child in the sandbox's PID namespace. This process ends, and a subreaper adopts the child.
@@ -65,6 +80,8 @@ class Sandbox:
         self._join(_FIRST)
         if os.fork() != 0:
             os._exit(0)
+        # The tasks see this process. Those with its user can then not read or debug it.
+        _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
     def enter(self) -> None:
         """Joins the other namespaces: this process then sees only the folders of the sandbox.
@@ -73,6 +90,8 @@ class Sandbox:
             OSError: the holder was killed.
         """
         self._join(_OTHERS)
+        if self.processes:
+            resource.setrlimit(resource.RLIMIT_NPROC, (self.processes, self.processes))
 
     def enter_view(self) -> None:
         """Joins all namespaces but that of processes, which only a child could join.
@@ -90,16 +109,16 @@ class Sandbox:
 
     def _join(self, names: Iterable[str]) -> None:
         for name in names:
-            if name in self.namespaces and _setns(self.namespaces[name], 0) != 0:
+            if name in self.namespaces and _libc.setns(self.namespaces[name], 0) != 0:
                 code = ctypes.get_errno()
                 raise OSError(code, f"{os.strerror(code)}: the {name} namespace of the sandbox")
 
 
-def hold(folder: str, command: Sequence[str], network: Mapping[str, Any] | None = None) -> Sandbox:
+def hold(folder: str, command: Sequence[str], network: Mapping[str, Any] | None = None, processes: int = 0) -> Sandbox:
     """Returns the sandbox of `folder` (`private`), which it starts with the bubblewrap `command` if there is none.
 
     The process must have one thread. `network`: `program` and `cgroup` of `agent.task_network.serve`, if `command`
-    makes a network namespace.
+    makes a network namespace. `processes`: `Sandbox.processes`, without the holder.
 
     Raises:
         OSError: the machine does not allow the namespaces, or the disk is full. bubblewrap writes why to descriptor 2.
@@ -109,7 +128,8 @@ def hold(folder: str, command: Sequence[str], network: Mapping[str, Any] | None 
     try:
         making = _open(f"{folder}/{_MAKING}")
         fcntl.flock(making, fcntl.LOCK_EX)
-        return _opened(folder, lock, _holder(folder) or _start(folder, command, network))
+        held = _opened(folder, lock, _holder(folder) or _start(folder, command, network))
+        return replace(held, processes=processes + 1) if processes else held
     except BaseException as error:
         let_go(folder, lock)
         if isinstance(error, PermissionError) and error.errno == errno.EACCES:
@@ -206,7 +226,7 @@ def _start(folder: str, command: Sequence[str], network: Mapping[str, Any] | Non
     ready, saying = os.pipe()
     ends, living = (-1, -1) if network is None else os.pipe()
     waiting = _open(f"{folder}/{_LOCK}")
-    # The holder has the filter of the tasks, because those of an ordinary user's agent can change its memory.
+    # The holder needs nothing that the filter of the tasks refuses.
     filtering = os.memfd_create("seccomp", os.MFD_CLOEXEC)
     try:
         os.pwrite(filtering, program(), 0)
@@ -215,7 +235,7 @@ def _start(folder: str, command: Sequence[str], network: Mapping[str, Any] | Non
             task_network.prepare(folder)
         # It outlives this process, and the terminal's signals do not reach it.
         holder = subprocess.Popen(
-            [*command, *kept, "--info-fd", str(telling), "--", "/bin/sh", "-c", _WAITS],
+            [*command, *kept, "--info-fd", str(telling), *_waits()],
             pass_fds=(telling, filtering) if network is None else (telling, filtering, living),
             stdin=waiting, stdout=saying, cwd="/", env={}, start_new_session=True,
         )  # fmt: skip
@@ -236,6 +256,13 @@ def _start(folder: str, command: Sequence[str], network: Mapping[str, Any] | Non
             if descriptor >= 0:
                 os.close(descriptor)
     raise PermissionError(f"bubblewrap cannot make a sandbox (status {holder.returncode})")
+
+
+def _waits() -> Sequence[str]:
+    if os.geteuid() == 0:
+        return "--", "/bin/sh", "-c", _WAITS
+    # Otherwise bubblewrap itself would be the first process, which tasks could debug.
+    return "--as-pid-1", "--", sys.executable, "-I", "-S", "-c", _WAITS_CLOSED
 
 
 @contextlib.contextmanager
@@ -266,7 +293,8 @@ def of_process(pid: int) -> Sandbox:
 
 def _opened(folder: str, lock: int, pid: int) -> Sandbox:
     """Opens the namespaces of the holder, so that they can be joined from any mount namespace."""
-    own = os.open(f"/proc/{pid}/ns", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # The kernel lists the folder only to the owner, which is root if the process is closed to others.
+    own = os.open(f"/proc/{pid}/ns", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         namespaces = {
             name: os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=own)

@@ -8,11 +8,13 @@ names are, too. Other users' homes, mizzen's data, sockets of services and other
 import glob
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import mizzen
 from agent.sandbox import FOLDERS
 from agent.task_network import RESOLV_CONF
 
@@ -55,8 +57,8 @@ def sandbox_command(
     Args:
         program: `bubblewrap()`.
         private: the folder that `hold` gets.
-        reads: existing folders and files that are visible, with what is below them. A path of `writes` below one of
-            them, or above, has its own mode.
+        reads: existing folders and files that are visible, with what is below them, beside those of Python and the
+            SDK. A path of `writes` below one of them, or above, has its own mode.
         writes: existing folders and files that are visible and writable. The permissions of files apply.
         shm_bytes: size of `/dev/shm`; 0: half of the machine's memory.
         devices: further device files that are visible: the path on the machine, and that in the sandbox.
@@ -88,7 +90,8 @@ def sandbox_command(
     arguments += ["--perms", "1777", *size, "--tmpfs", "/dev/shm"]
     for name, place in FOLDERS.items():
         arguments += ["--bind", str(private / name), place]
-    modes = dict.fromkeys(map(os.path.abspath, reads), "--ro-bind")
+    python = (sys.prefix, sys.base_prefix, str(Path(mizzen.__file__).parents[1]))
+    modes = dict.fromkeys(map(os.path.abspath, (*python, *reads)), "--ro-bind")
     modes |= dict.fromkeys(map(os.path.abspath, writes), "--bind")
     places = dict.fromkeys(_SYSTEM)
     for path, mode in sorted(modes.items()):

@@ -18,7 +18,7 @@ from agent.containers.local_images import ImageStore
 from agent.credentials.task_credentials import TaskCredentials
 from agent.device_rules import HeldGpus
 from agent.elements import lane_of
-from agent.isolation import local_checkpoints, sandbox_of
+from agent.isolation import counts_processes, local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command, setup_command
 from agent.notices import MachineNotices
 from agent.ports import NoFreePort, PortTaken
@@ -235,8 +235,15 @@ class TaskLaunches:
         if self._config.network is TaskNetwork.PORTS:
             network = {"program": slirp4netns(), "cgroup": self._network_cgroup(staged)}
         return sandbox_of(
-            staged.folder.private, staged.launch, staged.runs, self._config.paths, shm_bytes, files, network
-        )
+            staged.folder.private, staged.launch, staged.runs, self._config.paths, shm_bytes, files, network,
+            self._most_processes(staged),
+        )  # fmt: skip
+
+    def _most_processes(self, staged: StagedAttempt) -> int:
+        """Returns the limit on processes in the sandbox of an attempt, if it needs no cgroup; 0: there is none."""
+        if not self._config.cgroup or not counts_processes():
+            return 0
+        return sum(self._task_limits(place).processes for place in staged.places if place.memory_bytes)
 
     def _network_cgroup(self, staged: StagedAttempt) -> str | None:
         """Returns a cgroup with the tenant's rules for connections, which slirp4netns opens for the attempt's tasks."""
@@ -291,6 +298,8 @@ class TaskLaunches:
         if not self._config.cgroup or not place.memory_bytes:
             return ()
         folders, missing = limit(run.run_id, self._task_limits(place))
+        if self._config.isolation is Isolation.SANDBOX and counts_processes():  # See `_most_processes`.
+            missing = [name for name in missing if name != "pids"]
         new = [name for name in missing if name not in self._warned]
         if new:
             self._warned.update(new)

@@ -17,7 +17,7 @@ from tetris.kernels import search
 from tetris.kernels.moves import recompute
 from tetris.problem import PlacementProblem
 
-TABLES, REGIONS, EDGES = 1_000_000, 30, 10_000_000
+TABLES, REGIONS = 1_000_000, 30
 SHARED = 1.46
 """Factor on the jobs per table of MAST's shape, which results in ten edges per table."""
 _WEIGHED = 20_000

@@ -17,8 +17,10 @@ from console import (
     logins,
     overview,
     pages,
+    past_page,
     queue_page,
     table_pages,
+    what_if_page,
     workload_pages,
 )
 from console.cookies import BrowserLogins, Signer
@@ -27,8 +29,8 @@ from infra.config.settings import Settings
 
 _ROUTERS = (
     logins.router, logins.link_router, changes.router, overview.router, queue_page.router, bulk_pages.router,
-    workload_pages.router, fleet_pages.router, list_pages.router, table_pages.router, capacity_page.router,
-    lending_pages.router, pages.router,
+    workload_pages.router, fleet_pages.router, past_page.router, list_pages.router, table_pages.router,
+    capacity_page.router, lending_pages.router, what_if_page.router, pages.router,
 )  # fmt: skip
 
 

@@ -96,7 +96,8 @@ class BrowserLogins:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(_HEADERS)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
                 headers.setdefault(
                     "Cache-Control", "no-cache" if is_below(scope["path"], f"{TOP}/static") else "no-store"
                 )

@@ -56,7 +56,7 @@ def show_region(
     found = list_machines(state, caller, region, None, _ROWS, cursor or None)
     if not found.items and not cursor:
         get_region(region, state, caller)
-    tenants = _tenants(state, caller) if by == "tenant" else []
+    tenants = tenants_of(state, caller) if by == "tenant" else []
     legend = [(COLOURS[use], label) for use, label in _LABELS.items() if not (tenants and use is SlotUse.HELD)]
     if caller.tenant is not None:
         legend.insert(1, (COLOURS[SlotUse.OWN], f"held by {caller.tenant}"))
@@ -82,12 +82,13 @@ def _map(state: ApiState, caller: Caller, region: str, by: Subject) -> RegionMap
     return PICTURES.get((region, caller.tenant, by), lambda: _slots(state, caller, region, by))
 
 
-def _tenants(state: ApiState, caller: Caller) -> list[str]:
+def tenants_of(state: ApiState, caller: Caller) -> list[str]:
+    """Returns the names of the tenants, in the order of their colours; for a key of a tenant: none."""
     return [] if caller.tenant is not None else [one.name for one in list_tenants(state, caller).items]
 
 
 def _slots(state: ApiState, caller: Caller, region: str, by: str) -> tuple[Grid, npt.NDArray[np.uint8]]:
-    tenants = _tenants(state, caller) if by == "tenant" else []
+    tenants = tenants_of(state, caller) if by == "tenant" else []
     with state.transaction() as session:
         rows = slots_of_machines(session, region)
         has_owners = by == "tenant" or caller.tenant is not None

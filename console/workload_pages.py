@@ -18,10 +18,11 @@ from api.streams.log_choice import LogQuery
 from api.streams.logs import logs
 from api.workloads import actions
 from api.workloads.queue import why
-from api.workloads.routes import get_workload, list_attempts, list_workloads
+from api.workloads.routes import get_progress, get_workload, list_attempts, list_workloads
 from api.workloads.submission import submit
 from api.workloads.victims import victims_of
 from console.cookies import Form
+from console.curves import progress_charts
 from console.pages import TOP, page
 from console.timeline import timeline
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
@@ -106,9 +107,11 @@ def show_workload(request: Request, id: str, state: StateOf, caller: Viewer) -> 
     with state.transaction() as session:
         events = newest_events(session, caller, found.id, _EVENTS)
         victims = victims_of(session, caller, found.id, _ROWS)
+    chart = timeline(found, attempts)
     return page(
         request, "workload.html", workload=found, why=why(id, state, caller), attempts=attempts,
-        chart=timeline(found, attempts), events=events, victims=victims,
+        chart=chart, events=events, victims=victims,
+        curves=progress_charts(get_progress(id, state, caller).points, chart.begin, chart.end),
         document=yaml.safe_dump(found.spec, sort_keys=False),
         may=_may(found.phase, found.held_by, caller.may(Role.SUBMITTER), caller.may(Role.OPERATOR)),
         levels=range(found.level + 1, LOWEST_LEVEL + 1),

@@ -284,3 +284,5 @@ class TaskProgress:
     """Outputs that were not stored, after the end of the task."""
     gpu: GpuReport | None = None
     """Set if the task runs, and its agent can measure its GPUs."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Values that the task has reported, such as its loss."""

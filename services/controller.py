@@ -82,7 +82,9 @@ def decide(
     """
     if plan.stopping:
         return ServiceDecision(state, 0, tuple(EndReplica(one.number, EndCause.SERVICE_ENDED) for one in replicas))
-    begun = state.begun(plan.version, now_s, has_canary=plan.canary is not None)
+    begun = state.begun(
+        plan.version, now_s, has_canary=plan.canary is not None, policy_speed=plan.policy_speed
+    )  # fmt: skip
     state = _scaled(plan, after_losses(plan, begun, losses, now_s), replicas, requests, waiting, ongoing)
     canary = step_canary(plan, state, replicas, losses, answers, now_s)
     plan, state, replicas = canary.plan, canary.state, canary.rest
@@ -220,11 +222,12 @@ class _Step:
         may not be what the newest version asks for, but it serves until others are ready.
         """
         seen = tuple(_seen(one) for one in self._visible())
-        observation = Observation(self.now_s, self.state.scaling.target, seen, events)
+        speed = self.plan.policy_speed
+        observation = Observation(self.now_s * speed, self.state.scaling.target, seen, events)
         after, actions = self.plan.policy.decide(self.state.policy, observation)
         self.state = replace(self.state, policy=after)
-        wake_s = after.wake_at_s(self.now_s)
-        self.wakes_s += [] if wake_s is None else [wake_s]
+        wake_s = after.wake_at_s(observation.now_s)
+        self.wakes_s += [] if wake_s is None else [wake_s / speed]
         pairs = self._pairs()
         for action in actions:
             if isinstance(action, Launch):

@@ -191,6 +191,8 @@ class ServicePlan:
     """After a refused on-demand launch, the time until the next one is requested."""
     canary: CanaryRules | None = None
     """How the newest version is judged before it replaces the version that works; None: it is not."""
+    policy_speed: float = 1.0
+    """The seconds that pass for the policy in one second. Times in the state of the policy are its own seconds."""
     stopping: bool = False
     """The service is to end, with all its replicas."""
 
@@ -242,7 +244,9 @@ class ServiceState:
         given_up = self.failed_version == newest and self.has_given_up
         return self.good_version if given_up or self.is_on_trial(newest, has_canary=has_canary) else newest
 
-    def begun(self, newest: int, now_s: float, *, has_canary: bool = False) -> "ServiceState":
+    def begun(
+        self, newest: int, now_s: float, *, has_canary: bool = False, policy_speed: float = 1.0
+    ) -> "ServiceState":
         """Returns the state at the beginning of a decision.
 
         Failures of another version than the one that is launched now are forgotten. If the clock was set back, all
@@ -253,7 +257,7 @@ class ServiceState:
             by_s = now_s - state.decided_at_s
             state = replace(
                 state,
-                policy=state.policy.moved(by_s),
+                policy=state.policy.moved(by_s * policy_speed),
                 scaling=state.scaling.moved(by_s),
                 retry_at_s=state.retry_at_s + by_s,
                 on_demand_at_s=state.on_demand_at_s + by_s,

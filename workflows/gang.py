@@ -215,7 +215,7 @@ class GangTasks:
         """Whether all nodes have ended, or one has failed or is lost, so that the remaining nodes must be stopped."""
         if len(self._finished) == len(self._plan.nodes):
             return True
-        return self._lost is not None or any(not self._good(self._outcomes[m]) for m in self._finished)
+        return self._lost is not None or any(not self._outcomes[m].succeeded for m in self._finished)
 
     @property
     def still_running(self) -> list[str]:
@@ -227,7 +227,7 @@ class GangTasks:
         """The platform notice of the first machine that ended unsuccessfully and had one; None: there is none."""
         for machine in self._order():
             notice = self._outcomes[machine].notice
-            if notice is not None and not self._good(self._outcomes[machine]):
+            if notice is not None and not self._outcomes[machine].succeeded:
                 return Reason(ReasonCode.PLATFORM_NOTICE, {"machine": machine, **notice.numbers()})
         return None
 
@@ -235,10 +235,6 @@ class GangTasks:
     def elements(self) -> list[ElementResult]:
         """Of a runner: what its machine has reported about its elements with its end."""
         return [one for outcome in self._outcomes.values() for one in outcome.elements]
-
-    @staticmethod
-    def _good(outcome: NodeOutcome) -> bool:
-        return not outcome.stopped and bool(outcome.exits) and all(e.succeeded for e in outcome.exits)
 
     async def stop(self, grace_s: float, lost: str | None = None) -> None:
         """Stops the tasks of every node and waits until none runs. `lost` is a machine that is known to be gone."""
@@ -293,15 +289,15 @@ class GangTasks:
         if self._runs and not self._stopping:
             if not all(n.machine in self._outcomes for n in self._plan.nodes):
                 await self.stop(min(self._plan.grace_s, _FAILURE_GRACE_S))
-            elif not all(self._good(o) for o in self._outcomes.values()):
+            elif not all(o.succeeded for o in self._outcomes.values()):
                 # All nodes have ended, but the loss of a machine often shows first as failures of its peers. A stop
                 # request to each node finds a lost machine.
                 await self.stop(0.0)
         for run in self._runs.values():
             give_up(run)
-        good = bool(self._outcomes) and all(self._good(o) for o in self._outcomes.values())
+        good = bool(self._outcomes) and all(o.succeeded for o in self._outcomes.values())
         exits = [(m, e) for m in self._order() for e in self._outcomes[m].exits]
-        failed = any(not o.stopped and not self._good(o) for o in self._outcomes.values())
+        failed = any(not o.stopped and not o.succeeded for o in self._outcomes.values())
         lost = self._lost or next((m for m, e in exits if e.exit_code is None and e.signal is None), None)
         progress = tuple(p for m in self._order() for p in self._own_progress(m))
         ended = any(o.exits and not o.stopped for o in self._outcomes.values())

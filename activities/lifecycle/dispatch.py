@@ -7,7 +7,7 @@ only. A malformed row is marked as delivered, and an error is logged.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,12 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.capacity.instance_start import read_instance, start_instance
+from activities.lifecycle.bundles import read_bundles, start_bundle
 from activities.lifecycle.workload_start import read_start, start_workflow
 from activities.scheduling.pace import LoopPace
 from activities.workflow_start import ensure_workflow
 from domain import ids
+from domain.protocol.bundles import FIRST_ATTEMPT
 from domain.protocol.data import ON_DEMAND, ReplicateTable, Scrub
 from domain.protocol.mail import Mail, MailKind
 from domain.protocol.services import ServiceRef
@@ -66,6 +68,11 @@ class _Rest:
     until_s: float
     """On the monotonic clock."""
     length_s: float
+
+
+def _is_first_award(row: _Row) -> bool:
+    body = row.body
+    return row.kind == "mail" and (body.get("kind"), body.get("attempt")) == (MailKind.AWARDED.value, FIRST_ATTEMPT)
 
 
 class _Undeliverable(Exception):
@@ -150,7 +157,8 @@ class Dispatcher:
         by_receiver: dict[str, list[_Row]] = {}
         for row in rows:
             by_receiver.setdefault(row.receiver, []).append(row)
-        done: list[int] = []
+        done = await self._start_bundles([m for mails in by_receiver.values() if len(mails) == 1 for m in mails])
+        by_receiver = {who: mails for who, mails in by_receiver.items() if mails[0].id not in done}
 
         async def deliver_all(receiver: str, mails: list[_Row]) -> None:
             async with gate:
@@ -239,6 +247,20 @@ class Dispatcher:
         except (KeyError, TypeError, ValueError) as error:
             raise _Undeliverable(f"{type(error).__name__}: {error}") from error
         await deliver
+
+    async def _start_bundles(self, mails: Sequence[_Row]) -> list[int]:
+        """Starts workflows that each run several workloads which were just awarded; returns the mail of their awards.
+
+        Other mail, and that of a bundle which an earlier delivery has started, is delivered to each workload.
+        """
+        awards = {m.workload: m.id for m in mails if m.workload is not None and _is_first_award(m)}
+        bundles = await in_db(self._engine, read_bundles, list(awards)) if len(awards) > 1 else []
+        done = []
+        for bundle in bundles:
+            ids_ = [awards[workload] for workload in bundle.workloads]
+            if await start_bundle(self._client, ids.bundle_workflow_id(min(ids_)), bundle):
+                done += ids_
+        return done
 
     async def _start(self, workload: str) -> bool | None:
         """Starts a live workload's workflow; returns False if it already runs, and None if the workload has ended.

@@ -11,7 +11,7 @@ number, and which attempt is released or evicted. An attempt's lock guards its r
 
 from collections.abc import Collection, Iterable
 
-from sqlalchemy import Select, bindparam, func, select, tuple_, update
+from sqlalchemy import bindparam, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from domain.protocol.mail import MailKind
@@ -31,16 +31,7 @@ _EVICTORS = select(Eviction.evictor, Eviction.evictor_attempt).where(
 )
 
 
-def lock_machines(session: Session, ids: Select[str]) -> dict[str, Machine]:
-    """Locks the machines that `ids` selects, in the order of their ids, for this transaction; returns them by id."""
-    return {row.id: row for row in session.scalars(_locking(ids))}
-
-
-def _locking(ids: Select[str]) -> Select[Machine]:
-    return select(Machine).where(Machine.id.in_(ids)).order_by(Machine.id).with_for_update()
-
-
-_LOCK_HELD = _locking(_MACHINES_HELD)
+_LOCK_HELD = select(Machine).where(Machine.id.in_(_MACHINES_HELD)).order_by(Machine.id).with_for_update()
 
 
 def release(

@@ -50,7 +50,7 @@ _MACHINES = f"WorkflowType = 'MachineWorkflow' AND {_RUNNING}"
 _COPIES = f"WorkflowType IN ('ReplicaWorkflow', 'PlacementRunWorkflow') AND {_RUNNING}"
 _TYPES = (
     "WorkloadWorkflow", "MachineWorkflow", "SchedulerWorkflow", "HousekeepingWorkflow", "ReplicaWorkflow",
-    "PlacementRunWorkflow", "ScrubWorkflow", "InstanceWorkflow", "ServiceWorkflow",
+    "PlacementRunWorkflow", "ScrubWorkflow", "InstanceWorkflow", "ServiceWorkflow", "BundleWorkflow",
 )  # fmt: skip
 _STUCK = f"{_RUNNING} AND WorkflowType IN {_TYPES} AND TemporalReportedProblems IS NOT NULL"
 _STUCK_TRIES = 2

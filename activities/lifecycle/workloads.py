@@ -17,6 +17,7 @@ from activities.lifecycle import handover, leases, lent_work
 from domain import ids
 from domain.output_manifest import MAX_TEXT
 from domain.phases import TERMINAL_PHASES, Phase
+from domain.progress_curve import Point, with_point
 from domain.protocol.activities import Activity
 from domain.protocol.workloads import TASKS_MAY_RUN, FlushedRequest, ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode, running_since
@@ -111,8 +112,18 @@ def set_progress(attempt: Attempt, progress: list[TaskProgress]) -> bool:
             attempt.checkpoint_bytes = newest.checkpoint_bytes
             attempt.checkpoint_s = _possible_s(newest.checkpoint_s)
             attempt.checkpoint_write_s = _possible_s(newest.checkpoint_write_s)
-    _set_reports(attempt, sorted(progress, key=lambda p: (p.job, p.task)))
+    in_order = sorted(progress, key=lambda p: (p.job, p.task))
+    _set_reports(attempt, in_order)
+    if steps:
+        _add_point(attempt, attempt.last_step or 0, in_order)
     return before != (attempt.last_step, attempt.checkpoint_step, attempt.resumed_step)
+
+
+def _add_point(attempt: Attempt, step: int, progress: list[TaskProgress]) -> None:
+    """Adds the step and the metrics of the first task that reports any to the attempt's curve."""
+    told = next((p.metrics for p in progress if p.metrics), {})
+    points = [Point(*point) for point in attempt.curve or []]
+    attempt.curve = [list(point) for point in with_point(points, Point(step, datetime.now(UTC).timestamp(), told))]
 
 
 def _possible_s(reported_s: float | None) -> float | None:

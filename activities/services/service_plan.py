@@ -83,6 +83,7 @@ def plan_of(
         unready_s=settings.unready_s,
         failed_pause_s=settings.failed_pause_s,
         canary=canary,
+        policy_speed=settings.policy_speed,
         stopping=row.stopping_at is not None,
     )
 

@@ -66,7 +66,7 @@ class PilotList(View):
     items: list[PilotView]
 
 
-@router.get("", summary="List pilots")
+@router.get("", summary="List pilots", responses=refusals(404))
 def list_pilots(state: StateOf, caller: Submitter, tenant: TenantOf = None) -> PilotList:
     """Lists a tenant's pilots: those whose key has not been expired for a day."""
     owner = owner_of(caller, tenant)

@@ -1,6 +1,9 @@
 """Slots of machines, for pictures of the fleet: counts by region, and the use of each slot of a region."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import NamedTuple
 
 from sqlalchemy import cast, func, or_, select
 from sqlalchemy.dialects.postgresql import BIT
@@ -61,6 +64,79 @@ def slots_of_machines(session: Session, region: str) -> list[MachineSlots]:
         ).where(Machine.region == region).order_by(Machine.id)
     )  # fmt: skip
     return [MachineSlots(*row) for row in found]
+
+
+class HeldSlots(NamedTuple):
+    """Slots of one machine that a tenant held."""
+
+    machine: str
+    tenant: str
+    slots: int
+
+
+def slots_held_at(session: Session, region: str, at: datetime) -> list[HeldSlots]:
+    """Returns the slots of the region's present machines that tenants held at a time in the past."""
+    was_held = (Allocation.held_at <= at) & (Allocation.released_at.is_(None) | (Allocation.released_at > at))
+    wanted = (
+        select(Allocation.machine, Workload.tenant, Allocation.slots)
+        .join(Machine, Machine.id == Allocation.machine)
+        .join(Workload, Workload.id == Allocation.workload)
+        .where(Machine.region == region, was_held)
+    )
+    return [HeldSlots(*row) for row in session.execute(wanted)]
+
+
+def as_held(machines: Sequence[MachineSlots], held: Sequence[HeldSlots]) -> list[MachineSlots]:
+    """Returns the machines with only these slots held. What else was true of them at that time is not recorded."""
+    masks: dict[str, int] = {}
+    for one in held:
+        masks[one.machine] = masks.get(one.machine, 0) | one.slots
+    return [
+        replace(
+            machine, held=masks.get(machine.id, 0), is_busy=machine.id in masks, promised=0, withheld=0, state="ready",
+            is_closed=False,
+        )
+        for machine in machines
+    ]  # fmt: skip
+
+
+class Stay(NamedTuple):
+    """What an attempt of a workload has held in a region."""
+
+    workload: str
+    name: str
+    tenant: str
+    attempt: int
+    machines: int
+    gpus: int
+    held_at: datetime
+    released_at: datetime | None
+
+
+def moves(session: Session, region: str, tenant: str | None, begin: datetime, end: datetime, limit: int) -> list[Stay]:
+    """Returns the attempts that came or left between two times, those with the most GPUs first.
+
+    `tenant`: the only tenant whose attempts are returned; None: all.
+    """
+    came = Allocation.held_at.between(begin, end)
+    left = Allocation.released_at.between(begin, end)
+    wanted = (
+        select(
+            Allocation.workload, Workload.name, Workload.tenant, Allocation.attempt, func.count(),
+            func.sum(func.bit_count(cast(Allocation.slots, BIT(64)))), func.min(Allocation.held_at),
+            func.max(Allocation.released_at),
+        )
+        .join(Machine, Machine.id == Allocation.machine)
+        .join(Workload, Workload.id == Allocation.workload)
+        .where(Machine.region == region, Allocation.released_at.is_(None) | (Allocation.released_at >= begin))
+        .where(came | left)
+        .group_by(Allocation.workload, Workload.name, Workload.tenant, Allocation.attempt)
+        .order_by(func.sum(func.bit_count(cast(Allocation.slots, BIT(64)))).desc(), Allocation.workload)
+        .limit(limit)
+    )  # fmt: skip
+    if tenant is not None:
+        wanted = wanted.where(Workload.tenant == tenant)
+    return [Stay(*row) for row in session.execute(wanted)]
 
 
 def slots_of_tenants(session: Session, region: str, tenant: str | None) -> list[tuple[str, str, int]]:

@@ -26,7 +26,15 @@ from api.views import reason_view
 from api.workloads import workload_queries
 from api.workloads.selection import matching
 from api.workloads.submission import admit, parse, submit
-from api.workloads.views import AllocationList, AttemptList, DryRunView, SubmittedView, WorkloadDetail, WorkloadPage
+from api.workloads.views import (
+    AllocationList,
+    AttemptList,
+    CurveView,
+    DryRunView,
+    SubmittedView,
+    WorkloadDetail,
+    WorkloadPage,
+)
 from domain.ids import CONTROL_QUEUE
 from domain.phases import Phase
 from domain.protocol.scheduling import DryRunRequest, DryRunResult
@@ -187,6 +195,13 @@ def list_attempts(
     with state.transaction() as session:
         found = workload_queries.attempts(session, workload_queries.find(session, caller, id), limit, int(cursor or 0))
         return mask(session, caller, found)
+
+
+@router.get("/{id}/progress", summary="Get a workload's steps and metrics over time", responses=refusals(404))
+def get_progress(id: str, state: StateOf, caller: Viewer) -> CurveView:
+    """Returns the steps of the newest 20 attempts over time, with the metrics that their tasks have reported."""
+    with state.transaction() as session:
+        return workload_queries.curve(session, workload_queries.find(session, caller, id))
 
 
 @router.get("/{id}/allocations", summary="List a workload's allocations", responses=refusals(404))

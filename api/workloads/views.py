@@ -89,6 +89,7 @@ class ProgressView(View):
     """The latest reports of the workload's tasks."""
 
     step: int | None
+    metrics: dict[str, float] = Field(description="The values that the newest attempt has reported, such as its loss")
     checkpoint_step: int | None
     checkpoint_at: datetime | None
     checkpoint_age_s: float | None = Field(description="Age of the newest checkpoint")
@@ -284,6 +285,23 @@ class AttemptView(View):
     )
     gpus: dict[str, int]
     cpus: float
+
+
+class PointView(View):
+    """What the tasks of an attempt had reported at one time."""
+
+    attempt: int
+    step: int
+    at: datetime
+    metrics: dict[str, float]
+
+
+class CurveView(View):
+    """Steps and metrics over time."""
+
+    points: list[PointView] = Field(
+        description="By attempt and step; of each attempt at most 200, evenly spaced by step within a factor of two"
+    )
 
 
 class AttemptList(Page[AttemptView]):

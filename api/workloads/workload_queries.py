@@ -25,10 +25,12 @@ from api.workloads.views import (
     AttemptList,
     AttemptView,
     BandwidthView,
+    CurveView,
     DependencyView,
     JobView,
     LeftView,
     PlacementView,
+    PointView,
     ProgressView,
     TaskResourcesView,
     WorkloadDetail,
@@ -52,6 +54,8 @@ from infra.db.tenants import Tenant
 # Statements that every request uses are built once, because building one takes as long as executing it.
 _FOUND = select(Workload).where(Workload.id == bindparam("id"))
 _LOCKED = _FOUND.with_for_update().execution_options(populate_existing=True)
+_CURVES = 20
+"""The number of attempts whose steps are shown over time."""
 _LEVELS = select(Tenant.name, Tenant.level).where(Tenant.name == any_(bindparam("names", type_=ARRAY(Text))))
 
 
@@ -127,6 +131,19 @@ def attempts(session: Session, row: Workload, limit: int, after: int) -> Attempt
         for a in found
     ]
     return AttemptList(items=items, next_cursor=following)
+
+
+def curve(session: Session, row: Workload) -> CurveView:
+    """Returns the curves of a workload's newest attempts, by attempt and step."""
+    newest = select(Attempt.attempt, Attempt.curve).where(Attempt.workload == row.id, Attempt.curve.is_not(None))
+    rows = session.execute(newest.order_by(Attempt.attempt.desc()).limit(_CURVES)).all()
+    return CurveView(
+        points=[
+            PointView(attempt=number, step=step, at=datetime.fromtimestamp(at_s, UTC), metrics=metrics)
+            for number, points in reversed(rows)
+            for step, at_s, metrics in points
+        ]
+    )
 
 
 def _left(one: Mapping[str, Any]) -> LeftView:
@@ -288,6 +305,7 @@ def _progress(session: Session, ids: Collection[str]) -> dict[str, ProgressView]
         select(
             Attempt.workload,
             newest(Attempt.last_step, Attempt.last_step),
+            newest(Attempt.curve[-1][2], Attempt.curve),
             *(newest(column, Attempt.checkpoint_at) for column in saved),
             newest(Attempt.cadence, Attempt.cadence),
             newest(Attempt.load, Attempt.load),
@@ -300,6 +318,7 @@ def _progress(session: Session, ids: Collection[str]) -> dict[str, ProgressView]
     return {
         workload: ProgressView(
             step=step,
+            metrics=metrics or {},
             checkpoint_step=saved_step,
             checkpoint_at=at,
             checkpoint_age_s=None if at is None else max(0.0, (now - at).total_seconds()),
@@ -312,7 +331,7 @@ def _progress(session: Session, ids: Collection[str]) -> dict[str, ProgressView]
             notice=notice,
             at_risk_s=at_risk.get(workload),
         )
-        for workload, step, saved_step, at, size, held_s, write_s, cadence, load, failing, notice in rows
+        for workload, step, metrics, saved_step, at, size, held_s, write_s, cadence, load, failing, notice in rows
         if any(value is not None for value in (step, at, cadence, load, failing, notice))
     }
 

@@ -12,6 +12,8 @@ class Activity(StrEnum):
     FLUSHED = "workload.flushed"  # FlushedRequest -> None
     LEASE_ELEMENTS = "array.lease"  # LeaseRequest -> list[LeasedElement]
     STAGE = "launch.stage"  # StageRequest -> LaunchPlan
+    STAGE_BUNDLE = "bundle.stage"  # Bundle -> dict[str, LaunchPlan]: the plans of the workloads that run
+    SETTLE_BUNDLE = "bundle.settle"  # SettleBundle -> None
     STAGED_HERE = "launch.staged_here"  # StageRequest -> None: records that the checkpoints were copied to its region
     SCAN = "queue.scan"  # -> ScanTicket
     AWARD = "queue.award"  # AwardRequest -> AwardResult
@@ -44,6 +46,7 @@ class Activity(StrEnum):
     # On an agent's queue.
     PREPARE_NODE = "node.prepare"  # PrepareNode -> NodePrepared
     RUN_NODE = "node.run"  # RunNode -> NodeOutcome
+    RUN_BUNDLE = "node.run_bundle"  # RunBundle -> BundleRun
     STOP_NODE = "node.stop"  # StopNode -> NodeOutcome
     RUN_ELEMENTS = "node.run_elements"  # RunElements -> ElementsRun
     CANCEL_ELEMENTS = "node.cancel_elements"  # CancelElements -> None

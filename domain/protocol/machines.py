@@ -117,6 +117,11 @@ class NodeOutcome:
     elements: list[ElementResult] = field(default_factory=list)
     """Of a runner: what became of the elements of its last chunk."""
 
+    @property
+    def succeeded(self) -> bool:
+        """Whether all tasks of the node ended by themselves and succeeded."""
+        return not self.stopped and bool(self.exits) and all(e.succeeded for e in self.exits)
+
 
 @dataclass
 class StopNode:

@@ -92,7 +92,7 @@ def run(training: model.Training, settings: dict[str, Any], data: Data, gang: Ga
     while training.step < steps:
         began_s = time.monotonic()
         loss, stopping = train_step(training, data, gang, world_size, batch)
-        mizzen.progress(training.step)
+        mizzen.progress(training.step, loss=loss)
         if gang.rank == 0 and training.step % PRINT_EVERY == 0:
             say(f"step {training.step} loss={loss:.4f}")
         if stopping and training.step < steps:

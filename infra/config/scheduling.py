@@ -149,6 +149,9 @@ class ServiceSettings(Section):
     """Pause after a replica has failed by itself. It doubles with each failure in a row."""
     retry_s: float = Field(300.0, ge=0)
     """Time after which a policy tries a zone again that refused a launch."""
+    policy_speed: float = Field(1.0, gt=0)
+    """The seconds that pass for the policies of spot machines in one second, also for `retry_s` and outage prices. For
+    an emulated cloud with the same `speed` only. A change does not apply to what the policies have learned before."""
     silent_s: float = Field(30.0, gt=0)
     """If no balancer has reported requests for this long, the number of replicas does not follow the requests."""
 

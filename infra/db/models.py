@@ -7,6 +7,7 @@ Times are `timestamptz`; CPUs are thousandths of a core; memory is bytes; a set 
 """
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import (
     CheckConstraint,
@@ -303,6 +304,8 @@ class Attempt(Base):
     """The reason why the attempt ended."""
     resumed_step: Mapped[int | None]
     last_step: Mapped[int | None]
+    curve: Mapped[list[list[Any]] | None] = mapped_column(JSONB(none_as_null=True))
+    """Its steps and metrics over time: the fields of `domain.progress_curve.Point`."""
     checkpoint_step: Mapped[int | None]
     checkpoint_at: Mapped[datetime | None]
     checkpoint_bytes: Mapped[int | None]

@@ -236,7 +236,7 @@ def render(
     parts = [
         _global(service, limits),
         _DEFAULTS,
-        _frontend(access, descriptors, limits, zones),
+        _frontend(access, descriptors, limits, zones, holds=service.hold_s > 0),
         *(_backend(name, there, limits, service.hold_s) for name, there in by_backend.items()),
         _PLUG,
     ]
@@ -257,7 +257,7 @@ global
 """
 
 
-def _frontend(access: Access, descriptors: Descriptors, limits: ProxyLimits, zones: bool) -> str:
+def _frontend(access: Access, descriptors: Descriptors, limits: ProxyLimits, zones: bool, *, holds: bool) -> str:
     tls = f" ssl crt {CERTIFICATE} alpn h2,http/1.1 ssl-min-ver TLSv1.2" if access.tls else ""
     scheme = "https" if access.tls else "http"
     owner = " %[var(txn.owner)]" if access.needs_key else ""
@@ -268,6 +268,7 @@ def _frontend(access: Access, descriptors: Descriptors, limits: ProxyLimits, zon
         f"  log fd@{descriptors.errors} format raw local0 err",
         "  option log-separate-errors",
         f'  log-format "{LOG_FORMAT}{owner}"',
+        *(_UNTIL_PLUGGED if holds else ()),
         *_forwarding(scheme, access.trusted_proxies),
         *_keys(),
     ]
@@ -397,6 +398,13 @@ frontend plugged
 """The way of the request that occupies the plug: a client's place, and a server that never answers."""
 
 
+_UNTIL_PLUGGED = (
+    "  tcp-request inspect-delay 2s",
+    "  tcp-request content accept if { nbsrv(hold) gt 0 }",
+    "  tcp-request content accept if WAIT_END",
+)
+"""Requests that arrive when HAProxy has just started wait until the plug is occupied or a replica is up. Without these
+lines they would be refused. They do not apply to requests that do not fit into HAProxy's buffer."""
 _STICKY_LINES = "  hash-type consistent sdbm avalanche", f"  hash-balance-factor {_MOST_BALANCED_PERCENT}"
 
 

@@ -213,10 +213,11 @@ class ServiceBalancer:
             try:
                 if await self._is_started(runtime, process, ended):
                     members = Members(runtime, settings.limits, service, there)
-                    with contextlib.suppress(RuntimeSocketError):  # Outliers are then found again.
-                        await self.watch.started(members)
                     self._running = _Running(process, runtime, members, Counters(), plug, service.hold_s, access.tls)
-                    await plug.fill(runtime)
+                    # HAProxy may have ended since. If it has not, outliers are found again, and `_tidy` fills the plug.
+                    with contextlib.suppress(RuntimeSocketError):
+                        await self.watch.started(members)
+                        await plug.fill(runtime)
                 if self._stopping:
                     process.stop()
             except BaseException:

@@ -8,6 +8,7 @@ from temporalio.api.enums.v1 import ApplicationErrorCategory
 from temporalio.api.failure.v1 import Failure
 
 from domain.protocol.activities import Activity
+from domain.protocol.bundles import BundleRun
 from domain.protocol.leases import ElementsRun
 from domain.protocol.machines import NodeHeartbeat, NodeOutcome, NodePrepared
 from proxies.gateway.refusals import denied, malformed
@@ -33,6 +34,7 @@ class _Kind:
 _KINDS = {
     Activity.PREPARE_NODE: _Kind(NodePrepared, NodeHeartbeat),
     Activity.RUN_NODE: _Kind(NodeOutcome, NodeHeartbeat),
+    Activity.RUN_BUNDLE: _Kind(BundleRun, NodeHeartbeat),
     Activity.STOP_NODE: _Kind(NodeOutcome),
     Activity.RUN_ELEMENTS: _Kind(ElementsRun, ElementsRun),
     Activity.CANCEL_ELEMENTS: _Kind(),
@@ -57,6 +59,10 @@ def result(machine: str, activity: str, payloads: Payloads) -> Payloads:
     given = value("result", payloads, kind)
     if kind in (NodePrepared, NodeOutcome) and given.machine != machine:
         raise denied(f"result.machine: {named(given.machine)}: the key allows only {machine}")
+    if isinstance(given, BundleRun):
+        for outcome in given.outcomes.values():
+            if outcome.machine != machine:
+                raise denied(f"result.outcomes: {named(outcome.machine)}: the key allows only {machine}")
     return encoded(given)
 
 

@@ -2,15 +2,12 @@
 
 `agent.network.uplink` does the same for the one link of a machine.
 
-An agent reads its counters every 100 ms. There are two kinds of samples:
+An agent reads its counters every 100 ms. The bandwidth available on a link is its capacity minus the use by others.
 
-- the use of an interface by others: what is available is the link's capacity minus this use;
-- what a transfer achieved: only while it had bytes to send, because an idle transfer says nothing about the link.
-
-Samples of 100 ms vary more than a transfer of seconds does, and neighbours are alike. So they are averaged over blocks
-of some seconds first. The lower confidence bound is the value below which the mean of the next block lies with
-probability 1 - confidence, by the order of the blocks in the window. It assumes no distribution, but that the next
-block is like those in the window.
+Samples of 100 ms vary more than a transfer of seconds does, and adjacent samples are correlated. So samples are first
+averaged over blocks of some seconds. The lower confidence bound is the value below which the mean of the next block
+lies with probability 1 - confidence. It is an order statistic of the blocks in the window. It assumes no distribution,
+but it assumes that the next block is like those in the window.
 
 Samples that are missing or impossible are NaN here, and never count.
 """
@@ -20,41 +17,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from agent.network.uplink import CONFIDENCE, SLACK
+from agent.network.uplink import CONFIDENCE
 from reclaim.arrays import Floats, column
 
 _Table: TypeAlias = NDArray[np.float64]
 """A row for each link, a column for each sample."""
-
-
-def rates_bytes_s(counter_bytes: ArrayLike, at_s: ArrayLike, capacity_bytes_s: ArrayLike) -> _Table:
-    """Returns the rate between each two readings of counters, in bytes per second; one column less than readings.
-
-    A rate is NaN if one of its two readings is missing, if the counter went back (a restart), if time did not pass, or
-    if the rate is above any that the link can have.
-
-    Args:
-        counter_bytes: readings of each link's counter (rows: links, columns: readings); NaN: missing.
-        at_s: the time of each reading, of the same shape, or one row for all links.
-        capacity_bytes_s: the capacity of each link.
-
-    Raises:
-        ValueError: a capacity is not above 0, or the table is not two-dimensional.
-    """
-    counters = np.asarray(counter_bytes, dtype=np.float64)
-    if counters.ndim != 2:
-        raise ValueError(f"counter_bytes: has {counters.ndim} dimensions: must have 2, links and readings")
-    most = SLACK * column("capacity_bytes_s", capacity_bytes_s, len(counters), positive=True)
-    passed_s = np.diff(np.broadcast_to(np.asarray(at_s, dtype=np.float64), counters.shape))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.diff(counters) / passed_s
-        good = (passed_s > 0) & (found >= 0) & (found <= most[:, None])
-    return np.where(good, found, np.nan)
-
-
-def achieved_bytes_s(rate_bytes_s: ArrayLike, pending_bytes: ArrayLike) -> _Table:
-    """Returns the rates of transfers in the samples in which they had bytes to send, NaN in others."""
-    return np.where(np.asarray(pending_bytes) > 0, np.asarray(rate_bytes_s, dtype=np.float64), np.nan)
 
 
 def block_means(samples_bytes_s: ArrayLike, samples_per_block: int) -> _Table:

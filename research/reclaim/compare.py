@@ -14,9 +14,6 @@ from research.reclaim.scenario import LendingScenario
 from research.reclaim.scenario_files import ScenarioDocument, build
 from research.reclaim.systems import System
 
-SUMMED = ("loss_gpu_h", "emergency_loss_gpu_h", "clairvoyant_gpu_h", "hits", "emergencies", "early_moves", "finished")
-"""Values that add up over seeds; others are averaged."""
-
 
 @dataclass(frozen=True)
 class Runner:

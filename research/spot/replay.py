@@ -250,13 +250,6 @@ class _Window:
         self.events.append(ZoneEvent(ZoneEventKind.REFUSED, zone))
 
 
-def replay_window(
-    trace: SpotTrace, policy: SpotPolicy, settings: ReplaySettings, first_tick: int, ticks: int
-) -> WindowResult:
-    """Returns the measurements of `replay_spans`."""
-    return replay_spans(trace, policy, settings, first_tick, ticks)[0]
-
-
 def replay_spans(
     trace: SpotTrace, policy: SpotPolicy, settings: ReplaySettings, first_tick: int, ticks: int
 ) -> tuple[WindowResult, tuple[ReplicaSpan, ...]]:

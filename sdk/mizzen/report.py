@@ -1,6 +1,6 @@
 """Reports from a task to its agent: a small JSON file at `MIZZEN_REPORT`, which is replaced atomically.
 
-    {"step": 120, "resumed_step": 100, "at_s": 1767225600.5,
+    {"step": 120, "resumed_step": 100, "at_s": 1767225600.5, "metrics": {"loss": 0.25},
      "checkpoint": {"step": 100, "at_s": 1767225590.1, "bytes": 52344, "sent_bytes": 2344, "duration_s": 0.012,
                     "write_s": 0.4},
      "cadence": {"interval_s": 805.0, "cost_s": 30.0, "mtbf_s": 10800.0, "step_s": 2.0, "source": "scheduler"},
@@ -13,6 +13,7 @@
 | field | meaning |
 | --- | --- |
 | `step` | the last reported step |
+| `metrics` | the values that were last reported, by name |
 | `resumed_step` | the step of the checkpoint from which this process started |
 | `checkpoint` | the newest commit: its save stalled the training for `duration_s`; it was durable after `write_s`;
 `sent_bytes` of its `bytes` were written, the others were there already |
@@ -50,6 +51,9 @@ from mizzen.notices import current_notice
 MIN_PERIOD_S = 0.2
 """The least time between two writes of steps. The last step is written by the next save, at a notice and at exit."""
 
+MAX_METRICS = 16
+"""A report has at most this number of metrics."""
+
 MAX_WORDS = 500
 """Errors and decisions are truncated to this many characters."""
 
@@ -69,16 +73,27 @@ class Reporter:
         self._lock = threading.RLock()
         self._writes = itertools.count()
         self._body: dict[str, Any] = {
-            "step": None, "resumed_step": None, "checkpoint": None, "cadence": None, "load": None, "failing": None,
-            "notice": None, "at_s": time.time(),
+            "step": None, "metrics": {}, "resumed_step": None, "checkpoint": None, "cadence": None, "load": None,
+            "failing": None, "notice": None, "at_s": time.time(),
         }  # fmt: skip
         self._pending = False
         self._written_at_s: float | None = None
         self._failed = False
 
-    def progress(self, step: int) -> None:
-        """Report that the training is at `step`. The call is cheap: use it at every step."""
-        self._publish(hurry=False, step=step)
+    def progress(self, step: int, **metrics: float) -> None:
+        """Report that the training is at `step`. The call is cheap: use it at every step.
+
+        Args:
+            step: number of steps done.
+            metrics: values that are shown over time, such as `loss=0.25`: numbers, or what `float` takes. To read a
+                tensor on a GPU waits for the GPU: report it at every tenth step or so. Values that are not finite are
+                left out. A metric keeps its value until it is reported again; the `MAX_METRICS` newest names are kept.
+        """
+        values = {name: number for name, value in metrics.items() if math.isfinite(number := float(value))}
+        if values:
+            older = {name: value for name, value in self._body["metrics"].items() if name not in values}
+            values = dict([*older.items(), *values.items()][-MAX_METRICS:])
+        self._publish(hurry=False, step=step, metrics=values or self._body["metrics"])
 
     def saved(
         self,

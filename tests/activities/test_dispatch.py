@@ -16,6 +16,7 @@ from domain import ids
 from domain.phases import Phase
 from domain.protocol.mail import MailKind
 from domain.search_attributes import TENANT
+from domain.spec import LimitsSpec
 from infra.config.scheduling import SchedulerSettings
 from infra.db import outbox
 from infra.db.logs import Outbox
@@ -179,6 +180,32 @@ async def test_mail_to_a_workflow_that_is_lost(
     assert [m["detail"] for m in found.mails] == [{"by": "ada"}]
     described = await client.get_workflow_handle(ids.workload_workflow_id(name)).describe()
     assert {p.key.name: p.value for p in described.typed_search_attributes}[TENANT] == "t"
+    assert _due(town) == []
+
+
+async def test_workloads_awarded_together_share_a_workflow(town: World, client: Client, database_url: str) -> None:
+    """Mail about several first awards on one machine starts one workflow; a repeated delivery starts one for each.
+
+    Mail about another award, and awards with more mail, go to each workload.
+    """
+    dispatcher = Dispatcher(town.engine, database_url, client)
+    names = [town.submit() for _ in range(3)]
+    limited = town.submit(limits=LimitsSpec(max_runtime_s=30))
+    town.delivered()
+    assert town.tick().awarded == 4
+    _mail(town, names[2], by="ada")
+    with town.session() as session:
+        mails = select(func.min(Outbox.id)).where(Outbox.workload.in_(names), Outbox.kind == "mail")
+        first = session.execute(mails).scalar_one()
+    await dispatcher._deliver_batch()
+    shared = await told(client, ids.bundle_workflow_id(first))
+    assert shared is not None and shared.state == {"machine": "r/c/m", "workloads": names[:2]}
+    own = {name: await told(client, ids.workload_workflow_id(name)) for name in (*names, limited)}
+    assert [name for name, found in own.items() if found is not None] == [names[2], limited]
+    with town.session() as session:
+        session.execute(update(Outbox).values(delivered_at=None))
+    await dispatcher._deliver_batch()
+    assert (await told_workload(client, names[0])).state["placed"]
     assert _due(town) == []
 
 

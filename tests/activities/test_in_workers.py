@@ -16,6 +16,7 @@ from temporalio.client import Client, WorkflowHandle
 
 from activities import heartbeat
 from activities.capacity.pools import request_instance
+from activities.lifecycle.bundles import read_bundles
 from activities.roles import control_activities, region_activities
 from agent.activities import NodeActivities
 from agent.config import AgentConfig
@@ -38,6 +39,7 @@ from domain.lifecycle.instances import InstancePhase
 from domain.phases import Phase
 from domain.placement_runs import MoveRef, NextMove, PlacementRunRef
 from domain.protocol.activities import Activity
+from domain.protocol.bundles import Bundle, RunBundle, SettleBundle
 from domain.protocol.data import ReplicateTable, Scrub
 from domain.protocol.instances import InstanceMove, InstanceRef
 from domain.protocol.leases import CancelElements, ElementResult, LeasedElement, LeaseRequest, RunElements
@@ -151,6 +153,36 @@ async def _start_run(office: Office, workload: str) -> WorkflowHandle[Any, Any]:
     run = RunNode(workload, 1, MACHINE, *launch, masters, plan["launch_sha256"])
     assert world.attempt(workload).started_at is not None
     return await office.start(Activity.RUN_NODE, run, queue=there, heartbeat_timeout_s=1.0)
+
+
+async def _run_a_bundle(office: Office) -> None:
+    await _on_a_machine(office, _stage_run_and_settle)
+
+
+async def _stage_run_and_settle(office: Office) -> None:
+    world = office.world
+    workloads = [world.submit(job(argv=("true",))) for _ in range(2)]
+    scan = (await office.call(Activity.SCAN))["scan"]
+    assert await office.call(Activity.BID, BidRequest("west", scan), queue=region_queue("west")) == 2
+    assert (await office.call(Activity.AWARD, AwardRequest(scan, waited_s=1.0)))["awarded"] == 2
+    with world.session() as session:
+        (bundle,) = read_bundles(session, workloads)
+    assert bundle == Bundle(MACHINE, workloads)
+    plans = await office.call(Activity.STAGE_BUNDLE, bundle)
+    runs = [
+        RunNode(one, 1, MACHINE, plan["launch_key"], plan["bucket_url"], {}, plan["launch_sha256"], ["main"])
+        for one, plan in plans.items()
+    ]
+    ended: dict[str, Any] = {}
+    while len(ended) < 2:
+        left = [run for run in runs if run.workload_id not in ended]
+        ran = await office.call(Activity.RUN_BUNDLE, RunBundle(MACHINE, left, 30.0), queue=agent_queue(MACHINE))
+        ended |= ran["outcomes"]
+    assert [one["exits"][0]["exit_code"] for one in ended.values()] == [0, 0]
+    done = ReleaseRequest(workloads[0], 1, Phase.SUCCEEDED.value, Reason(ReasonCode.COMPLETED, {"tasks": 1}).to_json())
+    for _ in range(2):
+        await office.call(Activity.SETTLE_BUNDLE, SettleBundle([done], workloads))
+    assert [world.workload(one).phase for one in workloads] == ["succeeded", "running"]
 
 
 async def _lease_and_run(office: Office) -> None:
@@ -336,6 +368,7 @@ STORIES: dict[Callable[[Office], Awaitable[None]], set[Activity]] = {
         Activity.FLUSHED, Activity.MACHINE_NOTICED, Activity.MACHINE_LOST, Activity.REFUSE_SESSION,
     },
     _run_elements_of_an_array: {Activity.LEASE_ELEMENTS, Activity.RUN_ELEMENTS, Activity.CANCEL_ELEMENTS},
+    _run_a_bundle: {Activity.STAGE_BUNDLE, Activity.RUN_BUNDLE, Activity.SETTLE_BUNDLE},
     _copy_and_delete: {
         Activity.COPY_TABLE, Activity.SCRUB, Activity.REMOVE_REPLICAS, Activity.COPY_CHECKPOINT, Activity.EXPIRE,
     },

@@ -186,6 +186,8 @@ def test_progress_only_goes_forward() -> None:
     assert not set_progress(attempt, [older, TaskProgress("a", 1)])
     assert (attempt.checkpoint_step, attempt.checkpoint_bytes) == (6, 1)
     assert not set_progress(attempt, [])
+    assert set_progress(attempt, [TaskProgress("a", 0, step=8), TaskProgress("a", 1, step=9, metrics={"loss": 0.5})])
+    assert [(step, metrics) for step, _, metrics in attempt.curve or []] == [(7, {}), (9, {"loss": 0.5})]
 
 
 def test_a_save_counts_once_if_the_clock_of_its_task_is_ahead() -> None:

@@ -20,6 +20,7 @@ ON_AGENTS = {
     Activity.PROVE_KEY,
     Activity.OPEN_SESSION,
     Activity.RUN_ELEMENTS,
+    Activity.RUN_BUNDLE,
     Activity.CANCEL_ELEMENTS,
 }
 

@@ -107,6 +107,7 @@ def _age_of_layer(blob: Path) -> float:
     return found.st_mtime if found.st_size > _SIZE_BYTES else 0.0
 
 
+@pytest.mark.long
 async def test_a_slow_fetch_says_how_far_it_is(lab: Lab, docker: DockerHere, registry_host: str) -> None:
     """The heartbeats name the image and the megabytes; a machine that has the image does not fetch it again."""
     config = image_config(lab, docker, heartbeat_interval_s=0.2)
@@ -129,6 +130,7 @@ async def test_a_slow_fetch_says_how_far_it_is(lab: Lab, docker: DockerHere, reg
     docker.engine.remove_image(f"{link.host}/big:1")
 
 
+@pytest.mark.long
 async def test_fetches_have_a_share_of_the_bandwidth(lab: Lab, docker: DockerHere, registry_host: str) -> None:
     """The engine gets no more than the setting; without a cgroup of its own, there is a warning and no limit."""
     if docker.cgroup is None:

@@ -24,15 +24,30 @@ def test_the_sdks_report_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     reporter = Reporter(run.report)
     reporter.loaded(100)
     reporter.saved(150, 1234.5, 4096, 0.25)
-    reporter.progress(160)
+    reporter.progress(159, loss=0.5, accuracy=0.75)
+    reporter.progress(160, loss=-0.25, infinite=float("inf"))
     reporter.flush()
     progress = read_progress(run, NOTHING_SECRET)
     assert progress.active_at_s == pytest.approx(run.report.stat().st_mtime)
     progress.active_at_s = None
     assert progress == TaskProgress(
         "main", 0, 160, 100, 150, 1234.5, 4096, 0.25, None, checkpoint_write_s=0.25, checkpoint_sent_bytes=4096,
-        load=LoadReport("loaded"),
+        load=LoadReport("loaded"), metrics={"accuracy": 0.75, "loss": -0.25},
     )  # fmt: skip
+    reporter.progress(161, **{f"m{number}": float(number) for number in range(17)})
+    reporter.flush()
+    assert list(read_progress(run, NOTHING_SECRET).metrics) == [f"m{number}" for number in range(1, 17)]
+
+
+def test_impossible_metrics_are_ignored(tmp_path: Path) -> None:
+    """A task may write anything into its report."""
+    run = run_folder(tmp_path)
+    run.report.parent.mkdir(exist_ok=True)
+    names = {"loss": 1e400, "a b": 1.0, "x" * 49: 1.0, "text": "1", "no": None, "good/one": 3, "flag": True}
+    run.report.write_text(json.dumps({"step": 1, "metrics": names}))
+    assert read_progress(run, NOTHING_SECRET).metrics == {"good/one": 3.0}
+    run.report.write_text(json.dumps({"step": 1, "metrics": [1]}))
+    assert read_progress(run, NOTHING_SECRET).metrics == {}
 
 
 def test_the_sdks_report_of_cadence_loading_and_notices_is_read(tmp_path: Path) -> None:

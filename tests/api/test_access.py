@@ -62,6 +62,7 @@ BODIES: dict[tuple[str, str], object] = {
     ("patch", "/v1/regions/{name}"): {"storage_bytes": 10**12},
     ("put", "/v1/regions/{name}/datacenters/{datacenter}"): {"clusters": []},
     ("put", "/v1/pools/{region}/{name}"): {"size": 3},
+    ("put", "/v1/pilots/{region}/{name}"): {"expires_in_s": 3600},
     ("post", "/v1/usage"): {
         "runs": [
             {
@@ -285,13 +286,15 @@ async def test_with_another_tenants_key(lived_in: ApiWorld, operation: tuple[str
     method, path, role = operation
     before = _everything(lived_in)
     query = "?follow=false" if path.endswith(("/events", "/logs")) else ""
-    query = "?tenant=vision" if path.startswith("/v1/archives") else query
+    query = "?tenant=vision" if path.startswith(("/v1/archives", "/v1/pilots")) else query
     query = OUTPUT if path.endswith("/outputs/{name}") else query
     key = "speech-balancer" if (method, path) == _CERTIFICATE else "speech"
     answer = await _send(lived_in, method, path, lived_in.headers(key), query)
     if role is Role.OPERATOR:
         assert answer.status_code == 403
-    elif path.startswith(("/v1/workloads/{id}", "/v1/tenants/{name}", "/v1/archives", "/v1/services/{id}")):
+    elif path.startswith(
+        ("/v1/workloads/{id}", "/v1/tenants/{name}", "/v1/archives", "/v1/pilots", "/v1/services/{id}")
+    ):
         assert answer.status_code == 404
     elif (method, path) in (("post", "/v1/workloads"), ("post", "/v1/services")):
         assert answer.status_code == 422
@@ -314,7 +317,7 @@ async def test_own_key_reads(lived_in: ApiWorld, operation: tuple[str, str, Role
     method, path, role = operation
     query = "?follow=false" if path.endswith(("/events", "/logs")) else ""
     query = OUTPUT if path.endswith("/outputs/{name}") else query
-    key = "operator" if role is Role.OPERATOR else "vision-viewer"
+    key = {Role.OPERATOR: "operator", Role.SUBMITTER: "vision"}.get(role, "vision-viewer")
     key = "vision-balancer" if (method, path) == _CERTIFICATE else key
     assert (await _send(lived_in, method, path, lived_in.headers(key), query)).status_code == 200
 

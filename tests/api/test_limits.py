@@ -93,6 +93,7 @@ async def test_sizes_that_are_not_there_cost_nothing(limited: tuple[ApiWorld, st
     assert answers[422] > 0
 
 
+@pytest.mark.long
 async def test_archives_that_unpack_to_much_delay_nobody(limited: tuple[ApiWorld, str]) -> None:
     """Parallel uploads of large archives over the limit get 429, and other users are served meanwhile."""
     member = tarfile.TarInfo("zeros")

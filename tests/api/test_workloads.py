@@ -94,6 +94,7 @@ async def test_view_of_a_running_workload(world: ApiWorld) -> None:
     used = [{"job": "trainer", "task": 1, "gpus": 1, "percent": 50, "used_bytes": 2 << 30}]
     world.add_attempt(id_, 3, "south/beta/m1", 0b1010, last_step=35, resumed_step=30, started_at=T0, cadence=cadence,
                       bandwidth=measured, gpu_use=used,
+                      curve=[[31, T0.timestamp(), {}], [35, T0.timestamp() + 1, {"loss": -0.5}]],
                       load={"state": "loaded", "error": None, "skipped": 1})  # fmt: skip
     view = await get(world, f"/v1/workloads/{id_}")
     assert view["placement"] == [
@@ -103,7 +104,8 @@ async def test_view_of_a_running_workload(world: ApiWorld) -> None:
     age_s = view["progress"].pop("checkpoint_age_s")
     assert (datetime.now(UTC) - T0).total_seconds() - 60 < age_s <= (datetime.now(UTC) - T0).total_seconds()
     assert view["progress"] == {
-        "step": 35, "checkpoint_step": 30, "checkpoint_at": "2026-01-01T00:00:00Z", "checkpoint_bytes": 99,
+        "step": 35, "metrics": {"loss": -0.5}, "checkpoint_step": 30,
+        "checkpoint_at": "2026-01-01T00:00:00Z", "checkpoint_bytes": 99,
         "checkpoint_s": 0.5, "checkpoint_write_s": 2.0, "cadence": cadence,
         "load": {"state": "loaded", "error": None, "skipped": 1}, "failing": None, "notice": None,
         "at_risk_s": 10.0,  # five steps of two seconds since the resumed step
@@ -112,6 +114,10 @@ async def test_view_of_a_running_workload(world: ApiWorld) -> None:
     assert (view["preemptions"], view["attempt"], view["region"]) == (1, 3, "south")
     attempts = (await get(world, f"/v1/workloads/{id_}/attempts"))["items"]
     assert [a["attempt"] for a in attempts] == [1, 2, 3]
+    points = (await get(world, f"/v1/workloads/{id_}/progress"))["points"]
+    assert [(p["attempt"], p["step"], p["at"], p["metrics"]) for p in points] == [
+        (3, 31, "2026-01-01T00:00:00Z", {}), (3, 35, "2026-01-01T00:00:01Z", {"loss": -0.5}),
+    ]  # fmt: skip
     assert [(a["outcome"] or {}).get("code") for a in attempts] == ["evicted", "machine_lost", None]
     assert attempts[0]["gpus"] == {"a100": 2}
     shown = {"measured_at": "2026-01-01T00:00:00Z", "mean_bytes_s": 2e7, "lower_bytes_s": 1e7}

@@ -34,6 +34,7 @@ def _quiet(rounds: int) -> Bench:
     return Bench(rounds, lambda _: None)
 
 
+@pytest.mark.long
 def test_things_take_turns() -> None:
     """Each round runs every thing once, in the same order; the warm-up comes first and is not counted."""
     calls: list[str] = []

@@ -72,6 +72,9 @@ def test_launches_take_their_time_by_token() -> None:
     market = Market(settings(most=1), 0.0)
     drawn = sorted(market.start_s(f"t{number}") for number in range(999))
     assert market.start_s("t7") == market.start_s("t7")
+    fast = Market(settings(most=1).model_copy(update={"speed": 4.0}), 0.0)
+    assert fast.start_s("t7") == market.start_s("t7") / 4
+    assert fast.noticed(MarketInstance("m", "t", "za", 0.0, 5.0), 20.0).ends_at_s == 22.5
     assert 4.5 < drawn[499] < 5.5
     assert drawn[0] > 1.0
     assert drawn[-1] < 25.0

@@ -206,6 +206,7 @@ def test_an_interrupted_upload_continues(service: Service, tmp_path: Path, monke
         assert client.submit(document, tmp_path)["spec"]["workdir"] == pack(tmp_path).sha256
 
 
+@pytest.mark.long
 def test_an_upload_keeps_no_parts_in_memory(service: Service, tmp_path: Path) -> None:
     """Memory does not grow with the archive, even before the garbage collector runs."""
     chance = random.Random(10)

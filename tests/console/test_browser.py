@@ -121,8 +121,9 @@ async def test_assistive_software_reads_every_page(
         await log_in(page, url, world)
         for path in (
             "", "/queue", "/workloads", "/workloads/new", f"/workloads/{id_}", f"/workloads/{id_}/logs", "/fleet",
-            "/fleet/north", "/fleet/north?by=tenant", "/machines/north/alpha/m1", "/nothing", "/capacity", "/tables",
-            "/lending", "/lending/north/alpha/m1", "/tenants", "/workloads/bulk", "/health",
+            "/fleet/north", "/fleet/north?by=tenant", "/fleet/north/past?at=2026-01-01T00:00Z",
+            "/machines/north/alpha/m1", "/nothing", "/capacity", "/tables",
+            "/lending", "/lending/north/alpha/m1", "/tenants", "/workloads/bulk", "/health", "/what-if",
         ):  # fmt: skip
             await page.goto(f"{url}/console{path}", timeout=PATIENCE_MS)
             found = await Axe().run(page)

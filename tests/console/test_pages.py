@@ -1,19 +1,19 @@
 """The pages: what they show, to whom, and the forms that change something."""
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from console.application import create_app
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Audit
-from infra.db.models import Cluster, ClusterPrice, Eviction, Machine, Workload
+from infra.db.models import Allocation, Cluster, ClusterPrice, Eviction, Machine, Workload
 from infra.db.placement_runs import PlacementMove, PlacementRun
 from infra.db.tenants import Tenant
 from infra.stack.ports import free_port
@@ -26,7 +26,8 @@ PAGES = [
     "/console", "/console/queue", "/console/queue?after=3", "/console/workloads",
     "/console/workloads?phase=live&tenant=vision", "/console/workloads/{id}",
     "/console/workloads/{id}/logs", "/console/fleet", "/console/fleet/north",
-    "/console/fleet/north?by=tenant", "/console/machines/north/alpha/m1", "/console/tenants",
+    "/console/fleet/north?by=tenant",
+    "/console/fleet/north/past?at=2026-01-01T00:00Z", "/console/machines/north/alpha/m1", "/console/tenants",
     "/console/services", "/console/tables", "/console/capacity", "/console/lending", "/console/lending/north/alpha/m1",
 ]  # fmt: skip
 
@@ -166,6 +167,46 @@ async def test_a_map_for_each_audience(world: ApiWorld, browse: Browse) -> None:
             assert again.status_code == 304
     assert tags["vision"] == tags["vision-viewer"]
     assert len(set(tags.values())) == 3
+
+
+async def test_a_map_of_the_past(world: ApiWorld, browse: Browse) -> None:
+    """Who held which slots an hour ago, and what came and left before; a tenant sees its own workloads only."""
+    now = datetime.now(UTC)
+    gone, theirs = world.add_workload(Phase.RUNNING, name="gone"), world.add_workload(Phase.RUNNING, tenant="speech")
+    for id_, slots, began, ended in ((gone, 1, 90, 30), (theirs, 2, 200, 65)):
+        world.add_attempt(id_, 1, "north/alpha/m1", slots, released_at=now - timedelta(minutes=ended))
+        times = {"held_at": now - timedelta(minutes=began), "released_at": now - timedelta(minutes=ended)}
+        with world.session() as session:
+            session.execute(update(Allocation).where(Allocation.workload == id_).values(**times))
+    async with browse() as operator, browse("vision") as tenant:
+        moved = await operator.get("/console/fleet/north/past?minutes_ago=60")
+        assert moved.status_code == 303 and re.search(r"past\?at=20..-..-..T..:..Z$", moved.headers["location"])
+        text = (await operator.get(moved.headers["location"])).text
+        assert re.findall(r"/console/workloads/(wl-\w+)", text) == [gone, theirs]
+        at = [f"{now - timedelta(minutes=ago):%Y-%m-%dT%H:%MZ}" for ago in (10, 60, 80, 150, 300)]
+        found = [await one.get(f"/console/fleet/north/past.png?at={t}") for one in (operator, tenant) for t in at]
+        maps = [one.content for one in found]
+        empty, first, both, other = maps[0], maps[1], maps[2], maps[3]
+        assert maps[4] == empty and len({empty, first, both, other}) == 4
+        assert maps[5] == empty and len({first, both, *maps[6:8]}) == 4
+        assert theirs not in (await tenant.get(moved.headers["location"])).text
+        future = await operator.get(f"/console/fleet/north/past?at={now + timedelta(minutes=5):%Y-%m-%dT%H:%MZ}")
+        assert future.status_code == 422 and "must be a time in the past" in future.text
+        assert (await operator.get("/console/fleet/nowhere/past?at=2026-01-01T00:00Z")).status_code == 404
+
+
+async def test_steps_and_metrics_over_time(world: ApiWorld, browse: Browse) -> None:
+    """A chart of the steps and one of each metric, with a curve for each attempt."""
+    running, at_s = world.add_workload(Phase.RUNNING), datetime.now(UTC).timestamp()
+    for attempt, loss in ((1, 2.0), (2, -0.5)):
+        curve = [[attempt * 10 + n, at_s + n, {"loss": loss, "<b>": 1.0} if n else {}] for n in range(3)]
+        ends: dict[str, Any] = {"released_at": func.now()} if attempt == 1 else {}
+        world.add_attempt(running, attempt, "north/alpha/m1", 1, started_at=func.now(), curve=curve, **ends)
+    async with browse() as client:
+        text = (await client.get(f"/console/workloads/{running}")).text
+    labels = re.findall(r'<figure class="curves"><figcaption>(.*?)</figcaption>', text)
+    assert labels == ["steps", "&lt;b&gt;", "loss"]
+    assert 'aria-label="loss: attempt 1 2, attempt 2 -0.5"' in text and "<span>-0.5 to 2</span>" in text
 
 
 async def test_a_click_on_the_map_leads_to_the_machine(browse: Browse) -> None:

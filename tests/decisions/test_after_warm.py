@@ -13,6 +13,7 @@ from tests.decoys import Decoys
 from tests.stack.harness import ROOT
 
 
+@pytest.mark.long
 def test_warming_loads_all_that_decisions_need() -> None:
     """Bids, evictions, awards, reservations and scans need no signature that precompilation did not load."""
     command = [sys.executable, "-m", "tests.decisions.after_warm"]

@@ -13,6 +13,7 @@ OTHERS = {
     "agent/isolation.py": "isolated",
     "agent/lending/owner_socket.py": "tells the owner's command the agent's own Python",
     "agent/network/shaping.py": "isolated",
+    "agent/sandbox.py": "isolated",
     "agent/zygote_client.py": "isolated",
     "agent/stores.py": "isolated",
     "agent/output_storage.py": "isolated",

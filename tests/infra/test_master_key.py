@@ -38,6 +38,7 @@ def _start(arguments: list[str], database_url: str, folder: Path) -> subprocess.
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 def test_a_lost_key_stops_every_process_that_needs_it(key: Path, database_url: str) -> None:
     """No process creates a new key; each error names the file, the secrets and the option that discards them."""
     key.unlink()

@@ -25,6 +25,7 @@ def _wheel(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_the_setup_of_the_pages_installs_libraries(checkout: Path, tmp_path: Path) -> None:
     """Each `setup` of a page is the same command, and works where the distribution owns Python's packages (PEP 668)."""
     pages = [*(checkout / "docs").rglob("*.md"), *(checkout / "examples").rglob("*.yaml")]

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CONFTEST = """
 from tests import running
 from tests.running import pytest_configure, pytest_runtest_teardown, pytest_xdist_make_scheduler
@@ -35,6 +37,7 @@ def test_last():
 """
 
 
+@pytest.mark.long
 def test_a_teardown_that_hangs_does_not_stop_the_run(tmp_path: Path, checkout: Path) -> None:
     """Its worker ends with tracebacks, another one takes over, and every test that is left runs."""
     (tmp_path / "conftest.py").write_text(CONFTEST)

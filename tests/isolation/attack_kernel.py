@@ -45,7 +45,7 @@ def _run_code(code: bytes) -> int:
 def namespaces_of_others(targets: Targets) -> str:
     """Joins namespaces of its shim, of another tenant's task and of the first process, by files and by pidfd."""
     calls: dict[str, Callable[[], object]] = {}
-    for pid in {1, _shim(), targets["victim"]}:
+    for pid in {1, shim(), targets["victim"]}:
         for kind in ("mnt", "net", "pid", "user", "cgroup"):
             path = f"/proc/{pid}/ns/{kind}"
             calls[path] = lambda path=path: check(_libc.setns(os.open(path, os.O_RDONLY), 0))
@@ -53,7 +53,7 @@ def namespaces_of_others(targets: Targets) -> str:
     return some(succeeding(calls), "each fails")
 
 
-def _shim() -> int:
+def shim() -> int:
     """Returns the parent of the shell that has started this process."""
     status = Path(f"/proc/{os.getppid()}/status").read_text()
     return int(status.partition("PPid:")[2].split()[0])
@@ -62,11 +62,11 @@ def _shim() -> int:
 def memory_and_files_of_others(targets: Targets) -> str:
     """Reads memory and takes descriptors of another tenant's task and of its own shim."""
     calls: dict[str, Callable[[], object]] = {}
-    for pid in {1, _shim(), targets["victim"]}:
+    for one, pid in (("the first process", 1), ("the shim", shim()), ("the victim", targets["victim"])):
         place = struct.pack("<QQ", ctypes.addressof(ctypes.create_string_buffer(8)), 8)
-        calls[f"memory {pid}"] = lambda pid=pid, place=place: check(_libc.syscall(310, pid, place, 1, place, 1, 0))
-        calls[f"file {pid}"] = lambda pid=pid: check(_libc.syscall(438, os.pidfd_open(pid), 0, 0))
-        calls[f"descriptors {pid}"] = lambda pid=pid: list(Path(f"/proc/{pid}/fd").iterdir())
+        calls[f"memory of {one}"] = lambda pid=pid, place=place: check(_libc.syscall(310, pid, place, 1, place, 1, 0))
+        calls[f"file of {one}"] = lambda pid=pid: check(_libc.syscall(438, os.pidfd_open(pid), 0, 0))
+        calls[f"descriptors of {one}"] = lambda pid=pid: list(Path(f"/proc/{pid}/fd").iterdir())
     calls["limits"] = lambda: resource.prlimit(targets["victim"], resource.RLIMIT_NOFILE, (8, 8))
     return some(succeeding(calls), "each fails")
 

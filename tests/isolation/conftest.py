@@ -14,6 +14,8 @@ from domain.isolation import Isolation
 from tests.containers import DockerHere, dockerd, registry
 from tests.stack.harness import ROOT, BareUp, Up
 
+PATIENCE_S = 300.0
+"""Several tests at once, on machines with two cores."""
 FLEET = """
 version: 1
 regions:
@@ -45,8 +47,8 @@ def engine(mode: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engi
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """A folder through which other users can go, as they must to run as a tenant without a sandbox."""
+def folder(mode: str) -> Iterator[Path]:
+    """A folder of each mode, through which other users can go, as they must to run as a tenant without a sandbox."""
     with tempfile.TemporaryDirectory(prefix="mz-attacked-", ignore_cleanup_errors=True) as name:
         Path(name).chmod(0o711)
         yield Path(name)
@@ -55,22 +57,22 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def stack(mode: str, engine: Engine | None, folder: Path) -> Iterator[Up]:
     """A stack with two tenants, which it separates."""
-    tasks: dict[str, Any] = {"isolation": mode.partition(" ")[0]}
+    tasks: dict[str, Any] = {"isolation": mode.partition(" ")[0], "disk_fraction": 0.01}
     if engine is not None:
         paths = dict.fromkeys(str(Path(path).resolve()) for path in ("/usr", ROOT, sys.base_prefix))
-        tasks = {
+        tasks |= {
             "isolation": "sandbox", "container_engine": str(engine.docker.socket), "paths": list(paths),
             "registries": [f"http://{engine.host}"],
         }  # fmt: skip
     if (why := why_not(Isolation(tasks["isolation"]), folder, TENANT_UIDS[0])) is not None:
         pytest.skip(why)
-    up = (BareUp if mode == "sandbox of an ordinary user" else Up)(folder, FLEET)
+    up = (BareUp if mode.endswith("of an ordinary user") else Up)(folder, FLEET)
     config = up.folder / "config.yaml"
-    replaced = ("tasks:",) if mode == "none" else ("tasks:", "trust_tenants:")
+    replaced = ("tasks:",) if mode.startswith("none") else ("tasks:", "trust_tenants:")
     kept = [line for line in config.read_text().splitlines() if not line.startswith(replaced)]
     config.write_text("\n".join([*kept, f"tasks: {json.dumps(tasks)}"]) + "\n")
     try:
-        up.start()
+        up.start(timeout_s=PATIENCE_S)
         for tenant in ("victim", "intruder"):
             up.client().set_tenant(tenant, 3, {"a100": 1}, None)
         yield up

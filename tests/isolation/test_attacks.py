@@ -13,22 +13,21 @@ from infra.files import write_private
 from infra.stack.ports import free_port
 from tests.agent.harness import has_scopes
 from tests.isolation import attack
-from tests.isolation.conftest import Engine, submit
+from tests.isolation.conftest import PATIENCE_S, Engine, submit
 from tests.stack.harness import ROOT, Up, processes_of, wait_until
 
 _LISTENS = "0A"
 _SECRET_STEP = 424_242
+_FILES = ("root/.", "cwd/.", "exe", "mem", "maps", "environ", "fd")
+"""The files of a process in `/proc` that attacks open."""
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run tasks as other users, or a stack as one")
 POSSIBLE = {
     "sandbox": set(),
-    # Without cgroups, which the test's user may not create, and without eBPF programs. The first process of the sandbox
-    # can be read: it has the same files and the same filter as the task.
-    "sandbox of an ordinary user": {
-        "port_of_another_tenant", "fork_bomb", "memory", "metadata_service", "its_supervisors",
-        "memory_and_files_of_others",
-    },
+    # Without cgroups, which the test's user may not create, and without eBPF programs.
+    "sandbox of an ordinary user": {"port_of_another_tenant", "memory", "metadata_service"},
     # Containers have no scope of Landlock: dockerd starts them.
     "container": {"abstract_socket"},
+    "none of an ordinary user": set(),
     "user": {
         "abstract_socket", "processes", "shared_memory", "temporary_files", "privileges",
         "namespaces", "kernel_interfaces", "calls_by_other_numbers", "message_queues",
@@ -36,7 +35,12 @@ POSSIBLE = {
 }  # fmt: skip
 """What succeeds in each mode. `docs/trust.md` names it, with what else could stop it."""
 MAY_BE_POSSIBLE: dict[str, dict[str, set[str] | None]] = {
-    "container": {"kernel_interfaces": {"vsock", "io_uring"}},
+    "container": {
+        "kernel_interfaces": {"vsock", "io_uring"},
+        # The engine's init has the user and the files of the task.
+        "its_supervisors": {f"{name}: {file}" for name in ("first", "shim") for file in _FILES},
+        "memory_and_files_of_others": None,
+    },
     "sandbox of an ordinary user": {"homes": None},
     "user": dict.fromkeys(("homes", "memory_of_the_kernel", "shared_memory_without_limit")),
 }
@@ -44,7 +48,10 @@ MAY_BE_POSSIBLE: dict[str, dict[str, set[str] | None]] = {
 settings of the kernel apply. None: any part of it."""
 
 
-_LONG = [pytest.param(mode, marks=pytest.mark.long) for mode in ("sandbox of an ordinary user", "container")]
+_LONG = [
+    pytest.param(mode, marks=pytest.mark.long)
+    for mode in ("sandbox of an ordinary user", "none of an ordinary user", "container")
+]
 
 
 @pytest.fixture(scope="module", params=["sandbox", "user", *_LONG])
@@ -98,7 +105,7 @@ def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
     serves = f'exec "$MIZZEN_PYTHON" victim.py {name} {port} {key}'
     image = None if engine is None else engine.image
     victim = submit(stack, "victim", _script("victim.py") + serves, image)
-    pid = wait_until(lambda: _pid_of(stack, victim), "the victim runs")
+    pid = wait_until(lambda: _pid_of(stack, victim), "the victim runs", PATIENCE_S)
     told = {name.decode(): value.decode() for name, _, value in (one.partition(b"=") for one in _environ(pid))}
     targets = {
         "data_dir": str(stack.data),
@@ -112,6 +119,8 @@ def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
         "shm": name,
         "sysv": key,
         "report": str(stack.data / "report.json"),
+        # Without isolation it succeeds, and the attempt is then lost.
+        "left_out": ["files_that_the_agent_writes"] if mode.startswith("none") else [],
     }
     write_private(stack.data / "report.json", json.dumps({"step": _SECRET_STEP}))
     files = ("attack.py", "attack_kernel.py", "attack_results.py")
@@ -119,11 +128,12 @@ def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
     run = "".join(["mkdir -p tests/isolation\n", *scripts, f"mv {' '.join(files)} tests/isolation\n"])
     run += '"$MIZZEN_PYTHON" -m tests.isolation.attack targets.json'
     intruder = submit(stack, "intruder", run, image, outputs={"stolen": "stolen"})
-    wait_until(lambda: stack.ended(intruder), "the attacks have ended")
+    wait_until(lambda: stack.ended(intruder), "the attacks have ended", PATIENCE_S)
     said = list(stack.client().logs(intruder, follow=True))
     possible = POSSIBLE[mode] | (set() if has_scopes() else {"abstract_socket"})
     lines = [json.loads(line) for line in said if line.startswith(b"{")]
-    assert [line["attack"] for line in lines] == [one.__name__ for one in attack.ATTACKS], said
+    names = [one.__name__ for one in attack.ATTACKS if one.__name__ not in targets["left_out"]]
+    assert [line["attack"] for line in lines] == names, said
     got = {line["attack"]: line["got"] for line in lines if "got" in line}
     maybe = MAY_BE_POSSIBLE.get(mode, {})
     assert got.keys() - maybe.keys() == possible, got

@@ -123,6 +123,7 @@ def _logs(installation: Installation, workload: str, attempt: int) -> tuple[list
     return found
 
 
+@pytest.mark.long
 def test_agents_reach_temporal_and_nothing_else(installation: Installation) -> None:
     """Of all ports of the control plane a machine can reach only Temporal's, and an agent listens on no port."""
     listening = installation.network.listening("core")
@@ -147,6 +148,7 @@ def test_gang_trains_across_machines(installation: Installation, uninterrupted: 
     wait_until(lambda: all(installation.leftover(name) == set() for name in MACHINES), "no process of the gang is left")
 
 
+@pytest.mark.long
 def test_gang_survives_a_cut(installation: Installation, uninterrupted: tuple[str, str]) -> None:
     """A gang whose machine is cut off is queued again, and resumes from its checkpoint to the same weights.
 

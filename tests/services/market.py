@@ -73,9 +73,14 @@ class Market:
 
     def _next_s(self, end_s: float) -> float:
         assert self.state is not None
-        wake_s = self.state.policy.wake_at_s(self.now_s)
+        wake_s = self._wake_s(self.state)
         answers = [at_s for at_s, _ in self.answer_at_s.values()]
         return min([end_s, *self.ready_at_s.values(), *answers, *([] if wake_s is None else [wake_s])])
+
+    def _wake_s(self, state: ServiceState) -> float | None:
+        speed = self.plan.policy_speed
+        wake_s = state.policy.wake_at_s(self.now_s * speed)
+        return None if wake_s is None else wake_s / speed
 
     def _answer(self) -> None:
         due = sorted((at_s, number) for number, (at_s, _) in self.answer_at_s.items() if at_s <= self.now_s)
@@ -100,7 +105,7 @@ class Market:
             losses, self.losses = self.losses, []
             decision = decide(self.plan, restarted, list(self.replicas.values()), losses, 0, self.now_s)
             self.state = decision.state
-            wake_s = decision.state.policy.wake_at_s(self.now_s)
+            wake_s = self._wake_s(decision.state)
             assert wake_s is None or (decision.wake_at_s is not None and decision.wake_at_s <= wake_s)
             for number, one in self.replicas.items():
                 self.replicas[number] = replace(one, was_ready=one.was_ready or one.stage is Stage.READY)

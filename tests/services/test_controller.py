@@ -13,7 +13,7 @@ from domain.capacity import CapacityKind
 from domain.phases import Phase
 from infra.db.services import ServiceReplica
 from research.spot.answers import AnswerSettings
-from research.spot.replay import ReplaySettings, replay_window
+from research.spot.replay import ReplaySettings, replay_spans
 from research.spot.traces import SpotTrace
 from services.controller import decide
 from services.losses import FAILURES_IN_A_ROW
@@ -68,20 +68,23 @@ def _answers(draw: st.DrawFn) -> AnswerSettings:
 
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=200)
-@given(traces(), st.integers(0, 45), st.integers(1, 4), st.integers(0, 2), _answers())
+@given(traces(), st.integers(0, 45), st.integers(1, 4), st.integers(0, 2), _answers(), st.sampled_from([1.0, 64.0]))
 def test_a_live_service_decides_as_a_replay(
-    name: str, trace: SpotTrace, cold_s: int, target: int, extra: int, answers: AnswerSettings
+    name: str, trace: SpotTrace, cold_s: int, target: int, extra: int, answers: AnswerSettings, speed: float
 ) -> None:
     """On the same capacity, the controller makes the policy ask for the same launches at the same times as a replay.
 
     Answers come late, in any order and partly as refusals. The controller's state passes through JSON before each
-    decision, as after a restart.
+    decision, as after a restart. With a policy speed, everything around it happens in as much less time.
     """
     made = PolicySettings(trace.zones, extra, retry_s=trace.gap_s)
     replayed, live = _Recording(make_policy(name, made)), _Recording(make_policy(name, made))
     rules = ReplaySettings(target, float(cold_s), 3.0, answers)
-    result = replay_window(trace, replayed, rules, 0, trace.ticks)
-    launched = Market(trace, ServicePlan(live, _fixed(target), version=1), float(cold_s), answers).run(0, trace.ticks)
+    result = replay_spans(trace, replayed, rules, 0, trace.ticks)[0]
+    plan = ServicePlan(live, _fixed(target), version=1, policy_speed=speed)
+    fast = replace(trace, gap_s=trace.gap_s / speed)
+    soon = replace(answers, refused_s=answers.refused_s / speed, granted_s=answers.granted_s / speed)
+    launched = Market(fast, plan, cold_s / speed, soon).run(0, trace.ticks)
     assert live.asked == replayed.asked
     assert len(launched) == result.launches
 

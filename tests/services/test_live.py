@@ -199,6 +199,7 @@ async def test_a_replica_keeps_the_machine_on_which_it_runs(live: Live) -> None:
     await until(lambda: mine.id in {row.id for row in live.site.rows(InstancePhase.GONE)}, "its machine is gone")
 
 
+@pytest.mark.long
 async def test_a_replica_of_two_machines_ends_with_either(live: Live) -> None:
     """Both machines are in one zone. If one is lost, the replica ends, and its other machine is ended, too."""
     alone = service(num_overprovision=0, min_replicas=1, max_replicas=1, dynamic_ondemand_fallback=False)

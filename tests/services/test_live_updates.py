@@ -62,6 +62,7 @@ async def test_a_rolling_update_keeps_the_replicas_that_serve(live: Live) -> Non
     await until(lambda: sum(one.ended_at is None for one in live.replicas()) == 2, "the older replicas have ended")
 
 
+@pytest.mark.long
 async def test_an_update_keeps_the_replicas_that_it_does_not_change(live: Live) -> None:
     """More replicas, and the way back from an update that finds no machine: the same replicas serve all the time."""
     two = {"num_overprovision": 0, "dynamic_ondemand_fallback": False}
@@ -130,6 +131,7 @@ async def test_an_update_away_from_spot_and_back_keeps_what_serves(live: Live) -
     assert min(len(versions) for versions in watch.seen) >= 2
 
 
+@pytest.mark.long
 async def test_an_update_that_fails_is_given_up(live: Live) -> None:
     """After three failed replicas of the new version, the older one goes on in its own zone, and says so."""
     live.up(_in_zone("za"))

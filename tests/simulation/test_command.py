@@ -103,6 +103,7 @@ def test_the_same_command_writes_the_same(files: Path) -> None:
     assert once("1") == once("1") != once("2")
 
 
+@pytest.mark.long
 def test_several_policies_are_a_list(files: Path, report: tuple[Any, str]) -> None:
     """Several policies give a list in the order in which they are named, each once."""
     assert [one["policy"] for one in outcome("--policy", "fifo", "--policy", "global", "--policy", "fifo")] == [

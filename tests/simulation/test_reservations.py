@@ -47,6 +47,7 @@ def test_a_gang_starts_once_what_ran_when_it_reserved_has_ended(known: bool) -> 
     assert waited > ROUNDS // 3
 
 
+@pytest.mark.long
 def test_columns_and_ledger_agree_where_something_is_reserved() -> None:
     """After every pass, the free resources in the regions' columns equal those of the simulator's ledger.
 

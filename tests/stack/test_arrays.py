@@ -67,6 +67,7 @@ def test_a_sweep(shared: Up) -> None:
     assert found["array"]["elements"] == found["array"]["failed"] == 1
 
 
+@pytest.mark.long
 def test_elements_of_the_same_index(shared: Up) -> None:
     """An element starts when that of its index has succeeded; the others end with the reason."""
     job = "jobs: [{name: main, resources: {cpus: 0.1, memory: 64MiB}, run: 'exit {{ code }}'}]\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from rigs.demos.serving.installation import Balancer
 from tests.stack.harness import Up, wait_until
@@ -101,6 +102,7 @@ class _Load:
         return Counter(itertools.islice(self.answers, first, None))
 
 
+@pytest.mark.long
 def test_a_bad_version_goes_back_and_a_good_one_replaces_the_old_one(tmp_path: Path) -> None:
     """Version 2 fails every tenth request, and is taken back without an operator. Version 3 is good."""
     up = Up(tmp_path, _FLEET, settings="services: {scaling_interval_s: 1}\n")

@@ -104,6 +104,7 @@ def test_the_first_workload_of_the_readme(stack: Up) -> None:
         assert "rank 0 of 2" in said and "rank 1 of 2" in said and "succeeded" in said
 
 
+@pytest.mark.long
 def test_the_pool_of_the_page_on_providers(stack: Up) -> None:
     """With the settings of the page, its first commands make a pool, which launches machines of the emulated cloud."""
     section = PROVIDERS.read_text().split("\n## ")[0]
@@ -149,10 +150,12 @@ PRINTS = {
 }
 
 
+LONG = {"philly", "llm"}
+
+
 @pytest.mark.parametrize(
     "example",
-    # `tests/simulation/test_command.py` has the commands of the example `philly`, which take long.
-    [pytest.param(one, marks=pytest.mark.long) if one.name == "philly" else one for one in EXAMPLES],
+    [pytest.param(one, marks=pytest.mark.long) if one.name in LONG else one for one in EXAMPLES],
     ids=lambda path: path.name,
 )
 def test_an_example(stack: Up, example: Path) -> None:

@@ -365,6 +365,7 @@ def test_two_api_processes(stack: Up) -> None:
     stack.client().cancel(id_)
 
 
+@pytest.mark.long
 def test_a_machine_that_cannot_reach_the_api(stack: Up) -> None:
     """The user sees the machine and the address."""
     id_ = running(stack)

@@ -242,6 +242,7 @@ def test_a_result_that_cannot_come_back(ex: mizzen.Executor) -> None:
         large.result(120)
 
 
+@pytest.mark.long
 def test_the_api_restarts(shared: Up) -> None:
     """Futures survive while the API is away."""
     with executor(shared) as ex:
@@ -286,6 +287,7 @@ def test_submitit(shared: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         job.result()
 
 
+@pytest.mark.long
 def test_joblib(shared: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     """`joblib.Parallel` runs its calls as workloads."""
     options = {"cpus": 0.1, "memory": "256MiB", "tenant": "t", "client": shared.client()}

@@ -162,6 +162,7 @@ def _back(away: Path, bucket: Path) -> None:
     away.rename(bucket)
 
 
+@pytest.mark.long
 def test_sites_share_services_and_disturb_nobody(sites: tuple[Up, Up], tmp_path: Path) -> None:
     """When one site is stopped, its workload moves to the other site; the other site and the services keep running.
 

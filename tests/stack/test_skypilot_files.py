@@ -63,6 +63,7 @@ def _repository(folder: Path) -> str:
     return f"file://{folder}"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes of tenants need an agent that runs as root")
 def test_a_file_of_skypilot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_url: str) -> None:
     """A replica of two machines has the branch, local files, a folder of a bucket at an absolute path, and the secret.

@@ -55,6 +55,7 @@ def _ready(up: Up, number: int) -> dict[int, str]:
     return places
 
 
+@pytest.mark.long
 def test_replicas_stand_on_different_machines(up: Up) -> None:
     """Three replicas stand on three of four machines; after the loss of one machine, they do again.
 

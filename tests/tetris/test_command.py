@@ -56,6 +56,7 @@ def here(*arguments: object, text: str | None = None) -> Result:
     return CliRunner().invoke(tetris, [command, *rest], input=text)
 
 
+@pytest.mark.long
 def test_a_pipe_and_a_folder(instance: Path, tmp_path: Path) -> None:
     """Documents may come from standard input and go to standard output; large instances are folders of Parquet."""
     solved = here("solve", "-", "--method", "v0", text=instance.read_text())

@@ -32,6 +32,7 @@ from domain.protocol.machines import DETACHED
 from domain.protocol.scheduling import DryRunRequest, ScanTicket
 from domain.protocol.sessions import OpenSession, SessionRefusal
 from tests.workflows import (
+    test_bundle,
     test_instance,
     test_launch_refused,
     test_leaving,
@@ -262,6 +263,11 @@ async def _session(client: Client, *, is_refused: bool) -> WorkflowHistory:
     return await _fetched(client, "session")
 
 
+async def _bundle(client: Client) -> WorkflowHistory:
+    await test_bundle.ends_in_every_way(client)
+    return await _fetched(client, "bundle")
+
+
 async def _instance(client: Client, life: Callable[[Instance], Awaitable[None]]) -> WorkflowHistory:
     instance = Instance(client, "in-1")
     async with serving(client, instance.id, [InstanceWorkflow], instance.ledger.all()):
@@ -275,6 +281,7 @@ OTHERS: dict[str, Callable[[Client], Awaitable[WorkflowHistory]]] = {
     "machine": _machine,
     "machine-refuses": _refusing_machine,
     "house": _house,
+    "bundle": _bundle,
     "replica": _replica,
     "scrub": _scrub,
     "session": partial(_session, is_refused=False),

@@ -7,6 +7,7 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
 from infra.payloads import DATA_CONVERTER
+from workflows.bundle import BundleWorkflow
 from workflows.housekeeping import HousekeepingWorkflow
 from workflows.instance import InstanceWorkflow
 from workflows.machine import MachineWorkflow
@@ -22,7 +23,7 @@ WORKFLOWS: Mapping[str, type] = {
     workflow.__name__: workflow
     for workflow in (
         WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow,
-        ScrubWorkflow, InstanceWorkflow, SessionWorkflow,
+        ScrubWorkflow, InstanceWorkflow, SessionWorkflow, BundleWorkflow,
     )
 }  # fmt: skip
 

@@ -8,10 +8,12 @@ from typing import Any
 from temporalio import activity
 
 from domain.protocol.activities import Activity
+from domain.protocol.bundles import Bundle, BundleRun, RunBundle, SettleBundle
 from domain.protocol.data import ReplicateTable, Scrub
 from domain.protocol.instances import InstanceFacts, InstanceMove, InstanceRef
 from domain.protocol.machines import Attend, Hello, MachineNotice, Welcome
 from domain.protocol.scheduling import AwardRequest, AwardResult, BidRequest, DryRunRequest, DryRunResult, ScanTicket
+from domain.protocol.workloads import LaunchPlan
 
 
 class StandIns:
@@ -38,6 +40,29 @@ class StandIns:
             await asyncio.sleep(0.02)
         if self.errors[kind]:
             raise self.errors[kind].pop(0)
+
+
+class Bundles(StandIns):
+    """Activities of a bundle, with those of its machine's agent."""
+
+    def __init__(self, plans: dict[str, LaunchPlan], runs: list[BundleRun]) -> None:
+        super().__init__()
+        self._plans = plans
+        self._runs = runs
+
+    @activity.defn(name=Activity.STAGE_BUNDLE.value)
+    async def stage(self, bundle: Bundle) -> dict[str, LaunchPlan]:
+        await self._called(Activity.STAGE_BUNDLE, bundle)
+        return self._plans
+
+    @activity.defn(name=Activity.RUN_BUNDLE.value)
+    async def run(self, request: RunBundle) -> BundleRun:
+        await self._called(Activity.RUN_BUNDLE, request)
+        return self._runs.pop(0)
+
+    @activity.defn(name=Activity.SETTLE_BUNDLE.value)
+    async def settle(self, request: SettleBundle) -> None:
+        await self._called(Activity.SETTLE_BUNDLE, request)
 
 
 class Auction(StandIns):

@@ -19,7 +19,7 @@ def offers_of(name: str, settings: TraceProviderSettings) -> list[Offer]:
             zone.kind,
             Shape(machine_type, of.gpus, of.gpu_type, round(of.cpus * 1000), of.memory),
             of.usd_per_h * zone.price_factor,
-            settings.start_median_s,
+            settings.start_median_s / settings.speed,
         )
         for zone_name, zone in settings.zones.items()
         for machine_type, of in settings.machine_types.items()
@@ -80,12 +80,12 @@ class Market:
 
     def start_s(self, token: str) -> float:
         """Returns the duration of a launch. It is a deterministic function of the token."""
-        sigma = self._settings.start_sigma
-        return self._settings.start_median_s * random.Random(f"{self._settings.seed} {token}").lognormvariate(0, sigma)
+        sigma, median_s = self._settings.start_sigma, self._settings.start_median_s / self._settings.speed
+        return median_s * random.Random(f"{self._settings.seed} {token}").lognormvariate(0, sigma)
 
     def noticed(self, instance: MarketInstance, now_s: float) -> MarketInstance:
         """Returns the machine with its end set to the end of a notice that begins now."""
-        return replace(instance, ends_at_s=now_s + self._settings.notice_s)
+        return replace(instance, ends_at_s=now_s + self._settings.notice_s / self._settings.speed)
 
     def taken(self, instances: Iterable[MarketInstance], now_s: float) -> list[MarketInstance]:
         """Returns the machines that are reclaimed now, with the end of their notice: each zone's excess, at random."""

@@ -81,5 +81,5 @@ class TraceProviderSettings(DocumentPart):
     notice_s: float = Field(120.0, ge=0)
     """The time between a notice and the end of the machine; 0: there is no notice."""
     speed: float = Field(1.0, gt=0)
-    """The seconds of trace time that pass in one second."""
+    """The seconds of trace time that pass in one second. All times above are seconds of the trace."""
     seed: int = 0

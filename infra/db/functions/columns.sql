@@ -15,7 +15,8 @@ create function workload_ask(spec jsonb) returns text language sql immutable par
         'excluded', nullif(spec -> 'regions_excluded', '[]'),
         'capacity', case when spec ->> 'cluster' is not null then jsonb_build_array('cluster:' || (spec ->> 'cluster'))
             when spec -> 'capacity' ? 'own' then (
-                select jsonb_agg(case kind when 'own' then 'tenant:' || (spec ->> 'tenant') else kind end order by place)
+                select jsonb_agg(case kind when 'own' then 'tenant:' || (spec ->> 'tenant') else kind end
+                    order by place)
                 from jsonb_array_elements_text(spec -> 'capacity') with ordinality as listed (kind, place))
             else spec -> 'capacity' end,
         'max_runtime_s', spec -> 'limits' -> 'max_runtime_s',

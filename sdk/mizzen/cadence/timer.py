@@ -239,12 +239,6 @@ class Cadence:
             return self._choice()
 
     @property
-    def next_step(self) -> int:
-        """The step after which the next save is due, if steps keep their current length."""
-        with self._lock:
-            return self._seen + self._left(self._seen_s)
-
-    @property
     def longest_step_s(self) -> float | None:
         """The longest step of this run so far in seconds, or more: the longest time between two readings of the clock.
 

@@ -58,21 +58,20 @@ _NUMPY = {
     "float32": "F32",
     "float64": "F64",
 }
-_TORCH = _NUMPY | {
+_SHORT = {
     "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }
+"""Types of torch, and of numpy if `ml_dtypes` is imported, as by JAX."""
+_TORCH = _NUMPY | _SHORT
 _PAIRS = {"complex64": "F32", "complex128": "F64"}
 
 # safetensors has types for these, but some of its readers do not support them.
 _BITS = {"float8_e8m0fnu": "U8", "float8_e4m3fnuz": "U8", "float8_e5m2fnuz": "U8"}
-_NATIVE = {"numpy": _NUMPY, "torch": _TORCH}
-_STORED_AS = {"numpy": _NUMPY | _PAIRS, "torch": _TORCH | _PAIRS | _BITS}
-_NAMES: dict[Library, dict[str, str]] = {
-    "numpy": {tag: name for name, tag in _NUMPY.items()},
-    "torch": {tag: name for name, tag in _TORCH.items()},
-}
+_NATIVE = _TORCH
+_STORED_AS = {"numpy": _TORCH | _PAIRS, "torch": _TORCH | _PAIRS | _BITS}
+_NAMES = {tag: name for name, tag in _NATIVE.items()}
 NUMPY_TYPES = frozenset(_STORED_AS["numpy"])
 """Names of the numpy types whose arrays and scalars can be stored."""
 
@@ -120,8 +119,9 @@ def _of_array(where: str, array: Any) -> Stored:
     _check_type(where, "numpy", name, str(array.dtype))
 
     def read() -> Chunk:
-        # Copies only if the array is not in C order or not little endian.
-        flat = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+        # Copies only if the array is not in C order or not little endian. Short types have no buffer.
+        plain = array.view(f"u{array.itemsize}") if name in _SHORT else array
+        flat = plain.astype(plain.dtype.newbyteorder("<"), order="C", copy=False)
         return PickleBuffer(flat).raw() if array.size else b""
 
     interface = array.__array_interface__
@@ -130,9 +130,9 @@ def _of_array(where: str, array: Any) -> Stored:
         library="numpy",
         dtype=_STORED_AS["numpy"][name],
         shape=_file_shape(name, array.shape),
-        was=None if name in _NUMPY else name,
+        was=None if name in _NATIVE else name,
         read=read,
-        identity=("numpy", place, array.shape, array.strides, array.dtype.str),
+        identity=("numpy", place, array.shape, array.strides, array.dtype.str, name),
     )
 
 
@@ -170,7 +170,7 @@ def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
         library="torch",
         dtype=_STORED_AS["torch"][name],
         shape=_file_shape(name, tuple(tensor.shape)),
-        was=None if name in _TORCH else name,
+        was=None if name in _NATIVE else name,
         # Copies only if the tensor is on another device, not in C order, or a lazy conjugate or negative.
         read=lambda: _memory(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()),
         identity=("torch", *where_in, name, signs),
@@ -211,13 +211,6 @@ def live_memory(tensor: Any) -> memoryview:
     return PickleBuffer(memory).raw()
 
 
-def memory_of(tensor: Any) -> tuple[int, memoryview] | None:
-    """Return address and memory of a contiguous CPU tensor; None for other tensors and for empty ones."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        return None
-    return (tensor.data_ptr(), live_memory(tensor)) if tensor.nbytes else None
-
-
 def _check_type(where: str, library: Library, name: str, shown: str) -> None:
     if name not in _STORED_AS[library]:
         kind = "arrays" if library == "numpy" else "tensors"
@@ -241,6 +234,22 @@ def library_of(name: Library, part: str) -> Any:
         raise CheckpointError(f"{part} holds {what}: install {name} to load it (pip install {name})") from error
 
 
+def numpy_type(name: str, part: str) -> Any:
+    """Return the numpy type of this name, which is in `NUMPY_TYPES`.
+
+    Raises:
+        CheckpointError: numpy is not installed, or ml_dtypes, which defines the type.
+    """
+    numpy = library_of("numpy", part)
+    if name in _SHORT:
+        try:
+            import ml_dtypes  # noqa: F401
+        except ImportError as error:
+            message = f"{part} holds numpy arrays of {name}: install ml_dtypes to load it (pip install ml_dtypes)"
+            raise CheckpointError(message) from error
+    return numpy.dtype(name)
+
+
 def rebuilt(library: Library, dtype: str, shape: list[int], was: str | None, data: memoryview, part: str) -> Any:
     """Rebuild the array or CPU tensor that `Stored` describes, as a writable view of `data`.
 
@@ -250,13 +259,13 @@ def rebuilt(library: Library, dtype: str, shape: list[int], was: str | None, dat
     """
     if was is not None and _STORED_AS[library].get(was) != dtype:
         raise CorruptCheckpointError(f"a tensor of {dtype} cannot be a {library} tensor of {was}")
-    if dtype not in _NATIVE[library].values() or math.prod(shape) * WIDTHS[dtype] != data.nbytes:
+    if dtype not in _NAMES or math.prod(shape) * WIDTHS[dtype] != data.nbytes:
         raise CorruptCheckpointError(f"a {library} tensor of {dtype} and shape {shape} cannot have {data.nbytes} bytes")
     module = library_of(library, part)
     if library == "numpy":
-        array = module.frombuffer(data, module.dtype(_NAMES["numpy"][dtype]).newbyteorder("<"))
+        array = module.frombuffer(data, numpy_type(_NAMES[dtype], part).newbyteorder("<"))
         return array.view(was).reshape(shape[:-1]) if was else array.reshape(shape)
-    native = getattr(module, _NAMES["torch"][dtype])
+    native = getattr(module, _NAMES[dtype])
     # frombuffer rejects an empty buffer.
     tensor = module.frombuffer(data, dtype=native) if data.nbytes else module.empty(0, dtype=native)
     tensor = tensor.reshape(shape)

@@ -32,7 +32,7 @@ from typing import Any
 
 from mizzen.checkpoint.errors import CorruptCheckpointError, StateError
 from mizzen.checkpoint.tensorfile import METADATA, Tensors
-from mizzen.checkpoint.tensors import NUMPY_TYPES, Library, Stored, library_of, loaded, rebuilt, stored
+from mizzen.checkpoint.tensors import NUMPY_TYPES, Library, Stored, library_of, loaded, numpy_type, rebuilt, stored
 from mizzen.objects.store import Chunk
 
 _WIDE_BITS = 1024
@@ -149,6 +149,8 @@ class Flattening:
             if isinstance(value, plain):
                 return self.written(convert(value), path)
         name = f"{type(value).__module__}.{type(value).__qualname__}"
+        if name.startswith("jax"):
+            raise StateError(f"{where}: {name} cannot be stored; track a Pytree of mizzen.integrations.jax instead")
         known = "numbers, strings, bytes, lists, tuples, dicts, sets, deques, numpy arrays and torch tensors"
         raise StateError(f"{where}: {name} cannot be stored; use {known}, or make it a part of its own: Pickled(value)")
 
@@ -273,12 +275,12 @@ class _Restoring:
             case "$complex":
                 return complex(*(self.read(item) for item in content))
             case "$scalar":
-                numpy = library_of("numpy", self.part)
                 name, text = content
                 if name not in NUMPY_TYPES:
                     raise CorruptCheckpointError(f"numpy scalars of type {name!r} need a newer version of mizzen")
-                dtype = numpy.dtype(name).newbyteorder("<")
-                return numpy.frombuffer(bytes.fromhex(text), dtype).astype(dtype.newbyteorder("="))[0]
+                dtype = numpy_type(name, self.part).newbyteorder("<")
+                array = library_of("numpy", self.part).frombuffer(bytes.fromhex(text), dtype)
+                return array.astype(dtype.newbyteorder("="))[0]
             case "$bytes":
                 return self._once(content, lambda: bytes(self.tensors[content][2]))
             case "$numpy" | "$torch":

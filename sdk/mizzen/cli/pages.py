@@ -220,6 +220,7 @@ def _progress(progress: Mapping[str, Any] | None) -> str | None:
     if not progress:
         return None
     parts = [] if progress.get("step") is None else [f"step {progress['step']}"]
+    parts += [f"{name} {value:.6g}" for name, value in progress.get("metrics", {}).items()]
     if progress.get("checkpoint_step") is not None:
         facts = [formats.ago(progress.get("checkpoint_at")), formats.size(progress.get("checkpoint_bytes"))]
         known = ", ".join(fact for fact in facts if fact)

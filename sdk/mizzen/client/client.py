@@ -155,6 +155,10 @@ class Client(Data, FleetMethods, OutputCalls, Services):
         """Return the attempts of a workload, oldest first."""
         return list(self._pages(("workloads", workload_id, "attempts"), {}, None))
 
+    def progress(self, workload_id: str) -> views.Curve:
+        """Return the steps and metrics of a workload's attempts over time."""
+        return cast(views.Curve, self._call("GET", "workloads", workload_id, "progress"))
+
     def allocations(self, workload_id: str) -> list[views.Allocation]:
         """Return the current and past allocations of a workload, oldest first."""
         return list(self._pages(("workloads", workload_id, "allocations"), {}, None))

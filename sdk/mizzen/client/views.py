@@ -118,6 +118,8 @@ class Progress(TypedDict):
     """The latest reports of the workload's tasks."""
 
     step: int | None
+    metrics: dict[str, float]
+    """The values that the newest attempt has reported, such as its loss."""
     checkpoint_step: int | None
     checkpoint_at: str | None
     checkpoint_age_s: float | None
@@ -387,6 +389,22 @@ class Attempt(TypedDict):
     """Tables that are stale in its region, each with the time up to which the replica is complete."""
     gpus: dict[str, int]
     cpus: float
+
+
+class Point(TypedDict):
+    """What the tasks of an attempt had reported at one time."""
+
+    attempt: int
+    step: int
+    at: str
+    metrics: dict[str, float]
+
+
+class Curve(TypedDict):
+    """Steps and metrics over time."""
+
+    points: list[Point]
+    """By attempt and step; of each attempt at most 200, evenly spaced by step within a factor of two."""
 
 
 class Allocation(TypedDict):

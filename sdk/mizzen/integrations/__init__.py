@@ -6,4 +6,6 @@
 | `ddp` | `DistributedDataParallel`: all ranks save, and exit, at the same step |
 | `transformers` | the Trainer of Hugging Face |
 | `lightning` | the Trainer of Lightning |
+| `dcp` | torch's distributed checkpoints |
+| `jax` | trees of arrays of JAX |
 """

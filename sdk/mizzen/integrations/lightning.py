@@ -30,6 +30,7 @@ except ImportError:
     from pytorch_lightning import Callback, LightningModule, Trainer
     from pytorch_lightning.callbacks import StochasticWeightAveraging
 
+from mizzen import report
 from mizzen.checkpoint import Checkpointer, CheckpointSettings, CheckpointWarning, rng
 from mizzen.checkpoint.departure import StepAction
 from mizzen.integrations import ddp
@@ -231,10 +232,12 @@ class ResilientCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Add what was logged in this epoch before an interruption."""
+        """Add what was logged in this epoch before an interruption. Report the metrics as often as they are logged."""
         del pl_module, outputs, batch, batch_idx
         _add_sums(trainer, self._sums)
         self._sums = {}
+        if trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
+            report.progress(trainer.global_step, **trainer.callback_metrics)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let Lightning step plateau schedules in a resumed epoch: it does not, as it does not save the metrics."""

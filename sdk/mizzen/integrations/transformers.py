@@ -18,6 +18,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import SaveStrategy, rotate_checkpoints
 
+from mizzen import report
 from mizzen.checkpoint import Checkpointer
 from mizzen.checkpoint.departure import StepAction
 from mizzen.integrations import ddp
@@ -206,6 +207,19 @@ class ResilientCallback(TrainerCallback):
             control.should_training_stop = True
         self._commit(args, state, control)
         return control
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Report what the Trainer logs, such as the loss."""
+        del args, control, kwargs
+        numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+        report.progress(state.global_step, **numbers)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Redirect the save, which follows this evaluation."""

@@ -56,6 +56,19 @@ def test_a_killed_haproxy_is_replaced_while_connections_wait(
     balancer.wait_replicas({replicas[0]})
 
 
+def test_a_haproxy_that_dies_during_its_start_is_replaced(
+    api: BalanceApi, replicas: list[Replica], start: Start
+) -> None:
+    """It is killed at its first answer, while the balancer still sets it up. The balancer goes on."""
+    api.set([replicas[0].entry()])
+    balancer = start()
+    killed = 0
+    for _ in range(5):
+        wait_for("HAProxy answers", lambda: balancer.haproxy() not in (0, killed) and balancer.ask("show version"))
+        os.kill(killed := balancer.haproxy(), signal.SIGKILL)
+    balancer.wait_replicas({replicas[0]})
+
+
 def test_haproxy_ends_with_its_supervisor_and_the_next_starts_from_the_disk(
     api: BalanceApi, replicas: list[Replica], start: Start, tmp_path: Path
 ) -> None:

@@ -16,6 +16,8 @@ from research.experiments.pools.report import BEGIN, write_report
 from research.experiments.replay import scene_of
 from tests.research.experiments.conftest import SHORT
 
+pytestmark = pytest.mark.long
+
 CASE = ExperimentCase("openb", LOAD, 0)
 
 

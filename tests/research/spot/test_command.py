@@ -116,6 +116,7 @@ def _document(folder: Path, *arguments: str) -> dict:
     return json.loads((folder / "out.json").read_text())
 
 
+@pytest.mark.long
 def test_requests(folder: Path, capsys: Capture) -> None:
     """Latency has a table and is in the document; availability and cost stay the same; each option has an effect."""
     plain = _document(folder, "--policy", "spothedge", "--policy", "even-spread")
@@ -240,6 +241,7 @@ def test_the_optimum_of_other_settings(folder: Path, capsys: Capture) -> None:
     assert all("cost_over_optimum" not in one for one in found["sweeps"][0]["cases"])
 
 
+@pytest.mark.long
 def test_the_optimum(folder: Path, capsys: Capture) -> None:
     """Both readings are printed beside the cost of each policy over them."""
     usual = ("--policy", "all", "--optimum", "--optimum-availability", "90")
@@ -259,6 +261,7 @@ def test_the_optimum(folder: Path, capsys: Capture) -> None:
     assert "cheapest plan with at least 90 % availability" in out
 
 
+@pytest.mark.long
 def test_report(folder: Path, capsys: Capture) -> None:
     """One file without links to others, with the same bytes each time; a chart for each policy's window and sweep."""
     usual = ("--policy", "spothedge", "--policy", "on-demand", "--requests", "poisson:0.5", "--optimum",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from research.spot.optimum import OptimumError, solve_optimum
 from research.spot.policies import POLICIES, make_policy
-from research.spot.replay import ReplaySettings, replay_window
+from research.spot.replay import ReplaySettings, replay_spans
 from research.spot.traces import SpotTrace
 from services.spot.policies import PolicySettings
 from tests.services.spot.strategies import traces, zones_of
@@ -26,7 +26,7 @@ def test_no_policy_is_cheaper(trace: SpotTrace, gap_s: int, cold_s: int, target:
     trace = replace(trace, gap_s=float(gap_s), capacity=tuple(counts[:6] for counts in trace.capacity))
     rules = ReplaySettings(target, float(cold_s), 3.0)
     policy = make_policy(name, PolicySettings(trace.zones, 1, retry_s=trace.gap_s))
-    found = replay_window(trace, policy, rules, 0, trace.ticks)
+    found = replay_spans(trace, policy, rules, 0, trace.ticks)[0]
     costs = []
     for by_zone in (True, False):
         best = solve_optimum(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from research.spot.policies import POLICIES, make_policy
-from research.spot.replay import ReplaySettings, replay_window
+from research.spot.replay import ReplaySettings, replay_spans
 from research.spot.traces import UNLIMITED, SpotTrace, SpotTraceError, read_traces, region_of
 from research.spot.windows import Windows, means, replay_windows
 from services.spot.policies import PolicySettings
@@ -34,7 +34,7 @@ def test_equals_the_plain_replay(
     ticks = data.draw(st.integers(1, trace.ticks - first))
     rules = ReplaySettings(target, float(cold_s), 3.0)
     policy = make_policy(name, PolicySettings(trace.zones, extra, retry_s=trace.gap_s))
-    found = replay_window(trace, policy, rules, first, ticks)
+    found = replay_spans(trace, policy, rules, first, ticks)[0]
     assert (found.availability, found.cost) == pytest.approx(plain_replay(trace, policy, rules, first, ticks))
 
 
@@ -42,19 +42,19 @@ def test_an_example() -> None:
     """Two zones, one replica: billed from the launch, ready after the cold start, replaced in the other zone."""
     trace = SpotTrace(zones_of(2), 100.0, ((1, 0, 0), (0, 1, 0)))
     policy = make_policy("round-robin", PolicySettings(trace.zones, retry_s=100.0))
-    found = replay_window(trace, policy, ReplaySettings(1, 40.0, 2.0), 0, 3)
+    found = replay_spans(trace, policy, ReplaySettings(1, 40.0, 2.0), 0, 3)[0]
     assert found.availability == pytest.approx(120 / 300)
     assert found.cost == pytest.approx(200 / 600)
     # In tick 1 the lost zone itself is not tried, because round robin is at the other one; in tick 2 both refuse.
     assert (found.launches, found.preemptions, found.refusals) == (2, 2, 2)
     hedge = make_policy("spothedge", PolicySettings(trace.zones, 0, retry_s=100.0))
-    found = replay_window(trace, hedge, ReplaySettings(1, 40.0, 2.0), 0, 3)
+    found = replay_spans(trace, hedge, ReplaySettings(1, 40.0, 2.0), 0, 3)[0]
     # On-demand: seconds 0 to 40, 100 to 140, and 200 to 300, of which the last 60 are ready.
     assert found.availability == pytest.approx((60 + 60 + 60) / 300)
     assert found.cost == pytest.approx((200 + 2 * 180) / 600)
     assert found.on_demand_share == pytest.approx(180 / 380)
     with pytest.raises(ValueError, match="the trace has 3 ticks"):
-        replay_window(trace, hedge, ReplaySettings(), 2, 2)
+        replay_spans(trace, hedge, ReplaySettings(), 2, 2)
 
 
 def test_all_on_demand_costs_one() -> None:
@@ -90,7 +90,7 @@ def test_a_policy_without_end_is_an_error() -> None:
 
     trace = SpotTrace(zones_of(1), 60.0, ((0,),))
     with pytest.raises(RuntimeError, match="Endless"):
-        replay_window(trace, Endless(), ReplaySettings(), 0, 1)
+        replay_spans(trace, Endless(), ReplaySettings(), 0, 1)
 
 
 def _write(folder: Path, name: str, counts: list[int], gap_s: int = 300) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from domain.capacity import CapacityKind
 from research.spot.answers import AnswerSettings
 from research.spot.policies import make_policy
-from research.spot.replay import ReplaySettings, replay_window
+from research.spot.replay import ReplaySettings, replay_spans
 from research.spot.traces import SpotTrace, read_traces
 from research.spot.windows import Windows, means, replay_windows
 from services.spot.estimates import Estimates
@@ -96,7 +96,7 @@ def test_plans_do_not_replace_each_other_for_ever(seed: int) -> None:
             counts.append(draw.choice((0, 0, 1, 2, 3, 6)) if draw.random() < 0.15 else counts[-1])
         rows.append(tuple(counts[1:]))
     policy = make_policy("spothedge+", PolicySettings(_ZONES, outage_price_s=6000.0))
-    result = replay_window(SpotTrace(_ZONES, 300.0, tuple(rows)), policy, ReplaySettings(3, 300.0), 0, 72)
+    result = replay_spans(SpotTrace(_ZONES, 300.0, tuple(rows)), policy, ReplaySettings(3, 300.0), 0, 72)[0]
     assert result.availability > 0.5
     assert result.launches < 200
 

@@ -1,0 +1,41 @@
+"""The steps and metrics that an attempt has reported over time, as a bounded curve."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+POINTS_KEPT = 200
+"""The most points of a curve."""
+
+
+class Point(NamedTuple):
+    """What a task has reported at one time."""
+
+    step: int
+    at_s: float
+    """When the report was read, in seconds since the epoch."""
+    metrics: dict[str, float]
+    """Values by name, such as the loss."""
+
+
+def with_point(points: Sequence[Point], point: Point) -> list[Point]:
+    """Returns a curve with one more point; the same curve if the step is not later than that of the last point.
+
+    The result has at most `POINTS_KEPT` points, evenly spaced by step within a factor of about two, however long the
+    curve is. The first point and the newest one always stay.
+    """
+    kept = list(points)
+    if kept and point.step <= kept[-1].step:
+        return kept
+    spacing = (point.step - kept[0].step) / POINTS_KEPT if kept else 0.0
+    if len(kept) > 1 and kept[-1].step - kept[-2].step < spacing:
+        kept.pop()
+    kept.append(point)
+    return kept if len(kept) <= POINTS_KEPT else _thinned(kept, 2 * spacing)
+
+
+def _thinned(points: Sequence[Point], spacing: float) -> list[Point]:
+    kept = [points[0]]
+    for point in points[1:-1]:
+        if point.step - kept[-1].step >= spacing:
+            kept.append(point)
+    return [*kept, points[-1]]
