@@ -704,8 +704,8 @@ class Cluster(TypedDict):
     link_mbit: float | None
     """Bandwidth of its link to the region's other clusters, in Mbit/s; None: not set."""
     tenant: str | None
-    """The tenant whose pilots these machines are, and which alone may use them; None: all may use them, or the key is
-    of another tenant."""
+    """The only tenant that may use its machines, which are its pilots; None: all may, or it is another one than that of
+    the key."""
     machines: MachineCounts
     gpus: dict[str, Slots]
 
