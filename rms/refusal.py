@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from math import inf
 
-from domain.capacity import USUAL
+from domain.capacity import OWN, USUAL, own_of
 from domain.reasons import Reason, ReasonCode, in_words
 from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1
@@ -28,7 +28,8 @@ def needs(job: JobRequest, there: Collection[str] = USUAL) -> str:
     if job.memory_bytes_per_task:
         parts.append(f"{job.memory_bytes_per_task / 2**30:g} GiB of memory")
     if job.capacity != USUAL or not set(job.capacity) & set(there):
-        parts.append(f"on {' or '.join(job.capacity).replace('_', ' ')} machines")
+        kinds = (OWN if kind.startswith(own_of("")) else kind for kind in job.capacity)
+        parts.append(f"on {' or '.join(kinds).replace('_', ' ')} machines")
     return f"{'1 task' if job.tasks == 1 else f'{job.tasks} tasks, each'} with {', '.join(parts)}"
 
 

@@ -7,7 +7,7 @@ from fastapi import Query
 from pydantic import Field, StringConstraints
 from sqlalchemy import select, tuple_
 
-from api.auth import Operator, Viewer
+from api.auth import Caller, Operator, Viewer
 from api.bodies import MAX_TEXT, Body, JsonOnly
 from api.fleet.regions import MachineCountsView, SlotsView, counts, grouped, slots
 from api.openapi import refusals
@@ -45,6 +45,10 @@ class ClusterView(View):
     link_mbit: float | None = Field(
         description="Bandwidth of its link to the region's other clusters, in Mbit/s; null: not set"
     )
+    tenant: str | None = Field(
+        description="The only tenant that may use its machines, which are its pilots; null: all may, or it is another"
+        " one than that of the key"
+    )
     machines: MachineCountsView
     gpus: dict[str, SlotsView]
 
@@ -76,7 +80,7 @@ class ClusterList(Page[ClusterView]):
 @router.get("/clusters", summary="List clusters")
 def list_clusters(
     state: StateOf,
-    _: Viewer,
+    caller: Viewer,
     region: Annotated[str | None, Query(description="Only clusters in this region")] = None,
     limit: Limit = MAX_ITEMS,
     cursor: Cursor = None,
@@ -92,7 +96,7 @@ def list_clusters(
         clusters, following = page(session.scalars(wanted).all(), limit, lambda row: f"{row.region}/{row.name}")
         machines = select(Machine).where(Machine.region.in_({row.region for row in clusters}))
         by_cluster = grouped(session.scalars(machines), lambda m: f"{m.region}/{m.cluster}")
-        items = [_view(row, by_cluster[f"{row.region}/{row.name}"]) for row in clusters]
+        items = [_view(row, by_cluster[f"{row.region}/{row.name}"], caller) for row in clusters]
         return ClusterList(items=items, next_cursor=following)
 
 
@@ -121,8 +125,9 @@ def set_cluster(region: str, name: str, body: ClusterBody, state: StateOf, calle
         write_audit(session, caller, "cluster.set", f"{region}/{name}", **changed)
         session.flush()
         own = select(Machine).where(Machine.region == region, Machine.cluster == name)
-        return _view(row, session.scalars(own).all())
+        return _view(row, session.scalars(own).all(), caller)
 
 
-def _view(row: Cluster, machines: Sequence[Machine]) -> ClusterView:
-    return ClusterView.from_row(row, machines=counts(machines), gpus=slots(machines))
+def _view(row: Cluster, machines: Sequence[Machine], caller: Caller) -> ClusterView:
+    tenant = row.tenant if caller.tenant in (None, row.tenant) else None
+    return ClusterView.from_row(row, tenant=tenant, machines=counts(machines), gpus=slots(machines))

@@ -20,10 +20,12 @@ CAPACITY = {"interval_s": 1, "refused_pause_s": 3, "drain_s": 60, "no_work_s": 2
 class SlurmSite:
     """A stack, not started yet, and a cluster that runs."""
 
-    def __init__(self, slurm: SlurmCluster, folder: Path, fleet: str = FLEET, **provider: Any) -> None:
+    def __init__(
+        self, slurm: SlurmCluster, folder: Path, fleet: str = FLEET, lost_after_s: float = 600, **provider: Any
+    ) -> None:
         """`provider`: changed settings of the provider `site`."""
         self.slurm = slurm
-        capacity = yaml.safe_dump({"capacity": CAPACITY})
+        capacity = yaml.safe_dump({"capacity": {**CAPACITY, "lost_after_s": lost_after_s}})
         self.up = Up(folder, fleet, settings=capacity)
         mizzen = Path(sys.executable).parent / "mizzen"
         agent = f"{mizzen} agent --config {self.up.data}/run/agents.yaml"

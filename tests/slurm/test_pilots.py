@@ -54,7 +54,6 @@ class SlurmUser:
         """Starts pilots."""
         shape = ["--cpus", "2", "--memory", "1GiB", "--gpus", "1", "--gpu-type", "a100", "--gres", "gpu:a100:1"]
         place = ["--partition", "batch", "--region", "hpc", "--state-dir", str(self._home)]
-        place += ["--prepare", "umask 0"]  # The API reads the logs in the bucket as another user.
         self.run("pilots", "--slurm", "--nodes", str(nodes), "--time", "1h", *place, *shape, *self._gateway)
 
     def pilots(self) -> list[dict[str, Any]]:
@@ -81,9 +80,10 @@ def there(tmp_path: Path) -> Iterator[tuple[SlurmCluster, SlurmSite]]:
     """A cluster, and an installation whose bucket is a folder that all users of the cluster share."""
     with cluster(2) as slurm:
         (bucket := slurm.folder / "bucket").mkdir()
+        bucket.chmod(0o777)
         fleet = f"{{version: 1, regions: [{{name: hpc, bucket: 'file://{bucket}', clusters: []}}]}}"
         before = os.umask(0)
-        made = SlurmSite(slurm, tmp_path, fleet)
+        made = SlurmSite(slurm, tmp_path, fleet, lost_after_s=1)
         try:
             made.start()
             yield slurm, made
@@ -118,3 +118,4 @@ def test_pilots_serve_only_their_tenant(there: tuple[SlurmCluster, SlurmSite]) -
     ]
     user.run("pilots", "stop", "--all")
     wait_until(lambda: not slurm.jobs(), "the jobs have ended")
+    wait_until(lambda: not client.machines(), "the machines are removed")

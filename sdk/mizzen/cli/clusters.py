@@ -15,6 +15,7 @@ _CLUSTER_COLUMNS = (
     *PLACE_COLUMNS,
     Column("ZONE", lambda c: c.get("zone"), drop=3),
     Column("CAPACITY", lambda c: str(c.get("capacity", "reserved")).replace("_", " "), drop=2),
+    Column("TENANT", lambda c: c["tenant"], wide=True),
     Column("USD/H", lambda c: formats.pairs(c.get("prices", {})), drop=4, flexible=True),
     Column("STORE", lambda c: c.get("store_url"), wide=True),
     Column("LINK", lambda c: f"{c['link_mbit']:g} Mbit/s" if c.get("link_mbit") else None, wide=True),

@@ -703,6 +703,9 @@ class Cluster(TypedDict):
     """Store for checkpoints of workloads that run there; None: the region's bucket."""
     link_mbit: float | None
     """Bandwidth of its link to the region's other clusters, in Mbit/s; None: not set."""
+    tenant: str | None
+    """The only tenant that may use its machines, which are its pilots; None: all may, or it is another one than that of
+    the key."""
     machines: MachineCounts
     gpus: dict[str, Slots]
 
