@@ -204,7 +204,7 @@ class Passes:
                 self.news |= not candidate.request.displaces.issubset(outcome.plan.victims)
             elif (
                 not candidate.request.may_not_evict
-                and state.workload.tenant not in self._over_quota_tenants
+                and (candidate.request.rank >= OVER_QUOTA_RANK or state.workload.tenant not in self._over_quota_tenants)
                 and candidate.request.jobs == state.workload.jobs
                 and len(candidate.request.jobs) == 1
             ):
