@@ -161,6 +161,8 @@ _SENTENCES: dict[ReasonCode, str] = {
         ", even if it evicts # workloads of lower priority}"
         "{protected_until:?; those that started recently are protected from eviction, the first until"
         " {protected_until}}"
+        "{own:?; it does not evict {own:1 over-quota workload|# over-quota workloads} of its own tenant with an equal"
+        " or better level}"
     ),
     ReasonCode.MACHINES_AVOIDED: (
         "it is not placed on {machines}{until:? until {until}}: it failed or did not start there, and no other"

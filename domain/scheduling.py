@@ -231,6 +231,8 @@ class RunningWorkload:
     the work since the last checkpoint."""
     group: str | None = None
     """The group of workloads that are spread (`SpreadRule.group`); None: it belongs to none."""
+    tenant: str = ""
+    """Empty: unknown."""
 
     @property
     def gpus(self) -> int:
@@ -280,6 +282,10 @@ class PlacementRequest:
     """How far it should be from other workloads of its group."""
     too_close: frozenset[str] = frozenset()
     """Those of the machines in `avoids` that are too close to others of its group (`rms.spread`)."""
+    tenant: str = ""
+    """Empty: unknown."""
+    spares: frozenset[str] = frozenset()
+    """Those of the workloads in `may_not_evict` that are its own tenant's (`rms.own_work`)."""
 
     @property
     def left_out(self) -> tuple[frozenset[str], ...]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import inf
 
 from domain.capacity import USUAL
-from domain.priority import level_of, over_quota_rank
+from domain.priority import OVER_QUOTA_RANK, level_of, over_quota_rank
 from domain.reasons import Reason, ReasonCode, in_words
 from domain.scheduling import (
     Bid,
@@ -50,6 +50,7 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
         replace(w, rank=over_quota_rank(level_of(w.rank))) if _is_displaced(w, request) else w for w in snapshot.running
     ]
     snapshot = replace(snapshot, running=tuple(running))
+    request = _sparing(snapshot, request)
     crowding = crowding_of(snapshot, request.spread)
     if request.spread is not None and request.spread.required:
         too_close = {machine for machine, counts in crowding.items() if counts[0]} - request.avoids
@@ -130,7 +131,7 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
                     options.append(PlacementOption(job, place, spread, tuple(chosen)))
         if not options:
             until_s = _protected_until_s(snapshot, request)
-            why = (_no_room(snapshot, job, free, candidates, allowed, until_s), *later)
+            why = (_no_room(snapshot, request, job, free, candidates, allowed, until_s), *later)
             return Bid(request.workload, snapshot.region, None, why, retry_at_s=min(until_s, again_s))
         best = min(options, key=lambda option: criteria(snapshot, option))
         free = _take(_release(free, best.victims), job, best.spread)
@@ -138,6 +139,19 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
         choices.append(best)
 
     return _without_unneeded(snapshot, choices, victims)
+
+
+def _sparing(snapshot: RegionSnapshot, request: PlacementRequest) -> PlacementRequest:
+    """Adds the over-quota workloads of its own tenant of an equal or better level to those that it may not evict."""
+    spares = {
+        w.id
+        for w in snapshot.running
+        if w.tenant
+        and w.tenant == request.tenant
+        and request.rank < OVER_QUOTA_RANK <= w.rank
+        and level_of(w.rank) <= request.rank
+    }
+    return replace(request, may_not_evict=request.may_not_evict | spares, spares=frozenset(spares))
 
 
 def _is_displaced(workload: RunningWorkload, request: PlacementRequest) -> bool:
@@ -458,6 +472,7 @@ def _protected_until_s(snapshot: RegionSnapshot, request: PlacementRequest) -> f
 
 def _no_room(
     snapshot: RegionSnapshot,
+    request: PlacementRequest,
     job: JobRequest,
     free: _Free,
     candidates: list[RunningWorkload],
@@ -478,5 +493,6 @@ def _no_room(
             "placeable": placeable,
             "evictable": len(allowed),
         }
-        | ({"protected_until": in_words(protected_until_s)} if protected_until_s < inf else {}),
+        | ({"protected_until": in_words(protected_until_s)} if protected_until_s < inf else {})
+        | ({"own": len(request.spares)} if request.spares else {}),
     )

@@ -115,7 +115,13 @@ class ReferenceEngine:
         for victim in plan.victims:
             running[victim] = replace(running[victim], evictable=False)
         running[plan.workload] = RunningWorkload(
-            plan.workload, candidate.request.rank, self._now_s, (), None, evictable=False
+            plan.workload,
+            candidate.request.rank,
+            self._now_s,
+            (),
+            None,
+            evictable=False,
+            tenant=candidate.request.tenant,
         )
 
     def running(self, region: str, workload: RunningWorkload) -> None:

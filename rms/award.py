@@ -12,6 +12,7 @@ import numpy as np
 from domain.scheduling import Holding, PlacementRequest, Plan, RunningWorkload
 from rms.arrays import I8
 from rms.machines import shift
+from rms.own_work import sparing
 from rms.plans import need_of
 from rms.region import Promise, RegionColumns
 from rms.spread import crowding_of
@@ -64,7 +65,8 @@ def award(region: RegionColumns, plan: Plan, request: PlacementRequest, ends_by_
     holdings = tuple(_holding(region.ids[row], taken) for row, taken in sorted(takes.items()) if any(taken) or group)
     region.put_running(
         RunningWorkload(
-            plan.workload, request.rank, region.now_s, holdings, None, evictable=False, ends_by_s=ends_by_s, group=group
+            plan.workload, request.rank, region.now_s, holdings, None, evictable=False, ends_by_s=ends_by_s,
+            group=group, tenant=request.tenant,
         )
     )  # fmt: skip
     return Award(plan, victims)
@@ -177,14 +179,14 @@ def _check(region: RegionColumns, plan: Plan, request: PlacementRequest) -> None
         tasks = sum(count for _, count in placement.machines)
         if tasks != job.tasks:
             raise ValueError(f"plan places {tasks} of {job.tasks} tasks of job {job.name!r}; it must place all of them")
-    holders = region.holders
+    holders, may_not_evict = region.holders, sparing(region, request).may_not_evict
     for victim in plan.victims:
         number = region.number(victim)
         if (
             number is None
             or not holders.evictable[number]
             or holders.rank[number] <= request.rank
-            or victim in request.may_not_evict
+            or victim in may_not_evict
         ):
             raise StalePlan(
                 f"victim {victim!r} is not an evictable running workload below rank {request.rank} in region"

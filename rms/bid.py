@@ -9,6 +9,7 @@ import numpy as np
 from domain.scheduling import Bid, JobPlacement, PlacementRequest, Plan, RegionSnapshot
 from rms.arrays import I8
 from rms.gang import Planner, undoing
+from rms.own_work import sparing
 from rms.plans import SEVERAL, GangPlan, JobPlan, PlanFailure, quality
 from rms.refusal import refusal
 from rms.region import RegionColumns
@@ -34,7 +35,7 @@ def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
     machines (`rms.spread`) replaces it, from the least crowded ones on. If the machines that were left out make a
     victim of the plan redundant, they are used after all.
     """
-    request = keeping_apart(planner.region, request)
+    request = sparing(planner.region, keeping_apart(planner.region, request))
     search = _Search(planner, request)
     made, avoids = search.bid(request.avoids), request.avoids
     if isinstance(made, Bid):

@@ -98,6 +98,8 @@ class Planner:
         self.evictable = 0
         """Number of workloads that the current request may evict."""
         self._has_enemies = False
+        self._spares_of = ""
+        """The tenant whose over-quota work the current request spares; empty: it spares none."""
         self._memos: dict[tuple[object, ...], VictimCache] = {}
         self._most_ever: dict[tuple[object, ...], int] = {}
         self._lacking: dict[tuple[JobRequest, ...], tuple[JobRequest, ...]] = {}
@@ -111,11 +113,12 @@ class Planner:
         self._fit()
         holders, self._has_enemies = self.region.holders, False
         protected = ~holders.evictable
+        self._spares_of = request.tenant if request.spares else ""
         for enemy in request.may_not_evict:
             number = self.region.number(enemy)
             if number is not None:
                 protected[number] = True
-                self._has_enemies = True
+                self._has_enemies |= enemy not in request.spares
         self._stuck = None
         self.evictable = int(np.count_nonzero((holders.rank > request.rank) & ~protected))
         if self.evictable:
@@ -266,12 +269,13 @@ class Planner:
     def _memo(self, job: JobRequest, rank: int, classes: int) -> VictimCache:
         """Returns the cached victim choices of identical jobs. The cache is bypassed if the request has evictors.
 
-        Enemies are holders in the region that the request may not evict.
+        Enemies are holders in the region that the request may not evict, except those of its own tenant: which ones
+        these are depends on the tenant and the rank only.
         """
         shape = classes, len(self.region.clusters)
         if self._has_enemies:
             return VictimCache.of(*shape)
-        key = need_of(job), job.gpu_types, job.capacity, job.moves, rank
+        key = need_of(job), job.gpu_types, job.capacity, job.moves, rank, self._spares_of
         memo = self._memos.pop(key, None) or VictimCache.of(*shape)
         self._memos[key] = memo  # Moved to the end: the cache is LRU.
         if len(self._memos) > _MEMOS:

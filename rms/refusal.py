@@ -54,7 +54,8 @@ def refusal(
     The reason for a stuck job contains `placeable`, the most of its tasks that one GPU type of one cluster could take
     after the earlier jobs and after evicting all evictable workloads, and `evictable`, the number of those workloads in
     the region. If a minimum runtime alone protects further workloads on machines that the gang may use, the reason
-    contains the first end of one. Another reason names the machines that the request avoids.
+    contains the first end of one. `own` is the number of workloads in the region that the request spares because they
+    are its own tenant's (`rms.own_work`). Another reason names the machines that the request avoids.
 
     The second result is the `retry_at_s` of the bid.
     """
@@ -73,6 +74,8 @@ def refusal(
     retry_at_s = planner.protected_until_s(request)
     if retry_at_s < inf:
         detail["protected_until"] = in_words(retry_at_s)
+    if request.spares:
+        detail["own"] = len(request.spares)
     also, again_s = waits(request, region)
     return (Reason(ReasonCode.INSUFFICIENT_CAPACITY, detail), *also), min(retry_at_s, again_s)
 

@@ -54,6 +54,8 @@ class RegionColumns:
         """Where the machines of `note_closed` are."""
         self._groups: dict[str, set[str]] = defaultdict(set)
         """The holders of each group of workloads that are spread."""
+        self._over_quota: dict[str, set[str]] = defaultdict(set)
+        """The over-quota holders of each tenant."""
         self._choices: dict[tuple[object, ...], Choices] = {}
         self._choices_of = -1
         """Value of `hardware` for which `_choices` is valid."""
@@ -104,23 +106,28 @@ class RegionColumns:
 
     def put_running(self, workload: RunningWorkload) -> None:
         """Adds a holder or updates its state. It does not change the free amounts; `put_machine` sets them."""
-        self._leave_group(workload.id)
+        self._leave_sets(workload.id)
         self._holders.put(workload)
         if workload.group is not None:
             self._groups[workload.group].add(workload.id)
+        if workload.tenant and workload.rank >= OVER_QUOTA_RANK:
+            self._over_quota[workload.tenant].add(workload.id)
 
     def drop_running(self, workload: str) -> None:
         """Removes a holder."""
-        self._leave_group(workload)
+        self._leave_sets(workload)
         self._holders.drop(workload)
         self.promises.pop(workload, None)
 
-    def _leave_group(self, workload: str) -> None:
+    def _leave_sets(self, workload: str) -> None:
         known = self._holders.workloads.get(workload)
-        if known is not None and known.group is not None:
-            self._groups[known.group].discard(workload)
-            if not self._groups[known.group]:
-                del self._groups[known.group]
+        if known is None:
+            return
+        for sets, name in ((self._groups, known.group), (self._over_quota, known.tenant)):
+            if name is not None and name in sets:
+                sets[name].discard(workload)
+                if not sets[name]:
+                    del sets[name]
 
     def update_evictable(self, workload: str) -> None:
         """Updates whether a holder is evictable now, without waiting for the next refresh."""
@@ -278,6 +285,10 @@ class RegionColumns:
     def group(self, name: str) -> Set[str]:
         """Returns the holders that belong to a group of workloads that are spread."""
         return self._groups.get(name, frozenset())
+
+    def over_quota_of(self, tenant: str) -> Set[str]:
+        """Returns the holders of a tenant that are over-quota."""
+        return self._over_quota.get(tenant, frozenset())
 
     def places_of(self, workload: str) -> Iterator[MachinePlace]:
         """Yields where a holder has, or is promised, resources. It skips machines that are not in the region."""

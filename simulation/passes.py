@@ -45,6 +45,8 @@ class Passes:
         """The earliest time at which the last pass's refusals may change although nothing happens until then."""
         self._reserves_later = False
         """Whether a workload of the last pass has not waited long enough for a reservation that a region could give."""
+        self._over_quota_tenants: set[str] = set()
+        """Tenants with over-quota work, which their own workloads spare: their refusals say nothing about others."""
         self.standing: ScanOrder | None = None
         """Scan result of the last pass."""
 
@@ -67,6 +69,8 @@ class Passes:
         self.standing = standing = self._scan(now_s)
         transitions.shares.contested.mark(now_s, standing.waiting)
         self._renew(now_s, standing)
+        over_quota = standing.placed[standing.placed_rank >= OVER_QUOTA_RANK].tolist()
+        self._over_quota_tenants = {transitions.states[number].workload.tenant for number in over_quota}
         engine.open(now_s)
         if transitions.policy.in_order:
             self._in_order(now_s, standing)
@@ -181,7 +185,7 @@ class Passes:
                 )
             displaces = frozenset(ranked.displaces)
             immune = immune_to(state.id, transitions.evictors)
-            request = PlacementRequest(state.id, ranked.rank, jobs, immune, displaces)
+            request = PlacementRequest(state.id, ranked.rank, jobs, immune, displaces, tenant=state.workload.tenant)
             waited_s = now_s - state.workload.submit_s
             candidates.append(
                 Candidate(request, state.only, waited_s=waited_s, max_runtime_s=state.workload.max_runtime_s)
@@ -200,6 +204,7 @@ class Passes:
                 self.news |= not candidate.request.displaces.issubset(outcome.plan.victims)
             elif (
                 not candidate.request.may_not_evict
+                and (candidate.request.rank >= OVER_QUOTA_RANK or state.workload.tenant not in self._over_quota_tenants)
                 and candidate.request.jobs == state.workload.jobs
                 and len(candidate.request.jobs) == 1
             ):

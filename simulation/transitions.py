@@ -236,6 +236,7 @@ class Transitions:
                 protected_until_s=since_s + s.min_runtime_s if s.min_runtime_s else -inf,
                 attempt=state.attempt,
                 ends_by_s=state.ready_at_s + state.workload.max_runtime_s,
+                tenant=state.workload.tenant,
             ),
         )
 

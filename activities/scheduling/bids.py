@@ -38,7 +38,7 @@ BIDS = TypeAdapter(list[Bid])
 # Arrays instead of lists of parameters keep the statement the same for every batch.
 _ASKS = text(
     "select w.id, w.ask, extract(epoch from w.submitted_at)::float8 + w.paused_s, greatest(t.level, w.level),"
-    " t.isolation"
+    " t.isolation, t.name"
     " from workload as w join tenant as t on t.name = w.tenant"
     " where w.id = any(:ids) and w.phase = any(:phases) and w.finished_at is null and w.held_by is null"
 )
@@ -71,9 +71,9 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubjec
         return []
     rows = session.execute(_ASKS, {"ids": list({e.row for e in queued}), "phases": sorted(QUEUED_PHASES)})
     demands, said = dict[str, WorkloadDemand](), dict[str, tuple[float, int]]()
-    required = dict[str, Isolation]()
-    for workload, written, at_s, level, isolation in rows:
-        demands[workload], said[workload] = demand_of(written), (at_s, level)
+    required, tenants = dict[str, Isolation](), dict[str, str]()
+    for workload, written, at_s, level, isolation, tenant in rows:
+        demands[workload], said[workload], tenants[workload] = demand_of(written), (at_s, level), tenant
         required[workload] = strongest(demands[workload].isolation, isolation)
     avoided = avoided_by(session, required, [workload for workload, demand in demands.items() if demand.has_image])
     machines = {workload: one.machines for workload, one in avoided.items()}
@@ -92,6 +92,7 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubjec
             placement_request(
                 e,
                 demands[e.row],
+                tenants[e.row],
                 immune_to(e.workload, evictors),
                 moving.get(e.workload),
                 avoided.get(e.row, NOTHING_AVOIDED),
@@ -108,6 +109,7 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubjec
 def placement_request(
     queued: ScannedWorkload,
     demand: WorkloadDemand,
+    tenant: str,
     immune: frozenset[str] = frozenset(),
     moving: LeftWorkload | None = None,
     avoided: Avoided = NOTHING_AVOIDED,
@@ -132,6 +134,7 @@ def placement_request(
         avoided.too_open,
         avoided.no_engine,
         demand.spread,
+        tenant=tenant,
     )
 
 

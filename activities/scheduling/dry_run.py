@@ -64,7 +64,7 @@ def dry_run(
         asked = BidSubject(
             queued,
             demand,
-            placement_request(queued, demand, avoided=avoided, doubts=doubts),
+            placement_request(queued, demand, spec.tenant, avoided=avoided, doubts=doubts),
             replicas,
             state.now_s,
             level,

@@ -309,6 +309,7 @@ class SchedulerState:
             ends_by_s=inf if a.max_runtime_s is None else started_s + a.max_runtime_s,
             lost_s=a.lost_s,
             group=a.group,
+            tenant=a.tenant,
         )
 
     def _put_machine(self, id_: str, row: MachineRow | None) -> None:

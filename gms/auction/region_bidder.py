@@ -18,6 +18,7 @@ from rms.bid import bid_in
 from rms.gang import Planner
 from rms.machines import CPUS_MILLI, GPUS
 from rms.negative_cache import NegativeCache, RefusedJob
+from rms.own_work import sparing
 from rms.refusal import needs, no_hardware, waits
 from rms.region import RegionColumns
 from rms.reserve import (
@@ -261,7 +262,7 @@ class RegionBidder:
         return self._plans
 
     def _request(self, candidate: Candidate) -> PlacementRequest:
-        request = keeping_apart(self.region, candidate.request)
+        request = sparing(self.region, keeping_apart(self.region, candidate.request))
         return request if self._may_evict else replace(request, rank=LOWEST_RANK)
 
     def _asking(self, candidate: Candidate, bound: frozenset[str] = frozenset()) -> PlacementRequest:

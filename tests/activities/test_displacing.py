@@ -72,3 +72,23 @@ def test_an_urgent_gang_that_cannot_be_placed_changes_no_rank(world: World) -> N
         assert session.scalars(select(Outbox.kind).where(Outbox.delivered_at.is_(None), Outbox.kind == "wake")).all()
     world.scan()
     assert world.attempt(sweep).rank == 14
+
+
+def test_a_small_workload_does_not_evict_a_large_one_of_its_tenant_and_level(world: World) -> None:
+    """Over-quota work keeps its slots against equals of its own tenant, in a dry run and in the award."""
+    world.region("r")
+    world.machine("r/c/m", gpus=8)
+    world.tenant("own", level=3, gpus=4)
+    world.tenant("other", level=5, gpus=4)
+    large = world.running(job(gpus=8), tenant="own")
+    spec = WorkloadSpec(name="x", tenant="own", jobs=(job(gpus=4),))
+    told = world.auction.dry_run(DryRunRequest(spec.model_dump(mode="json")))
+    assert (told.admitted, told.rank) == (False, 3)
+    small = world.submit(job(gpus=4), tenant="own")
+    assert world.tick().awarded == 0
+    assert world.attempt(large).rank == 10
+    assert [reason["detail"]["own"] for reason in world.reasons(small)] == [1]
+    other = world.submit(job(gpus=4), tenant="other")
+    world.tick()
+    assert world.evictions() == {(other, 1, large, 1)}
+    check(world)

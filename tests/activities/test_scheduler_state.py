@@ -71,7 +71,7 @@ def _requests() -> Iterator[BidSubject]:
         for rank in (1, 4, 8):
             demand = WorkloadDemand(tuple(j.request(ANYWHERE) if number % 2 else j.request() for j in jobs))
             queued = ScannedWorkload("~probe", rank, None, None)
-            yield BidSubject(queued, demand, placement_request(queued, demand), {}, 0.0, rank)
+            yield BidSubject(queued, demand, placement_request(queued, demand, "t"), {}, 0.0, rank)
 
 
 def _bids(state: SchedulerState, region: str) -> list[Bid]:

@@ -165,8 +165,8 @@ def test_only_machines_that_take_work_are_listed(world: World) -> None:
 def test_a_request_has_the_types_and_the_rank_that_the_scan_found(world: World) -> None:
     """If a workload's quota fits only one GPU type, the request has only that type, else all its types."""
     demand = WorkloadDemand((job(types=("a100", "h100")).request(), job("b", gpus=0).request()))
-    asked = placement_request(ScannedWorkload("w", 3, (("h100",), ()), None), demand, frozenset({"e"}))
+    asked = placement_request(ScannedWorkload("w", 3, (("h100",), ()), None), demand, "t", frozenset({"e"}))
     assert (asked.rank, [j.gpu_types for j in asked.jobs]) == (3, [("h100",), ()])
     assert asked.may_not_evict == {"e"}
-    free = placement_request(ScannedWorkload("w", 8, None, None), demand)
+    free = placement_request(ScannedWorkload("w", 8, None, None), demand, "t")
     assert (free.rank, [j.gpu_types for j in free.jobs]) == (8, [("a100", "h100"), ()])

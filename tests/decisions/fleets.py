@@ -167,6 +167,7 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
         "new", rank, tuple(gang), frozenset(immune), frozenset(displaces), frozenset(avoids), shuns=frozenset(shuns),
         failed=frozenset(failed), untried=frozenset(untried),
         too_open=frozenset(avoids[: draw(st.integers(0, len(avoids)))]), spread=draw(st.sampled_from(_SPREADS)),
+        tenant=draw(st.sampled_from(("", "t", "t"))),
     )  # fmt: skip
 
 
@@ -196,6 +197,7 @@ def regions(draw: st.DrawFn) -> RegionSnapshot:
             RunningWorkload(
                 f"w{index}", rank, started_at_s, tuple(holdings), checkpoint_at_s, evictable, lost_s=lost_s,
                 group=draw(st.sampled_from((None, "group", "group", "other"))),
+                tenant=draw(st.sampled_from(("", "t", "t", "u"))),
             )
         )  # fmt: skip
     promised, cordoned = draw(st.sampled_from((0, 0, 0, 1))), draw(st.sampled_from((None, None, None, 0)))
@@ -281,6 +283,8 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
     zones = {cluster: spread.choice(("", "z", "y")) for cluster in ("c1", "c2")}
     machines = [replace(m, zone=zones[m.cluster]) for m in machines]
     workloads = [replace(w, group="group" if spread.random() < 0.2 else None) for w in workloads]
+    tenants = Random(seed + 6)
+    workloads = [replace(w, tenant=tenants.choice(("", "t", "u"))) for w in workloads]
     snapshot = RegionSnapshot("here", 1000.0, tuple(machines), tuple(workloads))
     rank, chance = rng.choice((1, 3, 5)), Random(seed + 2)
     displaces = [w.id for w in workloads if chance.random() < 0.3] if chance.random() < 0.5 else []
@@ -291,7 +295,7 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
     return snapshot, PlacementRequest(
         "new", rank, tuple(gang), displaces=frozenset(displaces), avoids=frozenset(avoids), shuns=frozenset(shuns),
         failed=frozenset(doubted[::2]), untried=frozenset(doubted[1::2]),
-        too_open=frozenset(avoids[::2]), spread=spread.choice(_SPREADS),
+        too_open=frozenset(avoids[::2]), spread=spread.choice(_SPREADS), tenant=tenants.choice(("", "t")),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from domain.priority import OVER_QUOTA_RANK, level_of
 from domain.reasons import ReasonCode
 from domain.scheduling import PlacementRequest, Plan, RegionSnapshot
 from reference import bids as reference
@@ -118,6 +119,8 @@ def _check_victims(snapshot: RegionSnapshot, request: PlacementRequest, plan: Pl
         assert running[id_].rank > request.rank
         assert running[id_].evictable
         assert id_ not in request.may_not_evict
+        own = request.tenant != "" and running[id_].tenant == request.tenant and request.rank < OVER_QUOTA_RANK
+        assert not own or running[id_].rank < OVER_QUOTA_RANK or level_of(running[id_].rank) > request.rank
     for protected in plan.victims:
         # Without this victim, and with no other evictions, there is no plan: this victim is needed.
         gone = {w.id for w in snapshot.running if w.id in plan.victims and w.id != protected}

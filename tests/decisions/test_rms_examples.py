@@ -17,6 +17,7 @@ from domain.scheduling import (
 )
 from reference.bids import best
 from reference.bids import bid as reference_bid
+from rms.award import StalePlan, award
 from rms.bid import bid, bid_in
 from rms.gang import Planner
 from rms.region import RegionColumns
@@ -170,6 +171,32 @@ def test_who_is_immune_is_not_evicted() -> None:
     assert plan_of(bid(now, request(gpu_job(1, 8), rank=2))).victims == ("second",)
     back = request(gpu_job(1, 8), rank=2, may_not_evict=frozenset({"second"}))
     assert bid(now, back).plan is None
+
+
+def test_equals_of_a_tenant_do_not_evict_each_other() -> None:
+    """Over-quota work is evicted within its tenant by better levels only, and by every level of other tenants."""
+    place, wide = [machine("m", used=8)], replace(running("wide", ("m", 8), rank=11), tenant="t")
+    asking = [replace(request(gpu_job(1, 2), rank=rank), tenant="t") for rank in (4, 5, 3)]
+    made = [bid(region(place, [wide]), one) for one in (*asking, replace(asking[0], tenant="u"))]
+    assert [answer.plan is None for answer in made] == [True, True, False, False]
+    assert str(made[0].reasons[0]) == (
+        "insufficient_capacity: region here can now place 0 of 1 task of job train; no workload of lower priority can"
+        " be evicted; it does not evict 1 over-quota workload of its own tenant with an equal or better level"
+    )
+    columns = RegionColumns.of(region(place, [wide]))
+    with pytest.raises(StalePlan, match="'wide' is not an evictable"):
+        award(columns, plan_of(made[3]), asking[0])
+
+
+def test_a_region_may_have_one_over_quota_rank() -> None:
+    """With one rank for all over-quota work (MAST), its levels are not known, and nobody is spared."""
+    columns = RegionColumns("here", flat_over_quota=True)
+    columns.put_machine(machine("m", used=8))
+    columns.refresh(0.0)
+    columns.put_running(replace(running("wide", ("m", 8), rank=8), tenant="t"))
+    columns.refresh(0.0)
+    asking = replace(request(gpu_job(1, 2), rank=4), tenant="t")
+    assert plan_of(bid_in(Planner(columns), asking)).victims == ("wide",)
 
 
 def test_memory_and_cpus_count_too() -> None:
