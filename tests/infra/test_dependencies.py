@@ -28,6 +28,9 @@ PART_OF = {
 """Modules that are part of the interface of a declared library."""
 OPTIONAL = {
     "torch",
+    "jax",
+    "ml-dtypes",
+    "torchdata",
     "transformers",
     "lightning",
     "pytorch-lightning",

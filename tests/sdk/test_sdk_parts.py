@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pickle
 import struct
 from collections import Counter, OrderedDict, deque, namedtuple
 from enum import Enum, IntEnum
@@ -228,6 +229,12 @@ class Level(IntEnum):
 def test_other_classes_load_as_the_plain_ones(value: Any, loaded: Any) -> None:
     """Subclasses and buffers load as the plain type in the documentation; a Counter loads as a Counter."""
     assert_same(back(value), loaded)
+
+
+def test_a_pickle_of_what_was_loaded_has_the_same_bytes() -> None:
+    """A pickle writes an equal text once more if it is another object; names in source code are one object."""
+    value = {"eps": 1.0, "mode": "min", "0.weight": 2}
+    assert pickle.dumps([back(value), {"eps": "min"}]) == pickle.dumps([value, {"eps": "min"}])
 
 
 def test_the_order_of_a_set_does_not_change_its_file() -> None:

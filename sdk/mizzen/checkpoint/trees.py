@@ -25,6 +25,7 @@ name and fields. Values that share the same memory, such as tied weights, are st
 
 import json
 import math
+import sys
 from collections import Counter, OrderedDict, deque, namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -229,6 +230,11 @@ def _of_bytes(data: Chunk, place: int) -> Stored:
     return Stored("numpy", "U8", (len(data),), None, lambda: data, ("bytes", place, len(data)))
 
 
+def _interned(text: str) -> str:
+    """Return the one object that Python uses for a name in source code: a pickle tells equal texts from one text."""
+    return sys.intern(text) if text.isidentifier() else text
+
+
 class _Restoring:
     def __init__(self, part: str, tensors: Tensors) -> None:
         self.part = f"part {part!r}"
@@ -239,13 +245,15 @@ class _Restoring:
         """Rebuild the value of a JSON form."""
         if isinstance(written, list):
             return [self.read(item) for item in written]
+        if isinstance(written, str):
+            return _interned(written)
         if not isinstance(written, dict):
             return written
         if len(written) == 1:
             ((tag, content),) = written.items()
             if tag.startswith("$"):
                 return self._tagged(tag, content)
-        return {key: self.read(item) for key, item in written.items()}
+        return {_interned(key): self.read(item) for key, item in written.items()}
 
     def _tagged(self, tag: str, content: Any) -> Any:
         match tag:

@@ -3,6 +3,7 @@
 | module | for |
 | --- | --- |
 | `torch` | plain training loops: a data loader that resumes at its position |
+| `streams` | streams of samples with a position, such as shards |
 | `ddp` | `DistributedDataParallel`: all ranks save, and exit, at the same step |
 | `transformers` | the Trainer of Hugging Face |
 | `lightning` | the Trainer of Lightning |

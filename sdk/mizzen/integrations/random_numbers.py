@@ -164,12 +164,17 @@ _in_worker: list[list[Any]] = []
 
 
 def _received(index: Any, seed: int) -> Any:
+    seed_worker(seed)
+    return index
+
+
+def seed_worker(seed: int) -> None:
+    """Seed the generators of this process, if it is a worker."""
     info = get_worker_info()
     if info is not None:
         if not _in_worker:
             _in_worker.append(owned(info.dataset, collator))
         seed_all(seed, _in_worker[0])
-    return index
 
 
 class WorkerStart:

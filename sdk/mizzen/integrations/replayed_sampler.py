@@ -1,6 +1,8 @@
 """The positions of samplers: how far an epoch of a loader is, and how a sampler of any class gets there again."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -35,6 +37,10 @@ class DataPosition:
         """Go to the beginning of `epoch`. If it is the current epoch, the position is not changed."""
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0
+
+    def restart(self) -> None:
+        """Go to the beginning of the epoch, as before the training."""
+        self.position = self.steps = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seed, the epoch, the position and the number of steps."""
@@ -80,19 +86,17 @@ class ReplayedSampler(DataPosition):
         lists = [held for one in _nested(self.sampler) for held in vars(one).values() if _is_list(held)]
         before = [(held, held.copy()) for held in lists]
         stream = RandomStream(seed_of("order", self.seed, self.epoch, self._rank), owned(self.sampler))
-        number, first = 0, self.position
-        with stream:
-            indices = iter(self.sampler)
         try:
+            with stream:
+                indices = iter(self.sampler)
+                deque(islice(indices, self.position), maxlen=0)
             while True:
                 with stream:
                     try:
                         index = next(indices)
                     except StopIteration:
                         return
-                number += 1
-                if number > first:
-                    yield index
+                yield index
         finally:
             for held, content in before:
                 held[:] = content

@@ -21,11 +21,19 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from mizzen.checkpoint import CheckpointWarning, rng
 from mizzen.integrations.random_numbers import Seeded, WorkerStart, owned, seed_of
 from mizzen.integrations.replayed_sampler import DataPosition, ReplayedSampler
+from mizzen.integrations.streams import StreamPosition, stream_of
 
 
 class SeededIndex(int):
@@ -148,7 +156,8 @@ class ResumableLoader(DataLoader[Any]):
         loader = ResumableLoader(DataLoader(dataset, batch_sampler=buckets, collate_fn=pad))
 
     The second form takes over the dataset, the sampler and the options of another loader. Its sampler may be of any
-    class; `ReplayedSampler` says what is repeated.
+    class; `ReplayedSampler` says what is repeated. An `IterableDataset` must have a state; see
+    `mizzen.integrations.streams`.
 
     Batches that workers have prefetched do not count, so a checkpoint after a step has the position after the batch of
     that step. After a load, the first iteration yields the rest of the epoch (nothing, if the epoch was complete), and
@@ -181,26 +190,30 @@ class ResumableLoader(DataLoader[Any]):
         if isinstance(dataset, DataLoader):
             options = _options(dataset) | options
             dataset, batch_size = options.pop("dataset"), options.pop("batch_size")
-        if not isinstance(dataset, Sized):
+        is_stream = isinstance(dataset, IterableDataset)
+        if not is_stream and not isinstance(dataset, Sized):
             raise ValueError(f"dataset: {type(dataset).__name__} has no length, so its position cannot be saved")
         given = options.pop("generator", None)
         if seed is None:
             seed = 0 if given is None else given.initial_seed()
         rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
-        plain = _shuffles(options.get("sampler"), dataset) if world_size == 1 else None
-        if plain is not None or (options.get("sampler") is None and options.get("batch_sampler") is None):
+        self._order: ResumableSampler | ReplayedSampler | StreamPosition
+        plain = _shuffles(options.get("sampler"), dataset) if world_size == 1 and not is_stream else None
+        if is_stream:
+            self._order = stream_of(dataset, seed, rank, batch_size, options)
+            dataset = self._order
+        elif plain is not None or (options.get("sampler") is None and options.get("batch_sampler") is None):
             shuffle = bool(plain) or shuffle
             options["sampler"] = ResumableSampler(dataset, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size)
             shuffle = False
         init = options.pop("worker_init_fn", None)
         super().__init__(dataset, batch_size, shuffle, generator=torch.Generator().manual_seed(seed), **options)
         self.worker_init_fn = WorkerStart(self.collate_fn, init.then if isinstance(init, WorkerStart) else init)
-        self._order: ResumableSampler | ReplayedSampler
         if isinstance(self.sampler, ResumableSampler):
             self._order = self.sampler
             self._order.seeds_workers = False
-        else:
+        elif not is_stream:
             self._order = ReplayedSampler(super()._index_sampler, seed, rank)
         self.seed = seed
         self._rank = rank
@@ -239,11 +252,15 @@ class ResumableLoader(DataLoader[Any]):
             order.set_epoch(order.epoch + 1)
         self._begun = self._within = True
         self.generator.set_state(order.generator("workers").get_state())
+        if isinstance(order, StreamPosition):
+            order.begin()
         try:
             batches = super().__iter__()
             self._restore_generators()
             for number, batch in enumerate(batches):
                 self._peeked = number == 0 and self._has_trained is not None and not self._has_trained()
+                if isinstance(order, StreamPosition):
+                    batch = order.unpacked(batch)
                 order.advance(self.batch_size or 1)
                 yield batch
         finally:
@@ -267,12 +284,14 @@ class ResumableLoader(DataLoader[Any]):
         """Begin a training without a checkpoint: iterations before it, such as a look at a batch, do not count."""
         if self._begun:
             self._order.set_epoch(self._start)
-            self._order.position = self._order.steps = 0
+            self._order.restart()
         self._begun = self._peeked = False
 
     @property
     def _index_sampler(self) -> Any:
         # DataLoader's iterators take from here what they fetch or send to workers.
+        if isinstance(self._order, StreamPosition):
+            return super()._index_sampler
         rank = self._rank if self.num_workers else None
         return _Indices(super()._index_sampler, self._order, self.batch_size or 1, rank)
 
