@@ -96,11 +96,13 @@ test-console: setup
 	@command -v chromium >/dev/null || { echo "make test-console needs the program chromium (Debian: apt-get install chromium)" >&2; exit 1; }
 	@$(BIN)/python -m pytest -n 0 --timeout 900 tests/console $(ARGS)
 
-# The tests of agents and tasks in each mode of isolation that is not the default.
+# The tests of agents and tasks in each mode of isolation, then attacks, gangs and limits on whole stacks in all modes, with
+# containers where Docker, its registry and busybox are installed (Debian: docker.io docker-registry busybox-static).
 test-isolation: setup
 	@for mode in none user sandbox; do \
-	    echo "isolation $$mode"; MIZZEN_TEST_ISOLATION=$$mode $(PYTEST) -m "not long" tests/agent tests/isolation $(ARGS) || exit 1; \
+	    echo "isolation $$mode"; MIZZEN_TEST_ISOLATION=$$mode $(PYTEST) -m "not long" tests/agent $(ARGS) || exit 1; \
 	done
+	@$(PYTEST) tests/isolation $(ARGS)
 
 # Pilot jobs on a real Slurm cluster on loopback: Debian's packages slurm-wlm and munge, as root.
 test-slurm: setup $(VENV)/.compiled

@@ -23,8 +23,8 @@ _TAG_BITS = 0xFF000000
 _SOCK_MARK, _SKB_MARK = 16, 8
 """Offset of the mark in `struct bpf_sock` and in `struct __sk_buff`."""
 _DNS = 53
-_METADATA4 = ("169.254.169.254", "169.254.170.2", "169.254.170.23", "168.63.129.16", "100.100.100.200")
-_METADATA6 = ("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254")
+METADATA4 = ("169.254.169.254", "169.254.170.2", "169.254.170.23", "168.63.129.16", "100.100.100.200")
+METADATA6 = ("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254")
 """Addresses of AWS, Google Cloud, Azure, Oracle, OpenStack and Alibaba Cloud."""
 
 
@@ -86,7 +86,7 @@ def _refuses4() -> Program:
 
 def _refuses6() -> Program:
     program: Program = [*_unless_dns()]
-    for number, address in enumerate(_METADATA6):
+    for number, address in enumerate(METADATA6):
         for word, value in enumerate(_words(address)):
             program += [
                 Instruction(Op.LOAD, 2, 1, offset=SockAddress.IP6 + 4 * word),
@@ -112,9 +112,7 @@ def _unless_dns() -> Program:
 
 def _compare4() -> Program:
     """Compares the IPv4 address in register 2."""
-    jumps = [
-        Instruction(Op.JUMP_IF_EQUAL_32, 2, constant=_words(address)[0], target="refuse") for address in _METADATA4
-    ]
+    jumps = [Instruction(Op.JUMP_IF_EQUAL_32, 2, constant=_words(address)[0], target="refuse") for address in METADATA4]
     return [*jumps, Instruction(Op.JUMP, target="end")]
 
 

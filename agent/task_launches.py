@@ -233,7 +233,8 @@ class TaskLaunches:
         files = _held_gpus(staged).files()
         network = None
         if self._config.network is TaskNetwork.PORTS:
-            network = {"program": slirp4netns(), "cgroup": self._network_cgroup(staged)}
+            closed = () if self._config.metadata_service else (*connect_rules.METADATA4, *connect_rules.METADATA6)
+            network = {"program": slirp4netns(), "cgroup": self._network_cgroup(staged), "closed": closed}
         return sandbox_of(
             staged.folder.private, staged.launch, staged.runs, self._config.paths, shm_bytes, files, network,
             self._most_processes(staged),

@@ -12,10 +12,12 @@ loopback interface can be reached. slirp4netns ends with the sandbox. The sandbo
 Uses the standard library only, because the shim imports this module.
 """
 
+import ctypes
 import errno
 import json
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -27,6 +29,9 @@ _SOCKET, _CGROUP, _LOG = "network.sock", "network.cgroup", "network.log"
 _ADDRESS, _RESOLVER = "10.0.2.100", "10.0.2.3"
 """Addresses of the tasks and of the resolver in slirp4netns's network."""
 _MOST_WORDS = 300
+_NEW_ROUTE, _PROHIBITED, _MAIN, _STATIC, _DESTINATION = 24, 8, 254, 4, 1
+_REQUEST = 0x0405
+"""NLM_F_REQUEST, NLM_F_ACK and NLM_F_CREATE."""
 _JOINS = 'echo 0 > "$0/cgroup.procs"; exec "$@"'
 
 
@@ -42,13 +47,23 @@ def prepare(folder: str) -> None:
         file.write(f"nameserver {_RESOLVER}\n")
 
 
-def serve(folder: str, program: str, cgroup: str | None, *, pid: int, owner: int | None, ends: int) -> None:
+def serve(
+    folder: str,
+    program: str,
+    cgroup: str | None,
+    closed: Sequence[str] = (),
+    *,
+    pid: int,
+    owner: int | None,
+    ends: int,
+) -> None:
     """Starts slirp4netns for the network namespace of process `pid`, and waits until the interface is there.
 
     Args:
         folder: that of the sandbox.
         program: `slirp4netns()`.
         cgroup: path of a cgroup for the process; None: that of this process.
+        closed: addresses to which the tasks cannot connect.
         pid: a process in the namespace.
         owner: descriptor of the user namespace to which it belongs; None: the machine's.
         ends: descriptor of a pipe. When the other end is closed, slirp4netns ends.
@@ -84,10 +99,48 @@ def serve(folder: str, program: str, cgroup: str | None, *, pid: int, owner: int
                 said = "; ".join(line.strip() for line in lines if not line.startswith("WARNING"))[:_MOST_WORDS]
             raise PermissionError(errno.EPERM, f"slirp4netns cannot make a network (status {status}): {said}")
         serving.returncode = 0  # It is not to be waited for.
+        if closed:
+            _close(closed, pid, owner)
     finally:
         for descriptor in (ready, saying):
             if descriptor >= 0:
                 os.close(descriptor)
+
+
+def _close(addresses: Sequence[str], pid: int, owner: int | None) -> None:
+    """Makes routes that refuse connections to `addresses` in the network namespace of process `pid`, as `serve`."""
+    child = os.fork()
+    if child == 0:
+        code = errno.EPERM
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            own = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            for namespace in (own,) if owner is None else (owner, own):
+                if libc.setns(namespace, 0) != 0:
+                    raise OSError(ctypes.get_errno(), "setns")
+            _prohibit(addresses)
+            code = 0
+        except OSError as error:
+            code = error.errno or code
+        finally:
+            os._exit(code)
+    if (code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) != 0:
+        raise PermissionError(errno.EPERM, f"the tasks' network cannot refuse addresses: {os.strerror(abs(code))}")
+
+
+def _prohibit(addresses: Iterable[str]) -> None:
+    import socket  # As in `_ask`.
+
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as routes:
+        for address in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            packed = socket.inet_pton(family, address)
+            body = struct.pack("=8BI", family, 8 * len(packed), 0, 0, _MAIN, _STATIC, 0, _PROHIBITED, 0)
+            body += struct.pack("=HH", 4 + len(packed), _DESTINATION) + packed
+            routes.send(struct.pack("=IHHII", 16 + len(body), _NEW_ROUTE, _REQUEST, 0, 0) + body)
+            (code,) = struct.unpack_from("=i", routes.recv(4096), 16)
+            if code and family == socket.AF_INET:  # Without IPv6, nothing is reached by it.
+                raise OSError(-code, os.strerror(-code))
 
 
 def forward(folder: str, ports: Iterable[Sequence[int]]) -> None:

@@ -236,7 +236,8 @@ class TaskSettings(Section):
     """How long the credentials from `s3_role` are valid, in seconds. They are renewed after half of it."""
     metadata_service: bool = False
     """Whether tasks may connect to the metadata service of a cloud, which has credentials of the machine. False has an
-    effect where tasks run as other users or in sandboxes, and the agent runs as root and may load eBPF programs."""
+    effect where tasks run as other users or in sandboxes, and the agent runs as root and may load eBPF programs, and
+    with the network `ports`."""
     paths: tuple[Annotated[str, AfterValidator(_sandbox_path)], ...] = ()
     """Folders and files of machines that tasks in a sandbox see, besides those of the system and their own. An entry
     that ends with `:rw` may also be changed, as far as the tasks' user may."""

@@ -8,7 +8,7 @@ import pytest
 from tests.isolation.conftest import PATIENCE_S, Engine, submit
 from tests.stack.harness import ROOT, Up, wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 _STEPS, _TASKS = 240, 2
 
 

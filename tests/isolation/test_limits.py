@@ -9,7 +9,7 @@ from infra.config.scheduling import TaskSettings
 from tests.isolation.conftest import PATIENCE_S, Engine, submit
 from tests.stack.harness import Up, wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 _FORKS = """
 import os, time
 made = 0
