@@ -120,7 +120,7 @@ async def test_actions_concern_the_array_and_its_elements(world: ApiWorld) -> No
         assert changed.json()["array"]["throttle"] == 3
         assert (await get(world, f"/v1/workloads/{array}-1"))["level"] == 7
         refused = await client.patch(f"/v1/workloads/{array}-1", json={"throttle": 3})
-        assert refused.status_code == 422 and "only for an array" in refused.text
+        assert refused.status_code == 422 and "only be used with an array" in refused.text
         await client.post(f"/v1/workloads/{array}/cancel", params={"only": "waiting"})
         counts = (await get(world, f"/v1/workloads/{array}"))["array"]
         assert (counts["waiting"], counts["live"], counts["cancelled"]) == (0, 2, 8)
@@ -172,7 +172,7 @@ async def test_only_elements_that_failed_are_cancelled(world: ApiWorld) -> None:
         counts = answer.json()["array"]
         assert (counts["waiting"], counts["live"], counts["cancelled"]) == (8, 1, 1)
         refused = await client.post(f"/v1/workloads/{array}-1/cancel", params={"only": "failed"})
-        assert refused.status_code == 422 and "only for an array" in refused.text
+        assert refused.status_code == 422 and "only be used with an array" in refused.text
     assert (await get(world, f"/v1/workloads/{array}-0"))["phase"] == "cancelled"
 
 

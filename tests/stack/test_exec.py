@@ -277,6 +277,7 @@ class Server(socketserver.ThreadingTCPServer):
 Server(("127.0.0.1", {port}), Echo).serve_forever()
 """
     id_ = running(stack, ["python3", "-c", program])
+    wait_until(lambda: socket.create_connection(("127.0.0.1", port)).close() is None, "the program listens")
     process = command(stack, "port-forward", id_, f"{port}:0", "1:0")
     assert process.stderr is not None
     local, refused = (int(process.stderr.readline().split()[1].rpartition(b":")[2]) for _ in range(2))
