@@ -17,6 +17,7 @@ cancellations. With most seeds a part is still stopped after 40 s.
 _FAULTS_S, _FAULT_EVERY_S, _SUBMIT_EVERY_S = 16.0, 1.3, 1.7
 
 
+@pytest.mark.long
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 def test_a_quarter_of_a_minute_of_faults_breaks_no_promise(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The pages for people who change the code: each path and name in them exists, and each large folder has one."""
 
+import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -42,13 +43,23 @@ def _words(checkout: Path) -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
+def _file_names(room: Path) -> frozenset[str]:
+    """Returns the names of a room's files, without those of virtual environments, which have many."""
+    found: set[str] = set()
+    for _, folders, files in os.walk(room):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found.update(files)
+    return frozenset(found)
+
+
 def _exists(checkout: Path, room: Path, path: str) -> bool:
     inside = [room, checkout / "sdk", checkout]
     if room.name == "sdk":
         inside.append(room / "mizzen")
     if any((folder / path).exists() for folder in inside):
         return True
-    return "/" not in path and any(room.rglob(path))
+    return "/" not in path and path in _file_names(room)
 
 
 def _module(checkout: Path, name: str) -> Path | None:
