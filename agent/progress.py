@@ -11,13 +11,13 @@ from typing import Any
 from agent.secret_masks import MASK, Masker
 from agent.tasks import RunFolder
 from domain.task_reports import CadenceReport, FailingReport, LoadReport, LoadState, NoticeReport, TaskProgress
+from mizzen.report import MAX_METRICS
 
 _MAX_REPORT_BYTES = 64 << 10
 _MAX_WORDS = 500
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 """Pattern of a platform's name and of a kind of notice."""
 _METRIC = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,47}")
-_MOST_METRICS = 16
 _LATEST_S = 253402300799.0
 """The end of the year 9999 in epoch seconds. Later times in a report are ignored."""
 
@@ -89,7 +89,7 @@ def _cadence(body: dict[str, Any], masker: Masker | None) -> CadenceReport | Non
 
 def _metrics(body: dict[str, Any]) -> dict[str, float]:
     found = [(name, number) for name, value in body.items() if (number := _real(value)) is not None]
-    return dict([one for one in found if _METRIC.fullmatch(one[0])][:_MOST_METRICS])
+    return dict([one for one in found if _METRIC.fullmatch(one[0])][:MAX_METRICS])
 
 
 def _load(body: dict[str, Any], masker: Masker | None) -> LoadReport | None:

@@ -48,11 +48,12 @@ import ctypes, fcntl, os
 libc = ctypes.CDLL(None)
 libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
 libc.signal(2, None)  # Python's handler of SIGINT. The kernel drops signals without a handler to the first process.
-libc.signal(17, ctypes.c_void_p(1))  # SIGCHLD: nobody waits for what shims that were killed leave.
+libc.signal(17, ctypes.c_void_p(1))  # Ignores SIGCHLD: so the kernel removes the ended children of killed shims.
 os.write(1, b"x")
 fcntl.flock(0, fcntl.LOCK_EX)
 """
-"""The same in Python, for tasks with the holder's user: they can neither debug it nor read its memory and files."""
+"""The same program in Python, for sandboxes whose tasks run as the holder's user. Tasks cannot debug this process, and
+cannot read its memory or its files."""
 _ENDING_S = 1.0
 _PR_SET_DUMPABLE = 4
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -47,7 +47,7 @@ def show_past(
     with state.transaction() as session:
         found = moves(session, region, caller.tenant, at - _BEFORE, at, _ROWS)
     tenants = tenants_of(state, caller)
-    legend = [(COLOURS[SlotUse.FREE], "held by nobody"), (COLOURS[SlotUse.HELD], "held by others")]
+    legend = [(COLOURS[SlotUse.FREE], "free"), (COLOURS[SlotUse.HELD], "held by others")]
     if caller.tenant is not None:
         legend.append((COLOURS[SlotUse.OWN], f"held by {caller.tenant}"))
     else:

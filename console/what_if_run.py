@@ -6,10 +6,12 @@ The process has limits of CPU time, memory and wall time, a low priority, and en
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -46,15 +48,14 @@ class WhatIfRun:
     change: str
     """What is different, for people."""
     asked_by: str
-    temporary: tempfile.TemporaryDirectory[str]
+    folder: Path
     process: subprocess.Popen[bytes]
     asked_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     is_cancelled: bool = False
 
-    @property
-    def folder(self) -> Path:
-        """The folder of its files."""
-        return Path(self.temporary.name)
+    def __post_init__(self) -> None:
+        # Not earlier: a request may still read the files of a run that another one has replaced.
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     @property
     def has_ended(self) -> bool:
@@ -101,10 +102,9 @@ class WhatIfRun:
             self.process.wait()
 
     def close(self) -> None:
-        """Ends the process, and deletes its files."""
+        """Ends the process, and closes its input."""
         self.cancel()
         self.process.stdin.close()  # type: ignore[union-attr]
-        self.temporary.cleanup()
 
 
 class WhatIfRuns:
@@ -132,8 +132,7 @@ class WhatIfRuns:
                     raise SimulationRunsError(self.newest.change)
                 self.newest.close()
                 self.newest = None
-            temporary = tempfile.TemporaryDirectory(prefix="mizzen-what-if-", ignore_cleanup_errors=True)
-            folder = Path(temporary.name)
+            folder = Path(tempfile.mkdtemp(prefix="mizzen-what-if-"))
             (folder / "snapshot.json").write_bytes(snapshot)
             files = ["--json", str(folder / "outcomes.json"), "--report", str(folder / "report.html")]
             command = children.python("-c", _CHILD, "what-if", str(folder / "snapshot.json"), *arguments, *files)
@@ -142,5 +141,5 @@ class WhatIfRuns:
                     command, cwd=folder, env=children.environment(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                     stderr=errors, start_new_session=True,
                 )  # fmt: skip
-            self.newest = WhatIfRun(change, asked_by, temporary, process)
+            self.newest = WhatIfRun(change, asked_by, folder, process)
             return self.newest

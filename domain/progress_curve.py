@@ -18,17 +18,15 @@ class Point(NamedTuple):
 
 
 def with_point(points: Sequence[Point], point: Point) -> list[Point]:
-    """Returns a curve with one more point; the same curve if the step is not later than that of the last point.
+    """Returns a curve with one more point, or without it if it is too close to the last one.
 
     The result has at most `POINTS_KEPT` points, evenly spaced by step within a factor of about two, however long the
-    curve is. The first point and the newest one always stay.
+    curve is, and the first point always stays. So the longer an attempt runs, the more rarely its curve changes.
     """
     kept = list(points)
-    if kept and point.step <= kept[-1].step:
-        return kept
     spacing = (point.step - kept[0].step) / POINTS_KEPT if kept else 0.0
-    if len(kept) > 1 and kept[-1].step - kept[-2].step < spacing:
-        kept.pop()
+    if kept and point.step - kept[-1].step < max(1.0, spacing):
+        return kept
     kept.append(point)
     return kept if len(kept) <= POINTS_KEPT else _thinned(kept, 2 * spacing)
 

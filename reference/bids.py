@@ -142,7 +142,7 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
 
 
 def _sparing(snapshot: RegionSnapshot, request: PlacementRequest) -> PlacementRequest:
-    """Adds the over-quota workloads of its own tenant of an equal or better level to those that it may not evict."""
+    """Returns the request, which may not evict over-quota workloads of its own tenant with an equal or better level."""
     spares = {
         w.id
         for w in snapshot.running

@@ -1,9 +1,10 @@
 """`mizzen pilots`: a user of a Slurm cluster starts machines as own jobs, which serve only the user's tenant.
 
-The agents run as this user and connect to the gateway with a machine's key, so nobody has to operate the cluster.
+The agents run as this user and connect to the gateway with a machine's key. An operator of the cluster is not needed.
 """
 
 import secrets
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -209,9 +210,10 @@ def _provider(given: PilotOptions | None = None) -> "SlurmProvider":
         body["partitions"] = {"jobs": {name: getattr(of, name) for name in names}}
         node = {name: getattr(of, name) for name in ("cpus", "gpus", "gpu_type", "gres")}
         body["machine_types"] = {"node": {**node, "memory": parse_size_bytes(of.memory)}}
-        ca = "" if given.gateway_ca is None else f" --temporal-ca {given.gateway_ca.resolve()}"
-        mizzen = Path(sys.argv[0]).absolute()  # This command: nodes see the home folder, too.
-        body |= {"region": given.region, "agent": f"{mizzen} agent --temporal {given.gateway}{ca}"}
+        ca = [] if given.gateway_ca is None else ["--temporal-ca", str(given.gateway_ca.resolve())]
+        mizzen = str(Path(sys.argv[0]).absolute())  # This command: nodes see the home folder, too.
+        agent = shlex.join([mizzen, "agent", "--temporal", given.gateway, *ca])
+        body |= {"region": given.region, "agent": agent}
         body |= {"address": given.address, "state_dir": str(given.state_dir), "prepare": given.prepare}
         body["leave_s"] = min(120.0, max(60.0, of.time_s / 2))
     try:

@@ -95,6 +95,7 @@ class PoolKeeper:
         for machine in await in_thread(self._machines_of_gone):
             await self._forget(machine)
         await in_thread(self._forget_clusters)
+        await in_db(self._engine, own_machines.forget_expired_keys)
         return failures
 
     def _has_work(self) -> bool:
@@ -181,7 +182,6 @@ class PoolKeeper:
         held = select(Allocation.workload).where(Allocation.machine == Machine.id, Allocation.released_at.is_(None))
         gone = select(Machine.id).join(InstanceRow, InstanceRow.machine == Machine.id)
         with transaction(self._engine) as session:
-            own_machines.forget_expired_keys(session)
             return [
                 *session.scalars(gone.where(InstanceRow.gone_at.is_not(None), ~held.exists())),
                 *session.scalars(own_machines.gone_machines(self._settings.lost_after_s)),
@@ -216,7 +216,11 @@ class PoolKeeper:
 
 
 def _lost(session: Session, instance: str, reason: Reason, ended: str | None = None) -> None:
-    """Marks an instance as lost. `ended`: why its machine has certainly ended, which its gangs are told at once."""
+    """Marks an instance as lost.
+
+    `ended`: why its machine has ended, in the words of the provider. The machine is then lost at once, too, without
+    waiting for its agent's silence. None: the machine may still run.
+    """
     row = session.get(InstanceRow, instance, with_for_update=True)
     if row is None or row.lost_at is not None or row.gone_at is not None:
         return

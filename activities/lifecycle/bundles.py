@@ -90,7 +90,10 @@ class BundleActivities:
 
     @activity.defn(name=Activity.STAGE_BUNDLE.value)
     def stage(self, bundle: Bundle) -> dict[str, LaunchPlan]:
-        """Stages the first attempts; returns the plans of those that run. The others leave the bundle."""
+        """Stages the first attempts, and returns the launch plan of each that runs.
+
+        A workload without a plan leaves the bundle: its own workflow takes it over.
+        """
         plans = {}
         for workload in bundle.workloads:
             try:

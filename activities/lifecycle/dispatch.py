@@ -23,7 +23,7 @@ from activities.lifecycle.workload_start import read_start, start_workflow
 from activities.scheduling.pace import LoopPace
 from activities.workflow_start import ensure_workflow
 from domain import ids
-from domain.protocol.bundles import FIRST_ATTEMPT
+from domain.protocol.bundles import FIRST_ATTEMPT, Bundle
 from domain.protocol.data import ON_DEMAND, ReplicateTable, Scrub
 from domain.protocol.mail import Mail, MailKind
 from domain.protocol.services import ServiceRef
@@ -158,7 +158,8 @@ class Dispatcher:
         for row in rows:
             by_receiver.setdefault(row.receiver, []).append(row)
         done = await self._start_bundles([m for mails in by_receiver.values() if len(mails) == 1 for m in mails])
-        by_receiver = {who: mails for who, mails in by_receiver.items() if mails[0].id not in done}
+        started = set(done)
+        by_receiver = {who: mails for who, mails in by_receiver.items() if mails[0].id not in started}
 
         async def deliver_all(receiver: str, mails: list[_Row]) -> None:
             async with gate:
@@ -251,16 +252,27 @@ class Dispatcher:
     async def _start_bundles(self, mails: Sequence[_Row]) -> list[int]:
         """Starts workflows that each run several workloads which were just awarded; returns the mail of their awards.
 
-        Other mail, and that of a bundle which an earlier delivery has started, is delivered to each workload.
+        Other mail, and that of a bundle which an earlier delivery has started or which Temporal refuses, is delivered
+        to each workload.
+
+        Raises:
+            RPCError: Temporal does not answer.
         """
         awards = {m.workload: m.id for m in mails if m.workload is not None and _is_first_award(m)}
         bundles = await in_db(self._engine, read_bundles, list(awards)) if len(awards) > 1 else []
-        done = []
-        for bundle in bundles:
+
+        async def start(bundle: Bundle) -> list[int]:
             ids_ = [awards[workload] for workload in bundle.workloads]
-            if await start_bundle(self._client, ids.bundle_workflow_id(min(ids_)), bundle):
-                done += ids_
-        return done
+            try:
+                is_new = await start_bundle(self._client, ids.bundle_workflow_id(min(ids_)), bundle)
+            except RPCError as error:
+                if error.status in _AWAY:
+                    raise
+                _log.warning("outbox: a bundle on %s is refused: %s", bundle.machine, error)
+                return []
+            return ids_ if is_new else []
+
+        return [id_ for ids_ in await asyncio.gather(*map(start, bundles)) for id_ in ids_]
 
     async def _start(self, workload: str) -> bool | None:
         """Starts a live workload's workflow; returns False if it already runs, and None if the workload has ended.

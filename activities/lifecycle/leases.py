@@ -254,7 +254,7 @@ def _write(session: Session, lease: _Lease, ends: Collection[dict[str, Any]]) ->
 
 
 def _take(session: Session, lease: _Lease, most: int) -> list[LeasedElement]:
-    """Leases at most `most` elements, rather those that were leased before; returns them in the order of indexes."""
+    """Leases at most `most` elements, first those that were leased before; returns them sorted by index."""
     array = session.execute(_ARRAY, {"id": lease.array}).one()
     if fresh := most - min(array.returned, most):
         positions = list(session.scalars(_NEXT, {"id": lease.array, "most": fresh}))

@@ -120,10 +120,13 @@ def set_progress(attempt: Attempt, progress: list[TaskProgress]) -> bool:
 
 
 def _add_point(attempt: Attempt, step: int, progress: list[TaskProgress]) -> None:
-    """Adds the step and the metrics of the first task that reports any to the attempt's curve."""
+    """Writes the metrics of the first task that reports any, and adds them to the attempt's curve, with the step."""
     told = next((p.metrics for p in progress if p.metrics), {})
+    attempt.metrics = told or attempt.metrics
     points = [Point(*point) for point in attempt.curve or []]
-    attempt.curve = [list(point) for point in with_point(points, Point(step, datetime.now(UTC).timestamp(), told))]
+    longer = with_point(points, Point(step, datetime.now(UTC).timestamp(), told))
+    if longer != points:
+        attempt.curve = [list(point) for point in longer]
 
 
 def _possible_s(reported_s: float | None) -> float | None:

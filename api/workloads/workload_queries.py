@@ -305,7 +305,7 @@ def _progress(session: Session, ids: Collection[str]) -> dict[str, ProgressView]
         select(
             Attempt.workload,
             newest(Attempt.last_step, Attempt.last_step),
-            newest(Attempt.curve[-1][2], Attempt.curve),
+            newest(Attempt.metrics, Attempt.metrics),
             *(newest(column, Attempt.checkpoint_at) for column in saved),
             newest(Attempt.cadence, Attempt.cadence),
             newest(Attempt.load, Attempt.load),

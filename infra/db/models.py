@@ -304,7 +304,9 @@ class Attempt(Base):
     """The reason why the attempt ended."""
     resumed_step: Mapped[int | None]
     last_step: Mapped[int | None]
-    curve: Mapped[list[list[Any]] | None] = mapped_column(JSONB(none_as_null=True))
+    metrics: Mapped[dict[str, float] | None] = mapped_column(JSONB(none_as_null=True))
+    """What its tasks have last reported, such as the loss."""
+    curve: Mapped[list[list[Any]] | None] = mapped_column(JSONB(none_as_null=True), deferred=True)
     """Its steps and metrics over time: the fields of `domain.progress_curve.Point`."""
     checkpoint_step: Mapped[int | None]
     checkpoint_at: Mapped[datetime | None]

@@ -89,11 +89,14 @@ class Reporter:
                 tensor on a GPU waits for the GPU: report it at every tenth step or so. Values that are not finite are
                 left out. A metric keeps its value until it is reported again; the `MAX_METRICS` newest names are kept.
         """
+        if not metrics or self._file() is None:
+            self._publish(hurry=False, step=step)
+            return
         values = {name: number for name, value in metrics.items() if math.isfinite(number := float(value))}
-        if values:
+        with self._lock:
             older = {name: value for name, value in self._body["metrics"].items() if name not in values}
-            values = dict([*older.items(), *values.items()][-MAX_METRICS:])
-        self._publish(hurry=False, step=step, metrics=values or self._body["metrics"])
+            kept = [*older.items(), *values.items()][-MAX_METRICS:]
+            self._publish(hurry=False, step=step, metrics=dict(kept))
 
     def saved(
         self,

@@ -209,6 +209,20 @@ async def test_workloads_awarded_together_share_a_workflow(town: World, client: 
     assert _due(town) == []
 
 
+async def test_a_bundle_that_temporal_refuses(
+    town: World, dispatcher: Dispatcher, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its workloads gets a workflow of its own, and no other mail waits."""
+    names = [town.submit(), town.submit()]
+    town.delivered()
+    assert town.tick().awarded == 2
+    monkeypatch.setattr(ids, "bundle_workflow_id", lambda mail: f"bundle/{mail}/{'x' * 2000}")
+    await dispatcher._deliver_batch()
+    for name in names:
+        assert (await told_workload(client, name)).state["placed"]
+    assert _due(town) == []
+
+
 async def test_a_start_that_comes_twice(town: World, dispatcher: Dispatcher, client: Client) -> None:
     """A second start does not affect the running workflow."""
     name = town.submit()

@@ -249,6 +249,10 @@ class Lab:
         client = await connect(settings)
         if MODE is not Isolation.NONE:
             folder.chmod(0o777)  # Tasks of other users write marks there.
+        if MODE is Isolation.USER:  # Without a sandbox, they also must enter pytest's folders above it.
+            for above in folder.parents:
+                if above.is_relative_to(tempfile.gettempdir()) and above.owner() == folder.owner():
+                    above.chmod(above.stat().st_mode | 0o011)
         lab = cls(folder, settings, client, f"test-{uuid.uuid4().hex}")
         runner = UnsandboxedWorkflowRunner()
         async with (

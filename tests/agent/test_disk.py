@@ -13,11 +13,15 @@ from agent.config import AgentConfig
 from agent.disk import DiskUse, limit_of, measure
 from agent.state import StateFolder
 from agent.tasks import TaskState
+from domain.isolation import Isolation
 from domain.launch import LaunchDescription
 from domain.protocol.machines import NodeOutcome
 from tests.agent.conftest import DISK_BYTES, DISK_FILES
-from tests.agent.harness import PYTHON, Lab, description, needs_sandbox, until_async
+from tests.agent.harness import MODE, PYTHON, Lab, description, until_async
 
+_OWN_TMP = pytest.mark.skipif(
+    MODE is not Isolation.SANDBOX, reason="without a sandbox, /tmp is the machine's, which has no limit"
+)
 _FILL = """
 import os, time
 out = open({path!r}, "wb", buffering=0)
@@ -42,7 +46,7 @@ async def _outcome(lab: Lab, config: AgentConfig, launch: LaunchDescription) -> 
     ("path", "then"),
     [
         pytest.param("big", "", id="working directory"),
-        pytest.param("/tmp/big", "", id="tmp", marks=needs_sandbox),
+        pytest.param("/tmp/big", "", id="tmp", marks=_OWN_TMP),
         pytest.param("big", "os.unlink('big')", id="deleted file"),
     ],
 )

@@ -94,6 +94,7 @@ async def test_view_of_a_running_workload(world: ApiWorld) -> None:
     used = [{"job": "trainer", "task": 1, "gpus": 1, "percent": 50, "used_bytes": 2 << 30}]
     world.add_attempt(id_, 3, "south/beta/m1", 0b1010, last_step=35, resumed_step=30, started_at=T0, cadence=cadence,
                       bandwidth=measured, gpu_use=used,
+                      metrics={"loss": -0.5},
                       curve=[[31, T0.timestamp(), {}], [35, T0.timestamp() + 1, {"loss": -0.5}]],
                       load={"state": "loaded", "error": None, "skipped": 1})  # fmt: skip
     view = await get(world, f"/v1/workloads/{id_}")

@@ -1,6 +1,7 @@
 """The page *What if*: a simulation of the live system in a process of its own."""
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -92,6 +93,35 @@ async def test_a_simulation_is_cancelled(world: ApiWorld, browse: Browse) -> Non
         page = await client.get("/console/what-if")
         assert (await client.post("/console/what-if/cancel", data={"csrf": csrf_of(page)})).status_code == 303
         assert "There is no result: it was cancelled." in await _ended(client)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(signal.SIGXCPU, "more than 15 minutes of CPU time"), (signal.SIGALRM, "more than 30 minutes")],
+)
+async def test_the_limit_that_ended_it_is_named(
+    world: ApiWorld, browse: Browse, number: signal.Signals, said: str
+) -> None:
+    """The kernel ends the process by these signals."""
+    async with browse() as client:
+        await _start(client)
+        os.kill(RUNS.newest.process.pid, number)  # type: ignore[union-attr]
+        assert said in await _ended(client)
+
+
+async def test_files_stay_as_long_as_a_request_reads_them(world: ApiWorld, browse: Browse) -> None:
+    """Another simulation may replace a run in the meantime; afterwards its folder is gone."""
+    async with browse() as client:
+        await _start(client)
+        await client.post("/console/what-if/cancel", data={"csrf": csrf_of(await client.get("/console/what-if"))})
+        read = RUNS.newest
+        assert read is not None
+        await _start(client, drain="south")
+        assert RUNS.newest is not read and read.folder.exists() and read.error == "it was cancelled"
+        folder = read.folder
+        del read
+        gc.collect()
+        assert not folder.exists()
 
 
 def test_a_simulation_ends_with_the_api(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_equals_of_a_tenant_do_not_evict_each_other() -> None:
 
 
 def test_a_region_may_have_one_over_quota_rank() -> None:
-    """With one rank for all over-quota work (MAST), its levels are not known, and nobody is spared."""
+    """With one rank for all over-quota work (MAST), its levels are unknown, so the rule does not apply."""
     columns = RegionColumns("here", flat_over_quota=True)
     columns.put_machine(machine("m", used=8))
     columns.refresh(0.0)

@@ -45,7 +45,7 @@ class Pytree:
         self._begin()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the leaves by their paths, and the kinds and shardings of those that are arrays of JAX.
+        """Return the leaves by path, and the kind and the sharding of each leaf that is an array of JAX.
 
         Raises:
             StateError: devices of an array belong to another process.
