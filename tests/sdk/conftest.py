@@ -15,8 +15,9 @@ import pytest
 
 from mizzen import report
 from tests.buckets import gcs_endpoint, gcs_url, s3_endpoint, s3_url
+from tests.sdk.full_disks import disk
 
-__all__ = ["gcs_endpoint", "gcs_url", "s3_endpoint", "s3_url"]
+__all__ = ["disk", "gcs_endpoint", "gcs_url", "s3_endpoint", "s3_url"]
 
 _TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 _FILE_EVENTS = ("open", "os.", "fcntl.", "shutil.")
