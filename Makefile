@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets test test-all test-failed test-console test-isolation test-slurm test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets test test-all test-failed test-console test-isolation test-slurm test-kubernetes test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 
@@ -108,6 +108,12 @@ test-isolation: setup
 test-slurm: setup $(VENV)/.compiled
 	@command -v sbatch >/dev/null || { echo "make test-slurm needs Slurm (Debian: apt-get install slurm-wlm munge)" >&2; exit 1; }
 	@$(BIN)/python -m pytest -n 0 -m slurm tests/slurm tests/capacity/test_conformance.py $(ARGS)
+
+# Pods on a real API server, scheduler and controller manager on loopback, as root. The first run builds them from Debian
+# 12's source package, which takes about 8 minutes of CPU time, into MIZZEN_KUBERNETES (~/.cache/mizzen-kubernetes).
+test-kubernetes: setup $(VENV)/.compiled
+	@sh tests/kubernetes/build-server.sh "$${MIZZEN_KUBERNETES:-$$HOME/.cache/mizzen-kubernetes}"
+	@$(BIN)/python -m pytest -n 0 -m kubernetes tests/kubernetes tests/capacity/test_conformance.py $(ARGS)
 
 # The SDK with torch, transformers and lightning, in a separate environment because they are large. pip installs them:
 # it uses a CPU-only build of torch if the user has configured an index that has one, otherwise the registry's build, which

@@ -21,6 +21,8 @@ from infra.db.session import transaction
 
 _STEP = timedelta(seconds=30)
 """An expected start that changes by less is not written again: it would say nothing new."""
+_SKEW_S = 2.0
+"""A notice whose end is later by at most this stays: the clocks of agents and providers differ."""
 
 
 def observe(engine: Engine, settings: CapacitySettings, provider: Provider, found: Sequence[FoundMachine]) -> None:
@@ -64,7 +66,7 @@ def _observe(
         detail = {"provider": provider.name, "words": machine.leaves}
         request_end(session, row.id, Reason(ReasonCode.LEFT_AT_PROVIDER, detail))
     if row.machine is not None:
-        _near_end(session, settings, row.machine, provider.name, machine.ends_at_s)
+        _near_end(session, settings, row.machine, provider.name, machine)
 
 
 def _waits(row: InstanceRow, machine: FoundMachine, words: str) -> None:
@@ -81,17 +83,26 @@ def _waits(row: InstanceRow, machine: FoundMachine, words: str) -> None:
         row.reason = reason
 
 
-def _near_end(
-    session: Session, settings: CapacitySettings, machine: str, provider: str, ends_at_s: float | None
-) -> None:
-    """Keeps new work from a machine that ends soon, gives its tasks notice, and takes both back if it may stay."""
+def _near_end(session: Session, settings: CapacitySettings, machine: str, provider: str, found: FoundMachine) -> None:
+    """Keeps new work from a machine that ends soon, gives its tasks notice, and takes both back if it may stay.
+
+    A machine that has notice, for example from its agent, gets another one if its provider ends it earlier.
+    """
     row = session.get(Machine, machine, with_for_update=True)
-    if row is None or row.state == "lost" or row.notice is not None:
+    if row is None or row.state == "lost":
         return
+    ends_at_s = found.ends_at_s
     left_s = float("inf") if ends_at_s is None else ends_at_s - time.time()
+    if row.notice is not None:
+        said_s = row.notice["detail"].get("ends_at_s")
+        if ends_at_s is None or (said_s is not None and said_s <= ends_at_s + _SKEW_S):
+            return
     if ends_at_s is not None and left_s <= settings.leave_s:
-        notice = NoticeReport(provider, "walltime", True, time.time(), ends_at_s, "the end of its allocation")
+        kind, words = ("walltime", "the end of its allocation") if found.leaves is None else ("preempt", found.leaves)
+        notice = NoticeReport(provider, kind, True, time.time(), ends_at_s, words)
         give_notice(session, row, Reason(ReasonCode.PLATFORM_NOTICE, {"machine": row.id, **notice.numbers()}))
+    elif row.notice is not None:
+        return
     elif ends_at_s is not None and left_s <= settings.no_work_s:
         if row.cordon is None:
             reason = Reason(ReasonCode.ENDS_SOON, {"provider": provider, "ends_at": in_words(ends_at_s)})

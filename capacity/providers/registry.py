@@ -14,6 +14,7 @@ from infra.errors import ConfigurationError
 
 KINDS: Mapping[str, str] = {
     "ec2": "capacity.providers.ec2",
+    "kubernetes": "capacity.providers.kubernetes",
     "slurm": "capacity.providers.slurm",
     "static": "capacity.providers.static",
     "trace": "capacity.providers.trace",

@@ -19,6 +19,7 @@ from capacity.providers.trace.settings import TraceProviderSettings
 from tests.capacity.bench import Bench
 from tests.capacity.ec2 import ZONES, ec2
 from tests.capacity.site import CLOUD
+from tests.kubernetes.bench import kubernetes
 from tests.slurm.bench import slurm
 
 
@@ -76,6 +77,7 @@ def _ec2(_: Path) -> Iterator[Bench]:
 _IMPATIENT = Config(connect_timeout=1, read_timeout=1, retries={"max_attempts": 0}, region_name="us-east-1")
 BENCHES: Mapping[str, Callable[[Path], AbstractContextManager[Bench]]] = {
     "ec2": _ec2,
+    "kubernetes": kubernetes,
     "slurm": slurm,
     "static": _static,
     "trace": _trace,

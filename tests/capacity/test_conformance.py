@@ -26,7 +26,9 @@ def test_every_kind_of_provider_is_tested() -> None:
 
 @pytest.fixture(
     params=[
-        pytest.param(kind, marks=[pytest.mark.long, pytest.mark.slurm] if kind == "slurm" else [])
+        pytest.param(
+            kind, marks=[pytest.mark.long, getattr(pytest.mark, kind)] if kind in ("kubernetes", "slurm") else []
+        )
         for kind in BENCHES
         if kind != STATIC
     ]

@@ -9,7 +9,12 @@ import pytest
 from sqlalchemy import Engine
 from temporalio.client import Client
 
+from activities.capacity.observations import observe
+from activities.lifecycle.machines import give_notice
+from capacity.provider import FoundMachine
 from domain.lifecycle.instances import InstancePhase
+from domain.reasons import Reason, ReasonCode
+from domain.task_reports import NoticeReport
 from infra.db.models import Machine
 from tests.capacity.site import Site
 
@@ -85,3 +90,26 @@ async def test_what_is_to_be_left_or_has_ended_has_its_reason(site: Site) -> Non
         assert found is not None
         assert found["code"] == code
         assert next(iter(words.values())) in found["sentence"]
+
+
+async def test_an_earlier_end_replaces_that_of_a_notice(site: Site) -> None:
+    """The agent gave notice with the usual time; the provider knows that less is left, and the tasks get that."""
+    site.pool(1)
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one instance is ready")
+    (row,) = site.rows()
+    assert row.machine is not None
+    now_s = time.time()
+    notice = NoticeReport("kubernetes", "stop", True, now_s, now_s + 600, "SIGTERM")
+    with site.world.session() as session:
+        machine = session.get_one(Machine, row.machine)
+        give_notice(session, machine, Reason(ReasonCode.PLATFORM_NOTICE, {"machine": machine.id, **notice.numbers()}))
+    found = FoundMachine(str(row.native_id), row.id, now_s, ends_at_s=now_s + 50, leaves="Evicted: for its node")
+    settings = site.settings.capacity.model_copy(update={"leave_s": 60})
+    for late_s, expected_s in ((900, now_s + 600), (0, now_s + 50)):
+        said = replace(found, ends_at_s=now_s + 50 + late_s)
+        await asyncio.to_thread(observe, site.world.engine, settings, site.provider, [said])
+        with site.world.session() as session:
+            kept = session.get_one(Machine, row.machine).notice
+        assert kept is not None
+        assert kept["detail"]["ends_at_s"] == expected_s
+    assert kept["detail"]["words"] == "Evicted: for its node"

@@ -23,6 +23,7 @@ NOT_IMPORTED = {
 """Programs, a driver that SQLAlchemy loads, libraries that the SDK uses if they are there, mizzen's distributions."""
 PART_OF = {
     "botocore": "boto3", "starlette": "fastapi", "anyio": "fastapi", "google": "google-cloud-storage",
+    "httpx2": "lightkube", "lightkube": "lightkube",
     "pydantic_core": "pydantic",
 }  # fmt: skip
 """Modules that are part of the interface of a declared library."""

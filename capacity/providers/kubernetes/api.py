@@ -1,0 +1,150 @@
+"""Requests to the API server of a cluster, and their errors: refused, or unknown."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+from lightkube.config.client_adapter import Client, ConnectionParams
+from lightkube.config.kubeconfig import KubeConfig
+from lightkube.core.exceptions import ConfigError
+
+from capacity.provider import ProviderUnavailable
+from capacity.providers.kubernetes.settings import KubernetesSettings
+
+_PAGE = 500
+Object = dict[str, Any]
+
+
+class ApiRefused(Exception):
+    """The API server refused a request: it had no effect."""
+
+    def __init__(self, status: int, reason: str, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+        self.reason = reason
+        """Kubernetes' reason, such as `AlreadyExists`."""
+        self.words = words
+
+
+class KubernetesApi:
+    """The resources of one namespace. Several threads may use it.
+
+    Objects are plain JSON: a library's models would drop fields of templates that are newer than the models.
+    """
+
+    def __init__(self, name: str, settings: KubernetesSettings) -> None:
+        self._name, self._settings = name, settings
+        self._http: httpx2.Client | None = None
+
+    def objects(self, resource: str, *, labels: str = "", fields: str = "") -> tuple[list[Object], str]:
+        """Returns the objects as of now, and the resource version of the list.
+
+        Raises:
+            ApiRefused: it is not allowed.
+            ProviderUnavailable: the API server does not answer.
+        """
+        given = {"limit": str(_PAGE), **_selectors(labels, fields)}
+        while True:
+            try:
+                return self._pages(resource, given)
+            except ApiRefused as refused:
+                if refused.status != 410:
+                    raise  # A later page was too old: list again, in one piece.
+                given.pop("limit", None)
+
+    def _pages(self, resource: str, given: Mapping[str, str]) -> tuple[list[Object], str]:
+        found: list[Object] = []
+        more = ""
+        while True:
+            page = self.call("GET", self.path(resource), {**given, **({"continue": more} if more else {})})
+            found += page["items"]
+            more = page["metadata"].get("continue", "")
+            if not more:
+                return found, page["metadata"]["resourceVersion"]
+
+    def watch(self, resource: str, version: str, labels: str, timeout_s: int) -> Iterator[tuple[str, Object]]:
+        """Yields type and object of each event after a resource version, with bookmarks, until the server ends it.
+
+        Raises:
+            ApiRefused: among others, with the status 410: the version is too old.
+            ProviderUnavailable: the connection was lost.
+        """
+        given = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(timeout_s)}
+        given |= {"resourceVersion": version, "labelSelector": labels}
+        patience = httpx2.Timeout(self._settings.timeout_s, read=timeout_s + self._settings.timeout_s)
+        with (
+            self._asking(f"watching {resource}"),
+            self._client().stream("GET", self.path(resource), params=given, timeout=patience) as answer,
+        ):
+            if answer.status_code >= 400:
+                answer.read()
+                raise self._error(answer)
+            for line in answer.iter_lines():
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    status = event["object"]
+                    raise ApiRefused(status.get("code", 500), status.get("reason", ""), status.get("message", ""))
+                yield event["type"], event["object"]
+
+    def call(
+        self, method: str, path: str, query: Mapping[str, str] | None = None, body: Object | None = None
+    ) -> Object:
+        """Sends a request; returns the object in the answer. The body of PATCH is a merge patch.
+
+        Raises:
+            ApiRefused: it had no effect.
+            ProviderUnavailable: it may have had an effect.
+        """
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        content = None if body is None else json.dumps(body)
+        with self._asking(f"{method} {path}"):
+            answer = self._client().request(
+                method, path, params=dict(query or {}), content=content, headers={"content-type": kind}
+            )
+            if answer.status_code >= 400:
+                raise self._error(answer)
+            found: Object = answer.json()
+            return found
+
+    def path(self, resource: str, name: str = "") -> str:
+        """Returns the path of a resource such as `pods`, or of one object of it. The version v1 is in every cluster."""
+        return f"/api/v1/namespaces/{self._settings.namespace}/{resource}" + (f"/{name}" if name else "")
+
+    def _client(self) -> httpx2.Client:
+        if self._http is None:
+            path = self._settings.kubeconfig
+            try:
+                config = KubeConfig.from_env() if path is None else KubeConfig.from_file(path)
+                chosen = config.get(self._settings.context)
+                if chosen is None:
+                    raise ConfigError("it has no current context; set `context`")
+                self._http = Client(chosen, ConnectionParams(timeout=httpx2.Timeout(self._settings.timeout_s)))
+            except (ConfigError, OSError, KeyError, ValueError) as error:
+                raise ProviderUnavailable(f"{self._name}: kubeconfig: {error}") from None
+        return self._http
+
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (httpx2.HTTPError, ConfigError, OSError, json.JSONDecodeError) as error:
+            raise ProviderUnavailable(f"{self._name}: {what}: {error or type(error).__name__}") from None
+
+    def _error(self, answer: httpx2.Response) -> Exception:
+        """Returns the error of an answer. Credentials may be renewed, and an overloaded server recovers."""
+        try:
+            said = answer.json()
+            reason, words = str(said.get("reason", "")), str(said.get("message", ""))
+        except (json.JSONDecodeError, AttributeError):
+            reason, words = "", answer.text[:500]
+        status = answer.status_code
+        if status in (401, 408, 429) or status >= 500:
+            return ProviderUnavailable(f"{self._name}: {status}: {words}")
+        return ApiRefused(status, reason, words)
+
+
+def _selectors(labels: str, fields: str) -> dict[str, str]:
+    given = {"labelSelector": labels, "fieldSelector": fields}
+    return {key: value for key, value in given.items() if value}

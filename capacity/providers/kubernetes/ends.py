@@ -1,0 +1,144 @@
+"""Remembers how pods ended: a pod that is gone is in no list any more, so its last state comes from a watch."""
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from typing import Any
+
+from capacity.provider import FoundMachine, ProviderUnavailable
+from capacity.providers.kubernetes.api import ApiRefused, KubernetesApi
+from capacity.providers.kubernetes.pod import ENDED, INSTANCE, native_id
+from capacity.providers.kubernetes.status import BY_MIZZEN, disruption, explained, seconds, why_ended
+
+_WATCH_S = 240
+"""The length of one watch. The next one continues from the last event or bookmark."""
+_MOST_ENDS, _KEPT_S = 10_000, 3600.0
+_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
+_DELETED = "Deleted: the pod was deleted or evicted"
+_log = logging.getLogger(__name__)
+
+
+class PodEnds:
+    """The pods of one provider that ended within the last hour. A thread watches them from the first use on."""
+
+    def __init__(self, name: str, api: KubernetesApi, labels: str) -> None:
+        self._name, self._api, self._labels = name, api, labels
+        self._ends: OrderedDict[str, tuple[float, FoundMachine]] = OrderedDict()
+        self._last: dict[str, dict[str, Any]] = {}
+        self._version = ""
+        """The resource version from which the watch continues; empty: it starts with a list."""
+        self._words: OrderedDict[str, str] = OrderedDict()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Starts the watch, if it has not started."""
+        with self._lock:
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._run, name=f"pods of {self._name}", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Stops the watch at its next event."""
+        self._closed.set()
+
+    def recent(self) -> list[FoundMachine]:
+        """Returns the machines whose pods are gone."""
+        with self._lock:
+            old_s = time.monotonic() - _KEPT_S
+            while len(self._ends) > _MOST_ENDS or (self._ends and next(iter(self._ends.values()))[0] < old_s):
+                self._ends.popitem(last=False)
+            return [found for _, found in self._ends.values()]
+
+    def has(self, instance: str) -> bool:
+        """Returns whether a pod of an instance has ended."""
+        return any(found.instance == instance for found in self.recent())
+
+    def add(self, native_id: str, instance: str, launched_at_s: float, words: str) -> None:
+        """Records the end of a pod, unless its end is known."""
+        with self._lock:
+            found = FoundMachine(native_id, instance, launched_at_s, ended=words)
+            self._ends.setdefault(native_id, (time.monotonic(), found))
+
+    def why_deleted(self, pod: dict[str, Any]) -> str:
+        """Returns why a pod is being deleted: from its conditions, or before 1.26 from events, which may come later."""
+        if ENDED in pod["metadata"]["labels"]:
+            return BY_MIZZEN
+        if (target := disruption(pod)) is not None:
+            return target
+        uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
+        with self._lock:
+            known = self._words.get(uid)
+        if known is not None:
+            return known
+        try:
+            events, _ = self._api.objects("events", fields=f"involvedObject.kind=Pod,involvedObject.name={name}")
+        except (ApiRefused, ProviderUnavailable) as error:
+            _log.warning("%s: events of pod %s: %s", self._name, name, error)
+            return _DELETED
+        words = explained(pod, events)
+        if words is not None:
+            with self._lock:
+                self._words[uid] = words
+                if len(self._words) > _MOST_ENDS:
+                    self._words.popitem(last=False)
+        return words or _DELETED
+
+    def _run(self) -> None:
+        """Lists once, then continues the watch from its last event or bookmark; lists again only if that is too old."""
+        pause_s = _PAUSE_S
+        while not self._closed.is_set():
+            try:
+                if not self._version:
+                    pods, self._version = self._api.objects("pods", labels=self._labels)
+                    self._relisted(pods)
+                self._watched()
+                pause_s = _PAUSE_S
+                continue
+            except ApiRefused as refused:
+                self._version = ""
+                if refused.status == 410:
+                    _log.info("%s: the watch of pods expired; listing again", self._name)
+                    continue
+                _log.warning("%s: pods cannot be watched: %s", self._name, refused)
+            except ProviderUnavailable as error:
+                _log.info("%s: the watch of pods was interrupted: %s", self._name, error)
+            except Exception:  # One event must not end the watch for ever.
+                self._version = ""
+                _log.exception("%s: an event of the watch of pods", self._name)
+            self._closed.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _relisted(self, pods: list[dict[str, Any]]) -> None:
+        """Takes a list: pods that were there before the watch was interrupted, and are gone, have ended since."""
+        there = {native_id(pod): pod for pod in pods}
+        for gone in self._last.keys() - there.keys():
+            self._gone(self._last[gone])
+        self._last = there
+
+    def _watched(self) -> None:
+        """Follows one watch until the server ends it."""
+        for kind, pod in self._api.watch("pods", self._version, self._labels, _WATCH_S):
+            if kind == "DELETED":
+                self._last.pop(native_id(pod), None)
+                self._gone(pod)
+            elif kind != "BOOKMARK":
+                self._last[native_id(pod)] = pod
+            self._version = pod["metadata"]["resourceVersion"]
+            if self._closed.is_set():
+                return
+
+    def _gone(self, pod: dict[str, Any]) -> None:
+        """Records the end of a pod from its last state. A pod that has ended by itself had its reason before."""
+        metadata = pod["metadata"]
+        by_itself = pod["status"].get("phase") in ("Failed", "Succeeded") and disruption(pod) is None
+        words = why_ended(pod) if by_itself and not _had_grace(pod) else self.why_deleted(pod)
+        at_s = seconds(metadata["creationTimestamp"]) or 0.0
+        self.add(native_id(pod), metadata["labels"].get(INSTANCE, ""), at_s, words)
+
+
+def _had_grace(pod: dict[str, Any]) -> bool:
+    """Returns whether a pod was deleted while it ran: the deletion of a pod that has ended has no grace period."""
+    return bool(pod["metadata"].get("deletionGracePeriodSeconds"))

@@ -1,0 +1,147 @@
+"""The provider for a Kubernetes cluster: one pod for each machine."""
+
+import re
+import time
+from collections.abc import Sequence
+
+from capacity.offers import Offer, Shape
+from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
+from capacity.providers.kubernetes.api import ApiRefused, KubernetesApi, Object
+from capacity.providers.kubernetes.ends import PodEnds
+from capacity.providers.kubernetes.pod import ENDED, INSTALLATION, PROVIDER, native_id, pod_of, secret_of
+from capacity.providers.kubernetes.settings import KubernetesSettings
+from capacity.providers.kubernetes.status import BY_MIZZEN, machine_of
+from domain.ids import is_name
+from infra.config.settings import Settings
+from infra.keys import installation_id
+
+_UID = re.compile(r"[0-9A-Za-z-]{1,64}")
+_END_S = 30
+"""The grace period when mizzen ends a pod: its tasks have left, or it is lost."""
+
+
+class KubernetesProvider:
+    """Creates pods. The name of a pod is the id of its instance, and labels name the installation and the provider."""
+
+    lists_late_s = 0.0
+    """Lists are read from the store of the cluster, so they contain every pod."""
+    queues = True
+
+    def __init__(self, name: str, settings: KubernetesSettings, installation: str) -> None:
+        self.name = name
+        self._settings = settings
+        self._api = KubernetesApi(name, settings)
+        self._labels = {INSTALLATION: installation, PROVIDER: name}
+        self._selector = ",".join(f"{key}={value}" for key, value in self._labels.items())
+        self._ends = PodEnds(name, self._api, self._selector)
+
+    def close(self) -> None:
+        """Ends the watch of pods."""
+        self._ends.close()
+
+    def offers(self) -> Sequence[Offer]:
+        """See `Provider.offers`."""
+        return [
+            Offer(
+                self.name,
+                self._settings.region,
+                name,
+                zone.kind,
+                Shape(machine_type, of.gpus, of.gpu_type, round(of.cpus * 1000), of.memory),
+                of.usd_per_h * zone.price_factor,
+                self._settings.start_s,
+            )
+            for name, zone in self._settings.zones.items()
+            for machine_type, of in self._settings.machine_types.items()
+        ]
+
+    def launch(self, request: LaunchRequest) -> str:
+        """See `Provider.launch`. The name of the pod is the client token: there is never a second pod of that name.
+
+        The pod comes before its Secret, so that the cluster deletes the Secret with it. Its container starts when both
+        exist.
+        """
+        offer = request.offer
+        if offer.zone not in self._settings.zones or offer.shape.machine_type not in self._settings.machine_types:
+            words = f"no {offer.shape.machine_type} in zone {offer.zone} in the settings of provider {self.name}"
+            raise LaunchRefused(Refusal.REQUEST, words)
+        if self._ends.has(request.instance):
+            raise LaunchRefused(Refusal.REQUEST, f"the pod {request.instance} has ended")
+        self._ends.start()
+        try:
+            pod = self._create(request)
+        except ApiRefused as refused:
+            raise LaunchRefused(_refusal(refused), refused.words) from None
+        try:
+            self._api.call("POST", self._api.path("secrets"), body=secret_of(request, pod, self._labels))
+        except ApiRefused as refused:
+            if refused.reason != "AlreadyExists":
+                self.terminate(native_id(pod))
+                raise LaunchRefused(_refusal(refused), refused.words) from None
+        return native_id(pod)
+
+    def _create(self, request: LaunchRequest) -> Object:
+        """Creates the pod of an instance, or finds it."""
+        body = pod_of(self._settings, request, self._labels)
+        try:
+            return self._api.call("POST", self._api.path("pods"), body=body)
+        except ApiRefused as refused:
+            if refused.reason == "Conflict":  # Two requests have changed the usage of a quota.
+                raise ProviderUnavailable(f"{self.name}: {refused.words}") from None
+            if refused.reason != "AlreadyExists":
+                raise
+        try:
+            pod = self._api.call("GET", self._api.path("pods", request.instance))
+        except ApiRefused as refused:
+            raise ProviderUnavailable(f"{self.name}: pod {request.instance}: {refused.words}") from None
+        labels = pod["metadata"].get("labels", {})
+        if {key: labels.get(key) for key in self._labels} != self._labels:
+            raise LaunchRefused(Refusal.REQUEST, f"a pod {request.instance} of another owner exists")
+        if ENDED in labels:
+            raise LaunchRefused(Refusal.REQUEST, f"the pod {request.instance} is ending")
+        return pod
+
+    def describe(self) -> Sequence[FoundMachine]:
+        """See `Provider.describe`. One list, and what a watch has seen of pods that are gone."""
+        self._ends.start()
+        try:
+            pods, _ = self._api.objects("pods", labels=self._selector)
+        except ApiRefused as refused:
+            raise ProviderUnavailable(f"{self.name}: {refused.status}: {refused.words}") from None
+        now_s = time.time()
+        found = []
+        for pod in pods:
+            why = self._ends.why_deleted(pod) if "deletionTimestamp" in pod["metadata"] else ""
+            found.append(machine_of(pod, now_s, self._settings.start_limit_s, why))
+        there = {machine.native_id for machine in found}
+        return [*found, *(one for one in self._ends.recent() if one.native_id not in there)]
+
+    def terminate(self, native_id: str) -> None:
+        """See `Provider.terminate`. The label says to every worker that mizzen ends the pod."""
+        name, _, uid = native_id.partition(".")
+        if not is_name(name) or _UID.fullmatch(uid) is None:
+            return
+        path = self._api.path("pods", name)
+        mark = {"metadata": {"uid": uid, "labels": {ENDED: "true"}}}
+        body = {"gracePeriodSeconds": min(_END_S, self._settings.grace_s), "preconditions": {"uid": uid}}
+        try:
+            self._api.call("PATCH", path, body=mark)
+            self._api.call("DELETE", path, body=body)
+        except ApiRefused as refused:
+            if refused.status not in (404, 409):  # It is gone, or the name is that of a later pod.
+                raise ProviderUnavailable(f"{self.name}: pod {name}: {refused.status}: {refused.words}") from None
+            return
+        self._ends.add(native_id, name, time.time(), BY_MIZZEN)
+
+
+def _refusal(refused: ApiRefused) -> Refusal:
+    return Refusal.QUOTA if "exceeded quota" in refused.words else Refusal.REQUEST
+
+
+def open_provider(name: str, settings: KubernetesSettings, installation: Settings) -> KubernetesProvider:
+    """Returns the provider, without calling the cluster.
+
+    Raises:
+        ConfigurationError: this machine has no master key. A label of the pods is derived from it.
+    """
+    return KubernetesProvider(name, settings, installation_id(installation.master_key_path))

@@ -1,0 +1,60 @@
+"""A proxy in front of an API server that loses requests and answers of creations."""
+
+import contextlib
+import random
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from tests.kubernetes.cluster import KubernetesCluster
+
+
+@contextlib.contextmanager
+def losing(there: KubernetesCluster, folder: Path, seed: int) -> Iterator[Path]:
+    """Yields a kubeconfig whose server loses three in four creations: before, after or with nonsense as its answer."""
+    chance, lock = random.Random(seed), threading.Lock()
+    upstream = httpx.Client(base_url=there.url, verify=False, timeout=20, trust_env=False)
+
+    class Handler(BaseHTTPRequestHandler):
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            with lock:
+                fate = chance.randrange(4) if self.command == "POST" else 3
+            if "watch=true" in self.path or fate == 0:
+                self.close_connection = True
+                return
+            kept = {name: self.headers[name] for name in ("authorization", "content-type") if self.headers[name]}
+            answer = upstream.request(self.command, self.path, content=body, headers=kept)
+            if fate == 1:
+                self.close_connection = True
+                return
+            content = b"<html>" if fate == 2 else answer.content
+            self.send_response(answer.status_code)
+            self.send_header("content-type", answer.headers["content-type"])
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_PATCH = do_DELETE = _serve
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    config = yaml.safe_load(there.kubeconfig.read_text())
+    config["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{server.server_port}"}
+    (path := folder / "losing.kubeconfig").write_text(yaml.safe_dump(config))
+    try:
+        yield path
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        upstream.close()
