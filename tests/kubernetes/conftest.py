@@ -5,7 +5,7 @@ import pytest
 from tests.kubernetes.cluster import missing
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def _capable() -> None:
     if (why := missing()) is not None:
         pytest.skip(why)

@@ -133,14 +133,18 @@ class KubernetesApi:
             raise ProviderUnavailable(f"{self._name}: {what}: {error or type(error).__name__}") from None
 
     def _error(self, answer: httpx2.Response) -> Exception:
-        """Returns the error of an answer. Credentials may be renewed, and an overloaded server recovers."""
+        """Returns the error of an answer. Credentials may be renewed, and an overloaded server recovers.
+
+        What is no `Status` is not from the API server, but from something between, and says nothing about the request.
+        """
+        status = answer.status_code
         try:
             said = answer.json()
+            is_status = said["kind"] == "Status"
             reason, words = str(said.get("reason", "")), str(said.get("message", ""))
-        except (json.JSONDecodeError, AttributeError):
-            reason, words = "", answer.text[:500]
-        status = answer.status_code
-        if status in (401, 408, 429) or status >= 500:
+        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
+            is_status, reason, words = False, "", answer.text[:500]
+        if not is_status or status in (401, 408, 429) or status >= 500:
             return ProviderUnavailable(f"{self._name}: {status}: {words}")
         return ApiRefused(status, reason, words)
 
