@@ -59,7 +59,7 @@ class DiskUse:
         return DiskUse(max(0, self.size_bytes - before.size_bytes), max(0, self.files - before.files))
 
     def exceeds(self, limit: Self) -> bool:
-        """Whether this is more than `limit` in either respect."""
+        """Whether this is more than `limit` in bytes or in files."""
         return self.size_bytes > limit.size_bytes or self.files > limit.files
 
 

@@ -116,5 +116,5 @@ async def _in_page(
 
 @router.get("/{path:path}")
 def no_page(path: str) -> Response:
-    """Every other page: there is none."""
+    """Answers 404 for every path that has no page."""
     raise not_found("page", f"{TOP}/{path}")

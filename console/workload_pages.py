@@ -87,7 +87,7 @@ def show_submission(request: Request, state: StateOf, caller: Submitter) -> Resp
 
 @router.post("/workloads/new")
 async def submit_document(request: Request, state: StateOf, caller: Submitter, form: Form) -> Response:
-    """Submits the document of the form, or shows it again with its errors."""
+    """Submits the document from the form. If it is invalid, shows the form again with the errors."""
     document = form.get("document", "")
     body = document.replace("\r\n", "\n").encode()
     try:

@@ -38,14 +38,14 @@ _FIRST = "first"
 
 
 class NotCreated(Exception):
-    """The engine does not make the container. The message says why."""
+    """The container engine could not create the container. The message has the reason."""
 
 
 def supervise_container(folder: str, launch: dict[str, Any], started: int) -> None:
     """Runs the container of `launch` to its end and records its exit status. See `agent.shim.supervise`.
 
     Raises:
-        NotCreated: the engine does not make the container.
+        NotCreated: the engine could not create the container.
     """
     engine = open_engine(launch["container"]["socket"])
     private = launch["container"]["private"]
@@ -92,7 +92,7 @@ class _Task:
         """Runs the container to its end and returns its exit record. Closes `started` once the task is recorded.
 
         Raises:
-            NotCreated: the engine does not make the container.
+            NotCreated: the engine could not create the container.
         """
         outputs = shim.open_outputs(self._launch)
         with _sharing(private, self._engine, self._name, is_shared=self._is_shared) as shares_with:

@@ -124,7 +124,7 @@ class ResumableSampler(DataPosition, Sampler[int]):
         super().set_epoch(epoch)
 
     def advance(self, samples: int) -> int:
-        """Record that each rank has used `samples` more samples. Return the total number of such steps."""
+        """Record that each rank has used `samples` more samples. Return the number of calls so far."""
         self.position = min(self.position + samples * self.world_size, self.total)
         self.steps += 1
         return self.steps

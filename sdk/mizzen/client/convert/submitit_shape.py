@@ -26,7 +26,7 @@ class SubmititExecutor:
 
 
 class ExecutorShape:
-    """Fields of a document from the parameters of an executor. Each parameter is explained once for a document."""
+    """Converts the parameters of a submitit executor into fields of a document. Remarks on a parameter appear once."""
 
     def __init__(self, conversion: Conversion, executor: SubmititExecutor) -> None:
         self._conversion, self._executor = conversion, executor
