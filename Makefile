@@ -172,7 +172,7 @@ bench: setup $(VENV)/.compiled $(if $(or $(if $(SUITE),,all),$(findstring ch,$(S
 
 # Lines of Python outside tests by folder and distribution, and those deleted since a commit: make size BASE=COMMIT
 size: setup
-	@$(BIN)/python -m bench.size $(BASE)
+	@$(BIN)/python -m bench.line_counts $(BASE)
 
 # The balancer against SkyPilot's own, which is installed in a separate environment because it has many dependencies.
 bench-skypilot: setup $(SKYPILOT)/.ready

@@ -32,12 +32,12 @@ from agent.notices import MachineNotices
 from agent.outcomes import kept_outcome, left_by, outcome
 from agent.output_storage import OutputStorage
 from agent.ports import SERVING, reserve
-from agent.progress import read_progress
 from agent.record_files import DamagedRecord
 from agent.sealed import CannotUnseal, prove
 from agent.staged import StagedAttempt
 from agent.staging import Stager
 from agent.state import AttemptFolder, StateFolder
+from agent.task_progress import read_progress
 from agent.task_readiness import Readiness
 from agent.task_watch import TaskWatch, next_look, notify, still_running
 from agent.tasks import NotStarted, RunFolder, TaskState

@@ -13,7 +13,7 @@ from domain.task_reports import LEAST_SAVE_BYTES, OWNER, BandwidthReport, Notice
 from infra.db.models import Attempt, Cluster, Machine
 from infra.db.reclaim import SiteHazard
 from infra.db.tenants import Tenant
-from tests.activities.departures import depart, paces, pass_hours
+from tests.activities.owner_departures import depart, paces, pass_hours
 from tests.activities.world import World, job
 
 CALM, BUSY, OWNED = "r/lab/calm", "r/hall/busy", "r/own/m"

@@ -12,7 +12,7 @@ from mizzen.objects import open_store
 from mizzen.objects.copy import CopyInUse, copy_object, copy_prefix
 from mizzen.objects.files import FileStore
 from tests.objects.copies import PART, Watched, bytes_of, copy
-from tests.objects.inside import blocks_bytes, raw_names
+from tests.objects.store_internals import blocks_bytes, raw_names
 
 MIB = 1 << 20
 
