@@ -21,7 +21,7 @@ from mizzen.checkpoint import (
 from mizzen.checkpoint.lost_records import repair
 from mizzen.checkpoint.roots import open_root
 from mizzen.cli.plain.runner import run
-from tests.depth import examples
+from tests.depth import examples, few
 
 LOST = "parts of checkpoints, but log/ has no usable record of them.*mizzen checkpoint repair"
 
@@ -175,7 +175,7 @@ def damage(chance: random.Random, roots: list[Path]) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", few(range(10), 3))
 def test_no_damage_makes_a_wrong_a_silent_or_a_last_start(tmp_path: Path, block: int) -> None:
     """1,000 damaged trees, of one or two roots: each start loads a saved state exactly, or changes nothing.
 
