@@ -147,6 +147,8 @@ def processes_below(path: str) -> set[int]:
     return processes_in(folder for folder, _, _ in os.walk(path))
 
 
+_NEAR = 1 << 20
+"""A limit on memory counts as reached from so many bytes below it, because the kernel counts in batches."""
 _MEMORY = (
     ("memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
     ("memory.events", "memory.max", "memory.peak"),
@@ -198,6 +200,20 @@ def remove_engine_parent(parent: str) -> None:
         if kind.startswith("cgroup") and root == "/":
             with contextlib.suppress(OSError):
                 os.rmdir(f"{point}{parent}")
+
+
+def engine_memory_was_full(path: str, limit_bytes: int) -> bool:
+    """Whether the processes of an engine below the cgroup at `path` (`engine_parent`) reached their memory limit.
+
+    Engines make and remove the cgroup with the limit, and can miss that the kernel has killed a process there.
+    """
+    parent = engine_parent(path)
+    for root, point, kind in _mounts() if parent is not None else ():
+        for file in ("memory.peak", "memory.max_usage_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):
+                if kind.startswith("cgroup") and root == "/" and _number(f"{point}{parent}/{file}") > limit_bytes - _NEAR:
+                    return True
+    return False
 
 
 def _mounts() -> list[tuple[str, str, str]]:

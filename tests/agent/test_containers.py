@@ -13,15 +13,13 @@ import pytest
 from agent.config import AgentConfig
 from agent.containers.engine import Container
 from agent.device_rules import HeldGpus
-from agent.isolation import TENANT_UIDS
 from domain.launch import LaunchDescription
 from domain.protocol.machines import NodeOutcome
 from tests.agent.fake_gpus import FakeGpus
-from tests.agent.harness import Lab, description, until_async, with_mounts
+from tests.agent.harness import Lab, description, uid_of, until_async, with_mounts
 from tests.containers import DockerHere, dockerd, podman_here
 
 IMAGE = "shell:1"
-UID = TENANT_UIDS[0]
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +35,14 @@ def image_config(lab: Lab, docker: DockerHere, **changes: Any) -> AgentConfig:
 
 
 def image_launch(
-    lab: Lab, config: AgentConfig, *commands: str, image: str = IMAGE, **changes: Any
+    lab: Lab, config: AgentConfig, *commands: str, image: str = IMAGE, memory_bytes: int = 64 << 20, **changes: Any
 ) -> LaunchDescription:
     launch = description(lab.region, config, *commands, **changes)
     body = launch.model_dump(mode="json")
     for job in body["jobs"].values():
         job["image"] = image
     for place in body["tasks"]:
-        place.update(memory_bytes=64 << 20, cpus_milli=500)
+        place.update(memory_bytes=memory_bytes, cpus_milli=500)
     launch = LaunchDescription.model_validate(body)
     lab.write(launch)
     return launch
@@ -72,14 +70,14 @@ async def test_a_task_runs_as_a_container_without_privileges(lab: Lab, docker: D
     run = lab.folder_of(launch, config)
     said = run.output.read_text().split("\n")
     assert outcome.exits[0].succeeded, said
-    assert said[:2] == [str(UID)] * 2
+    assert said[:2] == [str(uid_of(config))] * 2
     status = dict(line.split(":\t") for line in said[2:6])
     assert status == {
         "CapEff": "0" * 16, "CapBnd": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"
     }  # fmt: skip
     assert said[6:8] == ["at home", "image 0"]
     assert int(said[8].removeprefix("processes: ")) < 8
-    assert (run.work / "file").stat().st_uid == UID
+    assert (run.work / "file").stat().st_uid == uid_of(config)
     assert outcome.progress[0].step == 7
     assert docker.engine.containers({}) == []
     assert not list(Path("/sys/fs/cgroup").glob(f"*/mizzen-{run.run_id}"))
@@ -111,7 +109,7 @@ async def test_commands_and_exit_statuses(lab: Lab, docker: DockerHere) -> None:
     assert codes == [(7, None), (0, None), (0, None), (127, None)]
     said = [lab.folder_of(launch, config).output.read_text() for launch in (script, listed, own, missing)]
     assert sorted(said[0].splitlines()) == ["to stderr", "to stdout"]
-    assert said[1:3] == [f"{UID}\n", "own entry point\n"]
+    assert said[1:3] == [f"{uid_of(config)}\n", "own entry point\n"]
     assert "missing" in said[3]
     assert await until_async(lambda: lab.log(script)[1])
     assert lab.log(script)[0].decode() == said[0]
@@ -266,7 +264,8 @@ async def test_a_task_that_fills_the_disk_is_stopped(lab: Lab, docker: DockerHer
     """Also with a file that is deleted and still open, which only the processes in the container have."""
     config = image_config(lab, docker, state_dir=disk / "state")
     command = f"exec 3> {place}/big; rm {place}/big; while true; do head -c 1000000 /dev/zero >&3; sleep 0.02; done"
-    launch = image_launch(lab, config, command)
+    # More than the disk has: its files are in memory.
+    launch = image_launch(lab, config, command, memory_bytes=256 << 20)
     async with lab.agent(config):
         outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
     assert outcome.exits[0].disk is not None, lab.folder_of(launch, config).output.read_text()
@@ -308,7 +307,7 @@ print(mizzen.__file__, "/etc" in sys.path, "/run/mizzen/python" in sys.path)
 """
     checkpoints = Path(f"{config.state_dir}-checkpoints")
     checkpoints.mkdir(parents=True)
-    os.chown(checkpoints, UID, UID)
+    os.chown(checkpoints, uid_of(config), uid_of(config))
     launch = image_launch(lab, config, f"cat > p.py <<'END'\n{program}\nEND\npython3 p.py", image="bare:1")
     async with lab.agent(config):
         outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)

@@ -24,7 +24,7 @@ from domain.launch import LaunchDescription
 from domain.protocol.machines import NodeOutcome
 from mizzen.cadence.interval_file import SiteInterval
 from mizzen.objects import open_store
-from tests.agent.harness import WHY_NOT, Lab, description, ended, python, run_folder, until_async
+from tests.agent.harness import Lab, description, ended, python, run_folder, until_async
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can limit tasks and start them as other users")
 PROCESSES = 141
@@ -93,8 +93,6 @@ def test_a_limit_that_cannot_be_set_is_named(tmp_path: Path) -> None:
 
 
 def tenants(lab: Lab, isolation: Isolation = Isolation.SANDBOX) -> AgentConfig:
-    if isolation is Isolation.SANDBOX and (why := WHY_NOT[isolation]) is not None:
-        pytest.skip(why)
     return lab.config(tenant_uids=TENANT_UIDS, bucket_url=lab.bucket_url, isolation=isolation, paths=())
 
 
