@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 CONTROLLERS = ("memory", "pids", "cpu")
 
@@ -208,11 +209,12 @@ def engine_memory_was_full(path: str, limit_bytes: int) -> bool:
     Engines make and remove the cgroup with the limit, and can miss that the kernel has killed a process there.
     """
     parent = engine_parent(path)
-    for root, point, kind in _mounts() if parent is not None else ():
-        for file in ("memory.peak", "memory.max_usage_in_bytes"):
-            with contextlib.suppress(OSError, ValueError):
-                if kind.startswith("cgroup") and root == "/" and _number(f"{point}{parent}/{file}") > limit_bytes - _NEAR:
-                    return True
+    mounts = _mounts() if parent is not None else ()
+    points = [point for root, point, kind in mounts if kind.startswith("cgroup") and root == "/"]
+    for point, (_, _, peak) in product(points, _MEMORY):
+        with contextlib.suppress(OSError, ValueError):
+            if _number(f"{point}{parent}/{peak}") > limit_bytes - _NEAR:
+                return True
     return False
 
 
