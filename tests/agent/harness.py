@@ -264,7 +264,8 @@ class Lab:
     def config(self, name: str = "m1", **changes: Any) -> AgentConfig:
         """Returns the configuration of a machine of the region, with a port range that other programs rarely use.
 
-        Its tasks can write marks into the lab's folder, unless `paths` is empty. Skips where the machine does not have the mode.
+        Its tasks can write marks into the lab's folder, unless `paths` is empty. Skips where the machine lacks
+        the mode.
         """
         mode = changes.get("isolation", MODE)
         if (why := WHY_NOT[mode]) is not None:
