@@ -101,7 +101,13 @@ touch /usr/x /etc/x /x "$HOME/../x" 2>/dev/null && echo wrote
 ls /proc | grep -c '^[0-9]*$' | grep -qx '[1-9]' || echo many processes
 grep -q 'NoNewPrivs:.1' /proc/self/status || echo privileges
 unshare -U true 2>/dev/null && echo namespaces
-$MIZZEN_PYTHON -c 'import socket; socket.socket(40, socket.SOCK_STREAM)' 2>/dev/null && echo vsock
+$MIZZEN_PYTHON -c '
+import errno, socket
+for family in (17, 38, 40, 43):
+    try:
+        print(socket.socket(family, socket.SOCK_RAW))
+    except OSError as error:
+        error.errno == errno.EAFNOSUPPORT or print(family, error)'
 $MIZZEN_PYTHON -c '
 import ctypes, sys
 sys.exit(ctypes.CDLL(None).syscall(248, b"user", b"x", b"y", 1, -3) < 0)' 2>/dev/null && echo keyring

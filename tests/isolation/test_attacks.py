@@ -25,21 +25,26 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 POSSIBLE = {
-    "sandbox": set(),
+    # The network and the cgroup hierarchy are those of the machine.
+    "sandbox": {"cgroups_of_others", "sockets_of_others"},
     # Without cgroups, which the test's user may not create, and without eBPF programs.
-    "sandbox of an ordinary user": {"port_of_another_tenant", "memory", "metadata_service"},
+    "sandbox of an ordinary user": {
+        "port_of_another_tenant", "memory", "metadata_service", "sockets_of_others",
+    },
     # Containers have no scope of Landlock: dockerd starts them.
-    "container": {"abstract_socket"},
+    "container": {"abstract_socket", "sockets_of_others"},
     "none of an ordinary user": {
         "temporal_by_socket", "keys_and_settings", "listing_of_the_data_folder", "environment_of_a_process", "signals",
         "ptrace", "folder_of_another_tenant", "checkpoints_of_another_tenant", "processes", "shared_memory",
         "temporary_files", "port_of_another_tenant", "abstract_socket", "tables_logs_and_launches", "change_the_system",
         "privileges", "namespaces", "its_supervisors", "fork_bomb", "memory", "memory_and_files_of_others",
-        "message_queues", "metadata_service", "hard_links", "output_of_its_own",
+        "message_queues", "metadata_service", "hard_links", "output_of_its_own", "sockets_of_others", "watches",
+        "others_by_number",
     },
     "user": {
         "abstract_socket", "processes", "shared_memory", "temporary_files", "privileges",
-        "namespaces", "kernel_interfaces", "calls_by_other_numbers", "message_queues",
+        "namespaces", "kernel_interfaces", "calls_by_other_numbers", "message_queues", "cgroups_of_others",
+        "sockets_of_others",
     },
 }  # fmt: skip
 """What succeeds in each mode. `docs/trust.md` names it, with what else could stop it."""
@@ -141,7 +146,7 @@ def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
         "left_out": ["files_that_the_agent_writes"] if mode.startswith("none") else [],
     }
     write_private(stack.data / "report.json", json.dumps({"step": _SECRET_STEP}))
-    files = ("attack.py", "attack_kernel.py", "attack_results.py")
+    files = ("attack.py", "attack_kernel.py", "attack_more.py", "attack_results.py")
     scripts = [_script(name, json.dumps(targets)) for name in files]
     run = "".join(["mkdir -p tests/isolation\n", *scripts, f"mv {' '.join(files)} tests/isolation\n"])
     run += '"$MIZZEN_PYTHON" -m tests.isolation.attack targets.json'

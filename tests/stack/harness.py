@@ -144,8 +144,8 @@ class Up:
         """Starts the stack and waits until it is up; with `machines`, also until its machines are ready.
 
         Raises:
-            AssertionError: it ends or is not up in time. In fixtures, pytest handles no `SystemExit`: the next parameters
-                of the fixture would fail, too.
+            AssertionError: it ends or is not up in time. In fixtures, pytest handles no `SystemExit`: the next
+                parameters of the fixture would fail, too.
         """
         log = self.folder / "up.log"
         with log.open("a") as file:
