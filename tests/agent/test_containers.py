@@ -263,7 +263,9 @@ async def test_an_image_that_is_not_there_is_told(lab: Lab, docker: DockerHere) 
 async def test_a_task_that_fills_the_disk_is_stopped(lab: Lab, docker: DockerHere, disk: Path, place: str) -> None:
     """Also with a file that is deleted and still open, which only the processes in the container have."""
     config = image_config(lab, docker, state_dir=disk / "state")
-    command = f"exec 3> {place}/big; rm {place}/big; while true; do head -c 1000000 /dev/zero >&3; sleep 0.02; done"
+    command = (
+        f"exec 3> {place}/big; rm {place}/big; while true; do head -c 1000000 /dev/zero >&3 || true; sleep 0.02; done"
+    )
     # More than the disk has: its files are in memory.
     launch = image_launch(lab, config, command, memory_bytes=256 << 20)
     async with lab.agent(config):

@@ -61,7 +61,7 @@ def events_of_the_kernel(targets: Targets) -> str:
 def watches(targets: Targets) -> str:
     """Watches folders of another tenant by inotify and fanotify."""
     calls: dict[str, Callable[[], object]] = {}
-    for path in (targets["victim_folder"], targets["victim_checkpoint"], f"/proc/{targets['victim']}"):
+    for path in (targets["victim_folder"], targets["victim_checkpoint"]):
         name = os.fsencode(path)
         calls[f"inotify {path}"] = lambda name=name: check(
             _libc.inotify_add_watch(check(_libc.inotify_init1(0)), name, 0x100)
