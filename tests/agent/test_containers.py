@@ -339,6 +339,52 @@ async def test_gpus_are_those_that_the_attempt_holds(lab: Lab, docker: DockerHer
     assert held.ids() == ("GPU-1",) and held.visible([1]) == [0]
 
 
+GANG = """
+own=${MIZZEN_CHECKPOINT_URI#file://}
+step=$(cat $own/step.$RANK 2>/dev/null || echo 0)
+trap 'echo $step > $own/step.$RANK; exit 75' TERM
+echo "from $step"
+if [ $RANK = 0 ]; then
+    echo "rank 0" | nc -l -p $MASTER_PORT
+else
+    until echo "rank 1" | nc $MASTER_ADDR $MASTER_PORT; do sleep 0.1; done
+fi
+while [ $step -lt 40 ]; do
+    step=$((step + 1))
+    touch at.$step
+    if [ $step = 20 ] && [ ! -e $own/step.$RANK ]; then while :; do sleep 0.1; done; fi
+done
+echo "at $step"
+"""
+
+
+async def test_a_gang_without_python_meets_saves_and_resumes(lab: Lab, docker: DockerHere) -> None:
+    """All it needs are variables, files, SIGTERM and exit statuses. Both tasks of each attempt exchange their names."""
+    config = image_config(lab, docker)
+    checkpoints = Path(f"{config.state_dir}-checkpoints")
+    checkpoints.mkdir(parents=True)
+    os.chown(checkpoints, uid_of(config), uid_of(config))
+    first = image_launch(lab, config, GANG, GANG, grace_s=60)
+    second = first.model_copy(update={"attempt": 2})
+    async with lab.agent(config):
+        lab.write(first)
+        ports = (await lab.prepare(first, config.machine, ["main"])).ports
+        running = await lab.run(first, config.machine, {"main": f"127.0.0.1:{ports['main']}"})
+        works = [lab.folder_of(first, config, task=task).work for task in (0, 1)]
+        await until_async(lambda: all((work / "at.20").exists() for work in works), 60.0)
+        stopped = await lab.stop(first, config.machine, 60)
+        await running.result(NodeOutcome)
+        assert [end.exit_code for end in stopped.exits] == [75, 75]
+        lab.write(second)
+        ports = (await lab.prepare(second, config.machine, ["main"])).ports
+        outcome: NodeOutcome = await (
+            await lab.run(second, config.machine, {"main": f"127.0.0.1:{ports['main']}"})
+        ).result(NodeOutcome)
+    said = [lab.folder_of(second, config, task=task).output.read_text().splitlines() for task in (0, 1)]
+    assert [end.exit_code for end in outcome.exits] == [0, 0], said
+    assert said == [["from 20", "rank 1", "at 40"], ["from 20", "rank 0", "at 40"]]
+
+
 @pytest.mark.long
 def test_gpus_by_cdi() -> None:
     """Podman gives a container the devices that a CDI file describes for its GPUs, and no others."""

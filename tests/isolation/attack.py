@@ -217,10 +217,11 @@ def tables_logs_and_launches(targets: Targets) -> str:
 
 def homes(targets: Targets) -> str:
     """Lists homes of users of the machine. Python may be in one: what leads to it is not counted."""
-    found = []
+    found, known = [], (sys.prefix, sys.base_prefix, *sys.path)
     for home in (Path("/root"), *Path("/home").glob("*")):
         with contextlib.suppress(OSError):
-            found += [str(path) for path in home.iterdir() if not sys.base_prefix.startswith(str(path))]
+            paths = (str(path) for path in home.iterdir())
+            found += [path for path in paths if not any(one.startswith(path) for one in known)]
     return some(found, "nothing can be listed")
 
 
