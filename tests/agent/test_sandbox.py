@@ -16,6 +16,7 @@ import agent
 from agent import sandbox, tasks
 from agent.isolation import TENANT_UIDS, choose, why_not
 from agent.old_attempts import tidy
+from agent.sandbox import FOLDERS
 from agent.sandbox_view import bubblewrap, sandbox_command
 from agent.state import StateFolder
 from agent.tasks import RunFolder
@@ -281,6 +282,17 @@ async def test_the_owner_is_told_that_files_stay(lab: Lab) -> None:
         done = await asyncio.to_thread(_lent, config, "lend")
     why = "tasks run without a sandbox: their files in /tmp, /var/tmp and /dev/shm stay"
     assert why in done.stdout.splitlines()
+
+
+def test_settings_of_mizzen_are_not_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is there, empty and read-only. The test uses another folder, which every machine has."""
+    folder = "/usr/share"
+    monkeypatch.setattr("agent.sandbox_view._SETTINGS", (folder,))
+    for name in FOLDERS:
+        (tmp_path / name).mkdir()
+    looks = f"ls -A {folder}; touch {folder}/x || echo read-only"
+    done = subprocess.run([*_command(tmp_path), "/bin/sh", "-c", looks], capture_output=True, text=True, check=True)
+    assert any(Path(folder).iterdir()) and done.stdout == "read-only\n"
 
 
 async def test_a_task_is_not_started_with_less_isolation_than_it_requires(lab: Lab) -> None:
