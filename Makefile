@@ -99,10 +99,12 @@ test-console: setup
 # The tests of agents and tasks in each mode of isolation, then attacks, gangs and limits on whole stacks in all modes, with
 # containers where Docker, its registry and busybox are installed (Debian: docker.io docker-registry busybox-static).
 test-isolation: setup
-	@for mode in none user sandbox; do \
-	    echo "isolation $$mode"; MIZZEN_TEST_ISOLATION=$$mode $(PYTEST) -m "not long" tests/agent $(ARGS) || exit 1; \
-	done
-	@$(PYTEST) tests/isolation $(ARGS)
+	@failed=; for mode in none user sandbox; do \
+	    echo "isolation $$mode"; \
+	    MIZZEN_TEST_ISOLATION=$$mode $(PYTEST) -m "not long" tests/agent $(ARGS) || failed="$$failed tests/agent:$$mode"; \
+	done; \
+	$(PYTEST) tests/isolation $(ARGS) || failed="$$failed tests/isolation"; \
+	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 # Pilot jobs on a real Slurm cluster on loopback: Debian's packages slurm-wlm and munge, as root.
 test-slurm: setup $(VENV)/.compiled

@@ -32,6 +32,7 @@ from domain.isolation import Isolation, TaskNetwork
 from domain.launch import TaskPlace
 from infra.users import user_name
 
+_CHECK_BYTES = 512 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -310,6 +311,19 @@ class TaskLaunches:
                 ", ".join(new),
             )
         return tuple(folders)
+
+    def check_cgroups(self, staged: StagedAttempt, place: TaskPlace) -> list[str]:
+        """Creates cgroups with limits and rules for a process that runs in place of a task before it, and returns them.
+
+        It may use `_CHECK_BYTES` of memory also if the task asks for less.
+        """
+        if not self._config.cgroup:
+            return []
+        name, limits = f"{staged.run(place).run_id}.store", self._task_limits(place)
+        found = limit(name, replace(limits, memory_bytes=max(limits.memory_bytes, _CHECK_BYTES)))[0]
+        if (cgroup := make_cgroup(name)) is not None:
+            self._separate(cgroup, staged.launch.tenant_number)
+        return list(dict.fromkeys([*found, *([cgroup] if cgroup is not None else [])]))
 
     def _task_limits(self, place: TaskPlace) -> TaskLimits:
         processes = self._config.processes_per_task + self._config.processes_per_cpu * place.cpus_milli // 1000

@@ -98,7 +98,7 @@ def test_names_are_durable_when_a_copy_has_ended(
         real_fsync(descriptor)
 
     def replace(path: Path, name: Path) -> Path:
-        done.append(("name", f"{path} {name}"))
+        done.append(("name", " ".join(str(one.parent.resolve() / one.name) for one in (path, name))))
         return real_replace(path, name)
 
     monkeypatch.setattr(os, "fsync", fsync)
