@@ -62,6 +62,8 @@ class QueueState:
         settings = self._settings
         now_us = microseconds(now_s)
         averages = self._usage.averages(now_us, self._tenants)
+        # The use before the window is not read again: what is reported late from then cancels out.
+        self._contested.forget(now_us - round(settings.fair_window_s * US))
         of_people: dict[str, dict[str, float]] = defaultdict(dict)
         for (tenant, user), used in self._people.averages(now_us, self._seen_people).items():
             if (share := larger_share(used, self._fleet)) > 0:
