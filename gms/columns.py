@@ -6,6 +6,7 @@ submission gives a higher credit, so neither a scan nor an update has to sort a 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import frexp, inf, ldexp
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -96,6 +97,12 @@ def _arrays(keys: list[tuple[float, bytes]]) -> tuple[npt.NDArray[np.float64], A
     ]
 
 
+def size_class(gpu_s: float) -> float:
+    """Returns GPU seconds rounded up to a power of two, so that a queue has few sizes; 0 and infinity stay."""
+    fraction, exponent = frexp(gpu_s)
+    return gpu_s if fraction in (0.0, 0.5, inf) else ldexp(1.0, exponent)
+
+
 @dataclass(frozen=True)
 class QueueChange(Generic[W]):
     """A change of one workload in the pending or in the placed rows."""
@@ -114,8 +121,8 @@ class QueueColumns:
         self.tenants: tuple[TenantState, ...] = ()
         self.numbers: dict[str, int] = {}
         """Maps tenant names to tenant numbers."""
-        self.users: dict[tuple[int, str], int] = {}
-        """Maps people of tenants (by tenant number) to user numbers."""
+        self.users: dict[tuple[int, str, float], int] = {}
+        """Numbers people of tenants (by tenant number) with workloads of a size (`size_class`)."""
         self.gangs = Gangs()
         self.holdings = Holdings(self.gangs)
         self.pending = Rows()
@@ -183,7 +190,8 @@ class QueueColumns:
         )
 
     def _user(self, workload: QueuedWorkload) -> int:
-        return self.users.setdefault((self._tenant(workload), workload.user), len(self.users))
+        key = self._tenant(workload), workload.user, size_class(workload.gpu_s)
+        return self.users.setdefault(key, len(self.users))
 
     def _tenant(self, workload: QueuedWorkload | PlacedWorkload) -> int:
         number = self.numbers.get(workload.tenant)

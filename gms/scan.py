@@ -50,12 +50,23 @@ def user_credit(weights: CreditWeights, share: float, average: float) -> float:
     return 0.0 if average == 0 else weights.w_user * (average - share) / (average + share)
 
 
+SHORT_GPU_S = 8 * 3600.0
+
+
+def short_credit(weights: CreditWeights, gpu_s: float) -> float:
+    """Returns what puts small workloads first: from `w_short` down to 0 for unknown sizes; half for `SHORT_GPU_S`."""
+    return weights.w_short / (1 + gpu_s / SHORT_GPU_S)
+
+
 def _by_user(queue: QueueColumns, weights: CreditWeights) -> npt.NDArray[np.float64]:
-    """Returns `user_credit` by the numbers of users in the queue."""
+    """Returns `user_credit` plus `short_credit` by the numbers in `queue.users`."""
     shares = [tenant.user_shares for tenant in queue.tenants]
     averages = [fsum(own.values()) / len(own) if own else 0.0 for own in shares]
-    people = ((shares[tenant].get(user, 0.0), averages[tenant]) for tenant, user in queue.users)
-    return np.array([user_credit(weights, share, average) for share, average in people], np.float64)
+    known = [
+        user_credit(weights, shares[tenant].get(user, 0.0), averages[tenant]) + short_credit(weights, gpu_s)
+        for tenant, user, gpu_s in queue.users
+    ]
+    return np.array(known, np.float64)
 
 
 UNLIMITED = -1
@@ -167,9 +178,10 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     quota, each job in turn is restricted to the first of its types that has quota left after the earlier jobs. If a job
     has no such type, the reason names its most preferred type; otherwise the lacking resource is CPUs.
 
-    A person's use of the tenant's resources changes only the order among the workloads of one tenant and level: these
-    have certain places in the queue, each with the credit of one of them, and the places are given to the workloads by
-    descending credit plus `user_credit`. So the order of tenants does not depend on who submits their workloads.
+    A person's use of the tenant's resources, and the size of a workload, change only the order among the workloads of
+    one tenant and level: these have certain places in the queue, each with the credit of one of them, and the places
+    are given to the workloads by descending credit plus `user_credit` plus `short_credit`. So the order of tenants does
+    not depend on who submits their workloads, nor on how long they say that these run.
 
     Held workloads are neither ranked nor counted. The queue is sorted by rank, descending credit, submission time, id;
     the submission time and id are those of the workload whose place it is.
