@@ -6,7 +6,7 @@ submission gives a higher credit, so neither a scan nor an update has to sort a 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import frexp, inf, ldexp
+from math import ceil, inf, log2
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -18,7 +18,12 @@ from gms.demand import Gangs, Holdings
 Array = npt.NDArray[Any]
 Key = tuple[float, str]
 W = TypeVar("W", PlacedWorkload, QueuedWorkload)
-_FIELDS = {"tenant": np.int32, "requested_level": np.int8, "held": np.bool_, "wants": np.int32, "user": np.int32}
+_FIELDS = {
+    "tenant": np.int32, "requested_level": np.int8, "held": np.bool_, "wants": np.int32, "user": np.int32,
+    "size": np.int8,
+}  # fmt: skip
+UNKNOWN_SIZE = 63
+"""The size class of a workload whose GPU seconds are not known."""
 
 
 class Rows:
@@ -56,10 +61,10 @@ class Rows:
         there[inside] = self.id[place[inside]] == ids[inside]
         return place, there
 
-    def change(self, gone: Iterable[Key], new: Mapping[Key, tuple[int, int, bool, int, int]]) -> None:
+    def change(self, gone: Iterable[Key], new: Mapping[Key, tuple[int, int, bool, int, int, int]]) -> None:
         """Deletes the rows of the keys in `gone`, and inserts or replaces those in `new`.
 
-        The values of a row are (tenant, requested_level, held, wants, user), in column order.
+        The values of a row are (tenant, requested_level, held, wants, user, size), in column order.
         """
         keep = np.ones(len(self), np.bool_)
         leaving = list(gone)
@@ -97,10 +102,9 @@ def _arrays(keys: list[tuple[float, bytes]]) -> tuple[npt.NDArray[np.float64], A
     ]
 
 
-def size_class(gpu_s: float) -> float:
-    """Returns GPU seconds rounded up to a power of two, so that a queue has few sizes; 0 and infinity stay."""
-    fraction, exponent = frexp(gpu_s)
-    return gpu_s if fraction in (0.0, 0.5, inf) else ldexp(1.0, exponent)
+def size_class(gpu_s: float) -> int:
+    """Returns the exponent of GPU seconds rounded up to a power of two, at least 1; `UNKNOWN_SIZE` for infinity."""
+    return UNKNOWN_SIZE if gpu_s == inf else min(ceil(log2(max(gpu_s, 1.0))), UNKNOWN_SIZE - 1)
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,8 @@ class QueueColumns:
         self.tenants: tuple[TenantState, ...] = ()
         self.numbers: dict[str, int] = {}
         """Maps tenant names to tenant numbers."""
-        self.users: dict[tuple[int, str, float], int] = {}
-        """Numbers people of tenants (by tenant number) with workloads of a size (`size_class`)."""
+        self.users: dict[tuple[int, str], int] = {}
+        """Maps people of tenants (by tenant number) to user numbers."""
         self.gangs = Gangs()
         self.holdings = Holdings(self.gangs)
         self.pending = Rows()
@@ -174,7 +178,10 @@ class QueueColumns:
         self.pending.change(
             [key for key, now in news.items() if now is None],
             {
-                key: (self._tenant(w), w.requested_level or 1, w.held, self.gangs.number(w.jobs), self._user(w))
+                key: (
+                    self._tenant(w), w.requested_level or 1, w.held, self.gangs.number(w.jobs), self._user(w),
+                    size_class(w.gpu_s),
+                )  # fmt: skip
                 for key, w in news.items()
                 if w is not None
             },
@@ -183,15 +190,14 @@ class QueueColumns:
         self.placed.change(
             [key for key, now in holders.items() if now is None],
             {
-                key: (self._tenant(w), w.requested_level or 1, False, self.holdings.number(w.gpus, w.cpus_milli), 0)
+                key: (self._tenant(w), w.requested_level or 1, False, self.holdings.number(w.gpus, w.cpus_milli), 0, 0)
                 for key, w in holders.items()
                 if w is not None
             },
         )
 
     def _user(self, workload: QueuedWorkload) -> int:
-        key = self._tenant(workload), workload.user, size_class(workload.gpu_s)
-        return self.users.setdefault(key, len(self.users))
+        return self.users.setdefault((self._tenant(workload), workload.user), len(self.users))
 
     def _tenant(self, workload: QueuedWorkload | PlacedWorkload) -> int:
         number = self.numbers.get(workload.tenant)

@@ -15,7 +15,7 @@ from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK, over_quota_rank
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import CreditWeights, QueueSnapshot, Ranked, ScanResult, TenantState
 from gms import kernels
-from gms.columns import QueueColumns
+from gms.columns import UNKNOWN_SIZE, QueueColumns
 from gms.queue_order import order_queue
 
 
@@ -59,14 +59,11 @@ def short_credit(weights: CreditWeights, gpu_s: float) -> float:
 
 
 def _by_user(queue: QueueColumns, weights: CreditWeights) -> npt.NDArray[np.float64]:
-    """Returns `user_credit` plus `short_credit` by the numbers in `queue.users`."""
+    """Returns `user_credit` by the numbers of users in the queue."""
     shares = [tenant.user_shares for tenant in queue.tenants]
     averages = [fsum(own.values()) / len(own) if own else 0.0 for own in shares]
-    known = [
-        user_credit(weights, shares[tenant].get(user, 0.0), averages[tenant]) + short_credit(weights, gpu_s)
-        for tenant, user, gpu_s in queue.users
-    ]
-    return np.array(known, np.float64)
+    people = ((shares[tenant].get(user, 0.0), averages[tenant]) for tenant, user in queue.users)
+    return np.array([user_credit(weights, share, average) for share, average in people], np.float64)
 
 
 UNLIMITED = -1
@@ -199,14 +196,15 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     over = np.array([over_quota_rank(one, flat=flat) for one in range(LOWEST_LEVEL + 1)], np.int8)
     average = average_share(t for t in tenants if t.name)
     fair = np.array([fair_credit(weights, t.window_share, average) for t in tenants], np.float64)
-    terms = kernels.CreditTerms(fair, now_s, weights.w_age, weights.age_cap_s, _by_user(queue, weights))
+    by_size = np.array([*(short_credit(weights, 2.0**k) for k in range(UNKNOWN_SIZE)), 0.0])
+    terms = kernels.CreditTerms(fair, now_s, weights.w_age, weights.age_cap_s, _by_user(queue, weights), by_size)
     total = kernels.TenantAmounts(np.zeros(len(tenants), np.int64), np.zeros_like(quota_gpus))
     rows = queue.placed.columns
     placed = kernels.PlacedColumns(rows["tenant"], rows["requested_level"], rows["wants"], queue.holdings.held)
     rows = queue.pending.columns
     pending = kernels.PendingColumns(
         rows["tenant"], queue.pending.at_s, rows["requested_level"], rows["held"], rows["wants"], queue.gangs.demand,
-        rows["user"],
+        rows["user"], rows["size"],
     )  # fmt: skip
     placed_rank = kernels.walk_placed(placed, level, over, quota, total)
     ranks = kernels.walk_pending(placed, placed_rank, pending, level, over, terms, quota, total)

@@ -113,7 +113,7 @@ def _preference(snapshot: QueueSnapshot, tenant: TenantState, workload: QueuedWo
         average, own = fsum(shares.values()) / len(shares), shares.get(workload.user, 0.0)
         by_use = snapshot.weights.w_user * (average - own) / (average + own)
     if workload.gpu_s < inf:
-        rounded = 2.0 ** ceil(log2(workload.gpu_s)) if workload.gpu_s else 0.0
+        rounded = 2.0 ** ceil(log2(max(workload.gpu_s, 1.0)))
         by_size = snapshot.weights.w_short / (1 + rounded / (8 * 3600))
     return by_use + by_size
 
