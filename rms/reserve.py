@@ -6,8 +6,8 @@ evicted and, for a gang that has waited long, workloads whose maximum runtime ha
 gang fits is its start. From now on, what becomes free on the machines of that plan is withheld from workloads of worse
 rank. Otherwise a stream of short workloads, each protected by its minimum runtime, would keep the gang out forever.
 
-No end is guessed. If a gang that has waited long needs the resources of workloads whose ends are unknown, it reserves
-the machines on which such workloads hold the least.
+No end is guessed. If a gang that has waited for a day needs the resources of workloads whose ends are unknown, it
+reserves the machines on which such workloads hold the least.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

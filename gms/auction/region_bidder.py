@@ -37,6 +37,15 @@ from rms.spread import keeping_apart, others
 
 _Alike = tuple[tuple[JobRequest, ...], frozenset[str], tuple[frozenset[str], ...], frozenset[str], object]
 
+STARVED_S = 86_400.0
+"""A within-quota workload that has waited longer may reserve what becomes free at times that are not known.
+
+Only the bound of its wait needs that: on traces, everybody waits longer if slots are idle for unknown times.
+"""
+OVER_QUOTA_IDLE_S = 600.0
+"""Longest rest of the wait for which resources are withheld for an over-quota workload, if it is also at most half of
+what it has waited. With longer ones, over-quota gangs themselves wait longer, because limits are far above runtimes."""
+
 
 @dataclass(frozen=True)
 class Reserved:
@@ -171,16 +180,15 @@ class RegionBidder:
         `last` is its reservation in an earlier pass; it is renewed if it was here and if possible. A workload that is
         `patient` has waited long: it also gets the resources of workloads of its own rank and of better ranks, and they
         are withheld from workloads of its own rank, too. A region has one such reservation at a time. Nothing is idle
-        for an over-quota workload unless its start is known.
+        for a start that is not known, except for a within-quota workload that has waited for `STARVED_S`.
         """
         request, region = self._asking(candidate), self.region
         patient = patient and self.patient_workload in (None, request.workload)
         over_quota = request.rank >= OVER_QUOTA_RANK
         if not patient and over_quota:
             return None
-        may_idle = patient and not over_quota
-        # An over-quota workload gets a reservation only after it has waited for twice the rest of its wait.
-        latest_s = region.now_s + (candidate.waited_s / 2 if over_quota else inf)
+        may_idle = patient and not over_quota and candidate.waited_s > STARVED_S
+        latest_s = region.now_s + (min(candidate.waited_s / 2, OVER_QUOTA_IDLE_S) if over_quota else inf)
         before = None if last is None or last.region != region.name else last.made
         with region.demoted(request.displaces, request.rank), region.without(request.avoids):
             if not (patient or self._is_blocked_by_time(request)) or no_hardware(self._planner, request):
