@@ -113,7 +113,7 @@ class QueuedWorkload:
 
 
 def gpu_seconds(jobs: Iterable[JobRequest], max_runtime_s: float) -> float:
-    """Returns the GPU seconds of a gang that runs for `max_runtime_s`; one without GPUs counts like one with one GPU."""
+    """Returns the GPU seconds of a gang that runs for `max_runtime_s`. At least one GPU is counted."""
     return max_runtime_s * max(1, sum(job.gpus for job in jobs))
 
 

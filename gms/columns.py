@@ -178,10 +178,7 @@ class QueueColumns:
         self.pending.change(
             [key for key, now in news.items() if now is None],
             {
-                key: (
-                    self._tenant(w), w.requested_level or 1, w.held, self.gangs.number(w.jobs), self._user(w),
-                    size_class(w.gpu_s),
-                )  # fmt: skip
+                key: (self._tenant(w), w.requested_level or 1, w.held, *self._numbers(w))
                 for key, w in news.items()
                 if w is not None
             },
@@ -196,8 +193,10 @@ class QueueColumns:
             },
         )
 
-    def _user(self, workload: QueuedWorkload) -> int:
-        return self.users.setdefault((self._tenant(workload), workload.user), len(self.users))
+    def _numbers(self, workload: QueuedWorkload) -> tuple[int, int, int]:
+        """Returns the values of a pending workload in the columns `wants`, `user` and `size`."""
+        user = self.users.setdefault((self._tenant(workload), workload.user), len(self.users))
+        return self.gangs.number(workload.jobs), user, size_class(workload.gpu_s)
 
     def _tenant(self, workload: QueuedWorkload | PlacedWorkload) -> int:
         number = self.numbers.get(workload.tenant)

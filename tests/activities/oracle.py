@@ -79,7 +79,10 @@ def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | N
         )
     )
     weights = CreditWeights(
-        w_age=settings.w_age, age_cap_s=settings.age_cap_s, w_fair=settings.w_fair, w_user=settings.w_user,
+        w_age=settings.w_age,
+        age_cap_s=settings.age_cap_s,
+        w_fair=settings.w_fair,
+        w_user=settings.w_user,
         w_short=settings.w_short,
     )
     return QueueSnapshot(now_s=now, tenants=tenants, pending=pending, placed=placed, weights=weights)

@@ -114,9 +114,7 @@ def snapshots(draw: st.DrawFn) -> QueueSnapshot:
         submitted_at_s, requested_level, held = draw(st.sampled_from(_LIVES))
         user = draw(st.sampled_from(("ann", "ann", "bob", "cleo")))
         gpu_s, of = draw(st.sampled_from(_SIZES)), draw(names)
-        pending.append(
-            QueuedWorkload(f"w{index}", of, submitted_at_s, tuple(gang), requested_level, held, user, gpu_s)
-        )
+        pending.append(QueuedWorkload(f"w{index}", of, submitted_at_s, tuple(gang), requested_level, held, user, gpu_s))
     weights = draw(st.sampled_from((WEIGHTS, CreditWeights(0.0, 0.0, 1.0, 1.0, 0.5), CreditWeights(1.0, 600.0, 0.0))))
     return QueueSnapshot(1000.0, tuple(tenants), tuple(pending), tuple(placed), weights)
 

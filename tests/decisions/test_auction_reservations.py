@@ -56,7 +56,7 @@ def test_over_quota_gangs_reserve_what_those_within_quota_leave() -> None:
 
 
 def test_a_known_start_is_within_half_of_the_time_that_an_over_quota_gang_has_waited() -> None:
-    """An over-quota gang gets a reservation only if it starts within half of its wait so far, and within ten minutes."""
+    """An over-quota gang gets a reservation only for a start within half of its wait so far and within ten minutes."""
     over = replace(_LARGE, request=replace(_LARGE.request, workload="over", rank=8))
     slow = replace(_small("slow"), request=replace(_small("slow").request, rank=8))
     for waited_s, keeps in ((1199.0, False), (1200.0, True)):

@@ -91,7 +91,8 @@ def _loops(seen: list[Happened]) -> list[tuple[float, str, str]]:
 @pytest.mark.parametrize("block", [0, *(pytest.param(k, marks=pytest.mark.long) for k in range(1, 500))])
 def test_no_preemption_loops(block: int) -> None:
     """In random rounds, no chain of evictions returns to its first evictor without one of these between: a submission,
-    an end, a change of a level or a quota. People and limits of runtimes change the order, and close no loop."""
+    an end, a change of a level or a quota. People and limits of runtimes change the order, and close no loop.
+    """
     evictions = after_changes = 0
     for seed in range(BLOCK * block, BLOCK * (block + 1)):
         seen = _changing(seed)

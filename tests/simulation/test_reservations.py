@@ -27,8 +27,8 @@ ENDS_S = 27_000.0
 def test_a_gang_starts_once_what_ran_when_it_reserved_has_ended(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gang starts within `reserve_after_s`, plus the longest remaining runtime at that time, plus one scan.
 
-    If no runtime is known, the bound holds after a day, here after `reserve_after_s`, too. A region has one reservation at a time that excludes workloads of the
-    gang's own rank, given in queue order, so older workloads reserve first.
+    If no runtime is known, the bound holds after a day, which is shortened here. A region has one reservation at a time
+    that excludes workloads of the gang's own rank, given in queue order, so older workloads reserve first.
     """
     reserve_after_s, scan_s = SURE.reserve_after_s, SURE.full_scan_s
     monkeypatch.setattr(region_bidder, "STARVED_S", reserve_after_s)
