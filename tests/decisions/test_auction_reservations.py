@@ -45,29 +45,12 @@ def test_without_a_reservation_small_ones_overtake() -> None:
     assert slow.plan is not None
 
 
-def test_over_quota_gangs_reserve_what_those_within_quota_leave() -> None:
-    """An over-quota gang's reservation excludes other over-quota work, but a gang within quota reserves first."""
-    over = replace(_LARGE, request=replace(_LARGE.request, workload="over", rank=8))
+def test_over_quota_gangs_reserve_nothing() -> None:
+    """However long an over-quota gang has waited, even a known end keeps nothing idle for it."""
+    over = replace(_LARGE, request=replace(_LARGE.request, workload="over", rank=8), waited_s=9e9)
     slow = replace(_small("slow"), request=replace(_small("slow").request, rank=8))
-    first, waits = opened_auction([_half_busy()], Options(reserve_after_s=3600.0)).place([over, slow])
-    assert (first.plan, first.starts_at_s, waits.plan) == (None, _ENDS_S, None)
-    large, second = opened_auction([_half_busy()], Options(reserve_after_s=3600.0)).place([_LARGE, over])
-    assert (large.starts_at_s, second.starts_at_s) == (_ENDS_S, None)
-
-
-def test_a_known_start_is_within_half_of_the_time_that_an_over_quota_gang_has_waited() -> None:
-    """An over-quota gang gets a reservation only for a start within half of its wait so far and within ten minutes."""
-    over = replace(_LARGE, request=replace(_LARGE.request, workload="over", rank=8))
-    slow = replace(_small("slow"), request=replace(_small("slow").request, rank=8))
-    for waited_s, keeps in ((1199.0, False), (1200.0, True)):
-        auction = opened_auction([_half_busy()], Options(reserve_after_s=1000.0))
-        first, other = auction.place([replace(over, waited_s=waited_s), slow])
-        assert (first.starts_at_s is not None, other.plan is None) == (keeps, keeps), waited_s
-    late = replace(_half_busy(), running=(replace(_half_busy().running[0], ends_by_s=_ENDS_S + 1),))
-    first, other = opened_auction([late], Options(reserve_after_s=1000.0)).place([replace(over, waited_s=9e9), slow])
-    assert first.starts_at_s is None and other.plan is not None
-    within = replace(_LARGE, waited_s=1001.0)
-    assert opened_auction([_half_busy()], Options(reserve_after_s=1000.0)).place([within])[0].starts_at_s == _ENDS_S
+    first, other = opened_auction([_half_busy()], Options(reserve_after_s=3600.0)).place([over, slow])
+    assert (first.plan, first.starts_at_s, first.retry_at_s) == (None, None, inf) and other.plan is not None
 
 
 def test_without_a_known_end_only_work_of_its_own_rank_is_kept_out() -> None:
