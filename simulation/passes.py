@@ -113,8 +113,8 @@ class Passes:
     def _by_rank(self, now_s: float, standing: ScanOrder) -> None:
         waited_s = self._waited_s(now_s, standing)
         reserve_after_s = self._settings.reserve_after_s
-        urgent = (standing.rank < OVER_QUOTA_RANK) & (reserve_after_s < inf)
-        patient = waited_s > reserve_after_s
+        may_reserve = (standing.rank < OVER_QUOTA_RANK) & (reserve_after_s < inf)
+        patient = may_reserve & (waited_s > reserve_after_s)
         left = np.arange(len(standing.order))
         taken: set[str] = set()
         size = self._settings.batch if self._transitions.policy.joint else min(_ASKED, self._settings.batch)
@@ -125,7 +125,6 @@ class Passes:
             if not taken.issuperset(more_taken):
                 taken.update(more_taken)
                 self._withdraw(standing, patient, left, taken)
-            may_reserve = urgent | patient
             hopeless = [place for place in refused if may_reserve[place] and place not in reserved]
             more = self._ask_no_less(standing, left, refused, np.zeros(len(standing.order)))
             # A gang that has waited longer may be able to reserve a region that the refused gang could not.

@@ -217,9 +217,10 @@ class Auction:
         if won is not None:
             self.stats.awards += 1
             return AuctionOutcome(workload, won[0], bids)
+        if candidate.request.rank >= OVER_QUOTA_RANK or self._options.reserve_after_s == inf:
+            return AuctionOutcome(workload, None, bids)
         patient = candidate.waited_s > self._options.reserve_after_s
-        urgent = candidate.request.rank < OVER_QUOTA_RANK and self._options.reserve_after_s < inf
-        outcome = self._reserve(candidate, bids, patient) if patient or urgent else AuctionOutcome(workload, None, bids)
+        outcome = self._reserve(candidate, bids, patient)
         return outcome if patient else replace(outcome, reserves_at_s=self._reserves_at_s(candidate, bids))
 
     def _reserves_at_s(self, candidate: Candidate, bids: Bids) -> float:
