@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, bindparam, func, select, text, tuple_
 from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -28,9 +28,9 @@ from infra.config.settings import Settings
 from infra.db import events, outbox
 from infra.db.lost_work import lost_by
 from infra.db.models import Attempt, Machine, Workload
-from infra.db.phases import IllegalTransition, enter_phase
+from infra.db.phases import IllegalTransition, enter_phases
 from infra.db.session import transaction
-from infra.db.usage import record_attempt
+from infra.db.usage import record_attempts
 
 _LONGEST_KEPT_S = 366 * 86400.0
 _LONGEST_PATH = 4096
@@ -43,23 +43,31 @@ _MOST_UNSTORED = 100
 _MOST_LEFT_BYTES = 1 << 60
 
 _LOCK = text(
-    "select attempt, region, finished_at is not null as finished, clock_timestamp() as now"
-    " from workload where id = :workload for update"
+    "select id, attempt, region, finished_at is not null as finished, clock_timestamp() as now"
+    " from workload where id = any(:workloads) order by id for update"
 )
 _CHECKPOINTS_HERE = text(
     "update workload as w set checkpoint_region = w.region, checkpoint_store = a.store_url from attempt as a"
-    " where w.id = :workload and a.workload = w.id and a.attempt = w.attempt"
+    " where w.id = any(:workloads) and a.workload = w.id and a.attempt = w.attempt"
 )
 _BEGAN = text(
     "update attempt set started_at = :now, launch_s = coalesce(:launch_s, launch_s)"
     " where workload = :workload and attempt = :attempt"
 )
 _LIVE = text(
-    "select a.started_at is not null or w.phase = any(:after_asking)"
+    "select a.workload, a.started_at is not null or w.phase = any(:after_asking)"
     " or a.ready_at is not null and (select count(*) = 1 from allocation where (workload, attempt) = (w.id, a.attempt))"
     " as may_run from attempt as a join workload as w on w.id = a.workload"
-    " where a.workload = :workload and a.attempt = :attempt and a.released_at is null"
+    " where (a.workload, a.attempt) in (select * from unnest(cast(:workloads as text[]), cast(:attempts as bigint[])))"
+    " and a.released_at is null order by a.workload"
 )
+_ATTEMPTS = (
+    select(Attempt)
+    .where(tuple_(Attempt.workload, Attempt.attempt).in_(bindparam("runs", expanding=True)))
+    .order_by(Attempt.workload)
+    .with_for_update()
+)
+_NOW = select(func.clock_timestamp())
 _AFTER_ASKING = [p.value for p in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING)]
 """Phases that are written before the requests to prepare or start tasks are sent to machines. With one machine, the
 start request may be sent concurrently with that write (`LaunchPlan.starts_at_once`)."""
@@ -81,10 +89,16 @@ def _unknown(workload: str) -> ApplicationError:
     return ApplicationError(f"workload {workload} does not exist", type="UnknownWorkload", non_retryable=True)
 
 
-def _enter(session: Session, workload: str, phase: Phase, reason: Mapping[str, Any], **options: Any) -> bool:
-    """Calls `enter_phase`. An illegal transition becomes an error that is not retried."""
+def _enter(
+    session: Session,
+    phase: Phase,
+    moves: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]],
+    *,
+    leaves: bool = False,
+) -> set[str]:
+    """Calls `enter_phases`. An illegal transition becomes an error that is not retried."""
     try:
-        return enter_phase(session, workload, phase, reason, **options)
+        return enter_phases(session, phase, moves, leaves=leaves)
     except IllegalTransition as error:
         raise ApplicationError(str(error), type="IllegalTransition", non_retryable=True) from None
 
@@ -280,32 +294,39 @@ def _set_lost_work(session: Session, attempt: Attempt) -> None:
     attempt.lost_s = lost_by(attempt, attempt.released_at.timestamp())
 
 
-def move(session: Session, request: TransitionRequest) -> bool:
-    """Changes a workload's phase; returns False if a newer attempt has been awarded.
+def move(session: Session, requests: Sequence[TransitionRequest]) -> bool:
+    """Changes the phases of workloads to the same phase; returns False if a newer attempt of one has been awarded.
 
     Raises:
-        ApplicationError: the workload does not exist, or the phase cannot follow its phase; not retried.
+        ApplicationError: a workload does not exist, or the phase cannot follow its phase; not retried.
     """
-    phase, workload = Phase(request.phase), request.workload_id
-    found = session.execute(_LOCK, {"workload": workload}).first()
-    if found is None:
+    asked = {request.workload_id: request for request in requests}
+    phase = Phase(requests[0].phase)
+    found = {row.id: row for row in session.execute(_LOCK, {"workloads": list(asked)})}
+    for workload in asked.keys() - found.keys():
         raise _unknown(workload)
-    if found.attempt != request.attempt:
-        return False
-    if found.finished:
-        return True  # The workload was ended while it was queued (`infra.db.queued_end`).
-    reason = request.reason
-    if request.provisioning is not None:
-        _enter(session, workload, Phase.PROVISIONING, request.provisioning)
-        session.execute(_CHECKPOINTS_HERE, {"workload": workload})
-    if phase is Phase.RUNNING:
-        reason = running_since(found.attempt, found.region, found.now).to_json()
-    if _enter(session, workload, phase, reason) and phase is Phase.RUNNING:
-        began = {"workload": workload, "attempt": found.attempt, "now": found.now, "launch_s": request.launch_s}
-        session.execute(_BEGAN, began)
-    if phase in TERMINAL_PHASES:
+    current = {one: row for one, row in found.items() if row.attempt == asked[one].attempt}
+    live = {one: row for one, row in current.items() if not row.finished}  # See `infra.db.queued_end`.
+    provisioned = {one: (reason, {}) for one in live if (reason := asked[one].provisioning) is not None}
+    if provisioned:
+        _enter(session, Phase.PROVISIONING, provisioned)
+        session.execute(_CHECKPOINTS_HERE, {"workloads": list(provisioned)})
+    reasons = {
+        one: running_since(row.attempt, row.region, row.now).to_json() if phase is Phase.RUNNING else asked[one].reason
+        for one, row in live.items()
+    }
+    moved = _enter(session, phase, {one: (reason, {}) for one, reason in reasons.items()}) if live else set()
+    if phase is Phase.RUNNING and moved:
+        session.execute(
+            _BEGAN,
+            [
+                {"workload": one, "attempt": live[one].attempt, "now": live[one].now, "launch_s": asked[one].launch_s}
+                for one in sorted(moved)
+            ],
+        )
+    if phase in TERMINAL_PHASES and live:
         outbox.wake_scheduler(session)
-    return True
+    return len(current) == len(asked)
 
 
 class WorkloadActivities:
@@ -319,7 +340,7 @@ class WorkloadActivities:
     def transition(self, request: TransitionRequest) -> bool:
         """Changes the phase; returns False if a newer attempt has been awarded."""
         with transaction(self._engine) as session:
-            return move(session, request)
+            return move(session, [request])
 
     @activity.defn(name=Activity.RELEASE.value)
     def release(self, request: ReleaseRequest) -> None:
@@ -328,43 +349,72 @@ class WorkloadActivities:
         Raises:
             ApplicationError: `TASKS_MAY_RUN` (not retried): the workflow has started no tasks, but some may run.
         """
-        phase, workload = Phase(request.next_phase), request.workload_id
+        self.release_all([request])
+
+    def release_all(self, requests: Sequence[ReleaseRequest]) -> None:
+        """Ends attempts of different workloads, which enter the same phase, in one transaction.
+
+        Raises:
+            ApplicationError: as `release`, for any of them; none is released.
+        """
+        phase = Phase(requests[0].next_phase)
+        asked = {request.workload_id: request for request in requests}
         with transaction(self._engine) as session:
-            own = {"workload": workload, "attempt": request.attempt}
-            leases.lock_array(session, workload)
-            if session.execute(_LOCK, {"workload": workload}).first() is None:
-                raise _unknown(workload)
-            live = session.execute(_LIVE, own | {"after_asking": _AFTER_ASKING}).first()
-            if live is None:
+            live = self._lock_live(session, asked)
+            if not live:
                 return
-            if request.unstarted and live.may_run:
-                message = f"tasks of attempt {request.attempt} of {workload} may run: stop them first"
-                raise ApplicationError(message, type=TASKS_MAY_RUN, non_retryable=True)
-            if ids.is_runner(workload):
-                reason = Reason.from_json(request.reason)
-                leases.return_elements(session, workload, request.attempt, request.elements, phase, reason)
-            machines = handover.release(session, workload, request.attempt, request.silent_machines, request.flushing_s)
-            # The attempt is locked after the machines: see the order of locks in `handover`.
-            attempt = session.get_one(Attempt, (workload, request.attempt), with_for_update=True)
-            set_progress(attempt, request.progress)
-            lent_work.earn(session, attempt, request.progress)
-            attempt.released_at = func.clock_timestamp()
-            attempt.outcome = request.reason
+            for one in live:
+                if ids.is_runner(one.workload_id):
+                    reason = Reason.from_json(one.reason)
+                    leases.return_elements(session, one.workload_id, one.attempt, one.elements, phase, reason)
+            machines = handover.release(session, live)
+            # The attempts are locked after the machines: see the order of locks in `handover`.
+            runs = {one.workload_id: one.attempt for one in live}
+            attempts = session.scalars(_ATTEMPTS, {"runs": list(runs.items())}).all()
+            now = session.scalar(_NOW)
+            moves = {}
+            for attempt in attempts:
+                one = asked[attempt.workload]
+                set_progress(attempt, one.progress)
+                lent_work.earn(session, attempt, one.progress)
+                attempt.released_at, attempt.outcome = now, one.reason
+                moves[attempt.workload] = (
+                    one.reason,
+                    {
+                        "machines": list(machines[attempt.workload]),
+                        "last_step": attempt.last_step,
+                        "checkpoint_step": attempt.checkpoint_step,
+                        "resumed_step": attempt.resumed_step,
+                    },
+                )
             session.flush()
-            detail = {
-                "machines": list(machines),
-                "last_step": attempt.last_step,
-                "checkpoint_step": attempt.checkpoint_step,
-                "resumed_step": attempt.resumed_step,
-            }
-            _enter(session, workload, phase, request.reason, detail=detail, leaves=True)
-            _warn_of_left_files(session, attempt, phase)
-            _tell_unstored(session, attempt)
-            if request.reason.get("code") != ReasonCode.COMPLETED:
-                _set_lost_work(session, attempt)
-            record_attempt(session, workload, request.attempt)
-            self._judge_machines(session, attempt, machines, request.blames_machine, phase)
+            _enter(session, phase, moves, leaves=True)
+            record_attempts(session, runs)
+            for attempt in attempts:
+                _warn_of_left_files(session, attempt, phase)
+                _tell_unstored(session, attempt)
+                if (attempt.outcome or {}).get("code") != ReasonCode.COMPLETED:
+                    _set_lost_work(session, attempt)
+                blamed = asked[attempt.workload].blames_machine
+                self._judge_machines(session, attempt, machines[attempt.workload], blamed, phase)
             outbox.wake_scheduler(session)
+
+    @staticmethod
+    def _lock_live(session: Session, asked: Mapping[str, ReleaseRequest]) -> list[ReleaseRequest]:
+        """Locks the workloads, and the heads of the arrays of runners; returns requests for live attempts, by id."""
+        heads = {ids.array_of(one) for one in asked if ids.is_runner(one)}
+        found = {row.id for row in session.execute(_LOCK, {"workloads": sorted(heads | asked.keys())})}
+        for workload in asked.keys() - found:
+            raise _unknown(workload)
+        runs = {"workloads": list(asked), "attempts": [one.attempt for one in asked.values()]}
+        live = []
+        for row in session.execute(_LIVE, runs | {"after_asking": _AFTER_ASKING}):
+            one = asked[row.workload]
+            if one.unstarted and row.may_run:
+                message = f"tasks of attempt {one.attempt} of {one.workload_id} may run: stop them first"
+                raise ApplicationError(message, type=TASKS_MAY_RUN, non_retryable=True)
+            live.append(one)
+        return live
 
     @activity.defn(name=Activity.FLUSHED.value)
     def flushed(self, request: FlushedRequest) -> None:
