@@ -230,7 +230,7 @@ def run(bench: Bench) -> Iterator[Figure]:
 SUITE = Suite(
     "end-to-end",
     (
-        Line("workloads over bare workflows", 0.3, True),
+        Line("workloads over bare workflows", 0.5, True),
         *(Line(_line(percent, rate), None) for rate in RATES for percent in PERCENTILES),
     ),
     run,
