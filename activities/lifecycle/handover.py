@@ -11,8 +11,9 @@ number, and which attempt is released or evicted. An attempt's lock guards its r
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from sqlalchemy import bindparam, func, select, tuple_, update
+from sqlalchemy import BindParameter, bindparam, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from domain.protocol.mail import MailKind
@@ -21,7 +22,7 @@ from infra.db import outbox
 from infra.db.models import Allocation, Attempt, Eviction, Machine
 
 # Statements are built once: building one takes as long as its execution.
-_RUNS = bindparam("runs", expanding=True)
+_RUNS: BindParameter[Any] = bindparam("runs", expanding=True)
 _HELD = tuple_(Allocation.workload, Allocation.attempt).in_(_RUNS), Allocation.released_at.is_(None)
 _LOCK_HELD = (
     select(Machine)

@@ -153,10 +153,10 @@ def move(session: Session, requests: Sequence[TransitionRequest]) -> bool:
         raise _unknown(workload)
     current = {one: row for one, row in found.items() if row.attempt == asked[one].attempt}
     live = {one: row for one, row in current.items() if not row.finished}  # See `infra.db.queued_end`.
-    provisioned = {one: (reason, {}) for one in live if (reason := asked[one].provisioning) is not None}
-    if provisioned:
-        _enter(session, Phase.PROVISIONING, provisioned)
-        session.execute(_CHECKPOINTS_HERE, {"workloads": list(provisioned)})
+    starting = {one: reason for one in live if (reason := asked[one].provisioning) is not None}
+    if starting:
+        _enter(session, Phase.PROVISIONING, {one: (reason, {}) for one, reason in starting.items()})
+        session.execute(_CHECKPOINTS_HERE, {"workloads": list(starting)})
     reasons = {
         one: running_since(row.attempt, row.region, row.now).to_json() if phase is Phase.RUNNING else asked[one].reason
         for one, row in live.items()
