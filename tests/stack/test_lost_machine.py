@@ -13,13 +13,14 @@ from tests.stack.harness import Up, wait_until
 from tests.stack.test_arrays import _mizzen
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400), pytest.mark.long]
+_CPUS = 4
 _FLEET = f"""
 version: 1
 regions:
   - name: r
     clusters:
       - name: c
-        machines: [{{name: m, count: 4, cpus: 4, memory: 4GiB, owner: "{os.getuid()}"}}]
+        machines: [{{name: m, count: 4, cpus: {_CPUS}, memory: 4GiB, owner: "{os.getuid()}"}}]
 """
 _ELEMENTS = 24
 _DOCUMENT = """
@@ -32,7 +33,7 @@ jobs:
     resources: {cpus: 1, memory: 64MiB}
     run: |
       echo "begun $MIZZEN_ARRAY_INDEX $PWD" >> %s
-      sleep 2
+      sleep $((1 + MIZZEN_ARRAY_INDEX %% 4 * 2))
       echo "done $MIZZEN_ARRAY_INDEX $PWD" >> %s
 """
 
@@ -72,23 +73,19 @@ def test_every_element_is_done_although_its_machine_is_lost(stack: Up, tmp_path:
     phases = {row["element"]["index"]: row["phase"] for row in rows if row["element"]}
     assert len(phases) == _ELEMENTS
     failed = {index for index, phase in phases.items() if phase != "succeeded"}
+    cut_off = [
+        line for line in _lines(journal, "begun") if line.replace("begun", "done") not in _lines(journal, "done")
+    ]
+    assert cut_off and all(_on(stack, lost, line) for line in cut_off)
     if kind == "at most once":
-        assert max(begun.values()) == 1 and begun.keys() - done.keys() <= failed
-        cut_off = failed  # One of them may be done: its machine was lost before it reported that.
+        # A runner of the lost machine had leased one element, which had perhaps not begun, or was done.
+        assert max(begun.values()) == 1 and begun.keys() - done.keys() <= failed and len(failed) <= _CPUS
     else:
         assert done.keys() == set(range(_ELEMENTS)) and not failed
-        cut_off = set(begun - done)
-    assert cut_off and all(_on(stack, lost, line) for line in _first(journal, cut_off))
 
 
 def _lines(journal: Path, word: str) -> list[str]:
     return [line for line in journal.read_text().splitlines() if line.startswith(word)] if journal.exists() else []
-
-
-def _first(journal: Path, indexes: set[int]) -> list[str]:
-    """Returns the line of the first begin of each element."""
-    lines = {int(line.split()[1]): line for line in reversed(_lines(journal, "begun"))}
-    return [lines[index] for index in indexes]
 
 
 def _on(up: Up, machine: str, line: str) -> bool:
