@@ -21,7 +21,7 @@ from agent.elements import lane_of
 from agent.isolation import counts_processes, local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command, setup_command
 from agent.notices import MachineNotices
-from agent.ports import NoFreePort, PortTaken
+from agent.ports import NoFreePort, Ports, PortTaken
 from agent.processes import task_environment
 from agent.staged import BadLaunch, StagedAttempt
 from agent.state import StateFolder
@@ -41,7 +41,7 @@ class TaskLaunches:
 
     def __init__(self, config: AgentConfig, state: StateFolder, notices: MachineNotices, images: ImageStore) -> None:
         self._config = config
-        self._state = state
+        self.ports = Ports(state, *config.ports)
         self._notices = notices
         self._images = images
         self._warned: set[str] = set()
@@ -74,12 +74,9 @@ class TaskLaunches:
         cgroup = make_cgroup(run.run_id) if self._config.cgroup else None
         port = None
         if staged.launch.serving is not None and run == staged.serving_run:
-            others = self._state.unfinished(but=staged.folder)
+            own_network = self._config.network is TaskNetwork.PORTS
             try:
-                port = open_port(
-                    staged.folder, staged.launch.serving.port, self._config.ports, cgroup, others,
-                    own_network=self._config.network is TaskNetwork.PORTS,
-                )  # fmt: skip
+                port = open_port(staged.folder, staged.launch.serving.port, self.ports, cgroup, own_network=own_network)
             except (NoFreePort, PortTaken):
                 if cgroup is not None:
                     remove_cgroup(cgroup)

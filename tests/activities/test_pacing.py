@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from activities.lifecycle.workloads import set_progress
+from activities.lifecycle.attempt_reports import set_progress
 from activities.reclaim.lent_rows import GPU_BYTES
 from domain.protocol.machines import MachineNotice
 from domain.task_reports import LEAST_SAVE_BYTES, OWNER, BandwidthReport, NoticeReport, TaskProgress

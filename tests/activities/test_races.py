@@ -12,6 +12,7 @@ from sqlalchemy import text
 
 from activities.lifecycle import handover
 from domain.phases import Phase
+from domain.protocol.workloads import ReleaseRequest
 from domain.task_reports import TaskProgress
 from infra.db.models import Attempt
 from infra.db.session import transaction
@@ -59,7 +60,7 @@ def test_two_victims_that_give_up_at_the_same_instant(contest: tuple[World, str,
     with ThreadPoolExecutor(1) as pool:
         with transaction(world.engine) as session:
             # The whole release except its commit.
-            handover.release(session, early, 1)
+            handover.release(session, [ReleaseRequest(early, 1, Phase.PREEMPTED.value, {})])
             session.execute(
                 text("update attempt set released_at = clock_timestamp() where workload = :w"), {"w": early}
             )
