@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
-from sqlalchemy.orm import Session
 
 from api.auth import Caller, Operator, Role, Viewer
 from api.fleet import machines
@@ -87,8 +86,7 @@ def _subject(caller: Caller, by: Subject) -> Subject:
 def _legend(state: ApiState, caller: Caller, region: str, by: Subject) -> list[tuple[str, str]]:
     """Returns the colours of a map that is not empty, and their meanings."""
     if by in _TERMS:
-        with state.transaction() as session:
-            return _of_terms(session, region, by)[2] + [(COLOURS[SlotUse.LOST], _LABELS[SlotUse.LOST])]
+        return _of_terms(state, region, by)[2] + [(COLOURS[SlotUse.LOST], _LABELS[SlotUse.LOST])]
     tenants = tenants_of(state, caller) if by == "tenant" else []
     legend = [(COLOURS[use], label) for use, label in _LABELS.items() if not (tenants and use is SlotUse.HELD)]
     if caller.tenant is not None:
@@ -96,9 +94,10 @@ def _legend(state: ApiState, caller: Caller, region: str, by: Subject) -> list[t
     return legend + [(TENANT_COLOURS[n % len(TENANT_COLOURS)], name) for n, name in enumerate(tenants)]
 
 
-def _of_terms(session: Session, region: str, by: Subject) -> tuple[Grid, npt.NDArray[np.uint8], list[tuple[str, str]]]:
-    terms = terms_of_machines(session, region)
-    rows = [one for one in slots_of_machines(session, region) if one.id in terms]
+def _of_terms(state: ApiState, region: str, by: Subject) -> tuple[Grid, npt.NDArray[np.uint8], list[tuple[str, str]]]:
+    with state.transaction() as session:
+        terms = terms_of_machines(session, region)
+        rows = [one for one in slots_of_machines(session, region) if one.id in terms]
     return grid_of(rows), *_TERMS[by](rows, terms)
 
 
@@ -124,8 +123,7 @@ def tenants_of(state: ApiState, caller: Caller) -> list[str]:
 
 def _slots(state: ApiState, caller: Caller, region: str, by: Subject) -> tuple[Grid, npt.NDArray[np.uint8]]:
     if by in _TERMS:
-        with state.transaction() as session:
-            return _of_terms(session, region, by)[:2]
+        return _of_terms(state, region, by)[:2]
     tenants = tenants_of(state, caller) if by == "tenant" else []
     with state.transaction() as session:
         rows = slots_of_machines(session, region)
