@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets test test-all test-failed test-console test-isolation test-slurm test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets test test-all test-failed test-console test-isolation test-slurm test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances damaged-trees properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 
@@ -144,6 +144,11 @@ chaos: setup $(VENV)/.compiled
 # Copies and placement runs killed at random instants; damaged tables; 500 damaged checkpoints.
 chaos-copies: setup $(VENV)/.compiled
 	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -m chaos tests/objects tests/activities tests/sdk $(ARGS)
+
+# 1,000 checkpoint roots that have lost their log, parts or tiers, or have files that are cut, changed or of another run;
+# two minutes. `make test` has a seventh of them.
+damaged-trees: setup
+	@MIZZEN_EXAMPLES=1 $(BIN)/python -m pytest --timeout 3600 -m chaos -k no_damage tests/sdk/test_sdk_lost_records.py $(ARGS)
 
 # Machines are launched and terminated while workers, Temporal and provider requests fail: 200 kills for each kind of
 # provider, about twenty minutes.

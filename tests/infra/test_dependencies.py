@@ -30,6 +30,7 @@ OPTIONAL = {
     "torch",
     "jax",
     "ml-dtypes",
+    "torchdata",
     "transformers",
     "lightning",
     "pytorch-lightning",

@@ -28,6 +28,8 @@ class DataPosition:
         """Number of samples of this epoch that all ranks together have used; in `ReplayedSampler`, of batches."""
         self.steps = 0
         """Number of calls of `advance`."""
+        self.is_saved = False
+        """Whether the state of the loader is read for checkpoints."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a new generator for `purpose`, seeded by seed and epoch, so that the global generator is not used."""
@@ -121,8 +123,8 @@ class ReplayedSampler(DataPosition):
             StateError: the state is from another seed or kind of sampler.
         """
         super().load_state_dict(state)
-        for one, values in zip(_nested(self.sampler), self.attributes, strict=False):
-            vars(one).update(values)
+        for one, values, initial in zip(_nested(self.sampler), self.attributes, self._initial, strict=False):
+            vars(one).update(initial | values)
 
     def advance(self, samples: int) -> int:
         """Record that the training has used one more batch. Return the total number of such steps."""

@@ -16,7 +16,6 @@ code between `restore()` and the first batch, such as `random_split`, draws what
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
@@ -30,7 +29,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from mizzen.checkpoint import CheckpointWarning, rng
+from mizzen.checkpoint import StateError, rng
+from mizzen.integrations.looks import Looks
 from mizzen.integrations.random_numbers import Seeded, WorkerStart, owned, seed_of
 from mizzen.integrations.replayed_sampler import DataPosition, ReplayedSampler
 from mizzen.integrations.streams import StreamPosition, stream_of
@@ -121,10 +121,12 @@ class ResumableSampler(DataPosition, Sampler[int]):
         """Go to the beginning of `epoch`. If it is the current epoch, the position is not changed."""
         if epoch != self.epoch:
             self._restore_generators()
+            self._resume = None
         super().set_epoch(epoch)
 
     def advance(self, samples: int) -> int:
         """Record that each rank has used `samples` more samples. Return the total number of such steps."""
+        self._resume = None
         self.position = min(self.position + samples * self.world_size, self.total)
         self.steps += 1
         return self.steps
@@ -144,9 +146,10 @@ class ResumableSampler(DataPosition, Sampler[int]):
         return self._resume is not None
 
     def _restore_generators(self) -> None:
-        resume, self._resume = self._resume, None
-        if resume is not None:
-            resume()
+        # Until `advance`, each iteration may be only a look at a batch, so the next one restores them again.
+        if self._resume is not None:
+            self._resume.is_set = False
+            self._resume()
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -223,69 +226,84 @@ class ResumableLoader(DataLoader[Any]):
         self._created = False
         """Whether an iterator was created since the last load; it may never have been used."""
         self._within = False
+        self._iteration: object = None
+        """Stands for the latest iteration."""
         self._resume: rng.HeldGenerators | None = None
-        self._peeked = False
-        """Whether one batch was taken before the training began."""
-        self._has_trained: Callable[[], bool] | None = None
+        self._own: list[Any] | None = None
+        """Loaded states of the dataset's and collator's generators, which are set after looks are repeated."""
+        self._looks = Looks(self._place, self._go_to)
 
     @property
     def epoch(self) -> int:
         """The current epoch of the training, from 0."""
+        looks = self._looks
+        if looks.before is not None and (looks.is_repeated or not (self._within or looks.has_trained())):
+            return int(looks.before[0]["epoch"])
         return self._order.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`. If it is the current epoch, nothing changes."""
+        self._looks.undo()
         self._start = epoch
         self._order.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
+        self._looks.undo()
         # As in `zip`: another loader has resumed and ended, and the iterator that was created here was not used.
         passed = self._created and self._resume is not None and self._resume.is_set
         self._created = True
         return self._batches(passed)
 
     def _batches(self, passed: bool) -> Iterator[Any]:
-        order = self._order
-        self._warn_of_peek()
+        order, iteration = self._order, object()
+        self._looks.begin()
         # An epoch that was left early is over, but a loaded position within an iteration is resumed.
         if (self._begun or passed) and order.position:
             order.set_epoch(order.epoch + 1)
         self._begun = self._within = True
+        self._iteration = iteration
         self.generator.set_state(order.generator("workers").get_state())
         if isinstance(order, StreamPosition):
             order.begin()
         try:
             batches = super().__iter__()
-            self._restore_generators()
-            for number, batch in enumerate(batches):
-                self._peeked = number == 0 and self._has_trained is not None and not self._has_trained()
+            if not self._looks.is_repeated:
+                self._restore_generators()
+            for batch in batches:
                 if isinstance(order, StreamPosition):
                     batch = order.unpacked(batch)
                 order.advance(self.batch_size or 1)
                 yield batch
         finally:
-            self._within = False
+            # An older iterator may be freed only now.
+            self._within = self._within and self._iteration is not iteration
         order.set_epoch(order.epoch + 1)
 
-    def _warn_of_peek(self) -> None:
-        if self._peeked and self._order.position and self._has_trained is not None and not self._has_trained():
-            message = (
-                "a batch was taken from the tracked loader between restore() and the training: after a kill, the "
-                "training would go on with another epoch; take it before restore()"
-            )
-            warnings.warn(message, CheckpointWarning, stacklevel=3)
-        self._peeked = False
+    def _place(self) -> tuple[Any, ...]:
+        held = self._resume
+        return self._order.state_dict(), self._begun, self._created, self._within, held, held and held.is_set
+
+    def _go_to(self, place: tuple[Any, ...]) -> None:
+        state, self._begun, self._created, self._within, self._resume, is_set = place
+        self._order.load_state_dict(state)
+        self._iteration = None
+        if self._resume is not None:
+            self._resume.is_set = is_set
 
     def watch_training(self, has_trained: Callable[[], bool]) -> None:
         """Use `has_trained`, which returns whether the training has begun, to tell it from a look at a batch."""
-        self._has_trained = has_trained
+        self._looks.has_trained = has_trained
 
     def begin_training(self) -> None:
         """Begin a training without a checkpoint: iterations before it, such as a look at a batch, do not count."""
+        self._looks.expect(0, None)
         if self._begun:
-            self._order.set_epoch(self._start)
-            self._order.restart()
-        self._begun = self._peeked = False
+            self._restart()
+        self._begun = False
+
+    def _restart(self) -> None:
+        self._order.set_epoch(self._start)
+        self._order.restart()
 
     @property
     def _index_sampler(self) -> Any:
@@ -300,8 +318,12 @@ class ResumableLoader(DataLoader[Any]):
 
         `within` says whether an iteration is going on; only then does the next one restore the global generators.
         """
-        own = [read() for read, _ in self._generators()]
-        return self._order.state_dict() | {"within": self._within, "generators": own}
+        self._order.is_saved = True
+        own = [read() for read, _ in self._generators()] if self._own is None else self._own
+        order, within = self._order.state_dict(), self._within
+        if self._looks.is_repeated:
+            order, _, _, within, *_ = self._looks.before
+        return order | {"within": within, "generators": own, "looks": self._looks.number}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position from `state`. The next iteration resumes there.
@@ -309,12 +331,28 @@ class ResumableLoader(DataLoader[Any]):
         Raises:
             StateError: the state is from a dataset of another size, or from another seed.
         """
-        self._order.load_state_dict(state)
+        looks, now = state.get("looks", 0), self._order.state_dict()
+        if looks:
+            self._restart()
+        first = self._order.state_dict(), False, False, False, None, None
+        try:
+            self._order.load_state_dict(state)
+        except StateError:
+            self._order.load_state_dict(now)
+            raise
         self._within = state["within"]
         self._begun = not self._within  # An epoch that was left early is over.
-        self._created = self._peeked = False
-        for (_, write), own in zip(self._generators(), state["generators"], strict=False):
+        self._created = False
+        self._iteration = None
+        self._looks.expect(looks, first)
+        self._own = state["generators"]
+        if not looks:
+            self._restore_own()
+
+    def _restore_own(self) -> None:
+        for (_, write), own in zip(self._generators(), self._own or (), strict=False):
             write(own)
+        self._own = None
 
     def leave(self) -> None:
         """End the iteration whose position was loaded: the next one is another epoch."""
@@ -324,15 +362,17 @@ class ResumableLoader(DataLoader[Any]):
         """Call `held`, which sets the global generators, when the iteration resumes.
 
         Returns:
-            False if the loaded state is not within an iteration. Then `held` is not called.
+            False if the loaded state is not within an iteration, and has no looks. Then `held` is not called.
         """
-        self._resume = held if self._within else None
+        self._resume = held if self._within or self._looks.number else None
         return self._resume is not None
 
     def _restore_generators(self) -> None:
         resume, self._resume = self._resume, None
         if resume is not None:
             resume()
+        if self._own is not None:
+            self._restore_own()
 
     def _generators(self) -> list[rng.Access]:
         found = owned(self.dataset, self.collate_fn)
