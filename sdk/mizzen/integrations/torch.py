@@ -20,19 +20,14 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from mizzen.checkpoint import StateError, rng
+from mizzen.integrations.loader_options import options_of, shuffles
 from mizzen.integrations.looks import Looks
+from mizzen.integrations.prepared import PreparedLoader
 from mizzen.integrations.random_numbers import Seeded, WorkerStart, owned, seed_of
-from mizzen.integrations.replayed_sampler import DataPosition, ReplayedSampler
+from mizzen.integrations.replayed_sampler import DataPosition, DrawnSampler, ReplayedSampler
 from mizzen.integrations.streams import StreamPosition, stream_of
 
 
@@ -152,13 +147,13 @@ class ResumableSampler(DataPosition, Sampler[int]):
             self._resume()
 
 
-class ResumableLoader(DataLoader[Any]):
+class ResumableLoader(PreparedLoader, DataLoader[Any]):
     """A `DataLoader` with a state: the epoch, and the number of samples that the training has received.
 
         loader = ResumableLoader(dataset, batch_size=32, shuffle=True)
         loader = ResumableLoader(DataLoader(dataset, batch_sampler=buckets, collate_fn=pad))
 
-    The second form takes over the dataset, the sampler and the options of another loader. Its sampler may be of any
+    accelerate's `prepare` returns the loader itself. The second form takes over the dataset, the sampler and the options of another loader. Its sampler may be of any
     class; `ReplayedSampler` says what is repeated. An `IterableDataset` must have a state; see
     `mizzen.integrations.streams`.
 
@@ -191,7 +186,7 @@ class ResumableLoader(DataLoader[Any]):
             ValueError: the dataset is empty or has no length, a number is out of range, or options conflict.
         """
         if isinstance(dataset, DataLoader):
-            options = _options(dataset) | options
+            options = options_of(dataset) | options
             dataset, batch_size = options.pop("dataset"), options.pop("batch_size")
         is_stream = isinstance(dataset, IterableDataset)
         if not is_stream and not isinstance(dataset, Sized):
@@ -202,7 +197,7 @@ class ResumableLoader(DataLoader[Any]):
         rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
         self._order: ResumableSampler | ReplayedSampler | StreamPosition
-        plain = _shuffles(options.get("sampler"), dataset) if world_size == 1 and not is_stream else None
+        plain = shuffles(options.get("sampler"), dataset) if world_size == 1 and not is_stream else None
         if is_stream:
             self._order = stream_of(dataset, seed, rank, batch_size, options)
             dataset = self._order
@@ -210,6 +205,8 @@ class ResumableLoader(DataLoader[Any]):
             shuffle = bool(plain) or shuffle
             options["sampler"] = ResumableSampler(dataset, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size)
             shuffle = False
+        elif type(sampler := options.get("sampler")) is RandomSampler and sampler.replacement:
+            options["sampler"] = DrawnSampler(len(dataset), sampler.num_samples)
         init = options.pop("worker_init_fn", None)
         super().__init__(dataset, batch_size, shuffle, generator=torch.Generator().manual_seed(seed), **options)
         self.worker_init_fn = WorkerStart(self.collate_fn, init.then if isinstance(init, WorkerStart) else init)
@@ -265,19 +262,33 @@ class ResumableLoader(DataLoader[Any]):
         self.generator.set_state(order.generator("workers").get_state())
         if isinstance(order, StreamPosition):
             order.begin()
+        is_empty = True
         try:
             batches = super().__iter__()
             if not self._looks.is_repeated:
                 self._restore_generators()
-            for batch in batches:
-                if isinstance(order, StreamPosition):
-                    batch = order.unpacked(batch)
-                order.advance(self.batch_size or 1)
-                yield batch
+            with self._handing_over() as hand_over:
+                for batch in batches:
+                    if isinstance(order, StreamPosition):
+                        batch = order.unpacked(batch)
+                    order.advance(self.batch_size or 1)
+                    is_empty = False
+                    yield hand_over(batch, self._is_last())
         finally:
             # An older iterator may be freed only now.
             self._within = self._within and self._iteration is not iteration
+        if is_empty:
+            self._looks.before = None  # The rest of a resumed epoch, not a look.
         order.set_epoch(order.epoch + 1)
+
+    def _is_last(self) -> bool:
+        """Return whether the training has the last batch of an epoch; False for a stream."""
+        order = self._order
+        if isinstance(order, StreamPosition):
+            return False
+        if isinstance(order, ReplayedSampler):
+            return order.position >= len(self)
+        return math.ceil(order.position / (order.world_size * (self.batch_size or 1))) >= len(self)
 
     def _place(self) -> tuple[Any, ...]:
         held = self._resume
@@ -406,21 +417,3 @@ class _Indices:
             yield index if self.worker_rank is None else Seeded(index, seed_of(*key))
             place += size
 
-
-def _shuffles(sampler: Any, dataset: Sized) -> bool | None:
-    """Return whether one of torch's own samplers shuffles all of a dataset, or takes it in order; None for others."""
-    if type(sampler) is SequentialSampler and len(sampler) == len(dataset):
-        return False
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(dataset):
-        return True
-    return None
-
-
-def _options(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the options that create a loader like `loader`."""
-    names = ["dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"]
-    names += ["prefetch_factor", "persistent_workers", "pin_memory_device", "in_order", "multiprocessing_context"]
-    found = {name: getattr(loader, name) for name in names if hasattr(loader, name)}
-    if loader.batch_sampler is not None and loader.batch_size is None:
-        return found | {"batch_size": 1, "batch_sampler": loader.batch_sampler}
-    return found | {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
