@@ -30,7 +30,6 @@ OPTIONAL = {
     "torch",
     "jax",
     "ml-dtypes",
-    "torchdata",
     "transformers",
     "lightning",
     "pytorch-lightning",

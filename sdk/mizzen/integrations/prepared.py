@@ -27,6 +27,10 @@ class PreparedLoader:
         self._is_prepared = True  # Only `Accelerator.prepare` asks.
         return True
 
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, _: bool) -> None:
+        self._is_prepared = True
+
     @contextmanager
     def _handing_over(self) -> Iterator[Callable[[Any, bool], Any]]:
         """Yield a function that is called with each batch, and whether it is the last one; it returns the batch."""
