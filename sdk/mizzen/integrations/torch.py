@@ -153,9 +153,9 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         loader = ResumableLoader(dataset, batch_size=32, shuffle=True)
         loader = ResumableLoader(DataLoader(dataset, batch_sampler=buckets, collate_fn=pad))
 
-    accelerate's `prepare` returns the loader itself. The second form takes over the dataset, the sampler and the options of another loader. Its sampler may be of any
-    class; `ReplayedSampler` says what is repeated. An `IterableDataset` must have a state; see
-    `mizzen.integrations.streams`.
+    accelerate's `prepare` returns the loader itself. The second form takes over the dataset, the sampler and the
+    options of another loader. Its sampler may be of any class; `ReplayedSampler` says what is repeated. An
+    `IterableDataset` must have a state; see `mizzen.integrations.streams`.
 
     Batches that workers have prefetched do not count, so a checkpoint after a step has the position after the batch of
     that step. After a load, the first iteration yields the rest of the epoch (nothing, if the epoch was complete), and
@@ -416,4 +416,3 @@ class _Indices:
             key = ("batch", order.seed, epoch, place, self.worker_rank)
             yield index if self.worker_rank is None else Seeded(index, seed_of(*key))
             place += size
-
