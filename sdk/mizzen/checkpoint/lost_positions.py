@@ -47,12 +47,12 @@ def warn_of_lost_position(tracked: Collection[Any], stacklevel: int) -> None:
 def _is_complete(iterator: Any) -> bool:
     """Return whether nothing was taken from an iterator of a loader, or everything."""
     try:
-        return not 0 < iterator._num_yielded < len(iterator._index_sampler)
+        return not 0 < int(iterator._num_yielded) < len(iterator._index_sampler)
     except TypeError:  # A stream has no length.
-        return iterator._num_yielded == 0
+        return not iterator._num_yielded
 
 
-def _begins_again(iterator: Any, sampler: Any, tracked: Collection[Any], kind: type) -> bool:
+def _begins_again(iterator: Any, sampler: Any, tracked: Collection[Any], kind: Any) -> bool:
     dataset = iterator._dataset
     followed = {id(one) for one in tracked}
     # A `ResumableLoader` knows whether its state is read, for example within a tracked object.

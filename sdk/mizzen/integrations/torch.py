@@ -197,6 +197,7 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
         self._order: ResumableSampler | ReplayedSampler | StreamPosition
+        given_sampler: Any = options.get("sampler")
         plain = shuffles(options.get("sampler"), dataset) if world_size == 1 and not is_stream else None
         if is_stream:
             self._order = stream_of(dataset, seed, rank, batch_size, options)
@@ -205,8 +206,8 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
             shuffle = bool(plain) or shuffle
             options["sampler"] = ResumableSampler(dataset, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size)
             shuffle = False
-        elif type(sampler := options.get("sampler")) is RandomSampler and sampler.replacement:
-            options["sampler"] = DrawnSampler(len(dataset), sampler.num_samples)
+        elif type(given_sampler) is RandomSampler and given_sampler.replacement:
+            options["sampler"] = DrawnSampler(len(dataset), given_sampler.num_samples)
         init = options.pop("worker_init_fn", None)
         super().__init__(dataset, batch_size, shuffle, generator=torch.Generator().manual_seed(seed), **options)
         self.worker_init_fn = WorkerStart(self.collate_fn, init.then if isinstance(init, WorkerStart) else init)
