@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets test test-all test-failed test-console test-isolation test-slurm test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets test test-all test-failed test-console test-isolation test-slurm test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances damaged-trees properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 
@@ -147,6 +147,11 @@ chaos: setup $(VENV)/.compiled
 chaos-copies: setup $(VENV)/.compiled
 	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -m chaos tests/objects tests/activities tests/sdk $(ARGS)
 
+# 1,000 checkpoint roots that have lost their log, parts or tiers, or have files that are cut, changed or of another run;
+# two minutes. `make test` has a seventh of them.
+damaged-trees: setup
+	@MIZZEN_EXAMPLES=1 $(BIN)/python -m pytest --timeout 3600 -m chaos -k no_damage tests/sdk/test_sdk_lost_records.py $(ARGS)
+
 # Machines are launched and terminated while workers, Temporal and provider requests fail: 200 kills for each kind of
 # provider, about twenty minutes.
 chaos-instances: setup $(VENV)/.compiled
@@ -162,7 +167,7 @@ kill-loops: $(LIBRARIES)/.ready
 	@$(LIBRARIES)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall ./sdk
 	@OMP_NUM_THREADS=1 $(LIBRARIES)/bin/python -W ignore -m tests_integrations.kill_loops $(CHOSEN) $(ARGS)
 
-# Forty short trainings as people write them, in five frameworks (tests_integrations/exact), each killed 20 times at
+# 43 short trainings as people write them, in five frameworks (tests_integrations/exact), each killed 20 times at
 # restores, iterators, commits and ends of epochs; half an hour. `make test-integrations` runs four of them, by the day.
 kill-scripts: CHOSEN := --training exact
 kill-scripts: kill-loops

@@ -30,6 +30,7 @@ OPTIONAL = {
     "torch",
     "jax",
     "ml-dtypes",
+    "accelerate",
     "transformers",
     "lightning",
     "pytorch-lightning",
