@@ -31,7 +31,8 @@ from console.fleet_picture import (
     prices_of,
     uses_of,
 )
-from console.pages import TOP, page
+from console.pages import TOP, page, temporal_link
+from domain.ids import machine_workflow_id
 
 router = Router(prefix=TOP, include_in_schema=False)
 _ROWS = 50
@@ -146,7 +147,8 @@ def find_on_map(request: Request, region: str, state: StateOf, _: Viewer) -> Res
 def show_machine(request: Request, region: str, cluster: str, machine: str, state: StateOf, caller: Viewer) -> Response:
     """Shows one machine."""
     found = get_machine(region, cluster, machine, state, caller)
-    return page(request, "machine.html", machine=found, may_change=caller.may(Role.OPERATOR))
+    temporal = temporal_link(state, caller, machine_workflow_id(found.id))
+    return page(request, "machine.html", machine=found, may_change=caller.may(Role.OPERATOR), temporal=temporal)
 
 
 @router.post(_PATH + "/{action}")
