@@ -12,6 +12,7 @@ from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest
 from gms.auction.candidate import Candidate
 from gms.auction.immunity import immune_to
+from gms.auction.region_bidder import reserve_later_s
 from simulation.engine import OrderedEngine, ScanOrder
 from simulation.transitions import Transitions
 from simulation.workload_columns import Ints
@@ -132,8 +133,9 @@ class Passes:
             left = left[~more | (may_reserve[left] & ~as_hopeless)]
         if self._reserves_later and len(taken) < len(self._transitions.ledgers):
             # Workloads that were skipped may reserve before those that were asked.
-            longest_s = float(np.max(waited_s, where=waited_s <= reserve_after_s, initial=0.0))
-            self.retry_at_s = min(self.retry_at_s, nextafter(now_s + reserve_after_s - longest_s, inf))
+            for after_s in reserve_later_s(reserve_after_s):
+                longest_s = float(np.max(waited_s, where=waited_s <= after_s, initial=0.0))
+                self.retry_at_s = min(self.retry_at_s, nextafter(now_s + after_s - longest_s, inf))
 
     def _in_order(self, now_s: float, standing: ScanOrder) -> None:
         for place in np.argsort(standing.order):

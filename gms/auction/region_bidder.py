@@ -44,6 +44,11 @@ Only the bound of its wait needs that: on traces, everybody waits longer if slot
 """
 
 
+def reserve_later_s(reserve_after_s: float) -> tuple[float, float]:
+    """Returns the waits in seconds, in ascending order, after which a within-quota workload may reserve more."""
+    return reserve_after_s, max(reserve_after_s, STARVED_S)
+
+
 @dataclass(frozen=True)
 class Reserved:
     """A workload's reservation of one pass, stored for renewal in the next pass. It holds no resources."""
