@@ -51,7 +51,7 @@ from domain import ids
 from domain.version import BUILD_ID
 from infra.config.settings import Settings
 from infra.db.migrate import upgrade
-from infra.db.restorations import held_since
+from infra.db.restored_databases import held_since
 from infra.db.session import in_db, open_engine
 from infra.errors import ConfigurationError
 from infra.liveness_pipe import DISPATCHER, LivenessReporter

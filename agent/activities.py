@@ -19,7 +19,7 @@ from agent import tasks
 from agent.attempt_files import AttemptFiles
 from agent.bundled_runs import run_bundle
 from agent.config import AgentConfig
-from agent.disk import DiskWatch, limit_of, reserve_report
+from agent.disk import DiskPool, DiskWatch, reserve_report
 from agent.elements import ElementChunk, cancel, known_results
 from agent.failures import is_disk_full, launch_failure, refusal
 from agent.gpu_watch import GpuWatch
@@ -31,13 +31,13 @@ from agent.logs import Shipping
 from agent.notices import MachineNotices
 from agent.outcomes import kept_outcome, left_by, outcome
 from agent.output_storage import OutputStorage
-from agent.ports import SERVING, reserve
-from agent.progress import read_progress
+from agent.ports import SERVING
 from agent.record_files import DamagedRecord
 from agent.sealed import CannotUnseal, prove
 from agent.staged import StagedAttempt
 from agent.staging import Stager
 from agent.state import AttemptFolder, StateFolder
+from agent.task_progress import read_progress
 from agent.task_readiness import Readiness
 from agent.task_watch import TaskWatch, next_look, notify, still_running
 from agent.tasks import NotStarted, RunFolder, TaskState
@@ -90,6 +90,7 @@ class NodeActivities:
         self._lender = lender
         self._notices = notices
         self._state = state
+        self._disk = DiskPool(config, state)
         self._stager = stager
         self._files = AttemptFiles(stager, shipping, outputs, lender)
         self._beat_s = config.heartbeat_interval_s
@@ -315,7 +316,8 @@ class NodeActivities:
                 request.launch_sha256,
             )
             self._refuse_open(staged)
-            return staged, {} if request.leads_jobs is None else self._reserve(staged, request.leads_jobs)
+            jobs = request.leads_jobs
+            return staged, {} if jobs is None else self._stager.launches.ports.reserve(staged.folder, jobs)
 
         return await asyncio.to_thread(stage)
 
@@ -334,9 +336,6 @@ class NodeActivities:
         if request.leads_jobs is None:
             return staged, request.masters
         return staged, {job: f"{self._config.address}:{port}" for job, port in ports.items()}
-
-    def _reserve(self, staged: StagedAttempt, jobs: list[str]) -> dict[str, int]:
-        return reserve(staged.folder, jobs, self._config.ports, self._state.unfinished(but=staged.folder))
 
     # ------------------------------------------------------------------------------------------------------ running
 
@@ -376,7 +375,7 @@ class NodeActivities:
         return disk
 
     def _disk_watch(self, staged: StagedAttempt) -> DiskWatch | None:
-        limit = limit_of(self._config, self._state, staged.folder, staged.places)
+        limit = self._disk.limit_of(staged.folder, staged.places)
         if limit is None:
             return None
         disk = DiskWatch(staged.folder, staged.runs, limit)

@@ -217,7 +217,7 @@ class SharedMemory:
         self.memory = memoryview(self._mapped)[:size_bytes]
 
     def close(self) -> None:
-        """Closes the map. `memory` remains valid, but programs that end no longer see it."""
+        """Closes the descriptor of the map. `memory` stays mapped; the kernel keeps the map while a program uses it."""
         os.close(self.map)
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 CONTROLLERS = ("memory", "pids", "cpu")
 
@@ -147,6 +148,8 @@ def processes_below(path: str) -> set[int]:
     return processes_in(folder for folder, _, _ in os.walk(path))
 
 
+_NEAR = 1 << 20
+"""A limit on memory counts as reached from so many bytes below it, because the kernel counts in batches."""
 _MEMORY = (
     ("memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
     ("memory.events", "memory.max", "memory.peak"),
@@ -198,6 +201,21 @@ def remove_engine_parent(parent: str) -> None:
         if kind.startswith("cgroup") and root == "/":
             with contextlib.suppress(OSError):
                 os.rmdir(f"{point}{parent}")
+
+
+def engine_memory_was_full(path: str, limit_bytes: int) -> bool:
+    """Whether the processes of an engine below the cgroup at `path` (`engine_parent`) reached their memory limit.
+
+    Engines make and remove the cgroup with the limit, and can miss that the kernel has killed a process there.
+    """
+    parent = engine_parent(path)
+    mounts = _mounts() if parent is not None else ()
+    points = [point for root, point, kind in mounts if kind.startswith("cgroup") and root == "/"]
+    for point, (_, _, peak) in product(points, _MEMORY):
+        with contextlib.suppress(OSError, ValueError):
+            if _number(f"{point}{parent}/{peak}") > limit_bytes - _NEAR:
+                return True
+    return False
 
 
 def _mounts() -> list[tuple[str, str, str]]:

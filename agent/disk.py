@@ -1,7 +1,7 @@
 """Limits on what the tasks of an attempt write to the disk of this machine.
 
 Their working directories, `/tmp`, `/var/tmp` and output are in the attempt's folder. Together they may have the
-attempt's share of the machine's disk (`limit_of`). The kernel's project quotas would need a mount option that few
+attempt's share of the machine's disk (`DiskPool`). The kernel's project quotas would need a mount option that few
 machines have, so the agent measures. That costs time for each file, so it first looks at the whole file system: the
 attempt cannot have written more than what the file system has grown by. Files that were deleted and are still open
 count, too. Tasks of an attempt with more than its limit are killed at once, because they would go on writing.
@@ -13,11 +13,13 @@ count, too. Tasks of an attempt with more than its limit are killed at once, bec
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -39,6 +41,8 @@ _LEAST_BYTES, _LEAST_FILES = 256 << 20, 10_000
 _FASTEST_BYTES_S, _FASTEST_FILES_S = 4e9, 4e5
 """Nothing fills a disk faster: how often the agent looks at the file system depends on it."""
 _SHORTEST_S, _LONGEST_S = 0.05, 1.0
+_POOL_S = 1.0
+_UNCOUNTED = 1 << 62
 _MEASURE_EVERY_S = 60.0
 """Interval of measurements without need: other processes may delete files while the attempt writes."""
 _log = logging.getLogger(__name__)
@@ -59,38 +63,56 @@ class DiskUse:
         return DiskUse(max(0, self.size_bytes - before.size_bytes), max(0, self.files - before.files))
 
     def exceeds(self, limit: Self) -> bool:
-        """Whether this is more than `limit` in either respect."""
+        """Whether this is more than `limit` in bytes or in files."""
         return self.size_bytes > limit.size_bytes or self.files > limit.files
 
 
-def limit_of(
-    config: AgentConfig, state: StateFolder, attempt: AttemptFolder, places: Sequence[TaskPlace]
-) -> DiskUse | None:
-    """Returns how much the tasks at `places`, all tasks of the attempt on this machine, may have on its disk.
+class DiskPool:
+    """What the attempts on this machine share: the space that is free or in use by those that run."""
 
-    This is `AgentConfig.disk_fraction` of what is free or in use by running attempts, times the largest of the tasks'
-    shares of the machine's GPUs, CPUs and memory. It is determined once for an attempt. None: there is no limit.
-    """
-    if config.disk_fraction is None:
-        return None
-    kept = read_sound(attempt.path / _FILE)
-    if kept:
-        return DiskUse(**kept["limit"])
-    disk = os.statvfs(attempt.path)
-    pool = DiskUse(disk.f_bavail * disk.f_frsize, disk.f_favail)
-    for other in state.unfinished(but=attempt):
-        if body := read_sound(other.path / _FILE):
-            pool += DiskUse(**body["used"])
-    shares = [sum(place.cpus_milli for place in places) / config.cpus_milli]
-    shares.append(sum(place.memory_bytes for place in places) / config.memory_bytes)
-    if config.gpus:
-        shares.append(sum(len(place.slots) for place in places) / config.gpus)
-    part = config.disk_fraction * min(1.0, max(shares))
-    size_bytes = max(int(part * pool.size_bytes), min(_LEAST_BYTES, int(config.disk_fraction * pool.size_bytes)))
-    files = max(int(part * pool.files), min(_LEAST_FILES, int(config.disk_fraction * pool.files)))
-    limit = DiskUse(size_bytes, files if disk.f_files else 1 << 62)  # Some file systems do not count files.
-    records.publish(str(attempt.path / _FILE), {"limit": asdict(limit), "used": asdict(DiskUse())})
-    return limit
+    def __init__(self, config: AgentConfig, state: StateFolder) -> None:
+        self._config = config
+        self._state = state
+        self._lock = threading.Lock()
+        self._pool, self._read_s = DiskUse(), -math.inf
+
+    def limit_of(self, attempt: AttemptFolder, places: Sequence[TaskPlace]) -> DiskUse | None:
+        """Returns how much the tasks at `places`, all tasks of the attempt on this machine, may have on its disk.
+
+        This is `AgentConfig.disk_fraction` of the pool, times the largest of the tasks' shares of the machine's GPUs,
+        CPUs and memory. It is determined once for an attempt. None: there is no limit.
+        """
+        config = self._config
+        if config.disk_fraction is None:
+            return None
+        kept = read_sound(attempt.path / _FILE)
+        if kept:
+            return DiskUse(**kept["limit"])
+        pool = self._now()
+        shares = [sum(place.cpus_milli for place in places) / config.cpus_milli]
+        shares.append(sum(place.memory_bytes for place in places) / config.memory_bytes)
+        if config.gpus:
+            shares.append(sum(len(place.slots) for place in places) / config.gpus)
+        part = config.disk_fraction * min(1.0, max(shares))
+        size_bytes = max(int(part * pool.size_bytes), min(_LEAST_BYTES, int(config.disk_fraction * pool.size_bytes)))
+        files = max(int(part * pool.files), min(_LEAST_FILES, int(config.disk_fraction * pool.files)))
+        limit = DiskUse(size_bytes, files)
+        records.publish(str(attempt.path / _FILE), {"limit": asdict(limit), "used": asdict(DiskUse())})
+        return limit
+
+    def _now(self) -> DiskUse:
+        """Returns the size of the pool, read at most `_POOL_S` seconds ago: the reading takes longer the more runs."""
+        with self._lock:
+            if time.monotonic() - self._read_s > _POOL_S:
+                disk = os.statvfs(self._state.path)
+                pool = DiskUse(disk.f_bavail * disk.f_frsize, disk.f_favail)
+                for one in self._state.unfinished():
+                    if body := read_sound(one.path / _FILE):
+                        pool += DiskUse(**body["used"])
+                # Some file systems do not count files.
+                self._pool = pool if disk.f_files else replace(pool, files=_UNCOUNTED)
+                self._read_s = time.monotonic()
+            return self._pool
 
 
 def measure(folders: Iterable[Path], pids: Iterable[int] = ()) -> tuple[DiskUse, bool]:

@@ -33,7 +33,8 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -121,6 +122,14 @@ class LogStream:
         for file in self._files:
             file.bound(limit_bytes // len(self._files), self._changing, self._save)
 
+    def used_bytes(self) -> int:
+        """Returns the disk space of the output on this machine."""
+        return sum(file.used_bytes() for file in self._files)
+
+    def changed_at_ns(self) -> int:
+        """Returns when the task has last written output."""
+        return max(file.changed_at_ns() for file in self._files)
+
     def _put(self, key: str, body: bytes) -> None:
         if self._store is None:
             self._store = self._open_store()
@@ -160,14 +169,28 @@ def _ship(stream: LogStream | None, make: Callable[[], LogStream], *, final: boo
     return stream, stream.ship(final=final)
 
 
+def _bound(runs: Sequence[tuple[RunFolder, Callable[[], LogStream]]], limit_bytes: int) -> None:
+    """Limits the disk space of the output of runs together; what was written last is kept. Blocks.
+
+    A run may have output without a stream: its upload waits for others, which hang.
+    """
+    left_bytes = limit_bytes
+    streams = [make() for run, make in runs if not _is_empty(run)]
+    for stream in sorted(streams, key=LogStream.changed_at_ns, reverse=True):
+        stream.bound(left_bytes)
+        left_bytes = max(0, left_bytes - stream.used_bytes())
+
+
 class Shipping:
     """Ships the output of the runs passed to `watch` until all of it is in the bucket, with an asyncio task per run."""
 
     def __init__(self, executor: Executor, output_bytes: int) -> None:
-        """`output_bytes` limits the disk space of each run's output on this machine."""
+        """`output_bytes` limits the disk space of each run's output on this machine, or of all elements of a runner."""
         self._executor = executor
         self._output_bytes = output_bytes
         self._shippers: dict[str, asyncio.Task[None]] = {}
+        self._runs: dict[str, tuple[RunFolder, Path, Callable[[], LogStream]]] = {}
+        """For each shipper: its run, the folder that shares the limit, and what makes its stream."""
         self._streams: dict[str, LogStream] = {}
         self._bounding: asyncio.Task[None] | None = None
 
@@ -185,7 +208,9 @@ class Shipping:
         `removes`: removes the folder of the run when all of its output is shipped.
         """
         if run.run_id not in self._shippers and not shipped(run):
-            task = asyncio.create_task(self._ship(run, open_store, masker, settings), name=f"ship {run.run_id}")
+            make = partial(self._stream, run, open_store, masker, settings)
+            self._runs[run.run_id] = run, run.path.parent if removes else run.path, make
+            task = asyncio.create_task(self._ship(run, make, settings.interval_s), name=f"ship {run.run_id}")
             self._shippers[run.run_id] = task
             task.add_done_callback(lambda _: self._forget(run, removes=removes))
             if self._bounding is None or self._bounding.done():
@@ -193,24 +218,28 @@ class Shipping:
 
     def _forget(self, run: RunFolder, *, removes: bool) -> None:
         self._shippers.pop(run.run_id, None)
+        self._runs.pop(run.run_id, None)
         self._streams.pop(run.run_id, None)
         if removes and shipped(run):
             shutil.rmtree(run.path, ignore_errors=True)
 
     async def _bound(self) -> None:
         """Limits the disk space of outputs while any are shipped. Uses a separate thread, because uploads may block."""
-        complained: set[str] = set()
+        complained: set[Path] = set()
         while self._shippers:
             await asyncio.sleep(_BOUND_EVERY_S)
-            for run_id, stream in list(self._streams.items()):
+            together: dict[Path, list[tuple[RunFolder, Callable[[], LogStream]]]] = defaultdict(list)
+            for run, folder, make in self._runs.values():
+                together[folder].append((run, make))
+            for folder, runs in together.items():
                 try:
-                    await asyncio.to_thread(stream.bound, self._output_bytes)
+                    await asyncio.to_thread(_bound, runs, self._output_bytes)
                 except OSError as error:
-                    if run_id not in complained:
+                    if folder not in complained:
                         _log.warning(
-                            "output of %s cannot be limited to %d bytes: %r", run_id, self._output_bytes, error
+                            "output in %s cannot be limited to %d bytes: %r", folder, self._output_bytes, error
                         )
-                        complained.add(run_id)
+                        complained.add(folder)
 
     async def close(self) -> None:
         """Stops shipping. The next agent ships the rest."""
@@ -219,19 +248,19 @@ class Shipping:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _ship(
+    def _stream(
         self, run: RunFolder, open_store: Callable[[], ObjectStore], masker: Masker, settings: LogLaunch
-    ) -> None:
+    ) -> LogStream:
+        """Returns the only stream of a run. Threads may call it concurrently."""
+        found = self._streams.get(run.run_id)
+        return found or self._streams.setdefault(run.run_id, LogStream(run, open_store, masker, settings))
+
+    async def _ship(self, run: RunFolder, make: Callable[[], LogStream], interval_s: float) -> None:
         loop = asyncio.get_running_loop()
         stream: LogStream | None = None
-
-        def make() -> LogStream:
-            self._streams[run.run_id] = stream = LogStream(run, open_store, masker, settings)
-            return stream
-
         failures = 0
         while stream is None or not stream.done:
-            pause_s = settings.interval_s
+            pause_s = interval_s
             try:
                 state = tasks.inspect(run)
                 if state is TaskState.LOST:

@@ -14,11 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from agent import records
 from agent.disk import disk_report
-from agent.progress import read_progress
 from agent.record_files import DamagedRecord
 from agent.sealed import CannotUnseal, unseal
 from agent.secret_masks import Masker
 from agent.state import AttemptFolder, StateFolder
+from agent.task_progress import read_progress
 from agent.task_readiness import never_ready
 from agent.tasks import ReportedExit, RunFolder
 from domain.launch import LaunchDescription
@@ -72,7 +72,7 @@ def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> N
     """Returns the outcome of `runs`. Exits are sorted by the time at which the tasks ended, so the first failure is
     first; tasks that have not ended have no exit.
 
-    `masker` has the same meaning as in `agent.progress.read_progress`.
+    `masker` has the same meaning as in `agent.task_progress.read_progress`.
     """
     ends = [run.exit() for run in runs]
     ended = [(run, end) for run, end in zip(runs, ends, strict=True) if end is not None]

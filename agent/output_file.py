@@ -55,6 +55,13 @@ class OutputFile:
         except FileNotFoundError:
             return 0
 
+    def used_bytes(self) -> int:
+        """Returns the file's disk space."""
+        try:
+            return self._path.stat().st_blocks * _BLOCK_BYTES
+        except FileNotFoundError:
+            return 0
+
     def is_silent(self) -> bool:
         """Whether all output so far was shipped. Reads only the file's size, so it does not block."""
         try:

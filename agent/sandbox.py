@@ -94,14 +94,6 @@ class Sandbox:
         if self.processes:
             resource.setrlimit(resource.RLIMIT_NPROC, (self.processes, self.processes))
 
-    def enter_view(self) -> None:
-        """Joins all namespaces but that of processes, which only a child could join.
-
-        Raises:
-            OSError: the holder was killed.
-        """
-        self._join(name for name in (*_FIRST, *_OTHERS) if name != "pid")
-
     def release(self) -> None:
         """Lets the sandbox go. The last process that does so removes the folders, and is then killed with the sandbox
         if it is inside.

@@ -24,6 +24,8 @@ _GPU_DAEMON = "/run/nvidia-persistenced"
 _FOLDER = ("--perms", "0755", "--dir")
 _KEYS = ("/proc/keys", "/proc/key-users")
 """They name the keys of the user, also those of other tasks with the same user."""
+_SETTINGS = ("/etc/mizzen",)
+"""Folders with settings of mizzen (`deploy/systemd`). An agent that is not root, and so its tasks, may read them."""
 _ACCELERATORS = ("/dev/kfd", "/dev/accel*", "/dev/vfio", "/dev/neuron*", "/dev/infiniband")
 """Devices of AMD, Google and AWS, and of networks that they use directly. Those of NVIDIA: `agent.device_rules`."""
 
@@ -73,6 +75,8 @@ def sandbox_command(
             arguments += ["--symlink", os.readlink(path), path]
         else:
             arguments += ["--ro-bind-try", path, path]
+    for path in filter(os.path.isdir, _SETTINGS):
+        arguments += ["--tmpfs", path, "--remount-ro", path]
     # bubblewrap would make missing folders above a path with mode 0700.
     for path in ("/run", "/var"):
         arguments += [*_FOLDER, path]

@@ -1,10 +1,11 @@
 """The system calls that a task in a sandbox may not use: a seccomp filter, and no new privileges.
 
 The filter refuses what leads out of the sandbox or around its rules: new user namespaces, which would give a task
-capabilities again; sockets of the hypervisor (AF_VSOCK); keyrings, which belong to users and not to sandboxes;
-asynchronous calls (io_uring), which no filter sees; and kernel interfaces for administrators (eBPF, performance events,
-page faults, the kernel's log). Calls that need capabilities are not in the list, because a task has none. Uses the
-standard library only, because the shim imports this module.
+capabilities again; families of sockets to which rules for connections do not apply, such as those of the hypervisor
+(AF_VSOCK) and of clusters (AF_TIPC, AF_SMC); events about processes of the machine; keyrings, which belong to users and
+not to sandboxes; asynchronous calls (io_uring), which no filter sees; and kernel interfaces for administrators (eBPF,
+performance events, page faults, the kernel's log). Calls that need capabilities are not in the list, because a task has
+none. Uses the standard library only, because the shim imports this module.
 """
 
 import contextlib
@@ -22,7 +23,10 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 """Offsets in `struct seccomp_data`. Arguments have 8 bytes each, the lower half first."""
 _NEW_NAMESPACES = 0x7E020080
 """All `CLONE_NEW…` flags. The bit of time namespaces belongs to the signal in `clone`, and is 0 in all of them."""
-_AF_VSOCK = 40
+_FAMILIES = (1, 2, 10)
+"""Families of sockets that tasks may use, beside AF_NETLINK: AF_UNIX, AF_INET, AF_INET6."""
+_NETLINK, _NETLINK_CONNECTOR = 16, 11
+"""The family, and its protocol by which the kernel tells about starts and ends of all processes."""
 _X32 = 0x40000000
 # Architecture of the audit subsystem, then the system calls by name. aarch64 has the generic numbers.
 _CALLS: dict[str, tuple[int, dict[str, int]]] = {
@@ -104,11 +108,15 @@ def _filter(machine: str) -> bytes:
             (_RETURN, 0, 0, fail),
             (_RETURN, 0, 0, _ALLOW),
         ]
+    count = len(_FAMILIES)
     for name in by_family:
         code += [
-            (_JUMP_EQUAL, 0, 4, numbers[name]),
+            (_JUMP_EQUAL, 0, count + 6, numbers[name]),
             (_LOAD, 0, 0, _ARGUMENTS),
-            (_JUMP_EQUAL, 0, 1, _AF_VSOCK),
+            *((_JUMP_EQUAL, count - place + 3, 0, family) for place, family in enumerate(_FAMILIES)),
+            (_JUMP_EQUAL, 0, 2, _NETLINK),
+            (_LOAD, 0, 0, _ARGUMENTS + 2 * 8),
+            (_JUMP_EQUAL, 0, 1, _NETLINK_CONNECTOR),
             (_RETURN, 0, 0, _FAIL | errno.EAFNOSUPPORT),
             (_RETURN, 0, 0, _ALLOW),
         ]

@@ -205,8 +205,7 @@ class Stager:
         for place in {place.job: place for place in reversed(staged.places)}.values():
             task = self.launches.plain_launch(staged, place, {}, None)
             try:
-                cgroup = f"{staged.run(place).run_id}.store" if self._config.cgroup else None
-                check_remote(url, staged.launch.workload_id, task, cgroup)
+                check_remote(url, staged.launch.workload_id, task, self.launches.check_cgroups(staged, place))
             except WrongStore as error:
                 raise BucketUnavailable(str(error)) from None
 

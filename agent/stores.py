@@ -8,13 +8,15 @@ the scheduler wrote beside the checkpoints (`agent.isolation` does the same for 
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import mizzen
-from agent.cgroups import make_cgroup, remove_cgroup
+from agent.cgroups import remove_cgroup
 from agent.launch import TaskLaunch
 from domain.ids import checkpoint_marker_key, checkpoint_prefix
 from domain.launch import LaunchDescription
@@ -22,22 +24,23 @@ from domain.launch import LaunchDescription
 TIMEOUT_S = 60.0
 """How long the store may take to answer, with the retries of its client library."""
 _MESSAGE_CHARACTERS = 500
-# The first process prepares a second one as the shim does, which gets the task's environment.
+# The first process prepares a second one as the shim does: its variables can name programs, such as those of AWS that
+# give credentials, so it is isolated like the task.
 _ENTER = """
-import json, os, sys
+import json, os, signal, sys
 told = json.load(sys.stdin)
 sys.path.insert(0, told["agent"])
 from agent.cgroups import join
 from agent.sandbox import hold
+from agent.shim import isolate
 held = None if told["sandbox"] is None else hold(**told["sandbox"])
-pid = os.fork()
+if held is not None:
+    held.fork_inside()
+signal.alarm(told["timeout_s"])
+shim, pid = os.getpid(), os.fork()
 if pid == 0:
-    if told["cgroup"] is not None:
-        join([told["cgroup"]])
-    if held is not None:
-        held.enter_view()
-    if told["uid"] is not None:
-        os.setgroups(told["groups"]); os.setgid(told["gid"]); os.setuid(told["uid"])
+    join(told["cgroups"])
+    isolate(told, shim, held)
     os.chdir(told["cwd"])
     os.execve(sys.executable, [sys.executable, "-I", "-c", *told["then"]], told["env"])
 status = os.waitpid(pid, 0)[1]
@@ -74,7 +77,7 @@ def remote_store(bucket_url: str, launch: LaunchDescription) -> str | None:
     return None if _place(url) == _place(bucket_url) else url
 
 
-def check_remote(url: str, workload_id: str, task: TaskLaunch, name: str | None) -> None:
+def check_remote(url: str, workload_id: str, task: TaskLaunch, cgroups: Sequence[str]) -> None:
     """Checks that a task finds the marker of its workload in a store. Takes a second, and at most `TIMEOUT_S`.
 
     A task that has no credentials yet is not checked: it must get them itself before it can read anything.
@@ -83,16 +86,16 @@ def check_remote(url: str, workload_id: str, task: TaskLaunch, name: str | None)
         url: the store.
         workload_id: the workload whose checkpoints are there.
         task: with which environment, user and working directory the store is read.
-        name: name of the cgroup in which this is done; None: tasks have no cgroups.
+        cgroups: with the limits and rules of the task. They are removed, with all processes that are left in them.
 
     Raises:
         WrongStore: the store does not answer, or lacks the marker.
     """
     key = checkpoint_marker_key(workload_id)
-    cgroup = make_cgroup(name) if name is not None else None
     told = {
         "agent": str(Path(__file__).parents[1]),
-        "cgroup": cgroup,
+        "timeout_s": math.ceil(TIMEOUT_S),
+        "cgroups": list(cgroups),
         "sandbox": task.sandbox,
         "uid": task.uid,
         "gid": task.gid,
@@ -114,7 +117,7 @@ def check_remote(url: str, workload_id: str, task: TaskLaunch, name: str | None)
     except subprocess.TimeoutExpired:
         raise WrongStore(f"the store {url}: no answer within {TIMEOUT_S:g} s") from None
     finally:
-        if cgroup is not None:
+        for cgroup in cgroups:
             remove_cgroup(cgroup)
     said = {}
     with contextlib.suppress(ValueError, IndexError):

@@ -21,7 +21,7 @@ from agent.elements import lane_of
 from agent.isolation import counts_processes, local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command, setup_command
 from agent.notices import MachineNotices
-from agent.ports import NoFreePort, PortTaken
+from agent.ports import NoFreePort, Ports, PortTaken
 from agent.processes import task_environment
 from agent.staged import BadLaunch, StagedAttempt
 from agent.state import StateFolder
@@ -32,6 +32,7 @@ from domain.isolation import Isolation, TaskNetwork
 from domain.launch import TaskPlace
 from infra.users import user_name
 
+_CHECK_BYTES = 512 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +41,7 @@ class TaskLaunches:
 
     def __init__(self, config: AgentConfig, state: StateFolder, notices: MachineNotices, images: ImageStore) -> None:
         self._config = config
-        self._state = state
+        self.ports = Ports(state, *config.ports)
         self._notices = notices
         self._images = images
         self._warned: set[str] = set()
@@ -73,12 +74,9 @@ class TaskLaunches:
         cgroup = make_cgroup(run.run_id) if self._config.cgroup else None
         port = None
         if staged.launch.serving is not None and run == staged.serving_run:
-            others = self._state.unfinished(but=staged.folder)
+            own_network = self._config.network is TaskNetwork.PORTS
             try:
-                port = open_port(
-                    staged.folder, staged.launch.serving.port, self._config.ports, cgroup, others,
-                    own_network=self._config.network is TaskNetwork.PORTS,
-                )  # fmt: skip
+                port = open_port(staged.folder, staged.launch.serving.port, self.ports, cgroup, own_network=own_network)
             except (NoFreePort, PortTaken):
                 if cgroup is not None:
                     remove_cgroup(cgroup)
@@ -310,6 +308,19 @@ class TaskLaunches:
                 ", ".join(new),
             )
         return tuple(folders)
+
+    def check_cgroups(self, staged: StagedAttempt, place: TaskPlace) -> list[str]:
+        """Creates cgroups with limits and rules for a process that runs in place of a task before it, and returns them.
+
+        It may use `_CHECK_BYTES` of memory also if the task asks for less.
+        """
+        if not self._config.cgroup:
+            return []
+        name, limits = f"{staged.run(place).run_id}.store", self._task_limits(place)
+        found = limit(name, replace(limits, memory_bytes=max(limits.memory_bytes, _CHECK_BYTES)))[0]
+        if (cgroup := make_cgroup(name)) is not None:
+            self._separate(cgroup, staged.launch.tenant_number)
+        return list(dict.fromkeys([*found, *([cgroup] if cgroup is not None else [])]))
 
     def _task_limits(self, place: TaskPlace) -> TaskLimits:
         processes = self._config.processes_per_task + self._config.processes_per_cpu * place.cpus_milli // 1000

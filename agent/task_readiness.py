@@ -16,7 +16,7 @@ from typing import Any
 from agent import records
 from agent.http_probe import ProbeResult, probe
 from agent.port_maps import map_port
-from agent.ports import SERVING, reserve, reserve_fixed
+from agent.ports import SERVING, Ports
 from agent.record_files import read_sound
 from agent.state import AttemptFolder
 from agent.task_setup import begun_at_s
@@ -47,36 +47,34 @@ class Port:
 def open_port(
     attempt: AttemptFolder,
     fixed: int | None,
-    ports: tuple[int, int],
+    ports: Ports,
     cgroup: str | None,
-    others: list[AttemptFolder],
     *,
     own_network: bool = False,
 ) -> Port:
     """Reserves the port of an attempt's task that serves. Must be called before the task starts. Idempotent.
 
-    A `fixed` port is mapped to a port in `ports` by the task's `own_network`, or if this agent may do that with the
-    task's `cgroup`. Otherwise the task gets the fixed port of the machine itself. `others` are the attempts whose
-    reservations are still valid.
+    A `fixed` port is mapped to a port in the range by the task's `own_network`, or if this agent may do that with the
+    task's `cgroup`. Otherwise the task gets the fixed port of the machine itself.
 
     Raises:
-        NoFreePort: no port in `ports` is free.
+        NoFreePort: no port in the range is free.
         PortTaken: the fixed port cannot be mapped, and is in use.
     """
     if fixed is None:
-        port = reserve(attempt, [SERVING], ports, others)[SERVING]
+        port = ports.reserve(attempt, [SERVING])[SERVING]
         return Port(port, port)
     if own_network:
-        return Port(fixed, reserve(attempt, [SERVING], ports, others)[SERVING])
+        return Port(fixed, ports.reserve(attempt, [SERVING])[SERVING])
     if cgroup is not None:
-        outside = reserve(attempt, [SERVING], ports, others)[SERVING]
+        outside = ports.reserve(attempt, [SERVING])[SERVING]
         try:
             map_port(cgroup, fixed, outside)
         except OSError as error:
             _log.info("port %d of %s is not mapped: %s", fixed, attempt.key, error)
         else:
             return Port(fixed, outside)
-    reserve_fixed(attempt, fixed, others)
+    ports.reserve_fixed(attempt, fixed)
     return Port(fixed, fixed)
 
 

@@ -13,8 +13,8 @@ from agent.credentials.task_credentials import TaskCredentials
 from agent.disk import DiskWatch
 from agent.gpu_watch import GpuWatch
 from agent.notices import MachineNotices
-from agent.progress import NoticeReader, read_progress
 from agent.staged import StagedAttempt
+from agent.task_progress import NoticeReader, read_progress
 from agent.task_readiness import Readiness
 from agent.tasks import RunFolder, TaskState
 from domain.launch import TaskPlace

@@ -19,7 +19,7 @@ from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import View
 from infra.db import migrate
-from infra.db.restorations import held_since
+from infra.db.restored_databases import held_since
 from infra.db.rounds import loop_states
 from infra.db.session import transaction
 from infra.errors import ConfigurationError

@@ -110,7 +110,7 @@ class _Rounds:
         return seconds(lambda: self._each(lambda n: self._put(bucket, n)))
 
     def up(self) -> float:
-        """Uploads the objects with the engine."""
+        """Uploads the objects with mizzen's copy engine."""
         return self._copied(f"file://{self.few}", f"s3://{self._bucket()}")
 
     def boto3_down(self) -> float:

@@ -10,10 +10,11 @@
 - Placed workloads: 2% of the number of pending ones, each with the GPUs of a gang of its most preferred types.
 - Quotas: for each tenant and GPU type, the placed slots plus 20% to 100% (uniform) of what its pending workloads could
   take, so that about four in five are within quota.
-- One workload in 20 requests level 6, one in 100 is held.
+- One workload in 20 requests level 6, one in 100 is held. One in three has a known size, of 10,000 different ones.
 """
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from domain.scheduling import CreditWeights, JobRequest, PlacedWorkload, QueuedW
 NOW_S = 1_000_000.0
 PEOPLE = 20
 """People of each tenant."""
-WEIGHTS = CreditWeights(1.0 / 3600, 7 * 86400.0, 10.0, 10.0)
+WEIGHTS = CreditWeights(1.0 / 3600, 7 * 86400.0, 10.0, 10.0, 10.0)
 GANGS = 2000
 LEVEL_SHARES = np.array((3, 20, 16, 54, 0.2, 0.5, 6.3)) / 100
 _WEEK_S = 7 * 86400.0
@@ -92,7 +93,7 @@ def pending(drawn: Draw, first: int = 0) -> Iterator[QueuedWorkload]:
     for number, (tenant, gang, at_s, requested_level, held) in enumerate(rows, first):
         yield QueuedWorkload(
             f"wl-{number:016x}", names[tenant], at_s, drawn.gangs[gang], 6 if requested_level else None, held,
-            f"u{number % PEOPLE}",
+            f"u{number % PEOPLE}", inf if number % 3 else 60.0 * (1 + number % 10_000),
         )  # fmt: skip
 
 

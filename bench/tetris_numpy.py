@@ -10,7 +10,7 @@ from tetris.problem import PlacementProblem
 
 
 def _sigmoid_less_half(over: Floats, mean: Floats) -> Floats:
-    """Returns [...] the overload, sigmoid(over / mean) - 1/2; 1/2 for any demand where `mean` is 0."""
+    """Returns the penalty of an excess demand, in its shape: sigmoid(over / mean) - 1/2, or 1/2 where `mean` is 0."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inside = 1 / (1 + np.exp(-over / mean)) - 0.5
     return np.where(over > 0, np.where(mean > 0, inside, 0.5), 0.0)

@@ -1,7 +1,7 @@
 """The fleet: regions, the map and the machines of a region, one machine, and the forms that cordon and drain it."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 from urllib.parse import quote
 
 import numpy as np
@@ -13,14 +13,26 @@ from api.auth import Caller, Operator, Role, Viewer
 from api.fleet import machines
 from api.fleet.machines import CordonBody, get_machine, list_machines
 from api.fleet.regions import get_region
-from api.fleet.slots import slots_by_region, slots_of_machines, slots_of_tenants
+from api.fleet.slots import slots_by_region, slots_of_machines, slots_of_tenants, terms_of_machines
 from api.people.tenants import list_tenants
 from api.problems import not_found
 from api.routing import Router
 from api.state import ApiState, StateOf
 from console.cookies import Form
-from console.fleet_picture import COLOURS, TENANT_COLOURS, Grid, RegionMap, RegionMaps, SlotUse, grid_of, uses_of
-from console.pages import TOP, page
+from console.fleet_picture import (
+    COLOURS,
+    TENANT_COLOURS,
+    Grid,
+    RegionMap,
+    RegionMaps,
+    SlotUse,
+    grid_of,
+    kinds_of,
+    prices_of,
+    uses_of,
+)
+from console.pages import TOP, page, temporal_link
+from domain.ids import machine_workflow_id
 
 router = Router(prefix=TOP, include_in_schema=False)
 _ROWS = 50
@@ -30,7 +42,9 @@ _LABELS = {
     SlotUse.FREE: "free", SlotUse.HELD: "held", SlotUse.PROMISED: "promised", SlotUse.WITHHELD: "with its owner",
     SlotUse.CLOSED: "free, cordoned", SlotUse.LOST: "machine does not answer",
 }  # fmt: skip
-Subject = Literal["state", "tenant"]
+Subject = Literal["state", "tenant", "kind", "price"]
+"""What the colours of a map show. Only keys without a tenant see tenants."""
+_TERMS = {"kind": kinds_of, "price": prices_of}
 PICTURES = RegionMaps()
 """The pictures of this process."""
 
@@ -56,15 +70,36 @@ def show_region(
     found = list_machines(state, caller, region, None, _ROWS, cursor or None)
     if not found.items and not cursor:
         get_region(region, state, caller)
+    by = _subject(caller, by)
+    shown = None if cursor else _map(state, caller, region, by)
+    legend = [] if cursor else _legend(state, caller, region, by)
+    subjects = [one for one in get_args(Subject) if one == _subject(caller, one)]
+    return page(
+        request, "region.html", region=region, found=found, by=by, subjects=subjects, cursor=cursor, legend=legend,
+        map=shown,
+    )  # fmt: skip
+
+
+def _subject(caller: Caller, by: Subject) -> Subject:
+    return "state" if by == "tenant" and caller.tenant is not None else by
+
+
+def _legend(state: ApiState, caller: Caller, region: str, by: Subject) -> list[tuple[str, str]]:
+    """Returns the colours of a map that is not empty, and their meanings."""
+    if by in _TERMS:
+        return _of_terms(state, region, by)[2] + [(COLOURS[SlotUse.LOST], _LABELS[SlotUse.LOST])]
     tenants = tenants_of(state, caller) if by == "tenant" else []
     legend = [(COLOURS[use], label) for use, label in _LABELS.items() if not (tenants and use is SlotUse.HELD)]
     if caller.tenant is not None:
         legend.insert(1, (COLOURS[SlotUse.OWN], f"held by {caller.tenant}"))
-    legend += [(TENANT_COLOURS[n % len(TENANT_COLOURS)], name) for n, name in enumerate(tenants)]
-    shown = None if cursor else _map(state, caller, region, by)
-    return page(
-        request, "region.html", region=region, found=found, by=by, cursor=cursor, legend=legend, map=shown
-    )  # fmt: skip
+    return legend + [(TENANT_COLOURS[n % len(TENANT_COLOURS)], name) for n, name in enumerate(tenants)]
+
+
+def _of_terms(state: ApiState, region: str, by: Subject) -> tuple[Grid, npt.NDArray[np.uint8], list[tuple[str, str]]]:
+    with state.transaction() as session:
+        terms = terms_of_machines(session, region)
+        rows = [one for one in slots_of_machines(session, region) if one.id in terms]
+    return grid_of(rows), *_TERMS[by](rows, terms)
 
 
 @router.get("/fleet/{region}/map.png")
@@ -78,7 +113,7 @@ def show_map(request: Request, region: str, state: StateOf, caller: Viewer, by: 
 
 
 def _map(state: ApiState, caller: Caller, region: str, by: Subject) -> RegionMap:
-    by = "state" if caller.tenant is not None else by
+    by = _subject(caller, by)
     return PICTURES.get((region, caller.tenant, by), lambda: _slots(state, caller, region, by))
 
 
@@ -87,7 +122,9 @@ def tenants_of(state: ApiState, caller: Caller) -> list[str]:
     return [] if caller.tenant is not None else [one.name for one in list_tenants(state, caller).items]
 
 
-def _slots(state: ApiState, caller: Caller, region: str, by: str) -> tuple[Grid, npt.NDArray[np.uint8]]:
+def _slots(state: ApiState, caller: Caller, region: str, by: Subject) -> tuple[Grid, npt.NDArray[np.uint8]]:
+    if by in _TERMS:
+        return _of_terms(state, region, by)[:2]
     tenants = tenants_of(state, caller) if by == "tenant" else []
     with state.transaction() as session:
         rows = slots_of_machines(session, region)
@@ -110,7 +147,8 @@ def find_on_map(request: Request, region: str, state: StateOf, _: Viewer) -> Res
 def show_machine(request: Request, region: str, cluster: str, machine: str, state: StateOf, caller: Viewer) -> Response:
     """Shows one machine."""
     found = get_machine(region, cluster, machine, state, caller)
-    return page(request, "machine.html", machine=found, may_change=caller.may(Role.OPERATOR))
+    temporal = temporal_link(state, caller, machine_workflow_id(found.id))
+    return page(request, "machine.html", machine=found, may_change=caller.may(Role.OPERATOR), temporal=temporal)
 
 
 @router.post(_PATH + "/{action}")

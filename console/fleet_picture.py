@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import groupby
@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from api.fleet.slots import MachineSlots
+from api.fleet.slots import MachineSlots, MachineTerms
+from domain.capacity import CapacityKind
 from domain.version import VERSION
 
 _WIDTH = 1000
@@ -54,7 +55,10 @@ TENANT_COLOURS = (
     "b0409a",
 )  # fmt: skip
 """Colours of tenants, by their order; beyond the last they repeat."""
+PRICE_COLOURS = ("440154", "443983", "31688e", "21918c", "35b779", "90d743", "fde725")
+"""Colours of prices, from the lowest on."""
 _FIRST_TENANT = len(SlotUse)
+_FIRST_PRICE = _FIRST_TENANT + len(TENANT_COLOURS)
 Holders = Sequence[tuple[str, str, int]]
 """Machine, tenant and mask of held slots."""
 
@@ -141,6 +145,43 @@ def uses_of(machines: Sequence[MachineSlots], own: Holders, tenants: Sequence[st
     return out
 
 
+def kinds_of(
+    machines: Sequence[MachineSlots], terms: Mapping[str, MachineTerms]
+) -> tuple[npt.NDArray[np.uint8], list[tuple[str, str]]]:
+    """Returns the colour of each slot by the capacity kind of its machine, held or not, and the legend."""
+    kinds = list(CapacityKind)
+    legend = [(TENANT_COLOURS[n], kind.replace("_", " ")) for n, kind in enumerate(kinds)]
+    return _by_machine(machines, [_FIRST_TENANT + kinds.index(terms[one.id].kind) for one in machines]), legend
+
+
+def prices_of(
+    machines: Sequence[MachineSlots], terms: Mapping[str, MachineTerms]
+) -> tuple[npt.NDArray[np.uint8], list[tuple[str, str]]]:
+    """Returns the colour of each slot by the price of its machine, held or not, and the legend.
+
+    Each price has its own colour, or each of as many intervals as there are colours, which have equally many prices.
+    """
+    prices = sorted({one.usd_per_h for one in terms.values() if one.usd_per_h is not None})
+    count = min(len(prices), len(PRICE_COLOURS))
+    parts = [prices[len(prices) * n // count : len(prices) * (n + 1) // count] for n in range(count)]
+    colour: dict[float | None, int] = {None: SlotUse.FREE}
+    colour |= {price: _FIRST_PRICE + n for n, part in enumerate(parts) for price in part}
+    legend = [
+        (PRICE_COLOURS[n], f"${part[0]:.2f}" if len(part) == 1 else f"${part[0]:.2f} to ${part[-1]:.2f}")
+        for n, part in enumerate(parts)
+    ]
+    if any(one.usd_per_h is None for one in terms.values()):
+        legend.append((COLOURS[SlotUse.FREE], "no price"))
+    return _by_machine(machines, [colour[terms[one.id].usd_per_h] for one in machines]), legend
+
+
+def _by_machine(machines: Sequence[MachineSlots], colours: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """Returns a colour for all slots of each machine, unless it is lost."""
+    out = uses_of(machines, [], [])
+    is_shown = (out != SlotUse.NOTHING) & (out != SlotUse.LOST)
+    return np.where(is_shown, np.array(colours, np.uint8).reshape(-1, 1), out)
+
+
 def picture(grid: Grid, uses: npt.NDArray[np.uint8]) -> bytes:
     """Returns the PNG."""
     (down, right), (high, wide) = grid.step, grid.block
@@ -154,7 +195,7 @@ def picture(grid: Grid, uses: npt.NDArray[np.uint8]) -> bytes:
     numbers = list(grid.places.values())
     canvas[places[:, 0], : cells.shape[1], places[:, 1], : cells.shape[2]] = cells[numbers]
     image = Image.fromarray(canvas.reshape(grid.rows * down, grid.columns * right), "P")
-    colours = [COLOURS[use] for use in SlotUse] + list(TENANT_COLOURS)
+    colours = [*(COLOURS[use] for use in SlotUse), *TENANT_COLOURS, *PRICE_COLOURS]
     image.putpalette(bytes.fromhex("".join(colours)))
     out = io.BytesIO()
     image.save(out, "PNG", optimize=False, compress_level=6, transparency=int(SlotUse.NOTHING))

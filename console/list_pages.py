@@ -17,7 +17,8 @@ from api.routing import Router
 from api.services.routes import list_services, show_service
 from api.state import StateOf
 from console.cookies import Form
-from console.pages import TOP, page
+from console.pages import TOP, page, temporal_link
+from domain.ids import service_workflow_id
 from infra.db.tenants import Tenant
 
 router = Router(prefix=TOP, include_in_schema=False)
@@ -71,7 +72,10 @@ def show_services(request: Request, state: StateOf, caller: Viewer, cursor: Afte
 @router.get("/services/{id}")
 def show_one_service(request: Request, id: str, state: StateOf, caller: Viewer) -> Response:
     """Shows a service with its replicas."""
-    return page(request, "service.html", service=show_service(id, state, caller))
+    found = show_service(id, state, caller)
+    return page(
+        request, "service.html", service=found, temporal=temporal_link(state, caller, service_workflow_id(found.id))
+    )  # fmt: skip
 
 
 @router.get("/health")

@@ -80,7 +80,7 @@ def create_link(state: StateOf, caller: Viewer) -> dict[str, str]:
 
 @router.get(LINK_PATH.removeprefix(TOP))
 def enter_by_link(request: Request, state: StateOf, link: Annotated[str, Query(max_length=100)] = "") -> Response:
-    """Logs the browser in with a link, which is used up. A link on a page of another site is refused."""
+    """Logs the browser in with a link that works once. Requests that come from a page of another site are refused."""
     check_site(request)
     with state.transaction() as session:
         key = take_link(session, link)

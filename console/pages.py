@@ -13,11 +13,13 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from api.auth import caller_of, is_below
+from api.auth import Caller, Role, caller_of, is_below
 from api.problems import MEDIA_TYPE, HttpProblem, not_found
 from api.routing import Router
+from api.state import ApiState
 from domain.units import format_duration
 from domain.version import VERSION
+from infra.temporal_client import UI_PATH
 
 TOP = "/console"
 LOGIN = f"{TOP}/login"
@@ -81,6 +83,14 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
     return HTMLResponse(text, status, headers)
 
 
+def temporal_link(state: ApiState, caller: Caller, workflow_id: str) -> str | None:
+    """Returns the URL of a workflow's runs in Temporal's UI; None: there is no UI, or the caller is no operator."""
+    if state.temporal_ui is None or not caller.may(Role.OPERATOR):
+        return None
+    query = quote(f'WorkflowId="{workflow_id}"', safe="")
+    return f"{UI_PATH}/namespaces/{quote(state.settings.temporal.namespace, safe='')}/workflows?query={query}"
+
+
 def problem_page(problem: HttpProblem) -> Response:
     """Returns the page of an error."""
     body = problem.to_json()
@@ -116,5 +126,5 @@ async def _in_page(
 
 @router.get("/{path:path}")
 def no_page(path: str) -> Response:
-    """Every other page: there is none."""
+    """Answers 404 for every path that has no page."""
     raise not_found("page", f"{TOP}/{path}")

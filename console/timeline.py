@@ -12,7 +12,7 @@ WIDTH = 1000
 
 @dataclass(frozen=True)
 class Bar:
-    """One phase: its kind names its colour."""
+    """One phase, drawn as a bar. `kind` determines the colour."""
 
     kind: str
     x: float

@@ -23,8 +23,9 @@ from api.workloads.submission import submit
 from api.workloads.victims import victims_of
 from console.cookies import Form
 from console.curves import progress_charts
-from console.pages import TOP, page
+from console.pages import TOP, page, temporal_link
 from console.timeline import timeline
+from domain.ids import workload_workflow_id
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.priority import LOWEST_LEVEL
 
@@ -87,7 +88,7 @@ def show_submission(request: Request, state: StateOf, caller: Submitter) -> Resp
 
 @router.post("/workloads/new")
 async def submit_document(request: Request, state: StateOf, caller: Submitter, form: Form) -> Response:
-    """Submits the document of the form, or shows it again with its errors."""
+    """Submits the document from the form. If it is invalid, shows the form again with the errors."""
     document = form.get("document", "")
     body = document.replace("\r\n", "\n").encode()
     try:
@@ -113,6 +114,7 @@ def show_workload(request: Request, id: str, state: StateOf, caller: Viewer) -> 
         chart=chart, events=events, victims=victims,
         curves=progress_charts(get_progress(id, state, caller).points, chart.begin, chart.end),
         document=yaml.safe_dump(found.spec, sort_keys=False),
+        temporal=temporal_link(state, caller, workload_workflow_id(found.id)),
         may=_may(found.phase, found.held_by, caller.may(Role.SUBMITTER), caller.may(Role.OPERATOR)),
         levels=range(found.level + 1, LOWEST_LEVEL + 1),
     )  # fmt: skip

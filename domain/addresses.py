@@ -24,7 +24,7 @@ def is_host(text: str) -> bool:
 
 
 def is_port(number: int) -> bool:
-    """Returns whether the number is that of a port to which programs can connect."""
+    """Returns whether the number is a valid TCP port to connect to (1 to 65,535)."""
     return 0 < number < 1 << 16
 
 

@@ -3,7 +3,7 @@
 Times are seconds since the epoch, CPUs are thousandths of a core (`_milli`), memory is bytes, GPUs are whole slots.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Annotated
@@ -108,6 +108,13 @@ class QueuedWorkload:
     held: bool = False
     user: str = ""
     """The person who submitted it: the id of an API key, or `oidc:` and the subject of a token."""
+    gpu_s: float = inf
+    """The GPU seconds that it will use at most (`gpu_seconds`); infinity: not known."""
+
+
+def gpu_seconds(jobs: Iterable[JobRequest], max_runtime_s: float) -> float:
+    """Returns the GPU seconds of a gang that runs for `max_runtime_s`. At least one GPU is counted."""
+    return max_runtime_s * max(1, sum(job.gpus for job in jobs))
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,7 @@ class CreditWeights:
     age_cap_s: float
     w_fair: float
     w_user: float = 0.0
+    w_short: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Reports of tasks about checkpoints and notices (`mizzen.report`), as agents send them to workflows.
 
-A task can write anything into its report. An agent checks only types and sizes (`agent.progress`), so the values here
-are untrusted. Therefore a report may affect only the task's own attempt.
+A task can write anything into its report. An agent checks only types and sizes (`agent.task_progress`), so the
+values here are untrusted. Therefore a report may affect only the task's own attempt.
 """
 
 import math

@@ -6,6 +6,7 @@ submission gives a higher credit, so neither a scan nor an update has to sort a 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil, inf, log2
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -17,7 +18,12 @@ from gms.demand import Gangs, Holdings
 Array = npt.NDArray[Any]
 Key = tuple[float, str]
 W = TypeVar("W", PlacedWorkload, QueuedWorkload)
-_FIELDS = {"tenant": np.int32, "requested_level": np.int8, "held": np.bool_, "wants": np.int32, "user": np.int32}
+_FIELDS = {
+    "tenant": np.int32, "requested_level": np.int8, "held": np.bool_, "wants": np.int32, "user": np.int32,
+    "size": np.int8,
+}  # fmt: skip
+UNKNOWN_SIZE = 63
+"""The size class of a workload whose GPU seconds are not known."""
 
 
 class Rows:
@@ -55,10 +61,10 @@ class Rows:
         there[inside] = self.id[place[inside]] == ids[inside]
         return place, there
 
-    def change(self, gone: Iterable[Key], new: Mapping[Key, tuple[int, int, bool, int, int]]) -> None:
+    def change(self, gone: Iterable[Key], new: Mapping[Key, tuple[int, int, bool, int, int, int]]) -> None:
         """Deletes the rows of the keys in `gone`, and inserts or replaces those in `new`.
 
-        The values of a row are (tenant, requested_level, held, wants, user), in column order.
+        The values of a row are (tenant, requested_level, held, wants, user, size), in column order.
         """
         keep = np.ones(len(self), np.bool_)
         leaving = list(gone)
@@ -94,6 +100,11 @@ def _arrays(keys: list[tuple[float, bytes]]) -> tuple[npt.NDArray[np.float64], A
     return np.array([at_s for at_s, _ in keys], np.float64), np.array([id_ for _, id_ in keys] or [b""], "S")[
         : len(keys)
     ]
+
+
+def size_class(gpu_s: float) -> int:
+    """Returns the exponent of GPU seconds rounded up to a power of two, at least 1; `UNKNOWN_SIZE` for infinity."""
+    return UNKNOWN_SIZE if gpu_s == inf else min(ceil(log2(max(gpu_s, 1.0))), UNKNOWN_SIZE - 1)
 
 
 @dataclass(frozen=True)
@@ -167,7 +178,7 @@ class QueueColumns:
         self.pending.change(
             [key for key, now in news.items() if now is None],
             {
-                key: (self._tenant(w), w.requested_level or 1, w.held, self.gangs.number(w.jobs), self._user(w))
+                key: (self._tenant(w), w.requested_level or 1, w.held, *self._numbers(w))
                 for key, w in news.items()
                 if w is not None
             },
@@ -176,14 +187,16 @@ class QueueColumns:
         self.placed.change(
             [key for key, now in holders.items() if now is None],
             {
-                key: (self._tenant(w), w.requested_level or 1, False, self.holdings.number(w.gpus, w.cpus_milli), 0)
+                key: (self._tenant(w), w.requested_level or 1, False, self.holdings.number(w.gpus, w.cpus_milli), 0, 0)
                 for key, w in holders.items()
                 if w is not None
             },
         )
 
-    def _user(self, workload: QueuedWorkload) -> int:
-        return self.users.setdefault((self._tenant(workload), workload.user), len(self.users))
+    def _numbers(self, workload: QueuedWorkload) -> tuple[int, int, int]:
+        """Returns the values of a pending workload in the columns `wants`, `user` and `size`."""
+        user = self.users.setdefault((self._tenant(workload), workload.user), len(self.users))
+        return self.gangs.number(workload.jobs), user, size_class(workload.gpu_s)
 
     def _tenant(self, workload: QueuedWorkload | PlacedWorkload) -> int:
         number = self.numbers.get(workload.tenant)

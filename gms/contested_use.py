@@ -36,10 +36,17 @@ class _Clock:
 
     def at(self, t: float) -> float:
         """Returns the sum up to a time. Only differences of sums have a meaning."""
-        passed = bisect_right(self._changes, t)
-        if not passed:
+        if not self._changes:
             return t if self._first else 0
-        return self._sums[passed - 1] + (t - self._changes[passed - 1] if self._is_on(passed) else 0)
+        passed = bisect_right(self._changes, t)
+        near = max(passed - 1, 0)
+        return self._sums[near] + (t - self._changes[near] if self._is_on(passed) else 0)
+
+    def forget(self, before: float) -> None:
+        """Forgets the changes before a time, except the last one. Sums up to that time are arbitrary from then on."""
+        gone = max(bisect_right(self._changes, before) - 1, 0)
+        self._first = self._is_on(gone)
+        del self._changes[:gone], self._sums[:gone]
 
     def _is_on(self, changes: int) -> bool:
         return self._first != bool(changes % 2)
@@ -65,6 +72,11 @@ class ContestedTime:
             self._alone.setdefault(only, _Clock(on=False))
         for tenant, clock in self._alone.items():
             clock.turn(now, on=tenant == only)
+
+    def forget(self, before: float) -> None:
+        """Forgets what was before a time: `at` is exact only from then on. Otherwise it would grow with each `mark`."""
+        for clock in (self._any, *self._alone.values()):
+            clock.forget(before)
 
     def at(self, tenant: str, t: float) -> float:
         """Returns a tenant's contested time up to `t`. Only differences have a meaning."""

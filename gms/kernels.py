@@ -43,6 +43,7 @@ class PendingColumns(NamedTuple):
     gang: I4
     demand: DemandColumns
     user: I4
+    size: I1
 
 
 class TenantAmounts(NamedTuple):
@@ -55,7 +56,7 @@ class TenantAmounts(NamedTuple):
 class CreditTerms(NamedTuple):
     """The credit of a workload: `w_age` times its age, which counts up to `age_cap_s`, plus `fair` of its tenant.
 
-    `by_user` changes the order among the workloads of a tenant and level (`take_places`).
+    `by_user` and `by_size` change the order among the workloads of a tenant and level (`take_places`).
     """
 
     fair: F8
@@ -63,6 +64,7 @@ class CreditTerms(NamedTuple):
     w_age: float
     age_cap_s: float
     by_user: F8
+    by_size: F8
 
 
 class PendingRanks(NamedTuple):
@@ -176,8 +178,8 @@ def walk_pending(
     level, from level 0. `total` is the usage of all placed within-quota workloads (`walk_placed`); it is modified.
     """
     placed_tenant, _, holding, holdings = placed
-    tenant, submitted_at_s, requested_level, held, gang, demand, user = pending
-    fair, now_s, w_age, age_cap_s, by_user = terms
+    tenant, submitted_at_s, requested_level, held, gang, demand, user, size = pending
+    fair, now_s, w_age, age_cap_s, by_user, by_size = terms
     quota_cpus, quota_gpus = quota
     total_cpus, total_gpus = total
     cpus, envelope_at, envelope_type, envelope_gpus, job_at, job_gpus, type_at, type_of = demand
@@ -201,7 +203,7 @@ def walk_pending(
         t = tenant[row]
         age_s = min(max(now_s - submitted_at_s[row], 0.0), age_cap_s)
         credit[row] = w_age * age_s + fair[t]
-        preference[row] = by_user[user[row]]
+        preference[row] = by_user[user[row]] + by_size[size[row]]
         if not held[row]:
             rank[row] = max(level[t], requested_level[row])
             waiting[rank[row]] += 1

@@ -15,7 +15,7 @@ from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK, over_quota_rank
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import CreditWeights, QueueSnapshot, Ranked, ScanResult, TenantState
 from gms import kernels
-from gms.columns import QueueColumns
+from gms.columns import UNKNOWN_SIZE, QueueColumns
 from gms.queue_order import order_queue
 
 
@@ -48,6 +48,14 @@ def user_credit(weights: CreditWeights, share: float, average: float) -> float:
     `average` is the mean share of the people who used anything. If it is 0, nothing does.
     """
     return 0.0 if average == 0 else weights.w_user * (average - share) / (average + share)
+
+
+SHORT_GPU_S = 8 * 3600.0
+
+
+def short_credit(weights: CreditWeights, gpu_s: float) -> float:
+    """Returns what puts small workloads first: from `w_short` down to 0 for unknown sizes; half for `SHORT_GPU_S`."""
+    return weights.w_short / (1 + gpu_s / SHORT_GPU_S)
 
 
 def _by_user(queue: QueueColumns, weights: CreditWeights) -> npt.NDArray[np.float64]:
@@ -167,9 +175,10 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     quota, each job in turn is restricted to the first of its types that has quota left after the earlier jobs. If a job
     has no such type, the reason names its most preferred type; otherwise the lacking resource is CPUs.
 
-    A person's use of the tenant's resources changes only the order among the workloads of one tenant and level: these
-    have certain places in the queue, each with the credit of one of them, and the places are given to the workloads by
-    descending credit plus `user_credit`. So the order of tenants does not depend on who submits their workloads.
+    A person's use of the tenant's resources, and the size of a workload, change only the order among the workloads of
+    one tenant and level: these have certain places in the queue, each with the credit of one of them, and the places
+    are given to the workloads by descending credit plus `user_credit` plus `short_credit`. So the order of tenants does
+    not depend on who submits their workloads, nor on how long they say that these run.
 
     Held workloads are neither ranked nor counted. The queue is sorted by rank, descending credit, submission time, id;
     the submission time and id are those of the workload whose place it is.
@@ -187,14 +196,15 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     over = np.array([over_quota_rank(one, flat=flat) for one in range(LOWEST_LEVEL + 1)], np.int8)
     average = average_share(t for t in tenants if t.name)
     fair = np.array([fair_credit(weights, t.window_share, average) for t in tenants], np.float64)
-    terms = kernels.CreditTerms(fair, now_s, weights.w_age, weights.age_cap_s, _by_user(queue, weights))
+    by_size = np.array([*(short_credit(weights, 2.0**k) for k in range(UNKNOWN_SIZE)), 0.0])
+    terms = kernels.CreditTerms(fair, now_s, weights.w_age, weights.age_cap_s, _by_user(queue, weights), by_size)
     total = kernels.TenantAmounts(np.zeros(len(tenants), np.int64), np.zeros_like(quota_gpus))
     rows = queue.placed.columns
     placed = kernels.PlacedColumns(rows["tenant"], rows["requested_level"], rows["wants"], queue.holdings.held)
     rows = queue.pending.columns
     pending = kernels.PendingColumns(
         rows["tenant"], queue.pending.at_s, rows["requested_level"], rows["held"], rows["wants"], queue.gangs.demand,
-        rows["user"],
+        rows["user"], rows["size"],
     )  # fmt: skip
     placed_rank = kernels.walk_placed(placed, level, over, quota, total)
     ranks = kernels.walk_pending(placed, placed_rank, pending, level, over, terms, quota, total)

@@ -132,8 +132,8 @@ def check_link(path: str, target: str) -> str:
     ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
     if not target or "\0" in target or ups > path.count("/") or any(part in ("", ".", "..") for part in parts[ups:]):
         raise BadArchive(
-            f"is a symbolic link to {target[:200]!r}: must lead to a path in the working directory, relative to its own"
-            " folder, with `..` only at the beginning", path,
+            f"is a symbolic link to {target[:200]!r}: must lead to a path in the working directory, relative to the"
+            " folder of the link, with `..` only at the beginning", path,
         )  # fmt: skip
     if len(target.encode(errors="surrogateescape")) > MAX_PATH_BYTES:
         raise BadArchive(f"is a symbolic link with more than {MAX_PATH_BYTES} bytes", path)
@@ -175,7 +175,7 @@ def walk(
             tree.add(member.path, is_folder=member.is_folder)
         left_bytes -= member.size_bytes
         if left_bytes < 0:
-            raise BadArchive(f"it unpacks to more than {max_bytes} bytes", member.path)
+            raise BadArchive(f"the content has more than {max_bytes} bytes", member.path)
         content = tar.content(member.size_bytes)
         yield member, content
         for _ in content:
@@ -247,7 +247,7 @@ class _Tar:
             raise BadArchive(f"not a tar.gz archive: {error}") from None
         self._left_bytes -= len(found)
         if self._left_bytes < 0:
-            raise BadArchive(f"it unpacks to more than {self._limit_bytes} bytes")
+            raise BadArchive(f"the content has more than {self._limit_bytes} bytes")
         return found
 
 

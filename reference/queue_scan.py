@@ -4,7 +4,7 @@ It follows MAST 4.2 step by step for all tenants: ranks of placed workloads, cre
 level and descending credit.
 """
 
-from math import fsum
+from math import ceil, fsum, inf, log2
 
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import JobRequest, PlacedWorkload, QueuedWorkload, QueueSnapshot, Ranked, ScanResult, TenantState
@@ -43,7 +43,7 @@ def scan(snapshot: QueueSnapshot, *, flat: bool = False) -> ScanResult:
     places: dict[str, tuple[float, QueuedWorkload]] = {}
     for group in {(w.tenant, levels[w.id]) for _, w in credited}:
         mine = [(credit, w) for credit, w in credited if (w.tenant, levels[w.id]) == group]
-        by_person = sorted(mine, key=lambda pair: -(pair[0] + _user_credit(snapshot, tenants[group[0]], pair[1].user)))
+        by_person = sorted(mine, key=lambda pair: -(pair[0] + _preference(snapshot, tenants[group[0]], pair[1])))
         places |= {w.id: place for (_, w), place in zip(by_person, mine, strict=True)}
     credited = [(places[w.id][0], w) for _, w in credited]
     credited.sort(key=lambda pair: (-pair[0], places[pair[1].id][1].submitted_at_s, places[pair[1].id][1].id))
@@ -106,12 +106,16 @@ def _credit(snapshot: QueueSnapshot, tenant: TenantState, average: float, worklo
     return expression_10 + expression_11
 
 
-def _user_credit(snapshot: QueueSnapshot, tenant: TenantState, user: str) -> float:
-    shares = tenant.user_shares
-    if not shares or sum(shares.values()) == 0:
-        return 0.0
-    average, own = fsum(shares.values()) / len(shares), shares.get(user, 0.0)
-    return snapshot.weights.w_user * (average - own) / (average + own)
+def _preference(snapshot: QueueSnapshot, tenant: TenantState, workload: QueuedWorkload) -> float:
+    """Returns the sum of the terms for little use of the person, and for a small known size of the workload."""
+    by_use, by_size, shares = 0.0, 0.0, tenant.user_shares
+    if shares and sum(shares.values()):
+        average, own = fsum(shares.values()) / len(shares), shares.get(workload.user, 0.0)
+        by_use = snapshot.weights.w_user * (average - own) / (average + own)
+    if workload.gpu_s < inf:
+        rounded = 2.0 ** ceil(log2(max(workload.gpu_s, 1.0)))
+        by_size = snapshot.weights.w_short / (1 + rounded / (8 * 3600))
+    return by_use + by_size
 
 
 def _blocking(tenant: TenantState, used: _Amounts, need: _Amounts) -> list[str]:

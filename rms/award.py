@@ -207,7 +207,7 @@ def _needs(region: RegionColumns, plan: Plan, request: PlacementRequest) -> dict
             row = region.row(machine)
             if row is None or machine in request.avoids:
                 raise StalePlan(
-                    f"plan uses machine {machine!r}, which region {region.name!r} does not have, or the request avoids"
+                    f"plan uses machine {machine!r}, which is not in {region.name!r}, or which the request avoids"
                 )
             out[row] = [known + tasks * n for known, n in zip(out.get(row, _NOTHING), one, strict=True)]
     return out

@@ -212,12 +212,12 @@ class RegionColumns:
 
     @property
     def free_from_s(self) -> F8:
-        """The time from which each holder may be evicted, by number; infinity if it may not be evicted at all."""
+        """The time from which each running workload may be evicted, by its number here; infinity: never."""
         return self._holders.free_from_s
 
     @property
     def has_protected(self) -> bool:
-        """Whether some holders may be evicted only later, as of the last refresh."""
+        """Whether some running workloads may be evicted only later, as of the last refresh."""
         return self._holders.has_protected
 
     @property
@@ -266,7 +266,7 @@ class RegionColumns:
         return {id_: self.workload(id_).attempt for id_ in workloads}
 
     def running_workloads(self) -> Iterable[RunningWorkload]:
-        """Returns all holders."""
+        """Returns all workloads that hold resources in the region."""
         return self._holders.workloads.values()
 
     def clusters_of(self, rows: I4) -> list[int]:

@@ -6,8 +6,8 @@ evicted and, for a gang that has waited long, workloads whose maximum runtime ha
 gang fits is its start. From now on, what becomes free on the machines of that plan is withheld from workloads of worse
 rank. Otherwise a stream of short workloads, each protected by its minimum runtime, would keep the gang out forever.
 
-No end is guessed. If a gang that has waited long needs the resources of workloads whose ends are unknown, it reserves
-the machines on which such workloads hold the least.
+No end is guessed. If a gang that has waited for a day needs the resources of workloads whose ends are unknown, it
+reserves the machines on which such workloads hold the least.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,15 +110,14 @@ def worse(region: RegionColumns, request: PlacementRequest) -> B1:
 
 
 def reserve(
-    planner: Planner, request: PlacementRequest, available_s: F8, taken: Sequence[Reservation] = (),
-    latest_s: float = np.inf,
-) -> Reservation | None:  # fmt: skip
+    planner: Planner, request: PlacementRequest, available_s: F8, taken: Sequence[Reservation] = ()
+) -> Reservation | None:
     """Returns the reservation with the earliest start, found by binary search over the times in `available_s`.
 
-    Returns None if the gang cannot start by `latest_s`, or does not fit even when all holders with a known time are
-    gone. `taken` are the reservations that other workloads already have.
+    Returns None if the gang does not fit even when all holders with a known time are gone. `taken` are the reservations
+    that other workloads already have.
     """
-    times_s = np.unique(available_s[(available_s < np.inf) & (available_s <= latest_s)])
+    times_s = np.unique(available_s[available_s < np.inf])
     reserved = _reserved(planner.region, taken)
     first = _first_fit(
         planner,

@@ -82,7 +82,7 @@ def adopt(config: Path | None, data_dir: Path | None, database: str | None) -> N
 
     def work() -> None:
         from infra.config.settings import load_settings
-        from infra.db import restorations
+        from infra.db import restored_databases
         from infra.db.session import open_engine, transaction
         from infra.stack.database import database_of
 
@@ -91,7 +91,7 @@ def adopt(config: Path | None, data_dir: Path | None, database: str | None) -> N
             engine = open_engine(url, pool_size=1)
             try:
                 with transaction(engine) as session:
-                    made_at = restorations.adopt(session)
+                    made_at = restored_databases.adopt(session)
             finally:
                 engine.dispose()
         click.echo(

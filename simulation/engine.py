@@ -64,7 +64,7 @@ class DecisionCounts:
 
 
 class Engine(Protocol):
-    """A scheduler. The simulator reports every change to it, and it keeps its own state of queue and regions."""
+    """A scheduler in a simulation. The simulator reports all changes to it; it keeps its own queue and regions."""
 
     def set_tenants(self, tenants: Iterable[TenantState]) -> None:
         """Replaces the tenants and their shares."""
@@ -84,7 +84,7 @@ class Engine(Protocol):
         """Collects bids and awards them, in the order of the candidates; the regions' state includes the awards."""
 
     def running(self, region: str, workload: RunningWorkload) -> None:
-        """Adds or updates a workload that holds all its slots, such as after a change of its rank or checkpoints."""
+        """Adds a workload that holds all its slots, or updates its rank and checkpoints."""
 
     def leave(self, region: str, workload: str) -> None:
         """Releases all resources that a workload holds: its evictor gets what it is owed, and the rest becomes free."""

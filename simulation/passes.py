@@ -12,6 +12,7 @@ from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest
 from gms.auction.candidate import Candidate
 from gms.auction.immunity import immune_to
+from gms.auction.region_bidder import reserve_later_s
 from simulation.engine import OrderedEngine, ScanOrder
 from simulation.transitions import Transitions
 from simulation.workload_columns import Ints
@@ -113,8 +114,8 @@ class Passes:
     def _by_rank(self, now_s: float, standing: ScanOrder) -> None:
         waited_s = self._waited_s(now_s, standing)
         reserve_after_s = self._settings.reserve_after_s
-        urgent = (standing.rank < OVER_QUOTA_RANK) & (reserve_after_s < inf)
-        patient = waited_s > reserve_after_s
+        may_reserve = (standing.rank < OVER_QUOTA_RANK) & (reserve_after_s < inf)
+        patient = may_reserve & (waited_s > reserve_after_s)
         left = np.arange(len(standing.order))
         taken: set[str] = set()
         size = self._settings.batch if self._transitions.policy.joint else min(_ASKED, self._settings.batch)
@@ -125,7 +126,6 @@ class Passes:
             if not taken.issuperset(more_taken):
                 taken.update(more_taken)
                 self._withdraw(standing, patient, left, taken)
-            may_reserve = urgent | patient
             hopeless = [place for place in refused if may_reserve[place] and place not in reserved]
             more = self._ask_no_less(standing, left, refused, np.zeros(len(standing.order)))
             # A gang that has waited longer may be able to reserve a region that the refused gang could not.
@@ -133,8 +133,9 @@ class Passes:
             left = left[~more | (may_reserve[left] & ~as_hopeless)]
         if self._reserves_later and len(taken) < len(self._transitions.ledgers):
             # Workloads that were skipped may reserve before those that were asked.
-            longest_s = float(np.max(waited_s, where=waited_s <= reserve_after_s, initial=0.0))
-            self.retry_at_s = min(self.retry_at_s, nextafter(now_s + reserve_after_s - longest_s, inf))
+            for after_s in reserve_later_s(reserve_after_s):
+                longest_s = float(np.max(waited_s, where=waited_s <= after_s, initial=0.0))
+                self.retry_at_s = min(self.retry_at_s, nextafter(now_s + after_s - longest_s, inf))
 
     def _in_order(self, now_s: float, standing: ScanOrder) -> None:
         for place in np.argsort(standing.order):

@@ -52,7 +52,7 @@ def check_policy(scenario: Scenario, policy: SchedulingPolicy) -> None:
 
 def credit_weights(settings: SimulationSettings) -> CreditWeights:
     """Returns the weights of the settings."""
-    return CreditWeights(settings.w_age, settings.age_cap_s, settings.w_fair, settings.w_user)
+    return CreditWeights(settings.w_age, settings.age_cap_s, settings.w_fair, settings.w_user, settings.w_short)
 
 
 def engine_for(scenario: Scenario, policy: SchedulingPolicy) -> Engine:

@@ -57,6 +57,7 @@ class SimulationSettings(DocumentPart):
     age_cap_s: float = Field(LIVE.age_cap_s, ge=0)
     w_fair: float = Field(LIVE.w_fair, ge=0)
     w_user: float = Field(LIVE.w_user, ge=0)
+    w_short: float = Field(LIVE.w_short, ge=0)
     fair_window_s: float = Field(LIVE.fair_window_s, gt=0)
     objective_s: dict[LevelKey, float] = Field(default_factory=lambda: {1: 300.0, 2: 300.0, 3: 1800.0, 4: 1800.0})
     """Longest time from submission or preemption to award, by level; an absent level has no objective."""

@@ -76,6 +76,7 @@ class Shares:
     def tenants(self, now_s: float) -> Iterable[TenantState]:
         """Yields all tenants with their shares at `now_s`. Each call takes a sample (`_Uses.averages`)."""
         averages = self._uses.averages(now_s)
+        self.contested.forget(now_s)
         for name, tenant in self._tenants.items():
             people = self._of_people[name].averages(now_s)
             yield replace(

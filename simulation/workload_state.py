@@ -6,7 +6,7 @@ from math import inf
 
 from domain.lifecycle.attempts import END_PHASES, LATEST, TABLES, End, Step, StepOutcome
 from domain.phases import Phase
-from domain.scheduling import PlacedWorkload, PlacementRequest, Plan, QueuedWorkload
+from domain.scheduling import PlacedWorkload, PlacementRequest, Plan, QueuedWorkload, gpu_seconds
 from gms.columns import QueueChange
 from simulation.engine import id_of
 from simulation.workloads import SimulatedWorkload
@@ -102,8 +102,9 @@ class WorkloadState:
     def queued(self, now: bool) -> QueueChange[QueuedWorkload]:
         """Returns the queue change that adds the workload to the pending ones, or (`now` False) removes it."""
         w = self.workload
-        value = QueuedWorkload(self.id, w.tenant, w.submit_s, w.jobs, w.level, user=w.user) if now else None
-        return QueueChange(w.submit_s, self.id, value)
+        gpu_s = gpu_seconds(w.jobs, w.max_runtime_s)
+        value = QueuedWorkload(self.id, w.tenant, w.submit_s, w.jobs, w.level, user=w.user, gpu_s=gpu_s)
+        return QueueChange(w.submit_s, self.id, value if now else None)
 
     def placed(self, now: bool) -> QueueChange[PlacedWorkload]:
         """Returns the queue change that adds the workload to the placed ones, or (`now` False) removes it."""

@@ -1,6 +1,10 @@
-"""The number of examples that random tests run."""
+"""How many of the random examples and of the cases of a test run in `make test`."""
 
 import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 _SHARE = float(os.environ.get("MIZZEN_EXAMPLES", "0.15"))
 
@@ -12,3 +16,12 @@ def examples(number: int) -> int:
     MIZZEN_EXAMPLES is the share that runs; it may be more than 1.
     """
     return max(1, round(number * _SHARE))
+
+
+def few(values: Iterable[Any], number: int) -> list[Any]:
+    """Returns cases for `pytest.mark.parametrize`, all after the first `number` marked as long.
+
+    A case that is a tuple has the values of several parameters.
+    """
+    cases = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*case, marks=() if index < number else pytest.mark.long) for index, case in enumerate(cases)]

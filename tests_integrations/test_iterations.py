@@ -97,7 +97,7 @@ def test_an_epoch_that_was_left_early_is_over_after_a_restore() -> None:
 
 
 def test_a_look_at_a_batch_before_the_restore_does_not_count(tmp_path: Path) -> None:
-    """A training without a checkpoint begins at the first epoch; a look after the restore is told before a save."""
+    """A training without a checkpoint begins at the first epoch."""
     loader, plain = loaders()["short"], loaders()["short"]
     next(iter(loader))
     checkpointer = Checkpointer(tmp_path, interval_s=0)
@@ -110,11 +110,51 @@ def test_a_look_at_a_batch_before_the_restore_does_not_count(tmp_path: Path) -> 
             found.append(batch.tolist())
             checkpointer.step(step)
     assert loader.epoch == 1 and found == [batch.tolist() for (batch,) in plain]
-    again = loaders()["short"]
-    checkpointer = Checkpointer(tmp_path, interval_s=0)
-    checkpointer.track(loader=again)
-    checkpointer.restore()
-    again.set_epoch(1)
-    next(iter(again))
-    with pytest.warns(CheckpointWarning, match="take it before restore"):
-        next(iter(again))
+
+
+def looked(root: Path, steps: int, *, held: bool) -> list[Any]:
+    """Looks at an epoch, at a batch, and trains; returns what it has seen, with the number of steps before."""
+    torch.manual_seed(0)
+    loader, model = loaders()["short"], torch.nn.Linear(1, 1)
+    checkpointer = Checkpointer(root, interval_s=0)
+    checkpointer.track(loader=loader, model=model)
+    first = step = checkpointer.restore()
+    seen: list[Any] = [[batch.tolist() for (batch,) in loader], next(iteration := iter(loader))[0].tolist()]
+    if not held:
+        del iteration
+    while True:
+        loader.set_epoch(loader.epoch)
+        for (batch,) in loader:
+            model(batch[:, None].float()).sum().backward()
+            seen.append([step, batch.tolist(), torch.rand(()).item()])
+            model.zero_grad()
+            step += 1
+            checkpointer.step(step)
+            if step - first == steps:
+                return seen
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_looks_after_the_restore_are_repeated(held: bool, tmp_path: Path) -> None:
+    """Each start looks at the same batches, also those before its position, and then goes on where it was."""
+    whole = looked(tmp_path / "whole", 8, held=held)
+    order = ResumableLoader(TensorDataset(torch.arange(12)), batch_size=4, shuffle=True)
+    assert whole[0] == [one[1] for one in whole[2:5]] == [batch.tolist() for (batch,) in order]
+    assert whole[1] == whole[0][0]
+    for cut in range(1, 8):
+        before = looked(tmp_path / str(cut), cut, held=held)
+        after = looked(tmp_path / str(cut), 8 - cut, held=held)
+        assert before[:2] == after[:2] == whole[:2]
+        assert before[2:] + after[2:] == whole[2:], cut
+
+
+def test_an_iterator_that_is_freed_late_does_not_end_the_iteration() -> None:
+    """An older iterator of the loader, which is freed within an iteration, does not change the position."""
+    loader, again = loaders()["long"], loaders()["long"]
+    older = iter(loader)
+    next(older)
+    iteration = iter(loader)
+    next(iteration)
+    del older
+    again.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for (batch,) in again] == [batch.tolist() for (batch,) in iteration]

@@ -1,6 +1,6 @@
 """Kills each training of the kill loops once. `make kill-loops` kills each twenty times.
 
-Of the forty trainings in `exact`, a tenth is killed twenty times: each day another one.
+Of the trainings in `exact`, a tenth is killed twenty times: each day another one.
 """
 
 import datetime
@@ -15,12 +15,12 @@ from tests_integrations.scripts import Signal, run
 TODAY = datetime.datetime.now(datetime.UTC).toordinal() % 10
 
 
-def test_there_are_forty_trainings_in_five_frameworks() -> None:
-    """Eight trainings of each framework, so that a tenth has unlike ones."""
+def test_there_are_eight_trainings_or_more_of_five_frameworks() -> None:
+    """A tenth of them has unlike ones."""
     counts = {name.partition("_")[0]: 0 for name in EXACT}
     for name in EXACT:
         counts[name.partition("_")[0]] += 1
-    assert counts == dict.fromkeys(["ddp", "lightning", "numpy", "torch", "transformers"], 8)
+    assert set(counts) == {"ddp", "lightning", "numpy", "torch", "transformers"} and min(counts.values()) >= 8
 
 
 @pytest.mark.timeout(400)

@@ -373,3 +373,29 @@ def test_a_position_that_is_lost_is_told_before_the_first_save(kind: str, told: 
         seen = [str(one.message) for one in caught if issubclass(one.category, CheckpointWarning)]
         assert len(seen) == int(bool(told) and within), seen
         assert all(told in message for message in seen)
+
+
+def every_batch(loader: Any, checkpointer: Checkpointer) -> None:
+    """Takes all batches, so a resumed epoch begins again."""
+    for step, _ in enumerate(loader, 1):
+        checkpointer.step(step)
+
+
+def unused_batches(loader: Any, checkpointer: Checkpointer, used: int = 0) -> None:
+    """Passes over the batches that were used before a restart."""
+    for step, _ in enumerate(loader, 1):
+        if step <= used:
+            continue
+        checkpointer.step(step)
+
+
+@pytest.mark.parametrize("loop", [every_batch, unused_batches])
+def test_a_loop_that_begins_an_epoch_again_is_told(loop: Any, tmp_path: Path) -> None:
+    """An untracked loader in order is told before the first save, unless the loop can pass over used batches."""
+    checkpointer = Checkpointer(tmp_path, interval_s=0)
+    checkpointer.restore()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loop(DataLoader(dataset(), batch_size=4), checkpointer)
+    seen = [str(one.message) for one in caught if issubclass(one.category, CheckpointWarning)]
+    assert len(seen) == int(loop is every_batch) and all(LOST in message for message in seen)

@@ -37,7 +37,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from domain.reasons import Reason, ReasonCode
     from domain.task_reports import OWNER, TaskProgress
-    from workflows.effects import give_up, on_region, record, show_in_temporal
+    from workflows.activity_calls import give_up, on_region, record, show_in_temporal
     from workflows.flushes import PendingSaves
     from workflows.gang import GangTasks
     from workflows.lane import Lane

@@ -14,7 +14,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.protocol.bundles import FIRST_ATTEMPT, Bundle, BundleRun, RunBundle, SettleBundle
     from domain.protocol.machines import NodeOutcome, RunNode
     from domain.protocol.workloads import LaunchPlan, ReleaseRequest
-    from workflows.effects import record
+    from workflows.activity_calls import record
 
 _LONGEST_S = 10.0
 """After this time, the workloads that still run leave the bundle. It is less than `reconcile.disagree_s`."""

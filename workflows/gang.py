@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.protocol.workloads import LaunchPlan, NodeLaunch
     from domain.reasons import Reason, ReasonCode
     from domain.task_reports import OWNER, TaskProgress
-    from workflows.effects import give_up, stop_node
+    from workflows.activity_calls import give_up, stop_node
 
 _RUN_S = 3650 * 86400.0
 _TIMED_OUT = "TemporalTimeout:StartToClose"

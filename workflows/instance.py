@@ -17,7 +17,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from domain.protocol.activities import Activity
     from domain.protocol.instances import InstanceFacts, InstanceInput, InstanceMove, InstanceRef
-    from workflows.effects import give_up, record
+    from workflows.activity_calls import give_up, record
 
 _ASKS_S = 120.0
 """The timeout of one call to a provider."""

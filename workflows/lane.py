@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
         RunElements,
     )
     from domain.protocol.workloads import LaunchPlan
-    from workflows.effects import give_up, record
+    from workflows.activity_calls import give_up, record
 
 _RUN_S = 3650 * 86400.0
 _CANCEL_S = 30.0

@@ -16,7 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.protocol.activities import Activity
     from domain.protocol.machines import DETACHED, Attend, Hello, MachineNotice, Pace, ProveKey, StopNode, Welcome
     from domain.task_reports import OWNER
-    from workflows.effects import give_up, record, stop_node, type_of
+    from workflows.activity_calls import give_up, record, stop_node, type_of
 
 LONG_HISTORY_EVENTS = 2000
 """The workflow continues as new between two hellos once its history has this many events."""

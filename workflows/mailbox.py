@@ -13,7 +13,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.protocol.mail import Mail, MailKind
     from domain.protocol.workloads import WorkloadInput
     from domain.reasons import ReasonCode
-    from workflows.effects import give_up
+    from workflows.activity_calls import give_up
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.placement_runs import MoveOrder, MoveRef, NextMove, PlacementRunRef, PlacementRunTicket
     from domain.protocol.activities import Activity
     from domain.protocol.data import NIGHTLY, ReplicateTable
-    from workflows.effects import give_up, on_region, record
+    from workflows.activity_calls import give_up, on_region, record
 
 LONG_HISTORY_EVENTS = 10_000
 """The workflow continues as new once its history has this many events and the running moves are finished."""

@@ -5,7 +5,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from domain.protocol.activities import Activity
     from domain.protocol.data import ReplicateTable
-    from workflows.effects import on_region
+    from workflows.activity_calls import on_region
 
 _COPY_S = 24 * 3600.0
 

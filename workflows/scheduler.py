@@ -19,7 +19,7 @@ with workflow.unsafe.imports_passed_through():
         DryRunResult,
         ScanTicket,
     )
-    from workflows.effects import record
+    from workflows.activity_calls import record
 
 LONG_HISTORY_EVENTS = 4000
 """The workflow continues as new between two ticks once its history has this many events."""

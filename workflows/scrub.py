@@ -9,7 +9,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from domain.protocol.activities import Activity
     from domain.protocol.data import Scrub
-    from workflows.effects import on_region
+    from workflows.activity_calls import on_region
 
 ROUNDS = 500
 """The workflow continues as new after this many rounds."""

@@ -7,7 +7,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from domain.protocol.activities import Activity
     from domain.protocol.services import ServiceRef, ServiceStep
-    from workflows.effects import record
+    from workflows.activity_calls import record
 
 LONG_HISTORY_EVENTS = 2000
 """The workflow continues as new once its history has this many events."""

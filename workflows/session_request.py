@@ -10,7 +10,7 @@ with workflow.unsafe.imports_passed_through():
     from domain import ids
     from domain.protocol.activities import Activity
     from domain.protocol.sessions import OpenSession, SessionRefusal
-    from workflows.effects import record
+    from workflows.activity_calls import record
 
 _ANSWER_S = 20.0
 """How long the agent may take to get the request, and then to connect."""

@@ -14,8 +14,8 @@ with workflow.unsafe.imports_passed_through():
     from domain.protocol.mail import Mail, MailKind
     from domain.protocol.workloads import TASKS_MAY_RUN, ReleaseRequest, WorkloadInput
     from domain.reasons import ReasonCode
+    from workflows.activity_calls import record, show_in_temporal, type_of
     from workflows.attempt import AttemptRun, transition
-    from workflows.effects import record, show_in_temporal, type_of
     from workflows.flushes import PendingSaves
     from workflows.mailbox import Mailbox
     from workflows.verdicts import Verdicts

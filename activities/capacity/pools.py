@@ -14,8 +14,8 @@ from activities.scheduling.scan_result import read_window
 from capacity.offers import Offer, OfferKey, Shape
 from capacity.pools import Changes, Instance, Pool, PoolKey, cluster_of
 from capacity.provider import LaunchRefused, Refusal
-from capacity.rounds import plan_round
 from capacity.scaling import MOST_SHORTAGES, Claims, Shortage
+from capacity.sizing_round import plan_round
 from domain.capacity import CapacityKind
 from domain.demand import demand_of
 from domain.lifecycle.instances import InstancePhase

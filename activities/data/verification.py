@@ -99,7 +99,7 @@ class Verifier:
                 f"{what}: {manifest.size_bytes(found)} bytes in {reference}, should be {partition.size_bytes}"
             )
         if known is not None and (wrong := manifest.listing_difference(bucket.store, location, known)) is not None:
-            raise WrongPartition(f"{what}: in {reference} {wrong}")
+            raise WrongPartition(f"{what}: in {reference}: {wrong}")
         algorithm = "sha256" if partition.checksum is not None else checksums.fastest()
         pace = _Pace[FolderManifest](partial(self._save, partition, complete=False), reading)
         try:
@@ -107,7 +107,7 @@ class Verifier:
                 bucket.store, location, found, algorithm, share=reading.share, at_batch=pace.take
             )  # fmt: skip
         except MissingObject as error:
-            raise WrongPartition(f"{what}: in {reference} {error}") from error
+            raise WrongPartition(f"{what}: in {reference}: {error}") from error
         if partition.checksum is not None and (declared := manifest.declared_checksum(found)) != partition.checksum:
             raise WrongPartition(f"{what}: checksum {declared} in {reference}, should be {partition.checksum}")
         self._save(partition, found, complete=True)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
@@ -80,6 +80,21 @@ async def start_bundle(client: Client, id_: str, bundle: Bundle) -> bool:
     return True
 
 
+def _together(workloads: Sequence[str], change: Callable[[Sequence[str]], None]) -> list[str]:
+    """Calls `change`, one transaction, for all workloads, or, if one of them is refused, for each. Returns the refused
+    ones.
+    """
+    try:
+        if workloads:
+            change(workloads)
+    except ApplicationError as error:
+        if len(workloads) == 1:
+            _log.warning("workload %s leaves its bundle: %s", workloads[0], error)
+            return [*workloads]
+        return [one for workload in workloads for one in _together([workload], change)]
+    return []
+
+
 class BundleActivities:
     """The activities of a bundle's workflow: those of each of its workloads, one after the other."""
 
@@ -97,24 +112,27 @@ class BundleActivities:
         plans = {}
         for workload in bundle.workloads:
             try:
-                plan = self._launch.stage(StageRequest(workload, FIRST_ATTEMPT, may_run=True))
+                plan = self._launch.write(StageRequest(workload, FIRST_ATTEMPT, may_run=True))
             except Exception as error:
                 _log.info("workload %s leaves its bundle: %s", workload, error)
             else:
-                if plan.is_running:
+                if plan.runs_once_staged:
                     plans[workload] = plan
-        return plans
+        begun: dict[str, LaunchPlan] = {}
+        refused = _together(list(plans), lambda some: begun.update(self._begin(plans, some)))
+        return {workload: begun[workload] for workload in plans if workload not in refused}
+
+    def _begin(self, plans: Mapping[str, LaunchPlan], some: Sequence[str]) -> dict[str, LaunchPlan]:
+        return self._launch.begin({workload: plans[workload] for workload in some}, FIRST_ATTEMPT)
 
     @activity.defn(name=Activity.SETTLE_BUNDLE.value)
     def settle(self, request: SettleBundle) -> None:
         """Releases attempts that have ended, and starts the workflows of workloads that leave the bundle."""
-        leaving = list(request.leaving)
-        for release in request.releases:
-            try:
-                self._workloads.release(release)
-            except ApplicationError as error:
-                _log.warning("workload %s leaves its bundle: %s", release.workload_id, error)
-                leaving.append(release.workload_id)
+        releases = {release.workload_id: release for release in request.releases}
+        refused = _together(
+            list(releases), lambda some: self._workloads.release_all([releases[workload] for workload in some])
+        )
+        leaving = [*request.leaving, *refused]
         with transaction(self._engine) as session:
             for workload in leaving:
                 row = session.get(Workload, workload)

@@ -80,7 +80,7 @@ class _Undeliverable(Exception):
 
 
 class Dispatcher:
-    """Delivers mail. If several run concurrently, a row may be delivered twice; receivers drop duplicates."""
+    """Delivers the messages of the outbox to workflows. Concurrent ones may deliver one twice; receivers drop it."""
 
     def __init__(
         self,

@@ -9,60 +9,72 @@ an attempt's lock takes no further lock of a machine or workload. A workload's l
 number, and which attempt is released or evicted. An attempt's lock guards its reports and when it is ready.
 """
 
-from collections.abc import Collection, Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from sqlalchemy import bindparam, func, select, tuple_, update
+from sqlalchemy import BindParameter, bindparam, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from domain.protocol.mail import MailKind
+from domain.protocol.workloads import ReleaseRequest
 from infra.db import outbox
 from infra.db.models import Allocation, Attempt, Eviction, Machine
 
 # Statements are built once: building one takes as long as its execution.
-_HELD = (
-    Allocation.workload == bindparam("workload"),
-    Allocation.attempt == bindparam("attempt"),
-    Allocation.released_at.is_(None),
+_RUNS: BindParameter[Any] = bindparam("runs", expanding=True)
+_HELD = tuple_(Allocation.workload, Allocation.attempt).in_(_RUNS), Allocation.released_at.is_(None)
+_LOCK_HELD = (
+    select(Machine)
+    .where(Machine.id.in_(select(Allocation.machine).where(*_HELD)))
+    .order_by(Machine.id)
+    .with_for_update()
 )
-_MACHINES_HELD = select(Allocation.machine).where(*_HELD)
-_OWN = select(Allocation).where(*_HELD).order_by(Allocation.machine)
-_EVICTORS = select(Eviction.evictor, Eviction.evictor_attempt).where(
-    Eviction.victim == bindparam("workload"), Eviction.victim_attempt == bindparam("attempt")
+_OWN = select(Allocation).where(*_HELD).order_by(Allocation.workload, Allocation.machine)
+_NOW = select(func.clock_timestamp())
+_EVICTORS = select(Eviction.victim, Eviction.evictor, Eviction.evictor_attempt).where(
+    tuple_(Eviction.victim, Eviction.victim_attempt).in_(_RUNS)
 )
 
 
-_LOCK_HELD = select(Machine).where(Machine.id.in_(_MACHINES_HELD)).order_by(Machine.id).with_for_update()
+def release(session: Session, requests: Sequence[ReleaseRequest]) -> dict[str, dict[str, Machine]]:
+    """Releases all that attempts of different workloads hold: to the evictors that wait for it, and otherwise as free
+    resources.
 
+    Sends `slots_ready` to each successor that now holds everything. Returns, for each workload, its attempt's machines
+    by id, locked. The caller holds the locks of the workloads.
 
-def release(
-    session: Session, workload: str, attempt: int, silent: Collection[str] = (), flushing_s: float = 0.0
-) -> dict[str, Machine]:
-    """Releases all that an attempt holds: to the evictors that wait for it, and otherwise as free resources.
-
-    Sends `slots_ready` to each successor that now holds everything. Returns the attempt's machines by id, locked.
-
-    On `silent` machines, tasks of the attempt may still run. Such a machine takes no work until its workflow has
-    stopped them; the tasks have `flushing_s` seconds to save. Successors on such a machine get a mail that the machine
-    is lost.
+    On the silent machines of a request, tasks of the attempt may still run. Such a machine takes no work until its
+    workflow has stopped them; the tasks have `flushing_s` to save. Successors on such a machine get a mail that the
+    machine is lost.
     """
-    attempt_of = {"workload": workload, "attempt": attempt}
-    machines = {row.id: row for row in session.scalars(_LOCK_HELD, attempt_of)}
-    own = session.scalars(_OWN, attempt_of).all()
-    evictors = _evictors(session, workload, attempt)
+    asked = {request.workload_id: request for request in requests}
+    runs = {"runs": [(request.workload_id, request.attempt) for request in requests]}
+    locked = {row.id: row for row in session.scalars(_LOCK_HELD, runs)}
+    evictors: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for victim, evictor, attempt in session.execute(_EVICTORS, runs):  # Stable, because the victims are locked.
+        evictors[victim].append((evictor, attempt))
+    machines: dict[str, dict[str, Machine]] = {workload: {} for workload in asked}
     served: set[tuple[str, int]] = set()
-    for row in own:
-        row.released_at = func.clock_timestamp()
-        if row.machine not in silent:
-            row.stopped_at = func.clock_timestamp()
-        doubtful = row.machine in silent and row.stopped_at is None
+    now = session.scalar(_NOW)
+    for row in session.scalars(_OWN, runs).all():
+        request, machine = asked[row.workload], locked[row.machine]
+        machines[row.workload][row.machine] = machine
+        row.released_at = now
+        if row.machine not in request.silent_machines:
+            row.stopped_at = now
+        doubtful = row.machine in request.silent_machines and row.stopped_at is None
+        if not (doubtful or evictors[row.workload]):
+            continue  # Written later, together with others.
         session.flush()
-        heirs = _successors(session, row.machine, evictors)
+        heirs = _successors(session, row.machine, sorted(evictors[row.workload]))
         if doubtful:
-            _block(session, machines[row.machine], row, heirs, flushing_s)
+            _block(session, machine, row, heirs, request.flushing_s)
         for successor in heirs:
-            _hand_over(row, successor, machines[row.machine].withheld)
+            _hand_over(row, successor, machine.withheld)
             session.flush()
             served.add((successor.workload, successor.attempt))
+    session.flush()
     for heir, heir_attempt in sorted(served):
         _notify_if_ready(session, heir, heir_attempt)
     return machines
@@ -102,12 +114,6 @@ def confirm_stopped(session: Session, machine: str, runs: Iterable[str]) -> None
         )
         .values(stopped_at=func.clock_timestamp())
     )
-
-
-def _evictors(session: Session, workload: str, attempt: int) -> list[tuple[str, int]]:
-    """Returns the attempts (workload, attempt) that evict an attempt, sorted. The caller holds the workload's lock."""
-    evictors = session.execute(_EVICTORS, {"workload": workload, "attempt": attempt})
-    return sorted((str(e), int(a)) for e, a in evictors)
 
 
 def _successors(session: Session, machine: str, evictors: Iterable[tuple[str, int]]) -> list[Allocation]:

@@ -119,7 +119,7 @@ def _token(
     parts = urlsplit(realm)
     if f"{parts.scheme}://{parts.netloc}" != base:
         if parts.scheme != "https" or parts.hostname is None:
-            raise _Refused(f"the registry {image.registry} sends logins to {realm!r}; must be an https URL")
+            raise _Refused(f"the registry {image.registry} names the login realm {realm!r}; it must be an https URL")
         _check_address(parts.netloc, parts.hostname, parts.port or 443, registries)
     query = {
         "scope": f"repository:{image.repository}:pull",

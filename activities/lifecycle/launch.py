@@ -84,9 +84,33 @@ class LaunchActivities:
         if request.winds_up:
             return self._placed_before(request)
         with failures_shown(self._engine, request):
-            return self._stage(request)
+            plan = self._write(request)
+            if not (request.may_run and plan.runs_once_staged):
+                return plan
+            return self.begin({request.workload_id: plan}, request.attempt)[request.workload_id]
 
-    def _stage(self, request: StageRequest) -> LaunchPlan:
+    def write(self, request: StageRequest) -> LaunchPlan:
+        """Does what `stage` does, but does not change the phase."""
+        with failures_shown(self._engine, request):
+            return self._write(request)
+
+    def begin(self, plans: Mapping[str, LaunchPlan], attempt: int) -> dict[str, LaunchPlan]:
+        """Lets workloads of which nothing but the staging delays the tasks enter `running`, in one transaction.
+
+        `attempt` is that of all of them. Returns their plans with `is_running`.
+
+        Raises:
+            ApplicationError: a workload is not in a phase in which it can start; none has changed.
+        """
+        moves = []
+        for workload, plan in plans.items():
+            running = Reason(ReasonCode.RUNNING, {"region": plan.region}).to_json()
+            moves.append(TransitionRequest(workload, attempt, Phase.RUNNING.value, running, plan.starting.to_json()))
+        with transaction(self._engine) as session:
+            move(session, moves)
+        return {workload: replace(plan, is_running=True) for workload, plan in plans.items()}
+
+    def _write(self, request: StageRequest) -> LaunchPlan:
         with transaction(self._engine, isolation="REPEATABLE READ") as session:
             allocations, machines = self._holdings(session, request)
             own = {"workload": request.workload_id, "attempt": request.attempt}
@@ -151,16 +175,7 @@ class LaunchActivities:
         if failed_before:
             clear_failure(self._engine, request)
         plan = self._plan(spec, region, allocations, tasks, kept, store_url, lent)
-        plan = replace(plan, launch_key=key, launch_sha256=sha256, launch_limit_s=limit_s)
-        if not (request.may_run and plan.starts_at_once and not plan.needs_copy):
-            return plan
-        running = Reason(ReasonCode.RUNNING, {"region": plan.region}).to_json()
-        with transaction(self._engine) as session:
-            move(
-                session,
-                TransitionRequest(row.id, attempt.attempt, Phase.RUNNING.value, running, plan.starting.to_json()),
-            )
-        return replace(plan, is_running=True)
+        return replace(plan, launch_key=key, launch_sha256=sha256, launch_limit_s=limit_s)
 
     def _placed_before(self, request: StageRequest) -> LaunchPlan:
         """Returns the plan of a placed attempt from Postgres, even if the attempt is released."""

@@ -15,9 +15,10 @@ from temporalio.client import Client
 
 from activities.leader import Leader, lead
 from activities.lifecycle import lent_work
+from activities.lifecycle.attempt_reports import set_bandwidth, set_preparing, set_progress
 from activities.lifecycle.beats import Beat, for_each, own_progress, read_beats
 from activities.lifecycle.dependencies import decide_dependencies
-from activities.lifecycle.workloads import record_checkpoint, set_bandwidth, set_preparing, set_progress
+from activities.lifecycle.workloads import record_checkpoint
 from activities.services.readiness import record_readiness
 from domain.phases import QUEUED_PHASES, Phase
 from domain.protocol.mail import MailKind

@@ -1,65 +1,55 @@
 """Activities on a workload's row: phase changes and the release of an attempt."""
 
-import math
-import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, bindparam, func, select, text, tuple_
 from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.lifecycle import handover, leases, lent_work
+from activities.lifecycle.attempt_reports import set_progress
 from domain import ids
-from domain.output_manifest import MAX_TEXT
 from domain.phases import TERMINAL_PHASES, Phase
-from domain.progress_curve import Point, with_point
 from domain.protocol.activities import Activity
 from domain.protocol.workloads import TASKS_MAY_RUN, FlushedRequest, ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode, running_since
-from domain.registration import MAX_MEMORY_BYTES
-from domain.slots import MAX_SLOTS
-from domain.task_reports import FEW_BYTES, SAVES_KEPT, BandwidthReport, GpuReport, LeftFiles, LoadState, TaskProgress
+from domain.task_reports import FEW_BYTES
 from infra.config.settings import Settings
 from infra.db import events, outbox
 from infra.db.lost_work import lost_by
 from infra.db.models import Attempt, Machine, Workload
-from infra.db.phases import IllegalTransition, enter_phase
+from infra.db.phases import IllegalTransition, enter_phases
 from infra.db.session import transaction
-from infra.db.usage import record_attempt
-
-_LONGEST_KEPT_S = 366 * 86400.0
-_LONGEST_PATH = 4096
-_LONGEST_TEXT = 200
-_MOST_USES = 256
-"""Tasks of an attempt whose use of GPUs is kept."""
-_MOST_LEFT = 100
-"""The tasks of an attempt that have left most are shown, at most this many."""
-_MOST_UNSTORED = 100
-_MOST_LEFT_BYTES = 1 << 60
+from infra.db.usage import record_attempts
 
 _LOCK = text(
-    "select attempt, region, finished_at is not null as finished, clock_timestamp() as now"
-    " from workload where id = :workload for update"
+    "select id, attempt, region, finished_at is not null as finished, clock_timestamp() as now"
+    " from workload where id = any(:workloads) order by id for update"
 )
 _CHECKPOINTS_HERE = text(
     "update workload as w set checkpoint_region = w.region, checkpoint_store = a.store_url from attempt as a"
-    " where w.id = :workload and a.workload = w.id and a.attempt = w.attempt"
+    " where w.id = any(:workloads) and a.workload = w.id and a.attempt = w.attempt"
 )
 _BEGAN = text(
     "update attempt set started_at = :now, launch_s = coalesce(:launch_s, launch_s)"
     " where workload = :workload and attempt = :attempt"
 )
 _LIVE = text(
-    "select a.started_at is not null or w.phase = any(:after_asking)"
+    "select a.workload, a.started_at is not null or w.phase = any(:after_asking)"
     " or a.ready_at is not null and (select count(*) = 1 from allocation where (workload, attempt) = (w.id, a.attempt))"
     " as may_run from attempt as a join workload as w on w.id = a.workload"
-    " where a.workload = :workload and a.attempt = :attempt and a.released_at is null"
+    " where (a.workload, a.attempt) in (select * from unnest(cast(:workloads as text[]), cast(:attempts as bigint[])))"
+    " and a.released_at is null order by a.workload"
 )
+_ATTEMPTS = (
+    select(Attempt)
+    .where(tuple_(Attempt.workload, Attempt.attempt).in_(bindparam("runs", expanding=True)))
+    .order_by(Attempt.workload)
+    .with_for_update()
+)
+_NOW = select(func.clock_timestamp())
 _AFTER_ASKING = [p.value for p in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING)]
 """Phases that are written before the requests to prepare or start tasks are sent to machines. With one machine, the
 start request may be sent concurrently with that write (`LaunchPlan.starts_at_once`)."""
@@ -81,83 +71,18 @@ def _unknown(workload: str) -> ApplicationError:
     return ApplicationError(f"workload {workload} does not exist", type="UnknownWorkload", non_retryable=True)
 
 
-def _enter(session: Session, workload: str, phase: Phase, reason: Mapping[str, Any], **options: Any) -> bool:
-    """Calls `enter_phase`. An illegal transition becomes an error that is not retried."""
+def _enter(
+    session: Session,
+    phase: Phase,
+    moves: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]],
+    *,
+    leaves: bool = False,
+) -> set[str]:
+    """Calls `enter_phases`. An illegal transition becomes an error that is not retried."""
     try:
-        return enter_phase(session, workload, phase, reason, **options)
+        return enter_phases(session, phase, moves, leaves=leaves)
     except IllegalTransition as error:
         raise ApplicationError(str(error), type="IllegalTransition", non_retryable=True) from None
-
-
-def set_progress(attempt: Attempt, progress: list[TaskProgress]) -> bool:
-    """Writes the newest reports of a gang's tasks into the attempt's row; returns whether a step has changed."""
-    before = (attempt.last_step, attempt.checkpoint_step, attempt.resumed_step)
-    steps = [p.step for p in progress if p.step is not None]
-    resumed = [p.resumed_step for p in progress if p.resumed_step is not None]
-    saved = [p for p in progress if p.checkpoint_step is not None and p.checkpoint_at_s is not None]
-    if steps:
-        attempt.last_step = max([*steps, attempt.last_step or 0])
-    if resumed:
-        attempt.resumed_step = max(resumed)
-    if saved:
-        newest = max(saved, key=lambda p: (p.checkpoint_step or 0, p.job, p.task))
-        if attempt.checkpoint_step is None or (newest.checkpoint_step or 0) >= attempt.checkpoint_step:
-            # The time is reported by the task, which is not trusted, so it is limited to the current time. That limit
-            # differs at each report of the same checkpoint, so only the first report counts.
-            at_s = min(newest.checkpoint_at_s or 0.0, datetime.now(UTC).timestamp())
-            if newest.checkpoint_step != attempt.checkpoint_step:
-                attempt.checkpoint_step = newest.checkpoint_step
-                attempt.checkpoint_at = datetime.fromtimestamp(at_s, UTC)
-                _add_save(attempt, newest)
-            attempt.checkpoint_bytes = newest.checkpoint_bytes
-            attempt.checkpoint_s = _possible_s(newest.checkpoint_s)
-            attempt.checkpoint_write_s = _possible_s(newest.checkpoint_write_s)
-    in_order = sorted(progress, key=lambda p: (p.job, p.task))
-    _set_reports(attempt, in_order)
-    if steps:
-        _add_point(attempt, attempt.last_step or 0, in_order)
-    return before != (attempt.last_step, attempt.checkpoint_step, attempt.resumed_step)
-
-
-def _add_point(attempt: Attempt, step: int, progress: list[TaskProgress]) -> None:
-    """Writes the metrics of the first task that reports any, and adds them to the attempt's curve, with the step."""
-    told = next((p.metrics for p in progress if p.metrics), {})
-    attempt.metrics = told or attempt.metrics
-    points = [Point(*point) for point in attempt.curve or []]
-    longer = with_point(points, Point(step, datetime.now(UTC).timestamp(), told))
-    if longer != points:
-        attempt.curve = [list(point) for point in longer]
-
-
-def _possible_s(reported_s: float | None) -> float | None:
-    """Returns a reported duration, or None if it is impossible: no agent has to send what a task has measured."""
-    return reported_s if reported_s is not None and 0 <= reported_s < math.inf else None
-
-
-def _add_save(attempt: Attempt, saved: TaskProgress) -> None:
-    """Adds a save to the last ones, with the size of the whole checkpoint if what it has written is not known."""
-    size_bytes, sent_bytes = saved.checkpoint_bytes, saved.checkpoint_sent_bytes
-    took_s = _possible_s(saved.checkpoint_write_s)
-    if size_bytes is None or took_s is None:
-        return
-    wrote_bytes = size_bytes if sent_bytes is None else min(sent_bytes, size_bytes)
-    attempt.saves = [*(attempt.saves or []), [wrote_bytes, took_s]][-SAVES_KEPT:]
-
-
-def set_bandwidth(attempt: Attempt, measured: Sequence[BandwidthReport]) -> None:
-    """Writes what the machines of a gang have measured: the report with the lowest bound, because any may save.
-
-    Reports that no link can have are left out. Each affects only attempts on the machine that sent it.
-    """
-    possible = [one for one in measured if one.is_possible]
-    if possible:
-        least = min(possible, key=lambda one: one.lower_bytes_s)
-        attempt.bandwidth = asdict(replace(least, at_s=min(least.at_s, datetime.now(UTC).timestamp())))
-
-
-def set_preparing(attempt: Attempt, told: Mapping[str, str]) -> None:
-    """Writes what the start of the tasks waits for, by machine. Any agent of the gang may send any text."""
-    attempt.preparing = {machine: text[:_LONGEST_TEXT] for machine, text in sorted(told.items()) if text} or None
 
 
 def record_checkpoint(session: Session, row: Workload, attempt: Attempt) -> None:
@@ -172,71 +97,6 @@ def record_checkpoint(session: Session, row: Workload, attempt: Attempt) -> None
         detail={"step": attempt.checkpoint_step, "bytes": attempt.checkpoint_bytes, "took_s": attempt.checkpoint_s},
         dedup=f"{attempt.attempt}:checkpoint:{attempt.checkpoint_step}",
     )
-
-
-def _set_reports(attempt: Attempt, progress: list[TaskProgress]) -> None:
-    """Writes the cadence, load state, failing saves and notice of an attempt, from its tasks' reports in order.
-
-    The first reported cadence and notice are used. Of the load states, the worst is used: failed, then started. Of the
-    tasks whose saves fail, the one with the most failures is used.
-    """
-    cadences = [p.cadence for p in progress if p.cadence is not None]
-    loads = [p.load for p in progress if p.load is not None]
-    notices = [p.notice for p in progress if p.notice is not None]
-    failing = [p.failing for p in progress if p.failing is not None]
-    if cadences:
-        attempt.cadence = asdict(cadences[0])
-    if loads:
-        order = [LoadState.FAILED, LoadState.STARTED, LoadState.NONE, LoadState.LOADED]
-        attempt.load = asdict(min(loads, key=lambda load: order.index(LoadState(load.state))))
-    if notices:
-        attempt.notice = asdict(notices[0])
-    attempt.failing = asdict(max(failing, key=lambda report: report.failures)) if failing else None
-    left = sorted((_left(p, p.left) for p in progress if p.left is not None), key=lambda one: -int(one["bytes"]))
-    if left:
-        attempt.left_files = left[:_MOST_LEFT]
-    if unstored := _unstored(progress):
-        attempt.unstored = unstored[:_MOST_UNSTORED]
-    used = [_gpu_use(p, p.gpu) for p in progress if p.gpu is not None]
-    if used:
-        attempt.gpu_use = used[:_MOST_USES]
-
-
-def _gpu_use(task: TaskProgress, gpu: GpuReport) -> dict[str, Any]:
-    """Returns what a task uses of its GPUs, within what is possible."""
-    gpus = min(max(gpu.gpus, 0), MAX_SLOTS)
-    percent, used_bytes = min(max(gpu.percent, 0), 100), min(max(gpu.used_bytes, 0), MAX_MEMORY_BYTES)
-    return {"job": task.job, "task": task.task} | asdict(GpuReport(gpus, percent, used_bytes))
-
-
-def _left(task: TaskProgress, left: LeftFiles) -> dict[str, Any]:
-    """Returns what a task has left, within what is possible: an agent that is not trusted can report anything."""
-    until_s = min(max(left.until_s, 0.0), time.time() + _LONGEST_KEPT_S) if math.isfinite(left.until_s) else 0.0
-    path, machine = _clean(left.path), _clean(left.machine)
-    size = min(max(left.bytes, 0), _MOST_LEFT_BYTES)
-    return {"job": task.job, "task": task.task} | asdict(LeftFiles(machine[:256], path[:_LONGEST_PATH], size, until_s))
-
-
-def _unstored(progress: list[TaskProgress]) -> list[dict[str, Any]]:
-    """Returns the outputs that agents have not stored, within what is possible. One that some tasks do not make, such
-    as those of other ranks than 0, is left out.
-    """
-    lack = Counter(one.name for task in progress for one in task.unstored if one.is_missing)
-    return [
-        {
-            "job": task.job,
-            "task": task.task,
-            "name": _clean(one.name)[: ids.NAME_LENGTH],
-            "why": _clean(one.why)[:MAX_TEXT],
-        }
-        for task in progress
-        for one in task.unstored
-        if not one.is_missing or lack[one.name] == len(progress)
-    ]
-
-
-def _clean(text: str) -> str:
-    return text.replace("\0", "").encode(errors="replace").decode()
 
 
 def _tell_unstored(session: Session, attempt: Attempt) -> None:
@@ -280,32 +140,39 @@ def _set_lost_work(session: Session, attempt: Attempt) -> None:
     attempt.lost_s = lost_by(attempt, attempt.released_at.timestamp())
 
 
-def move(session: Session, request: TransitionRequest) -> bool:
-    """Changes a workload's phase; returns False if a newer attempt has been awarded.
+def move(session: Session, requests: Sequence[TransitionRequest]) -> bool:
+    """Changes the phases of workloads to the same phase; returns False if a newer attempt of one has been awarded.
 
     Raises:
-        ApplicationError: the workload does not exist, or the phase cannot follow its phase; not retried.
+        ApplicationError: a workload does not exist, or the phase cannot follow its phase; not retried.
     """
-    phase, workload = Phase(request.phase), request.workload_id
-    found = session.execute(_LOCK, {"workload": workload}).first()
-    if found is None:
+    asked = {request.workload_id: request for request in requests}
+    phase = Phase(requests[0].phase)
+    found = {row.id: row for row in session.execute(_LOCK, {"workloads": list(asked)})}
+    for workload in asked.keys() - found.keys():
         raise _unknown(workload)
-    if found.attempt != request.attempt:
-        return False
-    if found.finished:
-        return True  # The workload was ended while it was queued (`infra.db.queued_end`).
-    reason = request.reason
-    if request.provisioning is not None:
-        _enter(session, workload, Phase.PROVISIONING, request.provisioning)
-        session.execute(_CHECKPOINTS_HERE, {"workload": workload})
-    if phase is Phase.RUNNING:
-        reason = running_since(found.attempt, found.region, found.now).to_json()
-    if _enter(session, workload, phase, reason) and phase is Phase.RUNNING:
-        began = {"workload": workload, "attempt": found.attempt, "now": found.now, "launch_s": request.launch_s}
-        session.execute(_BEGAN, began)
-    if phase in TERMINAL_PHASES:
+    current = {one: row for one, row in found.items() if row.attempt == asked[one].attempt}
+    live = {one: row for one, row in current.items() if not row.finished}  # See `infra.db.queued_end`.
+    starting = {one: reason for one in live if (reason := asked[one].provisioning) is not None}
+    if starting:
+        _enter(session, Phase.PROVISIONING, {one: (reason, {}) for one, reason in starting.items()})
+        session.execute(_CHECKPOINTS_HERE, {"workloads": list(starting)})
+    reasons = {
+        one: running_since(row.attempt, row.region, row.now).to_json() if phase is Phase.RUNNING else asked[one].reason
+        for one, row in live.items()
+    }
+    moved = _enter(session, phase, {one: (reason, {}) for one, reason in reasons.items()}) if live else set()
+    if phase is Phase.RUNNING and moved:
+        session.execute(
+            _BEGAN,
+            [
+                {"workload": one, "attempt": live[one].attempt, "now": live[one].now, "launch_s": asked[one].launch_s}
+                for one in sorted(moved)
+            ],
+        )
+    if phase in TERMINAL_PHASES and live:
         outbox.wake_scheduler(session)
-    return True
+    return len(current) == len(asked)
 
 
 class WorkloadActivities:
@@ -319,7 +186,7 @@ class WorkloadActivities:
     def transition(self, request: TransitionRequest) -> bool:
         """Changes the phase; returns False if a newer attempt has been awarded."""
         with transaction(self._engine) as session:
-            return move(session, request)
+            return move(session, [request])
 
     @activity.defn(name=Activity.RELEASE.value)
     def release(self, request: ReleaseRequest) -> None:
@@ -328,43 +195,72 @@ class WorkloadActivities:
         Raises:
             ApplicationError: `TASKS_MAY_RUN` (not retried): the workflow has started no tasks, but some may run.
         """
-        phase, workload = Phase(request.next_phase), request.workload_id
+        self.release_all([request])
+
+    def release_all(self, requests: Sequence[ReleaseRequest]) -> None:
+        """Ends attempts of different workloads, which enter the same phase, in one transaction.
+
+        Raises:
+            ApplicationError: as `release`, for any of them; none is released.
+        """
+        phase = Phase(requests[0].next_phase)
+        asked = {request.workload_id: request for request in requests}
         with transaction(self._engine) as session:
-            own = {"workload": workload, "attempt": request.attempt}
-            leases.lock_array(session, workload)
-            if session.execute(_LOCK, {"workload": workload}).first() is None:
-                raise _unknown(workload)
-            live = session.execute(_LIVE, own | {"after_asking": _AFTER_ASKING}).first()
-            if live is None:
+            live = self._lock_live(session, asked)
+            if not live:
                 return
-            if request.unstarted and live.may_run:
-                message = f"tasks of attempt {request.attempt} of {workload} may run: stop them first"
-                raise ApplicationError(message, type=TASKS_MAY_RUN, non_retryable=True)
-            if ids.is_runner(workload):
-                reason = Reason.from_json(request.reason)
-                leases.return_elements(session, workload, request.attempt, request.elements, phase, reason)
-            machines = handover.release(session, workload, request.attempt, request.silent_machines, request.flushing_s)
-            # The attempt is locked after the machines: see the order of locks in `handover`.
-            attempt = session.get_one(Attempt, (workload, request.attempt), with_for_update=True)
-            set_progress(attempt, request.progress)
-            lent_work.earn(session, attempt, request.progress)
-            attempt.released_at = func.clock_timestamp()
-            attempt.outcome = request.reason
+            for one in live:
+                if ids.is_runner(one.workload_id):
+                    reason = Reason.from_json(one.reason)
+                    leases.return_elements(session, one.workload_id, one.attempt, one.elements, phase, reason)
+            machines = handover.release(session, live)
+            # The attempts are locked after the machines: see the order of locks in `handover`.
+            runs = {one.workload_id: one.attempt for one in live}
+            attempts = session.scalars(_ATTEMPTS, {"runs": list(runs.items())}).all()
+            now = session.scalar(_NOW)
+            moves = {}
+            for attempt in attempts:
+                one = asked[attempt.workload]
+                set_progress(attempt, one.progress)
+                lent_work.earn(session, attempt, one.progress)
+                attempt.released_at, attempt.outcome = now, one.reason
+                moves[attempt.workload] = (
+                    one.reason,
+                    {
+                        "machines": list(machines[attempt.workload]),
+                        "last_step": attempt.last_step,
+                        "checkpoint_step": attempt.checkpoint_step,
+                        "resumed_step": attempt.resumed_step,
+                    },
+                )
             session.flush()
-            detail = {
-                "machines": list(machines),
-                "last_step": attempt.last_step,
-                "checkpoint_step": attempt.checkpoint_step,
-                "resumed_step": attempt.resumed_step,
-            }
-            _enter(session, workload, phase, request.reason, detail=detail, leaves=True)
-            _warn_of_left_files(session, attempt, phase)
-            _tell_unstored(session, attempt)
-            if request.reason.get("code") != ReasonCode.COMPLETED:
-                _set_lost_work(session, attempt)
-            record_attempt(session, workload, request.attempt)
-            self._judge_machines(session, attempt, machines, request.blames_machine, phase)
+            _enter(session, phase, moves, leaves=True)
+            record_attempts(session, runs)
+            for attempt in attempts:
+                _warn_of_left_files(session, attempt, phase)
+                _tell_unstored(session, attempt)
+                if (attempt.outcome or {}).get("code") != ReasonCode.COMPLETED:
+                    _set_lost_work(session, attempt)
+                blamed = asked[attempt.workload].blames_machine
+                self._judge_machines(session, attempt, machines[attempt.workload], blamed, phase)
             outbox.wake_scheduler(session)
+
+    @staticmethod
+    def _lock_live(session: Session, asked: Mapping[str, ReleaseRequest]) -> list[ReleaseRequest]:
+        """Locks the workloads, and the heads of the arrays of runners; returns requests for live attempts, by id."""
+        heads = {ids.array_of(one) for one in asked if ids.is_runner(one)}
+        found = {row.id for row in session.execute(_LOCK, {"workloads": sorted(heads | asked.keys())})}
+        for workload in asked.keys() - found:
+            raise _unknown(workload)
+        runs = {"workloads": list(asked), "attempts": [one.attempt for one in asked.values()]}
+        live = []
+        for row in session.execute(_LIVE, runs | {"after_asking": _AFTER_ASKING}):
+            one = asked[row.workload]
+            if one.unstarted and row.may_run:
+                message = f"tasks of attempt {one.attempt} of {one.workload_id} may run: stop them first"
+                raise ApplicationError(message, type=TASKS_MAY_RUN, non_retryable=True)
+            live.append(one)
+        return live
 
     @activity.defn(name=Activity.FLUSHED.value)
     def flushed(self, request: FlushedRequest) -> None:
@@ -394,7 +290,8 @@ class WorkloadActivities:
         if phase is Phase.SUCCEEDED:
             for machine in machines.values():
                 machine.failed_gangs, machine.failed_workloads, machine.failed_at = 0, [], None
-                machine.answered_at = machine.answered_at or func.now()
+                if machine.answered_at is None:
+                    machine.answered_at = func.now()
         guilty, workload = machines.get(blamed or ""), attempt.workload
         if guilty is None or workload in guilty.failed_workloads or _has_cordoned(session, workload):
             return

@@ -11,7 +11,7 @@ from activities.scheduling.scan_result import ArrayWindow, WaitingElement, read_
 from activities.scheduling.usage import Amount, Usage
 from domain.demand import demand_of
 from domain.ids import array_of
-from domain.scheduling import CreditWeights, PlacedWorkload, QueuedWorkload, TenantState
+from domain.scheduling import CreditWeights, PlacedWorkload, QueuedWorkload, TenantState, gpu_seconds
 from gms.columns import QueueChange, QueueColumns
 from gms.contested_use import ContestedTime, larger_share, share_of_quota, waiting_tenants
 from gms.scan import Scan, scan_queue
@@ -62,6 +62,8 @@ class QueueState:
         settings = self._settings
         now_us = microseconds(now_s)
         averages = self._usage.averages(now_us, self._tenants)
+        # The use before the window is not read again: what is reported late from then cancels out.
+        self._contested.forget(now_us - round(settings.fair_window_s * US))
         of_people: dict[str, dict[str, float]] = defaultdict(dict)
         for (tenant, user), used in self._people.averages(now_us, self._seen_people).items():
             if (share := larger_share(used, self._fleet)) > 0:
@@ -70,8 +72,8 @@ class QueueState:
             replace(t, window_share=share_of_quota(t, averages[name], self._fleet), user_shares=of_people.get(name, {}))
             for name, t in self._tenants.items()
         )
-        weights = CreditWeights(settings.w_age, settings.age_cap_s, settings.w_fair, settings.w_user)
-        return scan_queue(self.queue, now_s, weights)
+        terms = settings.w_age, settings.age_cap_s, settings.w_fair, settings.w_user, settings.w_short
+        return scan_queue(self.queue, now_s, CreditWeights(*terms))
 
     def mark_contested(self, now_s: float) -> None:
         """Counts the use of tenants as contested, or not, from now on."""
@@ -200,8 +202,9 @@ class QueueState:
 
 def _queued(w: QueuedRow, id_: str, position: int = 0) -> QueuedWorkload:
     """Returns a queued workload, or the element at a position of an array, as decisions see it."""
-    at_s = seconds(w.waits_from_us + position)
-    return QueuedWorkload(id_, w.tenant, at_s, demand_of(w.ask or "{}").jobs, w.level, w.held, w.user)
+    at_s, demand = seconds(w.waits_from_us + position), demand_of(w.ask or "{}")
+    gpu_s = gpu_seconds(demand.jobs, demand.max_runtime_s)
+    return QueuedWorkload(id_, w.tenant, at_s, demand.jobs, w.level, w.held, w.user, gpu_s)
 
 
 def held_by(a: AttemptRow | UseRow) -> Amount:

@@ -111,7 +111,7 @@ class ScannedQueue:
     def __init__(
         self, number: int, now_s: float, scan: Scan, elements: Mapping[str, WaitingElement] = MappingProxyType({})
     ) -> None:
-        """`elements`: by id, the workloads of the scan that are elements of arrays without a row."""
+        """`elements`: by id, those array elements in the scan that have no row of their own in the database."""
         self._elements = elements
         self.number = number
         self.now_s = now_s

@@ -130,7 +130,7 @@ class SchedulerState:
         return free
 
     def planner(self, region: str) -> Planner:
-        """Returns a region's planner, with its columns as of the last read."""
+        """Returns a region's planner, with its machines and workloads as of the last read of the database."""
         planner = self._planners[region]
         if region in self._stale:
             planner.region.refresh(self.now_s)
@@ -138,7 +138,7 @@ class SchedulerState:
         return planner
 
     def auction(self, scan: int) -> Auction:
-        """Returns the auction of the pass that began with this scan, with its columns as of the last read."""
+        """Returns the auction of the pass that began with this scan, as of the last read of the database."""
         known = self._auction
         if known is None or list(known.regions.values()) != [self.regions[name] for name in sorted(self.regions)]:
             known = self._auction = Auction(self.regions.values(), self._options, self._stats, before=known)

@@ -21,7 +21,7 @@ from http.client import CONFLICT
 from typing import Any
 
 from agent import shim
-from agent.cgroups import engine_parent, kill_cgroup, remove_cgroup, remove_engine_parent
+from agent.cgroups import engine_memory_was_full, engine_parent, kill_cgroup, remove_cgroup, remove_engine_parent
 from agent.containers.engine import Container, ContainerEngine, ContainerState, EngineError, open_engine
 from agent.records import write_durably
 from agent.sandbox import claim, let_go
@@ -38,14 +38,14 @@ _FIRST = "first"
 
 
 class NotCreated(Exception):
-    """The engine does not make the container. The message says why."""
+    """The container engine could not create the container. The message has the reason."""
 
 
 def supervise_container(folder: str, launch: dict[str, Any], started: int) -> None:
     """Runs the container of `launch` to its end and records its exit status. See `agent.shim.supervise`.
 
     Raises:
-        NotCreated: the engine does not make the container.
+        NotCreated: the engine could not create the container.
     """
     engine = open_engine(launch["container"]["socket"])
     private = launch["container"]["private"]
@@ -92,7 +92,7 @@ class _Task:
         """Runs the container to its end and returns its exit record. Closes `started` once the task is recorded.
 
         Raises:
-            NotCreated: the engine does not make the container.
+            NotCreated: the engine could not create the container.
         """
         outputs = shim.open_outputs(self._launch)
         with _sharing(private, self._engine, self._name, is_shared=self._is_shared) as shares_with:
@@ -158,9 +158,17 @@ class _Task:
         by = code - 128 if code is not None and code - 128 in set(signal.valid_signals()) else None
         body: dict[str, Any] = {"exit_code": code if by is None else None, "signal": by, "ended_at_s": time.time()}
         body["noticed"] = self._was_noticed
-        if self._state is not None and self._state.out_of_memory and code != 0 and not self._killed:
+        if self._state is not None and code != 0 and not self._killed and self._was_out_of_memory(by):
             body["memory_limit_bytes"] = body["memory_peak_bytes"] = self._container.memory_bytes
         return body
+
+    def _was_out_of_memory(self, by: int | None) -> bool:
+        """Whether the task ended at its memory limit. `by`: the signal that ended it."""
+        assert self._state is not None
+        cgroup, limit_bytes = self._launch["cgroup"], self._container.memory_bytes
+        if self._state.out_of_memory or by != signal.SIGKILL or cgroup is None or not limit_bytes:
+            return self._state.out_of_memory
+        return engine_memory_was_full(cgroup, limit_bytes)
 
     def _await(self) -> None:
         """Waits for the end of the container, also over a restart of the engine."""

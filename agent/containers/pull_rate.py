@@ -51,7 +51,7 @@ def _engine_cgroup(socket: str) -> str:
         raise FileNotFoundError(f"no process that listens on {socket} is visible")
     path = unified_cgroup_of(pid)
     if path is None or path == unified_cgroup_of(os.getpid()):
-        raise FileNotFoundError(f"the engine (pid {pid}) has no cgroup v2 of its own, as a service of systemd has")
+        raise FileNotFoundError(f"the engine (pid {pid}) is in no cgroup v2 of its own; run it as a systemd service")
     return path
 
 

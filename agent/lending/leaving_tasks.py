@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.lending.task_stop import Held
-from agent.progress import read_progress
 from agent.shim import boot_time_s
+from agent.task_progress import read_progress
 from agent.tasks import RunFolder
 
 PERIOD_S = 1.0

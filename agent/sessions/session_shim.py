@@ -129,7 +129,7 @@ def _give_streams(wanted: dict[str, Any], agent: socket.socket) -> None:
 
 
 def set_size(terminal: int, rows: int, columns: int) -> None:
-    """Sets the size of a terminal. The kernel tells its foreground processes by SIGWINCH."""
+    """Sets the size of a terminal. The kernel sends SIGWINCH to its foreground process group."""
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import cast, func, or_, select
+from sqlalchemy import Float, cast, func, or_, select
 from sqlalchemy.dialects.postgresql import BIT
 from sqlalchemy.orm import Session
 
-from infra.db.models import Allocation, Machine, Workload
+from domain.capacity import CPU, CapacityKind
+from infra.db.models import Allocation, Cluster, Machine, Workload
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,26 @@ def slots_of_machines(session: Session, region: str) -> list[MachineSlots]:
         ).where(Machine.region == region).order_by(Machine.id)
     )  # fmt: skip
     return [MachineSlots(*row) for row in found]
+
+
+class MachineTerms(NamedTuple):
+    """How a machine was obtained, and what it costs."""
+
+    kind: CapacityKind
+    usd_per_h: float | None
+    """The price of a GPU, or of a core of a machine without GPUs; None: unknown."""
+
+
+def terms_of_machines(session: Session, region: str) -> dict[str, MachineTerms]:
+    """Returns the terms of a region's machines, by machine."""
+    resource = func.coalesce(Machine.gpu_type, CPU)
+    found = session.execute(
+        select(Machine.id, Cluster.capacity, cast(Cluster.prices.op("->>")(resource), Float))
+        .select_from(Machine)
+        .join(Cluster, (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster))
+        .where(Machine.region == region)
+    )
+    return {id_: MachineTerms(CapacityKind(kind), usd_per_h) for id_, kind, usd_per_h in found}
 
 
 class HeldSlots(NamedTuple):

@@ -136,7 +136,7 @@ async def _dry_run(state: ApiState, caller: Submitter, spec: WorkloadSpec, unhel
     except (ConfigurationError, RuntimeError, TimeoutError, RPCError, WorkflowFailureError) as error:
         _log.warning("dry run: %r, because of %r", error, error.__cause__)
         raise HttpProblem(
-            ProblemType.SCHEDULER_UNAVAILABLE, "no scheduler responds; submitted workloads wait for it"
+            ProblemType.SCHEDULER_UNAVAILABLE, "no scheduler responds; submitted workloads wait until one does"
         ) from None
     reasons = [view for view in (reason_view(body) for body in result.reasons) if view is not None]
     return DryRunView(

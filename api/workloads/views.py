@@ -348,7 +348,7 @@ class WhyView(View):
     credit: float | None
     preference: float | None = Field(
         description="What the order among its tenant's workloads of this level adds to its age, in units of credit:"
-        " more for a person with less recent use"
+        " more for a person with less recent use, and for a short maximum runtime"
     )
     position: int | None = Field(description="Position in the queue, from 1")
     of: int | None = Field(description="Length of the queue")

@@ -153,6 +153,11 @@ class LaunchPlan:
         return not same_store or (self.checkpoint_region != self.region and self.checkpoint_store is None)
 
     @property
+    def runs_once_staged(self) -> bool:
+        """Whether nothing but the staging delays the tasks."""
+        return self.starts_at_once and not self.needs_copy
+
+    @property
     def starting(self) -> Reason:
         """The reason of the phase `provisioning`."""
         return Reason(ReasonCode.STARTING_TASKS, {"tasks": self.tasks, "machines": len(self.nodes)})

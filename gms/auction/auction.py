@@ -10,7 +10,7 @@ from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
 from gms.auction.candidate import AuctionOutcome, Candidate, Stats
 from gms.auction.joint import Head, JointChoice, Plans, is_better, may_improve, proposals
-from gms.auction.region_bidder import RegionBidder, Reserved
+from gms.auction.region_bidder import RegionBidder, Reserved, reserve_later_s
 from rms.award import Award, StalePlan
 from rms.negative_cache import NegativeCache
 from rms.region import RegionColumns
@@ -217,21 +217,26 @@ class Auction:
         if won is not None:
             self.stats.awards += 1
             return AuctionOutcome(workload, won[0], bids)
+        if candidate.request.rank >= OVER_QUOTA_RANK or self._options.reserve_after_s == inf:
+            return AuctionOutcome(workload, None, bids)
         patient = candidate.waited_s > self._options.reserve_after_s
-        urgent = candidate.request.rank < OVER_QUOTA_RANK and self._options.reserve_after_s < inf
-        outcome = self._reserve(candidate, bids, patient) if patient or urgent else AuctionOutcome(workload, None, bids)
-        return outcome if patient else replace(outcome, reserves_at_s=self._reserves_at_s(candidate, bids))
+        outcome = self._reserve(candidate, bids, patient)
+        if patient and outcome.reserved is not None:
+            return outcome
+        return replace(outcome, reserves_at_s=self._reserves_at_s(candidate, bids))
 
     def _reserves_at_s(self, candidate: Candidate, bids: Bids) -> float:
-        """Returns when a candidate will have waited longer than `reserve_after_s`.
+        """Returns when a candidate will have waited longer than the next of `reserve_later_s`.
 
-        Infinity: every region has a reservation of a patient workload, or could not hold the candidate even if it were
-        empty.
+        Infinity: it has waited longer than all of them, or every region has a reservation of a patient workload or
+        could not hold the candidate even if it were empty.
         """
+        later_s = (wait_s for wait_s in reserve_later_s(self._options.reserve_after_s) if wait_s >= candidate.waited_s)
+        after_s = next(later_s, inf)
         for name in self._regions_of(candidate):
             bidder, codes = self._bidders[name], {reason.code for reason in bids[name].reasons}
             if bidder.patient_workload is None and codes != {ReasonCode.NO_HARDWARE}:
-                return nextafter(bidder.region.now_s + self._options.reserve_after_s - candidate.waited_s, inf)
+                return nextafter(bidder.region.now_s + after_s - candidate.waited_s, inf)
         return inf
 
     def _reserve(self, candidate: Candidate, bids: Bids, patient: bool) -> AuctionOutcome:

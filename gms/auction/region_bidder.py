@@ -37,6 +37,17 @@ from rms.spread import keeping_apart, others
 
 _Alike = tuple[tuple[JobRequest, ...], frozenset[str], tuple[frozenset[str], ...], frozenset[str], object]
 
+STARVED_S = 86_400.0
+"""A within-quota workload that has waited longer may reserve what becomes free at times that are not known.
+
+Only the bound of its wait needs that: on traces, everybody waits longer if slots are idle for unknown times.
+"""
+
+
+def reserve_later_s(reserve_after_s: float) -> tuple[float, float]:
+    """Returns the waits in seconds, in ascending order, after which a within-quota workload may reserve more."""
+    return reserve_after_s, max(reserve_after_s, STARVED_S)
+
 
 @dataclass(frozen=True)
 class Reserved:
@@ -171,16 +182,14 @@ class RegionBidder:
         `last` is its reservation in an earlier pass; it is renewed if it was here and if possible. A workload that is
         `patient` has waited long: it also gets the resources of workloads of its own rank and of better ranks, and they
         are withheld from workloads of its own rank, too. A region has one such reservation at a time. Nothing is idle
-        for an over-quota workload unless its start is known.
+        for a start that is not known, except for a workload that has waited for `STARVED_S`. Only within-quota
+        workloads reserve: limits are far above runtimes, so with over-quota reservations everybody waits longer.
         """
         request, region = self._asking(candidate), self.region
         patient = patient and self.patient_workload in (None, request.workload)
-        over_quota = request.rank >= OVER_QUOTA_RANK
-        if not patient and over_quota:
+        if request.rank >= OVER_QUOTA_RANK:
             return None
-        may_idle = patient and not over_quota
-        # An over-quota workload gets a reservation only after it has waited for twice the rest of its wait.
-        latest_s = region.now_s + (candidate.waited_s / 2 if over_quota else inf)
+        may_idle = patient and candidate.waited_s > STARVED_S
         before = None if last is None or last.region != region.name else last.made
         with region.demoted(request.displaces, request.rank), region.without(request.avoids):
             if not (patient or self._is_blocked_by_time(request)) or no_hardware(self._planner, request):
@@ -192,14 +201,12 @@ class RegionBidder:
                 until_s = before.backfill_until_s
                 found = renew(self._planner, request, available_s, before.needs, before.sources, taken, until_s)
             is_open = found is not None and found.starts_at_s == inf
-            if found is None or (is_open and not may_idle) or latest_s < found.starts_at_s < inf:
-                found = reserve(self._planner, request, available_s, taken, latest_s)
+            if found is None or (is_open and not may_idle):
+                found = reserve(self._planner, request, available_s, taken)
             if may_idle and (found is None or found.starts_at_s == inf):
                 fresh = reserve_unknown(self._planner, request, available_s, taken)
                 if fresh is not None and (found is None or fresh.lacking < found.lacking):
                     found = fresh
-        if found is not None and found.starts_at_s <= region.now_s and over_quota:
-            found = None  # It waits for evictions of others, whose surplus goes by the order of the queue.
         if found is None:
             if not patient:
                 self._note_hopeless(request)

@@ -120,7 +120,7 @@ class StartForecaster:
         ends_s = self._history.draw([h.groups for h in held], ages_s, random, FUTURES)
         ends_s = np.minimum(ends_s, np.array([max(0.0, h.ends_by_s - now_s) for h in held]))
         runs_s = self._history.draw([w.groups for w in waiting], np.zeros(len(waiting)), random, FUTURES)
-        # An over-quota workload gets a reservation only if the ends of running workloads are known.
+        # An over-quota workload reserves nothing.
         kinds: dict[tuple[int, int, bool], int] = {}
         keys = [(w.pools, w.needs, self._reserves and w.rank < OVER_QUOTA_RANK) for w in waiting]
         classes = np.array([kinds.setdefault(key, len(kinds)) for key in keys], np.int32)

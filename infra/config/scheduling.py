@@ -27,6 +27,8 @@ class SchedulerSettings(Section):
     """Weight of the fair-share term, which compares the tenant's recent use with that of others (expression 11)."""
     w_user: float = Field(10.0, ge=0)
     """Weight of the recent use of a person among the workloads of equal rank of a tenant."""
+    w_short: float = Field(10.0, ge=0)
+    """Weight of a short maximum runtime among the workloads of equal rank of a tenant."""
     fair_window_s: float = Field(86400.0, gt=0)
     """Window over which the use of tenants and people is averaged, in seconds."""
     min_runtime_s: float = Field(120.0, ge=0)

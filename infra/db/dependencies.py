@@ -85,7 +85,7 @@ _ADD_TIME = text(
 
 
 def named(session: Session, tenant: str, reference: str) -> str | None:
-    """Returns the tenant's workload with this id, else its newest with this name; None: there is none."""
+    """Returns the tenant's workload with this id, else the tenant's newest with this name, or None."""
     found: str | None = session.scalar(_NAMED, {"tenant": tenant, "given": reference})
     return found
 

@@ -77,7 +77,7 @@ def scrub(session: Session, region: str) -> None:
 
 
 def service(session: Session, service_: str) -> None:
-    """Starts the workflow of a service, or signals the running one to decide again."""
+    """Starts the workflow of a service, or signals the running one to compare its replicas with the target again."""
     _put(session, "service", None, {"service": service_})
 
 

@@ -1,4 +1,4 @@
-"""Changes a workload's phase in one statement: updates the row, writes the event and notifies readers."""
+"""Changes phases of workloads in one statement: updates the rows, writes the events and notifies readers."""
 
 import json
 from collections.abc import Mapping
@@ -19,22 +19,24 @@ class IllegalTransition(Exception):
 _BEFORE = {phase: sorted(p.value for p, following in NEXT_PHASES.items() if phase in following) for phase in Phase}
 """For each phase, the phases from which it can be entered."""
 
-# If the event's unique key already exists, the statement changes nothing.
+# For a workload whose event's unique key already exists, the statement changes nothing.
 _ENTER = text(
-    "with told as ("
+    "with asked as ("
+    " select * from jsonb_to_recordset(cast(:moves as jsonb)) as m (workload text, reason jsonb, detail jsonb)"
+    "), told as ("
     " insert into event (kind, tenant, workload, attempt, region, reason, detail, dedup)"
-    " select 'workload.' || cast(:phase as text), tenant, id, attempt, region, cast(:reason as jsonb),"
-    " cast(:detail as jsonb), attempt || ':' || cast(:phase as text)"
-    " from workload where id = :workload and phase = any(:before)"
-    " on conflict on constraint event_once do nothing returning workload"
+    " select 'workload.' || cast(:phase as text), w.tenant, w.id, w.attempt, w.region, m.reason, m.detail,"
+    " w.attempt || ':' || cast(:phase as text)"
+    " from asked as m join workload as w on w.id = m.workload where w.phase = any(:before) order by w.id"
+    " on conflict on constraint event_once do nothing returning workload, reason"
     "), moved as ("
-    " update workload set phase = cast(:phase as text), reason = cast(:reason as jsonb),"
+    " update workload as w set phase = cast(:phase as text), reason = told.reason,"
     " region = case when :leaves then null else region end,"
     " finished_at = case when :ends then now() else finished_at end"
-    " where id in (select workload from told)"
+    " from told where w.id = told.workload"
     "), explained as ("
     " delete from waiting where :ends and workload in (select workload from told)"
-    f") select pg_notify('{events.CHANNEL}', '') from told"
+    f") select workload, pg_notify('{events.CHANNEL}', '') from told"
 )
 _WHERE_IT_IS = text(
     "select phase, exists ("
@@ -52,34 +54,45 @@ def enter_phase(
     *,
     leaves: bool = False,
 ) -> bool:
-    """Moves a workload to `phase`. Returns False, and changes nothing, if its current attempt was in it before.
+    """Moves one workload to `phase`. Returns False, and changes nothing, if its current attempt was in it before.
 
-    The caller must have locked the workload's row. A final phase also deletes the explanation in `waiting`. Loaded ORM
-    objects of the row are not refreshed.
+    Otherwise the same as `enter_phases`.
+    """
+    return bool(enter_phases(session, phase, {workload: (reason, detail or {})}, leaves=leaves))
+
+
+def enter_phases(
+    session: Session,
+    phase: Phase,
+    moves: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]],
+    *,
+    leaves: bool = False,
+) -> set[str]:
+    """Moves workloads to `phase`. Returns those that have moved; the current attempts of the others were in it before.
+
+    The caller must have locked the workloads' rows. A final phase also deletes the explanations in `waiting`. Loaded
+    ORM objects of the rows are not refreshed.
 
     Args:
-        session: the session whose transaction holds the lock.
-        workload: the workload's id.
+        session: the session whose transaction holds the locks.
         phase: the new phase.
-        reason: the reason, stored in the row and in the event.
-        detail: the detail of the event.
-        leaves: whether the workload leaves its region, which sets its region to null.
+        moves: for each workload, the reason, stored in its row and in the event, and the detail of the event.
+        leaves: whether the workloads leave their regions, which sets their regions to null.
 
     Raises:
-        IllegalTransition: `phase` cannot follow the current phase.
+        IllegalTransition: `phase` cannot follow the current phase of a workload.
     """
+    asked = [{"workload": one, "reason": reason, "detail": detail} for one, (reason, detail) in moves.items()]
     values = {
-        "workload": workload,
+        "moves": json.dumps(asked),
         "phase": phase.value,
         "before": _BEFORE[phase],
-        "reason": json.dumps(reason),
-        "detail": json.dumps(detail or {}),
         "leaves": leaves,
         "ends": phase in TERMINAL_PHASES,
     }
-    if session.execute(_ENTER, values).first() is not None:
-        return True
-    present, done = session.execute(_WHERE_IT_IS, {"workload": workload, "phase": phase.value}).one()
-    if not done:
-        raise IllegalTransition(f"workload {workload}: {phase.value} cannot follow {present}")
-    return False
+    moved = {row.workload for row in session.execute(_ENTER, values)}
+    for workload in moves.keys() - moved:
+        present, done = session.execute(_WHERE_IT_IS, {"workload": workload, "phase": phase.value}).one()
+        if not done:
+            raise IllegalTransition(f"workload {workload}: {phase.value} cannot follow {present}")
+    return moved

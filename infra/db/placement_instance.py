@@ -25,10 +25,10 @@ def gather(
     window_days: float | None = None,
     move_quota_bytes: float | None = None,
 ) -> TetrisInstance:
-    """Builds the instance from the session's transaction, which should be a snapshot (`REPEATABLE READ`).
+    """Builds the placement problem from the session's transaction, which should be a snapshot (`REPEATABLE READ`).
 
-    All hours are per day. The supply includes cordoned machines, because they return, but no lost machines. The
-    replicas are ready replicas of whole tables, including stale ones.
+    GPU hours and CPU hours are means per day. The supply includes cordoned machines, because they return, but no lost
+    machines. The replicas are ready replicas of whole tables, including stale ones.
 
     Args:
         session: the session to read from.

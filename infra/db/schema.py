@@ -9,7 +9,7 @@ from infra.db import logs as logs
 from infra.db import models as models
 from infra.db import placement_runs as placement_runs
 from infra.db import reclaim as reclaim
-from infra.db import restorations as restorations
+from infra.db import restored_databases as restored_databases
 from infra.db import services as services
 from infra.db import tables as tables
 from infra.db import task_sessions as task_sessions

@@ -1,6 +1,6 @@
 """Usage of tables by jobs: records what each run read and used, and derives the recurring jobs of a window."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -36,18 +36,19 @@ _RECORD = text("""
            a.cpus_milli / 1000.0 * ran.h, a.released_at
     from attempt as a join workload as w on w.id = a.workload join tenant as t on t.name = w.tenant,
          lateral (select greatest(0, extract(epoch from a.released_at - a.started_at)) / 3600 as h) as ran
-    where a.workload = :workload and a.attempt = :attempt and a.started_at is not null and a.released_at is not null
+    where (a.workload, a.attempt) in (select * from unnest(cast(:workloads as text[]), cast(:attempts as bigint[])))
+      and a.started_at is not null and a.released_at is not null
     on conflict do nothing
 """)
 
 
-def record_attempt(session: Session, workload: str, attempt: int) -> None:
-    """Records the usage of a released attempt whose tasks ran: all resources that it held since their start.
+def record_attempts(session: Session, runs: Mapping[str, int]) -> None:
+    """Records the usage of released attempts (workload to number) whose tasks ran: all resources since their start.
 
     The job is named after the workload's `recurring` name if it has one, else after the workload.
     """
-    own = {"source": OWN_SOURCE, "app": OWN_APP, "lowest": LOWEST_LEVEL, "workload": workload, "attempt": attempt}
-    session.execute(_RECORD, own)
+    own = {"source": OWN_SOURCE, "app": OWN_APP, "lowest": LOWEST_LEVEL}
+    session.execute(_RECORD, own | {"workloads": list(runs), "attempts": list(runs.values())})
 
 
 def recurring_jobs(session: Session, now: datetime, window_days: float) -> tuple[RecurringJob, ...]:

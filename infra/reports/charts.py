@@ -71,7 +71,7 @@ def svg(draw: Callable[[Figure], None], size_inches: tuple[float, float]) -> str
 
 
 def tip(text: str) -> str:
-    """Returns the `gid` of an artist that shows `text` while the pointer is on it."""
+    """Returns a `gid` for a matplotlib artist that makes the SVG show `text` as its tooltip."""
     return _TIP + text
 
 

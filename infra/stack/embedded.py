@@ -21,7 +21,7 @@ from infra.config.services import TemporalSettings
 from infra.config.settings import Settings
 from infra.db import events
 from infra.db.migrate import refuse_unknown
-from infra.db.restorations import held_since
+from infra.db.restored_databases import held_since
 from infra.db.session import in_db, open_engine, transaction
 from infra.db.tenants import Tenant
 from infra.errors import ConfigurationError, StackError

@@ -91,7 +91,7 @@ def _check(field: str, given: Any) -> None:
                 _check_measured(field, given)
             if isinstance(given, TaskExit | TaskProgress) and not (is_name(given.job) and given.task >= 0):
                 task = f"{named(given.job)}/{given.task}"
-                raise malformed(f"{field}: task {task}; must be a job, {NAME_RULE}, and a number from 0")
+                raise malformed(f"{field}: task {task}; must be the name of a job ({NAME_RULE}) and a task's number")
 
 
 def _check_measured(field: str, given: TaskProgress) -> None:

@@ -17,7 +17,8 @@ def policy_of(name: str) -> SchedulingPolicy:
 
 
 def scenario_for(scene: Scenario, name: str) -> Scenario:
-    """Returns the scenario of a policy: MAST neither reserves nor knows people; the others have the live defaults."""
+    """Returns the scenario of a policy: MAST neither reserves nor knows people nor sizes; others have live defaults."""
     if name != MAST:
         return scene
-    return replace(scene, settings=scene.settings.model_copy(update={"reserve_after_s": inf, "w_user": 0.0}))
+    off = {"reserve_after_s": inf, "w_user": 0.0, "w_short": 0.0}
+    return replace(scene, settings=scene.settings.model_copy(update=off))

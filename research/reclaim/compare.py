@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from research.reclaim.engine import simulate
-from research.reclaim.knowledge import SiteKnowledge
+from research.reclaim.estimates import SiteKnowledge
 from research.reclaim.scenario import LendingScenario
 from research.reclaim.scenario_files import ScenarioDocument, build
 from research.reclaim.systems import System

@@ -7,8 +7,8 @@ import numpy as np
 from reclaim.arrays import Floats
 from research.reclaim.algorithm_2 import Nodes, choose
 from research.reclaim.destinations import Leaving, Network
+from research.reclaim.estimates import SiteKnowledge
 from research.reclaim.joint import EarlyMoves, Outlook, choose_jointly, early_moves
-from research.reclaim.knowledge import SiteKnowledge
 from research.reclaim.scenario import LendingScenario
 from research.reclaim.state import NOWHERE, Job, Node
 from research.reclaim.systems import Choosing, System

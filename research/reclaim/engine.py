@@ -8,8 +8,8 @@ import heapq
 from math import inf
 from time import perf_counter
 
+from research.reclaim.estimates import SiteKnowledge
 from research.reclaim.job_states import Running
-from research.reclaim.knowledge import SiteKnowledge
 from research.reclaim.network import Flow, FlowClass
 from research.reclaim.records import GpuTotals, Hit, SystemOutcome
 from research.reclaim.scenario import LendingScenario

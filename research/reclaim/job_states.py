@@ -9,8 +9,8 @@ from collections.abc import Callable
 from math import inf
 
 from research.reclaim.destination_policies import Chooser
+from research.reclaim.estimates import SiteKnowledge
 from research.reclaim.interruption_rates import Interruptions
-from research.reclaim.knowledge import SiteKnowledge
 from research.reclaim.network import Flow, FlowClass, FlowNetwork
 from research.reclaim.records import GpuTotals, SystemOutcome
 from research.reclaim.save_policies import Saver

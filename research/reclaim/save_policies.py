@@ -7,7 +7,7 @@ import numpy as np
 from reclaim.allocation import water_fill_links
 from reclaim.arrays import Floats
 from reclaim.intervals import SiteJobs, Tick, intervals, phases, tick
-from research.reclaim.knowledge import SiteKnowledge
+from research.reclaim.estimates import SiteKnowledge
 from research.reclaim.scenario import LendingScenario
 from research.reclaim.state import Job, Node
 from research.reclaim.systems import IntervalRule, System

@@ -12,10 +12,10 @@ from research.spot.commands import ReplayOptions, TraceOptions
 from research.spot.outcome import ReplayOutcome, document
 from research.spot.policies import POLICIES
 from research.spot.replay import ReplaySettings
+from research.spot.replay_tables import tables
 from research.spot.request_source import workload_of
 from research.spot.runs import PolicyCase, ReplayBench, Sweep, check_reachable, solve
 from research.spot.sweeps import SweepResult, parse_sweeps, run_sweep
-from research.spot.tables import tables
 from research.spot.traces import SpotTrace, SpotTraceError, read_traces
 from research.spot.windows import Windows
 from server.outputs import STANDARD, check_outputs, write_json, write_text

@@ -9,8 +9,8 @@ from infra.reports.charts import colours
 from infra.reports.page import grid, keys, muted, page, warning
 from research.spot.charts import FAILED, TIMELINE, Charts, ready_counts, timeline
 from research.spot.outcome import ReplayOutcome
+from research.spot.replay_tables import latency_table, main_table, optimum_table, sweep_table
 from research.spot.runs import USED_BY
-from research.spot.tables import latency_table, main_table, optimum_table, sweep_table
 
 
 def render(outcome: ReplayOutcome) -> str:

@@ -7,8 +7,8 @@ from capacity.offers import OfferKey
 from capacity.pools import PoolKey
 from capacity.providers.trace.market import Market, MarketInstance
 from capacity.providers.trace.settings import TraceProviderSettings
-from capacity.rounds import MachineLaunch, plan_round
 from capacity.scaling import Shortage
+from capacity.sizing_round import MachineLaunch, plan_round
 from domain.lifecycle.instances import InstanceEvent, InstanceStep
 from research.supply.instances import PoolInstance
 from research.supply.sources import Sources, machine_of

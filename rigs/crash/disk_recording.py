@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 Mutation = tuple[Any, ...]
 """An operation with its arguments, such as `("write", inode, data)` or `("link", source, target, inode)`."""
 
+_DESCRIPTORS = ("/", "proc", "self", "fd")
 _AUDITED = {"os.mkdir": "mkdir", "os.rmdir": "rmdir", "os.remove": "unlink", "os.link": "link", "os.rename": "rename"}
 
 
@@ -58,9 +59,17 @@ class Recording:
         self._dead = False
         self.kill_at = None if kill_after is None else len(self.mutations) + kill_after
 
-    def below(self, path: Any) -> str | None:
-        """Returns the path relative to the base, an empty string for the base itself; None: it is outside the base."""
-        absolute = os.path.normpath(Path(path).absolute())
+    def below(self, path: Any, folder: int | None = None) -> str | None:
+        """Returns the path relative to the base, an empty string for the base itself; None: it is outside the base.
+
+        `folder`: the descriptor of the folder to which `path` is relative; None: the working directory. A path may also
+        begin with a descriptor, as `/proc/self/fd/3/name`.
+        """
+        named = Path(path) if folder is None else Path(f"/proc/self/fd/{folder}", path)
+        if len(named.parts) > 4 and named.parts[:4] == _DESCRIPTORS:
+            opened = str(Path(*named.parts[:5]).readlink()).removesuffix(" (deleted)")
+            named = Path(opened, *named.parts[5:])
+        absolute = os.path.normpath(named.absolute())
         if absolute == str(self.base):
             return ""
         return os.path.relpath(absolute, self.base) if absolute.startswith(f"{self.base}/") else None
@@ -83,23 +92,25 @@ def recording(base: Path) -> Iterator[Recording]:
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if not live or event not in _AUDITED:
             return
-        if any(isinstance(each, str | os.PathLike) and recorder.below(each) is not None for each in arguments):
+        folder = arguments[-1] if event in ("os.mkdir", "os.rmdir", "os.remove") and arguments[-1] != -1 else None
+        if any(isinstance(each, str | os.PathLike) and recorder.below(each, folder) is not None for each in arguments):
             seen.append(_AUDITED[event])
 
     def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        name = recorder.below(path) if dir_fd is None else None
+        name = recorder.below(path, dir_fd)
         if name is None:
             return int(real["open"](path, flags, mode, dir_fd=dir_fd))
         if not flags & os.O_CREAT:
             assert not flags & (os.O_TRUNC | os.O_APPEND), f"{path}: opened with flags that are not modelled"
-            return int(recorder.do(lambda: real["open"](path, flags, mode), lambda _: None))
+            return int(recorder.do(lambda: real["open"](path, flags, mode, dir_fd=dir_fd), lambda _: None))
         assert flags & os.O_EXCL, f"{path}: created with flags that are not modelled"
-        return int(
-            recorder.do(lambda: real["open"](path, flags, mode), lambda made: ("create", name, os.fstat(made).st_ino))
+        opened = recorder.do(
+            lambda: real["open"](path, flags, mode, dir_fd=dir_fd), lambda made: ("create", name, os.fstat(made).st_ino)
         )
+        return int(opened)
 
     def ours(descriptor: int) -> str | None:
-        return recorder.below(str(Path(f"/proc/self/fd/{descriptor}").readlink()).removesuffix(" (deleted)"))
+        return recorder.below(f"/proc/self/fd/{descriptor}")
 
     def write(descriptor: int, data: Any) -> int:
         if ours(descriptor) is None:
@@ -118,14 +129,22 @@ def recording(base: Path) -> Iterator[Recording]:
 
     def one(kind: str) -> Callable[..., None]:
         def call(path: Any, *arguments: Any, **named: Any) -> None:
-            name = recorder.below(path)
+            folder = named.get("dir_fd")
+            name = recorder.below(path, folder)
             if name is None:
                 real[kind](path, *arguments, **named)
                 return
-            number = 0 if kind == "mkdir" else os.lstat(path).st_ino if os.path.lexists(path) else 0
+
+            def inode() -> int:
+                return os.stat(path, dir_fd=folder, follow_symlinks=False).st_ino
+
+            number = 0
+            if kind != "mkdir":
+                with suppress(FileNotFoundError):
+                    number = inode()
 
             def noted(_: Any) -> Mutation:
-                return (kind, name, os.lstat(path).st_ino if kind == "mkdir" else number)
+                return (kind, name, inode() if kind == "mkdir" else number)
 
             recorder.do(lambda: real[kind](path, *arguments, **named), noted)
 

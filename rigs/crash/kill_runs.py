@@ -376,4 +376,4 @@ class Freeze:
             kept = {commit.number for commit in was.commits[: self.run.variant.keep]}
             gone = kept - {commit.number for commit in now.commits}
             if gone or (was.newest and (now.newest is None or now.newest.order < was.newest.order)):
-                raise ArenaViolation(f"{root}: a frozen process has removed the records {gone}; newest is {now.newest}")
+                raise ArenaViolation(f"{root}: after a freeze, a process removed records {gone}; newest: {now.newest}")

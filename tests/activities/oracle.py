@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from datetime import datetime
+from math import inf
 
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
@@ -55,6 +56,7 @@ def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | N
             requested_level=row.level,
             held=row.held_by is not None,
             user=row.submitted_by,
+            gpu_s=_gpu_s(WorkloadSpec.model_validate(row.spec)),
         )
         for row in session.scalars(
             select(Workload).where(Workload.phase.in_(sorted(QUEUED_PHASES)), Workload.finished_at.is_(None))
@@ -77,9 +79,18 @@ def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | N
         )
     )
     weights = CreditWeights(
-        w_age=settings.w_age, age_cap_s=settings.age_cap_s, w_fair=settings.w_fair, w_user=settings.w_user
+        w_age=settings.w_age,
+        age_cap_s=settings.age_cap_s,
+        w_fair=settings.w_fair,
+        w_user=settings.w_user,
+        w_short=settings.w_short,
     )
     return QueueSnapshot(now_s=now, tenants=tenants, pending=pending, placed=placed, weights=weights)
+
+
+def _gpu_s(spec: WorkloadSpec) -> float:
+    gpus = sum(job.tasks * job.gpus_per_task for job in spec.requests())
+    return inf if spec.limits.max_runtime_s is None else spec.limits.max_runtime_s * (gpus or 1)
 
 
 def window_shares(session: Session, now: float, window_s: float) -> dict[str, float]:

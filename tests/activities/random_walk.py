@@ -8,7 +8,7 @@ from sqlalchemy import select
 from domain.protocol.mail import MailKind
 from infra.db import outbox
 from infra.db.models import Allocation, Machine, Workload
-from tests.activities.lives import Lives
+from tests.activities.workflow_simulations import Lives
 from tests.activities.world import World, job
 
 FLEET = {"east/c/m1": 4, "east/c/m2": 4, "west/c/m1": 2, "west/d/m1": 4}

@@ -19,7 +19,7 @@ from infra.db.tenants import Tenant
 from tests.activities.array_walk import SLOTS, ArrayWalk, array_spec, element_rows, end_arrays, placed_indexes, settle
 from tests.activities.invariants import check
 from tests.activities.world import World, job
-from tests.depth import examples
+from tests.depth import examples, few
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_a_pool_grows_for_all_waiting_elements(fleet: World) -> None:
     assert [one.workload for one in found] == [f"{array}-{index}" for index in range(6, 30)]
 
 
-@pytest.mark.parametrize("seed", range(examples(60)))
+@pytest.mark.parametrize("seed", few(range(60), 3))
 def test_arrays_as_by_the_plain_rule(fleet: World, seed: int) -> None:
     """Elements are placed in their order, up to the throttle, each once at a time, and none is lost."""
     fleet.configure(min_runtime_s=1e6)  # No element evicts one of lower priority.

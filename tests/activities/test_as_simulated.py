@@ -17,6 +17,7 @@ from simulation.run import Run
 from simulation.settings import SimulationSettings
 from simulation.transitions import Happened
 from tests.activities.world import World, job
+from tests.depth import few
 
 Award = tuple[str, tuple[str, ...]]
 """A workload and its machines."""
@@ -74,7 +75,7 @@ def _simulated(live: LiveSnapshot) -> list[Award]:
     return [(name, tuple(sorted(machine for placed in found for machine, _ in placed))) for name, found in jobs]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", few(range(3), 1))
 def test_a_recorded_run_has_the_order_of_its_simulation(world: World, seed: int) -> None:
     """From the snapshot of a queue, the simulator awards the same workloads the same machines in the same order."""
     world.configure(min_runtime_s=PROTECTED_S, w_fair=0.0)

@@ -25,6 +25,7 @@ from reference import bids as reference
 from tests.activities import oracle
 from tests.activities.invariants import check
 from tests.activities.world import World, job
+from tests.depth import few
 
 
 def _fill(world: World, seed: int) -> None:
@@ -82,7 +83,7 @@ def _placements(world: World) -> Any:
     return {name: (world.workload(name).phase, world.holdings(name)) for name in names}, world.evictions()
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", few(range(4), 1))
 def test_a_batch_is_as_good_as_one_workload_at_a_time(new_world: Callable[..., World], seed: int) -> None:
     """A batch gives the same machines, slots and victims as placing its workloads one after the other."""
     batch = new_world()

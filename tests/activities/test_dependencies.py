@@ -19,6 +19,7 @@ from infra.db.phases import enter_phase
 from tests.activities.dependency_graphs import LATER, GraphOffice, after, cancel, small, submit
 from tests.activities.test_races import waits_for_a_lock
 from tests.activities.world import World
+from tests.depth import few
 
 AN_HOUR_AGO = func.now() - timedelta(hours=1)
 
@@ -32,7 +33,7 @@ def place(world: World) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 23))])
+@pytest.mark.parametrize("seed", few(range(23), 1))
 def test_random_graphs(place: World, seed: int) -> None:
     """After each of many random events, every workload is blocked, queued or ended as in the plain reference."""
     office = GraphOffice(place, random.Random(seed))

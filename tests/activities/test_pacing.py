@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from activities.lifecycle.workloads import set_progress
+from activities.lifecycle.attempt_reports import set_progress
 from activities.reclaim.lent_rows import GPU_BYTES
 from domain.protocol.machines import MachineNotice
 from domain.task_reports import LEAST_SAVE_BYTES, OWNER, BandwidthReport, NoticeReport, TaskProgress
 from infra.db.models import Attempt, Cluster, Machine
 from infra.db.reclaim import SiteHazard
 from infra.db.tenants import Tenant
-from tests.activities.departures import depart, paces, pass_hours
+from tests.activities.owner_departures import depart, paces, pass_hours
 from tests.activities.world import World, job
 
 CALM, BUSY, OWNED = "r/lab/calm", "r/hall/busy", "r/own/m"

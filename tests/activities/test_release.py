@@ -7,9 +7,10 @@ import pytest
 from sqlalchemy import select
 from temporalio.exceptions import ApplicationError
 
-from activities.lifecycle.workloads import set_progress
+from activities.lifecycle.attempt_reports import set_progress
 from domain.phases import Phase
 from domain.protocol.workloads import TASKS_MAY_RUN, ReleaseRequest, TransitionRequest
+from domain.reasons import Reason, ReasonCode
 from domain.slots import MAX_SLOTS
 from domain.task_reports import GpuReport, LeftFiles, TaskProgress, UnstoredOutput
 from infra.db.logs import UsageRun
@@ -44,6 +45,42 @@ def test_effects_that_are_carried_out_again_change_nothing(fleet: World) -> None
     fleet.release(workload, Phase.FAILED)
     assert fleet.dump() == before
     check(fleet)
+
+
+def test_attempts_of_one_machine_end_together(world: World) -> None:
+    """Attempts that are released in one transaction end as if each was released alone, one that others evict, too; if
+    one of them does not exist, none is released.
+    """
+    world.region("r")
+    world.machine(M1, 4)
+    first, second, third = (world.running(job(), level=5) for _ in range(3))
+    urgent = world.submit(job(tasks=2), level=1)
+    world.tick()
+    (victim,) = (one for one in (first, second, third) if world.attempt(one).evicting_since is not None)
+    done = Reason(ReasonCode.COMPLETED).to_json()
+    asked = [
+        ReleaseRequest(one, 1, "succeeded", done, [TaskProgress("main", 0, step=k)])
+        for k, one in enumerate((third, first, second))
+    ]
+    before = world.dump()
+    with pytest.raises(ApplicationError, match="workload wl-none does not exist"):
+        world.workloads.release_all([*asked, ReleaseRequest("wl-none", 1, "succeeded", done)])
+    assert world.dump() == before
+    world.workloads.release_all(asked)
+    for k, one in enumerate((third, first, second)):
+        (event,) = world.events(one, "workload.succeeded")
+        assert (event["detail"]["machines"], event["detail"]["last_step"]) == ([M1], k)
+        attempt = world.attempt(one)
+        assert attempt.outcome == done and attempt.released_at is not None
+        assert (world.workload(one).phase, world.workload(one).region) == ("succeeded", None)
+    assert len(world.mail(urgent, "slots_ready")) == 1 and victim in (first, second, third)
+    with world.session() as session:
+        assert session.get_one(Machine, M1).held.bit_count() == 2
+        assert len(session.scalars(select(UsageRun)).all()) == 3
+    after = world.dump()
+    world.workloads.release_all(asked)
+    assert world.dump() == after
+    check(world)
 
 
 def test_an_attempt_leaves_what_it_read_and_used(fleet: World) -> None:

@@ -9,6 +9,7 @@ from temporalio.exceptions import ApplicationError
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.protocol.workloads import NodeLaunch, ReleaseRequest, TransitionRequest
 from tests.activities.world import World
+from tests.depth import few
 from tests.workflows.lab import Facts, launch_plan
 
 REASON = {"code": "starting_tasks", "detail": {}}
@@ -40,7 +41,7 @@ def _request(chance: random.Random, workload: str, facts: Facts) -> TransitionRe
     )
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 12))])
+@pytest.mark.parametrize("seed", few(range(12), 3))
 def test_the_stand_in_answers_as_the_activities_do(world: World, seed: int) -> None:
     """Random awards, transitions, releases, repetitions and late requests have the same answers and the same phases."""
     chance = random.Random(seed)

@@ -105,7 +105,9 @@ def test_a_protection_that_does_not_matter_starts_no_pass(world: World, case: st
 
 
 def test_a_pass_is_due_when_a_gang_has_waited_long_enough_to_reserve(world: World) -> None:
-    """The next pass is due when the oldest gang gets a reservation; a gang that could never fit causes none."""
+    """The next pass is due when the oldest gang may reserve: for ends that are not known only after a day. A gang that
+    could never fit causes none.
+    """
     world.configure(reserve_after_s=3600.0)
     world.region("r")
     world.machine("r/c/m", gpus=4)
@@ -117,7 +119,11 @@ def test_a_pass_is_due_when_a_gang_has_waited_long_enough_to_reserve(world: Worl
     world.alter(Workload, gangs[1], submitted_at=text("now() - interval '3000 seconds'"))
     result = world.tick()
     assert result.rest_s is not None and 0 < result.rest_s <= timedelta(minutes=10).total_seconds()
-    world.alter(Workload, gangs[1], submitted_at=text("now() - interval '3600 seconds'"))
+    world.alter(Workload, gangs[0], submitted_at=text("now() - interval '3600 seconds'"))
+    world.alter(Workload, gangs[1], submitted_at=text("now() - interval '86000 seconds'"))
+    rest_s = world.tick().rest_s
+    assert rest_s is not None and 0 < rest_s <= 400
+    world.alter(Workload, gangs[1], submitted_at=text("now() - interval '86400 seconds'"))
     assert world.tick().rest_s is None, "the region has a reservation now"
     assert world.waiting(gangs[1])[0] == "reserved_open r"
 

@@ -1,12 +1,15 @@
 """Incremental use over a moving window equals the sum over the whole history."""
 
+import pickle
 import random
 
 import pytest
 
+from activities.scheduling.queue_state import QueueState, microseconds
 from activities.scheduling.usage import Usage
 from domain.scheduling import TenantState
 from gms.contested_use import ContestedTime, share_of_quota
+from infra.config.scheduling import SchedulerSettings
 from reference.window_use import used
 
 WINDOW_US = 1000
@@ -44,6 +47,21 @@ def test_use_is_what_all_of_history_sums_up_to(seed: int) -> None:
         assert usage.averages(now_us, "abcd") == {
             tenant: (gpus / WINDOW_US, cpus / WINDOW_US) for tenant, (gpus, cpus) in plain.items()
         }
+        contested.forget(now_us - WINDOW_US)
+
+
+def test_what_is_known_of_contested_times_does_not_grow() -> None:
+    """Scans of a queue of two tenants that wait in turn: after ten windows, no more is stored than after two."""
+    now_s, sizes = 1e6, []
+    contested = ContestedTime()
+    state = QueueState(SchedulerSettings(fair_window_s=1000.0), contested)
+    state.put_tenants([TenantState(name, 3, {"a100": 4}, None, 0.0) for name in "ab"])
+    for step in range(1000):
+        contested.mark(microseconds(now_s), "" if step % 3 == 0 else "ab"[step % 2])
+        state.scan(now_s)
+        sizes.append(len(pickle.dumps(contested)))
+        now_s += 10.0
+    assert max(sizes[200:]) <= 1.1 * max(sizes[:200])
 
 
 def test_shares_are_relative_to_the_quota() -> None:

@@ -12,11 +12,12 @@ from infra.db.models import Machine, Workload
 from tests.activities.invariants import check, check_gangs, check_history, check_machines
 from tests.activities.random_walk import FLEET, Walk
 from tests.activities.world import World
+from tests.depth import few
 
 STEPS = 120
 
 
-@pytest.mark.parametrize("seed", [2, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", few([2, 1], 1))
 def test_a_random_walk(new_world: Callable[..., World], seed: int) -> None:
     """Masks, promises, gangs, quota, events and mail are correct after the steps; at the end nothing is held."""
     world = new_world()

@@ -247,12 +247,6 @@ class Lab:
         """Opens a lab whose workflows run in this process."""
         settings = TemporalSettings(address=address, payload_keys=payload_keys)
         client = await connect(settings)
-        if MODE is not Isolation.NONE:
-            folder.chmod(0o777)  # Tasks of other users write marks there.
-        if MODE is Isolation.USER:  # Without a sandbox, they also must enter pytest's folders above it.
-            for above in folder.parents:
-                if above.is_relative_to(tempfile.gettempdir()) and above.owner() == folder.owner():
-                    above.chmod(above.stat().st_mode | 0o011)
         lab = cls(folder, settings, client, f"test-{uuid.uuid4().hex}")
         runner = UnsandboxedWorkflowRunner()
         async with (
@@ -268,10 +262,16 @@ class Lab:
         return f"file://{self.folder}/bucket"
 
     def config(self, name: str = "m1", **changes: Any) -> AgentConfig:
-        """Returns the configuration of a machine of the region, with a port range that other programs rarely use."""
-        if "isolation" not in changes and (why := WHY_NOT[MODE]) is not None:
-            pytest.skip(f"isolation {MODE}: {why}")
+        """Returns the configuration of a machine of the region, with a port range that other programs rarely use.
+
+        Its tasks can write marks into the lab's folder, unless `paths` is empty. Skips where the machine lacks
+        the mode.
+        """
         mode = changes.get("isolation", MODE)
+        if (why := WHY_NOT[mode]) is not None:
+            pytest.skip(f"isolation {mode}: {why}")
+        if changes.get("paths") != ():
+            self._let_in(mode)
         base = {
             "machine": f"{self.region}/c/{name}",
             "region": self.region,
@@ -282,13 +282,21 @@ class Lab:
             "address": "127.0.0.1",
             "ports": (21000, 21099),
             "state_dir": self.folder / "state" / name,
-            "isolation": MODE,
-            "paths": (f"{self.folder}:rw",) if MODE is Isolation.SANDBOX else (),
+            "isolation": mode,
+            "paths": (f"{self.folder}:rw",) if mode is Isolation.SANDBOX else (),
             "tenant_uids": TENANT_UIDS if os.geteuid() == 0 and mode is not Isolation.NONE else None,
         }
         if "run_as" in changes:
             base["tenant_uids"] = None
         return AgentConfig.model_validate(base | changes)
+
+    def _let_in(self, mode: Isolation) -> None:
+        """Lets tasks of other users write into the folder. Without a sandbox, they must enter those above it, too."""
+        if mode is not Isolation.NONE:
+            self.folder.chmod(0o777)
+        for above in self.folder.parents if mode is Isolation.USER else ():
+            if above.is_relative_to(tempfile.gettempdir()) and above.owner() == self.folder.owner():
+                above.chmod(above.stat().st_mode | 0o011)
 
     @contextlib.asynccontextmanager
     async def agent(self, config: AgentConfig) -> AsyncIterator[None]:
@@ -422,6 +430,12 @@ class Pending:
 def digest(launch: LaunchDescription) -> str:
     """Returns the SHA-256 of a launch description, in hex."""
     return hashlib.sha256(launch.model_dump_json().encode()).hexdigest()
+
+
+def uid_of(config: AgentConfig) -> int:
+    """Returns the user that tasks of the tenant 0 run as."""
+    owner = config.owner_of(0)
+    return os.geteuid() if owner is None else owner.uid
 
 
 def sealed_for(config: AgentConfig, secrets: Mapping[str, Mapping[str, str]]) -> str:

@@ -13,15 +13,13 @@ import pytest
 from agent.config import AgentConfig
 from agent.containers.engine import Container
 from agent.device_rules import HeldGpus
-from agent.isolation import TENANT_UIDS
 from domain.launch import LaunchDescription
 from domain.protocol.machines import NodeOutcome
 from tests.agent.fake_gpus import FakeGpus
-from tests.agent.harness import Lab, description, until_async, with_mounts
+from tests.agent.harness import Lab, description, uid_of, until_async, with_mounts
 from tests.containers import DockerHere, dockerd, podman_here
 
 IMAGE = "shell:1"
-UID = TENANT_UIDS[0]
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +35,14 @@ def image_config(lab: Lab, docker: DockerHere, **changes: Any) -> AgentConfig:
 
 
 def image_launch(
-    lab: Lab, config: AgentConfig, *commands: str, image: str = IMAGE, **changes: Any
+    lab: Lab, config: AgentConfig, *commands: str, image: str = IMAGE, memory_bytes: int = 64 << 20, **changes: Any
 ) -> LaunchDescription:
     launch = description(lab.region, config, *commands, **changes)
     body = launch.model_dump(mode="json")
     for job in body["jobs"].values():
         job["image"] = image
     for place in body["tasks"]:
-        place.update(memory_bytes=64 << 20, cpus_milli=500)
+        place.update(memory_bytes=memory_bytes, cpus_milli=500)
     launch = LaunchDescription.model_validate(body)
     lab.write(launch)
     return launch
@@ -72,14 +70,14 @@ async def test_a_task_runs_as_a_container_without_privileges(lab: Lab, docker: D
     run = lab.folder_of(launch, config)
     said = run.output.read_text().split("\n")
     assert outcome.exits[0].succeeded, said
-    assert said[:2] == [str(UID)] * 2
+    assert said[:2] == [str(uid_of(config))] * 2
     status = dict(line.split(":\t") for line in said[2:6])
     assert status == {
         "CapEff": "0" * 16, "CapBnd": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"
     }  # fmt: skip
     assert said[6:8] == ["at home", "image 0"]
     assert int(said[8].removeprefix("processes: ")) < 8
-    assert (run.work / "file").stat().st_uid == UID
+    assert (run.work / "file").stat().st_uid == uid_of(config)
     assert outcome.progress[0].step == 7
     assert docker.engine.containers({}) == []
     assert not list(Path("/sys/fs/cgroup").glob(f"*/mizzen-{run.run_id}"))
@@ -111,7 +109,7 @@ async def test_commands_and_exit_statuses(lab: Lab, docker: DockerHere) -> None:
     assert codes == [(7, None), (0, None), (0, None), (127, None)]
     said = [lab.folder_of(launch, config).output.read_text() for launch in (script, listed, own, missing)]
     assert sorted(said[0].splitlines()) == ["to stderr", "to stdout"]
-    assert said[1:3] == [f"{UID}\n", "own entry point\n"]
+    assert said[1:3] == [f"{uid_of(config)}\n", "own entry point\n"]
     assert "missing" in said[3]
     assert await until_async(lambda: lab.log(script)[1])
     assert lab.log(script)[0].decode() == said[0]
@@ -265,8 +263,11 @@ async def test_an_image_that_is_not_there_is_told(lab: Lab, docker: DockerHere) 
 async def test_a_task_that_fills_the_disk_is_stopped(lab: Lab, docker: DockerHere, disk: Path, place: str) -> None:
     """Also with a file that is deleted and still open, which only the processes in the container have."""
     config = image_config(lab, docker, state_dir=disk / "state")
-    command = f"exec 3> {place}/big; rm {place}/big; while true; do head -c 1000000 /dev/zero >&3; sleep 0.02; done"
-    launch = image_launch(lab, config, command)
+    command = (
+        f"exec 3> {place}/big; rm {place}/big; while true; do head -c 1000000 /dev/zero >&3 || true; sleep 0.02; done"
+    )
+    # More than the disk has: its files are in memory.
+    launch = image_launch(lab, config, command, memory_bytes=256 << 20)
     async with lab.agent(config):
         outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
     assert outcome.exits[0].disk is not None, lab.folder_of(launch, config).output.read_text()
@@ -308,7 +309,7 @@ print(mizzen.__file__, "/etc" in sys.path, "/run/mizzen/python" in sys.path)
 """
     checkpoints = Path(f"{config.state_dir}-checkpoints")
     checkpoints.mkdir(parents=True)
-    os.chown(checkpoints, UID, UID)
+    os.chown(checkpoints, uid_of(config), uid_of(config))
     launch = image_launch(lab, config, f"cat > p.py <<'END'\n{program}\nEND\npython3 p.py", image="bare:1")
     async with lab.agent(config):
         outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
@@ -336,6 +337,52 @@ async def test_gpus_are_those_that_the_attempt_holds(lab: Lab, docker: DockerHer
     assert b"could not select device driver" in lab.log(launch)[0] and b"gpu" in lab.log(launch)[0]
     held = HeldGpus.of([1])
     assert held.ids() == ("GPU-1",) and held.visible([1]) == [0]
+
+
+GANG = """
+own=${MIZZEN_CHECKPOINT_URI#file://}
+step=$(cat $own/step.$RANK 2>/dev/null || echo 0)
+trap 'echo $step > $own/step.$RANK; exit 75' TERM
+echo "from $step"
+if [ $RANK = 0 ]; then
+    echo "rank 0" | nc -l -p $MASTER_PORT
+else
+    until echo "rank 1" | nc $MASTER_ADDR $MASTER_PORT; do sleep 0.1; done
+fi
+while [ $step -lt 40 ]; do
+    step=$((step + 1))
+    touch at.$step
+    if [ $step = 20 ] && [ ! -e $own/step.$RANK ]; then while :; do sleep 0.1; done; fi
+done
+echo "at $step"
+"""
+
+
+async def test_a_gang_without_python_meets_saves_and_resumes(lab: Lab, docker: DockerHere) -> None:
+    """All it needs are variables, files, SIGTERM and exit statuses. Both tasks of each attempt exchange their names."""
+    config = image_config(lab, docker)
+    checkpoints = Path(f"{config.state_dir}-checkpoints")
+    checkpoints.mkdir(parents=True)
+    os.chown(checkpoints, uid_of(config), uid_of(config))
+    first = image_launch(lab, config, GANG, GANG, grace_s=60)
+    second = first.model_copy(update={"attempt": 2})
+    async with lab.agent(config):
+        lab.write(first)
+        ports = (await lab.prepare(first, config.machine, ["main"])).ports
+        running = await lab.run(first, config.machine, {"main": f"127.0.0.1:{ports['main']}"})
+        works = [lab.folder_of(first, config, task=task).work for task in (0, 1)]
+        await until_async(lambda: all((work / "at.20").exists() for work in works), 60.0)
+        stopped = await lab.stop(first, config.machine, 60)
+        await running.result(NodeOutcome)
+        assert [end.exit_code for end in stopped.exits] == [75, 75]
+        lab.write(second)
+        ports = (await lab.prepare(second, config.machine, ["main"])).ports
+        outcome: NodeOutcome = await (
+            await lab.run(second, config.machine, {"main": f"127.0.0.1:{ports['main']}"})
+        ).result(NodeOutcome)
+    said = [lab.folder_of(second, config, task=task).output.read_text().splitlines() for task in (0, 1)]
+    assert [end.exit_code for end in outcome.exits] == [0, 0], said
+    assert said == [["from 20", "rank 1", "at 40"], ["from 20", "rank 0", "at 40"]]
 
 
 @pytest.mark.long

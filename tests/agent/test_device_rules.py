@@ -100,7 +100,6 @@ async def test_tasks_open_the_gpus_of_their_attempt(
         monkeypatch.setattr(device_rules, "_attach", _no_programs)
     lab, root = open_lab, machine.rename(open_lab.folder / "machine")
     monkeypatch.setattr(device_rules, "ROOT", root)
-    lab.folder.chmod(0o777)
     dev = "/dev" if mode is Isolation.SANDBOX else f"{root}/dev"
     config = lab.config(isolation=mode)
     names = [*(f"nvidia{minor}" for minor in range(4)), "nvidiactl", "dri/renderD128", "dri/renderD129"]

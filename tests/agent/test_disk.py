@@ -10,7 +10,7 @@ import pytest
 
 from agent import tasks
 from agent.config import AgentConfig
-from agent.disk import DiskUse, limit_of, measure
+from agent.disk import DiskPool, DiskUse, measure
 from agent.state import StateFolder
 from agent.tasks import TaskState
 from domain.isolation import Isolation
@@ -128,9 +128,10 @@ def test_attempts_share_the_disk(lab: Lab) -> None:
         state = StateFolder(config.state_dir)
         attempt = state.attempt(launch.workload_id, 1)
         attempt.path.mkdir()
-        limit = limit_of(config, state, attempt, places)
+        pool = DiskPool(config, state)
+        limit = pool.limit_of(attempt, places)
         sizes[name] = None if limit is None else limit.size_bytes
-        assert limit == limit_of(config, state, attempt, []), "an attempt keeps its limit"
+        assert limit == pool.limit_of(attempt, []), "an attempt keeps its limit"
     free_bytes = shutil.disk_usage(lab.folder).free
     assert sizes["none"] is None
     assert sizes["half"] == pytest.approx(0.4 * free_bytes, rel=0.1)

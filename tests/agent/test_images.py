@@ -145,6 +145,7 @@ async def test_fetches_have_a_share_of_the_bandwidth(lab: Lab, docker: DockerHer
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)  # It moves 2 GB four times.
 async def test_gangs_stop_while_a_large_image_is_fetched(lab: Lab, docker: DockerHere, registry_host: str) -> None:
     """While an image of 2 GB is fetched in advance, the gangs that give up their slots save and stop."""
     config = image_config(lab, docker, heartbeat_interval_s=0.2)
@@ -163,7 +164,7 @@ async def test_gangs_stop_while_a_large_image_is_fetched(lab: Lab, docker: Docke
             lab.write(gang)
         running = [await lab.run(gang, config.machine) for gang in gangs]
         works = [lab.folder_of(gang, config).work for gang in gangs]
-        await until_async(lambda: all((work / "ready").exists() for work in works))
+        await until_async(lambda: all((work / "ready").exists() for work in works), 120.0)
         fetching = await lab.start(Activity.PREPARE_NODE, config.machine, request, 1)
         while " of 2147 MB" not in ((await fetching.heartbeat() or {}).get("preparing") or ""):
             await asyncio.sleep(0.1)

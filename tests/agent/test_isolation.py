@@ -6,6 +6,7 @@ The tests check what the tasks themselves were able to do.
 import json
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,15 @@ from typing import Any
 import pytest
 
 from agent import tasks
-from agent.cgroups import CONTROLLERS, TaskLimits, limit, remove_cgroup
+from agent.cgroups import (
+    CONTROLLERS,
+    TaskLimits,
+    engine_memory_was_full,
+    engine_parent,
+    limit,
+    make_cgroup,
+    remove_cgroup,
+)
 from agent.config import AgentConfig
 from agent.intervals import write_interval
 from agent.isolation import TENANT_UIDS, why_not
@@ -24,7 +33,7 @@ from domain.launch import LaunchDescription
 from domain.protocol.machines import NodeOutcome
 from mizzen.cadence.interval_file import SiteInterval
 from mizzen.objects import open_store
-from tests.agent.harness import WHY_NOT, Lab, description, ended, python, run_folder, until_async
+from tests.agent.harness import Lab, description, ended, python, run_folder, run_of, until_async
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can limit tasks and start them as other users")
 PROCESSES = 141
@@ -92,9 +101,30 @@ def test_a_limit_that_cannot_be_set_is_named(tmp_path: Path) -> None:
         assert not Path(path).exists()
 
 
+def test_a_memory_limit_that_an_engine_has_set_is_seen(tmp_path: Path) -> None:
+    """Below the task's cgroup an engine makes one with the limit, in the hierarchy that has the memory controller."""
+    path, limit_bytes = make_cgroup(run_of(tmp_path).run_id), 64 << 20
+    if path is None or (name := engine_parent(path)) is None:
+        pytest.skip("this machine has no cgroup v2, or shows only a part of it")
+    points = [Path(line.split()[1]) for line in Path("/proc/mounts").read_text().splitlines() if "cgroup" in line]
+    root = next((one for one in points if (one / "memory.usage_in_bytes").exists()), None)
+    if root is None:
+        pytest.skip("this machine has no memory controller of cgroup v1")
+    parent = root / name.strip("/")
+    made = parent / "container"
+    try:
+        made.mkdir(parents=True)
+        (made / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        for size_bytes, was_full in ((8 << 20, False), (2 * limit_bytes, True)):
+            takes = f"open('{made}/cgroup.procs', 'w').write('0'); x = b'x' * {size_bytes}"
+            ended = subprocess.run([sys.executable, "-I", "-S", "-c", takes], check=False)
+            assert (ended.returncode == -9, engine_memory_was_full(path, limit_bytes)) == (was_full, was_full)
+    finally:
+        for cgroup in (made, parent, path):
+            remove_cgroup(str(cgroup))
+
+
 def tenants(lab: Lab, isolation: Isolation = Isolation.SANDBOX) -> AgentConfig:
-    if isolation is Isolation.SANDBOX and (why := WHY_NOT[isolation]) is not None:
-        pytest.skip(why)
     return lab.config(tenant_uids=TENANT_UIDS, bucket_url=lab.bucket_url, isolation=isolation, paths=())
 
 
@@ -205,7 +235,8 @@ async def test_a_tasks_python_and_sdk_work_although_only_root_may_enter_their_fo
     """Python from a checkout that belongs to root runs as the tenant's user, which sees nothing else in that folder."""
     lab, config = open_lab, tenants(open_lab)
     assert why_not(Isolation.SANDBOX, config.state_dir, TENANT_UIDS[0]) is None
-    code = "import json, os, mizzen; print(json.dumps([os.getuid(), sorted(os.listdir('/root'))]))"
+    code = "import json, os, mizzen; seen = os.listdir('/root') if os.path.isdir('/root') else []"
+    code += "; print(json.dumps([os.getuid(), sorted(seen)]))"
     launch = description(lab.region, config, f'exec "$MIZZEN_PYTHON" -c "{code}"', tenant_number=7)
     lab.write(launch)
     async with lab.agent(config):

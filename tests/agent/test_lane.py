@@ -1,5 +1,6 @@
 """The lane of a runner on a machine: what its elements find and leave, repeats of requests, and stops."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from domain.ids import log_prefix
 from domain.isolation import Isolation
 from domain.protocol.leases import ElementsRun
 from domain.protocol.machines import NodeOutcome
-from tests.agent.harness import Lab, needs_sandbox, read_log, run_elements, runner, until_async
+from tests.agent.harness import Lab, read_log, run_elements, runner, until_async
 
 _LOOKS = """
 echo "$MIZZEN_ARRAY_INDEX $MIZZEN_ATTEMPT $MIZZEN_WORKLOAD ${MIZZEN_CHECKPOINT_URI-none}"
@@ -19,13 +20,12 @@ test $MIZZEN_ARRAY_INDEX != 1
 """
 
 
-@needs_sandbox
 async def test_elements_follow_each_other_in_a_sandbox(lab: Lab) -> None:
     """Each element of a chunk runs once, in a place without the files of others, even if the chunk is requested again.
 
     What they leave running is killed. The runner ends when it gets no more elements.
     """
-    config = lab.config(isolation=Isolation.SANDBOX, paths=(f"{lab.folder}:rw",))
+    config = lab.config(isolation=Isolation.SANDBOX)
     launch = runner(lab, config, _LOOKS)
     array = launch.workload_id.removesuffix("-r0")
     async with lab.agent(config):
@@ -62,13 +62,17 @@ async def test_a_stop_lets_the_element_end(lab: Lab) -> None:
     """After a stop, the element that runs may end within half of the grace period, and no other one is started."""
     config = lab.config()
     launch = runner(
-        lab, config, "echo begun > FOLDER/begun.$MIZZEN_ARRAY_INDEX; sleep 0.7; echo > FOLDER/ended.$MIZZEN_ARRAY_INDEX"
-    )
+        lab, config, "echo begun > FOLDER/begun.$MIZZEN_ARRAY_INDEX; until [ -e FOLDER/go ]; do sleep 0.05; done;"
+        " echo > FOLDER/ended.$MIZZEN_ARRAY_INDEX",
+    )  # fmt: skip
     async with lab.agent(config):
         running = await lab.run(launch, config.machine)
         chunk = await run_elements(lab, launch, config, 0, 1)
         await until_async(lambda: (lab.folder / "begun.0").exists())
-        stopped = await lab.stop(launch, config.machine, grace_s=20.0)
+        stopping = asyncio.create_task(lab.stop(launch, config.machine, grace_s=120.0))
+        await until_async(lambda: lab.folder_of(launch, config).stop() is not None)
+        (lab.folder / "go").touch()
+        stopped = await stopping
         run: ElementsRun = await chunk.result(ElementsRun)
         assert run.is_over and [(one.index, one.is_final) for one in stopped.elements] == [(0, True), (1, False)]
         await running.result(NodeOutcome)

@@ -334,6 +334,39 @@ async def test_a_put_that_hangs_does_not_keep_output_from_being_bounded(tmp_path
     assert MISSING in b"".join(segments(tmp_path))
 
 
+async def test_elements_of_a_runner_share_the_limit_of_a_task(tmp_path: Path) -> None:
+    """While a put hangs, the elements of a runner together have the disk space of one task; the newest output is kept,
+    that of elements whose uploads wait for the one that hangs, too.
+    """
+    runs = []
+    for k in range(6):
+        run = RunFolder(tmp_path / "elements" / f"{k}.1", f"wl-a-{k}", 1, "main", 0)
+        run.path.mkdir(parents=True)
+        run.output.write_bytes(LINE * 100_000)
+        os.utime(run.output, (1000.0 + k, 1000.0 + k))
+        tasks.request_stop(run, 0, told=True)
+        runs.append(run)
+    store = Away(open_store(f"file://{tmp_path}/bucket"), waits=True)
+    with ThreadPoolExecutor(1) as threads:
+        shipping = Shipping(threads, BOUND)
+        try:
+            for run in runs:
+                shipping.watch(run, lambda: store, Masker([]), SETTINGS, removes=True)  # type: ignore[arg-type,return-value]
+            async with asyncio.timeout(30):
+                while sum(map(on_disk, runs)) > BOUND + (2 << 20):
+                    await asyncio.sleep(0.05)
+                assert on_disk(runs[-1]) >= 100_000 * len(LINE)
+                store.back.set()
+                while any(run.path.exists() for run in runs):
+                    await asyncio.sleep(0.05)
+        finally:
+            store.back.set()
+            await shipping.close()
+    logs = [read_log(f"file://{tmp_path}/bucket", log_prefix(f"wl-a-{k}", 1, "main", 0))[0] for k in range(6)]
+    assert [MISSING in log for log in logs] == [True] * 4 + [False] * 2
+    assert logs[-1] == LINE * 100_000
+
+
 def test_no_output_has_an_end(tmp_path: Path) -> None:
     """The log of a task that printed nothing, or never started, has only the end marker."""
     run = run_folder(tmp_path)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.progress import NoticeReader, last_sign_s, read_progress
 from agent.secret_masks import Masker
+from agent.task_progress import NoticeReader, last_sign_s, read_progress
 from domain.task_reports import CadenceReport, FailingReport, LoadReport, NoticeReport, TaskProgress
 from tests.agent.harness import run_folder
 

@@ -16,6 +16,7 @@ import agent
 from agent import sandbox, tasks
 from agent.isolation import TENANT_UIDS, choose, why_not
 from agent.old_attempts import tidy
+from agent.sandbox import FOLDERS
 from agent.sandbox_view import bubblewrap, sandbox_command
 from agent.state import StateFolder
 from agent.tasks import RunFolder
@@ -101,7 +102,13 @@ touch /usr/x /etc/x /x "$HOME/../x" 2>/dev/null && echo wrote
 ls /proc | grep -c '^[0-9]*$' | grep -qx '[1-9]' || echo many processes
 grep -q 'NoNewPrivs:.1' /proc/self/status || echo privileges
 unshare -U true 2>/dev/null && echo namespaces
-$MIZZEN_PYTHON -c 'import socket; socket.socket(40, socket.SOCK_STREAM)' 2>/dev/null && echo vsock
+$MIZZEN_PYTHON -c '
+import errno, socket
+for family, protocol in ((16, 0), (16, 11), (17, 0), (38, 0), (40, 0), (43, 0)):
+    try:
+        print(int(socket.socket(family, socket.SOCK_RAW, protocol).family))
+    except OSError as error:
+        error.errno == errno.EAFNOSUPPORT or print(family, error)'
 $MIZZEN_PYTHON -c '
 import ctypes, sys
 sys.exit(ctypes.CDLL(None).syscall(248, b"user", b"x", b"y", 1, -3) < 0)' 2>/dev/null && echo keyring
@@ -125,7 +132,7 @@ async def test_a_task_sees_its_files_and_what_is_listed(lab: Lab) -> None:
         await (await lab.run(launch, config.machine)).result(NodeOutcome)
     output = lab.folder_of(launch, config).output.read_text().splitlines()
     homes = {line for line in ("/root", "/home") if sys.base_prefix.startswith(line) or str(ROOT).startswith(line)}
-    assert [line for line in output if line not in homes] == ["again", "listed", "done"]
+    assert [line for line in output if line not in homes] == ["16", "again", "listed", "done"]
 
 
 async def test_a_task_sees_its_mounts_at_absolute_paths(lab: Lab) -> None:
@@ -275,6 +282,17 @@ async def test_the_owner_is_told_that_files_stay(lab: Lab) -> None:
         done = await asyncio.to_thread(_lent, config, "lend")
     why = "tasks run without a sandbox: their files in /tmp, /var/tmp and /dev/shm stay"
     assert why in done.stdout.splitlines()
+
+
+def test_settings_of_mizzen_are_not_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is there, empty and read-only. The test uses another folder, which every machine has."""
+    folder = "/usr/share"
+    monkeypatch.setattr("agent.sandbox_view._SETTINGS", (folder,))
+    for name in FOLDERS:
+        (tmp_path / name).mkdir()
+    looks = f"ls -A {folder}; touch {folder}/x || echo read-only"
+    done = subprocess.run([*_command(tmp_path), "/bin/sh", "-c", looks], capture_output=True, text=True, check=True)
+    assert any(Path(folder).iterdir()) and done.stdout == "read-only\n"
 
 
 async def test_a_task_is_not_started_with_less_isolation_than_it_requires(lab: Lab) -> None:

@@ -19,7 +19,7 @@ from domain.protocol.activities import Activity
 from domain.protocol.sessions import OpenSession
 from infra.keys import seal_for_machine
 from mizzen.tunnel import Channels, FrameKind, control, unpack
-from tests.agent.harness import WHY_NOT, Lab, description, until_async
+from tests.agent.harness import Lab, description, until_async
 from tests.agent.test_containers import docker as docker
 from tests.agent.test_containers import image_config, image_launch
 from tests.containers import DockerHere
@@ -98,9 +98,7 @@ async def _all(channel: Any) -> bytes:
 @pytest.mark.parametrize("mode", list(Isolation))
 async def test_a_command_is_isolated_like_the_task(lab: Lab, mode: Isolation) -> None:
     """It has the namespaces, the cgroup, the user, the groups, the filter, the folder and the variables of the task."""
-    if WHY_NOT[mode] is not None:
-        pytest.skip(str(WHY_NOT[mode]))
-    config = lab.config(isolation=mode, **({"paths": (f"{lab.folder}:rw",)} if mode is Isolation.SANDBOX else {}))
+    config = lab.config(isolation=mode)
     launch = description(lab.region, config, f"{_FACTS}\ntouch ready; exec sleep 600")
     lab.write(launch)
     async with lab.agent(config), Peer.open() as peer:

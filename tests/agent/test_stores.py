@@ -1,5 +1,6 @@
 """The agent checks the bucket of a cluster's store as a task finds it, on servers with the protocols of the clouds."""
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from agent.config import AgentConfig
 from bench import buckets
 from domain.ids import checkpoint_marker_key, checkpoint_prefix
+from domain.isolation import Isolation
 from domain.launch import LaunchDescription
 from domain.protocol.machines import NodeOutcome
 from mizzen.objects import open_store
@@ -78,6 +80,33 @@ async def test_a_store_that_does_not_answer_is_a_reason(lab: Lab, monkeypatch: p
             failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
     assert (failure.type, "no answer within 3 s" in str(failure)) == ("BucketUnavailable", True)
     assert not (lab.folder_of(launch, config).work / "ran").exists()
+
+
+_LOOKS = """
+grep -E '^(NoNewPrivs|Seccomp|CapEff):' /proc/self/status > told
+id -u >> told
+echo "processes: $(ls -d /proc/[0-9]* | wc -l)" >> told
+echo '{"Version": 1, "AccessKeyId": "k", "SecretAccessKey": "k"}'
+"""
+
+
+@pytest.mark.timeout(120)
+async def test_programs_of_the_jobs_variables_are_isolated_like_the_task(lab: Lab) -> None:
+    """Variables can name programs that give credentials, and files that are loaded into each process."""
+    config = _config(lab)
+    files = {"aws": "[default]\ncredential_process = sh ./look\nregion = us-east-1\n", "look": _LOOKS}
+    environ = {"AWS_CONFIG_FILE": "aws", "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}
+    launch = _launch(lab, config, "s3://somewhere", environ).model_copy(update={"files": files})
+    lab.write(launch)
+    async with lab.agent(config):
+        failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
+    assert failure.type == "BucketUnavailable", failure
+    *status, uid, processes = (lab.folder_of(launch, config).work / "told").read_text().splitlines()
+    owner = config.owner_of(3)
+    assert uid == str(os.geteuid() if owner is None else owner.uid)
+    if config.isolation is Isolation.SANDBOX:
+        assert status == ["CapEff:\t" + "0" * 16, "NoNewPrivs:\t1", "Seccomp:\t2"]
+        assert int(processes.partition(": ")[2]) < 10
 
 
 @pytest.mark.timeout(120)

@@ -26,6 +26,7 @@ from tests.agent.harness import (
     until,
     zygotes,
 )
+from tests.depth import few
 
 AGENT = """
 import sys
@@ -137,7 +138,7 @@ def test_a_shim_that_nobody_waits_for_starts_nothing(tmp_path: Path) -> None:
     assert (run.path / "shim.log").read_text() == ""
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", few([True, False], 1))
 def test_a_zygote_ends_with_its_agent_and_its_shims_do_not(tmp_path: Path, stopped: bool) -> None:
     """After kill -9 of an agent's process group, its zygote ends, even if it was halted; the agent's task continues."""
     root = Path(tasks.__file__).parents[1]

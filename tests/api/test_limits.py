@@ -87,7 +87,7 @@ async def test_sizes_that_are_not_there_cost_nothing(limited: tuple[ApiWorld, st
         assert (
             (await put(client, body))
             .json()["errors"][0]["message"]
-            .startswith("the archive cannot be unpacked: it unpacks to more than")
+            .startswith("the archive cannot be unpacked: the content has more than")
         )
     assert set(answers) <= {422, 429}
     assert answers[422] > 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from capacity.offers import Offer
 from capacity.pools import Instance, Pool
-from capacity.rounds import MachineLaunch, PoolRound, plan_round
+from capacity.sizing_round import MachineLaunch, PoolRound, plan_round
 from domain.lifecycle.instances import InstancePhase
 from domain.reasons import ReasonCode
 from tests.capacity.scaling import CHEAP, DEAR, KEY, POOL, job, shortage

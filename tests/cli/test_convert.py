@@ -138,6 +138,15 @@ def test_what_only_submitit_gives_is_lost() -> None:
     assert lost == {4: "class Job"}
 
 
+def test_generic_resources_that_are_not_gpus_are_lost() -> None:
+    text = "import submitit\nfrom a import f\nsubmitit.AutoExecutor('x', slurm_gres='gpu:a100:2,nvme:1').submit(f)\n"
+    found = convert(text.encode(), "job.py")
+    assert found.documents[0]["jobs"][0]["resources"]["accelerators"] == "a100:2"
+    assert [one.source for one in found.remarks if one.outcome == Carryover.LOST] == ["slurm_gres: nvme:1"]
+    found = convert(text.replace("gpu:a100:2,", "").encode(), "job.py")
+    assert "accelerators" not in found.documents[0]["jobs"][0]["resources"]
+
+
 @pytest.mark.parametrize(
     ("body", "right"),
     [

@@ -8,6 +8,7 @@ import yaml
 
 from api.documents.skypilot import IGNORED, REFUSED
 from mizzen.client.convert import convert, skypilot_fields
+from mizzen.client.convert.conversion import Carryover
 from tests.cli.conversions import problems, refusal
 
 
@@ -130,3 +131,13 @@ def test_each_field_of_kubernetes_is_accounted_for(part: str, field: str) -> Non
 def test_wrong_manifests_are_refused(text: str, line: int, right: str) -> None:
     message = refusal(text)
     assert message.startswith(f"{line}: refused: ") and right in message
+
+
+def test_limits_of_the_jobs_of_a_jobset_are_those_of_the_gang() -> None:
+    pod = {"spec": {"containers": [{"name": "main", "image": "x", "command": ["true"]}]}}
+    limits = {"backoffLimit": 1, "backoffLimitPerIndex": 2, "podFailurePolicy": {"rules": []}}
+    job = {"name": "w", "template": {"spec": {"completionMode": "Indexed", **limits, "template": pod}}}
+    body = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "x"}}
+    found = convert(yaml.safe_dump(body | {"spec": {"replicatedJobs": [job]}}).encode(), "jobset.yaml")
+    told = {one.source.rpartition(".")[2].partition(":")[0]: one for one in found.remarks}
+    assert {told[name].outcome for name in limits} == {Carryover.CHANGED}

@@ -1,5 +1,6 @@
 """The pages: what they show, to whom, and the forms that change something."""
 
+import io
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -7,9 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 from sqlalchemy import func, select, update
 
+from console import fleet_pages
 from console.application import create_app
+from console.fleet_picture import RegionMaps
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Audit
@@ -26,7 +30,7 @@ PAGES = [
     "/console", "/console/queue", "/console/queue?after=3", "/console/workloads",
     "/console/workloads?phase=live&tenant=vision", "/console/workloads/{id}",
     "/console/workloads/{id}/logs", "/console/fleet", "/console/fleet/north",
-    "/console/fleet/north?by=tenant",
+    "/console/fleet/north?by=tenant", "/console/fleet/north?by=kind", "/console/fleet/north?by=price",
     "/console/fleet/north/past?at=2026-01-01T00:00Z", "/console/machines/north/alpha/m1", "/console/tenants",
     "/console/services", "/console/tables", "/console/capacity", "/console/lending", "/console/lending/north/alpha/m1",
 ]  # fmt: skip
@@ -167,6 +171,25 @@ async def test_a_map_for_each_audience(world: ApiWorld, browse: Browse) -> None:
             assert again.status_code == 304
     assert tags["vision"] == tags["vision-viewer"]
     assert len(set(tags.values())) == 3
+
+
+async def test_a_map_by_kind_and_by_price(world: ApiWorld, browse: Browse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each machine has the colour of its capacity kind, or of its price, as the legend says, for every key."""
+    with world.session() as session:
+        session.execute(update(Cluster).values(capacity="spot", prices={"a100": 1.25}))
+        machines = list(session.scalars(select(Machine.gpu_type)))
+    assert "a100" in machines
+    monkeypatch.setattr(fleet_pages, "PICTURES", RegionMaps())  # Without the pictures of other tests.
+    for by, label in (("kind", "spot"), ("price", r"\$1\.25")):
+        async with browse() as operator, browse("vision") as tenant:
+            text = (await operator.get(f"/console/fleet/north?by={by}")).text
+            legend = re.search(rf'fill="#(\w{{6}})"/></svg> {label}</span>', text)
+            assert legend is not None, text
+            found = [await client.get(f"/console/fleet/north/map.png?by={by}") for client in (operator, tenant)]
+        assert found[0].content == found[1].content
+        picture = Image.open(io.BytesIO(found[0].content)).convert("RGB")
+        colours = {colour for _, colour in picture.getcolors() or []}
+        assert tuple(bytes.fromhex(legend[1])) in colours
 
 
 async def test_a_map_of_the_past(world: ApiWorld, browse: Browse) -> None:

@@ -1,5 +1,7 @@
 """Small random queues for GMS, and builders for examples."""
 
+from math import inf
+
 from hypothesis import strategies as st
 
 from domain.scheduling import (
@@ -11,7 +13,7 @@ from domain.scheduling import (
     TenantState,
 )
 
-WEIGHTS = CreditWeights(w_age=0.01, age_cap_s=3600.0, w_fair=10.0, w_user=10.0)
+WEIGHTS = CreditWeights(w_age=0.01, age_cap_s=3600.0, w_fair=10.0, w_user=10.0, w_short=10.0)
 
 
 def tenant(
@@ -40,9 +42,10 @@ def queued(
     requested_level: int | None = None,
     held: bool = False,
     user: str = "",
+    gpu_s: float = inf,
 ) -> QueuedWorkload:
     """Returns a pending workload."""
-    return QueuedWorkload(id_, of, at_s, jobs, requested_level, held, user)
+    return QueuedWorkload(id_, of, at_s, jobs, requested_level, held, user, gpu_s)
 
 
 def queue(
@@ -89,6 +92,8 @@ _LIVES = [
     for held in (False, False, False, True)
 ]
 
+_SIZES = (inf, inf, 0.0, 60.0, 3600.0, 8 * 3600.0, 32768.0, 1e9)
+
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> QueueSnapshot:
@@ -108,10 +113,9 @@ def snapshots(draw: st.DrawFn) -> QueueSnapshot:
             gang.append(JobRequest(f"job{number}", draw(st.integers(1, 3)), shape[0], shape[1], shape[2], 0))
         submitted_at_s, requested_level, held = draw(st.sampled_from(_LIVES))
         user = draw(st.sampled_from(("ann", "ann", "bob", "cleo")))
-        pending.append(
-            QueuedWorkload(f"w{index}", draw(names), submitted_at_s, tuple(gang), requested_level, held, user)
-        )
-    weights = draw(st.sampled_from((WEIGHTS, CreditWeights(0.0, 0.0, 1.0, 1.0), CreditWeights(1.0, 600.0, 0.0))))
+        gpu_s, of = draw(st.sampled_from(_SIZES)), draw(names)
+        pending.append(QueuedWorkload(f"w{index}", of, submitted_at_s, tuple(gang), requested_level, held, user, gpu_s))
+    weights = draw(st.sampled_from((WEIGHTS, CreditWeights(0.0, 0.0, 1.0, 1.0, 0.5), CreditWeights(1.0, 600.0, 0.0))))
     return QueueSnapshot(1000.0, tuple(tenants), tuple(pending), tuple(placed), weights)
 
 

@@ -45,30 +45,16 @@ def test_without_a_reservation_small_ones_overtake() -> None:
     assert slow.plan is not None
 
 
-def test_over_quota_gangs_reserve_what_those_within_quota_leave() -> None:
-    """An over-quota gang's reservation excludes other over-quota work, but a gang within quota reserves first."""
-    over = replace(_LARGE, request=replace(_LARGE.request, workload="over", rank=8))
+def test_over_quota_gangs_reserve_nothing() -> None:
+    """However long an over-quota gang has waited, even a known end keeps nothing idle for it."""
+    over = replace(_LARGE, request=replace(_LARGE.request, workload="over", rank=8), waited_s=9e9)
     slow = replace(_small("slow"), request=replace(_small("slow").request, rank=8))
-    first, waits = opened_auction([_half_busy()], Options(reserve_after_s=3600.0)).place([over, slow])
-    assert (first.plan, first.starts_at_s, waits.plan) == (None, _ENDS_S, None)
-    large, second = opened_auction([_half_busy()], Options(reserve_after_s=3600.0)).place([_LARGE, over])
-    assert (large.starts_at_s, second.starts_at_s) == (_ENDS_S, None)
-
-
-def test_a_known_start_is_within_half_of_the_time_that_an_over_quota_gang_has_waited() -> None:
-    """An over-quota gang gets a reservation with a known start only if it starts within half of its wait so far."""
-    over = replace(_LARGE, request=replace(_LARGE.request, workload="over", rank=8))
-    slow = replace(_small("slow"), request=replace(_small("slow").request, rank=8))
-    for waited_s, keeps in ((1199.0, False), (1200.0, True)):
-        auction = opened_auction([_half_busy()], Options(reserve_after_s=1000.0))
-        first, other = auction.place([replace(over, waited_s=waited_s), slow])
-        assert (first.starts_at_s is not None, other.plan is None) == (keeps, keeps), waited_s
-    within = replace(_LARGE, waited_s=1001.0)
-    assert opened_auction([_half_busy()], Options(reserve_after_s=1000.0)).place([within])[0].starts_at_s == _ENDS_S
+    first, other = opened_auction([_half_busy()], Options(reserve_after_s=3600.0)).place([over, slow])
+    assert (first.plan, first.starts_at_s, first.retry_at_s) == (None, None, inf) and other.plan is not None
 
 
 def test_without_a_known_end_only_work_of_its_own_rank_is_kept_out() -> None:
-    """If a workload without a maximum runtime must end first, no start is promised.
+    """If a workload without a maximum runtime must end first, no start is promised, and nothing reserved for a day.
 
     Workloads of worse rank may use what is free meanwhile, because the gang can evict them.
     """
@@ -78,9 +64,11 @@ def test_without_a_known_end_only_work_of_its_own_rank_is_kept_out() -> None:
         for name, rank in (("same", 2), ("worse", 3))
     )
     auction = opened_auction([endless], Options(reserve_after_s=3600.0))
-    large, other, filler = auction.place([_LARGE, same, worse])
+    large, other, filler = auction.place([replace(_LARGE, waited_s=86_401.0), same, worse])
     assert (large.plan, large.starts_at_s, large.reasons[0].code) == (None, None, ReasonCode.RESERVED_OPEN)
     assert (other.plan is None, filler.plan is not None) == (True, True)
+    large, other = opened_auction([endless], Options(reserve_after_s=3600.0)).place([_LARGE, same])
+    assert ReasonCode.RESERVED_OPEN not in {reason.code for reason in large.reasons} and other.plan is not None
 
 
 def _protected(until_s: float, rank: int = 7) -> RegionSnapshot:

@@ -151,7 +151,7 @@ def test_ranks_and_levels_are_what_they_are_said_to_be(snapshot: QueueSnapshot) 
 @given(snapshots())
 def test_the_queue_is_in_its_documented_order(snapshot: QueueSnapshot) -> None:
     """Without use of people, the queue is sorted by rank, then by more credit, by earlier submission, then by id."""
-    snapshot = replace(snapshot, weights=replace(snapshot.weights, w_user=0.0))
+    snapshot = replace(snapshot, weights=replace(snapshot.weights, w_user=0.0, w_short=0.0))
     submitted = {w.id: w.submitted_at_s for w in snapshot.pending}
 
     def order(ranked: Ranked) -> tuple[int, float, float, str]:
@@ -379,3 +379,22 @@ def test_age_outweighs_a_persons_use_in_the_end() -> None:
     assert [one.id for one in scan(queue(tenants, [old, queued("b", job(1, 1), at_s=0.0, user="bob")])).queue] == [
         "a", "b",
     ]  # fmt: skip
+
+
+def test_short_workloads_come_first_within_a_tenant_and_level() -> None:
+    """The limit of the GPU hours orders the workloads of a tenant, not the tenants; an unknown one is the last."""
+    sizes = [inf, 1e7, 1e5, 60.0]
+    mine = [queued(f"w{n}", job(1, 1), at_s=0.5 * n, gpu_s=size) for n, size in enumerate(sizes)]
+    other = queued("other", job(1, 1), at_s=0.25, of="speech")
+    found = scan(queue([tenant(a100=100), tenant("speech", a100=100)], [*mine, other])).queue
+    assert [one.id for one in found] == ["w3", "other", "w2", "w1", "w0"]
+
+
+def test_a_workload_is_overtaken_for_a_limited_time() -> None:
+    """However many short workloads come, one without a limit waits only for those of the next `w_short / w_age`."""
+    old = queued("old", job(1, 1), at_s=0.0)
+    guard_s = WEIGHTS.w_short / WEIGHTS.w_age
+    assert guard_s < WEIGHTS.age_cap_s
+    short = [queued(f"s{n}", job(1, 1), at_s=at_s, gpu_s=0.0) for n, at_s in enumerate((guard_s - 1, guard_s + 1))]
+    found = scan(queue([tenant(a100=100)], [old, *short], now_s=2000.0)).queue
+    assert [one.id for one in found] == ["s0", "old", "s1"]

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, select, text
 from infra.bootstrap import bootstrap
 from infra.config.services import TemporalSettings
 from infra.config.settings import Settings
-from infra.db import events, restorations
+from infra.db import events, restored_databases
 from infra.db.logs import Audit
 from infra.db.session import open_engine, transaction
 from infra.db.tenants import Tenant
@@ -90,11 +90,11 @@ def test_a_backup_is_restored_into_an_empty_database_and_is_held(
         # A position of the original, whose transactions had larger numbers.
         later = events.resumed(session, events.Cursor(1 << 40, read[-1].id))
         assert [event.detail for event in events.read_after(session, later)] == [{"n": 3}]
-        assert restorations.held_since(session) is not None
+        assert restored_databases.held_since(session) is not None
     with transaction(engine) as session:
-        assert restorations.adopt(session) is not None
+        assert restored_databases.adopt(session) is not None
     with transaction(engine) as session:
-        assert restorations.held_since(session) is None and restorations.adopt(session) is None
+        assert restored_databases.held_since(session) is None and restored_databases.adopt(session) is None
         assert session.scalars(select(Audit.action).where(Audit.action == "installation.adopt")).all() != []
     engine.dispose()
 

@@ -31,6 +31,7 @@ OPTIONAL = {
     "torch",
     "jax",
     "ml-dtypes",
+    "accelerate",
     "transformers",
     "lightning",
     "pytorch-lightning",

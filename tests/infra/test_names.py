@@ -37,12 +37,12 @@ _GERUNDS = {
 }
 _OF_ANY_ROOM = {
     "errors", "values", "settings", "state", "views", "documents", "report", "charts", "tables", "metrics", "commands",
-    "layout", "files", "progress", "outcome", "scenario", "engine", "launch", "policies", "traces", "data",
+    "layout", "files", "outcome", "scenario", "engine", "launch", "policies", "traces", "data",
 }  # fmt: skip
 """What many rooms have: the room's name completes the file's."""
 _IN_EACH_LAYER = {
     "archives", "buckets", "clusters", "fleet", "instance", "instances", "keys", "logs",
-    "machines", "moves", "placement_runs", "pools", "provider", "removal", "replicas", "rounds",
+    "machines", "moves", "placement_runs", "pools", "provider", "removal", "replicas",
     "scheduling", "service", "services", "tenants", "traffic", "usage", "workloads",
 }  # fmt: skip
 """Subjects that more than two layers have a part of: the table, the activities, the routes, the commands."""

@@ -15,6 +15,7 @@ from infra.db.session import open_engine, transaction
 from infra.keys import load_master_key
 from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres
+from tests.depth import few
 from tests.proxies.gateway.site import certificate
 from tests.stack.harness import processes_of
 
@@ -74,7 +75,16 @@ def test_up_refuses_the_data_folder_of_an_old_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["init"], ["worker", "--role", "control"], ["api", "--port", "1"], ["gateway", "--listen", "127.0.0.1:0"], ["up"]],
+    few(
+        [
+            ["up"],
+            ["api", "--port", "1"],
+            ["init"],
+            ["worker", "--role", "control"],
+            ["gateway", "--listen", "127.0.0.1:0"],
+        ],
+        2,
+    ),
     ids=lambda arguments: arguments[0],
 )
 def test_roles_refuse_the_database_of_an_old_version(database: Engine, arguments: list[str], tmp_path: Path) -> None:

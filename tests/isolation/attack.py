@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.isolation import attack_kernel
+from tests.isolation import attack_kernel, attack_more
 from tests.isolation.attack_results import Blocked, Targets, check, fork_with, readable, some, succeeding
 
 _ANSWERS_S = 3.0
@@ -217,10 +217,11 @@ def tables_logs_and_launches(targets: Targets) -> str:
 
 def homes(targets: Targets) -> str:
     """Lists homes of users of the machine. Python may be in one: what leads to it is not counted."""
-    found = []
+    found, known = [], (sys.prefix, sys.base_prefix, *sys.path)
     for home in (Path("/root"), *Path("/home").glob("*")):
         with contextlib.suppress(OSError):
-            found += [str(path) for path in home.iterdir() if not sys.base_prefix.startswith(str(path))]
+            paths = (str(path) for path in home.iterdir())
+            found += [path for path in paths if not any(one.startswith(path) for one in known)]
     return some(found, "nothing can be listed")
 
 
@@ -405,7 +406,7 @@ ATTACKS: tuple[Callable[[Targets], str], ...] = (
     checkpoints_of_another_tenant, processes, shared_memory, temporary_files, port_of_another_tenant, abstract_socket,
     tables_logs_and_launches, homes, change_the_system, kernel_settings, limits_of_its_cgroup, devices, privileges,
     capabilities, namespaces, kernel_interfaces, its_supervisors, fork_bomb, memory, shared_memory_without_limit,
-    report_that_is_a_link, *attack_kernel.ATTACKS,
+    report_that_is_a_link, *attack_more.ATTACKS, *attack_kernel.ATTACKS,
 )  # fmt: skip
 
 

@@ -25,21 +25,26 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 POSSIBLE = {
-    "sandbox": set(),
+    # The network and the cgroup hierarchy are those of the machine.
+    "sandbox": {"cgroups_of_others", "sockets_of_others"},
     # Without cgroups, which the test's user may not create, and without eBPF programs.
-    "sandbox of an ordinary user": {"port_of_another_tenant", "memory", "metadata_service"},
+    "sandbox of an ordinary user": {
+        "port_of_another_tenant", "memory", "metadata_service", "sockets_of_others",
+    },
     # Containers have no scope of Landlock: dockerd starts them.
-    "container": {"abstract_socket"},
+    "container": {"abstract_socket", "sockets_of_others"},
     "none of an ordinary user": {
         "temporal_by_socket", "keys_and_settings", "listing_of_the_data_folder", "environment_of_a_process", "signals",
         "ptrace", "folder_of_another_tenant", "checkpoints_of_another_tenant", "processes", "shared_memory",
         "temporary_files", "port_of_another_tenant", "abstract_socket", "tables_logs_and_launches", "change_the_system",
         "privileges", "namespaces", "its_supervisors", "fork_bomb", "memory", "memory_and_files_of_others",
-        "message_queues", "metadata_service", "hard_links", "output_of_its_own",
+        "message_queues", "metadata_service", "hard_links", "output_of_its_own", "sockets_of_others", "watches",
+        "others_by_number",
     },
     "user": {
         "abstract_socket", "processes", "shared_memory", "temporary_files", "privileges",
-        "namespaces", "kernel_interfaces", "calls_by_other_numbers", "message_queues",
+        "namespaces", "kernel_interfaces", "calls_by_other_numbers", "message_queues", "cgroups_of_others",
+        "sockets_of_others",
     },
 }  # fmt: skip
 """What succeeds in each mode. `docs/trust.md` names it, with what else could stop it."""
@@ -49,6 +54,8 @@ MAY_BE_POSSIBLE: dict[str, dict[str, set[str] | None]] = {
         # The engine's init has the user and the files of the task.
         "its_supervisors": {f"{name}: {file}" for name in ("first", "shim") for file in _FILES},
         "memory_and_files_of_others": None,
+        "socket_families": {"family 40 type 1", "family 40 type 5"},
+        "events_of_the_kernel": {"processes"},
     },
     "sandbox of an ordinary user": {"homes": None},
     "none of an ordinary user": dict.fromkeys(
@@ -58,9 +65,21 @@ MAY_BE_POSSIBLE: dict[str, dict[str, set[str] | None]] = {
             "shared_memory_without_limit",
             "kernel_interfaces",
             "calls_by_other_numbers",
+            "socket_families",
+            "events_of_the_kernel",
+            "drivers",
         )
     ),
-    "user": dict.fromkeys(("homes", "memory_of_the_kernel", "shared_memory_without_limit")),
+    "user": dict.fromkeys(
+        (
+            "homes",
+            "memory_of_the_kernel",
+            "shared_memory_without_limit",
+            "socket_families",
+            "events_of_the_kernel",
+            "drivers",
+        )
+    ),
 }
 """What depends on the machine: older engines do not stop AF_VSOCK and io_uring; to tasks as users, modes of homes and
 settings of the kernel apply. None: any part of it."""
@@ -141,7 +160,7 @@ def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
         "left_out": ["files_that_the_agent_writes"] if mode.startswith("none") else [],
     }
     write_private(stack.data / "report.json", json.dumps({"step": _SECRET_STEP}))
-    files = ("attack.py", "attack_kernel.py", "attack_results.py")
+    files = ("attack.py", "attack_kernel.py", "attack_more.py", "attack_results.py")
     scripts = [_script(name, json.dumps(targets)) for name in files]
     run = "".join(["mkdir -p tests/isolation\n", *scripts, f"mv {' '.join(files)} tests/isolation\n"])
     run += '"$MIZZEN_PYTHON" -m tests.isolation.attack targets.json'
@@ -160,4 +179,5 @@ def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
     assert stack.phase(victim) == "running"
     assert len(targets["ports"]) >= 2, "the API and the gateway"
     assert str(_SECRET_STEP) not in json.dumps(stack.client().workload(intruder))
+    assert not list(stack.data.glob("*.upload")), "copies of checkpoints follow no link"
     assert _stored(stack, intruder) <= {"folder"}, "the folder may have been away at that moment"

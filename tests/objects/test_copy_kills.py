@@ -14,7 +14,7 @@ import pytest
 
 from mizzen.objects import ObjectStore, checksums, open_store
 from mizzen.objects.copy import copy_object
-from tests.objects.inside import blocks_bytes, raw_names
+from tests.objects.store_internals import blocks_bytes, raw_names
 
 ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "0"))
 KILLS = 20 * ROUNDS or 4

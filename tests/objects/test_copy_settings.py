@@ -9,7 +9,7 @@ from mizzen.objects import MissingObject, ObjectStore, open_store
 from mizzen.objects import checksums as sums
 from mizzen.objects.copy import CopyFailed, Wanted, copy_objects, copy_prefix
 from tests.objects.copies import PART, Watched, bytes_of, copy
-from tests.objects.inside import raw_names, spoil_a_part
+from tests.objects.store_internals import raw_names, spoil_a_part
 
 PAIRS = [("file", "file"), ("file", "s3"), ("s3", "s3"), ("gcs", "gcs"), ("s3", "gcs"), ("gcs", "file")]
 STREAMED = [("file", "file"), ("file", "s3"), ("file", "gcs")]

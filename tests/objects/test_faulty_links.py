@@ -11,7 +11,7 @@ from mizzen.objects import ObjectStore, checksums, open_store, retries
 from mizzen.objects.copy import Copied, CopyFailed, DamagedSource, copy_prefix
 from tests.objects.copies import PART, bytes_of, copied_object, copy
 from tests.objects.faulty import Answer, Proxy, proxy
-from tests.objects.inside import raw_names
+from tests.objects.store_internals import raw_names
 
 REFUSED = """<?xml version="1.0" encoding="UTF-8"?>
 <Error><Code>{code}</Code><Message>{message}</Message><RequestId>1</RequestId></Error>"""

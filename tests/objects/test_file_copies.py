@@ -12,7 +12,7 @@ from mizzen.objects import open_store
 from mizzen.objects.copy import CopyInUse, copy_object, copy_prefix
 from mizzen.objects.files import FileStore
 from tests.objects.copies import PART, Watched, bytes_of, copy
-from tests.objects.inside import blocks_bytes, raw_names
+from tests.objects.store_internals import blocks_bytes, raw_names
 
 MIB = 1 << 20
 
@@ -98,7 +98,7 @@ def test_names_are_durable_when_a_copy_has_ended(
         real_fsync(descriptor)
 
     def replace(path: Path, name: Path) -> Path:
-        done.append(("name", f"{path} {name}"))
+        done.append(("name", " ".join(str(one.parent.resolve() / one.name) for one in (path, name))))
         return real_replace(path, name)
 
     monkeypatch.setattr(os, "fsync", fsync)

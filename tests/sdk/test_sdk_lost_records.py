@@ -21,7 +21,7 @@ from mizzen.checkpoint import (
 from mizzen.checkpoint.lost_records import repair
 from mizzen.checkpoint.roots import open_root
 from mizzen.cli.plain.runner import run
-from tests.depth import examples
+from tests.depth import examples, few
 
 LOST = "parts of checkpoints, but log/ has no usable record of them.*mizzen checkpoint repair"
 
@@ -158,30 +158,52 @@ def test_parts_are_kept_if_all_records_are_damaged(tmp_path: Path) -> None:
     assert found is not None and found.step == 3
 
 
-def damage(chance: random.Random, roots: list[Path]) -> None:
-    """Loses the log, the parts, or single files of one or several roots; or flips bits in files."""
+def mixed(chance: random.Random, root: Path, other: Path) -> None:
+    """Puts files of another run in a root: records, or parts that no record names, or parts in the place of its own."""
+    folder = chance.choice(("log", "parts", "content"))
+    if folder == "content":
+        strange = sorted(files(other / "parts"))
+        for path in chance.sample(found := sorted(files(root / "parts")), chance.randint(1, len(found))):
+            path.write_bytes(next((one for one in strange if one.name == path.name), strange[0]).read_bytes())
+        return
+    if chance.random() < 0.3:
+        shutil.rmtree(root / folder)
+    shutil.copytree(other / folder, root / folder, dirs_exist_ok=True)
+
+
+def damage(chance: random.Random, roots: list[Path], other: Path) -> None:
+    """Loses the log, the parts, or single files of one or several roots; flips bits; truncates; mixes runs."""
     for root in chance.sample(roots, chance.randint(1, len(roots))):
-        kind = chance.choice(("log", "parts", "both", "files", "bits"))
+        kind = chance.choice(("log", "parts", "both", "files", "bits", "cut", "mixed"))
+        if kind == "mixed":
+            mixed(chance, root, other)
         for folder in {"log": ["log"], "parts": ["parts"], "both": ["log", "parts"]}.get(kind, ()):
             shutil.rmtree(root / folder, ignore_errors=True)
         found = sorted(files(root))
-        for path in chance.sample(found, chance.randint(0, len(found))) if kind in ("files", "bits") else ():
+        for path in chance.sample(found, chance.randint(0, len(found))) if kind in ("files", "bits", "cut") else ():
             raw = bytearray(path.read_bytes())
             if kind == "files" or not raw:
                 path.unlink()
+            elif kind == "cut":
+                path.write_bytes(raw[: chance.randrange(len(raw))])
             else:
                 raw[chance.randrange(len(raw))] ^= 1 << chance.randrange(8)
                 path.write_bytes(raw)
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", few(range(10), 3))
 def test_no_damage_makes_a_wrong_a_silent_or_a_last_start(tmp_path: Path, block: int) -> None:
     """1,000 damaged trees, of one or two roots: each start loads a saved state exactly, or changes nothing.
 
     It starts from nothing only if no root has a file left. After an error no part is gone, and after the removals of
     two starts, a checkpoint that could be loaded still can be.
     """
+    other = tmp_path / "other"
+    stranger = Checkpointer(other, attempt=5, keep=3)
+    for step in range(1, 7):
+        stranger.save(step, {"table": {"w": np.full(20, 255, np.uint8), "frozen": [3]}, "rng": {"python": [step]},
+                             "progress": {"step": step}})  # fmt: skip
     for seed in range(block, examples(1000), 10):
         chance = random.Random(seed)
         folder = tmp_path / str(seed)
@@ -198,10 +220,10 @@ def test_no_damage_makes_a_wrong_a_silent_or_a_last_start(tmp_path: Path, block:
                 saver.save(step, {"table": {"w": np.frombuffer(states[step], np.uint8), "frozen": [1, 2]},
                                   "rng": saver._tracked.capture(step)["rng"], "progress": {"step": step}})  # fmt: skip
         roots = [root for root in (near, far) if root is not None]
-        damage(chance, roots)
+        damage(chance, roots, other)
         left = any(files(root / "parts") or files(root / "log") for root in roots)
         parts = {path for root in roots for path in files(root / "parts")}
-        attempt_given = chance.choice((None, attempt + 1))
+        attempt_given = chance.choice((None, 6))  # More than that of the other run.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             before: int | None = None

@@ -12,6 +12,7 @@ from mizzen.objects.files import FileStore
 from rigs.crash.disk_model import Disk, everything, nothing
 from rigs.crash.disk_recording import Recording, recording
 from rigs.crash.power_loss import ROOT, LostWork, check, record, sweep
+from tests.depth import few
 
 
 def _recorded(tmp_path: Path, keep: int, kills: list[int]) -> Recording:
@@ -27,7 +28,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize(("keep", "kills"), [(1, []), (2, [4, 30, 60]), (1, [8, 80])])
+@pytest.mark.parametrize(("keep", "kills"), few([(1, []), (2, [4, 30, 60]), (1, [8, 80])], 2))
 def test_no_state_of_the_disk_loses_what_was_acknowledged(
     tmp_path: Path, platform: None, keep: int, kills: list[int]
 ) -> None:

@@ -30,6 +30,7 @@ from services.values import (
     SetReplicaBase,
     Stage,
 )
+from tests.depth import examples
 from tests.services.controlling import ZONES, decide_on, fixed_load, make_plan, make_replica, make_state
 from tests.services.market import Launched, Market
 from tests.services.spot.strategies import traces
@@ -58,7 +59,7 @@ def _answers(draw: st.DrawFn) -> AnswerSettings:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(traces(), st.integers(0, 45), st.integers(1, 4), st.integers(0, 2), _answers(), st.sampled_from([1.0, 64.0]))
 def test_a_live_service_decides_as_a_replay(
     name: str, trace: SpotTrace, cold_s: int, target: int, extra: int, answers: AnswerSettings, speed: float
@@ -243,7 +244,7 @@ def _worlds(draw: st.DrawFn) -> tuple[ServicePlan, list[ReplicaFacts], list[Loss
     return plan, [one for one in replicas if one not in lost], losses
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(_worlds())
 def test_a_decision_is_consistent(world: tuple[ServicePlan, list[ReplicaFacts], list[Loss]]) -> None:
     """From any facts: each replica gets at most one action, surge is bounded, and the state survives JSON."""

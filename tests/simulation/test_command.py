@@ -125,6 +125,7 @@ def test_bad_rows_are_refused_or_named_and_skipped(files: Path, capsys: Capture)
     assert found["workloads"] == 5
 
 
+@pytest.mark.long
 def test_scale_and_slices(files: Path) -> None:
     """`--scale 2` doubles the arrivals; a slice has its own arrivals and the workloads that run at its start."""
     assert outcome("--scale", "2")["workloads"] == 60
@@ -162,6 +163,7 @@ def test_the_report_shows_policies_that_are_equal(report: tuple[Any, str]) -> No
         assert any("stroke-dasharray" in style for style, of in lines if of == colour)
 
 
+@pytest.mark.long
 def test_ten_runs_have_ten_colours(files: Path) -> None:
     """All policies, without and with a change, have different colours."""
     Path("live.json").write_text(snapshot(workload("waits")).model_dump_json())

@@ -1,21 +1,23 @@
-"""Evictions never form a loop, and immunity ends as soon as it is no longer needed.
+"""Evictions never form a loop, and immunity ends as soon as it is no longer needed."""
 
-`MIZZEN_LOOP_ROUNDS=10000 pytest tests/simulation/test_loops.py --timeout 0` is the long form; it takes some minutes.
-"""
-
-import os
 import random
 from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
 
 import pytest
 
 from simulation import passes
-from simulation.run import Scenario
+from simulation.policies import POLICIES
+from simulation.run import Run, Scenario
+from simulation.simulator import RunProgress
 from simulation.transitions import Happened
 from simulation.workloads import SimulatedWorkload
 from tests.simulation.scenarios import SURE, happenings, machines, scenario, tenant, when, workload
 
-ROUNDS = int(os.environ.get("MIZZEN_LOOP_ROUNDS", "30"))
+BLOCK = 20
+"""Random rounds of one case; `make test-all` runs 500 cases."""
 TENANTS = ("nlp", "speech", "vision")
 
 
@@ -37,20 +39,42 @@ def _restless(seed: int) -> Scenario:
         submit_s = chance.choice((0, 40, 80) if level > 2 else (0, 60, 120))
         regions = frozenset({chance.choice(PLACES)}) if chance.random() < 0.8 else None
         gpus, duration_s = chance.randint(1, 8), chance.choice((500, 5000, 5000))
-        work.append(workload(f"w{k}", gpus, submit_s, duration_s, level, chance.choice(TENANTS), regions=regions))
+        one = workload(f"w{k}", gpus, submit_s, duration_s, level, chance.choice(TENANTS), regions=regions)
+        limit_s = duration_s * chance.choice((1, 2, inf))
+        work.append(replace(one, user=chance.choice(("ann", "bob", "cleo")), max_runtime_s=limit_s))
     settings = PATIENT.model_copy(update={"min_runtime_s": float(chance.choice((0, 30, 100)))})
     return scenario(states, work, tenants, settings, seed=seed, until_s=1200.0)
+
+
+def _changing(seed: int) -> list[Happened]:
+    """Runs a round in which, at random times, a tenant gets another level or quota, as live at once; returns events."""
+    seen: list[Happened] = []
+    chance, simulator = random.Random(seed), Run(_restless(seed), POLICIES["global"], follow=seen.append).simulator
+    shares = simulator.transitions.shares
+
+    def change(progress: RunProgress) -> bool:
+        if chance.random() < 0.1:
+            name = chance.choice(TENANTS)
+            shares._tenants[name] = tenant(name, chance.choice((1, 2, 5)), a100=chance.randint(0, 14))
+            simulator.transitions.evictors.clear()
+            simulator.transitions.engine.set_tenants(shares.tenants(progress.now_s))
+            simulator._passes.news = True
+            seen.append(Happened(progress.now_s, "changed", name))
+        return False
+
+    simulator.run(change, every=1)
+    return seen
 
 
 def _loops(seen: list[Happened]) -> list[tuple[float, str, str]]:
     """Returns (time, evictor, victim) of evictions whose victim had caused, directly or by a chain, one of the evictor.
 
-    A submission or an end starts a new count.
+    A submission, an end, or a change of a tenant starts a new count.
     """
     victims: dict[str, set[str]] = defaultdict(set)
     out = []
     for one in seen:
-        if one.what in ("submitted", "finished"):
+        if one.what in ("submitted", "finished", "changed"):
             victims.clear()
         elif one.what == "evicted":
             (evictor,) = one.detail
@@ -64,14 +88,19 @@ def _loops(seen: list[Happened]) -> list[tuple[float, str, str]]:
     return out
 
 
-def test_no_preemption_loops() -> None:
-    """In random rounds, no chain of evictions returns to its first evictor without a submission or an end between."""
-    evictions = 0
-    for seed in range(ROUNDS):
-        seen = happenings(_restless(seed))[1]
+@pytest.mark.parametrize("block", [0, *(pytest.param(k, marks=pytest.mark.long) for k in range(1, 500))])
+def test_no_preemption_loops(block: int) -> None:
+    """In random rounds, no chain of evictions returns to its first evictor without one of these between: a submission,
+    an end, a change of a level or a quota. People and limits of runtimes change the order, and close no loop.
+    """
+    evictions = after_changes = 0
+    for seed in range(BLOCK * block, BLOCK * (block + 1)):
+        seen = _changing(seed)
         assert _loops(seen) == [], f"seed {seed}"
-        evictions += len([one for one in seen if one.what == "evicted"])
-    assert evictions > ROUNDS // 3
+        what = [one.what for one in seen if one.what in ("changed", "submitted", "evicted")]
+        evictions += what.count("evicted")
+        after_changes += sum(pair == ("changed", "evicted") for pair in pairwise(what))
+    assert evictions > BLOCK // 3 and after_changes
 
 
 def test_a_former_victim_outranks_its_evictor_in_the_end() -> None:

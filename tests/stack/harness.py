@@ -141,7 +141,12 @@ class Up:
         return out
 
     def start(self, machines: bool = True, timeout_s: float = 90.0) -> None:
-        """Starts the stack and waits until it is up; with `machines`, also until its machines are ready."""
+        """Starts the stack and waits until it is up; with `machines`, also until its machines are ready.
+
+        Raises:
+            AssertionError: it ends or is not up in time. In fixtures, pytest handles no `SystemExit`: the next
+                parameters of the fixture would fail, too.
+        """
         log = self.folder / "up.log"
         with log.open("a") as file:
             offset = file.tell()
@@ -162,7 +167,10 @@ class Up:
                 raise SystemExit(f"`mizzen up` ended with exit code {process.returncode}: {said}")
             return "mizzen is up" in said
 
-        wait_until(up, "mizzen is up", timeout_s)
+        try:
+            wait_until(up, "mizzen is up", timeout_s)
+        except SystemExit as error:  # `wait_until` does not repeat after it.
+            raise AssertionError(str(error)) from None
         if machines:
             self.await_machines()
 

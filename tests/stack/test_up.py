@@ -1,7 +1,9 @@
 """`mizzen up`: starting, stopping, killing and restarting it, and its errors."""
 
 import base64
+import html
 import os
+import re
 import signal
 import socket
 import ssl
@@ -147,6 +149,23 @@ def test_operators_see_the_ui_of_temporal(shared: Up) -> None:
         listed = browser.get(workflows, auth=("", operator)).json()
         assert "MachineWorkflow" in {one["type"]["name"] for one in listed["executions"]}
         assert browser.get("/v1/workloads", auth=("", operator)).status_code == 401, "only for the UI"
+
+
+def test_the_console_leads_operators_to_workflows(shared: Up) -> None:
+    """The page of a machine has a link to the runs of its workflow, which Temporal finds; only operators have it."""
+    machine = shared.client().machines()[0]["id"]
+    operator = (shared.data / "operator.key").read_text().strip()
+    links = {}
+    for key in (operator, shared.client().create_key("viewer", label="looks")["key"]):
+        with httpx.Client(base_url=f"http://127.0.0.1:{shared.port}") as browser:
+            assert browser.post("/console/login", data={"key": key}).status_code == 303
+            links[key] = re.findall(r'href="(/temporal/[^"]*)"', browser.get(f"/console/machines/{machine}").text)
+            if key == operator:
+                query = httpx.URL(html.unescape(links[key][0])).params["query"]
+                path = "/temporal/api/v1/namespaces/default/workflows"
+                listed = browser.get(path, params={"query": query}, auth=("", operator)).json()
+                assert {one["execution"]["workflowId"] for one in listed["executions"]} == {f"machine/{machine}"}
+    assert [len(found) for found in links.values()] == [1, 0]
 
 
 def test_operators_see_payloads_in_the_ui_of_temporal(shared: Up) -> None:

@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 
 from domain.instance import TetrisInstance
 from reference.tetris_score import score
+from tests.depth import examples
 from tests.tetris.small import allowed, small_instance
 from tetris.columns import Columns
 from tetris.problem import PlacementProblem
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     tables=st.integers(0, 9),

@@ -7,6 +7,7 @@ import pytest
 
 from domain.instance import InstanceRegion, PlacedTable, RecurringJob, TetrisInstance, Weights
 from research.tetris.generate import generate
+from tests.depth import few
 from tests.tetris.small import small_instance
 from tetris.climb import one_pass
 from tetris.columns import Columns
@@ -35,7 +36,7 @@ def test_what_is_found_breaks_no_more_than_the_plan(seed: int) -> None:
         assert broken <= 1e-9 and lack <= lack_before + 1e-9
 
 
-@pytest.mark.parametrize("tables, regions", [(14, 4), (300, 8), (3000, 12)])
+@pytest.mark.parametrize("tables, regions", few([(14, 4), (300, 8), (3000, 12)], 1))
 def test_neighbourhoods_of_mast_shape_are_solved_in_their_effort(tables: int, regions: int) -> None:
     """CP-SAT solves each neighbourhood within its effort, at least with the current plan as the solution."""
     problem = PlacementProblem(generate(tables, regions, seed=1))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from domain.ids import split_read
 from domain.instance import InstanceRegion, PlacedTable, Reads, RecurringJob, TetrisInstance
 from research.tetris.generate import generate
+from tests.depth import examples
 from tests.tetris.small import small_instance
 from tetris.columns import NONE, Columns
 from tetris.pieces import RequiredPieces
@@ -126,7 +127,7 @@ def test_reads_of_another_instance(reads: Reads, message: str) -> None:
 
 
 @hypothesis.given(seed=st.integers(0, 10_000), data=st.data())
-@hypothesis.settings(deadline=None, max_examples=40)
+@hypothesis.settings(deadline=None, max_examples=examples(40))
 def test_partial_replicas_add_up(seed: int, data: st.DataObject) -> None:
     """Summed by partition, replicas have the reported stored bytes and serve exactly the jobs that count as placed."""
     columns = Columns.of(small_instance(seed, 8, 3, 12))

@@ -115,7 +115,7 @@ class Facts:
 
     def stage(self, request: StageRequest) -> LaunchPlan:
         self.staged.append(request)
-        if not (request.may_run and self.plan.starts_at_once and not self.plan.needs_copy):
+        if not (request.may_run and self.plan.runs_once_staged):
             return self.plan
         running, before = Reason(ReasonCode.RUNNING).to_json(), self.plan.starting.to_json()
         self.transition(TransitionRequest(request.workload_id, request.attempt, Phase.RUNNING.value, running, before))

@@ -220,7 +220,7 @@ class Checkpointer(StateSaver):
             self._saving.wait_tolerating()
         if self.writer and (action is StepAction.SAVE or (action is StepAction.FLUSH and self._saved_step != step)):
             if self._saved_step is None:
-                warn_of_lost_position(stacklevel=2)
+                warn_of_lost_position(self._tracked.objects, stacklevel=2)
             if action is StepAction.SAVE:
                 done = self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)
                 if done and self._first is not None:

@@ -19,6 +19,32 @@ def has_gradients(objects: Iterable[Any]) -> bool:
     return any(tensor.grad is not None for module in modules for tensor in islice(module.parameters(), _MOST))
 
 
+class TrainingWatch:
+    """Tells whether a training has changed its torch modules since it was restored or begun."""
+
+    def __init__(self) -> None:
+        self._versions: int | None = None
+
+    def begin(self, objects: Iterable[Any]) -> None:
+        """Begin to watch the torch modules among `objects`."""
+        self._versions = _versions(objects)
+
+    def has_trained(self, objects: Iterable[Any]) -> bool:
+        """Return whether a parameter was changed in place or has a gradient; True if there are no parameters."""
+        found = list(objects)
+        now = _versions(found)
+        return now is None or now != self._versions or has_gradients(found)
+
+
+def _versions(objects: Iterable[Any]) -> int | None:
+    """Return a number that grows when a parameter is changed in place; None without parameters."""
+    torch = loaded("torch")
+    modules = [one for one in objects if torch is not None and isinstance(one, torch.nn.Module)]
+    parameters = [tensor for module in modules for tensor in islice(module.parameters(), _MOST)]
+    found = [0 if tensor.is_inference() else tensor._version for tensor in parameters]
+    return sum(found) if found else None
+
+
 class GradientWatch:
     """Watches one gradient that exists at a capture: if the next backward pass adds to it, warns once.
 

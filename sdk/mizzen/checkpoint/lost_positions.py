@@ -2,6 +2,8 @@
 
 import gc
 import warnings
+from collections.abc import Collection
+from typing import Any
 
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.tensors import loaded
@@ -15,27 +17,55 @@ _UNMOVED = (
 )
 
 
-def warn_of_lost_position(stacklevel: int) -> None:
-    """Issue a `CheckpointWarning` if the training is within an iteration of torch's loader that cannot be repeated.
+def warn_of_lost_position(tracked: Collection[Any], stacklevel: int) -> None:
+    """Issue a `CheckpointWarning` if the training is within an iteration of torch's loader that cannot be resumed.
 
-    That is a loader that draws its order from the global generator: a resumed epoch would have another order. Or it
-    uses a `ResumableSampler` whose `advance` is not called, for example because a framework has replaced the loader.
+    `tracked` are the tracked objects. The loader draws its order from the global generator: a resumed epoch would have
+    another order. Or it has a `ResumableSampler` whose `advance` is not called, for example because a framework has
+    replaced the loader. Or the loop around the caller takes all of its batches, so that a resumed epoch begins again.
     """
     data, samplers = loaded("torch.utils.data.dataloader"), loaded("torch.utils.data.sampler")
     if data is None or samplers is None:
         return
     for found in gc.get_objects():
         # Not isinstance: the `__class__` of some lazy objects imports a library.
-        if not issubclass(type(found), data._BaseDataLoaderIter):
+        if not issubclass(type(found), data._BaseDataLoaderIter) or _is_complete(found):
             continue
         sampler = getattr(found._index_sampler, "sampler", found._index_sampler)
         drawing = (samplers.RandomSampler, samplers.WeightedRandomSampler, samplers.SubsetRandomSampler)
         draws = isinstance(sampler, drawing) and sampler.generator is None
         unmoved = getattr(sampler, "is_unmoved", False)
-        if (draws or unmoved) and 0 < found._num_yielded < len(found._index_sampler):
+        if draws or unmoved or _begins_again(found, sampler, tracked, data.DataLoader):
             message = (
                 "this step is within an iteration of a DataLoader whose position is not tracked: after a kill, the "
                 f"epoch would begin again. {_UNMOVED if unmoved else _UNTRACKED}"
             )
             warnings.warn(message, CheckpointWarning, stacklevel=stacklevel + 1)
             return
+
+
+def _is_complete(iterator: Any) -> bool:
+    """Return whether nothing was taken from an iterator of a loader, or everything."""
+    try:
+        return not 0 < int(iterator._num_yielded) < len(iterator._index_sampler)
+    except TypeError:  # A stream has no length.
+        return not iterator._num_yielded
+
+
+def _begins_again(iterator: Any, sampler: Any, tracked: Collection[Any], kind: Any) -> bool:
+    dataset = iterator._dataset
+    followed = {id(one) for one in tracked}
+    # A `ResumableLoader` knows whether its state is read, for example within a tracked object.
+    order = getattr(iterator._index_sampler, "order", dataset)
+    if followed & {id(dataset), id(sampler), id(iterator._index_sampler)} or getattr(order, "is_saved", False):
+        return False
+    if isinstance(getattr(dataset, "indices", None), range):
+        return False  # It may be the rest of the data.
+
+    def is_loader(value: Any) -> bool:
+        inner = getattr(value, "base_dataloader", value)  # accelerate has wrapped it.
+        return isinstance(inner, kind) and inner.dataset is dataset and not followed & {id(value), id(inner)}
+
+    from mizzen.checkpoint.loops import begins_again
+
+    return begins_again(is_loader)

@@ -74,7 +74,7 @@ def check_not_lost(logs: Sequence[Log]) -> None:
 
 
 def last_attempt(log: Log) -> int:
-    """Return the newest attempt that has claimed the root; if the log is empty, the newest one that has written parts.
+    """Return the newest attempt in the log of the checkpoint root; if the log is empty, the newest with parts there.
 
     Raises:
         CheckpointError: the parts cannot be listed.

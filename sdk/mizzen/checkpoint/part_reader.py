@@ -229,13 +229,18 @@ class _Reading:
 def _reading(store: ObjectStore, part: Part) -> Iterator[_Reading]:
     """Open a part for one sequential read. On exit, verify its size and checksum."""
     with readable(part.key):
-        if not part.size_bytes and store.size(part.key) != 0:
-            raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
+        if not part.size_bytes:
+            _check_size(store, part)
         opened: AbstractContextManager[Any] = store.opened(part.key)
         # The workers are stopped before the object is closed: they must not read from a closed file.
         with opened as fetch, Workers(min(_FETCHES, 1 + part.size_bytes // _STAGED_BYTES)) as workers:
             reading = _Reading(part, fetch, workers)
             yield reading
-        if store.size(part.key) != part.size_bytes:
-            raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
+        _check_size(store, part)
     reading.check()
+
+
+def _check_size(store: ObjectStore, part: Part) -> None:
+    size_bytes = store.size(part.key)
+    if size_bytes != part.size_bytes:
+        raise CorruptCheckpointError(f"{part.key}: has {size_bytes} bytes; should have {part.size_bytes}")

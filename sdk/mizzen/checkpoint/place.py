@@ -92,7 +92,9 @@ class Best:
                 return cls(name, count)
             case (name, count, "max"):
                 return cls(name, count, greatest=True)
-        raise ValueError(f"best={given!r}: must be a name, a number and perhaps 'min' or 'max', as in ('val_loss', 3)")
+        raise ValueError(
+            f"best={given!r}: must be a name, a number and 'min' (default) or 'max', as in ('val_loss', 3)"
+        )
 
     def score(self, progress: Mapping[str, Any]) -> float | None:
         """Return the value of a checkpoint, from its part `progress`; None if it has none that can be compared."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from mizzen.checkpoint import parts, rng
 from mizzen.checkpoint.errors import CheckpointWarning, NotYetError, StateError
-from mizzen.checkpoint.gradients import GradientWatch, has_gradients
+from mizzen.checkpoint.gradients import GradientWatch, TrainingWatch
 from mizzen.checkpoint.manifest import check_part_name
 from mizzen.checkpoint.module_layout import ModuleLayout, module_layout, module_state, quick_layout
 from mizzen.checkpoint.refill import Refill
@@ -51,6 +51,7 @@ class Tracked:
         self._modules: dict[str, Any] = {}
         """The tracked objects, without wrappers."""
         self._gradients = GradientWatch()
+        self._training = TrainingWatch()
         self._held: rng.HeldGenerators | None = None
         """Set when a tracked loader resumes its iteration."""
         self.has_stepped = False
@@ -72,12 +73,13 @@ class Tracked:
         if PROGRESS in objects:
             self.progress = objects[PROGRESS]
         for watch in _methods(objects.values(), "watch_training"):
-            watch(lambda: self.has_stepped or has_gradients(self._modules.values()))
+            watch(lambda: self.has_stepped or self._training.has_trained(self._modules.values()))
 
     def begin(self) -> None:
         """Begin a training without a checkpoint: loaders that were iterated before begin again."""
         for begin in _methods(self._modules.values(), "begin_training"):
             begin()
+        self._training.begin(self._modules.values())
 
     @property
     def objects(self) -> list[Any]:
@@ -114,6 +116,7 @@ class Tracked:
 
     def capture(self, step: int) -> dict[str, Any]:
         """Return the current state, to save it. Warn of gradients, which are not part of it."""
+        self.has_stepped = True
         state = self.state(step)
         self._gradients.captured(step, self._modules)
         return state
@@ -175,6 +178,7 @@ class Tracked:
         for name in wanted:
             if isinstance(state[name], VerifiedPart):
                 state[name].fill()
+        self._training.begin(self._modules.values())
         if RNG in wanted:
             self._hold(state[RNG], wanted)
 

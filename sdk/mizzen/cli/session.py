@@ -237,7 +237,7 @@ def label_option(does: str) -> Callable[[F], F]:
 
 
 def limit_option(what: str, least: int = 1, most: int | None = None) -> Callable[[F], F]:
-    """Return the option --limit, by default 100. `what` is what it limits, for the help."""
+    """Return the option --limit, by default 100. `what` names the limited items in its help."""
     kind = click.IntRange(least, most)
     return click.option("-n", "--limit", type=kind, default=100, show_default=True, help=f"Maximum number of {what}.")
 

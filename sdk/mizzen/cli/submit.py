@@ -162,7 +162,7 @@ def _keep_failed(session: Session, reference: str, body: dict[str, Any]) -> None
     found = session.client.workloads(array=array, phases=("failed",))
     indexes = sorted(w["element"]["index"] for w in found if w["element"])
     if not indexes:
-        raise ClientError("none of its elements has failed")
+        raise ClientError(f"no element of the array {reference} has failed")
     body["array"]["indexes"] = _ranges(indexes)
 
 

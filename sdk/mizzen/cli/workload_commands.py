@@ -141,7 +141,7 @@ def ls(
 
 
 def workload_lines(session: Session, found: list[Any], width: int | None) -> list[str]:
-    """Return the table of workloads for a screen."""
+    """Return the lines of the table of workloads, `width` columns wide (None: as wide as needed)."""
     columns = [column for column in WORKLOAD_COLUMNS if session.output == "wide" or not column.wide]
     return table(found, columns, width, colour=not no_colour()) if found else ["no items found"]
 

@@ -51,7 +51,7 @@ class Data(Calls):
         return cast(views.Replica, answer)
 
     def verify_table(self, name: str, region: str | None = None) -> views.Verification:
-        """Start to read a table's replicas, or the one in `region`, in full and compare the checksums (operators)."""
+        """Start a verification: all replicas of a table, or the one in `region`, are read in full (operators)."""
         answer = self._call("POST", "tables", name, "verify", body={"region": region}, idempotent=True)
         return cast(views.Verification, answer)
 

@@ -525,7 +525,7 @@ class Why(TypedDict):
     credit: float | None
     preference: float | None
     """What the order among its tenant's workloads of this level adds to its age, in units of credit: more for a person
-    with less recent use."""
+    with less recent use, and for a short maximum runtime."""
     position: int | None
     """Position in the queue, from 1."""
     of: int | None

@@ -12,7 +12,39 @@ from mizzen.checkpoint.errors import StateError
 from mizzen.checkpoint.tensors import loaded
 from mizzen.integrations.random_numbers import RandomStream, owned, seed_of
 
-_INDEPENDENT = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_BLOCK = 1 << 14
+"""Number of indices that `DrawnSampler` draws at once."""
+
+
+class DrawnSampler(Sampler[int]):
+    """Draws indices with replacement, like torch's `RandomSampler`. Each block of indices has a seed of its own.
+
+    An iteration can therefore begin at any index without drawing those before.
+    """
+
+    def __init__(self, size: int, number: int) -> None:
+        """Draw `number` indices of a dataset of `size` samples."""
+        self._size = size
+        self._number = number
+        self._from = (0, 0)
+
+    def begin(self, seed: int, start: int) -> None:
+        """Let the next iteration begin with index number `start` of the order that `seed` gives."""
+        self._from = (seed, start)
+
+    def __len__(self) -> int:
+        """Return the number of indices of a whole epoch."""
+        return self._number
+
+    def __iter__(self) -> Iterator[int]:
+        seed, start = self._from
+        for block in range(start // _BLOCK, -(-self._number // _BLOCK)):
+            drawn = torch.Generator().manual_seed(seed_of("block", seed, block))
+            indices = torch.randint(self._size, (min(_BLOCK, self._number - block * _BLOCK),), generator=drawn)
+            yield from indices[max(0, start - block * _BLOCK) :].tolist()
+
+
+_INDEPENDENT = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DrawnSampler)
 
 
 class DataPosition:
@@ -28,6 +60,8 @@ class DataPosition:
         """Number of samples of this epoch that all ranks together have used; in `ReplayedSampler`, of batches."""
         self.steps = 0
         """Number of calls of `advance`."""
+        self.is_saved = False
+        """Whether the state of the loader is read for checkpoints."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a new generator for `purpose`, seeded by seed and epoch, so that the global generator is not used."""
@@ -85,11 +119,16 @@ class ReplayedSampler(DataPosition):
         self.attributes = self._changed()
         lists = [held for one in _nested(self.sampler) for held in vars(one).values() if _is_list(held)]
         before = [(held, held.copy()) for held in lists]
-        stream = RandomStream(seed_of("order", self.seed, self.epoch, self._rank), owned(self.sampler))
+        seed, position = seed_of("order", self.seed, self.epoch, self._rank), self.position
+        stream = RandomStream(seed, owned(self.sampler))
+        for one in _nested(self.sampler):
+            if isinstance(one, DrawnSampler):
+                one.begin(seed, position * getattr(self.sampler, "batch_size", 1))
+                position = 0
         try:
             with stream:
                 indices = iter(self.sampler)
-                deque(islice(indices, self.position), maxlen=0)
+                deque(islice(indices, position), maxlen=0)
             while True:
                 with stream:
                     try:
@@ -121,8 +160,8 @@ class ReplayedSampler(DataPosition):
             StateError: the state is from another seed or kind of sampler.
         """
         super().load_state_dict(state)
-        for one, values in zip(_nested(self.sampler), self.attributes, strict=False):
-            vars(one).update(values)
+        for one, values, initial in zip(_nested(self.sampler), self.attributes, self._initial, strict=False):
+            vars(one).update(initial | values)
 
     def advance(self, samples: int) -> int:
         """Record that the training has used one more batch. Return the total number of such steps."""

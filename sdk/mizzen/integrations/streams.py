@@ -112,7 +112,7 @@ class CarriedBatch:
 
 
 class StreamPosition(DataPosition, IterableDataset[Any]):
-    """A stream, as torch's loader and its workers iterate it, and the position of the training in it."""
+    """Wraps a stream of samples for a torch loader and its workers, and records how far the training has read it."""
 
     saved = (*DataPosition.saved, "workers", "last", "states", "start")
 
@@ -175,7 +175,7 @@ class StreamPosition(DataPosition, IterableDataset[Any]):
             yield sample
 
     def carried(self, batch: Any) -> CarriedBatch:
-        """Return a batch that was made in this process, with the position after it."""
+        """Return a batch that was collated in this process, together with the position of the stream after it."""
         self._batches += 1
         state = {"batches": self._batches, "ended": self._ended, "dataset": copy.deepcopy(self.dataset.state_dict())}
         return CarriedBatch(batch, self._role, state)
@@ -186,7 +186,7 @@ class StreamPosition(DataPosition, IterableDataset[Any]):
         return carried.batch
 
     def advance(self, samples: int) -> int:
-        """Record that the training has used one more batch. Return the total number of such steps."""
+        """Record that the training has used one more batch. Return the number of calls so far."""
         del samples
         self.position += 1
         self.steps += 1

@@ -16,23 +16,18 @@ code between `restore()` and the first batch, such as `random_split`, draws what
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
-from mizzen.checkpoint import CheckpointWarning, rng
+from mizzen.checkpoint import StateError, rng
+from mizzen.integrations.loader_options import options_of, shuffles
+from mizzen.integrations.looks import Looks
+from mizzen.integrations.prepared import PreparedLoader
 from mizzen.integrations.random_numbers import Seeded, WorkerStart, owned, seed_of
-from mizzen.integrations.replayed_sampler import DataPosition, ReplayedSampler
+from mizzen.integrations.replayed_sampler import DataPosition, DrawnSampler, ReplayedSampler
 from mizzen.integrations.streams import StreamPosition, stream_of
 
 
@@ -121,10 +116,12 @@ class ResumableSampler(DataPosition, Sampler[int]):
         """Go to the beginning of `epoch`. If it is the current epoch, the position is not changed."""
         if epoch != self.epoch:
             self._restore_generators()
+            self._resume = None
         super().set_epoch(epoch)
 
     def advance(self, samples: int) -> int:
-        """Record that each rank has used `samples` more samples. Return the total number of such steps."""
+        """Record that each rank has used `samples` more samples. Return the number of calls so far."""
+        self._resume = None
         self.position = min(self.position + samples * self.world_size, self.total)
         self.steps += 1
         return self.steps
@@ -144,20 +141,21 @@ class ResumableSampler(DataPosition, Sampler[int]):
         return self._resume is not None
 
     def _restore_generators(self) -> None:
-        resume, self._resume = self._resume, None
-        if resume is not None:
-            resume()
+        # Until `advance`, each iteration may be only a look at a batch, so the next one restores them again.
+        if self._resume is not None:
+            self._resume.is_set = False
+            self._resume()
 
 
-class ResumableLoader(DataLoader[Any]):
+class ResumableLoader(PreparedLoader, DataLoader[Any]):
     """A `DataLoader` with a state: the epoch, and the number of samples that the training has received.
 
         loader = ResumableLoader(dataset, batch_size=32, shuffle=True)
         loader = ResumableLoader(DataLoader(dataset, batch_sampler=buckets, collate_fn=pad))
 
-    The second form takes over the dataset, the sampler and the options of another loader. Its sampler may be of any
-    class; `ReplayedSampler` says what is repeated. An `IterableDataset` must have a state; see
-    `mizzen.integrations.streams`.
+    accelerate's `prepare` returns the loader itself. The second form takes over the dataset, the sampler and the
+    options of another loader. Its sampler may be of any class; `ReplayedSampler` says what is repeated. An
+    `IterableDataset` must have a state; see `mizzen.integrations.streams`.
 
     Batches that workers have prefetched do not count, so a checkpoint after a step has the position after the batch of
     that step. After a load, the first iteration yields the rest of the epoch (nothing, if the epoch was complete), and
@@ -188,7 +186,7 @@ class ResumableLoader(DataLoader[Any]):
             ValueError: the dataset is empty or has no length, a number is out of range, or options conflict.
         """
         if isinstance(dataset, DataLoader):
-            options = _options(dataset) | options
+            options = options_of(dataset) | options
             dataset, batch_size = options.pop("dataset"), options.pop("batch_size")
         is_stream = isinstance(dataset, IterableDataset)
         if not is_stream and not isinstance(dataset, Sized):
@@ -199,7 +197,8 @@ class ResumableLoader(DataLoader[Any]):
         rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
         self._order: ResumableSampler | ReplayedSampler | StreamPosition
-        plain = _shuffles(options.get("sampler"), dataset) if world_size == 1 and not is_stream else None
+        given_sampler: Any = options.get("sampler")
+        plain = shuffles(options.get("sampler"), dataset) if world_size == 1 and not is_stream else None
         if is_stream:
             self._order = stream_of(dataset, seed, rank, batch_size, options)
             dataset = self._order
@@ -207,6 +206,8 @@ class ResumableLoader(DataLoader[Any]):
             shuffle = bool(plain) or shuffle
             options["sampler"] = ResumableSampler(dataset, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size)
             shuffle = False
+        elif type(given_sampler) is RandomSampler and given_sampler.replacement:
+            options["sampler"] = DrawnSampler(len(dataset), given_sampler.num_samples)
         init = options.pop("worker_init_fn", None)
         super().__init__(dataset, batch_size, shuffle, generator=torch.Generator().manual_seed(seed), **options)
         self.worker_init_fn = WorkerStart(self.collate_fn, init.then if isinstance(init, WorkerStart) else init)
@@ -223,69 +224,98 @@ class ResumableLoader(DataLoader[Any]):
         self._created = False
         """Whether an iterator was created since the last load; it may never have been used."""
         self._within = False
+        self._iteration: object = None
+        """Stands for the latest iteration."""
         self._resume: rng.HeldGenerators | None = None
-        self._peeked = False
-        """Whether one batch was taken before the training began."""
-        self._has_trained: Callable[[], bool] | None = None
+        self._own: list[Any] | None = None
+        """Loaded states of the dataset's and collator's generators, which are set after looks are repeated."""
+        self._looks = Looks(self._place, self._go_to)
 
     @property
     def epoch(self) -> int:
         """The current epoch of the training, from 0."""
+        looks = self._looks
+        if looks.before is not None and (looks.is_repeated or not (self._within or looks.has_trained())):
+            return int(looks.before[0]["epoch"])
         return self._order.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`. If it is the current epoch, nothing changes."""
+        self._looks.undo()
         self._start = epoch
         self._order.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
+        self._looks.undo()
         # As in `zip`: another loader has resumed and ended, and the iterator that was created here was not used.
         passed = self._created and self._resume is not None and self._resume.is_set
         self._created = True
         return self._batches(passed)
 
     def _batches(self, passed: bool) -> Iterator[Any]:
-        order = self._order
-        self._warn_of_peek()
+        order, iteration = self._order, object()
+        self._looks.begin()
         # An epoch that was left early is over, but a loaded position within an iteration is resumed.
         if (self._begun or passed) and order.position:
             order.set_epoch(order.epoch + 1)
         self._begun = self._within = True
+        self._iteration = iteration
         self.generator.set_state(order.generator("workers").get_state())
         if isinstance(order, StreamPosition):
             order.begin()
+        is_empty = True
         try:
             batches = super().__iter__()
-            self._restore_generators()
-            for number, batch in enumerate(batches):
-                self._peeked = number == 0 and self._has_trained is not None and not self._has_trained()
-                if isinstance(order, StreamPosition):
-                    batch = order.unpacked(batch)
-                order.advance(self.batch_size or 1)
-                yield batch
+            if not self._looks.is_repeated:
+                self._restore_generators()
+            with self._handing_over() as hand_over:
+                for batch in batches:
+                    if isinstance(order, StreamPosition):
+                        batch = order.unpacked(batch)
+                    order.advance(self.batch_size or 1)
+                    is_empty = False
+                    yield hand_over(batch, self._is_last())
         finally:
-            self._within = False
+            # An older iterator may be freed only now.
+            self._within = self._within and self._iteration is not iteration
+        if is_empty:
+            self._looks.before = None  # The rest of a resumed epoch, not a look.
         order.set_epoch(order.epoch + 1)
 
-    def _warn_of_peek(self) -> None:
-        if self._peeked and self._order.position and self._has_trained is not None and not self._has_trained():
-            message = (
-                "a batch was taken from the tracked loader between restore() and the training: after a kill, the "
-                "training would go on with another epoch; take it before restore()"
-            )
-            warnings.warn(message, CheckpointWarning, stacklevel=3)
-        self._peeked = False
+    def _is_last(self) -> bool:
+        """Return whether the training has the last batch of an epoch; False for a stream."""
+        order = self._order
+        if isinstance(order, StreamPosition):
+            return False
+        if isinstance(order, ReplayedSampler):
+            return order.position >= len(self)
+        return math.ceil(order.position / (order.world_size * (self.batch_size or 1))) >= len(self)
+
+    def _place(self) -> tuple[Any, ...]:
+        held = self._resume
+        return self._order.state_dict(), self._begun, self._created, self._within, held, held and held.is_set
+
+    def _go_to(self, place: tuple[Any, ...]) -> None:
+        state, self._begun, self._created, self._within, self._resume, is_set = place
+        self._order.load_state_dict(state)
+        self._iteration = None
+        if self._resume is not None:
+            self._resume.is_set = is_set
 
     def watch_training(self, has_trained: Callable[[], bool]) -> None:
         """Use `has_trained`, which returns whether the training has begun, to tell it from a look at a batch."""
-        self._has_trained = has_trained
+        self._looks.has_trained = has_trained
 
     def begin_training(self) -> None:
         """Begin a training without a checkpoint: iterations before it, such as a look at a batch, do not count."""
+        self._looks.expect(0, None)
         if self._begun:
-            self._order.set_epoch(self._start)
-            self._order.restart()
-        self._begun = self._peeked = False
+            self._restart()
+        self._begun = False
+
+    def _restart(self) -> None:
+        self._order.set_epoch(self._start)
+        self._order.restart()
 
     @property
     def _index_sampler(self) -> Any:
@@ -300,8 +330,12 @@ class ResumableLoader(DataLoader[Any]):
 
         `within` says whether an iteration is going on; only then does the next one restore the global generators.
         """
-        own = [read() for read, _ in self._generators()]
-        return self._order.state_dict() | {"within": self._within, "generators": own}
+        self._order.is_saved = True
+        own = [read() for read, _ in self._generators()] if self._own is None else self._own
+        order, within = self._order.state_dict(), self._within
+        if self._looks.is_repeated:
+            order, _, _, within, *_ = self._looks.before
+        return order | {"within": within, "generators": own, "looks": self._looks.number}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position from `state`. The next iteration resumes there.
@@ -309,12 +343,28 @@ class ResumableLoader(DataLoader[Any]):
         Raises:
             StateError: the state is from a dataset of another size, or from another seed.
         """
-        self._order.load_state_dict(state)
+        looks, now = state.get("looks", 0), self._order.state_dict()
+        if looks:
+            self._restart()
+        first = self._order.state_dict(), False, False, False, None, None
+        try:
+            self._order.load_state_dict(state)
+        except StateError:
+            self._order.load_state_dict(now)
+            raise
         self._within = state["within"]
         self._begun = not self._within  # An epoch that was left early is over.
-        self._created = self._peeked = False
-        for (_, write), own in zip(self._generators(), state["generators"], strict=False):
+        self._created = False
+        self._iteration = None
+        self._looks.expect(looks, first)
+        self._own = state["generators"]
+        if not looks:
+            self._restore_own()
+
+    def _restore_own(self) -> None:
+        for (_, write), own in zip(self._generators(), self._own or (), strict=False):
             write(own)
+        self._own = None
 
     def leave(self) -> None:
         """End the iteration whose position was loaded: the next one is another epoch."""
@@ -324,15 +374,17 @@ class ResumableLoader(DataLoader[Any]):
         """Call `held`, which sets the global generators, when the iteration resumes.
 
         Returns:
-            False if the loaded state is not within an iteration. Then `held` is not called.
+            False if the loaded state is not within an iteration, and has no looks. Then `held` is not called.
         """
-        self._resume = held if self._within else None
+        self._resume = held if self._within or self._looks.number else None
         return self._resume is not None
 
     def _restore_generators(self) -> None:
         resume, self._resume = self._resume, None
         if resume is not None:
             resume()
+        if self._own is not None:
+            self._restore_own()
 
     def _generators(self) -> list[rng.Access]:
         found = owned(self.dataset, self.collate_fn)
@@ -365,22 +417,3 @@ class _Indices:
             key = ("batch", order.seed, epoch, place, self.worker_rank)
             yield index if self.worker_rank is None else Seeded(index, seed_of(*key))
             place += size
-
-
-def _shuffles(sampler: Any, dataset: Sized) -> bool | None:
-    """Return whether one of torch's own samplers shuffles all of a dataset, or takes it in order; None for others."""
-    if type(sampler) is SequentialSampler and len(sampler) == len(dataset):
-        return False
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(dataset):
-        return True
-    return None
-
-
-def _options(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the options that create a loader like `loader`."""
-    names = ["dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"]
-    names += ["prefetch_factor", "persistent_workers", "pin_memory_device", "in_order", "multiprocessing_context"]
-    found = {name: getattr(loader, name) for name in names if hasattr(loader, name)}
-    if loader.batch_sampler is not None and loader.batch_size is None:
-        return found | {"batch_size": 1, "batch_sampler": loader.batch_sampler}
-    return found | {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}

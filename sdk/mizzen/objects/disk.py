@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ _WRITE_BYTES = 16 << 20
 _SYNC_FILE_RANGE_WRITE = 2
 _MADE = "user.mizzen.made"
 """Extended attribute of folders that a store has created."""
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def lock(descriptor: int) -> bool | None:
@@ -150,14 +152,51 @@ def make_folders(folder: Path) -> list[Path]:
     for absent in reversed(missing):
         try:
             absent.mkdir()
-            with suppress(OSError, AttributeError):
-                os.setxattr(absent, _MADE, b"")
+            _mark_made(absent)
         except FileExistsError:
             # Another writer created the folder. If a delete has already removed it again, lstat raises
             # FileNotFoundError.
             if not stat.S_ISDIR(absent.lstat().st_mode):
                 raise
     return missing
+
+
+@contextmanager
+def held(root: Path, folder: Path, made: list[Path] | None = None) -> Iterator[Path]:
+    """Give a path to `folder`, below `root`, that leads to the same folder whatever is renamed meanwhile.
+
+    So a task that exchanges its folders for symbolic links does not change what another process reads and writes. On
+    systems without Linux's `/proc`, the path is `folder`. If `made` is a list, missing folders are created, and added.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
+        NotADirectoryError: a part of the path below `root` is a symbolic link or a file.
+    """
+    place, descriptor = root, os.open(root, _FOLDER)
+    try:
+        for part in folder.relative_to(root).parts:
+            place /= part
+            if made is not None:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=descriptor)
+                    made.append(place)
+            inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+            if made and made[-1] == place:
+                _mark_made(_path_of(descriptor, place))
+        yield _path_of(descriptor, folder)
+    finally:
+        os.close(descriptor)
+
+
+def _path_of(descriptor: int, otherwise: Path) -> Path:
+    return Path(f"/proc/self/fd/{descriptor}") if sys.platform == "linux" else otherwise
+
+
+def _mark_made(folder: Path) -> None:
+    with suppress(OSError, AttributeError):
+        os.setxattr(folder, _MADE, b"")
 
 
 def was_made(folder: Path) -> bool:

@@ -33,7 +33,7 @@ def open_staged(path: Path, plan: CopyPlan) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         if lock(descriptor) is False:
             os.close(descriptor)
-            raise CopyInUse(f"{plan.key}: another process is copying it to {path.parent.parent}")
+            raise CopyInUse(f"{plan.key}: another process is copying it to {path.parent.resolve().parent}")
         # The previous holder may have renamed the file to its object, or removed it: then open it again.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False)):

@@ -6,6 +6,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from itertools import groupby
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ from mizzen.objects.disk import (
     FairLock,
     abandoned,
     advise,
+    held,
     idle,
     in_memory,
     lock,
@@ -66,7 +68,7 @@ class FileStore(ObjectStore):
         """Store an object; see `ObjectStore.put`."""
         path = self._path(key)
         with self._staged(body) as temporary:
-            self._place(path, key, lambda: temporary.replace(path))
+            self._place(path, key, temporary.replace)
             self._make_durable(path.parent)
 
     def create(self, key: str, body: bytes) -> bool:
@@ -79,17 +81,17 @@ class FileStore(ObjectStore):
         path = self._path(key)
         with self._staged(body) as temporary:
 
-            def link() -> None:
+            def link(place: Path) -> None:
                 try:
-                    os.link(temporary, path, follow_symlinks=False)
+                    os.link(temporary, place, follow_symlinks=False)
                 except OSError as error:
                     if error.errno not in _NO_LINKS:
                         raise
-                    descriptor = os.open(path, _NEW, 0o666)
+                    descriptor = os.open(place, _NEW, 0o666)
                     try:
                         write(descriptor, body)
                     except OSError:
-                        path.unlink(missing_ok=True)
+                        place.unlink(missing_ok=True)
                         raise
                     finally:
                         os.close(descriptor)
@@ -175,16 +177,19 @@ class FileStore(ObjectStore):
         return None
 
     def stat_all(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
-        """Look up several keys; see `ObjectStore.stat_all`. Each folder is checked for symbolic links only once."""
-        paths = {key: self._path(key) for key in keys}
-        safe = {folder: self._within(folder) for folder in {path.parent for path in paths.values()}}
-        return {key: _info(key, path) if safe[path.parent] else None for key, path in paths.items()}
+        """Look up several keys; see `ObjectStore.stat_all`. Each folder is opened only once."""
+        found = dict[str, ObjectInfo | None].fromkeys(keys)
+        for folder, paths in groupby(sorted(map(self._path, keys)), lambda path: path.parent):
+            with suppress(FileNotFoundError, NotADirectoryError), held(self._root, folder) as place:
+                for path in paths:
+                    key = str(path.relative_to(self._root))
+                    found[key] = _info(key, place / path.name)
+        return found
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """List objects by prefix; see `ObjectStore.list`."""
         folder, _, _ = check_prefix(prefix).rpartition("/")
-        if self._within(self._root / folder):
-            yield from self._walk(f"{folder}/" if folder else "", prefix, after)
+        yield from self._walk(f"{folder}/" if folder else "", prefix, after)
 
     def stat(self, key: str) -> ObjectStat | None:
         """Return size, tag and mark of an object; see `ObjectStore.stat`.
@@ -207,15 +212,15 @@ class FileStore(ObjectStore):
 
         Writes a staged file and renames it. From another folder the kernel copies.
         """
-        path, staging = self._path(plan.key), self._root / STAGING
-        make_folders(staging)
-        staged = staging / f"{plan.mark}{SUFFIX}"
+        path = self._path(plan.key)
+        make_folders(self._root)
         with ExitStack() as stack:
+            staged = stack.enter_context(held(self._root, self._root / STAGING, [])) / f"{plan.mark}{SUFFIX}"
             descriptor = open_staged(staged, plan)
             stack.callback(os.close, descriptor)
 
             def publish() -> None:
-                self._place(path, plan.key, lambda: staged.replace(path))
+                self._place(path, plan.key, staged.replace)
 
             if plan.parts <= 1:
                 yield WholeFile(plan, staged, descriptor, publish)
@@ -234,17 +239,17 @@ class FileStore(ObjectStore):
     def delete(self, key: str) -> None:
         """Remove an object; see `ObjectStore.delete`. Also removes folders that become empty."""
         path = self._path(key)
-        if not self._within(path.parent):
-            return
         try:
-            path.unlink()
+            with held(self._root, path.parent) as place:
+                (place / path.name).unlink()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return
         for folder in path.parents:
             if folder == self._root:
                 return
             try:
-                folder.rmdir()
+                with held(self._root, folder.parent) as place:
+                    (place / folder.name).rmdir()
             except OSError:
                 return
             self._durable.discard(folder)
@@ -270,11 +275,11 @@ class FileStore(ObjectStore):
     def _open(self, key: str) -> int:
         path = self._path(key)
         missing = MissingObject(f"no object {key!r} in {self._root}")
-        if not self._within(path.parent):
-            raise missing
         try:
-            # Non-blocking, because opening a FIFO would block before its type can be checked.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            with held(self._root, path.parent) as place:
+                # Non-blocking, because opening a FIFO would block before its type can be checked.
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+                descriptor = os.open(place / path.name, flags)
         except OSError as error:
             if error.errno in _NO_OBJECT:
                 raise missing from None
@@ -285,36 +290,38 @@ class FileStore(ObjectStore):
         return descriptor
 
     def _staging(self) -> Iterator[Path]:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            yield from list((self._root / STAGING).iterdir())
+        with suppress(FileNotFoundError, NotADirectoryError), held(self._root, self._root / STAGING) as staging:
+            yield from list(staging.iterdir())
 
     @contextmanager
     def _staged(self, body: Body) -> Iterator[Path]:
         """Write the content to a new, locked temporary file and sync it. On exit, remove the file."""
-        staging = self._root / STAGING
-        make_folders(staging)
-        while True:
-            temporary = staging / os.urandom(16).hex()
-            descriptor = os.open(temporary, _NEW, 0o666)
-            # If `tidy` removed the file before it was locked, it has no links: create another one.
-            if lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
-                break
-            os.close(descriptor)
-        try:
-            write(descriptor, body)
-            yield temporary
-        finally:
-            temporary.unlink(missing_ok=True)
-            os.close(descriptor)
+        make_folders(self._root)
+        with held(self._root, self._root / STAGING, []) as staging:
+            while True:
+                temporary = staging / os.urandom(16).hex()
+                descriptor = os.open(temporary, _NEW, 0o666)
+                # If `tidy` removed the file before it was locked, it has no links: create another one.
+                if lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
+                    break
+                os.close(descriptor)
+            try:
+                write(descriptor, body)
+                yield temporary
+            finally:
+                temporary.unlink(missing_ok=True)
+                os.close(descriptor)
 
-    def _place(self, path: Path, key: str, step: Callable[[], object]) -> None:
-        """Create the folders above `path` and run `step`, which creates its name. Durable only after `_settle`."""
+    def _place(self, path: Path, key: str, step: Callable[[Path], object]) -> None:
+        """Create the folders above `path` and run `step`, which creates its name. Durable only after `_make_durable`.
+
+        `step` gets a path that leads to the same folder (`held`).
+        """
         for race in range(_RACES):
             try:
-                made = make_folders(path.parent)
-                if not self._within(path.parent):
-                    raise ValueError(f"object key {key!r}: its path contains a symbolic link")
-                step()
+                made = make_folders(self._root)
+                with held(self._root, path.parent, made) as place:
+                    step(place / path.name)
             except FileNotFoundError:
                 if race + 1 < _RACES:
                     continue
@@ -324,6 +331,8 @@ class FileStore(ObjectStore):
                     raise
                 raise _clash(key) from None
             except (NotADirectoryError, IsADirectoryError):
+                if not self._within(path.parent):
+                    raise ValueError(f"object key {key!r}: its path contains a symbolic link") from None
                 raise _clash(key) from None
             self._durable.difference_update(made)
             return
@@ -350,28 +359,25 @@ class FileStore(ObjectStore):
         self._durable.update(found)
 
     def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
-        found: list[tuple[str, os.DirEntry[str]]] = []
+        found: list[tuple[str, ObjectInfo | None]] = []
         try:
-            with os.scandir(self._root / folder) as entries:
+            with held(self._root, self._root / folder) as place, os.scandir(place) as entries:
                 for entry in entries:
                     # Sort a folder with its slash, as its keys sort.
                     key = folder + entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "")
-                    found.append((key, entry))
+                    if key.endswith("/"):
+                        below = key.startswith(prefix) or prefix.startswith(key)
+                        if below and (key > after or after.startswith(key)) and key != f"{STAGING}/":
+                            found.append((key, None))
+                    elif key.startswith(prefix) and key > after and (info := _info(key, place / entry.name)):
+                        found.append((key, info))
         except (FileNotFoundError, NotADirectoryError):
             return
-        for key, entry in sorted(found, key=lambda pair: os.fsencode(pair[0])):
-            if key.endswith("/"):
-                if key == f"{STAGING}/":
-                    continue
-                below = key.startswith(prefix) or prefix.startswith(key)
-                if below and (key > after or after.startswith(key)):
-                    yield from self._walk(key, prefix, after)
-            elif key.startswith(prefix) and key > after and entry.is_file(follow_symlinks=False):
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                yield ObjectInfo(key, status.st_size, _tag(status))
+        for key, info in sorted(found, key=lambda pair: os.fsencode(pair[0])):
+            if info is None:
+                yield from self._walk(key, prefix, after)
+            else:
+                yield info
 
 
 def _clash(key: str) -> ValueError:

@@ -188,7 +188,7 @@ def _upload(blob: Any, body: bytearray) -> None:
 
 
 def _rewrite(blob: Any, source: Any, token: str | None = None, kept: Any = None, **asked: Any) -> None:
-    """Copy an object server-side, starting at `token`. Each new token is stored in the object `kept`."""
+    """Copy an object server-side, from the rewrite token `token` on. Each new token is stored in the blob `kept`."""
     while True:
         token, _, _ = blob.rewrite(source, token=token, **asked)
         if token is None:

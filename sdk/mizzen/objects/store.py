@@ -216,7 +216,7 @@ class ObjectStore(Protocol):
         """Remove the object. Does nothing if there is none."""
 
     def forget(self, key: str) -> None:
-        """Drop the object from this machine's page cache: it will be removed soon and not be read before."""
+        """Drop the object, which will not be read again before its removal, from this machine's page cache."""
 
     def tidy(self) -> None:
         """Remove temporary files of writers that died. Does nothing for stores that have none."""

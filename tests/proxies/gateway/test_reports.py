@@ -83,7 +83,7 @@ async def test_results(site: Site, own: str) -> None:
         (_raw(b"json/plain", b'{"machine": "' + b"\xff" + b'"}'), "must be a NodeOutcome"),
         (_payloads("done"), "must be a NodeOutcome"),
         (_payloads(replace(good, machine=site.machine("m2"))), "result.machine"),
-        (_payloads(replace(good, exits=[TaskExit("a/b", 0, 1)])), "exits[0]: task a/b/0; must be a job"),
+        (_payloads(replace(good, exits=[TaskExit("a/b", 0, 1)])), "exits[0]: task a/b/0; must be the name of a job"),
         (_payloads(replace(good, exits=[TaskExit("main", -1, 1)])), "exits[0]: task main/-1"),
         *((_payloads(replace(good, progress=[one])), words) for one, words in BAD_PROGRESS.values()),
     ]

@@ -92,14 +92,16 @@ def test_ours_is_the_live_scheduler_with_its_defaults(data: Path, tmp_path: Path
     assert len(shared) >= 7
     assert {name: getattr(scene.settings, name) for name in shared} == {name: getattr(live, name) for name in shared}
     assert scene.settings.full_scan_s == live.scan_interval_s
-    assert credit_weights(scene.settings) == CreditWeights(live.w_age, live.age_cap_s, live.w_fair, live.w_user)
+    terms = live.w_age, live.age_cap_s, live.w_fair, live.w_user, live.w_short
+    assert credit_weights(scene.settings) == CreditWeights(*terms)
     policy = policy_of(OURS)
     assert policy.engine is None and not (policy.binds_early or policy.by_cluster or policy.in_order)
     assert replace(policy, name=MAST, flat_over_quota=True) == policy_of(MAST) and not policy.flat_over_quota
     engine = engine_for(scenario_for(scene, OURS), policy)
     assert engine._auction._options == Options(explain=False, joint=live.joint, reserve_after_s=live.reserve_after_s)  # type: ignore[attr-defined]
     mast = scenario_for(scene, MAST).settings
-    assert mast == scene.settings.model_copy(update={"reserve_after_s": inf, "w_user": 0.0}) != scene.settings
+    off = {"reserve_after_s": inf, "w_user": 0.0, "w_short": 0.0}
+    assert mast == scene.settings.model_copy(update=off) != scene.settings
 
 
 @pytest.mark.long

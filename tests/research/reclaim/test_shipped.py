@@ -11,8 +11,8 @@ from infra.config.scheduling import ReclaimSettings
 from mizzen.cadence import PLATFORMS, UNKNOWN, best_interval_s, timer
 from reclaim.hazard import HazardModel
 from research.reclaim.engine import simulate
+from research.reclaim.estimates import SiteKnowledge
 from research.reclaim.interruption_rates import PRIOR_S, Interruptions
-from research.reclaim.knowledge import SiteKnowledge
 from research.reclaim.save_policies import FIRST_SAVE_S, Saver, own_interval_s
 from research.reclaim.state import Job, JobPhase, Node
 from research.reclaim.systems import SYSTEMS, IntervalRule, Parameters

@@ -232,6 +232,7 @@ def test_the_frontier(folder: Path, capsys: Capture) -> None:
     assert all(f">{value}</text>" in chart for value in ("0", "3840", "120000", "optimum"))
 
 
+@pytest.mark.long
 def test_the_optimum_of_other_settings(folder: Path, capsys: Capture) -> None:
     """A sweep that changes the optimum is not compared with the optimum of the main table."""
     optimum = ("--optimum", "--optimum-availability", "90", "--windows", "2")

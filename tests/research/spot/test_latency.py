@@ -13,6 +13,7 @@ from research.spot.replay import ReplaySettings, ReplicaSpan, replay_spans
 from research.spot.requests import Requests
 from research.spot.traces import SpotTrace
 from services.spot.policies import PolicySettings
+from tests.depth import examples
 from tests.research.spot.plain_serving import PlainReplica, plain_serving
 from tests.services.spot.strategies import traces, zones_of
 
@@ -28,7 +29,7 @@ def replicas(draw: st.DrawFn) -> list[PlainReplica]:
     return sorted(found, key=lambda one: one.from_s)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(1, 25)), max_size=25).map(sorted),
     replicas(),

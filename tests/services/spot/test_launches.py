@@ -13,6 +13,7 @@ from research.spot.traces import SpotTrace
 from services.spot.policies import PolicySettings, make_policy
 from services.spot.spothedge_plus import KEPT_S
 from services.spot.values import Action, Launch, Observation, PolicyState, SpotPolicy, Zone
+from tests.depth import examples
 from tests.services.spot.strategies import zones_of
 
 _HOUR_S = 3600.0
@@ -92,7 +93,7 @@ def _fleets(draw: st.DrawFn) -> SpotTrace:
 _MEAN_S = st.sampled_from([0.0, 2.0, 10.0, 60.0])
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     _fleets(),
     _MEAN_S,

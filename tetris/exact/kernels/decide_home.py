@@ -199,10 +199,10 @@ def _can_win(count: F8, size: F8, region: int, left: float, left_bytes: float) -
 
 @compiled
 def weigh(fixed: ExactConstants, levels: Levels, before: int, level: int, enough: float) -> None:
-    """Computes the lower bounds of a level, from those of level `before` and the changed channels.
+    """Computes the lower bounds at a level of the search tree, from those at level `before` and the changed channels.
 
-    If `before` equals `level`, all channels are computed. The function returns early if the bound reaches `enough` or
-    an allowed limit is exceeded, because the level will be pruned.
+    If `before` equals `level`, all channels are computed. The function returns early if the bound reaches `enough`, or
+    if a limit on moves or demand is violated, because the search then prunes this node.
     """
     now, keys = levels.now[level], fixed.supply.shape[0]
     if now[HOME_H] < fixed.wanted_h or now[MOVED] > fixed.move_quota:

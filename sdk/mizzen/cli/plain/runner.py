@@ -15,9 +15,9 @@ from mizzen.cli.plain.values import Failure, UsageError
 COMMANDS = {
     "cadence": "mizzen.cli.plain.cadence:cadence",
     "checkpoint": "mizzen.cli.plain.checkpoint:checkpoint",
-    "reclaim": "mizzen.cli.plain.owner:reclaim",
-    "lend": "mizzen.cli.plain.owner:lend",
-    "lending": "mizzen.cli.plain.owner:lending",
+    "reclaim": "mizzen.cli.plain.owner_commands:reclaim",
+    "lend": "mizzen.cli.plain.owner_commands:lend",
+    "lending": "mizzen.cli.plain.owner_commands:lending",
 }
 """The location (`module:name`) of the function that returns the parser of each command."""
 

@@ -33,7 +33,7 @@ class Failure(Exception):
 
 
 def seconds(text: str, above_zero: bool) -> float:
-    """Parse a duration such as `90s`, `1h30m` or `2d`, or a number of seconds. Return its seconds.
+    """Parse a duration such as `90s`, `1h30m` or `2d`, or a number of seconds. Return it in seconds.
 
     Raises:
         BadValue: the text is not a duration, or the duration is 0 and `above_zero` is set.

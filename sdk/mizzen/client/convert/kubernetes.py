@@ -259,10 +259,9 @@ class _Manifest:
         if inner is not None:
             why = "it counts the running time of the whole workload"
             job.changed("activeDeadlineSeconds", inner, "limits.max_runtime", why)
-        for key, why in (("backoffLimit", "the gang starts again as `limits.retries` says"),
-                         ("podFailurePolicy", "the gang starts again as `limits.retries` says")):  # fmt: skip
+        for key in ("backoffLimit", "backoffLimitPerIndex", "podFailurePolicy"):
             if node := job.take(key):
-                job.changed(key, node, "limits.retries", why)
+                job.changed(key, node, "limits.retries", "the gang starts again as `limits.retries` says")
         job.close(table.JOB_DROPPED, table.JOB_LOST)
         template.close({}, {})
         one.close({}, {})

@@ -28,7 +28,7 @@ _SHELLS = {"sh", "bash", "dash", "ash"}
 
 @dataclass(frozen=True)
 class PodIndex:
-    """How the tasks of a job are counted, and which host names the source uses."""
+    """How a manifest numbers the pods of a job, and which host names it uses for them."""
 
     index: str
     """The completion index, in a shell."""

@@ -42,7 +42,7 @@ def convert(text: str, name: str) -> Conversion:
     except SyntaxError as error:
         raise CannotConvert(error.lineno or 1, f"not Python: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise CannotConvert(1, f"not Python: {type(error).__name__}: nested too deeply, or not text") from None
+        raise CannotConvert(1, f"not Python: {type(error).__name__}: nested too deeply, or with null bytes") from None
     try:
         return _Program(tree, name).convert()
     except RecursionError:

@@ -26,7 +26,7 @@ class SubmititExecutor:
 
 
 class ExecutorShape:
-    """Fields of a document from the parameters of an executor. Each parameter is explained once for a document."""
+    """Converts the parameters of a submitit executor into fields of a document. Remarks on a parameter appear once."""
 
     def __init__(self, conversion: Conversion, executor: SubmititExecutor) -> None:
         self._conversion, self._executor = conversion, executor
@@ -97,6 +97,10 @@ class ExecutorShape:
             if name not in self._given:
                 continue
             line, source, value = self._given[name]
+            if name == "gres":
+                value = self._gpus_of(line, source, str(value))
+                if not value:
+                    continue
             self._take(name, "jobs[0].resources.accelerators")
             words = [word for word in str(value).split(":") if word != "gpu"]
             if not words or not words[-1].isdecimal() or int(words[-1]) > 62 or len(words) > 2:
@@ -114,13 +118,19 @@ class ExecutorShape:
             return {}, 0
         types = types or models
         if not types:
-            line, source, value = next(
-                self._given[one] for one in ("gpus_per_node", "num_gpus", "gres", "gpus_per_task") if one in self._given
-            )
+            line, source, value = next(self._given[one] for one in _GPUS if one in self._given)
             why = "no GPU type is given: replace `gpu` with a type that `mizzen machines` shows"
             self._conversion.changed(line, f"{source}={value!r}", "jobs[0].resources.accelerators", why)
         named = [f"{kind}:{count}" for kind in types or ["gpu"]]
         return {"accelerators": named[0] if len(named) == 1 else named}, count
+
+    def _gpus_of(self, line: int, source: str, gres: str) -> str:
+        """Return the part of generic resources that are GPUs; the others get a remark. Empty: there are none."""
+        parts = [part for part in gres.split(",") if part != "none"]
+        for part in parts:
+            if part.partition(":")[0] not in ("gpu", "gres/gpu"):
+                self._conversion.lost(line, f"{source}: {part}", "a document asks for GPUs, cores and memory only")
+        return ",".join(part.removeprefix("gres/") for part in parts if "gpu" in part.partition(":")[0])
 
     def _models(self) -> list[str]:
         if "constraint" not in self._given:
