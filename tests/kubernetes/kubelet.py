@@ -144,7 +144,9 @@ class Nodes:
                 self._serve_pod(name, pod)
         for name in self.containers.keys() - pods.keys():
             if self._names[self.containers[name].pod["spec"]["nodeName"]]:
-                self.containers.pop(name).kill()
+                gone = self.containers.pop(name)
+                gone.kill()
+                gone.process.wait()
 
     def _serve_pod(self, name: str, pod: dict[str, Any]) -> None:
         container = self.containers.get(name)

@@ -1,6 +1,7 @@
 """Requests to the API server of a cluster, and their errors: refused, or unknown."""
 
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -37,6 +38,14 @@ class KubernetesApi:
     def __init__(self, name: str, settings: KubernetesSettings) -> None:
         self._name, self._settings = name, settings
         self._http: httpx2.Client | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Closes the connections but those of watches. No other thread may use them."""
+        with self._lock:
+            if self._http is not None:
+                self._http.close()
+                self._http = None
 
     def objects(self, resource: str, *, labels: str = "", fields: str = "") -> tuple[list[Object], str]:
         """Returns the objects as of now, and the resource version of the list.
@@ -74,9 +83,11 @@ class KubernetesApi:
         given = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(timeout_s)}
         given |= {"resourceVersion": version, "labelSelector": labels}
         patience = httpx2.Timeout(self._settings.timeout_s, read=timeout_s + self._settings.timeout_s)
+        # A client of its own, which this thread closes: closing one while another thread reads would mix up sockets.
         with (
             self._asking(f"watching {resource}"),
-            self._client().stream("GET", self.path(resource), params=given, timeout=patience) as answer,
+            self._new_client() as client,
+            client.stream("GET", self.path(resource), params=given, timeout=patience) as answer,
         ):
             if answer.status_code >= 400:
                 answer.read()
@@ -113,17 +124,21 @@ class KubernetesApi:
         return f"/api/v1/namespaces/{self._settings.namespace}/{resource}" + (f"/{name}" if name else "")
 
     def _client(self) -> httpx2.Client:
-        if self._http is None:
-            path = self._settings.kubeconfig
-            try:
-                config = KubeConfig.from_env() if path is None else KubeConfig.from_file(path)
-                chosen = config.get(self._settings.context)
-                if chosen is None:
-                    raise ConfigError("it has no current context; set `context`")
-                self._http = Client(chosen, ConnectionParams(timeout=httpx2.Timeout(self._settings.timeout_s)))
-            except (ConfigError, OSError, KeyError, ValueError) as error:
-                raise ProviderUnavailable(f"{self._name}: kubeconfig: {error}") from None
-        return self._http
+        with self._lock:
+            if self._http is None:
+                self._http = self._new_client()
+            return self._http
+
+    def _new_client(self) -> httpx2.Client:
+        path = self._settings.kubeconfig
+        try:
+            config = KubeConfig.from_env() if path is None else KubeConfig.from_file(path)
+            chosen = config.get(self._settings.context)
+            if chosen is None:
+                raise ConfigError("it has no current context; set `context`")
+            return Client(chosen, ConnectionParams(timeout=httpx2.Timeout(self._settings.timeout_s)))
+        except (ConfigError, OSError, KeyError, ValueError) as error:
+            raise ProviderUnavailable(f"{self._name}: kubeconfig: {error}") from None
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:

@@ -26,6 +26,9 @@ class PodEnds:
         self._name, self._api, self._labels = name, api, labels
         self._ends: OrderedDict[str, tuple[float, FoundMachine]] = OrderedDict()
         self._last: dict[str, dict[str, Any]] = {}
+        """The last state of each pod that is there, by its id."""
+        self._taken: set[str] = set()
+        """Ids of pods whose deletion began while they ran."""
         self._version = ""
         """The resource version from which the watch continues; empty: it starts with a list."""
         self._words: OrderedDict[str, str] = OrderedDict()
@@ -116,29 +119,36 @@ class PodEnds:
         there = {native_id(pod): pod for pod in pods}
         for gone in self._last.keys() - there.keys():
             self._gone(self._last[gone])
-        self._last = there
+        self._last = {}
+        for pod in pods:
+            self._seen(pod)
 
     def _watched(self) -> None:
         """Follows one watch until the server ends it."""
         for kind, pod in self._api.watch("pods", self._version, self._labels, _WATCH_S):
             if kind == "DELETED":
-                self._last.pop(native_id(pod), None)
                 self._gone(pod)
+                self._last.pop(native_id(pod), None)
             elif kind != "BOOKMARK":
-                self._last[native_id(pod)] = pod
+                self._seen(pod)
             self._version = pod["metadata"]["resourceVersion"]
             if self._closed.is_set():
                 return
 
+    def _seen(self, pod: dict[str, Any]) -> None:
+        self._last[native_id(pod)] = pod
+        if "deletionTimestamp" in pod["metadata"] and not _has_ended(pod):
+            self._taken.add(native_id(pod))
+
     def _gone(self, pod: dict[str, Any]) -> None:
-        """Records the end of a pod from its last state. A pod that has ended by itself had its reason before."""
+        """Records the end of a pod from its last state. One that had ended before its deletion has its reason there."""
         metadata = pod["metadata"]
-        by_itself = pod["status"].get("phase") in ("Failed", "Succeeded") and disruption(pod) is None
-        words = why_ended(pod) if by_itself and not _had_grace(pod) else self.why_deleted(pod)
+        by_itself = _has_ended(pod) and native_id(pod) not in self._taken
+        self._taken.discard(native_id(pod))
+        words = why_ended(pod) if by_itself else self.why_deleted(pod)
         at_s = seconds(metadata["creationTimestamp"]) or 0.0
         self.add(native_id(pod), metadata["labels"].get(INSTANCE, ""), at_s, words)
 
 
-def _had_grace(pod: dict[str, Any]) -> bool:
-    """Returns whether a pod was deleted while it ran: the deletion of a pod that has ended has no grace period."""
-    return bool(pod["metadata"].get("deletionGracePeriodSeconds"))
+def _has_ended(pod: dict[str, Any]) -> bool:
+    return pod["status"].get("phase") in ("Failed", "Succeeded")

@@ -36,8 +36,9 @@ class KubernetesProvider:
         self._ends = PodEnds(name, self._api, self._selector)
 
     def close(self) -> None:
-        """Ends the watch of pods."""
+        """Ends the watch of pods, and closes the connections."""
         self._ends.close()
+        self._api.close()
 
     def offers(self) -> Sequence[Offer]:
         """See `Provider.offers`."""

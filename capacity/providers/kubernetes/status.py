@@ -109,6 +109,8 @@ def disruption(pod: Object) -> str | None:
 def explained(pod: Object, events: Sequence[Object]) -> str | None:
     """Returns the reason for the end of a pod from the events about it; None: none of them explains it."""
     for event in reversed(events):
+        if str(event.get("message")).startswith("Cancelling deletion"):
+            return None  # The taint was taken away in time.
         if (reason := _EVENTS.get(event.get("reason", ""))) is not None:
             return _because(pod, reason, event.get("message"))
     return None
