@@ -74,6 +74,8 @@ class Tracked:
             self.progress = objects[PROGRESS]
         for watch in _methods(objects.values(), "watch_training"):
             watch(lambda: self.has_stepped or self._training.has_trained(self._modules.values()))
+        for watch in _methods(objects.values(), "watch_steps"):
+            watch(lambda: self.has_stepped)
 
     def begin(self) -> None:
         """Begin a training without a checkpoint: loaders that were iterated before begin again."""

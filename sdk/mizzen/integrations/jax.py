@@ -41,7 +41,7 @@ class Pytree:
     def __init__(self, value: Any) -> None:
         self.value = value
         """The present tree. Assign the new one after each update."""
-        self._has_trained: Callable[[], bool] | None = None
+        self._has_stepped: Callable[[], bool] | None = None
         self._begin()
 
     def state_dict(self) -> dict[str, Any]:
@@ -82,9 +82,9 @@ class Pytree:
         self.value = jax.tree.unflatten(jax.tree.structure(self.value), new)
         self._begin()
 
-    def watch_training(self, has_trained: Callable[[], bool]) -> None:
-        """Use `has_trained`, which returns whether the training has begun, to find values that are never assigned."""
-        self._has_trained = has_trained
+    def watch_steps(self, has_stepped: Callable[[], bool]) -> None:
+        """Use `has_stepped`, which returns whether a step was captured, to find values that are never assigned."""
+        self._has_stepped = has_stepped
 
     def _begin(self) -> None:
         self._first = [weakref.ref(leaf) for leaf in jax.tree.leaves(self.value) if isinstance(leaf, jax.Array)]
@@ -97,9 +97,9 @@ class Pytree:
         return len(now) == len(self._first) and all(one() is leaf for one, leaf in zip(self._first, now, strict=True))
 
     def _warn_if_stale(self) -> None:
-        if self._has_trained is None or not self._has_trained():
+        if self._has_stepped is None or not self._has_stepped():
             return
-        self._has_trained = None
+        self._has_stepped = None
         if all(one._is_first for one in _living):
             message = "the value of this Pytree was not assigned since the start; assign it after each update"
             warnings.warn(message, CheckpointWarning, stacklevel=3)
