@@ -143,7 +143,7 @@ def test_what_never_ends_is_written_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "where", "says"),
     [
-        ({"kind": "moon"}, "providers.p.kind", "must be one of ec2, slurm, trace; it is 'moon'"),
+        ({"kind": "moon"}, "providers.p.kind", "must be one of ec2, kubernetes, slurm, trace; it is 'moon'"),
         ({}, "providers.p.kind", "it is None"),
         ({"kind": "static"}, "providers.p.kind", "must be one of"),
         ({"kind": "trace", "machine_types": TYPES}, "providers.p", "zones: is missing"),
