@@ -68,7 +68,7 @@ class DiskUse:
 
 
 class DiskPool:
-    """What the attempts on this machine share: the space that is free or in use by those that run."""
+    """The disk space of this machine that attempts share: what is free, and what running attempts already use."""
 
     def __init__(self, config: AgentConfig, state: StateFolder) -> None:
         self._config = config

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.agent.fake_gpus import fake_gpus, fake_library
-from tests.agent.harness import Lab, SmallDisk, processes_of, small_disk
+from tests.agent.harness import Lab, processes_of
+from tests.small_disks import SmallDisk, small_disk
 
 __all__ = ["fake_gpus", "fake_library"]
 DISK_BYTES, DISK_FILES = 64 << 20, 4000

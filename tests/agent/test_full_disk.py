@@ -11,7 +11,8 @@ from agent.state import StateFolder
 from agent.tasks import TaskState
 from domain.protocol.leases import ElementsRun
 from domain.protocol.machines import NodeOutcome
-from tests.agent.harness import Lab, SmallDisk, description, run_elements, runner, until_async
+from tests.agent.harness import Lab, description, run_elements, runner, until_async
+from tests.small_disks import SmallDisk
 
 WAIT = "while [ ! -e {folder}/go ]; do sleep 0.02; done; echo $RANK >> {folder}/done"
 

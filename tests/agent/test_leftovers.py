@@ -14,7 +14,8 @@ from agent.old_attempts import tidy
 from agent.state import StateFolder
 from domain.protocol.machines import NodeOutcome
 from domain.task_reports import LeftFiles
-from tests.agent.harness import Lab, description, ended, small_disk, task_launch, until_async
+from tests.agent.harness import Lab, description, ended, task_launch, until_async
+from tests.small_disks import small_disk
 
 
 @pytest.mark.parametrize(("keep_s", "kept_s"), [(None, 1.0), (3600.0, 3600.0), (99999.0, 7200.0)])

@@ -154,10 +154,10 @@ class KubernetesCluster:
         return self._http.request(method, path, headers={"authorization": "Bearer mizzen-token"}).status_code
 
     def compact(self) -> None:
-        """Forgets all earlier versions of objects, so that older watches cannot be continued."""
+        """Forgets all versions of objects until now, so that earlier watches cannot be continued."""
         with httpx.Client(base_url=f"http://127.0.0.1:{self._etcd_port}", trust_env=False) as etcd:
             key = base64.b64encode(b"x").decode()
-            revision = etcd.post("/v3/kv/range", json={"key": key}).json()["header"]["revision"]
+            revision = etcd.post("/v3/kv/put", json={"key": key, "value": key}).json()["header"]["revision"]
             etcd.post("/v3/kv/compaction", json={"revision": revision}).raise_for_status()
 
     def until(self, holds: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:

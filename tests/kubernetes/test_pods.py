@@ -60,7 +60,9 @@ def _launch(provider: KubernetesProvider) -> str:
 
 
 def _of(provider: KubernetesProvider, native_id: str) -> FoundMachine:
-    return next(one for one in provider.describe() if one.native_id == native_id)
+    found = [one for one in provider.describe() if one.native_id == native_id]
+    assert len(found) == 1, f"{len(found)} machines are pod {native_id}"
+    return found[0]
 
 
 def _until_runs(there: KubernetesCluster, provider: KubernetesProvider, *native_ids: str) -> None:
@@ -231,9 +233,9 @@ def test_a_watch_that_expired(
     there.kill("kube-apiserver")
     with pytest.raises(ProviderUnavailable):
         provider.describe()
+    there.compact()
     there.start_api()
     there.call("DELETE", pod_path(_name(first)), {"gracePeriodSeconds": 0})
-    there.compact()
     assert _until_ended(there, provider, first).startswith("Deleted: ")
     assert _of(provider, second).ended is None
     assert "the watch of pods expired" in caplog.text

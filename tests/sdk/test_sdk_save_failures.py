@@ -27,10 +27,9 @@ from mizzen.checkpoint import (
 from mizzen.objects.files import FileStore
 from mizzen.report import Reporter
 from tests.objects.faulty import Answer, Proxy, proxy
-from tests.sdk.full_disks import FULL, Disk, root_only, step, training
+from tests.sdk.full_disks import FULL, Disk, step, training
 
 
-@root_only
 @pytest.mark.parametrize("background", [False, True])
 def test_a_full_disk_is_survived(disk: Disk, background: bool) -> None:
     """Each failed save is a warning and leaves no file; once there is space, the next save is committed."""
@@ -52,7 +51,6 @@ def test_a_full_disk_is_survived(disk: Disk, background: bool) -> None:
     assert [m.step for m in list_committed(disk.path / "root", verify=True)] == [5, 1]
 
 
-@root_only
 @pytest.mark.parametrize(("size_bytes", "left"), [(600_000, [4, 3, 2]), (900_000, [4, 3]), (1_200_000, [1])])
 def test_on_a_full_disk_fewer_checkpoints_are_kept(disk: Disk, size_bytes: int, left: list[int]) -> None:
     """Before a save fails for lack of space, it removes the oldest checkpoints, but never the only valid one."""
@@ -66,7 +64,6 @@ def test_on_a_full_disk_fewer_checkpoints_are_kept(disk: Disk, size_bytes: int, 
     assert len(removed) == {600_000: 1, 900_000: 2, 1_200_000: 0}[size_bytes]
 
 
-@root_only
 def test_a_full_disk_keeps_the_only_valid_checkpoint(disk: Disk) -> None:
     """A newer checkpoint with a flipped bit does not count: the older, valid one stays, and the save fails."""
     checkpointer = Checkpointer(disk.path / "root", keep=3)
@@ -95,7 +92,6 @@ def test_a_step_says_what_it_has_saved(tmp_path: Path, monkeypatch: pytest.Monke
         assert step(slow, 2) is StepStatus.STARTED
 
 
-@root_only
 def test_a_save_that_must_be_durable_waits_for_space(disk: Disk) -> None:
     """`save` warns and tries again until there is space."""
     checkpointer = Checkpointer(disk.path / "root")
@@ -107,7 +103,6 @@ def test_a_save_that_must_be_durable_waits_for_space(disk: Disk) -> None:
     assert [m.step for m in list_committed(disk.path / "root", verify=True)] == [2, 1]
 
 
-@root_only
 def test_a_start_on_a_full_disk_claims_later(disk: Disk) -> None:
     """An attempt that starts while the disk is full loads, trains, and claims the root at its first save."""
     Checkpointer(disk.path / "root", attempt=1).save(1, {"model": {"raw": b"1"}, "rng": {}, "progress": {}})
@@ -124,7 +119,6 @@ def test_a_start_on_a_full_disk_claims_later(disk: Disk) -> None:
     assert [m.step for m in list_committed(disk.path / "root")] == [3, 1]
 
 
-@root_only
 def test_a_full_local_root_is_left_out(disk: Disk, tmp_path: Path) -> None:
     """If the local root cannot be claimed, checkpoints are saved to the other root only."""
     disk.fill()
@@ -135,7 +129,6 @@ def test_a_full_local_root_is_left_out(disk: Disk, tmp_path: Path) -> None:
     assert found is not None and found.step == 1
 
 
-@root_only
 @pytest.mark.parametrize("background", [False, True])
 def test_a_fenced_training_ends_at_once(disk: Disk, background: bool) -> None:
     """A newer attempt's claim ends the training, although its saves could not be written either."""
@@ -253,7 +246,6 @@ def test_a_bucket_that_refuses_is_survived(s3_url: str, s3_link: Proxy, monkeypa
     assert [m.step for m in list_committed(s3_url, verify=True)] == [4, 1]
 
 
-@root_only
 def test_a_record_without_links_is_whole_or_absent(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a file system without hard links, a record that could not be written completely is removed."""
 
@@ -267,7 +259,6 @@ def test_a_record_without_links_is_whole_or_absent(disk: Disk, monkeypatch: pyte
     assert disk.files == set()
 
 
-@root_only
 def test_the_report_tells_failed_saves(disk: Disk, tmp_path: Path) -> None:
     """The report names the failed saves until one succeeds. On a full disk, it leaves no temporary files."""
     reporter = Reporter(tmp_path / "report.json")

@@ -22,7 +22,7 @@ from mizzen.checkpoint import (
     CheckpointWarning,
     list_committed,
 )
-from tests.sdk.full_disks import FULL, Disk, root_only
+from tests.sdk.full_disks import FULL, Disk
 from tests.sdk.scripts import BEGIN
 from tests.sdk.test_sdk_gang import gang, together
 
@@ -76,7 +76,6 @@ files.leave()
 """
 
 
-@root_only
 @pytest.mark.parametrize("last", [BY_STEP, OF_FILES], ids=["step", "files"])
 def test_the_last_save_is_repeated_within_the_notice(disk: Disk, tmp_path: Path, last: str) -> None:
     """After a notice on a full disk, the last save is repeated until there is space; the process exits with 143."""
@@ -117,7 +116,6 @@ if leaves == "True":
 """
 
 
-@root_only
 @pytest.mark.parametrize("leaves", [False, True])
 def test_output_that_cannot_be_written_does_not_change_the_exit_code(disk: Disk, tmp_path: Path, leaves: bool) -> None:
     """If the disk of the output is full too, the exit code is that of the training, not the interpreter's 120."""
@@ -135,7 +133,6 @@ def test_output_that_cannot_be_written_does_not_change_the_exit_code(disk: Disk,
     assert child.returncode == (128 + signal.SIGTERM if leaves else 0)
 
 
-@root_only
 def test_a_gang_commits_when_its_ranks_can_write(disk: Disk) -> None:
     """Ranks whose disk is full repeat their writes, so the others do not wait for the timeout."""
     ranks = gang(disk.path / "root", world_size=2, shard_timeout_s=60)
@@ -151,7 +148,6 @@ def test_a_gang_commits_when_its_ranks_can_write(disk: Disk) -> None:
     assert [m.step for m in list_committed(disk.path / "root", verify=True)] == [2, 1]
 
 
-@root_only
 @pytest.mark.parametrize("tier", ["only", "local"])
 def test_a_gang_saves_after_a_claim_has_failed(disk: Disk, tmp_path: Path, tier: str) -> None:
     """If one rank cannot claim a root at its start, all ranks' first save waits for it and is committed."""

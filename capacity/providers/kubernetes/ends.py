@@ -101,10 +101,11 @@ class PodEnds:
                 pause_s = _PAUSE_S
                 continue
             except ApiRefused as refused:
-                self._version = ""
                 if refused.status == 410:
                     _log.info("%s: the watch of pods expired; listing again", self._name)
+                    self._version = ""
                     continue
+                # A server that has just started refuses everybody until it has read the roles.
                 _log.warning("%s: pods cannot be watched: %s", self._name, refused)
             except ProviderUnavailable as error:
                 _log.info("%s: the watch of pods was interrupted: %s", self._name, error)

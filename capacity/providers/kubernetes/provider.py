@@ -4,13 +4,14 @@ import re
 import time
 from collections.abc import Sequence
 
-from capacity.offers import Offer, Shape
+from capacity.offers import Offer
 from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
 from capacity.providers.kubernetes.api import ApiRefused, KubernetesApi, Object
 from capacity.providers.kubernetes.ends import PodEnds
 from capacity.providers.kubernetes.pod import ENDED, INSTALLATION, PROVIDER, native_id, pod_of, secret_of
 from capacity.providers.kubernetes.settings import KubernetesSettings
 from capacity.providers.kubernetes.status import BY_MIZZEN, machine_of
+from capacity.providers.offered_zones import check_offered, offers_of
 from domain.ids import is_name
 from infra.config.settings import Settings
 from infra.keys import installation_id
@@ -42,19 +43,8 @@ class KubernetesProvider:
 
     def offers(self) -> Sequence[Offer]:
         """See `Provider.offers`."""
-        return [
-            Offer(
-                self.name,
-                self._settings.region,
-                name,
-                zone.kind,
-                Shape(machine_type, of.gpus, of.gpu_type, round(of.cpus * 1000), of.memory),
-                of.usd_per_h * zone.price_factor,
-                self._settings.start_s,
-            )
-            for name, zone in self._settings.zones.items()
-            for machine_type, of in self._settings.machine_types.items()
-        ]
+        s = self._settings
+        return offers_of(self.name, s.region, s.start_s, s.zones, s.machine_types)
 
     def launch(self, request: LaunchRequest) -> str:
         """See `Provider.launch`. The name of the pod is the client token: there is never a second pod of that name.
@@ -62,10 +52,7 @@ class KubernetesProvider:
         The pod comes before its Secret, so that the cluster deletes the Secret with it. Its container starts when both
         exist.
         """
-        offer = request.offer
-        if offer.zone not in self._settings.zones or offer.shape.machine_type not in self._settings.machine_types:
-            words = f"no {offer.shape.machine_type} in zone {offer.zone} in the settings of provider {self.name}"
-            raise LaunchRefused(Refusal.REQUEST, words)
+        check_offered(self.name, request, self._settings.zones, self._settings.machine_types)
         if self._ends.has(request.instance):
             raise LaunchRefused(Refusal.REQUEST, f"the pod {request.instance} has ended")
         self._ends.start()

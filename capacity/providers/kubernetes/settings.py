@@ -5,19 +5,18 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, field_validator
 
+from capacity.providers.offered_zones import PricedShape
 from domain.capacity import CapacityKind
 from domain.documents import DocumentPart, Name
-from infra.machine_shape import MachineShape
 
 Line = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\n\x00]*$")]
 AGENT = "agent"
 """The name of the container that the provider completes, or adds to the template."""
 
 
-class KubernetesMachineType(MachineShape):
+class KubernetesMachineType(PricedShape):
     """The resources of a pod, all of which its machine offers, and the price of such a machine."""
 
-    usd_per_h: float = Field(0.0, ge=0)
     gpu_resource: Line = "nvidia.com/gpu"
     """The name of the extended resource of its GPUs."""
     node_selector: dict[str, str] = {}

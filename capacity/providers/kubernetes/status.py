@@ -82,7 +82,7 @@ def _waiting(pod: Object) -> list[Object]:
 
 
 def why_ended(pod: Object) -> str:
-    """Returns why a pod ended that nobody deleted."""
+    """Returns the reason of the end of a pod that was not deleted."""
     status = pod["status"]
     if (target := disruption(pod)) is not None:
         return target

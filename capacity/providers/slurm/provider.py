@@ -3,8 +3,9 @@
 import contextlib
 from collections.abc import Sequence
 
-from capacity.offers import Offer, Shape
+from capacity.offers import Offer
 from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
+from capacity.providers.offered_zones import check_offered, offers_of
 from capacity.providers.slurm.commands import SlurmCommands
 from capacity.providers.slurm.jobs import PilotJob, native_id
 from capacity.providers.slurm.pilot_script import options, script, secrets, secrets_file
@@ -30,19 +31,8 @@ class SlurmProvider:
 
     def offers(self) -> Sequence[Offer]:
         """See `Provider.offers`."""
-        return [
-            Offer(
-                self.name,
-                self._settings.region,
-                zone,
-                partition.kind,
-                Shape(machine_type, of.gpus, of.gpu_type, round(of.cpus * 1000), of.memory),
-                of.usd_per_h * partition.price_factor,
-                self._settings.start_s,
-            )
-            for zone, partition in self._settings.partitions.items()
-            for machine_type, of in self._settings.machine_types.items()
-        ]
+        s = self._settings
+        return offers_of(self.name, s.region, s.start_s, s.partitions, s.machine_types)
 
     def launch(self, request: LaunchRequest) -> str:
         """See `Provider.launch`. Slurm has no client tokens, so the instance's job is looked up before and after.
@@ -50,10 +40,7 @@ class SlurmProvider:
         A submission whose answer was lost may reach the controller even later. Then two jobs have the name; the ledger
         keeps the one whose agent came first, and the other one is cancelled (`capacity.ledger_audit`).
         """
-        offer = request.offer
-        if offer.zone not in self._settings.partitions or offer.shape.machine_type not in self._settings.machine_types:
-            words = f"no {offer.shape.machine_type} in partition {offer.zone} in the settings of provider {self.name}"
-            raise LaunchRefused(Refusal.REQUEST, words)
+        check_offered(self.name, request, self._settings.partitions, self._settings.machine_types)
         if (found := self._first(request.instance)) is not None:
             return found.native_id
         file = secrets_file(self._settings, request.instance)

@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from capacity.providers.offered_zones import PricedShape
 from domain.capacity import CapacityKind
 from domain.documents import DocumentPart, Name, RuleError
-from infra.machine_shape import MachineShape
 
 _HINT = "leave_s is shorter than time_s of every partition"
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.,:;@=+*&|()\[\]/-]+$")]
@@ -25,10 +25,9 @@ def _plain(path: Path) -> Path:
 Folder = Annotated[Path, AfterValidator(_plain)]
 
 
-class SlurmMachineType(MachineShape):
+class SlurmMachineType(PricedShape):
     """The resources of a pilot job, all of which its machine offers, and the price of such a machine."""
 
-    usd_per_h: float = Field(0.0, ge=0)
     gres: Word | None = None
     """The value of `--gres`; None: `gpu:N` with the number of GPUs."""
     constraint: Word | None = None
