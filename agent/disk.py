@@ -42,7 +42,9 @@ _FASTEST_BYTES_S, _FASTEST_FILES_S = 4e9, 4e5
 """Nothing fills a disk faster: how often the agent looks at the file system depends on it."""
 _SHORTEST_S, _LONGEST_S = 0.05, 1.0
 _POOL_S = 1.0
+"""For this long the measured space of the machine is used again."""
 _UNCOUNTED = 1 << 62
+"""Stands for the number of files that a file system without inodes could have."""
 _MEASURE_EVERY_S = 60.0
 """Interval of measurements without need: other processes may delete files while the attempt writes."""
 _log = logging.getLogger(__name__)

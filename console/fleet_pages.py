@@ -4,8 +4,6 @@ import re
 from typing import Annotated, Literal, get_args
 from urllib.parse import quote
 
-import numpy as np
-import numpy.typing as npt
 from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 
@@ -21,8 +19,9 @@ from api.state import ApiState, StateOf
 from console.cookies import Form
 from console.fleet_picture import (
     COLOURS,
+    LABELS,
     TENANT_COLOURS,
-    Grid,
+    MapContent,
     RegionMap,
     RegionMaps,
     SlotUse,
@@ -38,10 +37,6 @@ router = Router(prefix=TOP, include_in_schema=False)
 _ROWS = 50
 _PATH = "/machines/{region}/{cluster}/{machine}"
 _POINT = re.compile(r"([0-9]{1,5}),([0-9]{1,5})")
-_LABELS = {
-    SlotUse.FREE: "free", SlotUse.HELD: "held", SlotUse.PROMISED: "promised", SlotUse.WITHHELD: "with its owner",
-    SlotUse.CLOSED: "free, cordoned", SlotUse.LOST: "machine does not answer",
-}  # fmt: skip
 Subject = Literal["state", "tenant", "kind", "price"]
 """What the colours of a map show. Only keys without a tenant see tenants."""
 _TERMS = {"kind": kinds_of, "price": prices_of}
@@ -72,34 +67,14 @@ def show_region(
         get_region(region, state, caller)
     by = _subject(caller, by)
     shown = None if cursor else _map(state, caller, region, by)
-    legend = [] if cursor else _legend(state, caller, region, by)
     subjects = [one for one in get_args(Subject) if one == _subject(caller, one)]
     return page(
-        request, "region.html", region=region, found=found, by=by, subjects=subjects, cursor=cursor, legend=legend,
-        map=shown,
+        request, "region.html", region=region, found=found, by=by, subjects=subjects, cursor=cursor, map=shown
     )  # fmt: skip
 
 
 def _subject(caller: Caller, by: Subject) -> Subject:
     return "state" if by == "tenant" and caller.tenant is not None else by
-
-
-def _legend(state: ApiState, caller: Caller, region: str, by: Subject) -> list[tuple[str, str]]:
-    """Returns the colours of a map that is not empty, and their meanings."""
-    if by in _TERMS:
-        return _of_terms(state, region, by)[2] + [(COLOURS[SlotUse.LOST], _LABELS[SlotUse.LOST])]
-    tenants = tenants_of(state, caller) if by == "tenant" else []
-    legend = [(COLOURS[use], label) for use, label in _LABELS.items() if not (tenants and use is SlotUse.HELD)]
-    if caller.tenant is not None:
-        legend.insert(1, (COLOURS[SlotUse.OWN], f"held by {caller.tenant}"))
-    return legend + [(TENANT_COLOURS[n % len(TENANT_COLOURS)], name) for n, name in enumerate(tenants)]
-
-
-def _of_terms(state: ApiState, region: str, by: Subject) -> tuple[Grid, npt.NDArray[np.uint8], list[tuple[str, str]]]:
-    with state.transaction() as session:
-        terms = terms_of_machines(session, region)
-        rows = [one for one in slots_of_machines(session, region) if one.id in terms]
-    return grid_of(rows), *_TERMS[by](rows, terms)
 
 
 @router.get("/fleet/{region}/map.png")
@@ -114,7 +89,8 @@ def show_map(request: Request, region: str, state: StateOf, caller: Viewer, by: 
 
 def _map(state: ApiState, caller: Caller, region: str, by: Subject) -> RegionMap:
     by = _subject(caller, by)
-    return PICTURES.get((region, caller.tenant, by), lambda: _slots(state, caller, region, by))
+    audience = None if by in _TERMS else caller.tenant
+    return PICTURES.get((region, audience, by), lambda: _content(state, caller, region, by))
 
 
 def tenants_of(state: ApiState, caller: Caller) -> list[str]:
@@ -122,15 +98,22 @@ def tenants_of(state: ApiState, caller: Caller) -> list[str]:
     return [] if caller.tenant is not None else [one.name for one in list_tenants(state, caller).items]
 
 
-def _slots(state: ApiState, caller: Caller, region: str, by: Subject) -> tuple[Grid, npt.NDArray[np.uint8]]:
+def _content(state: ApiState, caller: Caller, region: str, by: Subject) -> MapContent:
     if by in _TERMS:
-        return _of_terms(state, region, by)[:2]
+        with state.transaction() as session:
+            terms = terms_of_machines(session, region)
+            rows = [one for one in slots_of_machines(session, region) if one.id in terms]
+        return _TERMS[by](rows, terms)
     tenants = tenants_of(state, caller) if by == "tenant" else []
     with state.transaction() as session:
         rows = slots_of_machines(session, region)
         has_owners = by == "tenant" or caller.tenant is not None
         own = slots_of_tenants(session, region, caller.tenant) if has_owners else []
-    return grid_of(rows), uses_of(rows, own, tenants)
+    legend = [(COLOURS[use], label) for use, label in LABELS.items() if not (tenants and use is SlotUse.HELD)]
+    if caller.tenant is not None:
+        legend.insert(1, (COLOURS[SlotUse.OWN], f"held by {caller.tenant}"))
+    legend += [(TENANT_COLOURS[n % len(TENANT_COLOURS)], name) for n, name in enumerate(tenants)]
+    return MapContent(grid_of(rows), uses_of(rows, own, tenants), legend)
 
 
 @router.get("/fleet/{region}/at")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,11 @@ COLOURS: dict[SlotUse, str] = {
     SlotUse.NOTHING: "000000", SlotUse.FREE: "9fb3c8", SlotUse.HELD: "2f6f9f", SlotUse.OWN: "2e9e5b",
     SlotUse.PROMISED: "efcf1f", SlotUse.WITHHELD: "d6c69c", SlotUse.CLOSED: "70757c", SlotUse.LOST: "c8372d",
 }  # fmt: skip
+LABELS = {
+    SlotUse.FREE: "free", SlotUse.HELD: "held", SlotUse.PROMISED: "promised", SlotUse.WITHHELD: "with its owner",
+    SlotUse.CLOSED: "free, cordoned", SlotUse.LOST: "machine does not answer",
+}  # fmt: skip
+"""What the colours of a map by state mean."""
 TENANT_COLOURS = (
     "2e9e5b", "4aa3df", "c77f1a", "9a5bc0", "c2497b", "2aa3a3", "8c8a1f", "d2603a", "5567c9", "7d5a3c", "5aa832",
     "b0409a",
@@ -88,6 +94,18 @@ class Grid:
         """Pixels from one block to the next: down and right."""
         gap = max(2, self.cell // 2)
         return self.block[0] * self.cell + gap, self.block[1] * self.cell + gap
+
+
+Legend = Sequence[tuple[str, str]]
+"""Colours and what they mean."""
+
+
+class MapContent(NamedTuple):
+    """What a picture is made of: where machines are, the colour of each slot, and what the colours mean."""
+
+    grid: Grid
+    uses: npt.NDArray[np.uint8]
+    legend: Legend = ()
 
 
 def grid_of(machines: Sequence[MachineSlots]) -> Grid:
@@ -145,19 +163,15 @@ def uses_of(machines: Sequence[MachineSlots], own: Holders, tenants: Sequence[st
     return out
 
 
-def kinds_of(
-    machines: Sequence[MachineSlots], terms: Mapping[str, MachineTerms]
-) -> tuple[npt.NDArray[np.uint8], list[tuple[str, str]]]:
-    """Returns the colour of each slot by the capacity kind of its machine, held or not, and the legend."""
+def kinds_of(machines: Sequence[MachineSlots], terms: Mapping[str, MachineTerms]) -> MapContent:
+    """Returns a map whose slots, held or not, have the colours of the capacity kinds of their machines."""
     kinds = list(CapacityKind)
     legend = [(TENANT_COLOURS[n], kind.replace("_", " ")) for n, kind in enumerate(kinds)]
-    return _by_machine(machines, [_FIRST_TENANT + kinds.index(terms[one.id].kind) for one in machines]), legend
+    return _by_machine(machines, [_FIRST_TENANT + kinds.index(terms[one.id].kind) for one in machines], legend)
 
 
-def prices_of(
-    machines: Sequence[MachineSlots], terms: Mapping[str, MachineTerms]
-) -> tuple[npt.NDArray[np.uint8], list[tuple[str, str]]]:
-    """Returns the colour of each slot by the price of its machine, held or not, and the legend.
+def prices_of(machines: Sequence[MachineSlots], terms: Mapping[str, MachineTerms]) -> MapContent:
+    """Returns a map whose slots, held or not, have the colours of the prices of their machines.
 
     Each price has its own colour, or each of as many intervals as there are colours, which have equally many prices.
     """
@@ -172,14 +186,15 @@ def prices_of(
     ]
     if any(one.usd_per_h is None for one in terms.values()):
         legend.append((COLOURS[SlotUse.FREE], "no price"))
-    return _by_machine(machines, [colour[terms[one.id].usd_per_h] for one in machines]), legend
+    return _by_machine(machines, [colour[terms[one.id].usd_per_h] for one in machines], legend)
 
 
-def _by_machine(machines: Sequence[MachineSlots], colours: Sequence[int]) -> npt.NDArray[np.uint8]:
-    """Returns a colour for all slots of each machine, unless it is lost."""
+def _by_machine(machines: Sequence[MachineSlots], colours: Sequence[int], legend: Legend) -> MapContent:
+    """Returns a map with one colour for all slots of each machine, unless it is lost."""
     out = uses_of(machines, [], [])
     is_shown = (out != SlotUse.NOTHING) & (out != SlotUse.LOST)
-    return np.where(is_shown, np.array(colours, np.uint8).reshape(-1, 1), out)
+    uses = np.where(is_shown, np.array(colours, np.uint8).reshape(-1, 1), out)
+    return MapContent(grid_of(machines), uses, [*legend, (COLOURS[SlotUse.LOST], LABELS[SlotUse.LOST])])
 
 
 def picture(grid: Grid, uses: npt.NDArray[np.uint8]) -> bytes:
@@ -211,6 +226,7 @@ class RegionMap:
     size: tuple[int, int]
     """Width and height in pixels."""
     machines: int
+    legend: Legend
     made_s: float
 
     @property
@@ -227,22 +243,20 @@ class RegionMaps:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str | None, str], RegionMap] = OrderedDict()
 
-    def get(
-        self, key: tuple[str, str | None, str], read: Callable[[], tuple[Grid, npt.NDArray[np.uint8]]]
-    ) -> RegionMap:
+    def get(self, key: tuple[str, str | None, str], read: Callable[[], MapContent]) -> RegionMap:
         """Returns the picture of a region, for the keys of a tenant, by a subject. `read` reads its slots."""
         now_s = self._clock()
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None and now_s - kept.made_s < _AGE_S:
                 return kept
-            grid, uses = read()
+            grid, uses, legend = read()
             digest = hashlib.sha256(VERSION.encode() + uses.tobytes())
             digest.update("\n".join(grid.ids).encode())
             version = digest.hexdigest()[:32]
             png = kept.png if kept is not None and kept.version == version else picture(grid, uses)
             size = (grid.columns * grid.step[1], grid.rows * grid.step[0])
-            made = self._kept[key] = RegionMap(png, version, size, len(grid.ids), now_s)
+            made = self._kept[key] = RegionMap(png, version, size, len(grid.ids), legend, now_s)
             self._kept.move_to_end(key)
             if len(self._kept) > _MAPS:
                 self._kept.popitem(last=False)

@@ -4,8 +4,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated
 from urllib.parse import quote
 
-import numpy as np
-import numpy.typing as npt
 from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 
@@ -16,7 +14,7 @@ from api.problems import invalid
 from api.routing import Router
 from api.state import ApiState, StateOf
 from console.fleet_pages import PICTURES, tenants_of
-from console.fleet_picture import COLOURS, TENANT_COLOURS, Grid, RegionMap, SlotUse, grid_of, uses_of
+from console.fleet_picture import COLOURS, TENANT_COLOURS, MapContent, RegionMap, SlotUse, grid_of, uses_of
 from console.pages import TOP, page
 
 router = Router(prefix=TOP, include_in_schema=False)
@@ -77,11 +75,11 @@ def _minute(at: datetime, now: datetime) -> datetime:
 
 
 def _map(state: ApiState, caller: Caller, region: str, at: datetime) -> RegionMap:
-    def read() -> tuple[Grid, npt.NDArray[np.uint8]]:
+    def read() -> MapContent:
         with state.transaction() as session:
             held = slots_held_at(session, region, at)
             machines = as_held(slots_of_machines(session, region), held)
         own = [one for one in held if caller.tenant in (None, one.tenant)]
-        return grid_of(machines), uses_of(machines, own, tenants_of(state, caller))
+        return MapContent(grid_of(machines), uses_of(machines, own, tenants_of(state, caller)))
 
     return PICTURES.get((region, caller.tenant, f"at {at.isoformat()}"), read)

@@ -134,8 +134,9 @@ class Passes:
         if self._reserves_later and len(taken) < len(self._transitions.ledgers):
             # Workloads that were skipped may reserve before those that were asked.
             for after_s in reserve_later_s(reserve_after_s):
-                longest_s = float(np.max(waited_s, where=waited_s <= after_s, initial=0.0))
-                self.retry_at_s = min(self.retry_at_s, nextafter(now_s + after_s - longest_s, inf))
+                near_s = waited_s[may_reserve & (waited_s <= after_s)]
+                if len(near_s):
+                    self.retry_at_s = min(self.retry_at_s, nextafter(now_s + after_s - float(near_s.max()), inf))
 
     def _in_order(self, now_s: float, standing: ScanOrder) -> None:
         for place in np.argsort(standing.order):

@@ -81,9 +81,7 @@ async def start_bundle(client: Client, id_: str, bundle: Bundle) -> bool:
 
 
 def _together(workloads: Sequence[str], change: Callable[[Sequence[str]], None]) -> list[str]:
-    """Calls `change`, one transaction, for all workloads, or, if one of them is refused, for each. Returns the refused
-    ones.
-    """
+    """Calls `change`, one transaction, for all workloads; if one is refused, for each half. Returns those refused."""
     try:
         if workloads:
             change(workloads)
@@ -91,7 +89,8 @@ def _together(workloads: Sequence[str], change: Callable[[Sequence[str]], None])
         if len(workloads) == 1:
             _log.warning("workload %s leaves its bundle: %s", workloads[0], error)
             return [*workloads]
-        return [one for workload in workloads for one in _together([workload], change)]
+        half = len(workloads) // 2
+        return _together(workloads[:half], change) + _together(workloads[half:], change)
     return []
 
 

@@ -62,7 +62,7 @@ class QueueState:
         settings = self._settings
         now_us = microseconds(now_s)
         averages = self._usage.averages(now_us, self._tenants)
-        # The use before the window is not read again: what is reported late from then cancels out.
+        # Only differences of contested time are used, so what it was before the window does not matter.
         self._contested.forget(now_us - round(settings.fair_window_s * US))
         of_people: dict[str, dict[str, float]] = defaultdict(dict)
         for (tenant, user), used in self._people.averages(now_us, self._seen_people).items():
@@ -72,8 +72,11 @@ class QueueState:
             replace(t, window_share=share_of_quota(t, averages[name], self._fleet), user_shares=of_people.get(name, {}))
             for name, t in self._tenants.items()
         )
-        terms = settings.w_age, settings.age_cap_s, settings.w_fair, settings.w_user, settings.w_short
-        return scan_queue(self.queue, now_s, CreditWeights(*terms))
+        weights = CreditWeights(
+            w_age=settings.w_age, age_cap_s=settings.age_cap_s, w_fair=settings.w_fair, w_user=settings.w_user,
+            w_short=settings.w_short,
+        )  # fmt: skip
+        return scan_queue(self.queue, now_s, weights)
 
     def mark_contested(self, now_s: float) -> None:
         """Counts the use of tenants as contested, or not, from now on."""

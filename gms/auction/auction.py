@@ -142,7 +142,8 @@ class Auction:
         alike = (
             i
             for i, one in enumerate(candidates[:most])
-            if one.request.rank != candidates[0].request.rank or one.waited_s > self._options.reserve_after_s
+            if one.request.rank != candidates[0].request.rank
+            or (one.request.rank < OVER_QUOTA_RANK and one.waited_s > self._options.reserve_after_s)
         )
         return next(alike, most)
 

@@ -47,7 +47,8 @@ class SchedulerSettings(Section):
     """Whether the regions of the workloads at the queue's head are chosen jointly if choosing them one by one leaves a
     workload without a region (MAST 4.1)."""
     reserve_after_s: float = Field(3600.0, ge=0)
-    """If a workload has waited longer than this, it reserves the resources that it needs as they become free."""
+    """If a within-quota workload has waited longer than this, it reserves resources also against workloads of its own
+    rank, as they become free at known times. `.inf`: there are no reservations."""
 
 
 class BucketSettings(Section):

@@ -11,9 +11,11 @@ import pytest
 from PIL import Image
 from sqlalchemy import func, select, update
 
+from api.fleet.slots import MachineSlots, MachineTerms
 from console import fleet_pages
 from console.application import create_app
-from console.fleet_picture import RegionMaps
+from console.fleet_picture import RegionMaps, SlotUse, prices_of
+from domain.capacity import CapacityKind
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Audit
@@ -177,8 +179,6 @@ async def test_a_map_by_kind_and_by_price(world: ApiWorld, browse: Browse, monke
     """Each machine has the colour of its capacity kind, or of its price, as the legend says, for every key."""
     with world.session() as session:
         session.execute(update(Cluster).values(capacity="spot", prices={"a100": 1.25}))
-        machines = list(session.scalars(select(Machine.gpu_type)))
-    assert "a100" in machines
     monkeypatch.setattr(fleet_pages, "PICTURES", RegionMaps())  # Without the pictures of other tests.
     for by, label in (("kind", "spot"), ("price", r"\$1\.25")):
         async with browse() as operator, browse("vision") as tenant:
@@ -190,6 +190,22 @@ async def test_a_map_by_kind_and_by_price(world: ApiWorld, browse: Browse, monke
         picture = Image.open(io.BytesIO(found[0].content)).convert("RGB")
         colours = {colour for _, colour in picture.getcolors() or []}
         assert tuple(bytes.fromhex(legend[1])) in colours
+
+
+def test_each_machine_has_the_colour_of_its_price() -> None:
+    """Of nine prices and seven colours, a dearer machine never has the colour of a cheaper one; a lost one has none."""
+    prices = [3.0, 1.0, 2.0, None, 5.0, 4.0, 6.0, 7.0, 8.0, 9.0]
+    slots = [MachineSlots(f"m{n}", 2, 1, 0, 0, "lost" if n == 4 else "ready", False, True) for n in range(len(prices))]
+    terms = {one.id: MachineTerms(CapacityKind.SPOT, price) for one, price in zip(slots, prices, strict=True)}
+    content = prices_of(slots, terms)
+    shown = [(price, int(row[0])) for price, row in zip(prices, content.uses, strict=True)]
+    assert all(row[0] == row[1] for row in content.uses)
+    assert (shown[3][1], shown[4][1]) == (SlotUse.FREE, SlotUse.LOST)
+    known = sorted((price, colour) for price, colour in shown if price not in (None, 5.0))
+    assert [colour for _, colour in known] == sorted(colour for _, colour in known)
+    assert len({colour for _, colour in known}) == 7
+    assert [label for _, label in content.legend][:2] == ["$1.00", "$2.00"]
+    assert [label for _, label in content.legend][-2:] == ["no price", "machine does not answer"]
 
 
 async def test_a_map_of_the_past(world: ApiWorld, browse: Browse) -> None:

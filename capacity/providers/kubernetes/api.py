@@ -137,8 +137,8 @@ class KubernetesApi:
             if chosen is None:
                 raise ConfigError("it has no current context; set `context`")
             return Client(chosen, ConnectionParams(timeout=httpx2.Timeout(self._settings.timeout_s)))
-        except (ConfigError, OSError, KeyError, ValueError) as error:
-            raise ProviderUnavailable(f"{self._name}: kubeconfig: {error}") from None
+        except (ConfigError, OSError, KeyError, AssertionError, ValueError) as error:
+            raise ProviderUnavailable(f"{self._name}: kubeconfig: {error!r}") from None
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
@@ -153,6 +153,9 @@ class KubernetesApi:
         What is no `Status` is not from the API server, but from something between, and says nothing about the request.
         """
         status = answer.status_code
+        if status == 401:
+            with self._lock:
+                self._http = None  # The next request reads the credentials again.
         try:
             said = answer.json()
             is_status = said["kind"] == "Status"

@@ -14,6 +14,10 @@ from capacity.providers.kubernetes.status import BY_MIZZEN, disruption, explaine
 _WATCH_S = 240
 """The length of one watch. The next one continues from the last event or bookmark."""
 _MOST_ENDS, _KEPT_S = 10_000, 3600.0
+_AGAIN_S = 10.0
+"""Events that explain a deletion may come late: they are read again after this time."""
+_LASTING_S = 1.0
+"""A watch that ends sooner, without an event, is followed by a pause."""
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 _DELETED = "Deleted: the pod was deleted or evicted"
 _log = logging.getLogger(__name__)
@@ -31,7 +35,8 @@ class PodEnds:
         """Ids of pods whose deletion began while they ran."""
         self._version = ""
         """The resource version from which the watch continues; empty: it starts with a list."""
-        self._words: OrderedDict[str, str] = OrderedDict()
+        self._words: OrderedDict[str, tuple[float, str | None]] = OrderedDict()
+        """When the events about a pod were read, and how they explain its deletion, by its uid."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
@@ -55,9 +60,10 @@ class PodEnds:
                 self._ends.popitem(last=False)
             return [found for _, found in self._ends.values()]
 
-    def has(self, instance: str) -> bool:
-        """Returns whether a pod of an instance has ended."""
-        return any(found.instance == instance for found in self.recent())
+    def of(self, instance: str) -> str | None:
+        """Returns the id of the pod of an instance that has ended; None: none has."""
+        with self._lock:
+            return next((key for key, (_, found) in self._ends.items() if found.instance == instance), None)
 
     def add(self, native_id: str, instance: str, launched_at_s: float, words: str) -> None:
         """Records the end of a pod, unless its end is known."""
@@ -73,40 +79,40 @@ class PodEnds:
             return target
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
         with self._lock:
-            known = self._words.get(uid)
-        if known is not None:
-            return known
+            asked_s, words = self._words.get(uid, (-_AGAIN_S, None))
+        if words is not None or time.monotonic() < asked_s + _AGAIN_S:
+            return words or _DELETED
         try:
             events, _ = self._api.objects("events", fields=f"involvedObject.kind=Pod,involvedObject.name={name}")
         except (ApiRefused, ProviderUnavailable) as error:
             _log.warning("%s: events of pod %s: %s", self._name, name, error)
             return _DELETED
         words = explained(pod, events)
-        if words is not None:
-            with self._lock:
-                self._words[uid] = words
-                if len(self._words) > _MOST_ENDS:
-                    self._words.popitem(last=False)
+        with self._lock:
+            self._words[uid] = time.monotonic(), words
+            if len(self._words) > _MOST_ENDS:
+                self._words.popitem(last=False)
         return words or _DELETED
 
     def _run(self) -> None:
         """Lists once, then continues the watch from its last event or bookmark; lists again only if that is too old."""
         pause_s = _PAUSE_S
         while not self._closed.is_set():
+            began_s, began_at = time.monotonic(), self._version
             try:
                 if not self._version:
                     pods, self._version = self._api.objects("pods", labels=self._labels)
                     self._relisted(pods)
                 self._watched()
-                pause_s = _PAUSE_S
-                continue
+                if time.monotonic() > began_s + _LASTING_S or self._version not in ("", began_at):
+                    pause_s = _PAUSE_S
+                    continue
             except ApiRefused as refused:
                 if refused.status == 410:
                     _log.info("%s: the watch of pods expired; listing again", self._name)
                     self._version = ""
-                    continue
-                # A server that has just started refuses everybody until it has read the roles.
-                _log.warning("%s: pods cannot be watched: %s", self._name, refused)
+                else:  # A server that has just started refuses everybody until it has read the roles.
+                    _log.warning("%s: pods cannot be watched: %s", self._name, refused)
             except ProviderUnavailable as error:
                 _log.info("%s: the watch of pods was interrupted: %s", self._name, error)
             except Exception:  # One event must not end the watch for ever.
@@ -137,7 +143,7 @@ class PodEnds:
                 return
 
     def _seen(self, pod: dict[str, Any]) -> None:
-        self._last[native_id(pod)] = pod
+        self._last[native_id(pod)] = _of_interest(pod)
         if "deletionTimestamp" in pod["metadata"] and not _has_ended(pod):
             self._taken.add(native_id(pod))
 
@@ -149,6 +155,13 @@ class PodEnds:
         words = why_ended(pod) if by_itself else self.why_deleted(pod)
         at_s = seconds(metadata["creationTimestamp"]) or 0.0
         self.add(native_id(pod), metadata["labels"].get(INSTANCE, ""), at_s, words)
+
+
+def _of_interest(pod: dict[str, Any]) -> dict[str, Any]:
+    """Returns the part of a pod that says how it ended."""
+    kept = ("name", "uid", "labels", "creationTimestamp", "deletionTimestamp")
+    metadata = {key: value for key, value in pod["metadata"].items() if key in kept}
+    return {"metadata": metadata, "spec": {"nodeName": pod["spec"].get("nodeName")}, "status": pod["status"]}
 
 
 def _has_ended(pod: dict[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """The manifests of a machine: the pod, from the template of the settings, and the Secret with its credentials."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from capacity.provider import LaunchRequest
@@ -15,7 +16,7 @@ _STATE = "mizzen-state"
 _JOIN, _KEY = "join-token", "machine-key"
 
 
-def native_id(pod: dict[str, Any]) -> str:
+def native_id(pod: Mapping[str, Any]) -> str:
     """Returns the provider's id of a pod's machine. A later pod of the same name is another machine."""
     return f"{pod['metadata']['name']}.{pod['metadata']['uid']}"
 

@@ -53,8 +53,8 @@ class KubernetesProvider:
         exist.
         """
         check_offered(self.name, request, self._settings.zones, self._settings.machine_types)
-        if self._ends.has(request.instance):
-            raise LaunchRefused(Refusal.REQUEST, f"the pod {request.instance} has ended")
+        if (ended := self._ends.of(request.instance)) is not None:
+            return ended  # The next round records how.
         self._ends.start()
         try:
             pod = self._create(request)

@@ -37,7 +37,7 @@ def machine_of(pod: Object, now_s: float, start_limit_s: float, why_deleted: str
     elif waiting is not None and placed_s is not None and now_s - placed_s > start_limit_s:
         leaves = f"{waiting}, for {now_s - placed_s:.0f} s"
     return FoundMachine(
-        native_id(dict(pod)),
+        native_id(pod),
         metadata["labels"].get(INSTANCE, ""),
         seconds(metadata["creationTimestamp"]) or 0.0,
         waits=waiting,

@@ -176,11 +176,15 @@ def held(root: Path, folder: Path, made: list[Path] | None = None) -> Iterator[P
     try:
         for part in folder.relative_to(root).parts:
             place /= part
-            if made is not None:
+            try:
+                inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+            except FileNotFoundError:
+                if made is None:
+                    raise
                 with suppress(FileExistsError):
                     os.mkdir(part, dir_fd=descriptor)
                     made.append(place)
-            inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+                inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = inner
             if made and made[-1] == place:

@@ -47,6 +47,8 @@ _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDI
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """Errors of file systems without hard links, such as some network mounts of buckets."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_STATS = 256
+"""Objects of a listing that are looked up at once."""
 _RACES = 100
 """Tries of a put if concurrent deletes remove its folder."""
 
@@ -179,11 +181,8 @@ class FileStore(ObjectStore):
     def stat_all(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
         """Look up several keys; see `ObjectStore.stat_all`. Each folder is opened only once."""
         found = dict[str, ObjectInfo | None].fromkeys(keys)
-        for folder, paths in groupby(sorted(map(self._path, keys)), lambda path: path.parent):
-            with suppress(FileNotFoundError, NotADirectoryError), held(self._root, folder) as place:
-                for path in paths:
-                    key = str(path.relative_to(self._root))
-                    found[key] = _info(key, place / path.name)
+        for folder, some in groupby(sorted(map(check_key, keys), key=_folder_of), _folder_of):
+            found |= self._infos(folder, some)
         return found
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
@@ -359,25 +358,44 @@ class FileStore(ObjectStore):
         self._durable.update(found)
 
     def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
-        found: list[tuple[str, ObjectInfo | None]] = []
         try:
-            with held(self._root, self._root / folder) as place, os.scandir(place) as entries:
-                for entry in entries:
+            with held(self._root, self._root / folder) as place:
+                with os.scandir(place) as entries:
                     # Sort a folder with its slash, as its keys sort.
-                    key = folder + entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "")
-                    if key.endswith("/"):
-                        below = key.startswith(prefix) or prefix.startswith(key)
-                        if below and (key > after or after.startswith(key)) and key != f"{STAGING}/":
-                            found.append((key, None))
-                    elif key.startswith(prefix) and key > after and (info := _info(key, place / entry.name)):
-                        found.append((key, info))
+                    names = [folder + one.name + ("/" if one.is_dir(follow_symlinks=False) else "") for one in entries]
+                found = [key for key in names if self._is_listed(key, prefix, after)]
+                found.sort(key=os.fsencode)
+                infos = _infos(place, found[:_STATS])
         except (FileNotFoundError, NotADirectoryError):
             return
-        for key, info in sorted(found, key=lambda pair: os.fsencode(pair[0])):
-            if info is None:
+        for index, key in enumerate(found):
+            if index and index % _STATS == 0:  # A caller may need only the first ones.
+                infos = self._infos(folder, found[index : index + _STATS])
+            if key.endswith("/"):
                 yield from self._walk(key, prefix, after)
-            else:
+            elif (info := infos.get(key)) is not None:
                 yield info
+
+    @staticmethod
+    def _is_listed(key: str, prefix: str, after: str) -> bool:
+        if key.endswith("/"):
+            below = key.startswith(prefix) or prefix.startswith(key)
+            return below and (key > after or after.startswith(key)) and key != f"{STAGING}/"
+        return key.startswith(prefix) and key > after
+
+    def _infos(self, folder: str, keys: Iterable[str]) -> dict[str, ObjectInfo | None]:
+        """Look up objects in one folder, which may have gone."""
+        with suppress(FileNotFoundError, NotADirectoryError), held(self._root, self._root / folder) as place:
+            return _infos(place, keys)
+        return {}
+
+
+def _infos(place: Path, keys: Iterable[str]) -> dict[str, ObjectInfo | None]:
+    return {key: _info(key, place / key.rpartition("/")[2]) for key in keys if not key.endswith("/")}
+
+
+def _folder_of(key: str) -> str:
+    return key.rpartition("/")[0]
 
 
 def _clash(key: str) -> ValueError:
