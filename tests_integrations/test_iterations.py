@@ -2,14 +2,15 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from mizzen.checkpoint import Checkpointer, CheckpointWarning, Tracked
+from mizzen.checkpoint import Checkpointer, CheckpointWarning, StateError, Tracked
 from mizzen.integrations.torch import ResumableLoader
 
 STEPS = 14
@@ -132,6 +133,62 @@ def looked(root: Path, steps: int, *, held: bool) -> list[Any]:
             checkpointer.step(step)
             if step - first == steps:
                 return seen
+
+
+def test_a_look_that_is_not_repeated_is_an_error(tmp_path: Path) -> None:
+    """A script that looks only at its first start, for example to draw a graph, does not train on the wrong batches."""
+    for start in range(2):
+        torch.manual_seed(0)
+        loader, model = loaders()["short"], torch.nn.Linear(1, 1)
+        checkpointer = Checkpointer(tmp_path, interval_s=0)
+        checkpointer.track(loader=loader, model=model)
+        step = checkpointer.restore()
+        if step == 0:
+            next(iter(loader))
+        with nullcontext() if start == 0 else pytest.raises(StateError, match="looked at this loader 1 times"):
+            for (batch,) in loader:
+                model(batch[:, None].float()).sum().backward()
+                step += 1
+                checkpointer.step(step)
+                if start == 0 and step == 2:
+                    break
+
+
+def test_a_look_without_parameters_is_told(tmp_path: Path) -> None:
+    """Without tracked parameters a look cannot be told from an epoch, so it is one, and a warning says so."""
+    loader = loaders()["short"]
+    checkpointer = Checkpointer(tmp_path, interval_s=0)
+    checkpointer.track(loader=loader, state={"a": 1})
+    checkpointer.restore()
+    next(iter(loader))
+    with pytest.warns(CheckpointWarning, match="only a look"):
+        next(iter(loader))
+
+
+def test_looks_are_known_with_a_frozen_backbone(tmp_path: Path) -> None:
+    """Many frozen parameters before the trained ones do not hide that the training has begun."""
+    model = torch.nn.Sequential(
+        *[torch.nn.Linear(1, 1).requires_grad_(False) for _ in range(40)], torch.nn.Linear(1, 1)
+    )
+    loader = loaders()["short"]
+    checkpointer = Checkpointer(tmp_path, interval_s=0)
+    checkpointer.track(loader=loader, model=model)
+    checkpointer.restore()
+    for epoch in range(2):
+        assert loader.epoch == epoch
+        for (batch,) in loader:
+            model(batch[:, None].float()).sum().backward()
+
+
+def test_a_batch_sampler_needs_no_length() -> None:
+    """Torch iterates such a loader, too."""
+
+    class Pairs:
+        def __iter__(self) -> Iterator[list[int]]:
+            yield from ([0, 1], [2, 3])
+
+    loader = ResumableLoader(DataLoader(TensorDataset(torch.arange(4)), batch_sampler=Pairs()))  # type: ignore[arg-type]
+    assert [batch.tolist() for (batch,) in loader] == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("held", [False, True])

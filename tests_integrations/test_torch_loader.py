@@ -324,17 +324,30 @@ def test_generators_wait_only_for_an_iteration_that_goes_on() -> None:
     assert calls == [1]
 
 
-def test_another_epoch_ends_the_wait_for_the_first_batch() -> None:
+def test_another_epoch_ends_the_wait_for_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the training goes to another epoch, the generators are restored before its iterator draws."""
     sampler = ResumableSampler(dataset())
     sampler.advance(4)
-    calls: list[int] = []
-    assert sampler.resume_generators(lambda: calls.append(1))
+    calls: list[Any] = []
+    monkeypatch.setattr(rng, "restore_shared", calls.append)
+    assert sampler.resume_generators(rng.HeldGenerators({}))
     sampler.set_epoch(0)
     assert not calls
     sampler.set_epoch(1)
     list(sampler)
-    assert calls == [1]
+    assert calls == [{}]
+
+
+def test_the_end_of_a_resumed_epoch_is_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kill at the end of an epoch, what is drawn between its end and the next epoch stays drawn."""
+    sampler = ResumableSampler(dataset())
+    sampler.advance(len(sampler))
+    calls: list[Any] = []
+    monkeypatch.setattr(rng, "restore_shared", calls.append)
+    assert sampler.resume_generators(rng.HeldGenerators({}))
+    assert list(sampler) == []
+    sampler.set_epoch(1)
+    assert len(list(sampler)) > 0 and calls == [{}]
 
 
 def test_a_loader_in_another_process_keeps_plain_indices() -> None:

@@ -9,40 +9,41 @@ from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.tensors import loaded
 
 _MOST = 32
-"""Parameters of a module that are looked at: all have a gradient, or none has."""
+"""Trained parameters of a module that are looked at: all have a gradient, or none has."""
 
 
-def has_gradients(objects: Iterable[Any]) -> bool:
-    """Return whether a parameter of the torch modules among `objects` has a gradient, even of zeros."""
+def _trained(objects: Iterable[Any]) -> list[Any]:
+    """Return some parameters of the torch modules among `objects`, without those that are frozen."""
     torch = loaded("torch")
     modules = [one for one in objects if torch is not None and isinstance(one, torch.nn.Module)]
-    return any(tensor.grad is not None for module in modules for tensor in islice(module.parameters(), _MOST))
+    return [
+        tensor
+        for module in modules
+        for tensor in islice((one for one in module.parameters() if one.requires_grad), _MOST)
+    ]
 
 
 class TrainingWatch:
     """Tells whether a training has changed its torch modules since it was restored or begun."""
 
     def __init__(self) -> None:
-        self._versions: int | None = None
+        self._versions = 0
 
     def begin(self, objects: Iterable[Any]) -> None:
         """Begin to watch the torch modules among `objects`."""
-        self._versions = _versions(objects)
+        self._versions = _version(_trained(objects))
 
-    def has_trained(self, objects: Iterable[Any]) -> bool:
-        """Return whether a parameter was changed in place or has a gradient; True if there are no parameters."""
-        found = list(objects)
-        now = _versions(found)
-        return now is None or now != self._versions or has_gradients(found)
+    def has_trained(self, objects: Iterable[Any]) -> bool | None:
+        """Return whether a parameter was changed in place or has a gradient; None if there are no parameters."""
+        found = _trained(objects)
+        if not found:
+            return None
+        return _version(found) != self._versions or any(tensor.grad is not None for tensor in found)
 
 
-def _versions(objects: Iterable[Any]) -> int | None:
-    """Return a number that grows when a parameter is changed in place; None without parameters."""
-    torch = loaded("torch")
-    modules = [one for one in objects if torch is not None and isinstance(one, torch.nn.Module)]
-    parameters = [tensor for module in modules for tensor in islice(module.parameters(), _MOST)]
-    found = [0 if tensor.is_inference() else tensor._version for tensor in parameters]
-    return sum(found) if found else None
+def _version(parameters: Iterable[Any]) -> int:
+    """Return a number that grows when a parameter is changed in place."""
+    return sum(0 if tensor.is_inference() else tensor._version for tensor in parameters)
 
 
 class GradientWatch:

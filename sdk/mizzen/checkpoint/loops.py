@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-_PASSING = ("enumerate", "tqdm", "trange", "zip")
+_PASSING = ("enumerate", "tqdm", "zip")
 """Functions that pass on all that an iterable yields."""
 _ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.NotEq)
 
 
 def begins_again(is_loader: Callable[[Any], bool]) -> bool:
-    """Return whether the running loop over a loader certainly takes all that the loader yields, from its beginning on.
+    """Return whether the running loop over a loader seems to take all that the loader yields, from its beginning on.
 
     False if the loop may skip batches after a restart, for example with `continue` or `islice`, or without its source.
     """
@@ -61,14 +61,10 @@ def _value(node: ast.expr, names: dict[str, Any]) -> Any:
 
 
 def _may_skip(loop: ast.For) -> bool:
-    """Return whether a loop may pass over batches, by `continue` or by a comparison of its counter with a variable."""
-    counters = {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
+    """Return whether a loop may pass over batches, by `continue` or by a comparison of sizes, as of a counter."""
     for node in ast.walk(loop):
         if isinstance(node, ast.Continue):
             return True
         if isinstance(node, ast.Compare) and any(isinstance(one, _ORDERED) for one in node.ops):
-            sides = [node.left, *node.comparators]
-            used = {one.id for side in sides for one in ast.walk(side) if isinstance(one, ast.Name)}
-            if used & counters and used - counters:
-                return True
+            return True
     return False

@@ -59,8 +59,10 @@ def _begins_again(iterator: Any, sampler: Any, tracked: Collection[Any], kind: A
     order = getattr(iterator._index_sampler, "order", dataset)
     if followed & {id(dataset), id(sampler), id(iterator._index_sampler)} or getattr(order, "is_saved", False):
         return False
-    if isinstance(getattr(dataset, "indices", None), range):
-        return False  # It may be the rest of the data.
+    # Other samplers and parts of a dataset may begin at the position of the training.
+    whole = ("SequentialSampler", "DistributedSampler", "_InfiniteConstantSampler", "ResumableSampler")
+    if type(sampler).__name__ not in whole or hasattr(dataset, "indices"):
+        return False
 
     def is_loader(value: Any) -> bool:
         inner = getattr(value, "base_dataloader", value)  # accelerate has wrapped it.
@@ -68,4 +70,7 @@ def _begins_again(iterator: Any, sampler: Any, tracked: Collection[Any], kind: A
 
     from mizzen.checkpoint.loops import begins_again
 
-    return begins_again(is_loader)
+    try:
+        return begins_again(is_loader)
+    except Exception:  # Attributes of the script's objects may raise anything: a warning must not end the training.
+        return False

@@ -54,6 +54,7 @@ class Tracked:
         self._training = TrainingWatch()
         self._held: rng.HeldGenerators | None = None
         """Set when a tracked loader resumes its iteration."""
+        self._captures = False
         self.has_stepped = False
         """Whether the training has reported a step to this process's `Checkpointer`."""
         self.progress: MutableMapping[str, Any] = {}
@@ -75,7 +76,7 @@ class Tracked:
         for watch in _methods(objects.values(), "watch_training"):
             watch(lambda: self.has_stepped or self._training.has_trained(self._modules.values()))
         for watch in _methods(objects.values(), "watch_steps"):
-            watch(lambda: self.has_stepped)
+            watch(lambda: self.has_stepped or self._captures)
 
     def begin(self) -> None:
         """Begin a training without a checkpoint: loaders that were iterated before begin again."""
@@ -118,8 +119,12 @@ class Tracked:
 
     def capture(self, step: int) -> dict[str, Any]:
         """Return the current state, to save it. Warn of gradients, which are not part of it."""
+        self._captures = True
+        try:
+            state = self.state(step)
+        finally:
+            self._captures = False
         self.has_stepped = True
-        state = self.state(step)
         self._gradients.captured(step, self._modules)
         return state
 

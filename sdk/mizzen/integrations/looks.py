@@ -10,8 +10,11 @@ the look began. The number of looks is saved, because a restarted script looks a
 start, not the rest of the resumed epoch.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
+
+from mizzen.checkpoint.errors import CheckpointWarning, StateError
 
 
 class Looks:
@@ -21,8 +24,8 @@ class Looks:
         """Use `place`, which returns the loader's position in the data, and `go_to`, which sets it."""
         self._place = place
         self._go_to = go_to
-        self.has_trained: Callable[[], bool] = lambda: True
-        """Whether the training has changed anything. If that is not known, no iteration is a look."""
+        self.has_trained: Callable[[], bool | None] = lambda: True
+        """Whether the training has changed anything. If that is not known (None), no iteration is a look."""
         self.before: Any = None
         """The place before the last iteration, if it may be a look."""
         self.is_repeated = False
@@ -42,16 +45,35 @@ class Looks:
     def undo(self) -> None:
         """If the last iteration was a look, go back to the place before it."""
         before, self.before = self.before, None
-        if before is not None and (self.is_repeated or not self.has_trained()):
+        if before is not None and (self.is_repeated or self.has_trained() is False):
             self._done += 1
             self._go_to(before)
         self.is_repeated = False
 
-    def begin(self) -> None:
-        """Begin an iteration, which may be a look."""
+    def check(self) -> None:
+        """Check that the training does not use what is only a look.
+
+        Raises:
+            StateError: it does, because this start of the script takes fewer looks than the first one.
+        """
+        if self.is_repeated and self.has_trained():
+            raise StateError(
+                f"the first start of this training looked at this loader {self.number} times after restore() and "
+                "before it trained; this one has not. Take such batches at every start, or before restore()"
+            )
+
+    def begin(self, left_early: bool) -> None:
+        """Begin an iteration, which may be a look. `left_early`: the last one was left before its end."""
         self.undo()
-        if self.has_trained():
-            self._expected = 0
+        trained = self.has_trained()
+        if trained is not False:
+            self._done, self._expected = self._done + self._expected, 0
+            if trained is None and left_early:
+                message = (
+                    "an iteration of a ResumableLoader was left early before the first step(). Without tracked torch "
+                    "parameters, that ends an epoch; if it was only a look at a batch, take it before restore()"
+                )
+                warnings.warn(message, CheckpointWarning, stacklevel=3)
             return
         self.before = self._place()
         if self._expected:

@@ -32,16 +32,16 @@ class PreparedLoader:
         self._is_prepared = True
 
     @contextmanager
-    def _handing_over(self) -> Iterator[Callable[[Any, bool], Any]]:
-        """Yield a function that is called with each batch, and whether it is the last one; it returns the batch."""
+    def _handing_over(self) -> Iterator[Callable[[Any, Callable[[], bool]], Any]]:
+        """Yield a function that returns each batch; its second argument says whether that is the last one."""
         if not self._is_prepared:
             yield lambda batch, _: batch
             return
         from accelerate.state import GradientState, PartialState
         from accelerate.utils import send_to_device
 
-        def hand_over(batch: Any, is_last: bool) -> Any:
-            self.end_of_dataloader = is_last
+        def hand_over(batch: Any, is_last: Callable[[], bool]) -> Any:
+            self.end_of_dataloader = is_last()
             return send_to_device(batch, PartialState().device)
 
         state = GradientState()

@@ -80,6 +80,8 @@ class ResumableSampler(DataPosition, Sampler[int]):
         self.seeds_workers = True
         """Whether each index seeds the generators of the worker that receives it. A `ResumableLoader` seeds batches."""
         self._resume: rng.HeldGenerators | None = None
+        self._has_set = False
+        """Whether it was this sampler that has set the held generators."""
 
     @property
     def total(self) -> int:
@@ -98,6 +100,8 @@ class ResumableSampler(DataPosition, Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         self._restore_generators()
         rest = self._order()[self.position + self.rank : self.total : self.world_size].tolist()
+        if not rest:
+            self._resume = None  # The epoch was complete: its end follows, not a look.
         if not self.seeds_workers:
             yield from rest
             return
@@ -137,13 +141,14 @@ class ResumableSampler(DataPosition, Sampler[int]):
 
     def resume_generators(self, held: rng.HeldGenerators) -> bool:
         """Call `held` when the iteration resumes; see `ResumableLoader.resume_generators`."""
-        self._resume = held if self.position else None
+        self._resume, self._has_set = held if self.position else None, False
         return self._resume is not None
 
     def _restore_generators(self) -> None:
         # Until `advance`, each iteration may be only a look at a batch, so the next one restores them again.
         if self._resume is not None:
-            self._resume.is_set = False
+            self._resume.is_set = self._resume.is_set and not self._has_set
+            self._has_set = self._has_set or not self._resume.is_set
             self._resume()
 
 
@@ -235,7 +240,7 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
     def epoch(self) -> int:
         """The current epoch of the training, from 0."""
         looks = self._looks
-        if looks.before is not None and (looks.is_repeated or not (self._within or looks.has_trained())):
+        if looks.before is not None and (looks.is_repeated or not (self._within or looks.has_trained() is not False)):
             return int(looks.before[0]["epoch"])
         return self._order.epoch
 
@@ -254,7 +259,7 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
 
     def _batches(self, passed: bool) -> Iterator[Any]:
         order, iteration = self._order, object()
-        self._looks.begin()
+        self._looks.begin(self._begun and bool(order.position))
         # An epoch that was left early is over, but a loaded position within an iteration is resumed.
         if (self._begun or passed) and order.position:
             order.set_epoch(order.epoch + 1)
@@ -274,7 +279,8 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
                         batch = order.unpacked(batch)
                     order.advance(self.batch_size or 1)
                     is_empty = False
-                    yield hand_over(batch, self._is_last())
+                    yield hand_over(batch, self._is_last)
+                    self._looks.check()
         finally:
             # An older iterator may be freed only now.
             self._within = self._within and self._iteration is not iteration
@@ -283,13 +289,17 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         order.set_epoch(order.epoch + 1)
 
     def _is_last(self) -> bool:
-        """Return whether the training has the last batch of an epoch; False for a stream."""
+        """Return whether the training has the last batch of an epoch; False if that is not known, as for a stream."""
         order = self._order
         if isinstance(order, StreamPosition):
             return False
-        if isinstance(order, ReplayedSampler):
-            return order.position >= len(self)
-        return math.ceil(order.position / (order.world_size * (self.batch_size or 1))) >= len(self)
+        try:
+            if isinstance(order, ReplayedSampler):
+                return order.position >= len(self)
+        except TypeError:  # A batch sampler need not have a length.
+            return False
+        batch = order.world_size * (self.batch_size or 1)
+        return order.position + (batch if self.drop_last else 1) > order.total
 
     def _place(self) -> tuple[Any, ...]:
         held = self._resume
@@ -302,7 +312,7 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         if self._resume is not None:
             self._resume.is_set = is_set
 
-    def watch_training(self, has_trained: Callable[[], bool]) -> None:
+    def watch_training(self, has_trained: Callable[[], bool | None]) -> None:
         """Use `has_trained`, which returns whether the training has begun, to tell it from a look at a batch."""
         self._looks.has_trained = has_trained
 
@@ -330,6 +340,7 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
 
         `within` says whether an iteration is going on; only then does the next one restore the global generators.
         """
+        self._looks.check()
         self._order.is_saved = True
         own = [read() for read, _ in self._generators()] if self._own is None else self._own
         order, within = self._order.state_dict(), self._within
