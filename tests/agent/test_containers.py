@@ -347,7 +347,7 @@ echo "from $step"
 if [ $RANK = 0 ]; then
     echo "rank 0" | nc -l -p $MASTER_PORT
 else
-    until echo "rank 1" | nc $MASTER_ADDR $MASTER_PORT; do sleep 0.1; done
+    until echo "rank 1" | nc $MASTER_ADDR $MASTER_PORT 2>/dev/null; do sleep 0.1; done
 fi
 while [ $step -lt 40 ]; do
     step=$((step + 1))
