@@ -34,7 +34,10 @@ class Machines(NamedTuple):
     free: I8
     """(3, machines): amounts that no workload holds or is promised; negative on an overcommitted machine."""
     coarse: I4
-    """(3, machines): `free` in GPUs, thousandths of a core and MiB, rounded down; a cheap pre-filter."""
+    """(3, machines): `free` in GPUs, thousandths of a core and MiB, rounded down, at least 0; a cheap pre-filter.
+
+    Where it was negative, a job that needs nothing of this resource would be rejected.
+    """
     total: I8
     """(3, machines): amounts of the whole machine."""
     rack: I4
@@ -68,9 +71,9 @@ def shift(machines: Machines, row: int, gpus: int, cpus_milli: int, memory_bytes
         machines.kind_free[column, kind] += max(0, free[column, row]) - max(0, before[column])
     machines.clock[0] += 1
     machines.version[machines.kind_cluster[kind]] = machines.clock[0]
-    machines.coarse[GPUS, row] = free[GPUS, row]
-    machines.coarse[CPUS_MILLI, row] = min(free[CPUS_MILLI, row], 2**31 - 1)
-    machines.coarse[MEMORY_BYTES, row] = free[MEMORY_BYTES, row] // MEBIBYTE
+    machines.coarse[GPUS, row] = max(0, free[GPUS, row])
+    machines.coarse[CPUS_MILLI, row] = max(0, min(free[CPUS_MILLI, row], 2**31 - 1))
+    machines.coarse[MEMORY_BYTES, row] = max(0, free[MEMORY_BYTES, row] // MEBIBYTE)
 
 
 @compiled
@@ -216,7 +219,7 @@ class Layout:
         kind_cluster = np.array([clusters[c] for c, _ in kinds], np.int32)
         return Machines(
             free=free,
-            coarse=np.stack((free[0], np.minimum(free[1], 2**31 - 1), free[2] // MEBIBYTE)).astype(np.int32),
+            coarse=np.maximum(0, (free[0], np.minimum(free[1], 2**31 - 1), free[2] // MEBIBYTE)).astype(np.int32),
             total=_table((m.gpus, m.cpus_milli, m.memory_bytes) for m in listed),
             rack=np.array([racks[m.cluster, m.rack] for m in listed], np.int32),
             by_id=by_id,

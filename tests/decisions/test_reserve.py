@@ -1,9 +1,11 @@
 """Reservations: the earliest start equals that of a plain reference, which tries one time after the other."""
 
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from math import inf
 from random import Random
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +15,16 @@ from reference import bids as reference
 from rms.gang import Planner
 from rms.machines import shift
 from rms.region import RegionColumns
-from rms.reserve import Reservation, available_from_s, known_ends_s, renew, reserve, withheld, without_withheld
+from rms.reserve import (
+    Reservation,
+    available_from_s,
+    known_ends_s,
+    renew,
+    reserve,
+    reserve_unknown,
+    withheld,
+    without_withheld,
+)
 from tests.depth import examples
 
 from . import PROPERTY
@@ -44,30 +55,72 @@ def _available_s(holder: RunningWorkload, request: PlacementRequest, now_s: floa
     return min(times_s, default=inf)
 
 
-def _start_s(snapshot: RegionSnapshot, request: PlacementRequest, *, known: bool) -> float | None:
+def _fits(snapshot: RegionSnapshot, request: PlacementRequest, gone: Set[str], taken: Sequence[Reservation]) -> bool:
+    """Returns whether the request fits without evictions once `gone` have left, beside what others have reserved."""
+    free = {m.id: np.array([m.free_gpus, m.free_cpus_milli, m.free_memory_bytes]) for m in snapshot.machines}
+    for one in snapshot.running:
+        for h in one.holdings if one.id in gone else ():
+            if h.machine in free:
+                free[h.machine] += (h.gpus, h.cpus_milli, h.memory_bytes)
+    for made in taken:
+        for machine, need in made.needs.items():
+            free[machine] -= need
+    left = {id_: [max(0, int(amount)) for amount in amounts] for id_, amounts in free.items()}
+    machines = tuple(
+        replace(m, free_gpus=left[m.id][0], free_cpus_milli=left[m.id][1], free_memory_bytes=left[m.id][2])
+        for m in snapshot.machines
+    )
+    later = replace(snapshot, machines=machines, running=())
+    return reference.bid(later, replace(request, rank=OVER_QUOTA_RANK, may_not_evict=frozenset())).plan is not None
+
+
+def _start_s(
+    snapshot: RegionSnapshot, request: PlacementRequest, taken: Sequence[Reservation] = (), *, known: bool
+) -> float | None:
     """Returns the earliest time at which the request fits without evictions; None: never. The plain version."""
     at_s = {one.id: _available_s(one, request, snapshot.now_s, known=known) for one in snapshot.running}
     for time_s in sorted({one for one in at_s.values() if one < inf}):
-        free = {m.id: [m.free_gpus, m.free_cpus_milli, m.free_memory_bytes] for m in snapshot.machines}
-        for one in snapshot.running:
-            for h in one.holdings if at_s[one.id] <= time_s else ():
-                if h.machine in free:
-                    amounts = (h.gpus, h.cpus_milli, h.memory_bytes)
-                    free[h.machine] = [a + b for a, b in zip(free[h.machine], amounts, strict=True)]
-        machines = tuple(
-            replace(m, free_gpus=free[m.id][0], free_cpus_milli=free[m.id][1], free_memory_bytes=free[m.id][2])
-            for m in snapshot.machines
-        )
-        later = replace(snapshot, machines=machines, running=())
-        if reference.bid(later, replace(request, rank=OVER_QUOTA_RANK, may_not_evict=frozenset())).plan is not None:
+        if _fits(snapshot, request, {id_ for id_, from_s in at_s.items() if from_s <= time_s}, taken):
             return time_s
     return None
 
 
-def _reserve(region: RegionColumns, request: PlacementRequest, *, known: bool) -> Reservation | None:
+def _busy(snapshot: RegionSnapshot, request: PlacementRequest) -> dict[str, int]:
+    """Returns the GPUs by machine (thousandths of cores, for a gang without GPUs) of holders with unknown ends."""
+    busy = {m.id: 0 for m in snapshot.machines}
+    with_gpus = any(job.gpus_per_task for job in request.jobs)
+    for one in snapshot.running:
+        if _available_s(one, request, snapshot.now_s, known=True) == inf:
+            for h in one.holdings:
+                busy[h.machine] += h.gpus if with_gpus else h.cpus_milli
+    return busy
+
+
+def _least_busy(snapshot: RegionSnapshot, request: PlacementRequest, taken: Sequence[Reservation]) -> int | None:
+    """Returns the smallest number such that the gang fits into the machines that are at most so `_busy`; None: none."""
+    busy = _busy(snapshot, request)
+    for level in sorted(set(busy.values())):
+        inside = replace(snapshot, machines=tuple(m for m in snapshot.machines if busy[m.id] <= level))
+        others = [replace(one, needs={m: n for m, n in one.needs.items() if busy[m] <= level}) for one in taken]
+        if _fits(inside, request, {one.id for one in snapshot.running}, others):
+            return level
+    return None
+
+
+def _taken(seed: int, region: RegionColumns) -> list[Reservation]:
+    """Returns the reservation of another gang, which was drawn for another region, if it can have one here."""
+    other = replace(_case(seed + 1)[1], workload="other", spread=None)
+    planner = Planner(region)
+    made = reserve(planner, other, available_from_s(planner, other, known_ends_s(region)))
+    return [] if made is None else [made]
+
+
+def _reserve(
+    region: RegionColumns, request: PlacementRequest, taken: Sequence[Reservation] = (), *, known: bool
+) -> Reservation | None:
     planner = Planner(region)
     ends_s = known_ends_s(region) if known else None
-    return reserve(planner, request, available_from_s(planner, request, ends_s))
+    return reserve(planner, request, available_from_s(planner, request, ends_s), taken)
 
 
 @settings(PROPERTY, max_examples=examples(300))
@@ -76,9 +129,26 @@ def test_the_start_is_that_of_the_plain_reference(seed: int, known: bool) -> Non
     """The start is the earliest time at which the gang fits, and the region is unchanged afterwards."""
     snapshot, request = _case(seed)
     region = RegionColumns.of(snapshot)
+    taken = _taken(seed, region)
     before = region.machines.free.copy(), region.state
-    made = _reserve(region, request, known=known)
-    assert (None if made is None else made.starts_at_s) == _start_s(snapshot, request, known=known)
+    made = _reserve(region, request, taken, known=known)
+    assert (None if made is None else made.starts_at_s) == _start_s(snapshot, request, taken, known=known)
+    assert (region.machines.free == before[0]).all()
+    assert region.state == before[1]
+
+
+@settings(PROPERTY, max_examples=examples(300))
+@given(seed=st.integers(0, 10**6))
+def test_what_has_no_known_end_is_kept_where_least_of_it_is(seed: int) -> None:
+    """The machines of such a reservation are the least busy ones with which the gang fits, by the plain reference."""
+    snapshot, request = _case(seed)
+    region = RegionColumns.of(snapshot)
+    taken, planner = _taken(seed, region), Planner(region)
+    before = region.machines.free.copy(), region.state
+    made = reserve_unknown(planner, request, available_from_s(planner, request, known_ends_s(region)), taken)
+    busy = _busy(snapshot, request)
+    most = None if made is None else max(busy[machine] for machine in made.needs)
+    assert most == _least_busy(snapshot, request, taken)
     assert (region.machines.free == before[0]).all()
     assert region.state == before[1]
 
