@@ -172,8 +172,8 @@ def walk_pending(
     """Computes rank and credit of pending workloads.
 
     Within a tenant, the order of the places is the order of descending credit, and quotas of different tenants are
-    independent. So one pass over all places per level checks each tenant's workloads in the order (level, credit). The
-    usage that is checked against the quota is that of the tenant's placed workloads of this level and of more
+    independent. So one pass over the places of each level checks each tenant's workloads in the order (level, credit).
+    The usage that is checked against the quota is that of the tenant's placed workloads of this level and of more
     important levels, and of its pending workloads that were already accepted. `over` has the over-quota rank of each
     level, from level 0. `total` is the usage of all placed within-quota workloads (`walk_placed`); it is modified.
     """
@@ -196,7 +196,6 @@ def walk_pending(
     needed = np.zeros(n, np.int64)
     need = np.zeros(types, np.int64)
     used_cpus, used_gpus = np.zeros_like(total_cpus), np.zeros_like(total_gpus)
-    displacing = np.empty((16, 2 + types), np.int64)
     displace = 0
     waiting = np.zeros(9, np.int64)
     for row in range(n):
@@ -207,7 +206,17 @@ def walk_pending(
         if not held[row]:
             rank[row] = max(level[t], requested_level[row])
             waiting[rank[row]] += 1
-    at_level = rank.copy()  # The same for a place and for its taker.
+    displacing = np.empty((waiting.sum(), 2 + types), np.int64)  # Pages that are never written take no memory.
+    # The places of each level, in their order: a place and its taker have the same level.
+    begin = np.zeros(9, np.int64)
+    for here in range(1, 8):
+        begin[here + 1] = begin[here] + waiting[here]
+    ends = begin.copy()
+    places = np.empty(begin[8], np.int32)
+    for place in range(n):
+        if rank[place]:
+            places[ends[rank[place]]] = place
+            ends[rank[place]] += 1
     taker = take_places(tenant, rank, credit, preference, level.size)
     for here in range(1, 8):
         for row in range(placed_tenant.size):
@@ -216,9 +225,8 @@ def walk_pending(
                 used_cpus[t] += held_cpus[h]
                 for k in range(held_at[h], held_at[h + 1]):
                     used_gpus[t, held_type[k]] += held_gpus[k]
-        for place in range(n if waiting[here] else 0):
-            if at_level[place] != here:
-                continue
+        for at in range(begin[here], begin[here + 1]):
+            place = places[at]
             row, t = taker[place], tenant[place]
             g = gang[row]
             has_cpus = cpus[g] == 0 or quota_cpus[t] < 0 or used_cpus[t] + cpus[g] <= quota_cpus[t]
@@ -273,12 +281,6 @@ def walk_pending(
                     total_gpus[t, kind] += need[kind]
                     displaces = displaces or (need[kind] > 0 and total_gpus[t, kind] > quota_gpus[t, kind])
                 if displaces:
-                    if displace == len(displacing):
-                        more = np.empty((2 * displace, 2 + types), np.int64)
-                        for i in range(displace):
-                            for k in range(2 + types):
-                                more[i, k] = displacing[i, k]
-                        displacing = more
                     displacing[displace, 0], displacing[displace, 1] = row, used_cpus[t]
                     for kind in range(types):
                         displacing[displace, 2 + kind] = used_gpus[t, kind]
@@ -297,6 +299,6 @@ def walk_pending(
         lacks,
         used,
         needed,
-        displacing[:displace].copy(),
+        displacing[:displace],
         taker,
     )
