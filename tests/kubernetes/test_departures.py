@@ -115,7 +115,7 @@ def test_a_deletion_with_another_grace(there: KubernetesSite, tmp_path: Path) ->
 def test_the_scheduler_preempts(there: KubernetesSite, tmp_path: Path) -> None:
     """A pod of a higher priority takes the place of a machine; the gang saves, and the instance has the reason."""
     workload = _running(there, "gang", 4, tmp_path / "gate")
-    agent = {"name": "agent", "image": IMAGE, "command": ["sleep", "15"], "volumeMounts": [], "env": []}
+    agent = {"name": "agent", "image": IMAGE, "command": ["sleep", "15"]}
     agent |= {"resources": {"limits": {"cpu": "2", "nvidia.com/gpu": "1"}}}
     spec = {"priorityClassName": "high", "restartPolicy": "Never", "containers": [agent]}
     there.cluster.call("POST", pod_path(), {"metadata": {"name": "urgent"}, "spec": spec})
