@@ -83,6 +83,8 @@ def test_waits_and_ends() -> None:
     assert _machine(pod, AT_S + 901).leaves == "ContainerCreating: on node n1, for 901 s"
     oom = _agent(terminated={"reason": "OOMKilled", "exitCode": 137})
     assert _machine(_pod(phase="Failed", **oom)).ended == "OOMKilled: its agent ended with exit status 137"
+    unstored = _machine(_pod(phase="Failed", **_agent(terminated={"reason": "Error", "exitCode": 74}))).ended
+    assert unstored == "its agent has ended; output of its tasks could not be stored"
     refused = _pod(phase="Failed", reason="UnexpectedAdmissionError", message="no nvidia.com/gpu is healthy")
     assert _machine(refused).ended == "UnexpectedAdmissionError: no nvidia.com/gpu is healthy"
     assert _machine(_pod(phase="Succeeded", **_agent(terminated={"exitCode": 0}))).ended == "its agent has ended"
@@ -95,7 +97,12 @@ def test_waits_and_ends() -> None:
         ("Preempted", "Preempted by pods/urgent on node n1", "True", "Preempted: Preempted by pods/urgent on node n1"),
         ("Evicted", "The node was low on resource: memory.", "True", "Evicted: The node was low on resource: memory."),
         ("TaintManagerEviction", "Marking for deletion Pod pods/in-1", "False", "NodeLost: node n1 does not answer"),
-        ("TaintManagerEviction", "Marking for deletion Pod pods/in-1", "True", "Evicted: node n1 has a taint that ends p"),
+        (
+            "TaintManagerEviction",
+            "Marking for deletion Pod pods/in-1",
+            "True",
+            "Evicted: node n1 has a taint that ends p",
+        ),
     ],
 )
 def test_events(reason: str, message: str, ready: str, words: str) -> None:
@@ -144,7 +151,9 @@ def test_ports(ports: str) -> None:
     assert _settings(ports).ports == ports
 
 
-@pytest.mark.parametrize("ports", ["20000-20999\n", "1-2 --run-as root", "$", "$$", "$1", "$(id)", "20000", "$A-$B", ""])
+@pytest.mark.parametrize(
+    "ports", ["20000-20999\n", "1-2 --run-as root", "$", "$$", "$1", "$(id)", "20000", "$A-$B", ""]
+)
 def test_other_ports(ports: str) -> None:
     """Nothing else is passed to the shell of the container."""
     with pytest.raises(ValidationError, match="ports"):
