@@ -1,6 +1,5 @@
 """`mizzen agent --once` as a process, while the control plane is away: its exit status says why it has ended."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -48,7 +47,7 @@ def test_output_that_is_not_stored(tmp_path: Path) -> None:
     """If the output of a task cannot be stored until the agent has to go, its status says so."""
     run = tmp_path / "state" / "runs" / "wl-1m8k8gt6250178wf.1" / "count.0"
     run.mkdir(parents=True)
-    os.chmod(tmp_path / "state", 0o700)
+    (tmp_path / "state").chmod(0o700)
     (run / "exit.json").write_text('{"code": 0}')
     (run / "stdout").write_text("output\n")
     assert _status(_agent(tmp_path), signal.SIGTERM) == 74

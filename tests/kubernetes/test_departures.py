@@ -157,8 +157,10 @@ def test_a_node_fails(there: KubernetesSite, tmp_path: Path) -> None:
     workload = _running(there, "one", 1, tmp_path / "gate")
     (pod,) = there.cluster.pods().values()
     there.nodes.silence(pod["spec"]["nodeName"], kill=True)
-    _until_again(there, workload, noticed=False)
-    there.nodes.resume(pod["spec"]["nodeName"])
+    try:
+        _until_again(there, workload, noticed=False)
+    finally:
+        there.nodes.resume(pod["spec"]["nodeName"])
     assert "NodeLost: " in _why_gone(there, pod["metadata"]["name"])
 
 
