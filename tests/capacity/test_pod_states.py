@@ -151,9 +151,7 @@ def test_ports(ports: str) -> None:
     assert _settings(ports).ports == ports
 
 
-@pytest.mark.parametrize(
-    "ports", ["20000-20999\n", "1-2 --run-as root", "$", "$$", "$1", "$(id)", "20000", "$A-$B"]
-)
+@pytest.mark.parametrize("ports", ["20000-20999\n", "1-2 --run-as root", "$", "$$", "$1", "$(id)", "20000", "$A-$B"])
 def test_other_ports(ports: str) -> None:
     """Nothing else is passed to the shell of the container."""
     with pytest.raises(ValidationError, match="ports"):
