@@ -55,8 +55,10 @@ _GUARD_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asyncio.Event | None = None) -> None:
+async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asyncio.Event | None = None) -> int:
     """Runs the agent of one machine until `stop` is set. The tasks continue, and the next agent re-attaches to them.
+
+    Returns its exit status: 0, or if it serves once, one of `domain.agent_exits`.
 
     While Temporal is unavailable or refuses the agent, the agent keeps trying to connect, with backoff. It logs why,
     and logs each connection.
@@ -94,8 +96,8 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     if uplink is not None:
         lending.append(asyncio.create_task(uplink.run()))
     guarding = asyncio.create_task(_guard(state, activities, stop))
-    if config.once:
-        pilot = Pilot(config, state, notices, locks)
+    pilot = Pilot(config, state, notices, locks) if config.once else None
+    if pilot is not None:
         pilot.listen()
         lending.append(asyncio.create_task(pilot.run(stop)))
     try:
@@ -144,10 +146,13 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
         await outputs.close()
         executor.shutdown(wait=False, cancel_futures=True)
         state.release()
+    return 0 if pilot is None else pilot.status
 
 
-def run_agent(config: AgentConfig, temporal: TemporalSettings, reporter: LivenessReporter | None = None) -> None:
+def run_agent(config: AgentConfig, temporal: TemporalSettings, reporter: LivenessReporter | None = None) -> int:
     """Runs `serve` until SIGTERM, SIGINT or SIGHUP. Blocks. The event loop sends liveness signs to `reporter`.
+
+    Returns the exit status.
 
     Raises:
         ConfigurationError: another agent uses the same state folder, or Temporal's TLS files are unusable.
@@ -155,15 +160,16 @@ def run_agent(config: AgentConfig, temporal: TemporalSettings, reporter: Livenes
     os.umask(0o022)  # Tasks that run as other users must be able to enter their folders.
     use_quiet_runtime()
 
-    async def until_signalled() -> None:
+    async def until_signalled() -> int:
         stop = asyncio.Event()
         for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         reporting = asyncio.create_task((reporter or LivenessReporter(None)).go_on())
-        await serve(config, lambda: connect(temporal), stop)
+        status = await serve(config, lambda: connect(temporal), stop)
         reporting.cancel()
+        return status
 
-    asyncio.run(until_signalled())
+    return asyncio.run(until_signalled())
 
 
 async def _work(

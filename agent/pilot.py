@@ -18,6 +18,7 @@ from agent.locks import StartLocks
 from agent.logs import shipped
 from agent.notices import MachineNotices
 from agent.state import AttemptFolder, StateFolder
+from domain import agent_exits
 from mizzen.notices import Kind, MetadataError, Notice, SlurmWatcher
 from mizzen.notices.notice import number
 from mizzen.notices.slurm import PERIOD_S
@@ -114,6 +115,8 @@ class Pilot:
         self._config, self._state, self._notices = config, state, notices
         self._stopping = Stopping(config, state, locks)
         self._signals: set[asyncio.Task[None]] = set()
+        self.status = agent_exits.STOPPED
+        """The exit status of the agent."""
 
     def listen(self) -> None:
         """Takes SIGTERM and the platform's other signals as its notice: tasks may save before the agent stops."""
@@ -138,8 +141,9 @@ class Pilot:
             await asyncio.sleep(_POLL_S)
         ended_s = time.monotonic()
         await asyncio.sleep(_LEAST_PARTING_S)
-        while time.monotonic() - ended_s < _PARTING_S and not await asyncio.to_thread(self._is_stored):
+        while not (stored := await asyncio.to_thread(self._is_stored)) and time.monotonic() - ended_s < _PARTING_S:
             await asyncio.sleep(_POLL_S)
+        self.status = agent_exits.NOTICED if stored else agent_exits.UNSTORED
         _log.info("%s: no task runs after the notice; the agent ends", self._config.machine)
         stop.set()
 

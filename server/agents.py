@@ -149,8 +149,8 @@ def _config_here(
     )
 
 
-def run_agent(settings: Settings, options: dict[str, Any]) -> None:
-    """Runs this machine's agent until a stop signal. `options` are those of `mizzen agent`.
+def run_agent(settings: Settings, options: dict[str, Any]) -> int:
+    """Runs this machine's agent until a stop signal; returns its exit status. `options` are those of `mizzen agent`.
 
     Raises:
         ConfigurationError: an option is invalid; the message names it.
@@ -191,9 +191,10 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
     )
     if options["rotate_key"]:
         StateFolder(config.state_dir).rotate_key()
-    run_one(config, settings.temporal)
+    status = run_one(config, settings.temporal)
     if config.once:
         shutil.rmtree(config.state_dir, ignore_errors=True)
+    return status
 
 
 def _gpus(count: int | None, gpu_type: str | None) -> tuple[int, str | None]:

@@ -1,13 +1,18 @@
-"""Pods as clusters of 1.28 and newer describe them. Only their wire format: the server of tests/kubernetes is older."""
+"""Pods as clusters describe them: of 1.28 and newer, and before 1.26, where only events explain a deletion.
+
+Only their wire format, without a server: that of tests/kubernetes is of 1.20.
+"""
 
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from capacity.provider import FoundMachine
 from capacity.providers.kubernetes.ends import PodEnds
 from capacity.providers.kubernetes.pod import INSTANCE
-from capacity.providers.kubernetes.status import machine_of
+from capacity.providers.kubernetes.settings import KubernetesSettings
+from capacity.providers.kubernetes.status import explained, machine_of
 
 AT = "2026-01-02T03:04:05Z"
 AT_S = 1767323045.0
@@ -78,7 +83,82 @@ def test_waits_and_ends() -> None:
     assert _machine(pod, AT_S + 901).leaves == "ContainerCreating: on node n1, for 901 s"
     oom = _agent(terminated={"reason": "OOMKilled", "exitCode": 137})
     assert _machine(_pod(phase="Failed", **oom)).ended == "OOMKilled: its agent ended with exit status 137"
+    unstored = _machine(_pod(phase="Failed", **_agent(terminated={"reason": "Error", "exitCode": 74}))).ended
+    assert unstored == "its agent has ended; output of its tasks could not be stored"
     refused = _pod(phase="Failed", reason="UnexpectedAdmissionError", message="no nvidia.com/gpu is healthy")
     assert _machine(refused).ended == "UnexpectedAdmissionError: no nvidia.com/gpu is healthy"
     assert _machine(_pod(phase="Succeeded", **_agent(terminated={"exitCode": 0}))).ended == "its agent has ended"
     assert _machine(pod).launched_at_s == AT_S
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "ready", "words"),
+    [
+        ("Preempted", "Preempted by pods/urgent on node n1", "True", "Preempted: Preempted by pods/urgent on node n1"),
+        ("Evicted", "The node was low on resource: memory.", "True", "Evicted: The node was low on resource: memory."),
+        ("TaintManagerEviction", "Marking for deletion Pod pods/in-1", "False", "NodeLost: node n1 does not answer"),
+        (
+            "TaintManagerEviction",
+            "Marking for deletion Pod pods/in-1",
+            "True",
+            "Evicted: node n1 has a taint that ends p",
+        ),
+    ],
+)
+def test_events(reason: str, message: str, ready: str, words: str) -> None:
+    """Before 1.26 the newest event that explains a deletion gives the reason; others, as Killing, say nothing."""
+    pod = _pod({"type": "Ready", "status": ready}, deleted=True, phase="Running", **_agent(running={}))
+    scheduled = {"reason": "Scheduled", "message": "Successfully assigned pods/in-1 to n1"}
+    killing = {"reason": "Killing", "message": "Stopping container agent"}
+    explains = {"reason": reason, "message": message}
+    why = explained(pod, [scheduled, explains, killing])
+    assert why is not None and why.startswith(words)
+    assert machine_of(pod, AT_S, 900, why).leaves == why
+    assert explained(pod, [scheduled, killing]) is None
+
+
+def test_a_taint_that_was_taken_away() -> None:
+    """A node that answers again in time ends no pod: what deletes its pods later is something else."""
+    pod = _pod({"type": "Ready", "status": "True"}, deleted=True)
+    marked = {"reason": "TaintManagerEviction", "message": "Marking for deletion Pod pods/in-1"}
+    cancelled = {"reason": "TaintManagerEviction", "message": "Cancelling deletion of Pod pods/in-1"}
+    assert explained(pod, [marked, cancelled]) is None
+    assert explained(pod, [marked, cancelled, marked]) is not None
+
+
+def test_the_kubelet_evicts() -> None:
+    """A node under pressure ends a pod without its deletion: its status has the reason, in every version."""
+    pod = _pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory. ")
+    assert _machine(pod).ended == "Evicted: The node was low on resource: memory."
+
+
+def test_pods_that_cannot_start() -> None:
+    """The scheduler's and the kubelet's words say why a pod waits."""
+    words = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
+    unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    waits = _machine(_pod(unplaced, node=None, phase="Pending"), AT_S + 9999)
+    assert (waits.waits, waits.leaves, waits.ended) == (f"Unschedulable: {words}", None, None)
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": AT}
+    back_off = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x"'}
+    pod = _pod(placed, phase="Pending", **_agent(waiting=back_off))
+    assert _machine(pod).waits == 'ImagePullBackOff: Back-off pulling image "x"'
+    assert _machine(pod, AT_S + 901).leaves == 'ImagePullBackOff: Back-off pulling image "x", for 901 s'
+
+
+@pytest.mark.parametrize("ports", ["20000-20999", "$PORTS"])
+def test_ports(ports: str) -> None:
+    """The range of ports is a range or a variable of the container."""
+    assert _settings(ports).ports == ports
+
+
+@pytest.mark.parametrize("ports", ["20000-20999\n", "1-2 --run-as root", "$", "$$", "$1", "$(id)", "20000", "$A-$B"])
+def test_other_ports(ports: str) -> None:
+    """Nothing else is passed to the shell of the container."""
+    with pytest.raises(ValidationError, match="ports"):
+        _settings(ports)
+
+
+def _settings(ports: str) -> KubernetesSettings:
+    zones, types = {"any": {}}, {"gpu": {"cpus": 8, "memory": "32GiB"}}
+    body = {"region": "r", "zones": zones, "machine_types": types, "namespace": "n", "image": "i", "agent": "a"}
+    return KubernetesSettings.model_validate({**body, "ports": ports})

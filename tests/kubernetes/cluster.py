@@ -127,6 +127,11 @@ class KubernetesCluster:
         found = self.call("GET", pod_path())["items"]
         return {one["metadata"]["name"]: one for one in found}
 
+    def events(self, reason: str) -> list[dict[str, Any]]:
+        """Returns the cluster's events with a reason."""
+        found = self.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=reason={reason}")["items"]
+        return list(found)
+
     def evict(self, name: str, **more: Any) -> None:
         """Evicts a pod by the version of the Eviction API that the server has: policy/v1, or v1beta1 before 1.22.
 

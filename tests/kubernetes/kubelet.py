@@ -46,7 +46,7 @@ class _Container:
         (agent,) = [one for one in pod["spec"]["containers"] if one["name"] == AGENT]
         folder.mkdir()
         command = [sys.executable, "-c", _PAUSE, *agent["command"]]
-        for mount in agent["volumeMounts"]:
+        for mount in agent.get("volumeMounts", []):
             if mount["name"] == "mizzen-state":
                 (state := folder / "state").mkdir()
                 command = ["sh", "-c", _MOUNT, "sh", mount["mountPath"], str(state), *command]
@@ -115,12 +115,18 @@ class Nodes:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops the thread, and kills all containers."""
+        """Stops the thread, and kills all containers.
+
+        Raises:
+            AssertionError: the thread had ended, so the nodes did nothing any more.
+        """
+        alive = self._thread.is_alive()
         self._closed.set()
         self._thread.join()
         for container in self.containers.values():
             container.kill()
             container.process.wait()
+        assert alive, "the nodes have failed"
 
     def _run(self) -> None:
         beat_s = 0.0
@@ -196,7 +202,7 @@ class Nodes:
         self._first += 40
         first = self._first
         out = {"PATH": os.environ["PATH"], "HOME": "/root", "TEST_PORTS": f"{first}-{first + 39}"}
-        for one in agent["env"]:
+        for one in agent.get("env", []):
             source = one.get("valueFrom", {})
             if "secretKeyRef" in source:
                 of = source["secretKeyRef"]

@@ -45,8 +45,8 @@ def there(installation: KubernetesSite) -> Iterator[KubernetesSite]:
     wait_until(lambda: not installation.instances(), "no instances are left", 120)
 
 
-def _running(there: KubernetesSite, name: str, tasks: int, gate: Path) -> str:
-    workload = there.up.submit(name, 100_000, 0.1, tasks=tasks, gate=gate)
+def _running(there: KubernetesSite, name: str, tasks: int, gate: Path, step_s: float = 0.1) -> str:
+    workload = there.up.submit(name, 100_000, step_s, tasks=tasks, gate=gate)
     wait_until(lambda: there.up.phase(workload) == "running", "it runs", 150)
     wait_until(lambda: there.up.saved_step(workload) is not None, "it has saved")
     return workload
@@ -63,20 +63,40 @@ def _noticed(there: KubernetesSite, workload: str) -> dict[str, Any]:
     return reason
 
 
-def _gone(there: KubernetesSite) -> list[str]:
-    return [one["reason"]["sentence"] for one in there.instances(gone=True) if one["phase"] == "gone"]
+def _instance_of(there: KubernetesSite, pod: str) -> dict[str, Any]:
+    """Returns the instance of a pod, which has its name."""
+    (found,) = [one for one in there.instances(gone=True) if one["id"] == pod]
+    return found
+
+
+def _why_gone(there: KubernetesSite, pod: str) -> str:
+    """Waits until the instance of a pod is gone; returns why."""
+    wait_until(lambda: _instance_of(there, pod)["phase"] == "gone", f"{pod} is gone")
+    return str(_instance_of(there, pod)["reason"]["sentence"])
 
 
 def _attempt(there: KubernetesSite, workload: str) -> int:
     return max(int(one["attempt"]) for one in there.up.client().allocations(workload))
 
 
-def _until_again(there: KubernetesSite, workload: str, attempt: int = 1) -> None:
+def _until_again(there: KubernetesSite, workload: str, *, noticed: bool = True) -> None:
+    """Waits until a workload runs again, from the newest step that its first attempt has saved.
+
+    `noticed`: that attempt had notice, and saved after its workload had left. Otherwise its last save may
+    not be reported.
+    """
+
     def again() -> bool:
-        return there.up.phase(workload) == "running" and _attempt(there, workload) > attempt
+        return there.up.phase(workload) == "running" and _attempt(there, workload) > 1
 
     wait_until(again, "it runs again", 150)
-    assert int(there.up.client().workload(workload)["progress"]["step"]) > 0
+    wait_until(lambda: there.up.client().attempts(workload)[1]["checkpoint_step"], "it has saved again")
+    first, second, *_ = there.up.client().attempts(workload)
+    assert second["resumed_step"] >= first["checkpoint_step"] > 0
+    if noticed:
+        assert second["resumed_step"] == first["checkpoint_step"]
+        (left,) = [one for one in there.up.client().events(workload) if one["kind"] == "workload.preempted"]
+        assert first["checkpoint_step"] > (left["detail"]["checkpoint_step"] or 0)
 
 
 def test_an_evicted_pod(there: KubernetesSite, tmp_path: Path) -> None:
@@ -93,29 +113,34 @@ def test_an_evicted_pod(there: KubernetesSite, tmp_path: Path) -> None:
     notice = _noticed(there, workload)
     assert notice["detail"]["ends_at_s"] == pytest.approx(began_s + GRACE_S, abs=3)
     _until_again(there, workload)
-    assert any("evicted" in one.lower() or "SIGTERM" in one for one in _gone(there)), _gone(there)
+    assert "Deleted: the pod was deleted or evicted" in _why_gone(there, name)
 
 
 def test_a_deletion_with_another_grace(there: KubernetesSite, tmp_path: Path) -> None:
-    """If a pod is deleted with a shorter grace than its own, its tasks get that deadline from the control plane."""
-    workload = _running(there, "one", 1, tmp_path / "gate")
+    """If a pod is deleted with a shorter grace than its own, its machine's notice gets that deadline with a round.
+
+    Each step takes longer than a round, and the task saves after its step, so its machine is there until then.
+    """
+    workload = _running(there, "one", 1, tmp_path / "gate", step_s=4)
     (name,) = there.cluster.pods()
+    (machine,) = there.up.machines_of(workload)
     began_s = time.time()
     there.cluster.call("DELETE", pod_path(name), {"gracePeriodSeconds": 8})
+    assert _noticed(there, workload)["detail"]["ends_at_s"] == pytest.approx(began_s + GRACE_S, abs=3)
 
-    def ends() -> list[float]:
-        reasons = [one["reason"] for one in there.up.client().events(workload)]
-        notices = [one for one in reasons if one is not None and one["code"] == "platform_notice"]
-        return [float(one["detail"]["ends_at_s"]) for one in notices]
+    def corrected() -> bool:
+        cordon = there.up.client().machine(machine)["cordon"]
+        return bool(cordon["code"] == "platform_notice" and cordon["detail"]["ends_at_s"] < began_s + 11)
 
-    wait_until(lambda: any(at_s < began_s + 11 for at_s in ends()), "it has the true deadline", 30)
+    wait_until(corrected, "it has the true deadline", 30)
     _until_again(there, workload)
+    assert "Deleted: the pod was deleted or evicted" in _why_gone(there, name)
 
 
 def test_the_scheduler_preempts(there: KubernetesSite, tmp_path: Path) -> None:
     """A pod of a higher priority takes the place of a machine; the gang saves, and the instance has the reason."""
     workload = _running(there, "gang", 4, tmp_path / "gate")
-    agent = {"name": "agent", "image": IMAGE, "command": ["sleep", "15"], "volumeMounts": [], "env": []}
+    agent = {"name": "agent", "image": IMAGE, "command": ["sleep", "15"]}
     agent |= {"resources": {"limits": {"cpu": "2", "nvidia.com/gpu": "1"}}}
     spec = {"priorityClassName": "high", "restartPolicy": "Never", "containers": [agent]}
     there.cluster.call("POST", pod_path(), {"metadata": {"name": "urgent"}, "spec": spec})
@@ -123,7 +148,8 @@ def test_the_scheduler_preempts(there: KubernetesSite, tmp_path: Path) -> None:
     there.cluster.until(lambda: there.cluster.pods()["urgent"]["status"]["phase"] == "Succeeded", "the other ran", 90)
     there.cluster.call("DELETE", pod_path("urgent"))
     _until_again(there, workload)
-    assert any(f"Preempted: Preempted by {NAMESPACE}/urgent" in one for one in _gone(there)), _gone(there)
+    (taken,) = [one["involvedObject"]["name"] for one in there.cluster.events("Preempted")]
+    assert f"Preempted: Preempted by {NAMESPACE}/urgent" in _why_gone(there, taken)
 
 
 def test_a_node_fails(there: KubernetesSite, tmp_path: Path) -> None:
@@ -131,9 +157,11 @@ def test_a_node_fails(there: KubernetesSite, tmp_path: Path) -> None:
     workload = _running(there, "one", 1, tmp_path / "gate")
     (pod,) = there.cluster.pods().values()
     there.nodes.silence(pod["spec"]["nodeName"], kill=True)
-    _until_again(there, workload)
-    there.nodes.resume(pod["spec"]["nodeName"])
-    assert any("NodeLost: " in one for one in _gone(there)), _gone(there)
+    try:
+        _until_again(there, workload, noticed=False)
+    finally:
+        there.nodes.resume(pod["spec"]["nodeName"])
+    assert "NodeLost: " in _why_gone(there, pod["metadata"]["name"])
 
 
 def test_the_api_server_is_away(there: KubernetesSite, tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ class KubernetesSettings(DocumentPart):
     """`terminationGracePeriodSeconds` of the pods: the time from a deletion or an eviction to SIGKILL."""
     state_dir: Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9_./-]*[A-Za-z0-9]$")] = "/var/lib/mizzen"
     """Where the volume of the agent's state is mounted, an `emptyDir` unless the template has a mount there."""
-    ports: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_$-]+$")] = "20000-20999"
-    """The range of ports for rendezvous and services."""
+    ports: Annotated[str, StringConstraints(pattern=r"^([0-9]+-[0-9]+|\$[A-Za-z_][A-Za-z0-9_]*)$")] = "20000-20999"
+    """The range of ports for rendezvous and services, or a variable of the container, such as `$PORTS`."""
     kubeconfig: Path | None = None
     """None: the service account of the pod in which mizzen runs, else `KUBECONFIG`, else `~/.kube/config`."""
     context: str | None = None

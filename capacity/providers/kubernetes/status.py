@@ -7,6 +7,7 @@ from typing import Any
 from capacity.provider import FoundMachine
 from capacity.providers.kubernetes.pod import ENDED, INSTANCE, native_id
 from capacity.providers.kubernetes.settings import AGENT
+from domain import agent_exits
 
 Object = Mapping[str, Any]
 BY_MIZZEN = "mizzen ended the pod"
@@ -94,7 +95,8 @@ def why_ended(pod: Object) -> str:
         return _said(ended["reason"], ended.get("message") or f"its agent ended with exit status {code}")
     if code == 0:
         return "its agent has ended"
-    return _said(f"its agent ended with exit status {code}", _last_line(ended.get("message")))
+    said = agent_exits.SAID.get(code, f"its agent ended with exit status {code}")
+    return _said(said, _last_line(ended.get("message")))
 
 
 def disruption(pod: Object) -> str | None:

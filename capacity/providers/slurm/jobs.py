@@ -1,9 +1,8 @@
 """What Slurm says about a pilot job: the states that are ends, and why."""
 
 from capacity.provider import FoundMachine
+from domain import agent_exits
 
-RESTARTED = 75
-"""The exit status of a pilot that Slurm has started again: mizzen replaces instances itself."""
 ENDS = {
     "BOOT_FAIL": "node {nodes} did not boot",
     "CANCELLED": "the job was cancelled (scancel, or an administrator)",
@@ -78,8 +77,8 @@ class PilotJob:
         if said is None:
             return None
         status, by = _end(self._exit)
-        if self.state == "FAILED" and status == RESTARTED:
-            return "Slurm started the job again after its node or partition took it back; mizzen requests another one"
+        if self.state == "FAILED" and status in agent_exits.SAID:
+            return agent_exits.SAID[status]
         end = f"signal {by}" if by else f"exit status {status}"
         return said.format(nodes=self.nodes, end=end, reason=self.reason)
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from capacity.provider import LaunchRequest
 from capacity.providers.agent_command import agent_flags
-from capacity.providers.slurm.jobs import RESTARTED, native_id
+from capacity.providers.slurm.jobs import native_id
 from capacity.providers.slurm.settings import SlurmPartition, SlurmSettings
+from domain import agent_exits
 from domain.ids import is_name
 
 _PORTS_EACH, _RANGES = 40, 250
@@ -78,7 +79,7 @@ def script(settings: SlurmSettings, request: LaunchRequest) -> str:
         "#!/bin/sh",
         "set -eu",
         "umask 077",
-        f'[ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] || exit {RESTARTED}',
+        f'[ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] || exit {agent_exits.RESTARTED}',
         # A second job of this instance finds no file, and ends.
         f". {file}",
         f"rm -f {file}",
