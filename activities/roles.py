@@ -102,7 +102,7 @@ def control_activities(
 
 
 def region_activities(engine: Any, settings: Settings, state: SchedulerState) -> list[Callable[..., Any]]:
-    """Returns the activities of a region's queue. They bid on `state`."""
+    """Returns the activities of a region's queue. Bids are computed from `state`."""
     bids, copies = RegionActivities(engine, state), CopyActivities(engine, settings)
     return [bids.bid, copies.copy_checkpoint, copies.copy_table, ScrubActivities(engine, settings).scrub]
 

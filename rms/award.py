@@ -195,7 +195,10 @@ def _check(region: RegionColumns, plan: Plan, request: PlacementRequest) -> None
     if request.spread is not None:
         now = crowding_of(region, plan, request)
         if now is not None and now > plan.quality.crowding:
-            raise StalePlan(f"more workloads of group {request.spread.group!r} are near the machines than in the plan")
+            raise StalePlan(
+                f"group {request.spread.group!r}: more of its workloads are near the planned machines than when the bid"
+                " was made"
+            )
 
 
 def _needs(region: RegionColumns, plan: Plan, request: PlacementRequest) -> dict[int, list[int]]:

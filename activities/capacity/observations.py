@@ -84,9 +84,9 @@ def _waits(row: InstanceRow, machine: FoundMachine, words: str) -> None:
 
 
 def _near_end(session: Session, settings: CapacitySettings, machine: str, provider: str, found: FoundMachine) -> None:
-    """Keeps new work from a machine that ends soon, gives its tasks notice, and takes both back if it may stay.
+    """Cordons a machine that its provider ends soon, then gives its tasks notice; uncordons it if the end is withdrawn.
 
-    A machine that has notice, for example from its agent, gets another one if its provider ends it earlier.
+    If the machine already has a notice, for example from its agent, only an earlier end gives another notice.
     """
     row = session.get(Machine, machine, with_for_update=True)
     if row is None or row.state == "lost":

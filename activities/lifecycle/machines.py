@@ -135,9 +135,9 @@ class MachineActivities:
         return self._welcome(stop)
 
     def _claims(self, session: Session, row: Machine, before: int) -> dict[str, Any] | None:
-        """Returns the cordon of a lent machine that claims more GPUs than allowed, and more than `before`.
+        """Returns the cordon of a lent machine that reports more GPUs than allowed, and more than `before`.
 
-        An operator who has removed the cordon has admitted the claim.
+        If an operator has removed such a cordon, the number reported then is accepted.
         """
         limit = self._settings.lifecycle.lent_gpus
         if row.gpus <= max(limit, before) or row.id not in lent_of(session, {row.id: row}):

@@ -51,7 +51,7 @@ class OwnerRecord:
         return sum(1 << gpu for gpu in self.gpus_at_s)
 
     def refuses(self, slots: Iterable[int]) -> bool:
-        """Returns whether a task that holds these GPU slots may not be started."""
+        """Returns whether the owner has taken back the machine or one of these GPU slots: no task may start on them."""
         return self.is_whole or any(slot in self.gpus_at_s for slot in slots)
 
     def due_s(self, slots: Iterable[int]) -> float | None:

@@ -58,7 +58,7 @@ class ServerCounts:
 
 
 class OutlierChange(StrEnum):
-    """What changes for a replica."""
+    """What the outlier detection decided for a replica."""
 
     EJECTED = "ejected"
     """It gets no new requests."""

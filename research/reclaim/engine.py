@@ -110,13 +110,13 @@ class _Run(Running):
         self._plan(staying, leaves_s)
 
     def _plan(self, jobs: list[Job], leaves_s: float) -> None:
-        """Moves jobs within the notice of their machine."""
+        """Chooses destinations for jobs whose machine leaves at `leaves_s`, and begins the moves."""
         if not jobs:
             return
         notice_s = leaves_s - self._now_s
         for job in jobs:
             job.advance(self._now_s, self._system.slowdown)
-        # Without P2, no one checks whether a destination can be reached in time.
+        # Without P2, a destination may be chosen that cannot be reached in time.
         targets = self._chooser.destinations(jobs, self._now_s, notice_s)
         for job, target in zip(jobs, targets, strict=True):
             if target == NOWHERE:
@@ -265,7 +265,7 @@ class _Run(Running):
             self._drop_move(job)
 
     def _lose(self, job: Job, node: Node, notice_s: float) -> None:
-        """Books what a departure costs a job."""
+        """Records the work and the time that a job loses by a departure."""
         hit = self._hit(job, node, self._now_s, notice_s)
         hit.stopped_s = job.stopped_s if job.phase is JobPhase.MOVING else self._now_s
         self._end_segment(job)

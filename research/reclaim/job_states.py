@@ -239,7 +239,7 @@ class Running(ABC):
 
     @abstractmethod
     def _plan(self, jobs: list[Job], leaves_s: float) -> None:
-        """Moves jobs within the notice of their machine."""
+        """Chooses destinations for jobs whose machine leaves at `leaves_s`, and begins the moves."""
 
     # Checkpoints.
 

@@ -56,7 +56,7 @@ class GpuTotals:
 
     @property
     def overhead(self) -> float:
-        """All that is neither useful nor lost."""
+        """GPU seconds of saves, transfers, restarts and shadow computation."""
         return self.saving + self.moving + self.shadow
 
     def minus(self, other: "GpuTotals") -> "GpuTotals":

@@ -98,7 +98,7 @@ class ShardedStream(IterableDataset[Any]):
 
 
 class CarriedBatch:
-    """A batch with the position after it."""
+    """A batch, with the stream's position after its last sample."""
 
     def __init__(self, batch: Any, role: int, state: dict[str, Any]) -> None:
         self.batch = batch
