@@ -78,7 +78,7 @@ def control_activities(
     here: Sequence[str] = (),
     providers: Mapping[str, Provider] = MappingProxyType({}),
 ) -> list[Callable[..., Any]]:
-    """Returns the activities of the control queue. They decide on `state`. `here` are the regions of this process."""
+    """Returns the activities of the control queue. Decisions use `state`. `here` are the regions of this process."""
     workloads = WorkloadActivities(engine, settings)
     launch = LaunchActivities(engine, settings)
     auction = AuctionActivities(engine, settings, state or SchedulerState(engine, settings.scheduler), here)

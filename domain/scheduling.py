@@ -297,9 +297,9 @@ class PlacementRequest:
 
     @property
     def left_out(self) -> tuple[frozenset[str], ...]:
-        """Groups of machines without which a plan is tried, in this order.
+        """Groups of machines that a plan should avoid: for each, in this order, a plan without the group is tried.
 
-        It wins unless it is worse by a criterion before `move_s`.
+        The plan without the group is used unless it is worse by a criterion before `move_s`.
         """
         return self.failed, self.untried, self.shuns
 

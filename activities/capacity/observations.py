@@ -29,9 +29,9 @@ def observe(engine: Engine, settings: CapacitySettings, provider: Provider, foun
     """Writes into the ledger what a provider's list says about its live instances, and acts on announced ends.
 
     - A machine that waits at the provider has the reason `pending_at_provider`, with the expected start.
-    - A machine that started is no longer waited for without a limit (`capacity.join_s`).
+    - From the start of a machine on, the time until its agent registers is limited (`capacity.join_s`).
     - A machine gets no new work from `no_work_s` before its end on, and its tasks get notice `leave_s` before it.
-    - A machine that the provider wants to be left is drained.
+    - A machine that the provider announces to take back is drained.
     """
     by_id = {machine.native_id: machine for machine in found if machine.ended is None}
     live = select(InstanceRow.id, InstanceRow.native_id).where(

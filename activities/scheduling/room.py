@@ -41,7 +41,7 @@ class _Free(NamedTuple):
         )
 
     def less(self, job: JobRequest) -> "_Free":
-        """Returns what is free beside a task of the job."""
+        """Returns what is left free if a task of the job runs on the machine."""
         return _Free(
             self.gpu_type,
             self.gpus - job.gpus_per_task,

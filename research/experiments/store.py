@@ -49,7 +49,7 @@ class OutcomeStore:
         return folder / f"{case.name}.{name}.{_hash(sources)}-{_trace_hash(case.trace, self.data)}.json"
 
     def write(self, case: ExperimentCase, name: str, body: object) -> None:
-        """Writes an outcome; it is never seen in part."""
+        """Writes an outcome atomically."""
         path = self.path(case, name)
         new = path.with_suffix(f".{os.getpid()}")
         new.write_text(json.dumps(body))

@@ -39,7 +39,7 @@ def simulate(scenario: LendingScenario, system: System, knowledge: SiteKnowledge
 
 
 class _Run(Running):
-    """Adds the owners to the jobs."""
+    """A run of one system: the jobs (`job_states.Running`), and owners who lend machines and take them back."""
 
     def run(self) -> SystemOutcome:
         lending = self._scenario.lending
@@ -95,13 +95,14 @@ class _Run(Running):
         self._changed = True
 
     def _notice(self, node: Node, leaves_s: float) -> None:
-        """The owner has said when the machine leaves: its jobs get destinations."""
+        """A machine's owner has given notice: its jobs get destinations."""
         if not node.is_lent:
             return
         node.leaves_s, self._noticed_s[node.number] = leaves_s, self._now_s
         jobs = [self._jobs[n] for n in sorted(node.jobs)]
         for job in jobs:
-            # A planned move to this machine, or an early one from it, is too late or in doubt: it is chosen anew.
+            # A planned move to this machine may complete too late, and so may an early move from it: destinations are
+            # chosen again.
             if job.target == node.number and job.phase is JobPhase.RUNNING:
                 self._drop_move(job)
         staying = [
@@ -180,7 +181,7 @@ class _Run(Running):
         self._restart(job)
 
     def _refused(self, flow: Flow) -> None:
-        """P3 does not admit a planned migration: the job runs on until its machine leaves."""
+        """P3 does not admit a planned migration: the job continues until its machine leaves."""
         job = self._jobs[flow.job]
         self._done.pop(flow.number, None)
         job.move = None
@@ -209,14 +210,14 @@ class _Run(Running):
             return
         if job.write is not None:
             if job.write.kind is FlowClass.RECOVERY:
-                # The first one is late: to begin again would be later still.
+                # The first one is already late, and a new one would complete later still.
                 return
             self._network.remove(job.write)
             self._done.pop(job.write.number, None)
         self._begin_save(job, FlowClass.RECOVERY)
 
     def _drop_move(self, job: Job) -> None:
-        """Ends a planned move whose destination is no longer there. The job runs on."""
+        """Ends a planned move whose destination is no longer there. The job continues on its machine."""
         if job.move is not None:
             self._network.remove(job.move)
             self._done.pop(job.move.number, None)
