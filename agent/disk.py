@@ -4,7 +4,7 @@ Their working directories, `/tmp`, `/var/tmp` and output are in the attempt's fo
 attempt's share of the machine's disk (`DiskPool`). The kernel's project quotas would need a mount option that few
 machines have, so the agent measures. That costs time for each file, so it first looks at the whole file system: the
 attempt cannot have written more than what the file system has grown by. Files that were deleted and are still open
-count, too. Tasks of an attempt with more than its limit are killed at once, because they would go on writing.
+count, too. Tasks of an attempt with more than its limit are killed at once, because they would continue to write.
 
     disk.json   in the attempt's folder: its limit, and what it had when it was last measured (`agent.records`)
     disk.json   in a task's folder: set if the task was stopped for the limit (`DiskReport`)

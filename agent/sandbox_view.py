@@ -59,8 +59,8 @@ def sandbox_command(
     Args:
         program: `bubblewrap()`.
         private: the folder that `hold` gets.
-        reads: existing folders and files that are visible, with what is below them, beside those of Python and the
-            SDK. A path of `writes` below one of them, or above, has its own mode.
+        reads: existing folders and files that are visible, with everything below them, in addition to those of Python
+            and the SDK. A path of `writes` below one of them, or above, has its own mode.
         writes: existing folders and files that are visible and writable. The permissions of files apply.
         shm_bytes: size of `/dev/shm`; 0: half of the machine's memory.
         devices: further device files that are visible: the path on the machine, and that in the sandbox.

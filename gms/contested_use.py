@@ -1,7 +1,7 @@
 """Tenants' use relative to their quota: the input of the fair-share term of the credit.
 
-Only contested use counts: use at times when workloads of other tenants wait. So a tenant that runs on resources that
-nobody else wants loses no credit.
+Only contested use counts: use at times when workloads of other tenants wait. So a tenant that runs on resources that no
+other tenant requests loses no credit.
 """
 
 from bisect import bisect_right

@@ -45,7 +45,7 @@ def broken_limit(rules: CanaryRules, answers: CanaryAnswers, *, is_over: bool) -
     Args:
         rules: the limits.
         answers: the answers since the canary began.
-        is_over: whether its time is over. Before, a limit must be clearly broken, so that chance does not decide.
+        is_over: whether its time limit has passed. Before, a limit must be clearly broken: chance must not decide.
     """
     if _is_broken(answers.failed, answers.total, rules.error_rate, is_over=is_over):
         others = f"{answers.others_failed} of {answers.others_total}"

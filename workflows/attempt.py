@@ -280,7 +280,7 @@ class AttemptRun:
         return StepOutcome.DONE
 
     async def _drain(self, gang: GangTasks) -> None:
-        """Lets tasks that serve go on with the requests that are in progress.
+        """Lets serving tasks complete the requests in progress.
 
         The phase that was just written makes the service stop new requests to them. The time ends early if the service
         says that no request is in progress, if a task ends, if a machine is lost, or if further mail cancels the

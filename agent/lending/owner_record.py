@@ -161,7 +161,7 @@ def write_record(path: Path, lending: OwnerRecord) -> None:
 
 
 async def in_time(act: Callable[[], None], patience_s: float = _WRITE_S) -> bool:
-    """Runs an access to the disk in a thread. Returns whether it ended within `patience_s`; otherwise, it goes on."""
+    """Runs an access to the disk in a thread. Returns whether it ended within `patience_s`; otherwise it continues."""
     acting = asyncio.ensure_future(asyncio.to_thread(act))
     await asyncio.wait({acting}, timeout=patience_s)
     return acting.done()

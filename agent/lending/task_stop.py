@@ -86,7 +86,7 @@ class Stopping:
         await asyncio.gather(*(self._notify(folder, grace_s) for folder, grace_s in folders))
 
     async def remaining(self, folders: Sequence[AttemptFolder]) -> list[RunFolder]:
-        """Returns the tasks of attempts that run. Ends lost tasks, and kills those whose time is over."""
+        """Returns the tasks of attempts that run. Ends lost tasks, and kills those whose deadline has passed."""
         return [run for folder in folders for run in folder.runs() if await asyncio.to_thread(_runs, run)]
 
     async def clean(self) -> None:

@@ -86,7 +86,7 @@ class MigrationTraffic:
         """Sets the rates of the tasks that leave, and ends those of others; returns what became of each task.
 
         None: the size of its checkpoint is not known. A task whose cgroup is gone is left out. After `close`, nothing
-        happens: the thread of an update goes on when the agent stops.
+        happens: the thread of an update continues when the agent stops.
         """
         with self._lock:
             return {} if self._is_closed else self._update(leaving, now_s)

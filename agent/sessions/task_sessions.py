@@ -57,7 +57,7 @@ class TaskSessions:
 
     @activity.defn(name=Activity.OPEN_SESSION.value)
     async def open(self, request: OpenSession) -> None:
-        """Connects to the API for a session in a running task. The session goes on after the activity.
+        """Connects to the API for a session in a running task. The session continues after the activity.
 
         Raises:
             ApplicationError: the task does not run here, there are too many sessions, or the API cannot be reached.

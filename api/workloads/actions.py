@@ -125,7 +125,7 @@ def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
 
 
 def _end_hold(row: Workload) -> None:
-    """Ends the hold, if there is one. A pause goes on as long as the workload waits for dependencies."""
+    """Ends the hold, if there is one. A pause continues as long as the workload waits for dependencies."""
     if row.held_by is not None and row.blocked is None:
         held_s = func.greatest(func.coalesce(func.extract("epoch", func.now() - Workload.held_at), 0.0), 0.0)
         row.paused_s = Workload.paused_s + held_s

@@ -148,7 +148,7 @@ class ServiceBalancer:
             await asyncio.gather(*helpers, return_exceptions=True)
 
     async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Runs `work` until it is cancelled. HAProxy must go on even if one of the other parts has a defect."""
+        """Runs `work` until it is cancelled. HAProxy must continue even if one of the other parts has a defect."""
         while True:
             try:
                 await work()

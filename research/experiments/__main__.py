@@ -71,7 +71,7 @@ def main() -> None:
             run_baseline(chosen, store, args.jobs)
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
-            sys.exit(f"interrupted; run the same command again to go on from what is in {out}")
+            sys.exit(f"interrupted; run the same command again to continue from what is in {out}")
     found = {case: outcomes(case, store) for case in chosen}
     for line in verdicts(found):
         print(line)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 BOUND = "bound"
 _SCENES = ("research/traces", "research/experiments/scenes.py", "research/experiments/fleets.py",
            "research/experiments/cases.py", "examples/philly/fleet.yaml")  # fmt: skip
-"""What the files of a cell depend on, beside the trace."""
+"""What the files of a cell depend on, in addition to the trace."""
 _RUNS = ("simulation", "infra/config/scheduling.py", "domain", "gms", "rms", "research/experiments/replay.py",
          "research/experiments/policies.py")  # fmt: skip
 """What outcomes depend on in addition."""

@@ -29,8 +29,8 @@ from services.spot.values import (
 )
 
 _MOST_ROUNDS = 100
-"""The limit on decisions at one instant, beside four for each zone. Each decision of a valid policy but the last few
-follows the refusal of another zone."""
+"""The limit on decisions at one instant, in addition to four for each zone. Each decision of a valid policy, except the
+last few, follows the refusal of another zone."""
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ class LendingDemoScenario:
         wait_until(lambda: self.course.words[-1].notice_s is not None, "the owner says it")
         self._site.up.kill(" worker ")
         self.course.events.append((time.time(), "worker: kill -9"))
-        self._say("SIGKILL to the worker, while the reclaim goes on")
+        self._say("SIGKILL to the worker, while the reclaim continues")
         wait_until(lambda: self._workers() - before, "the worker runs again")
 
     def _workers(self) -> set[int]:
