@@ -74,7 +74,7 @@ class ContestedTime:
             clock.turn(now, on=tenant == only)
 
     def forget(self, before: float) -> None:
-        """Forgets what was before a time: `at` is exact only from then on. Otherwise it would grow with each `mark`."""
+        """Deletes the changes before a time: `at` is exact only from then on. This bounds the memory used."""
         for clock in (self._any, *self._alone.values()):
             clock.forget(before)
 

@@ -199,7 +199,7 @@ class ServicePlan:
 
 @dataclass(frozen=True)
 class ServiceState:
-    """What the decisions remember. It is stored in the transaction that records the actions."""
+    """The state that is kept between decisions. It is stored in the transaction that records the actions."""
 
     policy: PolicyState
     scaling: ScalingState

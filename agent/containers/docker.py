@@ -40,7 +40,7 @@ class DockerEngine:
         )
 
     def image(self, name: str) -> Image | None:
-        """Returns an image on this machine; None: it is not there."""
+        """Returns an image on this machine; None: it does not exist here."""
         found = self._json("GET", f"/images/{quote(name)}/json", missing=True)
         if found is None:
             return None

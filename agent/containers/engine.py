@@ -19,7 +19,7 @@ class EngineError(Exception):
 
 @dataclass(frozen=True)
 class Container:
-    """A container to be made. Engines give it no privileges, and nothing of the machine but what is named here."""
+    """A container to be made. It has no privileges, and only the files and devices of the machine that are named here."""
 
     name: str
     image: str
@@ -77,7 +77,7 @@ class ContainerState:
 
 @dataclass(frozen=True)
 class Image:
-    """What mizzen needs to know of an image on the machine."""
+    """The facts about an image on the machine that mizzen uses."""
 
     id: str
     env: Mapping[str, str]
@@ -94,13 +94,13 @@ class ContainerEngine(Protocol):
         """Returns what the engine is."""
 
     def image(self, name: str) -> Image | None:
-        """Returns an image on this machine; None: it is not there."""
+        """Returns an image on this machine; None: it does not exist here."""
 
     def pull(self, name: str, login: tuple[str, str] | None, progress: Callable[[str], None]) -> None:
         """Fetches an image from its registry. `login`: user and password. `progress` gets short texts for people."""
 
     def remove_image(self, name: str) -> None:
-        """Removes an image. Does nothing if it is not there. Status 409: a container uses it."""
+        """Removes an image. Does nothing if it does not exist. Status 409: a container uses it."""
 
     def create(self, container: Container) -> str:
         """Makes a container and returns its id."""

@@ -169,12 +169,12 @@ class Lender:
         return self._heard().refuses(slots)
 
     def _heard(self) -> OwnerRecord:
-        """Returns the record with what the owner has said while this agent did not answer."""
+        """Returns the record with the owner's commands from the time in which this agent did not answer."""
         said = self._word.read()
         return self.lending if said is None else self.lending.with_word(said)
 
     async def _hear(self) -> None:
-        """Adopts what the owner has said while this agent did not answer."""
+        """Applies the owner's commands from the time in which this agent did not answer."""
         if self._word.read() is None:
             return
         async with self._saying:
@@ -325,7 +325,7 @@ class Lender:
         await self._tell()
 
     async def _tell(self) -> None:
-        """Notifies the tasks whose time to stop has come, each once. `stop_at_s` says when that is."""
+        """Notifies each task once, when its time to stop (`stop_at_s`) is reached."""
         now_s, told = self._clock(), list[tuple[AttemptFolder, float]]()
         due = {key for key, stop_s in self._stops_s.items() if stop_s <= now_s}
         for one in await asyncio.to_thread(self._stopping.unfinished) if due else ():

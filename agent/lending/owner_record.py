@@ -17,7 +17,7 @@ from agent.lending.hours import LendingHours
 from agent.record_files import read_json
 
 WORD = "word.json"
-"""The file with what the owner has said while the agent did not answer (`agent.lending.owner_request`)."""
+"""The file with the owner's commands while the agent did not answer (`agent.lending.owner_request`)."""
 
 _WRITE_S = 0.5
 """The longest time that a write of the record delays the stop of tasks."""

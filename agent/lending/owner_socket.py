@@ -1,4 +1,4 @@
-"""The owner's socket: a local socket on which only the owner of the machine is heard.
+"""The owner's socket: a local socket that accepts only the owner of the machine.
 
 A client sends one request as a line of JSON, and gets lines of JSON:
 

@@ -112,7 +112,7 @@ class TaskSessions:
                     await connection.close()
 
     async def _until_the_end(self, connection: ClientConnection, staged: StagedAttempt, run: RunFolder) -> str:
-        """Returns why the session has ended; empty: the client knows it."""
+        """Returns why the session has ended; empty: the client was told already."""
         async with asyncio.timeout(_BEGIN_S):
             begin = unpack(await connection.recv()).message()
         shim = ShimClient(await asyncio.to_thread(self._start, staged, run, begin))

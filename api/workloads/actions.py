@@ -220,7 +220,7 @@ def _cancel(session: Session, caller: Caller, found: Sequence[Workload], only: S
 
 
 def _cancel_leased(session: Session, caller: Caller, row: Workload, reason: Reason) -> None:
-    """Cancels a locked element that a runner has leased: whatever becomes of it there, it then ends as cancelled."""
+    """Cancels a locked element that a runner has leased: it ends as cancelled, whatever result the runner reports."""
     assert row.runner
     if enter_phase(session, row.id, Phase.CHECKPOINTING, reason.to_json()):
         outbox.mail(session, row.runner, MailKind.CANCEL_ELEMENT, row.runner_attempt or 0, index=row.array_index)

@@ -143,7 +143,7 @@ def _write(
 
 
 class _Hashing:
-    """Passes on what is written, and computes its SHA-256."""
+    """Passes written bytes on, and computes their SHA-256."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream

@@ -171,7 +171,7 @@ class Outliers:
         return sum(not one.is_trial for one in self.ejections.values())
 
     def _keep_half(self, verdicts: dict[str, OutlierChange]) -> None:
-        """Tries replicas if more than half are ejected, because others have gone: the one ejected first comes first."""
+        """Tries replicas if more than half are ejected because others have ended; those ejected first are tried first."""
         paused = sorted((one.since_s, name) for name, one in self.ejections.items() if not one.is_trial)
         for _, name in paused[: max(0, len(paused) - len(self._records) // 2)]:
             self.ejections[name].is_trial, self.ejections[name].answers = True, 0
@@ -229,7 +229,7 @@ class Outliers:
                 return ""
             slowest_s = max((fmean(one.times_s) for one in others.values() if one.times_s), default=None)
             if slowest_s is None:
-                return ""  # Nobody knows how long an answer takes.
+                return ""  # The time of an answer is unknown.
             limit_s = max(_LEAST_WAIT_S, _TIMES_THE_MEAN * slowest_s)
             source = f"the others need {slowest_s:.3g} s on average"
         else:

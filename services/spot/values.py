@@ -121,7 +121,7 @@ class SpotReplica:
 
 
 class ZoneEventKind(StrEnum):
-    """What has happened to a spot replica, or to the request for one."""
+    """An event of a spot replica, or of the request for one."""
 
     PREEMPTED = "preempted"
     """The provider reclaimed a replica, whether it was ready or not."""

@@ -1,4 +1,4 @@
-"""Remembers how pods ended: a pod that is gone is in no list any more, so its last state comes from a watch."""
+"""Stores how pods ended: a deleted pod is in no list any more, so its last state comes from a watch."""
 
 import logging
 import threading

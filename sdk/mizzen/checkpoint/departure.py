@@ -160,7 +160,7 @@ class Departure:
         return turn is not Turn.FLUSH
 
     def _numbers(self, sender: Sender) -> _Numbers:
-        """Return what this process knows. What does not concern it is the least, so that other ranks decide."""
+        """Return the numbers of this process. Those that do not apply to it are minimal, so that other ranks decide."""
         notice = notices.current()
         left_s = self._exactly_left_s() if notice is not None and notice.certain else math.inf
         background = self._background

@@ -1,6 +1,6 @@
 """Changes of a document by options of the command line: `--set`, `--env`, `--tasks`, `--after`, `--label` and others.
 
-The API checks the result. Here only what has no place in the document is an error.
+The API checks the result. Here only a field that the document cannot have is an error.
 """
 
 from collections.abc import Callable, Mapping

@@ -142,7 +142,7 @@ class Channels:
         return channel
 
     def forget(self, channel: ByteChannel) -> None:
-        """Drops a channel. Later frames of it are ignored: the other side may not know its end yet."""
+        """Drops a channel. Later frames of it are ignored: the other side may not have received its end yet."""
         self._open.pop(channel.number, None)
 
     def receive(self, frame: Frame) -> None:

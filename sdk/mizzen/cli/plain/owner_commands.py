@@ -99,7 +99,7 @@ def _ask(path: Path, request: Mapping[str, Any], first_s: float = _ANSWER_S) -> 
 
 
 def _heard(connection: socket.socket, lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of an answer. After the first one, the agent has more time for each."""
+    """Yield the lines of a response. After the first line, each line may take longer."""
     for line in lines:
         connection.settimeout(_ANSWER_S)
         yield line
