@@ -293,7 +293,7 @@ class PlacementRequest:
     tenant: str = ""
     """Empty: unknown."""
     spares: frozenset[str] = frozenset()
-    """Those of the workloads in `may_not_evict` that are its own tenant's (`rms.own_work`)."""
+    """Those of the workloads in `may_not_evict` that are its own tenant's (`rms.own_tenant`)."""
 
     @property
     def left_out(self) -> tuple[frozenset[str], ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from domain.scheduling import Holding, PlacementRequest, Plan, RunningWorkload
 from rms.arrays import I8
 from rms.machines import shift
-from rms.own_work import sparing
+from rms.own_tenant import sparing
 from rms.plans import need_of
 from rms.region import Promise, RegionColumns
 from rms.spread import crowding_of

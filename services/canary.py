@@ -107,7 +107,7 @@ def step_canary(
     answers: CanaryAnswers,
     now_s: float,
 ) -> CanaryStep:
-    """Decides about the canary of the newest version, if it has one.
+    """Takes one decision about the canary of the newest version, if it has one.
 
     Args:
         plan: what the service should be.
@@ -165,7 +165,7 @@ def _retire_if_others_serve(step: CanaryStep, mine: list[ReplicaFacts], cause: E
 def _followed(
     step: CanaryStep, canary: CanaryState, mine: Sequence[ReplicaFacts], losses: Sequence[Loss]
 ) -> CanaryState:
-    """Returns the canary after what has happened to its replicas."""
+    """Returns the canary after the launches, losses and ends of its replicas."""
     plan, state, now_s = step.plan, step.state, step.now_s
     is_served = any(one.stage is Stage.READY for one in step.rest)
     if state.failures and not is_served:

@@ -19,7 +19,7 @@ class EngineError(Exception):
 
 @dataclass(frozen=True)
 class Container:
-    """A container to be made. It has no privileges, and only the files and devices of the machine that are named here."""
+    """A container to be made. It has no privileges, and only those files and devices of the machine that are named."""
 
     name: str
     image: str

@@ -1,4 +1,4 @@
-"""Carries out what the owner of the machine says: takes resources back, and lends them again."""
+"""Carries out the commands of the machine's owner: takes resources back, and lends them again."""
 
 import asyncio
 import logging
@@ -159,13 +159,13 @@ class Lender:
             works = works and not self.lending.is_whole
             lending = lending.taking(None, self._clock() + (HOURS_NOTICE_S if works else 0.0), by_hours=True)
         await self._change(lending)
-        await in_time(self._word.adopted, _LEND_S)  # What the owner has said before is part of this.
+        await in_time(self._word.adopted, _LEND_S)  # The record includes the owner's earlier commands.
         return lending
 
     # ---------------------------------------------------------------------------------------------------------- state
 
     def refuses(self, slots: Iterable[int] = ()) -> bool:
-        """Returns whether a task with these GPU slots may not be started."""
+        """Returns whether the owner has taken back the machine or one of these GPU slots: no task may start on them."""
         return self._heard().refuses(slots)
 
     def _heard(self) -> OwnerRecord:
@@ -181,12 +181,12 @@ class Lender:
             is_taken = await in_time(self._word.take)
             await self._change(self._heard())
         await self._announce()
-        if is_taken:  # Otherwise the disk hangs, and the word stays for the next round.
+        if is_taken:  # Otherwise the disk hangs, and the command is applied in the next round.
             async with self._saying:
                 await in_time(self._adopt)
 
     def _adopt(self) -> None:
-        """Writes the record, and removes the word that it contains. Blocks as long as the disk does."""
+        """Writes the record, and removes the command that it contains. Blocks as long as the disk does."""
         self._write()
         if self.problem is None:
             self._word.adopted()

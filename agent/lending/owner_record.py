@@ -55,7 +55,7 @@ class OwnerRecord:
         return self.is_whole or any(slot in self.gpus_at_s for slot in slots)
 
     def due_s(self, slots: Iterable[int]) -> float | None:
-        """Returns from when the resources of a task with these GPU slots are the owner's; None: they are lent."""
+        """Returns when the owner takes the resources of a task with these GPU slots; None: they stay lent."""
         times = [self.gpus_at_s[slot] for slot in slots if slot in self.gpus_at_s]
         return min([*times, *([] if self.machine_at_s is None else [self.machine_at_s])], default=None)
 
@@ -69,7 +69,7 @@ class OwnerRecord:
         return replace(self, gpus_at_s={**self.gpus_at_s, **taken})
 
     def with_word(self, said: "OwnerRecord") -> "OwnerRecord":
-        """Returns the record after the owner takes what `said` has taken (`agent.lending.owner_request`)."""
+        """Returns the record after the command `said` of the owner (`agent.lending.owner_request`)."""
         found = self if said.machine_at_s is None else self.taking(None, said.machine_at_s)
         for gpu, at_s in said.gpus_at_s.items():
             found = found.taking(frozenset({gpu}), at_s)

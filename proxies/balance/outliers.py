@@ -134,7 +134,7 @@ class Outliers:
         now_s: float,
         first_bytes_s: Mapping[str, Sequence[float]] | None = None,
     ) -> dict[str, OutlierChange]:
-        """Returns what changes, by the name of the replica.
+        """Returns the decisions, by the name of the replica.
 
         Args:
             counts: the current counts of all replicas that may get requests.
@@ -171,7 +171,7 @@ class Outliers:
         return sum(not one.is_trial for one in self.ejections.values())
 
     def _keep_half(self, verdicts: dict[str, OutlierChange]) -> None:
-        """Tries replicas if more than half are ejected because others have ended; those ejected first are tried first."""
+        """Tries replicas if more than half are ejected because others have ended, in the order of their ejection."""
         paused = sorted((one.since_s, name) for name, one in self.ejections.items() if not one.is_trial)
         for _, name in paused[: max(0, len(paused) - len(self._records) // 2)]:
             self.ejections[name].is_trial, self.ejections[name].answers = True, 0
@@ -222,7 +222,7 @@ class Outliers:
         return f"the median time to the first byte is {own_s:.3g} s, that of the others {median(others_s):.3g} s"
 
     def _overdue(self, name: str, waits_s: Mapping[str, float], limit_s: float | None) -> str:
-        """Returns why a replica is taken for hung; empty: it is not, or all others have such requests, too."""
+        """Returns why a replica counts as hung; empty: it does not, or all others have such requests, too."""
         wait_s, others = waits_s.get(name, 0.0), self._others(name)
         if limit_s is None:
             if wait_s < _LEAST_WAIT_S:

@@ -1,4 +1,4 @@
-"""The price of a plan: what its replicas cost, and what the losses that it does not survive are expected to cost."""
+"""The expected cost of a plan: that of its replicas, and that of the losses that it does not survive."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

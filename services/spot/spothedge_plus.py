@@ -282,7 +282,7 @@ def _is_new(before: Knowledge, number: int, one: LaunchRecord) -> bool:
 
 
 def _enough_s(known: Knowledge, needed: int, late: Collection[int]) -> float:
-    """Returns when `needed` of the spot replicas that are there were granted; infinity: fewer are granted."""
+    """Returns when `needed` of the existing spot replicas were granted; infinity: fewer are granted."""
     sure = [one for number, one in known.launches.items() if one.zone is not None and number not in late]
     times_s = sorted(one.granted_at_s for one in sure if one.granted_at_s is not None)
     return (times_s[needed - 1] if needed else float("-inf")) if needed <= len(times_s) else float("inf")

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from capacity.provider import FoundMachine
-from capacity.providers.kubernetes.ends import PodEnds
 from capacity.providers.kubernetes.pod import INSTANCE
+from capacity.providers.kubernetes.pod_ends import PodEnds
 from capacity.providers.kubernetes.status import machine_of
 
 AT = "2026-01-02T03:04:05Z"
