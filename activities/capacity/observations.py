@@ -31,7 +31,7 @@ def observe(engine: Engine, settings: CapacitySettings, provider: Provider, foun
     - A machine that waits at the provider has the reason `pending_at_provider`, with the expected start.
     - From the start of a machine on, the time until its agent registers is limited (`capacity.join_s`).
     - A machine gets no new work from `no_work_s` before its end on, and its tasks get notice `leave_s` before it.
-    - A machine that the provider announces to take back is drained.
+    - A machine is drained if its provider announces that it takes the machine back.
     """
     by_id = {machine.native_id: machine for machine in found if machine.ended is None}
     live = select(InstanceRow.id, InstanceRow.native_id).where(

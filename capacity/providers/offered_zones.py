@@ -47,7 +47,7 @@ def offers_of(
 def check_offered(
     provider: str, request: LaunchRequest, zones: Mapping[str, OfferedZone], types: Mapping[str, PricedShape]
 ) -> None:
-    """Checks that the settings still have what a request asks for.
+    """Checks that the settings still contain the zone and the machine type of a request.
 
     Raises:
         LaunchRefused: they do not.

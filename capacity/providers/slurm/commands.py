@@ -60,7 +60,7 @@ class SlurmCommands:
         said = self._run("sbatch", "--parsable", *options, script=script, launches=True)
         job = said.strip().partition(";")[0]
         if not job.isdigit():
-            raise ProviderUnavailable(f"{self._name}: sbatch: the answer {said!r} has no number of a job")
+            raise ProviderUnavailable(f"{self._name}: sbatch: the answer {said!r} contains no job number")
         return job
 
     def cancel(self, job: str, name: str) -> None:

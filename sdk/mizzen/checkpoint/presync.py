@@ -67,7 +67,7 @@ def sample(chunks: Sequence[Chunk], size_bytes: int) -> bytes:
 
 @dataclass
 class PreSync:
-    """The course of one process, or of one rank of a gang, from the notice to the last save."""
+    """The actions of one process, or of one rank of a gang, from the notice to the last save."""
 
     _phase: _Phase = _Phase.NEW
     _save_s: float | None = None
