@@ -118,7 +118,7 @@ class DiskPool:
 
 
 def measure(folders: Iterable[Path], pids: Iterable[int] = ()) -> tuple[DiskUse, bool]:
-    """Returns what the folders use, with deleted files that the processes still have open, and whether that is all.
+    """Returns the disk use of the folders and of open deleted files of the processes, and whether it is complete.
 
     It is not all if a folder cannot be read, or its path is too long. Links are not followed, and other file systems
     are left out. Takes a second for some 100,000 files.

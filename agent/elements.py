@@ -100,7 +100,7 @@ def cancel(folder: AttemptFolder, indexes: Sequence[int]) -> None:
 
 
 def _element(staged: StagedAttempt, run: RunFolder, leased: LeasedElement) -> dict[str, Any]:
-    """Returns what the lane needs to start an element, with its values in the strings of its job."""
+    """Returns the parameters with which the lane starts an element, with its values in the strings of its job."""
     launch, job = staged.launch, staged.launch.jobs[run.job]
     assert launch.elements is not None
     array = array_of(run.workload_id)

@@ -87,7 +87,7 @@ class GpuWatch:
         return sum(1 << slot for slot in self._unfreed)
 
     def report(self, slots: Sequence[int]) -> GpuReport | None:
-        """Returns what a task with these slots uses of its GPUs; None: it has none, or they are not measured."""
+        """Returns the GPU use of a task with these slots; None: it has no GPUs, or they are not measured."""
         known = [slot for slot in slots if slot < len(self._uses)]
         if not known:
             return None

@@ -68,7 +68,7 @@ def offered(found: Sequence[T]) -> list[T]:
 
 @dataclass(frozen=True)
 class Use:
-    """What uses a GPU now."""
+    """The present use of a GPU."""
 
     used_bytes: int = 0
     """Memory that processes use, without what the driver keeps for itself."""

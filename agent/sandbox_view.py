@@ -1,4 +1,4 @@
-"""What the tasks in a sandbox see of the machine's files and devices: the arguments of bubblewrap.
+"""The files and devices of the machine that tasks in a sandbox see, as arguments of bubblewrap.
 
 The root is an empty file system, read-only. Programs and libraries of the system, its settings in `/etc`, Python and
 mizzen are visible and read-only; the folders of the attempt's tasks, its checkpoints and the paths that the operator

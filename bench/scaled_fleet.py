@@ -155,7 +155,7 @@ class PlannedScaler:
 
 @dataclass(frozen=True)
 class FleetRun:
-    """What a scaler did with a trace."""
+    """The run of a scaler on a trace."""
 
     late: tuple[bool, ...]
     """For each request, whether it took more than the bound."""

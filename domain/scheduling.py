@@ -21,7 +21,7 @@ Amount = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True)
 class MoveCost:
-    """What it costs to move a job that left a machine of an owner to another cluster (ReclaimNet's P2)."""
+    """The cost of moving a job that left a machine of an owner to another cluster (ReclaimNet's P2)."""
 
     place: str
     """`region/cluster`."""

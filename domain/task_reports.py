@@ -108,7 +108,7 @@ LEAST_SAVE_BYTES = 65536
 
 
 class TypicalSave(NamedTuple):
-    """What a save of a task writes and costs."""
+    """The bytes and the duration of a typical save of a task."""
 
     sent_bytes: int
     write_s: float

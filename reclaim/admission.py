@@ -18,7 +18,7 @@ from reclaim.traffic import UNLIMITED_BYTES_S, fill, fill_in_order, least_rates,
 
 
 class FlowOutcome(IntEnum):
-    """What became of a flow."""
+    """The result of the admission of a flow."""
 
     ADMITTED = 0
     """The flow completes in time if the links carry the assigned rates."""

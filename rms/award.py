@@ -202,7 +202,7 @@ def _check(region: RegionColumns, plan: Plan, request: PlacementRequest) -> None
 
 
 def _needs(region: RegionColumns, plan: Plan, request: PlacementRequest) -> dict[int, list[int]]:
-    """Returns what the plan needs of each machine, by row."""
+    """Returns the amounts that the plan needs of each machine, by row."""
     out: dict[int, list[int]] = {}
     for placement, job in zip(plan.jobs, request.jobs, strict=True):
         one = need_of(job)[:3]
@@ -217,7 +217,7 @@ def _needs(region: RegionColumns, plan: Plan, request: PlacementRequest) -> dict
 
 
 def _released(region: RegionColumns, plan: Plan) -> dict[int, list[int]]:
-    """Returns what the plan's victims hold, by machine row."""
+    """Returns the amounts that the plan's victims hold, by machine row."""
     out: dict[int, list[int]] = {}
     for victim in plan.victims:
         number = region.number(victim)

@@ -81,7 +81,7 @@ def refusal(
 
 
 def waits(request: PlacementRequest, region: RegionColumns) -> tuple[Sequence[Reason], float]:
-    """Returns what a request may not use for now, as reasons, and the earliest time at which that changes.
+    """Returns reasons for the machines that a request may not use now, and the earliest time at which that changes.
 
     These are the machines that it avoids, of those that are open in the region.
     """

@@ -313,7 +313,7 @@ def _on(region: RegionColumns, machine: str, sources: Mapping[str, Source]) -> l
 
 
 def _released(region: RegionColumns, workload: RunningWorkload, machine: str, rank: int) -> I8:
-    """Returns what a gang of this rank gets from a holder on a machine: its holdings less promises to others."""
+    """Returns what a gang of this rank gets from a holder on a machine: holdings less promises to others."""
     amounts = [(h.gpus, h.cpus_milli, h.memory_bytes) for h in workload.holdings if h.machine == machine]
     out: I8 = np.array(amounts, np.int64).reshape(-1, 3).sum(axis=0)
     promise = region.promises.get(workload.id)

@@ -80,7 +80,7 @@ def _divergence(share: float, limit: float) -> float:
 
 @dataclass
 class CanaryStep:
-    """What a decision does about the canary of the newest version."""
+    """The part of a decision that is about the canary of the newest version."""
 
     plan: ServicePlan
     """What the service should be, apart from the canary."""
@@ -110,7 +110,7 @@ def step_canary(
     """Takes one decision about the canary of the newest version, if it has one.
 
     Args:
-        plan: what the service should be.
+        plan: the desired state of the service.
         state: the state at the beginning of the decision, with the target.
         replicas: the replicas that have been launched and have not ended.
         losses: the replicas that have ended since the decision before without a request to end them.

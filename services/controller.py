@@ -69,7 +69,7 @@ def decide(
     """Returns the actions for the replicas of a service.
 
     Args:
-        plan: what the service should be.
+        plan: the desired state of the service.
         state: the state that the decision before returned.
         replicas: the replicas that have been launched and have not ended, by number.
         losses: the replicas that have ended since the decision before without a request to end them.

@@ -166,7 +166,7 @@ class CanaryState:
 
 @dataclass(frozen=True)
 class ServicePlan:
-    """What a service should be now."""
+    """The desired state of a service now."""
 
     policy: SpotPolicy
     autoscaler: LoadAutoscaler

@@ -1,4 +1,4 @@
-"""What a provider's list says about the machines of the ledger: waits, starts, ends that are known in advance."""
+"""Facts from a provider's list about the machines of the ledger: waits, starts, ends that are known in advance."""
 
 import time
 from collections.abc import Sequence

@@ -83,7 +83,7 @@ def _add_save(attempt: Attempt, saved: TaskProgress) -> None:
 
 
 def set_bandwidth(attempt: Attempt, measured: Sequence[BandwidthReport]) -> None:
-    """Writes what the machines of a gang have measured: the report with the lowest bound, because any may save.
+    """Writes the measured bandwidth of a gang: the report with the lowest bound, because any machine may save.
 
     Reports that no link can have are left out. Each affects only attempts on the machine that sent it.
     """

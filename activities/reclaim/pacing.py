@@ -159,7 +159,7 @@ class Pacer:
     def _observe(
         self, session: Session, region: str, machines: Sequence[LentMachine], now_s: float
     ) -> tuple[HazardState, HazardState]:
-        """Returns what is known of the hazards of a region's machines now, and stores it.
+        """Returns the state of the hazard estimates of a region's machines now, and stores it.
 
         The first result is about departures without notice, the second about those with notice. A machine that was lent
         in the round before has been lent since then, until it departed.

@@ -211,5 +211,5 @@ def _queued(w: QueuedRow, id_: str, position: int = 0) -> QueuedWorkload:
 
 
 def held_by(a: AttemptRow | UseRow) -> Amount:
-    """Returns what an attempt holds: GPUs and thousandths of a core."""
+    """Returns the amounts that an attempt holds: GPUs and thousandths of a core."""
     return sum(int(n) for n in a.gpu_types.values()), a.cpus_milli

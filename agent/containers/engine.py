@@ -91,7 +91,7 @@ class ContainerEngine(Protocol):
     """A container engine of this machine. All methods block, and raise `EngineError`."""
 
     def describe(self) -> "EngineFacts":
-        """Returns what the engine is."""
+        """Returns the properties of the engine."""
 
     def image(self, name: str) -> Image | None:
         """Returns an image on this machine; None: it does not exist here."""
@@ -131,7 +131,7 @@ class ContainerEngine(Protocol):
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine is."""
+    """The properties of an engine."""
 
     name: str
     """Kind and version, such as `docker 20.10.24`."""

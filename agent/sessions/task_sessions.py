@@ -159,7 +159,7 @@ async def _listen(connection: ClientConnection, session: ExecSession | ForwardSe
 
 
 async def _until_over(run: RunFolder, connection: ClientConnection) -> str:
-    """Waits until the task has ended, and tells the client when it gets its notice. Returns what the user sees."""
+    """Waits until the task has ended, and tells the client of its notice. Returns the message for the user."""
     noticed = False
     while tasks.inspect(run) is TaskState.RUNNING:
         if not noticed and (stop := run.stop()) is not None:

@@ -1,4 +1,4 @@
-"""What the settings of a cluster manager offer: each machine type in each zone, at a price that does not change."""
+"""The offers of a cluster manager, from its settings: each machine type in each zone, at a fixed price."""
 
 from collections.abc import Mapping
 from typing import Protocol

@@ -22,7 +22,7 @@ _STALE = text(f"seen_at < clock_timestamp() - interval '{STALE_S} s'")
 
 
 class SessionKind(StrEnum):
-    """What a session does in its task."""
+    """The kind of a session in a task."""
 
     EXEC = "exec"
     """Runs a command."""

@@ -43,7 +43,7 @@ _NOT_DUMPED = ("console_session", "task_session")
 
 
 class BackupManifest(BaseModel):
-    """What a backup has, and which version has made it."""
+    """The contents of a backup, and the version that has made it."""
 
     model_config = ConfigDict(extra="forbid")
     form: int

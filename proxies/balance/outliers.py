@@ -40,7 +40,7 @@ more than 0.25 s, and more than 10 times the median of the others' medians."""
 
 @dataclass(frozen=True)
 class ServerCounts:
-    """What HAProxy has counted for one replica since it was started."""
+    """The counts of HAProxy for one replica since HAProxy was started."""
 
     answered: int
     """Answers with a status below 500."""

@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BalancerSettings:
-    """What the balancers of all services share."""
+    """The settings that the balancers of all services share."""
 
     program: Path
     """HAProxy."""

@@ -22,7 +22,7 @@ _MARGIN = 1.3
 
 
 def simulate(scenario: LendingScenario, system: System, knowledge: SiteKnowledge | None = None) -> SystemOutcome:
-    """Returns what a system does on a scenario. The same arguments give the same result.
+    """Returns the outcome of a system on a scenario. The same arguments give the same result.
 
     `knowledge` can be shared by systems with the same constants of estimation.
     """

@@ -1,4 +1,4 @@
-"""What a run of one system measures."""
+"""The measurements of a run of one system."""
 
 from dataclasses import dataclass, field
 from math import inf, nan

@@ -72,7 +72,7 @@ def ablation_table(found: Mapping[str, Figures]) -> ReportTable:
 
 
 def more_table(found: Mapping[str, Figures]) -> ReportTable:
-    """Returns what Table III does not show."""
+    """Returns the measurements that Table III does not show."""
     columns: dict[str, tuple[str, float, int]] = {
         "HITS": ("hits", 1, 1),
         "NO NOTICE": ("emergencies", 1, 1),

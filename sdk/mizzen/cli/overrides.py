@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the options change in each document."""
+    """The changes that the options make in each document."""
 
     tenant: str | None = None
     name: str | None = None

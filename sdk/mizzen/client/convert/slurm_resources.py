@@ -65,7 +65,7 @@ def size_of(option: SlurmOption) -> int:
 
 
 class SlurmRequest:
-    """What the options ask for, node by node, and the resources of a task of mizzen."""
+    """The resources that the options request, node by node, and the resources of a task of mizzen."""
 
     def __init__(self, conversion: Conversion, options: Options) -> None:
         """Read the options.
