@@ -78,7 +78,7 @@ def control_activities(
     here: Sequence[str] = (),
     providers: Mapping[str, Provider] = MappingProxyType({}),
 ) -> list[Callable[..., Any]]:
-    """Returns the activities of the control queue. They decide on `state`. `here` are the regions of this process."""
+    """Returns the activities of the control queue. Decisions use `state`. `here` are the regions of this process."""
     workloads = WorkloadActivities(engine, settings)
     launch = LaunchActivities(engine, settings)
     auction = AuctionActivities(engine, settings, state or SchedulerState(engine, settings.scheduler), here)
@@ -102,7 +102,7 @@ def control_activities(
 
 
 def region_activities(engine: Any, settings: Settings, state: SchedulerState) -> list[Callable[..., Any]]:
-    """Returns the activities of a region's queue. They bid on `state`."""
+    """Returns the activities of a region's queue. Bids are computed from `state`."""
     bids, copies = RegionActivities(engine, state), CopyActivities(engine, settings)
     return [bids.bid, copies.copy_checkpoint, copies.copy_table, ScrubActivities(engine, settings).scrub]
 

@@ -1,4 +1,4 @@
-"""What the agent sends to the region's bucket: the output of tasks and elements, and the outputs of a document."""
+"""Uploads of the agent to the region's bucket: the output of tasks and elements, and the outputs of a document."""
 
 import contextlib
 import logging

@@ -19,7 +19,7 @@ async def run_bundle(
 ) -> BundleRun:
     """Starts the tasks of all attempts with `begin`, and passes its results to `until_ended`.
 
-    Returns soon after the first ones have ended, or after `request.limit_s`. Tasks of the others go on.
+    Returns soon after the first ones have ended, or after `request.limit_s`. Tasks of the others continue.
     """
     begun = await asyncio.gather(*map(begin, request.runs), return_exceptions=True)
     ran, waiting = BundleRun(), {}

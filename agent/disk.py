@@ -4,7 +4,7 @@ Their working directories, `/tmp`, `/var/tmp` and output are in the attempt's fo
 attempt's share of the machine's disk (`DiskPool`). The kernel's project quotas would need a mount option that few
 machines have, so the agent measures. That costs time for each file, so it first looks at the whole file system: the
 attempt cannot have written more than what the file system has grown by. Files that were deleted and are still open
-count, too. Tasks of an attempt with more than its limit are killed at once, because they would go on writing.
+count, too. Tasks of an attempt with more than its limit are killed at once, because they would continue to write.
 
     disk.json   in the attempt's folder: its limit, and what it had when it was last measured (`agent.records`)
     disk.json   in a task's folder: set if the task was stopped for the limit (`DiskReport`)
@@ -118,7 +118,7 @@ class DiskPool:
 
 
 def measure(folders: Iterable[Path], pids: Iterable[int] = ()) -> tuple[DiskUse, bool]:
-    """Returns what the folders use, with deleted files that the processes still have open, and whether that is all.
+    """Returns the disk use of the folders and of open deleted files of the processes, and whether it is complete.
 
     It is not all if a folder cannot be read, or its path is too long. Links are not followed, and other file systems
     are left out. Takes a second for some 100,000 files.

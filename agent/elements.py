@@ -66,14 +66,14 @@ class ElementChunk:
         return bool(runs) and all(tasks.inspect(run) in (TaskState.ENDED, TaskState.LOST) for run in runs)
 
     def results(self) -> list[ElementResult]:
-        """Returns what is known of the elements."""
+        """Returns the known results of the elements."""
         for run in self._folder.runs():
             self._read_bytes = _read(run, self._keys, self._results, self._read_bytes)
         return list(self._results.values())
 
 
 def known_results(folder: AttemptFolder) -> list[ElementResult]:
-    """Returns what is known of the elements of the last chunk of an attempt that has ended; empty: it had none.
+    """Returns the known results of the elements of the last chunk of an attempt that has ended; empty: it had none.
 
     An element that the journal does not name was not started.
     """
@@ -100,7 +100,7 @@ def cancel(folder: AttemptFolder, indexes: Sequence[int]) -> None:
 
 
 def _element(staged: StagedAttempt, run: RunFolder, leased: LeasedElement) -> dict[str, Any]:
-    """Returns what the lane needs to start an element, with its values in the strings of its job."""
+    """Returns the parameters with which the lane starts an element, with its values in the strings of its job."""
     launch, job = staged.launch, staged.launch.jobs[run.job]
     assert launch.elements is not None
     array = array_of(run.workload_id)

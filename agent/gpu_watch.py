@@ -87,7 +87,7 @@ class GpuWatch:
         return sum(1 << slot for slot in self._unfreed)
 
     def report(self, slots: Sequence[int]) -> GpuReport | None:
-        """Returns what a task with these slots uses of its GPUs; None: it has none, or they are not measured."""
+        """Returns the GPU use of a task with these slots; None: it has no GPUs, or they are not measured."""
         known = [slot for slot in slots if slot < len(self._uses)]
         if not known:
             return None
@@ -129,7 +129,7 @@ class GpuWatch:
         return dict.fromkeys((slot for place in launch.on_machine(self._machine) for slot in place.slots), min(starts))
 
     def _left_by(self, folder: AttemptFolder, held: Mapping[int, int]) -> dict[int, int]:
-        """Returns those of the slots in `held` that are in use by what the attempt has left."""
+        """Returns the slots in `held` that leftover processes of the attempt still use."""
         left = self._left(held)
         for other in self._state.unfinished(but=folder) if left else ():
             if any(tasks.inspect(run) is TaskState.RUNNING for run in other.runs()):

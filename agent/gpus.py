@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GpuUse:
-    """What is known about the use of some GPUs."""
+    """The measured use of some GPUs."""
 
     holders: tuple[int, ...] = ()
     """Ids of processes that have one of the GPUs open."""

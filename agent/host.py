@@ -257,7 +257,7 @@ def _say_credentials(config: AgentConfig) -> None:
 
 
 def _traffic(config: AgentConfig) -> "MigrationTraffic | None":
-    """Returns what enforces rates and the kill-switch on the machine's interface; None: nothing is to be enforced."""
+    """Returns the control of rates and kill-switch on the machine's interface; None: nothing is enforced."""
     if config.interface is None:
         return None
     # Imported only where it is used: it needs numpy and pyroute2, which cost every agent memory and time.

@@ -67,7 +67,7 @@ resource.setrlimit(resource.RLIMIT_NPROC, (2, 2))
 if os.fork() == 0:
     os._exit(0)
 """
-"""In a user namespace (CLONE_NEWUSER) of two processes, both of which are allowed, beside others of this user."""
+"""In a user namespace (CLONE_NEWUSER) of two processes: both are allowed, in addition to others of this user."""
 
 
 def sandbox_of(

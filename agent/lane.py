@@ -288,7 +288,7 @@ class ElementLane:
 
 
 def empty(folder: str, keep: Collection[str] = ()) -> None:
-    """Removes what is in a folder, as far as possible, except these files and folders, but what is in those."""
+    """Empties a folder as far as possible. These files and folders stay, but their content is removed."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
             if entry.path in keep:

@@ -170,7 +170,7 @@ def _ship(stream: LogStream | None, make: Callable[[], LogStream], *, final: boo
 
 
 def _bound(runs: Sequence[tuple[RunFolder, Callable[[], LogStream]]], limit_bytes: int) -> None:
-    """Limits the disk space of the output of runs together; what was written last is kept. Blocks.
+    """Limits the disk space of the output of runs together; the newest output is kept. Blocks.
 
     A run may have output without a stream: its upload waits for others, which hang.
     """

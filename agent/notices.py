@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class MachineNotices:
-    """The newest notice for this machine. `run` polls the platform; callers read `current` or wait for `heard`."""
+    """The newest notice for this machine. `run` polls the platform; callers read `current` or await `heard`."""
 
     def __init__(
         self, platform: str | None, environ: Mapping[str, str] | None = None, watcher: Watcher | None = None
@@ -112,7 +112,7 @@ class MachineNotices:
         self.heard.set()
 
     def owner_lends(self) -> None:
-        """Drops what the owner has said before."""
+        """Drops the owner's earlier notices."""
         self._of_owner = None
         for run in self._owner_takes_runs:
             self._of_runs.pop(run, None)

@@ -68,7 +68,7 @@ def offered(found: Sequence[T]) -> list[T]:
 
 @dataclass(frozen=True)
 class Use:
-    """What uses a GPU now."""
+    """The present use of a GPU."""
 
     used_bytes: int = 0
     """Memory that processes use, without what the driver keeps for itself."""
@@ -81,7 +81,7 @@ class Use:
 
 
 def devices() -> list[Gpu] | None:
-    """Returns the GPUs that this process can open, in the order of the bus; None: NVML is not there, or fails."""
+    """Returns the GPUs that this process can open, in the order of the bus; None: NVML is missing, or fails."""
     library = _opened()
     if library is None:
         return None
@@ -93,7 +93,7 @@ def devices() -> list[Gpu] | None:
 
 
 def uses() -> list[Use] | None:
-    """Returns the use of each of `devices()`; None: NVML is not there, or fails."""
+    """Returns the use of each of `devices()`; None: NVML is missing, or fails."""
     library = _opened()
     if library is None:
         return None
@@ -218,7 +218,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _opened() -> Any:
-    """Returns the binding with the library initialised in this process; None: the driver is not there."""
+    """Returns the binding with the library initialised in this process; None: there is no driver."""
     with _lock:
         pid = os.getpid()  # What a fork inherits is not initialised.
         if pid not in _libraries:

@@ -109,7 +109,7 @@ def end_tasks(folder: Path) -> None:
     for one in shims:
         one.send(signal.SIGTERM)
     give_up_s = time.monotonic() + _GRACE_S
-    # A shim goes on after the end of its task: it tries to write the exit status.
+    # A shim continues after the end of its task: it tries to write the exit status.
     while _alive(shim.descendants(_pids(shims))) and time.monotonic() < give_up_s:
         time.sleep(_POLL_S)
     table, roots = shim.process_table(), _pids(shims)

@@ -18,7 +18,7 @@ class DamagedRecord(ValueError):
 
 
 def damage(path: Path | str, error: OSError | ValueError) -> Exception:
-    """Returns what to raise for an error of reading the record at `path`: `DamagedRecord`, or the error itself."""
+    """Returns the exception for an error of reading the record at `path`: `DamagedRecord`, or the error itself."""
     if isinstance(error, OSError) and error.errno not in _DAMAGE:
         return error
     return DamagedRecord(f"the record {path} is damaged: {str(error)[:_MOST_WORDS]}")

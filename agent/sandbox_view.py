@@ -1,4 +1,4 @@
-"""What the tasks in a sandbox see of the machine's files and devices: the arguments of bubblewrap.
+"""The files and devices of the machine that tasks in a sandbox see, as arguments of bubblewrap.
 
 The root is an empty file system, read-only. Programs and libraries of the system, its settings in `/etc`, Python and
 mizzen are visible and read-only; the folders of the attempt's tasks, its checkpoints and the paths that the operator
@@ -59,8 +59,8 @@ def sandbox_command(
     Args:
         program: `bubblewrap()`.
         private: the folder that `hold` gets.
-        reads: existing folders and files that are visible, with what is below them, beside those of Python and the
-            SDK. A path of `writes` below one of them, or above, has its own mode.
+        reads: existing folders and files that are visible, with everything below them, in addition to those of Python
+            and the SDK. A path of `writes` below one of them, or above, has its own mode.
         writes: existing folders and files that are visible and writable. The permissions of files apply.
         shm_bytes: size of `/dev/shm`; 0: half of the machine's memory.
         devices: further device files that are visible: the path on the machine, and that in the sandbox.

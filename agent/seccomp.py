@@ -24,7 +24,7 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _NEW_NAMESPACES = 0x7E020080
 """All `CLONE_NEW…` flags. The bit of time namespaces belongs to the signal in `clone`, and is 0 in all of them."""
 _FAMILIES = (1, 2, 10)
-"""Families of sockets that tasks may use, beside AF_NETLINK: AF_UNIX, AF_INET, AF_INET6."""
+"""Families of sockets that tasks may use, in addition to AF_NETLINK: AF_UNIX, AF_INET, AF_INET6."""
 _NETLINK, _NETLINK_CONNECTOR = 16, 11
 """The family, and its protocol by which the kernel tells about starts and ends of all processes."""
 _X32 = 0x40000000

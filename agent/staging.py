@@ -83,7 +83,7 @@ class Stager:
         """Makes the shim's input for the tasks of staged attempts."""
 
     def waits_for(self, workload_id: str, attempt: int) -> str:
-        """Returns what an attempt that is being staged waits for, for people; empty: nothing that takes long."""
+        """Returns a text about what an attempt that is being staged waits for; empty: nothing that takes long."""
         image, far = self._fetching.get(self._state.attempt(workload_id, attempt).key, ("", ""))
         return f"fetching image {image}{far and ': '}{far}" if image else ""
 

@@ -1,17 +1,15 @@
 """A machine's state folder: the state that an agent keeps over restarts.
 
-    agent.lock, agent.json      lock and identity of the running agent
-    key                         X25519 private key (mode 0600)
-    key.previous                previous private key, if the key was rotated
-    incarnation                 id of this boot of the machine; deleted by `agent.fleet.power_off`
-    powered-off                 marker: the machine is off and its agent must not be started
-    config.json                 the agent's configuration, without its secrets (`agent.lending.emergency_reclaim`)
-    word.json                   what the owner has said while the agent did not answer (`agent.lending.owner_request`)
-    lending.json, owner.sock    what the owner of the machine lends, and the owner's socket (`agent.lending`)
-    stopped/WORKLOAD            number of the workload's last stopped attempt; it and older attempts are refused
-    outcomes/WORKLOAD.ATTEMPT.json     outcome of an attempt whose folder was removed (`agent.outcomes`)
-    runs/WORKLOAD.ATTEMPT/      one attempt: launch.json, bucket.json, ports.json, private/ (`agent.sandbox`)
-    runs/WORKLOAD.ATTEMPT/JOB.TASK/    one task (`agent.tasks.RunFolder`)
+    agent.lock, agent.json      lock and identity of the running agent key                         X25519 private key
+    (mode 0600) key.previous                previous private key, if the key was rotated incarnation                 id
+    of this boot of the machine; deleted by `agent.fleet.power_off` powered-off                 marker: the machine is
+    off and its agent must not be started config.json                 the agent's configuration, without its secrets
+    (`agent.lending.emergency_reclaim`) word.json                   the owner's commands while the agent did not answer
+    (`agent.lending.owner_request`) lending.json, owner.sock    what the owner of the machine lends, and the owner's
+    socket (`agent.lending`) stopped/WORKLOAD            number of the workload's last stopped attempt; it and older
+    attempts are refused outcomes/WORKLOAD.ATTEMPT.json     outcome of an attempt whose folder was removed
+    (`agent.outcomes`) runs/WORKLOAD.ATTEMPT/      one attempt: launch.json, bucket.json, ports.json, private/
+    (`agent.sandbox`) runs/WORKLOAD.ATTEMPT/JOB.TASK/    one task (`agent.tasks.RunFolder`)
 
 JSON files are written atomically and synced.
 """

@@ -61,7 +61,7 @@ class TaskLaunches:
             raise BadLaunch(f"{staged.folder.key}: {error}") from None
 
     def credentials(self, staged: StagedAttempt) -> TaskCredentials:
-        """Returns what gives the attempt's tasks credentials for their buckets."""
+        """Returns the source of the credentials with which the attempt's tasks use their buckets."""
         return TaskCredentials(self._config, staged.launch, staged.runs, self.owner(staged))
 
     def launch_of(self, staged: StagedAttempt, place: TaskPlace, masters: Mapping[str, str]) -> TaskLaunch:

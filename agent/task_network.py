@@ -57,7 +57,7 @@ def serve(
     owner: int | None,
     ends: int,
 ) -> None:
-    """Starts slirp4netns for the network namespace of process `pid`, and waits until the interface is there.
+    """Starts slirp4netns for the network namespace of process `pid`, and waits until the interface exists.
 
     Args:
         folder: that of the sandbox.

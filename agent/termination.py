@@ -215,7 +215,7 @@ class TaskNotice:
         return due
 
     def status(self, own: int, ended: Mapping[int, int]) -> int:
-        """Returns the wait status that counts: that of the command that saved, if a shell ended by the notice above it.
+        """Returns the task's wait status: if the notice ended a shell, that of the command below the shell that saved.
 
         `own` is the wait status of the task's first process. `ended` has those of the processes that the shim reaped
         after the notice, by pid.

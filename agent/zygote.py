@@ -14,9 +14,9 @@ requests one shim. It contains `SANDBOXED` or `PLAIN`, the run's folder, and thr
 A shim has its own session and outlives the zygote. The zygote ends with its agent: it exits when the socket is closed,
 and the kernel kills it if it is stopped by a signal at that time.
 
-Requests for sandboxes go on to a zygote of the attempt, which has a scope of its own (`agent.landlock`) and listens on
-`private/zygote` in the attempt's folder. It outlives the agent, so that the next agent's requests find it, and ends
-with the last of its shims. Uses the standard library only.
+Requests for sandboxes are passed on to a zygote of the attempt, which has a scope of its own (`agent.landlock`) and
+listens on `private/zygote` in the attempt's folder. It outlives the agent, so that the next agent's requests find it,
+and ends with the last of its shims. Uses the standard library only.
 """
 
 import contextlib

@@ -1,4 +1,5 @@
-"""OIDC tokens beside API keys: signature, issuer, audience and times of a token, and the role and tenant of its claims.
+"""OIDC tokens, in addition to API keys: signature, issuer, audience and times of a token, and the role and tenant of
+its claims.
 
 The issuer's keys are read in a separate thread, and a token with an unknown key gets 503 meanwhile. So while the issuer
 does not answer, API keys and tokens with a known key still work.

@@ -120,7 +120,7 @@ class BalanceApi:
 
     def start(self) -> None:
         """Starts serving, also again after a stop."""
-        self.closing = threading.Event()  # A stream of before the stop keeps its own event, and ends.
+        self.closing = threading.Event()  # A new event: streams from before the stop end.
         self._server = _Server(("127.0.0.1", self.port), _Handler)
         self._server.api = self
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()

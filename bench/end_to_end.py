@@ -161,7 +161,7 @@ class EndToEndStack:
         return sorted(at.timestamp() - began_s[name] for name, at in started if at is not None)
 
     async def bare_after_s(self, rate: int) -> list[float]:
-        """Returns the seconds from start to result of each bare workflow at a rate, sorted."""
+        """Starts empty workflows at a rate per second; returns the seconds from start to result of each, sorted."""
         batch, took_s = uuid.uuid4().hex[:8], []
 
         async def execute(k: int) -> None:

@@ -97,7 +97,7 @@ class _Trial:
 
 
 class _Nftables:
-    """libnftables in this process: what a program does that does not start `nft`."""
+    """libnftables in this process, as in a program that uses the library instead of the command `nft`."""
 
     def __init__(self) -> None:
         name = ctypes.util.find_library("nftables")
@@ -186,7 +186,7 @@ class _Machine:
         give_up_s = time.monotonic() + _PATIENCE_S
         while not holds():
             if time.monotonic() > give_up_s:
-                raise InvalidBenchmark(f"not within {_PATIENCE_S:.0f} s: {what}")
+                raise InvalidBenchmark(f"a condition was not met within {_PATIENCE_S:.0f} s: {what}")
             time.sleep(0.0002)
 
 

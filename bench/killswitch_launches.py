@@ -1,10 +1,10 @@
 """The launch requests that an agent still reads after its owner took the machine: a part of the suite `killswitch`.
 
-A `mizzen up`, and in this process the agent of a machine with eight GPUs, for which more workloads of a quarter of a
-second wait than it can run, so launches arrive all the time. In each trial the owner takes it back at a random time,
-through the owner's socket. The agent takes the time (`machine_at_s`) directly before the switch. Every launch request
-(`node.prepare`, `node.run`) that its worker reads from then on is counted for `_WATCH_S`, as the bytes of its input.
-None may start a task. The machine is then lent again.
+`mizzen up` runs in a separate process, and the agent of a machine with eight GPUs in this one. More workloads wait than
+the machine can run, each for a quarter of a second, so launches arrive all the time. In each trial the owner takes the
+machine back at a random time, through the owner's socket. The agent takes the time (`machine_at_s`) directly before the
+switch. Every launch request (`node.prepare`, `node.run`) that its worker reads from then on is counted for `_WATCH_S`,
+as the bytes of its input. None may start a task. The machine is then lent again.
 
     python -m bench.killswitch_launches --trials 5     # a short form
 """

@@ -1,4 +1,4 @@
-"""What the node of the suite `killswitch` does (`bench.network_lab`): streams SYNs, and connects and sends requests."""
+"""The node of the suite `killswitch` (`bench.network_lab`): streams SYNs, and connects and sends requests."""
 
 import ctypes
 import os

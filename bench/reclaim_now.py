@@ -1,9 +1,9 @@
 """reclaim-now: the time from the start of the command `mizzen reclaim --now` until no task runs on the GPU.
 
-A `mizzen up` and a separate `mizzen agent` with 16 GPUs, on each of which a workload runs that ignores SIGTERM. The
-owner takes one GPU at a time with a new process of the command, half of them while the installation works, and half
-after SIGKILL to every process of `mizzen up`: the API, Temporal, Postgres and the worker. A task has ended when its
-process has; this is polled each millisecond.
+`mizzen up` runs with a separate `mizzen agent` with 16 GPUs. On each GPU a workload runs that ignores SIGTERM. The
+owner takes one GPU at a time, each with a new process of the command: half of them while the installation works, and
+half after SIGKILL to every process of `mizzen up` (the API, Temporal, Postgres and the worker). A task has ended when
+its process has; this is polled each millisecond.
 
     python -m bench.reclaim_now
 """

@@ -22,9 +22,9 @@ from tetris.replicas import Parts, candidate_regions, jobs_without_region
 
 @dataclass(frozen=True, slots=True)
 class ReplicaWeights:
-    """Weights of three terms of the cost, which count what replicas are for (`ReplicaCost`).
+    """Weights of the three terms of `ReplicaCost` that measure the purposes of replicas.
 
-    The terms without a weight are below 1 for a good plan.
+    The other terms have no weight here; they are below 1 for a good plan.
     """
 
     nowhere: float = 10.0

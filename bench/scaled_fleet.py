@@ -1,4 +1,4 @@
-"""A service under a trace of requests: its replicas, their queues, and who scales them.
+"""A simulated service under a trace of requests: its replicas, their queues, and the scalers that are compared.
 
 The balancer sends each request to the ready replica with the fewest requests. A replica answers `slots` requests at a
 time, each at its own fixed rate, and queues the others. A replica that drains gets no new requests, and ends when it is
@@ -83,7 +83,7 @@ class ScaledFleet:
         self.changes_s.append(self.now_s)
 
     def end(self, number: int) -> None:
-        """Ends a replica, which is idle or starts."""
+        """Ends a replica that is idle or still starting."""
         one = self.replicas.pop(number)
         assert not one.load, f"replica {number} ends with {one.load} requests"
         one.ended_s = self.now_s
@@ -155,7 +155,7 @@ class PlannedScaler:
 
 @dataclass(frozen=True)
 class FleetRun:
-    """What a scaler did with a trace."""
+    """The run of a scaler on a trace."""
 
     late: tuple[bool, ...]
     """For each request, whether it took more than the bound."""

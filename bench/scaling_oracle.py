@@ -3,11 +3,11 @@
     python -m bench.scaling_oracle --data ../shared/data
 
 Each trace is played twice, and the second time is measured, so that no run begins with a cold start. Ours is the
-controller of live services (`bench.scaled_fleet.LiveScaler`). The oracle knows all requests in advance, and
-launches its replicas a cold start before they are needed. Its plan is the cheapest that was found: of the plans with a
-number of replicas for each slot, which are searched by how many late requests each saved replica costs, with 99 % of
-the requests in time. A plan with fewer hours may exist, so the ratio to the true optimum may be higher; the work of all
-requests, which no plan can do without, is a bound.
+controller of live services (`bench.scaled_fleet.LiveScaler`). The oracle knows all requests in advance, and launches
+its replicas a cold start before they are needed. Its plan sets a number of replicas for each slot of time, with 99 % of
+the requests in time. The search removes first the replicas whose removal makes the fewest requests late. A plan with
+fewer hours may exist, so the ratio to the true optimum may be higher; the work of all requests is a lower bound on the
+hours of any plan.
 """
 
 from collections.abc import Sequence

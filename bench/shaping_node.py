@@ -1,4 +1,4 @@
-"""What a node of the suite `shaping` does (`bench.network_lab`): sends and receives transfers, shaped or not."""
+"""A node of the suite `shaping` (`bench.network_lab`): sends and receives transfers, shaped or not."""
 
 import socket
 import threading

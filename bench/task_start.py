@@ -1,6 +1,6 @@
-"""How much later a task starts in a sandbox, or in a container than with the engine's own `run`.
+"""The start delay of a task in a sandbox, compared with no sandbox, and in a container, compared with `docker run`.
 
-From the request to the agent's zygote, or the call of `docker run`, until the task's first output.
+It is measured from the request to the agent's zygote, or the call of `docker run`, to the task's first output.
 """
 
 import itertools

@@ -103,7 +103,8 @@ class Provider(Protocol):
     def describe(self) -> Sequence[FoundMachine]:
         """Returns the machines that this installation launched, with those that ended recently, whose `ended` is set.
 
-        A machine that is terminating has ended, or is left out. What is not in the list does not exist any more.
+        A machine that is terminating has ended, or is left out. A machine that is not in the list does not exist any
+        more.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Actions on all workloads that match a filter: first the count and a form, then what was done."""
+"""Actions on all workloads that match a filter: the count with a form, then the result."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def show_bulk(
 
 @router.post("/workloads/bulk")
 def act(request: Request, state: StateOf, caller: Submitter, form: Form) -> Response:
-    """Does an action to the matching workloads that were submitted before they were counted, and shows the result."""
+    """Applies an action to the matching workloads that were submitted before the count, and shows the result."""
     action = form.get("action", "")
     if action not in _actions(caller):
         raise invalid("action", f"must be one of {', '.join(_actions(caller))}", action)

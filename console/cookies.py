@@ -1,4 +1,4 @@
-"""The cookie of a browser that has logged in, and what its forms must carry. Both are valid under `/console` only.
+"""The cookie of a browser that has logged in, and the secret that its forms must contain.
 
 The cookie has a random secret and its signature; Postgres has the secret's hash, with the key or the token of the
 login. Each request looks them up, so a login ends at once if its key does.
@@ -71,7 +71,7 @@ class Signer:
 
 
 def secret_of(scope: Scope) -> str | None:
-    """Returns the secret of the login with which a request was sent; None: of none that is valid."""
+    """Returns the secret of the login with which a request was sent; None: it has no valid login."""
     secret = scope.get(_SECRET)
     return secret if isinstance(secret, str) else None
 

@@ -44,7 +44,7 @@ def show_login(request: Request, next: str = TOP) -> Response:
 
 @router.post("/login")
 async def log_in(request: Request, state: StateOf) -> Response:
-    """Opens a session for a key or a token, and goes to the page that the browser wanted."""
+    """Opens a session for a key or a token, and redirects to the page that the browser requested before."""
     fields = await read_form(request)
     target = _own(fields.get("next", TOP))
     try:

@@ -1,4 +1,4 @@
-"""The fleet at a time in the past: the map of a region, and what came and left in the hour before."""
+"""The fleet at a time in the past: the map of a region, and the workloads that got or left slots in the hour before."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated

@@ -1,7 +1,7 @@
-"""One answer for all who ask at the same time for the same part of a page, with the same rights.
+"""Concurrent requests for the same part of a page, with the same rights, share one response.
 
-A change makes every open page ask. The first request is answered at once. Requests that arrive meanwhile share the next
-answer, which is computed after they have arrived: so it is as new as one that was computed for each of them.
+After a change, every open page requests its part. The first request is answered at once. Requests that arrive meanwhile
+share the next response, whose computation begins after their arrival, so it is as new as a response of their own.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ class PartAnswer:
 
 
 class Rounds:
-    """Computes one thing for several who ask for it. Not thread-safe: all calls are on one event loop."""
+    """Computes a response once for concurrent callers with the same key. Not thread-safe: for one event loop."""
 
     def __init__(self) -> None:
         self._running: dict[Key, asyncio.Task[PartAnswer]] = {}
         self._following: dict[Key, asyncio.Task[PartAnswer]] = {}
 
     async def answer(self, key: Key, compute: Callable[[], Awaitable[PartAnswer]]) -> PartAnswer:
-        """Returns what `compute` of some caller with this key returns, which begins after this call."""
+        """Returns a response whose computation begins after this call, by `compute` of a caller with the same key."""
         running = self._running.get(key)
         if running is None:
             task = self._running[key] = asyncio.create_task(self._round(key, compute))
@@ -85,7 +85,7 @@ class SharedParts:
         await send({"type": "http.response.body", "body": body})
 
     async def _computed(self, scope: Scope) -> PartAnswer:
-        """Returns the whole part, whatever version the browser of the request has."""
+        """Returns the whole part, even if the browser of the request already has this version."""
         kept = [(name, value) for name, value in scope["headers"] if name != b"if-none-match"]
         answer = PartAnswer()
 

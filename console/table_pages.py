@@ -1,4 +1,4 @@
-"""Tables with their replicas, and placement runs: the plan beside what happened."""
+"""Tables with their replicas, and placement runs: the plan and what happened."""
 
 from typing import Annotated
 

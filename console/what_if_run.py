@@ -72,7 +72,7 @@ class WhatIfRun:
 
     @property
     def error(self) -> str | None:
-        """Why it ended without a result; None: it has one, or runs."""
+        """Why it ended without a result; None: it has a result, or still runs."""
         if not self.has_ended or (self.process.returncode == 0 and not self.is_cancelled):
             return None
         if self.is_cancelled:

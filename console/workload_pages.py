@@ -102,7 +102,7 @@ async def submit_document(request: Request, state: StateOf, caller: Submitter, f
 
 @router.get("/workloads/{id}")
 def show_workload(request: Request, id: str, state: StateOf, caller: Viewer) -> Response:
-    """Shows one workload: why it is where it is, its phases over time, its progress, document and events."""
+    """Shows one workload: its phase with the reason, its phases over time, its progress, document and events."""
     found = get_workload(id, state, caller)
     attempts = list_attempts(id, state, caller, _ROWS, str(max(0, found.attempt - _ROWS))).items
     with state.transaction() as session:

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class Blame(StrEnum):
-    """What is to blame for a launch error."""
+    """The cause of a launch error: the workload, the machine, or neither."""
 
     WORKLOAD = "workload"
     MACHINE = "machine"

@@ -25,7 +25,7 @@ CPU = "cpu"
 
 
 def dedicated(cluster: str) -> str:
-    """Returns what takes the place of a capacity kind in bids for a cluster whose machines are dedicated to a service.
+    """Returns the value that replaces the capacity kind in bids for a cluster that is dedicated to a service.
 
     Only a workload that names the cluster accepts it, and such a workload accepts nothing else.
     """
@@ -33,7 +33,7 @@ def dedicated(cluster: str) -> str:
 
 
 def own_of(tenant: str) -> str:
-    """Returns what takes the place of a capacity kind in bids for a cluster that only one tenant may use."""
+    """Returns the value that replaces the capacity kind in bids for a cluster that only one tenant may use."""
     return f"tenant:{tenant}"
 
 

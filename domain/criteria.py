@@ -22,7 +22,7 @@ JSON_CONFIG = ConfigDict(ser_json_inf_nan="strings")
 
 
 class About(StrEnum):
-    """What a criterion for comparing plans is about; documents and tables list criteria by these groups."""
+    """The subject of a criterion for comparing plans; documents and tables list criteria by these groups."""
 
     VICTIMS = "victims"
     """The workloads that are evicted."""

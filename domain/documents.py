@@ -1,4 +1,4 @@
-"""What models of documents share: values as strict as in JSON, and a JSON Schema that accepts the same documents."""
+"""The base of the models of documents: values as strict as in JSON, and a JSON Schema that accepts the same."""
 
 import json
 import math

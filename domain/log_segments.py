@@ -10,7 +10,7 @@ _NAME = re.compile(r"([0-9]{20})-([0-9]{13})\.(log|out|err)")
 
 
 class TaskOutput(StrEnum):
-    """What a segment contains; the value is the suffix of its name."""
+    """The content of a segment; the value is the suffix of its name."""
 
     BOTH = "log"
     STDOUT = "out"

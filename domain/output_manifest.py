@@ -31,7 +31,7 @@ class OutputPart(BaseModel):
 
 
 class OutputManifest(BaseModel):
-    """What is stored of one output of one task of an attempt."""
+    """The stored parts of one output of one task of an attempt, or why it is not stored."""
 
     model_config = ConfigDict(frozen=True)
 

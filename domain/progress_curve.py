@@ -8,7 +8,7 @@ POINTS_KEPT = 200
 
 
 class Point(NamedTuple):
-    """What a task has reported at one time."""
+    """The values that a task had reported at one time."""
 
     step: int
     at_s: float

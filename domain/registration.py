@@ -1,4 +1,4 @@
-"""What the registration of a machine may claim. An agent of a volunteer's machine may send anything."""
+"""The limits on the registration of a machine. An agent of a volunteer's machine may send anything."""
 
 import base64
 import math

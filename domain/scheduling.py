@@ -21,7 +21,7 @@ Amount = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True)
 class MoveCost:
-    """What it costs to move a job that left a machine of an owner to another cluster (ReclaimNet's P2)."""
+    """The cost of moving a job that left a machine of an owner to another cluster (ReclaimNet's P2)."""
 
     place: str
     """`region/cluster`."""
@@ -293,13 +293,13 @@ class PlacementRequest:
     tenant: str = ""
     """Empty: unknown."""
     spares: frozenset[str] = frozenset()
-    """Those of the workloads in `may_not_evict` that are its own tenant's (`rms.own_work`)."""
+    """Those of the workloads in `may_not_evict` that are its own tenant's (`rms.own_tenant`)."""
 
     @property
     def left_out(self) -> tuple[frozenset[str], ...]:
-        """Groups of machines without which a plan is tried, in this order.
+        """Groups of machines that a plan should avoid: for each, in this order, a plan without the group is tried.
 
-        It wins unless it is worse by a criterion before `move_s`.
+        The plan without the group is used unless it is worse by a criterion before `move_s`.
         """
         return self.failed, self.untried, self.shuns
 

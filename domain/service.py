@@ -106,7 +106,7 @@ class ReplicaPolicySpec(_Frozen):
     """The number of on-demand replicas that are always kept."""
 
     def qps_of(self, gpu_type: str | None, gpus: int) -> float | None:
-        """Returns Q_tar of a replica whose machines have these GPUs; None: it is not known by its GPUs."""
+        """Returns the target requests per second of a replica with these GPUs (Q_tar); None: not set for these GPUs."""
         kind = (gpu_type or "").casefold()
         return self.target_qps_by_gpu.get(f"{kind}:{gpus}", self.target_qps_by_gpu.get(kind))
 
@@ -178,7 +178,7 @@ class ServiceSpec(TaskSpec):
         return self.policy.placer is not None
 
     def has_replicas_of(self, other: "ServiceSpec") -> bool:
-        """Returns whether replicas of `other` are also what this specification asks for, so that they continue."""
+        """Returns whether replicas of `other` also satisfy this specification, so that an update keeps them."""
         mine, theirs = (one.model_dump(exclude=NOT_IN_REPLICAS) for one in (self, other))
         return mine == theirs
 

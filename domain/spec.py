@@ -73,7 +73,7 @@ class TaskSpec(_Frozen):
     image: str | None = None
     """Reference of a container image (`domain.images`) in which the tasks run; None: they use the machine's files."""
     mounts: tuple[MountSpec, ...] = ()
-    """Files beside those of the archive."""
+    """Files in addition to those of the archive."""
 
     def task_fields(self) -> dict[str, Any]:
         """Returns the fields of this class by name."""

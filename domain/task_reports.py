@@ -108,7 +108,7 @@ LEAST_SAVE_BYTES = 65536
 
 
 class TypicalSave(NamedTuple):
-    """What a save of a task writes and costs."""
+    """The bytes and the duration of a typical save of a task."""
 
     sent_bytes: int
     write_s: float
@@ -204,7 +204,7 @@ class NotReadyReport:
 
 @dataclass
 class DiskReport:
-    """Why an agent stopped a task: the tasks of its attempt had more on their machine's disk than their limit."""
+    """Why an agent stopped a task: the tasks of its attempt used more of the machine's disk than their limit."""
 
     used_bytes: int
     limit_bytes: int
@@ -240,7 +240,7 @@ class UnstoredOutput:
 
 @dataclass
 class GpuReport:
-    """What a task uses of its GPUs. An agent reports this, in steps, so that a steady use is a steady report."""
+    """A task's use of its GPUs, from its agent. Values are rounded, so that small changes cause no new report."""
 
     gpus: int
     percent: int

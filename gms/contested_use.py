@@ -1,7 +1,7 @@
 """Tenants' use relative to their quota: the input of the fair-share term of the credit.
 
-Only contested use counts: use at times when workloads of other tenants wait. So a tenant that runs on resources that
-nobody else wants loses no credit.
+Only contested use counts: use at times when workloads of other tenants wait. So a tenant that runs on resources that no
+other tenant requests loses no credit.
 """
 
 from bisect import bisect_right
@@ -74,7 +74,7 @@ class ContestedTime:
             clock.turn(now, on=tenant == only)
 
     def forget(self, before: float) -> None:
-        """Forgets what was before a time: `at` is exact only from then on. Otherwise it would grow with each `mark`."""
+        """Deletes the changes before a time: `at` is exact only from then on. This bounds the memory used."""
         for clock in (self._any, *self._alone.values()):
             clock.forget(before)
 

@@ -43,7 +43,7 @@ def fair_credit(weights: CreditWeights, window_share: float, average: float) -> 
 
 
 def user_credit(weights: CreditWeights, share: float, average: float) -> float:
-    """Returns what orders the people of a tenant: from `w_user` without any use down to nearly `-w_user`.
+    """Returns the credit term for the people of a tenant: from `w_user` without any use down to nearly `-w_user`.
 
     `average` is the mean share of the people who used anything. If it is 0, nothing does.
     """
@@ -54,7 +54,7 @@ SHORT_GPU_S = 8 * 3600.0
 
 
 def short_credit(weights: CreditWeights, gpu_s: float) -> float:
-    """Returns what puts small workloads first: from `w_short` down to 0 for unknown sizes; half for `SHORT_GPU_S`."""
+    """Returns the credit term for small workloads: from `w_short` to 0 (unknown size); half for `SHORT_GPU_S`."""
     return weights.w_short / (1 + gpu_s / SHORT_GPU_S)
 
 

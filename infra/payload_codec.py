@@ -66,7 +66,7 @@ class EncryptingCodec(PayloadCodec, WithSerializationContext):
     """
 
     def __init__(self, keys: PayloadKeys, machine: str | None = None) -> None:
-        """`machine`: whose agent the payloads are for or from; None: none."""
+        """`machine`: the machine whose agent sends or receives the payloads; None: no agent does."""
         self._keys, self._machine = keys, machine
 
     def with_context(self, context: SerializationContext) -> "EncryptingCodec":

@@ -81,7 +81,7 @@ def _telemetry() -> TelemetryConfig:
 
 
 def payload_codec(settings: TemporalSettings) -> EncryptingCodec | None:
-    """Returns what encrypts the payloads in Temporal; None: they are not encrypted.
+    """Returns the codec that encrypts the payloads in Temporal; None: they are not encrypted.
 
     Raises:
         ConfigurationError: the file with the keys is unusable.

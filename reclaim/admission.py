@@ -18,7 +18,7 @@ from reclaim.traffic import UNLIMITED_BYTES_S, fill, fill_in_order, least_rates,
 
 
 class FlowOutcome(IntEnum):
-    """What became of a flow."""
+    """The result of the admission of a flow."""
 
     ADMITTED = 0
     """The flow completes in time if the links carry the assigned rates."""
@@ -124,9 +124,9 @@ def decide(
 
     Flows are considered in the order of their deadlines, then of the rate that they need, then of their position; those
     that are admitted already come first. A flow is admitted if the rate that it needs is left on every link of its
-    path. A flow that is not admitted is passed over: a later flow that needs less may still be admitted. If all flows
-    fit, this admits all. What is left of each link goes to the flows that have started (`SpareSharing`). A refused flow
-    may be offered again in later decisions.
+    path. A flow that is not admitted is skipped: a later flow that needs less may still be admitted. If all flows fit,
+    this admits all. What is left of each link goes to the flows that have started (`SpareSharing`). A refused flow may
+    be offered again in later decisions.
 
     Starts of newly admitted flows are staggered: flow i of K' starts i tau/K' later, but no later than the bandwidth
     that is free now permits (`_starts`).

@@ -1,4 +1,4 @@
-"""What the estimator of hazards has counted: an immutable value, which can be stored as JSON."""
+"""The counts of the estimator of hazards: an immutable value, which can be stored as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -80,7 +80,7 @@ class SiteJobs:
 
 
 class Tick(NamedTuple):
-    """What one control period decides for each job."""
+    """The decisions of one control period for each job."""
 
     bandwidth_bytes_s: Floats
     """b."""

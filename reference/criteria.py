@@ -93,7 +93,7 @@ def _last_kind(snapshot: RegionSnapshot, choice: PlacementOption) -> int:
 
 
 def _moves(snapshot: RegionSnapshot, choice: PlacementOption) -> list[tuple[int, int]]:
-    """Returns what a move to each machine of a choice costs."""
+    """Returns the cost of a move to each machine of a choice."""
     return [choice.job.move_to(snapshot.region, m.cluster) for m in snapshot.machines if m.id in choice.spread]
 
 

@@ -9,7 +9,7 @@ Mark = tuple[int, Collection[str]]
 
 
 def used(uses: Iterable[Use], tenant: str, from_: int, to: int, marks: Sequence[Mark] = ()) -> tuple[int, int]:
-    """Returns what a tenant used from `from_` to `to`, times the span, while other tenants waited.
+    """Returns a tenant's use from `from_` to `to`, times the span, while other tenants waited.
 
     The time before the first of the marks, which are in order of time, counts.
     """

@@ -103,7 +103,7 @@ class SpotReplicaCourse:
 
 @dataclass(frozen=True)
 class LiveDay:
-    """What the live service did."""
+    """The results of one day of the live service."""
 
     availability: float
     cost: float

@@ -12,7 +12,7 @@ import numpy as np
 from domain.scheduling import Holding, PlacementRequest, Plan, RunningWorkload
 from rms.arrays import I8
 from rms.machines import shift
-from rms.own_work import sparing
+from rms.own_tenant import sparing
 from rms.plans import need_of
 from rms.region import Promise, RegionColumns
 from rms.spread import crowding_of
@@ -195,11 +195,14 @@ def _check(region: RegionColumns, plan: Plan, request: PlacementRequest) -> None
     if request.spread is not None:
         now = crowding_of(region, plan, request)
         if now is not None and now > plan.quality.crowding:
-            raise StalePlan(f"more workloads of group {request.spread.group!r} are near the machines than in the plan")
+            raise StalePlan(
+                f"group {request.spread.group!r}: more of its workloads are near the planned machines than when the bid"
+                " was made"
+            )
 
 
 def _needs(region: RegionColumns, plan: Plan, request: PlacementRequest) -> dict[int, list[int]]:
-    """Returns what the plan needs of each machine, by row."""
+    """Returns the amounts that the plan needs of each machine, by row."""
     out: dict[int, list[int]] = {}
     for placement, job in zip(plan.jobs, request.jobs, strict=True):
         one = need_of(job)[:3]
@@ -214,7 +217,7 @@ def _needs(region: RegionColumns, plan: Plan, request: PlacementRequest) -> dict
 
 
 def _released(region: RegionColumns, plan: Plan) -> dict[int, list[int]]:
-    """Returns what the plan's victims hold, by machine row."""
+    """Returns the amounts that the plan's victims hold, by machine row."""
     out: dict[int, list[int]] = {}
     for victim in plan.victims:
         number = region.number(victim)

@@ -9,7 +9,7 @@ import numpy as np
 from domain.scheduling import Bid, JobPlacement, PlacementRequest, Plan, RegionSnapshot
 from rms.arrays import I8
 from rms.gang import Planner, undoing
-from rms.own_work import sparing
+from rms.own_tenant import sparing
 from rms.plans import SEVERAL, GangPlan, JobPlan, PlanFailure, quality
 from rms.refusal import refusal
 from rms.region import RegionColumns

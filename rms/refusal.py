@@ -55,7 +55,7 @@ def refusal(
     after the earlier jobs and after evicting all evictable workloads, and `evictable`, the number of those workloads in
     the region. If a minimum runtime alone protects further workloads on machines that the gang may use, the reason
     contains the first end of one. `own` is the number of workloads in the region that the request spares because they
-    are its own tenant's (`rms.own_work`). Another reason names the machines that the request avoids.
+    are its own tenant's (`rms.own_tenant`). Another reason names the machines that the request avoids.
 
     The second result is the `retry_at_s` of the bid.
     """
@@ -81,7 +81,7 @@ def refusal(
 
 
 def waits(request: PlacementRequest, region: RegionColumns) -> tuple[Sequence[Reason], float]:
-    """Returns what a request may not use for now, as reasons, and the earliest time at which that changes.
+    """Returns reasons for the machines that a request may not use now, and the earliest time at which that changes.
 
     These are the machines that it avoids, of those that are open in the region.
     """

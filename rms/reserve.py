@@ -85,7 +85,7 @@ def available_from_s(planner: Planner, request: PlacementRequest, ends_s: F8 | N
     """Returns, by holder number, when a holder's resources are available to the request; infinity: not known.
 
     A holder of worse rank is available from the end of its protection. A holder that is being evicted, or that does not
-    hold all of its resources yet, is available now: its eviction, or its own start, is under way. Other holders are
+    hold all of its resources yet, is available now: its eviction, or its own start, is in progress. Other holders are
     available at their `ends_s`, if given.
     """
     region, evictable = planner.region, worse(planner.region, request)
@@ -313,7 +313,7 @@ def _on(region: RegionColumns, machine: str, sources: Mapping[str, Source]) -> l
 
 
 def _released(region: RegionColumns, workload: RunningWorkload, machine: str, rank: int) -> I8:
-    """Returns what a gang of this rank gets from a holder on a machine: its holdings without what goes to others."""
+    """Returns what a gang of this rank gets from a holder on a machine: holdings less promises to others."""
     amounts = [(h.gpus, h.cpus_milli, h.memory_bytes) for h in workload.holdings if h.machine == machine]
     out: I8 = np.array(amounts, np.int64).reshape(-1, 3).sum(axis=0)
     promise = region.promises.get(workload.id)

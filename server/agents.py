@@ -164,7 +164,7 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> int:
     options["gpus"], options["gpu_type"] = _gpus(options["gpus"], options["gpu_type"])
     numbers = _given_gpus() if options["once"] else ()
     if numbers:
-        # What the job was given counts, not what the machine has, nor what was asked for.
+        # The limits are those of the job's allocation, not those of the machine or of the request.
         options["gpus"] = len(numbers)
         nvml.offer_only(numbers)
     try:

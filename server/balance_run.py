@@ -22,7 +22,7 @@ from proxies.balance.values import NAME, RegionZone
 
 _USUAL_CONNECTIONS = 10_000
 _OTHER_FILES = 1000
-"""Open files beside those of requests: checks of replicas, the log, sockets."""
+"""Open files in addition to those of requests: checks of replicas, the log, sockets."""
 
 
 async def run_balance(options: Mapping[str, Any]) -> None:

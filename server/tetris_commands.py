@@ -55,7 +55,9 @@ def export(
 ) -> None:
     """Write the instance (regions, tables, recurring jobs) to FILE (default: stdout), as JSON (operators)."""
     if reads is not None and region is not None:
-        raise click.UsageError("--reads: the tables of a region's instance are partitions, so it contains all reads")
+        raise click.UsageError(
+            "--reads: not with --region: its instance already contains the partitions that jobs read"
+        )
     file.write(dump(session.client.instance(window_days, region), "json") + "\n")
     if reads is not None:
         reads.write(dump(session.client.reads(window_days), "json") + "\n")

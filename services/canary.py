@@ -45,7 +45,7 @@ def broken_limit(rules: CanaryRules, answers: CanaryAnswers, *, is_over: bool) -
     Args:
         rules: the limits.
         answers: the answers since the canary began.
-        is_over: whether its time is over. Before, a limit must be clearly broken, so that chance does not decide.
+        is_over: whether its time limit has passed. Before, a limit must be clearly broken: chance must not decide.
     """
     if _is_broken(answers.failed, answers.total, rules.error_rate, is_over=is_over):
         others = f"{answers.others_failed} of {answers.others_total}"
@@ -80,7 +80,7 @@ def _divergence(share: float, limit: float) -> float:
 
 @dataclass
 class CanaryStep:
-    """What a decision does about the canary of the newest version."""
+    """The part of a decision that is about the canary of the newest version."""
 
     plan: ServicePlan
     """What the service should be, apart from the canary."""
@@ -107,10 +107,10 @@ def step_canary(
     answers: CanaryAnswers,
     now_s: float,
 ) -> CanaryStep:
-    """Decides about the canary of the newest version, if it has one.
+    """Takes one decision about the canary of the newest version, if it has one.
 
     Args:
-        plan: what the service should be.
+        plan: the desired state of the service.
         state: the state at the beginning of the decision, with the target.
         replicas: the replicas that have been launched and have not ended.
         losses: the replicas that have ended since the decision before without a request to end them.
@@ -165,7 +165,7 @@ def _retire_if_others_serve(step: CanaryStep, mine: list[ReplicaFacts], cause: E
 def _followed(
     step: CanaryStep, canary: CanaryState, mine: Sequence[ReplicaFacts], losses: Sequence[Loss]
 ) -> CanaryState:
-    """Returns the canary after what has happened to its replicas."""
+    """Returns the canary after the launches, losses and ends of its replicas."""
     plan, state, now_s = step.plan, step.state, step.now_s
     is_served = any(one.stage is Stage.READY for one in step.rest)
     if state.failures and not is_served:

@@ -2,9 +2,9 @@
 
 The policies of replays (`services.spot.policies`) also decide where the replicas of a live service run. A policy does
 not see replicas that are leaving or draining. During an update, it sees a predecessor and its successor as one replica:
-as the predecessor until the successor is ready, and then as the successor.
-An update is given up if its replicas only fail, or find no machines. A newer update supersedes one that is under way.
-While a version is judged by its canary, only `services.canary` sees its replicas.
+as the predecessor until the successor is ready, and then as the successor. An update is given up if its replicas only
+fail, or find no machines. A newer update supersedes one that is in progress. While a version is judged by its canary,
+only `services.canary` sees its replicas.
 """
 
 import math
@@ -69,7 +69,7 @@ def decide(
     """Returns the actions for the replicas of a service.
 
     Args:
-        plan: what the service should be.
+        plan: the desired state of the service.
         state: the state that the decision before returned.
         replicas: the replicas that have been launched and have not ended, by number.
         losses: the replicas that have ended since the decision before without a request to end them.
@@ -301,7 +301,7 @@ class _Step:
         return one.kind is CapacityKind.SPOT and zones is not None and one.zone not in zones
 
     def _pairs(self) -> dict[int, ReplicaFacts]:
-        """Returns the successors of replicas that are still there, by the predecessor's number."""
+        """Returns the successors of replicas that have not ended, by the predecessor's number."""
         strays = {one.number for one in self._strays()}
         here = {one.number for one in self._countable()} - strays
         return {

@@ -1,4 +1,4 @@
-"""What follows from replicas that have ended or leave: backoff, the end of an update, and events for the policy."""
+"""The effects of replicas that have ended or leave: backoff, the end of an update, and events for the policy."""
 
 from collections.abc import Sequence
 from dataclasses import replace

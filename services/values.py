@@ -166,7 +166,7 @@ class CanaryState:
 
 @dataclass(frozen=True)
 class ServicePlan:
-    """What a service should be now."""
+    """The desired state of a service now."""
 
     policy: SpotPolicy
     autoscaler: LoadAutoscaler
@@ -199,7 +199,7 @@ class ServicePlan:
 
 @dataclass(frozen=True)
 class ServiceState:
-    """What the decisions remember. It is stored in the transaction that records the actions."""
+    """The state that is kept between decisions. It is stored in the transaction that records the actions."""
 
     policy: PolicyState
     scaling: ScalingState

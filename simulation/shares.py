@@ -15,7 +15,7 @@ class _Uses:
     """The integrals over time of what names hold, and samples of them over the window."""
 
     def __init__(self, window_s: float, clock: Callable[[str, float], float]) -> None:
-        """`clock`: the time that counts for a name, up to a time."""
+        """`clock(name, now_s)` returns the seconds up to `now_s` that count for a name, such as its contested time."""
         self._window_s, self._clock = window_s, clock
         self._holds: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         self._used: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])

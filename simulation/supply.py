@@ -55,7 +55,7 @@ class Keeper:
 
 @dataclass(frozen=True)
 class Supply:
-    """What supplies machines during a run: nothing, the fleet is fixed."""
+    """The supply of machines during a run: none, the fleet is fixed."""
 
     @property
     def grows(self) -> bool:

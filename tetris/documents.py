@@ -27,7 +27,7 @@ from domain.instance import (
     TetrisInstance,
     Weights,
 )
-from domain.instance import instance_document as instance_document  # the writer beside the readers
+from domain.instance import instance_document as instance_document  # exported with the readers
 from domain.patterns import matching
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 

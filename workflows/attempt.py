@@ -123,7 +123,7 @@ class AttemptRun:
             step = target
 
     async def settle(self) -> None:
-        """Collects what is known of a runner's last elements, after its tasks have ended or were stopped."""
+        """Collects the known results of a runner's last elements, after its tasks have ended or were stopped."""
         if (gang := self.gang) is not None and self._known is not None and self._known.runs_elements:
             lane = self._lane or Lane(self._state.workload_id, self._state.attempt, self._known)
             self.elements = await lane.settle(gang.elements, silent=bool(gang.silent))
@@ -280,7 +280,7 @@ class AttemptRun:
         return StepOutcome.DONE
 
     async def _drain(self, gang: GangTasks) -> None:
-        """Lets tasks that serve go on with the requests that are in progress.
+        """Lets serving tasks complete the requests in progress.
 
         The phase that was just written makes the service stop new requests to them. The time ends early if the service
         says that no request is in progress, if a task ends, if a machine is lost, or if further mail cancels the

@@ -277,7 +277,7 @@ class GangTasks:
                 heartbeat_timeout_s=self._plan.heartbeat_timeout_s,
             )
         except ActivityError:
-            # Whether the agent is silent or answers with a failure: nobody knows whether its tasks still run.
+            # Whether the agent is silent or answers with a failure: it is unknown whether its tasks still run.
             self._lost = self._lost or machine
             self.silent.add(machine)
             return

@@ -57,7 +57,7 @@ class Lane:
                 return
 
     async def _chunk(self, leased: list[LeasedElement]) -> ElementsRun:
-        """Lets the agent run a chunk, or end if it is empty. If the machine is lost, returns what is known."""
+        """Lets the agent run a chunk, or end if it is empty. If the machine is lost, returns the known results."""
         try:
             run: ElementsRun = await workflow.execute_activity(
                 Activity.RUN_ELEMENTS.value,
@@ -87,7 +87,7 @@ class Lane:
             )
 
     async def settle(self, reported: list[ElementResult], *, silent: bool) -> list[ElementResult]:
-        """Returns what is known of the last chunk after the end of the attempt.
+        """Returns the known results of the last chunk after the end of the attempt.
 
         Args:
             reported: what the agent has told with the end of the attempt.

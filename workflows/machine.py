@@ -197,7 +197,7 @@ class MachineWorkflow:
 
 
 async def _set_pace(pace: Pace) -> None:
-    """Tells the agent how often its tasks should save. If it does not answer, they keep to what they know."""
+    """Tells the agent how often its tasks should save. If it does not answer, their intervals simply expire."""
     with contextlib.suppress(ActivityError):
         await workflow.execute_activity(
             Activity.PACE_NODE.value,

@@ -1,4 +1,4 @@
-"""What a provider's list says about the machines of the ledger: waits, starts, ends that are known in advance."""
+"""Facts from a provider's list about the machines of the ledger: waits, starts, ends that are known in advance."""
 
 import time
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ def observe(engine: Engine, settings: CapacitySettings, provider: Provider, foun
     """Writes into the ledger what a provider's list says about its live instances, and acts on announced ends.
 
     - A machine that waits at the provider has the reason `pending_at_provider`, with the expected start.
-    - A machine that started is no longer waited for without a limit (`capacity.join_s`).
+    - From the start of a machine on, the time until its agent registers is limited (`capacity.join_s`).
     - A machine gets no new work from `no_work_s` before its end on, and its tasks get notice `leave_s` before it.
-    - A machine that the provider wants to be left is drained.
+    - A machine is drained if its provider announces that it takes the machine back.
     """
     by_id = {machine.native_id: machine for machine in found if machine.ended is None}
     live = select(InstanceRow.id, InstanceRow.native_id).where(
@@ -84,9 +84,9 @@ def _waits(row: InstanceRow, machine: FoundMachine, words: str) -> None:
 
 
 def _near_end(session: Session, settings: CapacitySettings, machine: str, provider: str, found: FoundMachine) -> None:
-    """Keeps new work from a machine that ends soon, gives its tasks notice, and takes both back if it may stay.
+    """Cordons a machine that its provider ends soon, then gives its tasks notice; uncordons it if the end is withdrawn.
 
-    A machine that has notice, for example from its agent, gets another one if its provider ends it earlier.
+    If the machine already has a notice, for example from its agent, only an earlier end gives another notice.
     """
     row = session.get(Machine, machine, with_for_update=True)
     if row is None or row.state == "lost":

@@ -64,7 +64,7 @@ class Pools:
             for instance, why in todo.end.items():
                 request_end(session, instance, why)
                 if why.code is ReasonCode.GANG_INCOMPLETE:
-                    # Other offers are tried, and this one again after a while: the machines would wait again.
+                    # Counts as a refusal: other offers are tried first, because machines of this one would wait again.
                     incomplete = LaunchRefused(Refusal.CAPACITY, why.sentence)
                     record_refusal(session, instance, offered[instance], incomplete)
             _keep_prices(session, offers)

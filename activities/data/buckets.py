@@ -93,7 +93,7 @@ class BucketCheck:
         return found if found is not None and found.url == url else BucketState(url)
 
     async def _ask(self, known: BucketState) -> str | None:
-        """Returns why the check failed; None: the bucket is right."""
+        """Returns why the check failed; None: it succeeded."""
         probe = self._probe
         if probe is None or probe.done.done() or probe.url != known.url:
             probe = self._probe = _Probe(known.url, _in_thread(lambda: self._check(known)))

@@ -108,7 +108,7 @@ class RemovalActivities:
             await asyncio.wait({task})
             raise
         if not task.done():
-            # Its thread cannot be stopped. When the store responds, the deletion ends, because its time is over.
+            # Its thread cannot be stopped. When the store responds, the deletion ends, because its deadline has passed.
             task.add_done_callback(_note_end)
             raise TimeoutError(f"the bucket of {region} does not respond")
         del self._hanging[region]

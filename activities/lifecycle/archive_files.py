@@ -73,7 +73,7 @@ class UploadedArchive:
 
 
 class ArchiveWriter:
-    """Writes archives to buckets, in threads, because a write may take longer than one try of the activity may.
+    """Writes archives to buckets, in threads, because a write may take longer than the timeout of the activity.
 
     A later try, and other workloads with the same archive, wait for the same write.
     """

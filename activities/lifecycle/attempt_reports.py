@@ -1,4 +1,4 @@
-"""Writes what the tasks of a gang report into the row of their attempt, within what is possible."""
+"""Writes the reports of a gang's tasks into the row of their attempt. Impossible values are limited or left out."""
 
 import math
 import time
@@ -83,7 +83,7 @@ def _add_save(attempt: Attempt, saved: TaskProgress) -> None:
 
 
 def set_bandwidth(attempt: Attempt, measured: Sequence[BandwidthReport]) -> None:
-    """Writes what the machines of a gang have measured: the report with the lowest bound, because any may save.
+    """Writes the measured bandwidth of a gang: the report with the lowest bound, because any machine may save.
 
     Reports that no link can have are left out. Each affects only attempts on the machine that sent it.
     """
@@ -127,14 +127,14 @@ def _set_reports(attempt: Attempt, progress: list[TaskProgress]) -> None:
 
 
 def _gpu_use(task: TaskProgress, gpu: GpuReport) -> dict[str, Any]:
-    """Returns what a task uses of its GPUs, within what is possible."""
+    """Returns a task's use of its GPUs, limited to possible values."""
     gpus = min(max(gpu.gpus, 0), MAX_SLOTS)
     percent, used_bytes = min(max(gpu.percent, 0), 100), min(max(gpu.used_bytes, 0), MAX_MEMORY_BYTES)
     return {"job": task.job, "task": task.task} | asdict(GpuReport(gpus, percent, used_bytes))
 
 
 def _left(task: TaskProgress, left: LeftFiles) -> dict[str, Any]:
-    """Returns what a task has left, within what is possible: an agent that is not trusted can report anything."""
+    """Returns the files that a task has left, limited to possible values: an untrusted agent can report anything."""
     until_s = min(max(left.until_s, 0.0), time.time() + _LONGEST_KEPT_S) if math.isfinite(left.until_s) else 0.0
     path, machine = _clean(left.path), _clean(left.machine)
     size = min(max(left.bytes, 0), _MOST_LEFT_BYTES)
@@ -142,8 +142,9 @@ def _left(task: TaskProgress, left: LeftFiles) -> dict[str, Any]:
 
 
 def _unstored(progress: list[TaskProgress]) -> list[dict[str, Any]]:
-    """Returns the outputs that agents have not stored, within what is possible. One that some tasks do not make, such
-    as those of other ranks than 0, is left out.
+    """Returns the outputs that agents have not stored, limited to possible values.
+
+    Outputs that only some tasks make, for example only rank 0, are left out.
     """
     lack = Counter(one.name for task in progress for one in task.unstored if one.is_missing)
     return [

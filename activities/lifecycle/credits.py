@@ -43,7 +43,7 @@ class Credits:
         await lead(self._engine, Leader.CREDITS, "credits", self.round, self._interval_s)
 
     async def round(self) -> None:
-        """Looks once for each checkpoint that was not found yet. A store that fails does not keep the others."""
+        """Looks once for each checkpoint that was not found yet. An error of one store does not delay the others."""
         failed: Exception | None = None
         for row in await in_db(self._engine, lambda session: session.execute(_DUE).all()):
             try:

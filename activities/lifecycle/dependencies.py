@@ -26,10 +26,10 @@ _NEVER = (
 
 
 def decide_dependencies(engine: Engine) -> list[str]:
-    """Decides dependencies whose time has come, and ends workloads that wait in vain; returns the ids of these.
+    """Decides dependencies whose time has come. Ends workloads whose dependencies can never hold; returns their ids.
 
     The end of a workload decides the dependencies on it, so this repeats until the last one of a chain has ended. Also
-    ends the elements of arrays that wait in vain for elements of other arrays.
+    ends elements of arrays whose dependencies on elements of other arrays can never hold.
     """
     while len(_pass_due(engine)) == _AT_ONCE:
         pass

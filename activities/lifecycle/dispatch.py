@@ -20,7 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.capacity.instance_start import read_instance, start_instance
 from activities.lifecycle.bundles import read_bundles, start_bundle
 from activities.lifecycle.workload_start import read_start, start_workflow
-from activities.scheduling.pace import LoopPace
+from activities.scheduling.rate_limits import LoopPace
 from activities.workflow_start import ensure_workflow
 from domain import ids
 from domain.protocol.bundles import FIRST_ATTEMPT, Bundle

@@ -209,7 +209,7 @@ _CANCELLED = Reason(ReasonCode.CANCELLED_BY_USER, {"by": "its array"})
 
 
 def _judge(session: Session, spec: WorkloadSpec, row: Row[Any], result: ElementResult) -> tuple[Phase, Reason]:
-    """Returns what follows from the end of an element by itself, by the rules of workloads."""
+    """Returns what follows from the end of an element that was not stopped, by the rules of workloads."""
     limits, job = spec.limits, spec.jobs[0].name
     own = TaskExit(job, 0, result.exit_code, result.signal)
     memory = None
@@ -284,7 +284,7 @@ def _size(session: Session, lease: _Lease, request: LeaseRequest) -> int:
     if not (times := [(one.began_s, one.ended_s) for one in request.results if one.began_s and one.ended_s]):
         return min(FIRST, -(-int(waiting) // int(array.runners)))
     busy_s = max(max(ended for _, ended in times) - min(began for began, _ in times), 1e-4 * len(times))
-    # On a loaded computer, the way to the agent and back takes longer: a chunk lasts longer than that.
+    # The round trip to the agent takes longer on a loaded computer. A chunk must run for several round trips.
     chunk_s = min(max(_CHUNK_S, _WAYS * (request.took_s - busy_s)), _LONGEST_S)
     mean_s = busy_s / len(times)
     share = max(waiting / (2 * array.runners), _LEAST_S / mean_s)

@@ -32,7 +32,7 @@ _TIMEOUTS = text("select count(*) from attempt where workload = :workload and ou
 def limit_of(
     session: Session, workload: str, machines: Collection[str], least_s: float, archive_bytes: int
 ) -> float | None:
-    """Returns `Attempt.launch_limit_s` of an attempt; None if `machines`, its lent ones, are none."""
+    """Returns `Attempt.launch_limit_s` of an attempt with these lent machines; None: it has no lent machines."""
     if not machines:
         return None
     took_s = session.scalars(_RECENT, {"machines": list(machines)}).all()
@@ -69,8 +69,8 @@ def inspect(
     """Inspects a locked attempt that runs. Records what its launch took, its evidence, and the machines that answer.
 
     If a machine that its owner lends has reported none of its tasks since the start of the attempt, and the limit has
-    passed, the workload gets mail that the machine is lost, once. Returns whether it has this mail. The tries of the
-    request do not count: a machine that lets each one fail, or sends no heartbeat, would never reach the limit.
+    passed, the workload gets mail that the machine is lost, once. Returns whether it has this mail. A retry of the
+    request does not restart the limit: otherwise a machine that fails each try would never reach it.
 
     `told` are the reports of the machines that are to run tasks, about their own tasks. `limits` are those of the
     workload. They can make the limit shorter: a machine that starts nothing must neither make the workload count as

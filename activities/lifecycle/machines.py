@@ -53,8 +53,8 @@ class MachineActivities:
           start request may still be in flight, and the agent refuses it after the stop.
         - A machine with a key other than the pinned one is refused (`activities.lifecycle.machine_keys`). So is a
           machine whose instance or join token is not valid (`activities.capacity.join_admission`).
-        - If the machine knows less of its owner's words than this table, because it was set up again or has an older
-          disk, the stricter word holds until its owner speaks again.
+        - If the machine's record of what its owner has taken is older than Postgres's, because the machine was set up
+          again or its disk was restored, the stricter of both applies until the owner's next command.
         - A new fault of a GPU cordons the machine.
         - A machine with less capacity than attempts hold on it takes no work. The registration is retried until enough
           of them have ended.
@@ -135,9 +135,9 @@ class MachineActivities:
         return self._welcome(stop)
 
     def _claims(self, session: Session, row: Machine, before: int) -> dict[str, Any] | None:
-        """Returns the cordon of a lent machine that claims more GPUs than allowed, and more than `before`.
+        """Returns the cordon of a lent machine that reports more GPUs than allowed, and more than `before`.
 
-        An operator who has removed the cordon has admitted the claim.
+        If an operator has removed such a cordon, the number reported then is accepted.
         """
         limit = self._settings.lifecycle.lent_gpus
         if row.gpus <= max(limit, before) or row.id not in lent_of(session, {row.id: row}):
@@ -187,8 +187,8 @@ class MachineActivities:
 
         A notice that a task reports concerns only the task's own attempt, because tasks are not trusted. A repeated
         notice changes nothing. In particular, it does not restore a cordon that an operator has removed. An earlier end
-        replaces a later one, and the workloads get mail again. A later end changes nothing: an owner who wants that
-        lends the machine before, which ends the first notice (`register`).
+        replaces a later one, and the workloads get mail again. A later end changes nothing: to postpone the end, the
+        owner first lends the machine again, which ends the first notice (`register`).
         """
         reason = Reason(ReasonCode.PLATFORM_NOTICE, {"machine": told.machine, **told.notice.numbers()})
         with transaction(self._engine) as session:
@@ -303,7 +303,7 @@ def _live(session: Session, machine: str) -> list[tuple[str, int]]:
 def _hear_owner(row: Machine, hello: Hello) -> int:
     """Records whether the owner of a locked machine has taken it; returns the mask of the slots that are taken.
 
-    A word that is older than the known one only adds to it.
+    A state of the owner's record that is older than the known one can add slots to the known ones, but free none.
     """
     word_at_s = min(hello.word_at_s, time.time())
     if word_at_s >= row.word_at_s:

@@ -109,7 +109,7 @@ def ended(session: Session, workloads: Collection[str], age_s: float) -> list[st
 
 
 def is_quiet(session: Session, workload: str, phase: str | None, attempt: int | None, quiet_s: float) -> bool:
-    """Returns whether a live workload has this phase and attempt, no pending mail, and no event for `quiet_s`."""
+    """Returns whether a live workload has this phase and attempt, no undelivered mail, and no event for `quiet_s`."""
     row = session.get(Workload, workload)
     if row is None or row.finished_at is not None or (row.phase, row.attempt) != (phase, attempt):
         return False

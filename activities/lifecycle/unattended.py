@@ -1,7 +1,7 @@
 """Finds rows that should have a running workflow and have none.
 
-Either Temporal has lost its state, or their mail was set aside. A disagreement that passes was caused by a lagging
-listing, so only one that lasts counts (`Suspects`).
+Either Temporal has lost its state, or the outbox messages that start them could not be delivered and were set aside.
+Listings of workflows lag, so a row counts only if it has disagreed with the listing for some time (`Suspects`).
 """
 
 import time
@@ -16,7 +16,7 @@ from infra.db.session import in_db
 
 @dataclass
 class _Suspicion:
-    """A disagreement, the time since when it is unchanged, and whether mail was redelivered because of it."""
+    """A disagreement, since when it is unchanged, and whether outbox messages were redelivered because of it."""
 
     what: Hashable
     since_s: float
@@ -43,15 +43,15 @@ class Suspects:
         return sorted(name for name, s in kept.items() if now_s - s.since_s >= self._patience_s)
 
     def was_told_again(self, name: str) -> bool:
-        """Returns whether mail was redelivered because of a disagreement."""
+        """Returns whether outbox messages were redelivered because of a disagreement."""
         return self._found[name].redelivered
 
     def redelivered(self, name: str) -> None:
-        """Records that mail was redelivered because of a disagreement, and restarts its time."""
+        """Records that outbox messages were redelivered because of a disagreement, and restarts its time."""
         self._found[name].redelivered, self._found[name].since_s = True, self._clock()
 
     def clear(self, name: str) -> None:
-        """Removes a disagreement that was handled."""
+        """Forgets the disagreement of a workflow and its row, after it was handled."""
         self._found.pop(name, None)
 
 

@@ -1,4 +1,4 @@
-"""What a notification says: the JSON of a webhook, and a mail. Each try has the same content."""
+"""The content of a notification: the JSON of a webhook, and a mail. Each try has the same content."""
 
 import json
 from collections.abc import Mapping

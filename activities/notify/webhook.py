@@ -147,7 +147,7 @@ def _is_address(host: str) -> bool:
 
 
 def _words(error: Exception) -> str:
-    """Returns what an error of a connection says. Of other errors only the kind is known to have no secret."""
+    """Returns the message of a connection error. Of other errors, only the kind is certain to contain no secret."""
     cause = error.__cause__ or error
     is_known = isinstance(error, httpx.ConnectError) or isinstance(cause, OSError)
     said = re.sub(r"\s+", " ", str(error))[:200] if is_known else ""

@@ -1,5 +1,5 @@
-"""The loop that tells the jobs on lent machines how often to save (ReclaimNet, section V, Algorithm 1), and when
-to move.
+"""The loop that sends the jobs on lent machines their save intervals (ReclaimNet, section V, Algorithm 1), and tells
+them when to move.
 
 In each control period it observes the departures of each site, allocates the bandwidth for checkpoints among all jobs
 of the site, and sends each machine the intervals of its tasks. What was learned is stored in the transaction that read
@@ -159,7 +159,7 @@ class Pacer:
     def _observe(
         self, session: Session, region: str, machines: Sequence[LentMachine], now_s: float
     ) -> tuple[HazardState, HazardState]:
-        """Returns what is known of the hazards of a region's machines now, and stores it.
+        """Returns the state of the hazard estimates of a region's machines now, and stores it.
 
         The first result is about departures without notice, the second about those with notice. A machine that was lent
         in the round before has been lent since then, until it departed.
@@ -262,9 +262,9 @@ def _paces(
 def _effective_bytes_s(job: RunningJob, now_s: float) -> float:
     """Returns B_eff, the smaller of the write speed and of the mean of the measured bandwidth, as payload.
 
-    Periodic saves have no deadline, so the lower bound, on which a notice counts, would only make them rarer.
-    A bandwidth far below what a save itself achieved is not believed: a machine may report anything, and its gang would
-    save too rarely.
+    Periodic saves have no deadline, so the lower bound, on which a notice counts, would only make them rarer. A
+    bandwidth far below what a save itself achieved is ignored: a machine may report anything, and its gang would save
+    too rarely.
     """
     write_bytes_s = job.save_bytes / job.write_s
     measured = job.bandwidth

@@ -40,7 +40,7 @@ _DOUBTED = text(
 
 
 class Avoided(NamedTuple):
-    """What a workload avoids."""
+    """The machines that a workload avoids, by cause."""
 
     failed: frozenset[str] = frozenset()
     until_s: float = inf
@@ -62,7 +62,7 @@ NOTHING_AVOIDED = Avoided()
 def avoided_by(
     session: Session, required: Mapping[str, Isolation], with_image: Collection[str] = ()
 ) -> dict[str, Avoided]:
-    """Returns what each workload avoids; workloads that avoid no machine are left out.
+    """Returns the machines that each workload avoids; workloads that avoid no machine are left out.
 
     `required` has the weakest mode of isolation that each of the workloads allows, and `with_image` those with images.
     """

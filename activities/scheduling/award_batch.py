@@ -97,7 +97,7 @@ class BatchAward:
             self._left = self._after(done)
 
     def _after(self, done: AwardRound) -> list[BidSubject]:
-        """Returns what the next round plans, after a plan that was not committed."""
+        """Returns the workloads that the next round plans, after a plan that was not committed."""
         if self._tries_again(done):
             return self._left[done.settled :]
         element = self._left[done.settled].queued.element

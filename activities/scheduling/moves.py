@@ -1,7 +1,7 @@
 """Where work goes that leaves an owner's machine: ReclaimNet's P2, as criteria of plans (`reclaim.buildings`).
 
-A building is scored with the machines that the work would get there: those with room whose owners come most rarely. The
-other machines are shunned.
+A building is scored with the machines that the work would get there: those with room that their owners take back most
+rarely. Plans avoid the other machines.
 """
 
 from collections import defaultdict

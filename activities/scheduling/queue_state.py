@@ -37,7 +37,7 @@ class QueueState:
     """The columns of GMS: tenants and their use, pending and placed workloads."""
 
     def __init__(self, settings: SchedulerSettings, contested: ContestedTime | None = None) -> None:
-        """`contested`: what an earlier state of this process marked; None: all use before now counts as contested."""
+        """`contested`: that of an earlier state of this process; None: all use before now counts as contested."""
         self.queue = QueueColumns()
         self._settings = settings
         self._tenants: dict[str, TenantState] = {}
@@ -94,7 +94,7 @@ class QueueState:
         self.queue.set_tenants({**before, **self._tenants}.values())
 
     def put_workloads(self, rows: Iterable[QueuedRow], moved: Collection[str] = ()) -> None:
-        """Updates workloads, queued or not. Those in `moved` may have waited from another time, or be deleted."""
+        """Updates workloads, queued or not. Those in `moved` may have a new start of their wait, or be deleted."""
         news: list[QueueChange[QueuedWorkload]] = []
         arrays = set[str]()
         for id_ in moved:
@@ -211,5 +211,5 @@ def _queued(w: QueuedRow, id_: str, position: int = 0) -> QueuedWorkload:
 
 
 def held_by(a: AttemptRow | UseRow) -> Amount:
-    """Returns what an attempt holds: GPUs and thousandths of a core."""
+    """Returns the amounts that an attempt holds: GPUs and thousandths of a core."""
     return sum(int(n) for n in a.gpu_types.values()), a.cpus_milli

@@ -1,4 +1,4 @@
-"""What is free on the machines of clusters, without the state of a scheduler."""
+"""The free resources on the machines of clusters, without the state of a scheduler."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +24,7 @@ _FREE = text(
 
 
 class _Free(NamedTuple):
-    """What is free on a machine."""
+    """The free resources of a machine."""
 
     gpu_type: str | None
     gpus: int
@@ -41,7 +41,7 @@ class _Free(NamedTuple):
         )
 
     def less(self, job: JobRequest) -> "_Free":
-        """Returns what is free beside a task of the job."""
+        """Returns the free resources that are left if a task of the job runs on the machine."""
         return _Free(
             self.gpu_type,
             self.gpus - job.gpus_per_task,
@@ -51,7 +51,7 @@ class _Free(NamedTuple):
 
 
 class Room:
-    """What is free in some clusters, each named `region/cluster`."""
+    """The free resources of some clusters, each named `region/cluster`."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Room:
         rates: Mapping[str, float] = NO_RATES,
         usual: Mapping[str, float] = NO_RATES,
     ) -> None:
-        """Reads what is free.
+        """Reads the free resources.
 
         Args:
             session: the session.
@@ -127,6 +127,6 @@ class Room:
         return None
 
     def take(self, cluster: str, taken: Mapping[str, _Free]) -> None:
-        """Takes the room that `find` has found."""
+        """Subtracts the resources that `find` has found."""
         self._free[cluster].update(taken)
         self._candidates.clear()

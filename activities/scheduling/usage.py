@@ -70,7 +70,7 @@ class Usage(Generic[Owner]):
     """
 
     def __init__(self, window_us: int, clock: Callable[[Owner, int], float]) -> None:
-        """`clock`: the time that counts for an owner, up to a time, in whole microseconds. The past does not change."""
+        """`clock(owner, t_us)` returns the microseconds up to `t_us` that count for the owner; the past is fixed."""
         self._window_us = window_us
         self._now_us = 0
         self._end, self._start = _Cursor(clock), _Cursor(clock)

@@ -28,7 +28,7 @@ class Offers:
     def read(self) -> list[Offer] | None:
         """Returns the offers of all providers; None: a provider has not answered yet.
 
-        The last known offers stand in for those of a provider that does not answer now.
+        For a provider that does not answer now, the last known offers are used.
         """
         if self._lock.acquire(blocking=not self._is_complete()):
             try:

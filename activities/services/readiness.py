@@ -113,6 +113,6 @@ def _write(session: Session, row: ServiceReplica, report: ServingReport) -> None
     row.probe_error = None if report.error is None else report.error[:_MOST_ERROR_CHARACTERS]
     if row.ready != report.ready:
         row.ready = report.ready
-        row.ready_changed_at = func.now()  # Not the machine's time, which may be wrong.
+        row.ready_changed_at = func.now()  # The time of the database, because the machine's may be wrong.
     if moved:
         outbox.service(session, row.service)

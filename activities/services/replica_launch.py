@@ -188,7 +188,7 @@ def _cluster(session: Session, service: str, offer: Offer) -> str:
 
 
 def level_of(session: Session, spec: ServiceSpec, *, is_base: bool) -> int | None:
-    """Returns the level of a replica on shared machines. Those beyond the least number give way one level earlier."""
+    """Returns the level of a replica on shared machines. Replicas beyond the least number have the next lower level."""
     if is_base:
         return spec.level
     own = session.get_one(Tenant, spec.tenant).level

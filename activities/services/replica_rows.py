@@ -80,8 +80,8 @@ class LiveReplica:
     def cannot_start(self) -> bool:
         """Whether it waits for machines of its own of which at least one will not serve it.
 
-        Whatever keeps it from being placed on machines that are ready, such as an operator's hold or the quota, the
-        machines are billed meanwhile.
+        Machines that are ready are billed while the replica is not placed, for example because of an operator's hold or
+        the quota.
         """
         return self.phase in QUEUED_PHASES and any(one.leaves or one.unused for one in self.instances)
 
@@ -243,7 +243,7 @@ _SILENT_BALANCER_S = 600.0
 
 
 def ejected_replicas(session: Session, service: str) -> dict[int, tuple[datetime, str]]:
-    """Returns since when balancers have ejected which replicas, and why.
+    """Returns the replicas that balancers have ejected, each with the time and the reason.
 
     Each balancer judges by its own requests. So a replica counts as ejected only if all balancers that have it do so.
     """

@@ -1,4 +1,4 @@
-"""What a service should be now: the policy, the autoscaler and the limits, from its specification and its zones."""
+"""The desired state of a service: the policy, the autoscaler and the limits, from its specification and its zones."""
 
 import math
 from collections.abc import Sequence

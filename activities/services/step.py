@@ -222,7 +222,7 @@ class _Step:
         return None if canary is None else canary_rules(canary, self._canary_zones())
 
     def _canary_zones(self) -> list[ZoneOffer]:
-        """Returns the zones in which the newest version may have spot replicas, as far as they are offered now."""
+        """Returns the zones offered now in which the newest version may have spot replicas."""
         if self._newest is self._spec:
             return self._zones
         return spot_zones(self._newest, self._offers or []) if self._newest.uses_spot else []

@@ -31,7 +31,7 @@ class DockerEngine:
         self._path = path
 
     def describe(self) -> EngineFacts:
-        """Returns what the engine is."""
+        """Returns the properties of the engine."""
         info, version = self._json("GET", "/info"), self._json("GET", "/version")
         return EngineFacts(
             f"{_kind(version)} {version.get('Version', '')}".strip(),
@@ -40,7 +40,7 @@ class DockerEngine:
         )
 
     def image(self, name: str) -> Image | None:
-        """Returns an image on this machine; None: it is not there."""
+        """Returns an image on this machine; None: it does not exist here."""
         found = self._json("GET", f"/images/{quote(name)}/json", missing=True)
         if found is None:
             return None
@@ -138,7 +138,7 @@ class DockerEngine:
         return [{**one["Labels"], "name": one["Names"][0].lstrip("/")} for one in found]
 
     def _gpus(self, ids: Sequence[str]) -> dict[str, Any]:
-        """Returns what gives a container GPUs: their CDI devices if the machine describes them, else as `--gpus`."""
+        """Returns the options for a container's GPUs: CDI devices if the machine describes them, else as `--gpus`."""
         if _kind(self._json("GET", "/version")) == "podman":
             if _has_cdi(_CDI_FOLDERS):
                 return {"Devices": [{"PathOnHost": f"{_CDI_KIND}={one}"} for one in ids]}

@@ -19,7 +19,7 @@ class EngineError(Exception):
 
 @dataclass(frozen=True)
 class Container:
-    """A container to be made. Engines give it no privileges, and nothing of the machine but what is named here."""
+    """A container to be made. It has no privileges, and only those files and devices of the machine that are named."""
 
     name: str
     image: str
@@ -77,7 +77,7 @@ class ContainerState:
 
 @dataclass(frozen=True)
 class Image:
-    """What mizzen needs to know of an image on the machine."""
+    """The facts about an image on the machine that mizzen uses."""
 
     id: str
     env: Mapping[str, str]
@@ -91,16 +91,16 @@ class ContainerEngine(Protocol):
     """A container engine of this machine. All methods block, and raise `EngineError`."""
 
     def describe(self) -> "EngineFacts":
-        """Returns what the engine is."""
+        """Returns the properties of the engine."""
 
     def image(self, name: str) -> Image | None:
-        """Returns an image on this machine; None: it is not there."""
+        """Returns an image on this machine; None: it does not exist here."""
 
     def pull(self, name: str, login: tuple[str, str] | None, progress: Callable[[str], None]) -> None:
         """Fetches an image from its registry. `login`: user and password. `progress` gets short texts for people."""
 
     def remove_image(self, name: str) -> None:
-        """Removes an image. Does nothing if it is not there. Status 409: a container uses it."""
+        """Removes an image. Does nothing if it does not exist. Status 409: a container uses it."""
 
     def create(self, container: Container) -> str:
         """Makes a container and returns its id."""
@@ -131,7 +131,7 @@ class ContainerEngine(Protocol):
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine is."""
+    """The properties of an engine."""
 
     name: str
     """Kind and version, such as `docker 20.10.24`."""

@@ -1,4 +1,4 @@
-"""Images on this machine: each is fetched once, whatever number of attempts need it."""
+"""Images on this machine: each is fetched once, however many attempts need it."""
 
 import contextlib
 import logging
@@ -55,7 +55,7 @@ class ImageStore:
         """Returns an image that was fetched.
 
         Raises:
-            ImageUnavailable: it is not there any more.
+            ImageUnavailable: it does not exist any more.
         """
         try:
             found = self._engine().image(name)
@@ -96,7 +96,7 @@ class ImageStore:
         except EngineError as error:
             raise ImageUnavailable(f"image {name}: {error}") from None
         if found is None:
-            raise ImageUnavailable(f"image {name}: the engine has fetched it and does not know it")
+            raise ImageUnavailable(f"image {name}: the engine has fetched it, but does not find it")
         return found
 
     @contextlib.contextmanager

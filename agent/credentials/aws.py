@@ -46,7 +46,7 @@ class AwsCredentials:
 def session_policy(scope: BucketScope, partition: str = "aws") -> str:
     """Returns the policy (JSON) that allows what is in `scope`.
 
-    If it would be too long for STS, it allows to read all objects beside the tables, instead of those of each table.
+    If it would be too long for STS, it allows to read all objects next to the tables, instead of those of each table.
     """
     policy = _policy(scope, partition)
     if len(policy) > _MOST_CHARACTERS:

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
 def _say(body: dict[str, Any]) -> None:
     try:
         print(json.dumps(body), flush=True)
-    except BrokenPipeError:  # The command was ended with Ctrl-C; the reclaim goes on.
+    except BrokenPipeError:  # The command was ended with Ctrl-C; the reclaim continues.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""Attempts on a machine as its owner sees them, and tasks that leave as the control of their traffic sees them."""
+"""Attempts on a machine, as values for its owner; and leaving tasks, as input of the traffic control."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

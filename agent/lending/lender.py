@@ -1,4 +1,4 @@
-"""Carries out what the owner of the machine says: takes resources back, and lends them again."""
+"""Carries out the commands of the machine's owner: takes resources back, and lends them again."""
 
 import asyncio
 import logging
@@ -159,34 +159,34 @@ class Lender:
             works = works and not self.lending.is_whole
             lending = lending.taking(None, self._clock() + (HOURS_NOTICE_S if works else 0.0), by_hours=True)
         await self._change(lending)
-        await in_time(self._word.adopted, _LEND_S)  # What the owner has said before is part of this.
+        await in_time(self._word.adopted, _LEND_S)  # The record includes the owner's earlier commands.
         return lending
 
     # ---------------------------------------------------------------------------------------------------------- state
 
     def refuses(self, slots: Iterable[int] = ()) -> bool:
-        """Returns whether a task with these GPU slots may not be started."""
+        """Returns whether the owner has taken back the machine or one of these GPU slots: no task may start on them."""
         return self._heard().refuses(slots)
 
     def _heard(self) -> OwnerRecord:
-        """Returns the record with what the owner has said while this agent did not answer."""
+        """Returns the record with the owner's commands from the time in which this agent did not answer."""
         said = self._word.read()
         return self.lending if said is None else self.lending.with_word(said)
 
     async def _hear(self) -> None:
-        """Adopts what the owner has said while this agent did not answer."""
+        """Applies the owner's commands from the time in which this agent did not answer."""
         if self._word.read() is None:
             return
         async with self._saying:
             is_taken = await in_time(self._word.take)
             await self._change(self._heard())
         await self._announce()
-        if is_taken:  # Otherwise the disk hangs, and the word stays for the next round.
+        if is_taken:  # Otherwise the disk hangs, and the command is applied in the next round.
             async with self._saying:
                 await in_time(self._adopt)
 
     def _adopt(self) -> None:
-        """Writes the record, and removes the word that it contains. Blocks as long as the disk does."""
+        """Writes the record, and removes the command that it contains. Blocks as long as the disk does."""
         self._write()
         if self.problem is None:
             self._word.adopted()
@@ -325,7 +325,7 @@ class Lender:
         await self._tell()
 
     async def _tell(self) -> None:
-        """Notifies the tasks whose time to stop has come, each once. `stop_at_s` says when that is."""
+        """Notifies each task once, when its time to stop (`stop_at_s`) is reached."""
         now_s, told = self._clock(), list[tuple[AttemptFolder, float]]()
         due = {key for key, stop_s in self._stops_s.items() if stop_s <= now_s}
         for one in await asyncio.to_thread(self._stopping.unfinished) if due else ():

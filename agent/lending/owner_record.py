@@ -17,7 +17,7 @@ from agent.lending.hours import LendingHours
 from agent.record_files import read_json
 
 WORD = "word.json"
-"""The file with what the owner has said while the agent did not answer (`agent.lending.owner_request`)."""
+"""The file with the owner's commands while the agent did not answer (`agent.lending.owner_request`)."""
 
 _WRITE_S = 0.5
 """The longest time that a write of the record delays the stop of tasks."""
@@ -51,11 +51,11 @@ class OwnerRecord:
         return sum(1 << gpu for gpu in self.gpus_at_s)
 
     def refuses(self, slots: Iterable[int]) -> bool:
-        """Returns whether a task that holds these GPU slots may not be started."""
+        """Returns whether the owner has taken back the machine or one of these GPU slots: no task may start on them."""
         return self.is_whole or any(slot in self.gpus_at_s for slot in slots)
 
     def due_s(self, slots: Iterable[int]) -> float | None:
-        """Returns from when the resources of a task with these GPU slots are the owner's; None: they are lent."""
+        """Returns when the owner takes the resources of a task with these GPU slots; None: they stay lent."""
         times = [self.gpus_at_s[slot] for slot in slots if slot in self.gpus_at_s]
         return min([*times, *([] if self.machine_at_s is None else [self.machine_at_s])], default=None)
 
@@ -69,7 +69,7 @@ class OwnerRecord:
         return replace(self, gpus_at_s={**self.gpus_at_s, **taken})
 
     def with_word(self, said: "OwnerRecord") -> "OwnerRecord":
-        """Returns the record after the owner takes what `said` has taken (`agent.lending.owner_request`)."""
+        """Returns the record after the command `said` of the owner (`agent.lending.owner_request`)."""
         found = self if said.machine_at_s is None else self.taking(None, said.machine_at_s)
         for gpu, at_s in said.gpus_at_s.items():
             found = found.taking(frozenset({gpu}), at_s)
@@ -161,7 +161,7 @@ def write_record(path: Path, lending: OwnerRecord) -> None:
 
 
 async def in_time(act: Callable[[], None], patience_s: float = _WRITE_S) -> bool:
-    """Runs an access to the disk in a thread. Returns whether it ended within `patience_s`; otherwise, it goes on."""
+    """Runs an access to the disk in a thread. Returns whether it ended within `patience_s`; otherwise it continues."""
     acting = asyncio.ensure_future(asyncio.to_thread(act))
     await asyncio.wait({acting}, timeout=patience_s)
     return acting.done()

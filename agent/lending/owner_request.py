@@ -28,9 +28,9 @@ class OwnersWord:
         self._path = folder / WORD
 
     def read(self) -> OwnerRecord | None:
-        """Returns what the owner has taken by words that are not in the agent's record; None: nothing.
+        """Returns what the owner has taken by commands that are not in the agent's record; None: nothing.
 
-        A damaged file says that the owner takes the whole machine.
+        A damaged file counts as a command that takes the whole machine.
         """
         said = None
         for path in (*self._taken(), self._path):
@@ -44,12 +44,12 @@ class OwnersWord:
         return said
 
     def take(self) -> None:
-        """Marks the word as read. Call `adopted` when the agent's record has it."""
+        """Marks the command as read. Call `adopted` when the agent's record has it."""
         with contextlib.suppress(OSError):
             self._path.rename(self._path.with_name(f"{_TAKEN}{time.time_ns()}"))
 
     def adopted(self) -> None:
-        """Removes the words that were taken."""
+        """Removes the commands that were marked as read."""
         for path in self._taken():
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -58,7 +58,7 @@ class OwnersWord:
         return sorted(self._path.parent.glob(f"{_TAKEN}*"))
 
     def write(self, said: OwnerRecord) -> None:
-        """Writes a word durably, for an agent that does not answer.
+        """Writes a command durably, for an agent that does not answer.
 
         Raises:
             OSError: the disk failed.
@@ -67,7 +67,7 @@ class OwnersWord:
 
 
 class FileWithoutAgent(LendingFile):
-    """The record, as a process sees it that carries out the owner's word without the agent: changes are a word."""
+    """The record for a process that replaces an agent: it stores changes as the owner's command."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -77,12 +77,12 @@ class FileWithoutAgent(LendingFile):
         """Reserves nothing: the file is the agent's."""
 
     def write(self, lending: OwnerRecord) -> None:
-        """Writes what the owner has taken as a word.
+        """Writes what the owner has taken as a command.
 
         Raises:
             OSError: the disk failed.
         """
-        # What the lending hours have taken, they lend again: it is no word of the owner.
+        # Lending hours lend again what they have taken: that is no command of the owner.
         machine_at_s = None if lending.by_hours else lending.machine_at_s
         self._word.write(OwnerRecord(machine_at_s, gpus_at_s=lending.gpus_at_s))
 

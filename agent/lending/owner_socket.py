@@ -1,4 +1,4 @@
-"""The owner's socket: a local socket on which only the owner of the machine is heard.
+"""The owner's socket: a local socket that accepts only the owner of the machine.
 
 A client sends one request as a line of JSON, and gets lines of JSON:
 
@@ -31,7 +31,7 @@ _REQUEST_BYTES = 4096
 _REQUEST_S = 10.0
 _PROGRESS_S = 1.0
 _running: set[asyncio.Future[None]] = set()
-"""The reclaims under way: one goes on if its client has left."""
+"""The reclaims in progress: each continues if its client leaves."""
 _CREDENTIALS = struct.Struct("3i")
 _log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ async def _carry_out(request: dict[str, Any], writer: asyncio.StreamWriter, lend
 
 
 async def _reclaim(lender: Lender, writer: asyncio.StreamWriter, gpus: frozenset[int] | None, notice_s: float) -> None:
-    """Reclaims, and sends a status whenever it changes. The reclaim goes on if the client leaves."""
+    """Reclaims, and sends a status whenever it changes. The reclaim continues if the client leaves."""
     reclaiming = asyncio.ensure_future(lender.reclaim(gpus, notice_s))
     _running.add(reclaiming)
     reclaiming.add_done_callback(_running.discard)

@@ -1,7 +1,8 @@
 """Stops the tasks whose resources the owner of the machine takes, whatever else fails.
 
 A task is normally told through its shim, which keeps the deadline. If the request cannot be recorded, for example on a
-broken disk, its shim is signalled, and the agent kills the task itself. A failure with one task never keeps the others.
+broken disk, its shim is signalled, and the agent kills the task itself. A failure with one task never prevents the stop
+of the others.
 """
 
 import asyncio
@@ -86,7 +87,7 @@ class Stopping:
         await asyncio.gather(*(self._notify(folder, grace_s) for folder, grace_s in folders))
 
     async def remaining(self, folders: Sequence[AttemptFolder]) -> list[RunFolder]:
-        """Returns the tasks of attempts that run. Ends lost tasks, and kills those whose time is over."""
+        """Returns the tasks of attempts that run. Ends lost tasks, and kills those whose deadline has passed."""
         return [run for folder in folders for run in folder.runs() if await asyncio.to_thread(_runs, run)]
 
     async def clean(self) -> None:
@@ -166,7 +167,7 @@ def _runs(run: RunFolder) -> bool:
 
 
 def _kill(run: RunFolder) -> None:
-    """Kills a task's shim and all its processes; that the record of its end cannot be written does not matter."""
+    """Kills a task's shim and all its processes, even if the record of its end cannot be written."""
     try:
         tasks.force(run)
     except OSError as error:

@@ -71,7 +71,7 @@ class MigrationTraffic:
 
     @property
     def measured_share_bytes_s(self) -> int:
-        """The migration share of what the link carries.
+        """The migration share of the link's bandwidth.
 
         It is `share_bytes_s`, or less if less was measured, but at least `_LEAST_SHARE` of it.
         """
@@ -83,10 +83,10 @@ class MigrationTraffic:
         return min(self.share_bytes_s, max(least_bytes_s, share_bytes_s))
 
     def update(self, leaving: Sequence[LeavingTask], now_s: float) -> Mapping[str, FlowOutcome | None]:
-        """Sets the rates of the tasks that leave, and ends those of others; returns what became of each task.
+        """Sets the rates of the tasks that leave, and ends those of others; returns the result for each task.
 
         None: the size of its checkpoint is not known. A task whose cgroup is gone is left out. After `close`, nothing
-        happens: the thread of an update goes on when the agent stops.
+        happens: the thread of an update continues when the agent stops.
         """
         with self._lock:
             return {} if self._is_closed else self._update(leaving, now_s)
@@ -124,7 +124,7 @@ class MigrationTraffic:
     def _decide(
         self, leaving: Sequence[LeavingTask], now_s: float, share_bytes_s: int
     ) -> tuple[dict[MigrationFlow, float], dict[str, FlowOutcome | None]]:
-        """Returns the rate of each flow in bytes on the wire per second, and what became of each task."""
+        """Returns the rate of each flow in bytes on the wire per second, and the result for each task."""
         sized = [one for one in leaving if one.checkpoint_bytes is not None]
         known = [self._known[one.run_id] for one in sized]
         least = max(_ENFORCEABLE_BYTES_S, min(_LEAST_BYTES_S, share_bytes_s // (10 * max(1, len(leaving)))))

@@ -129,7 +129,7 @@ class WaitingConnections:
 
 
 class _Progress(NamedTuple):
-    """What a connection with unsent bytes has done since it exists."""
+    """The progress of a connection with unsent bytes since its start."""
 
     acknowledged_bytes: int
     busy_us: int
@@ -190,7 +190,7 @@ def _attributes(data: bytes, at: int, end: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _progress(data: bytes, at: int, end: int) -> _Progress | None:
-    """Returns what a connection has done; None: it has no unsent bytes, or its process limits its rate."""
+    """Returns the progress of a connection; None: it has no unsent bytes, or its process limits its rate."""
     info = next((value for kind, value in _attributes(data, at, end) if kind == _INFO), b"")
     if len(info) < _PEER_LIMITED + 8 or struct.unpack_from("=I", info, _NOT_SENT)[0] == 0:
         return None

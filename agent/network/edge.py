@@ -67,7 +67,7 @@ _LINK_BYTES = {1: 14, 65534: 0}
 
 @dataclass(frozen=True)
 class Sent:
-    """What was sent on the interface since the programs were attached."""
+    """The bytes sent on the interface since the programs were attached."""
 
     wire_bytes: int
     """Bytes with the headers of IP, TCP and the link layer."""
@@ -168,7 +168,7 @@ class Edge:
         return self._received[traffic.dscp]
 
     def sent(self, number: int = 0) -> Sent:
-        """Returns what was sent by flow `number`; 0: by all traffic without a flow. Costs no system call."""
+        """Returns the bytes sent by flow `number`; 0: by all traffic without a flow. Costs no system call."""
         return Sent(*self._sent[number * 4 : number * 4 + 3])
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ class MachineNetwork:
             self.limits = enforced
 
     def sent(self, flow: MigrationFlow | None = None) -> Sent:
-        """Returns what a flow has sent; None: all traffic without a flow. Zero if no eBPF program is attached."""
+        """Returns the bytes sent by a flow; None: by all traffic without a flow. 0 without an eBPF program."""
         if self._edge is None:
             return Sent(0, 0, 0)
         if flow is None:
@@ -91,7 +91,7 @@ class MachineNetwork:
         return Sent(0, 0, 0) if self._shaper is None else self._shaper.sent(flow)
 
     def received_bytes(self, traffic: TrafficClass) -> int:
-        """Returns the received bytes whose DSCP is that of a class. Zero if no eBPF program is attached."""
+        """Returns the received bytes whose DSCP is that of a class. 0 without an eBPF program."""
         return 0 if self._edge is None else self._edge.received_bytes(traffic)
 
     def close(self) -> None:

@@ -170,7 +170,7 @@ class Shaper:
         self._measure()
 
     def sent(self, flow: MigrationFlow) -> Sent:
-        """Returns what a flow has sent since `apply` first got it. Costs no system call.
+        """Returns the bytes that a flow has sent since `apply` first got it. Costs no system call.
 
         Raises:
             KeyError: there is no such flow.

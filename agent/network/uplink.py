@@ -50,14 +50,14 @@ class KeptBlocks:
 
 
 class BlockFile:
-    """The file with the blocks. Its methods block, and never raise because of what the disk does or contains."""
+    """The file with the blocks. Its methods block, and never raise because of errors or damaged content of the disk."""
 
     def __init__(self, path: Path, most_blocks: int, most_bytes_s: float) -> None:
         """Prepares the file; it need not exist. More blocks than `most_blocks`, or faster ones, are not valid."""
         self._path, self._most_blocks, self._most_bytes_s = path, most_blocks, most_bytes_s
 
     def read(self) -> KeptBlocks | None:
-        """Returns what was written last in this boot; None: nothing, or it is not valid."""
+        """Returns the blocks written last in this boot; None: there are none, or the file is not valid."""
         try:
             with open(self._path, "rb") as file:
                 content = file.read(_MOST_FILE_BYTES + 1)

@@ -57,7 +57,7 @@ class TaskSessions:
 
     @activity.defn(name=Activity.OPEN_SESSION.value)
     async def open(self, request: OpenSession) -> None:
-        """Connects to the API for a session in a running task. The session goes on after the activity.
+        """Connects to the API for a session in a running task. The session continues after the activity.
 
         Raises:
             ApplicationError: the task does not run here, there are too many sessions, or the API cannot be reached.
@@ -112,7 +112,7 @@ class TaskSessions:
                     await connection.close()
 
     async def _until_the_end(self, connection: ClientConnection, staged: StagedAttempt, run: RunFolder) -> str:
-        """Returns why the session has ended; empty: the client knows it."""
+        """Returns why the session has ended; empty: the client was told already."""
         async with asyncio.timeout(_BEGIN_S):
             begin = unpack(await connection.recv()).message()
         shim = ShimClient(await asyncio.to_thread(self._start, staged, run, begin))
@@ -159,7 +159,7 @@ async def _listen(connection: ClientConnection, session: ExecSession | ForwardSe
 
 
 async def _until_over(run: RunFolder, connection: ClientConnection) -> str:
-    """Waits until the task has ended, and tells the client when it gets its notice. Returns what the user sees."""
+    """Waits until the task has ended, and tells the client of its notice. Returns the message for the user."""
     noticed = False
     while tasks.inspect(run) is TaskState.RUNNING:
         if not noticed and (stop := run.stop()) is not None:

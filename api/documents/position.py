@@ -39,7 +39,7 @@ def kind_of(value: Value) -> str:
 
 @dataclass
 class Findings:
-    """What reading a document has found besides its values."""
+    """The findings of reading a document, in addition to its values."""
 
     problems: list[FieldError] = field(default_factory=list)
     names: "dict[str, list[tuple[At, str]]]" = field(default_factory=dict)

@@ -280,7 +280,7 @@ def _count(at: At, values: dict[str, Any]) -> None:
 
 
 def _placing(at: At, values: dict[str, Any], spot: bool) -> dict[str, Any]:
-    """Returns where spot replicas run, and what stands in for them."""
+    """Returns where spot replicas run, and what replaces missing ones."""
     if not spot:
         for key in (key for key, value in values.items() if value or key == "outage_price_s"):
             place = at.get(_GIVEN.get(key, key))

@@ -37,7 +37,7 @@ class GuestView(View):
 
 
 class LendingView(View):
-    """What a machine does for the installation."""
+    """The lending of a machine: the work on it now, and what it has given."""
 
     machine: str = Field(examples=["north/alpha/m1"])
     gpu_type: str | None

@@ -122,7 +122,7 @@ def as_held(machines: Sequence[MachineSlots], held: Sequence[HeldSlots]) -> list
 
 
 class Stay(NamedTuple):
-    """What an attempt of a workload has held in a region."""
+    """The slots that an attempt of a workload has held in a region, and when."""
 
     workload: str
     name: str

@@ -90,7 +90,7 @@ async def whoami(caller: AnyKey) -> IdentityView:
 
 @open_router.get(LOGIN_PATH, include_in_schema=False)
 async def login_settings(state: StateOf) -> dict[str, str]:
-    """Returns what `mizzen login` needs for the device flow. It needs no key."""
+    """Returns the settings of the device flow for `mizzen login`. It needs no key."""
     oidc = state.settings.api.oidc
     if oidc is None or oidc.client_id is None:
         raise not_found("issuer", "for `mizzen login`")

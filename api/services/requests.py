@@ -50,7 +50,7 @@ class SecondBody(Body):
 
 
 class BalancedReplica(Body):
-    """What a balancer does with one replica."""
+    """The state of one replica in a balancer."""
 
     replica: Annotated[int, Field(ge=0, le=1 << 40, strict=True)] = Field(description="Number of the replica")
     ongoing: _Count = Field(0, description="Its requests in progress")
@@ -62,7 +62,7 @@ class BalancedReplica(Body):
 
 
 class NowBody(Body):
-    """What a balancer does now."""
+    """The present state of a balancer."""
 
     waiting: _Count = Field(0, description="Requests that wait because no replica is ready")
     replicas: Annotated[list[BalancedReplica], Field(max_length=1000)] = Field(default_factory=list)

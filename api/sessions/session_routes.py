@@ -16,7 +16,7 @@ from api.openapi import refusals
 from api.problems import HttpProblem, ProblemType, invalid, over_limit
 from api.routing import Router
 from api.sessions import session_rows as records
-from api.sessions.begin import read_begin
+from api.sessions.first_message import read_begin
 from api.sessions.relay import Relay, SessionEnd, close, say_closed
 from api.state import ApiState, StateOf
 from api.views import View

@@ -196,7 +196,7 @@ async def _stream(
 def _page(
     state: ApiState, caller: Caller, cursor: Cursor, workload: str | None
 ) -> tuple[list[tuple[Cursor, bytes]], Cursor]:
-    """Returns the next events that the caller may see, each with its frame, and where to go on if there is none."""
+    """Returns the next events that the caller may see, each with its frame, and where to continue if there is none."""
     with state.transaction() as session:
         kind = _FOR_BALANCERS if caller.role is Role.BALANCER else None
         # Most events are of other kinds; the next read must not look at them again.

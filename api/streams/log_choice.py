@@ -47,7 +47,7 @@ class LogQuery(BaseModel):
 
 @dataclass(frozen=True)
 class LogChoice:
-    """What a request selects."""
+    """The output that a request selects."""
 
     workload: str
     name: str
@@ -75,7 +75,7 @@ class LogPosition:
 
 
 def choose(state: ApiState, caller: Caller, workload: str, query: LogQuery) -> LogChoice:
-    """Returns what a request selects.
+    """Returns the output that a request selects.
 
     Raises:
         Problem: 404, the workload or the attempt does not exist; 410, its logs were deleted; 422, a bad selection.

@@ -125,7 +125,7 @@ def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
 
 
 def _end_hold(row: Workload) -> None:
-    """Ends the hold, if there is one. A pause goes on as long as the workload waits for dependencies."""
+    """Ends the hold, if there is one. A pause continues as long as the workload waits for dependencies."""
     if row.held_by is not None and row.blocked is None:
         held_s = func.greatest(func.coalesce(func.extract("epoch", func.now() - Workload.held_at), 0.0), 0.0)
         row.paused_s = Workload.paused_s + held_s
@@ -220,7 +220,7 @@ def _cancel(session: Session, caller: Caller, found: Sequence[Workload], only: S
 
 
 def _cancel_leased(session: Session, caller: Caller, row: Workload, reason: Reason) -> None:
-    """Cancels a locked element that a runner has leased: whatever becomes of it there, it then ends as cancelled."""
+    """Cancels a locked element that a runner has leased: it ends as cancelled, whatever result the runner reports."""
     assert row.runner
     if enter_phase(session, row.id, Phase.CHECKPOINTING, reason.to_json()):
         outbox.mail(session, row.runner, MailKind.CANCEL_ELEMENT, row.runner_attempt or 0, index=row.array_index)

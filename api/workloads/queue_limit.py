@@ -65,7 +65,7 @@ class QueueLimit:
             )  # fmt: skip
 
     def require_elements(self, session: Session, tenant: str, more: int, most: int) -> None:
-        """Checks that `more` elements of an array may wait beside those of the tenant that wait already.
+        """Checks that `more` elements of an array may wait, in addition to the tenant's waiting ones.
 
         The limit is exact: submissions of arrays of one tenant are serialised by a lock until they commit.
 

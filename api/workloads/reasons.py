@@ -237,7 +237,7 @@ def _started(session: Session, rows: Sequence[Row]) -> dict[str, datetime | None
 
 
 def _preparing(session: Session, ids: Sequence[str]) -> dict[str, list[ReasonView]]:
-    """Returns what the starts of these workloads wait for, on the first machines by name."""
+    """Returns texts about what the starts of these workloads wait for, on the first machines by name."""
     if not ids:
         return {}
     found = select(Attempt.workload, Attempt.preparing).where(

@@ -127,7 +127,7 @@ class ArrayView(View):
 
 
 class ElementView(View):
-    """What an element of an array is."""
+    """The identity of an element of an array."""
 
     array: str = Field(description="Id of the array")
     index: int
@@ -230,7 +230,7 @@ class LeftView(View):
 
 
 class GpuUseView(View):
-    """What a task uses of its GPUs, as its agent last measured it."""
+    """The GPU use of a task, as its agent last measured it."""
 
     job: str
     task: int
@@ -288,7 +288,7 @@ class AttemptView(View):
 
 
 class PointView(View):
-    """What the tasks of an attempt had reported at one time."""
+    """The values that the tasks of an attempt had reported at one time."""
 
     attempt: int
     step: int

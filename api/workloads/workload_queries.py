@@ -167,7 +167,7 @@ def submitted(session: Session, row: Workload) -> WorkloadDetail:
 
 
 def _specified(session: Session, row: Workload) -> dict[str, Any]:
-    """Returns what the document says, the dependencies with their states, and the notifications."""
+    """Returns the document, the dependencies with their states, and the notifications."""
     spec = WorkloadSpec.model_validate(row.spec)
     found = dependencies_of(session, [row.id]).get(row.id, []) if spec.has_dependencies else []
     told = notification_views(session, row.id) if spec.notify and row.finished_at is not None else []

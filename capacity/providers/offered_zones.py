@@ -1,4 +1,4 @@
-"""What the settings of a cluster manager offer: each machine type in each zone, at a price that does not change."""
+"""The offers of a cluster manager, from its settings: each machine type in each zone, at a fixed price."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -47,7 +47,7 @@ def offers_of(
 def check_offered(
     provider: str, request: LaunchRequest, zones: Mapping[str, OfferedZone], types: Mapping[str, PricedShape]
 ) -> None:
-    """Checks that the settings still have what a request asks for.
+    """Checks that the settings still contain the zone and the machine type of a request.
 
     Raises:
         LaunchRefused: they do not.

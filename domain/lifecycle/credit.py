@@ -1,4 +1,4 @@
-"""What the work of an attempt on machines that owners lend has earned: the time that others can confirm.
+"""The evidence of an attempt's work on machines that owners lend: the time that others can confirm counts as given.
 
 Only the agent of such a machine says what it does, so that time alone earns nothing. Evidence is a checkpoint of the
 attempt that is in the store, for all its machines, or a step that the tasks on another machine of the gang report, too.

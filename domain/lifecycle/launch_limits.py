@@ -23,8 +23,8 @@ def launch_limit_s(took_s: Sequence[float], least_s: float, archive_bytes: int =
         took_s: what launches took on other machines.
         least_s: the smallest limit.
         archive_bytes: the size of the working directory that each machine must fetch.
-        timeouts: the attempts of this workload that reached their limit. Each doubles the limit: a workload whose
-            launch takes long starts at last, also on a slow machine.
+        timeouts: the attempts of this workload that reached their limit. Each doubles the limit, so that even a
+            slow launch on a slow machine succeeds eventually.
     """
     if len(took_s) < LEAST_LAUNCHES:
         return LONGEST_S
@@ -34,13 +34,13 @@ def launch_limit_s(took_s: Sequence[float], least_s: float, archive_bytes: int =
 
 
 def is_only_launch(ran_s: float, *, timed_out: bool, reported: bool) -> bool:
-    """Returns whether a gang that a machine refused has only been launched, so that its time is not runtime.
+    """Returns whether a gang that a machine refused had not run yet: its time then does not count as runtime.
 
     A machine can also refuse a gang that has run for days, for example because its agent has lost its key.
 
     Args:
         ran_s: the time since its start, in seconds.
-        timed_out: whether the machine has instead reported no task until the limit of the launch.
+        timed_out: whether the machine did not refuse, but reported no task until the limit of the launch.
         reported: whether a task has reported a step or has ended by itself.
     """
     return not reported and (timed_out or ran_s <= LONGEST_S)

@@ -42,7 +42,7 @@ def exit_status(status: str) -> str:
 
 
 def limit_reached(reason: Reason, state: WorkloadInput) -> Reason | None:
-    """Returns why a workload is not queued again after a preemption or the loss of a machine; None: it is.
+    """Returns why a workload is not queued again after a preemption or a lost machine; None: it is queued again.
 
     `reason` is why its attempt ended. The counts of `state` do not include it.
     """

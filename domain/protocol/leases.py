@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class ElementResult:
-    """What became of a leased element on its machine."""
+    """The result of a leased element on its machine."""
 
     index: int
     attempt: int

@@ -7,7 +7,7 @@ from domain.protocol.leases import ElementResult
 from domain.task_reports import BandwidthReport, DiskReport, NoticeReport, NotReadyReport, TaskProgress
 
 DETACHED = "Detached"
-"""Type of the error with which an agent ends an activity when the agent stops; the tasks go on without it."""
+"""Type of the error with which an agent ends an activity when the agent stops; the tasks continue without it."""
 MAX_RUNS = 1000
 """The most attempts that a hello may name."""
 

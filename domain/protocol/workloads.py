@@ -131,7 +131,7 @@ class LaunchPlan:
     is_running: bool = False
     """True: the staging has entered `running` (`StageRequest.may_run`)."""
     drain_s: float | None = None
-    """For a workload that serves requests: how long its tasks go on before they get the notice to stop. They get no new
+    """For a workload that serves requests: how long its tasks continue before the notice to stop. They get no new
     requests during that time. None: the workload does not serve."""
     store_url: str | None = None
     """The store of the attempt's cluster, for its checkpoints; None: the region's bucket."""

@@ -102,7 +102,7 @@ def run(training: model.Training, settings: dict[str, Any], data: Data, gang: Ga
             gang.barrier()
             return False
         if saver.writer and training.step < steps and saver.should_save(training.step):
-            # If the store fails, the training goes on, and the save is tried again soon.
+            # If the store fails, the training continues, and the save is tried again soon.
             saver.try_save(training.step, training.state() | {"settings": settings})
         time.sleep(max(0.0, began_s + settings["step_s"] - time.monotonic()))
     return True

@@ -18,7 +18,7 @@ from rms.bid import bid_in
 from rms.gang import Planner
 from rms.machines import CPUS_MILLI, GPUS
 from rms.negative_cache import NegativeCache, RefusedJob
-from rms.own_work import sparing
+from rms.own_tenant import sparing
 from rms.refusal import needs, no_hardware, waits
 from rms.region import RegionColumns
 from rms.reserve import (

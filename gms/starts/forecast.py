@@ -138,7 +138,7 @@ class StartForecaster:
         return medians_s
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what was learned, to store it."""
+        """Returns the learned values, to store them."""
         return {"history": self._history.to_json(), "calibration": self._calibration.to_json()}
 
     def restore(self, body: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ class SmtpSettings(Section):
     """`starttls`: encryption is started on the connection, or nothing is sent; `tls`: it is encrypted from its
     beginning, usually on port 465; `none`: it is not encrypted."""
     ca: Path | None = None
-    """PEM file with authorities to trust beside the system's."""
+    """PEM file with authorities to trust in addition to the system's."""
     user: str | None = None
     password_file: Path | None = None
     """File with the password of `user`, in its first line."""
@@ -101,7 +101,7 @@ class NotifySettings(Section):
     """Networks, such as `10.0.0.0/8`, whose addresses webhooks may have, with http or https. Other webhooks have public
     addresses and https."""
     ca: Path | None = None
-    """PEM file with authorities to trust beside the system's, for webhooks."""
+    """PEM file with authorities to trust in addition to the system's, for webhooks."""
     smtp: SmtpSettings | None = None
     """None: no mail is sent, and documents cannot ask for it."""
     alerts: tuple[AlertReceiver, ...] = ()

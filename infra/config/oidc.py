@@ -38,7 +38,7 @@ class OidcRule(Section):
 
 
 class OidcSettings(Section):
-    """An OIDC issuer whose tokens the API accepts beside keys."""
+    """An OIDC issuer whose tokens the API accepts in addition to keys."""
 
     issuer: str
     """The issuer's URL, as in the claim `iss` of its tokens."""
@@ -47,7 +47,7 @@ class OidcSettings(Section):
     rules: tuple[OidcRule, ...] = Field(min_length=1)
     """The first rule that fits a token decides its role and tenant."""
     ca: Path | None = None
-    """PEM file with authorities to trust beside the system's, for connections to the issuer."""
+    """PEM file with authorities to trust in addition to the system's, for connections to the issuer."""
     algorithms: tuple[Algorithm, ...] = ("RS256", "PS256", "ES256")
     """Signature algorithms that are accepted. All are asymmetric."""
     leeway_s: float = Field(30.0, ge=0, le=300)

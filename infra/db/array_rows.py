@@ -127,10 +127,10 @@ def counts_of(session: Session, workloads: Collection[str]) -> dict[str, ArrayCo
 
 
 class KeptOut(NamedTuple):
-    """What the throttle of an array, or its need of runners, keeps out."""
+    """The elements of an array that are not placed now, because of its throttle or because enough runners run."""
 
     has_runners: bool
-    """Whether the throttle limits runners, and not elements. They are what the other fields are about."""
+    """Whether the throttle limits runners, and not elements. The other fields then count runners."""
     placed: int
     """Number of elements that hold slots, or were awarded some."""
     throttle: int | None
@@ -142,7 +142,7 @@ class KeptOut(NamedTuple):
     """The ids of queued elements with a row that are kept out."""
 
     def reason(self) -> Reason:
-        """Returns why an element waits that is kept out."""
+        """Returns the reason of an element that is kept out."""
         if self.throttle is None or (not self.free and self.placed < self.throttle):
             return Reason(ReasonCode.RUNNERS_BUSY, {"placed": self.placed})
         code = ReasonCode.RUNNERS_THROTTLED if self.has_runners else ReasonCode.ARRAY_THROTTLED
@@ -151,7 +151,7 @@ class KeptOut(NamedTuple):
 
 
 def kept_out(session: Session, arrays: Collection[str]) -> dict[str, KeptOut]:
-    """Returns what is kept out, of those of `arrays` that have a throttle or runners, by id."""
+    """Returns what is kept out, by array, of those of `arrays` that have a throttle or runners."""
     if not arrays:
         return {}
     return {
@@ -176,9 +176,9 @@ def stop_waiting(session: Session, workloads: Collection[str], *, whole: bool) -
 
 
 def end_elements_in_vain(session: Session, most: int) -> bool:
-    """Cancels waiting elements with a dependency that can never hold, of at most `most` arrays that say so.
+    """Cancels waiting elements with a dependency that can never hold, of at most `most` arrays.
 
-    Returns whether there were some.
+    Only arrays whose document asks for this are included. Returns whether there were such arrays.
     """
     arrays = sorted(set(session.scalars(_IN_VAIN, {"most": most})))
     session.execute(_DROP, {"ids": arrays})

@@ -1,4 +1,4 @@
-"""Logins at the console: a row for each browser that has logged in, until it logs out or its time is over.
+"""Logins at the console: a row for each browser that has logged in, until it logs out or the login expires.
 
 A link that logs a browser in once is such a row, too, until it is used.
 """
@@ -51,7 +51,7 @@ _FOUND = (
 
 
 def open_session(session: Session, made: ConsoleSession) -> None:
-    """Adds a login, and deletes those whose time is over."""
+    """Adds a login, and deletes those that have expired."""
     session.execute(delete(ConsoleSession).where(ConsoleSession.expires_at <= func.now()))
     session.add(made)
 

@@ -27,7 +27,7 @@ def create_functions(connection: Connection) -> None:
 
 
 def drop_functions(connection: Connection) -> None:
-    """Drops what `create_functions` creates, as far as it exists. A trigger is dropped with its function."""
+    """Drops the existing ones of what `create_functions` creates. A trigger is dropped with its function."""
     found = [match for path in _files() for match in _DROPPED.findall(path.read_text())]
     for kind, name in sorted(found):  # Functions before the types of their parameters.
         connection.exec_driver_sql(f"drop {kind} if exists {name} cascade")

@@ -117,7 +117,7 @@ def add_dependencies(session: Session, workload: str, spec: WorkloadSpec) -> Rea
 
 
 def waive(session: Session, workload: str) -> bool:
-    """Gives up the dependencies of a workload, or of its elements, that can never hold; returns whether it had some."""
+    """Waives the dependencies of a workload, or of its elements, that can never hold; returns whether it had any."""
     own = Dependency.workload == workload
     whole = update(Dependency).where(own, Dependency.state == "never").values(state="waived")
     each = update(Dependency).where(own, func.isempty(Dependency.never).is_(False)).values(never=text("'{}'"))

@@ -125,7 +125,7 @@ def position(session: Session) -> Cursor:
 def resumed(session: Session, cursor: Cursor) -> Cursor:
     """Returns the position at which a reader with `cursor` continues.
 
-    A position beyond the newest one is of the database before it was restored into this one. The events of then have
-    the transaction `RESTORED_TXID`, which is before all others.
+    A position beyond the newest one is from before the database was restored from a backup. Restored events have the
+    transaction `RESTORED_TXID`, which is before all others.
     """
     return Cursor(RESTORED_TXID, cursor.id) if cursor.txid > position(session).txid else cursor

@@ -39,7 +39,7 @@ _GIVEN = text("""
 
 @dataclass(frozen=True)
 class Given:
-    """What a machine has given."""
+    """The GPU hours that a lent machine has given to workloads."""
 
     held_gpu_h: float
     """GPU hours that workloads have held."""

@@ -31,7 +31,7 @@ def lost_by(attempt: Attempt, until_s: float) -> float:
 
 @dataclass(frozen=True)
 class PreemptedWork:
-    """What preemptions of a workload have lost since some time."""
+    """The work of a workload that preemptions have lost since some time."""
 
     workload: str
     name: str

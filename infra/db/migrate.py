@@ -40,7 +40,7 @@ def current(engine: Engine) -> str | None:
 
 
 def refuse_unknown(engine: Engine) -> None:
-    """Returns if the database is empty or of a revision that this version can migrate.
+    """Checks that the database is empty or has a revision that this version can migrate.
 
     Raises:
         ConfigurationError: the database belongs to another version.

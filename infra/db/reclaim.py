@@ -1,4 +1,4 @@
-"""What is known about the machines of voluntary clusters: how often their owners take them back."""
+"""The observed rates at which owners take back the machines of voluntary clusters."""
 
 from sqlalchemy import ForeignKey, text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB

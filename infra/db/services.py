@@ -138,11 +138,11 @@ class ServiceReplica(Base):
 
 
 def continue_replicas(session: Session, row: ServiceRow, spec: ServiceSpec) -> None:
-    """Makes replicas of older versions that are also what the newest version asks for replicas of the newest version.
+    """Moves replicas of older versions to the newest version if they satisfy its specification.
 
-    So an update replaces only what it changes, and the way back keeps what still runs. If one of these versions was
-    good, the newest one is, too. The caller holds the lock of the service's row and has written the newest version,
-    whose specification is `spec`.
+    So an update replaces only the replicas that it changes, and a rollback keeps replicas that still run. If one of
+    these versions was good, the newest one is, too. The caller holds the lock of the service's row and has written the
+    newest version, whose specification is `spec`.
     """
     live = (ServiceReplica.service == row.id, ServiceReplica.ended_at.is_(None))
     versions = select(ServiceVersion).where(
@@ -190,7 +190,7 @@ class ServiceRequests(Base):
 
 
 class BalancerReport(Base):
-    """What one balancer of a service does now, according to its last report."""
+    """The last report of one balancer of a service."""
 
     __tablename__ = "balancer_report"
     service: Mapped[str] = mapped_column(ForeignKey("service.id", ondelete="CASCADE"), primary_key=True)

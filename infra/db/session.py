@@ -79,7 +79,7 @@ def _test(engine: Engine, connection: Any, record: ConnectionPoolEntry, _: Any) 
 
 
 def _has_said_something(connection: Any) -> bool:
-    """Whether unrequested data can be read from the connection: its end, or a message that announces the end."""
+    """Whether the server has closed the connection, or has sent a message that it will close it."""
     poller = select.poll()
     poller.register(connection.pgconn.socket, select.POLLIN)
     return bool(poller.poll(0))

@@ -1,7 +1,7 @@
 """Sessions in running tasks that are open, one row each. The API process that has a session's client renews its row.
 
-Rows that were not renewed belong to processes that were killed. They count no more, and are deleted by the next process
-that looks for them.
+Rows that were not renewed belong to processes that were killed. They do not count any more, and the next process that
+looks for stale rows deletes them.
 """
 
 from datetime import datetime
@@ -22,7 +22,7 @@ _STALE = text(f"seen_at < clock_timestamp() - interval '{STALE_S} s'")
 
 
 class SessionKind(StrEnum):
-    """What a session does in its task."""
+    """The kind of a session in a task."""
 
     EXEC = "exec"
     """Runs a command."""

@@ -1,4 +1,4 @@
-"""What each tenant used, waited for, lost and paid in a week."""
+"""The use, waits, lost work and cost of each tenant in a week."""
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field

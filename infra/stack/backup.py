@@ -43,7 +43,7 @@ _NOT_DUMPED = ("console_session", "task_session")
 
 
 class BackupManifest(BaseModel):
-    """What a backup has, and which version has made it."""
+    """The contents of a backup, and the version that has made it."""
 
     model_config = ConfigDict(extra="forbid")
     form: int
@@ -143,7 +143,7 @@ def _write(
 
 
 class _Hashing:
-    """Passes on what is written, and computes its SHA-256."""
+    """Passes written bytes on, and computes their SHA-256."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream

@@ -35,7 +35,7 @@ _OWN = text(
     " where n.nspname not in ('pg_catalog', 'information_schema') and n.nspname not like 'pg_toast%' limit 1"
 )
 _AFTER = f"""
--- Postgres numbers its transactions anew, and readers follow the order of these numbers.
+-- Postgres numbers its transactions from the start again, and readers follow the order of these numbers.
 update public.event set txid = {RESTORED_TXID};
 delete from public.publication where name = 'alerts';
 insert into public.restoration (made_at) values ('{{made_at}}');

@@ -71,7 +71,7 @@ class Api:
     async def report(
         self, name: str, balancer: str, seconds: Iterable[Second], now: Mapping[str, Any] | None = None
     ) -> str | None:
-        """Sends counts, and what the balancer does `now`.
+        """Sends counts, and the balancer's present state `now`.
 
         The API keeps the first counts of each second and balancer, so a repeated report is harmless.
 

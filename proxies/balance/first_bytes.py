@@ -36,7 +36,7 @@ class FirstByteWaits:
         self._waiting: dict[str, UnansweredRequest] = {}
 
     def clear(self) -> None:
-        """Forgets all requests."""
+        """Removes all requests."""
         self._waiting.clear()
 
     def update(self, answer: str, now_s: float) -> None:

@@ -40,7 +40,7 @@ more than 0.25 s, and more than 10 times the median of the others' medians."""
 
 @dataclass(frozen=True)
 class ServerCounts:
-    """What HAProxy has counted for one replica since it was started."""
+    """The counts of HAProxy for one replica since HAProxy was started."""
 
     answered: int
     """Answers with a status below 500."""
@@ -58,7 +58,7 @@ class ServerCounts:
 
 
 class OutlierChange(StrEnum):
-    """What changes for a replica."""
+    """What the outlier detection decided for a replica."""
 
     EJECTED = "ejected"
     """It gets no new requests."""
@@ -134,7 +134,7 @@ class Outliers:
         now_s: float,
         first_bytes_s: Mapping[str, Sequence[float]] | None = None,
     ) -> dict[str, OutlierChange]:
-        """Returns what changes, by the name of the replica.
+        """Returns the decisions, by the name of the replica.
 
         Args:
             counts: the current counts of all replicas that may get requests.
@@ -171,7 +171,7 @@ class Outliers:
         return sum(not one.is_trial for one in self.ejections.values())
 
     def _keep_half(self, verdicts: dict[str, OutlierChange]) -> None:
-        """Tries replicas if more than half are ejected, because others have gone: the one ejected first comes first."""
+        """Tries replicas if more than half are ejected because others have ended, in the order of their ejection."""
         paused = sorted((one.since_s, name) for name, one in self.ejections.items() if not one.is_trial)
         for _, name in paused[: max(0, len(paused) - len(self._records) // 2)]:
             self.ejections[name].is_trial, self.ejections[name].answers = True, 0
@@ -222,14 +222,14 @@ class Outliers:
         return f"the median time to the first byte is {own_s:.3g} s, that of the others {median(others_s):.3g} s"
 
     def _overdue(self, name: str, waits_s: Mapping[str, float], limit_s: float | None) -> str:
-        """Returns why a replica is taken for hung; empty: it is not, or all others have such requests, too."""
+        """Returns why a replica counts as hung; empty: it does not, or all others have such requests, too."""
         wait_s, others = waits_s.get(name, 0.0), self._others(name)
         if limit_s is None:
             if wait_s < _LEAST_WAIT_S:
                 return ""
             slowest_s = max((fmean(one.times_s) for one in others.values() if one.times_s), default=None)
             if slowest_s is None:
-                return ""  # Nobody knows how long an answer takes.
+                return ""  # The time of an answer is unknown.
             limit_s = max(_LEAST_WAIT_S, _TIMES_THE_MEAN * slowest_s)
             source = f"the others need {slowest_s:.3g} s on average"
         else:

@@ -1,4 +1,4 @@
-"""Occupies the only place of the server `plug`, so that HAProxy queues requests while no replica is up."""
+"""Occupies the only connection slot of the server `plug`, so that HAProxy queues requests while no replica is up."""
 
 import asyncio
 import contextlib

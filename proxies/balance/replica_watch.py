@@ -159,7 +159,7 @@ class ReplicaWatch:
 
 
 def _kinds(service: Service, names: Iterable[str]) -> dict[str, str]:
-    """Returns the kind of each server, by which its share depends on its speed; `round_robin` knows one kind only."""
+    """Returns the kind of each server, which determines its share with its speed; `round_robin` has one kind only."""
     by_replica = {one.replica: f"{one.gpu_type} in {one.zone.region}" for one in service.endpoints}
     if service.policy == "round_robin":
         by_replica = {}

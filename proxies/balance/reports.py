@@ -29,7 +29,7 @@ class Seconds:
         self._last = math.floor(now_s)
 
     def over(self, now_s: float) -> int | None:
-        """Returns the newest second that is over; None: it was returned before."""
+        """Returns the newest second that has ended; None: it was returned before."""
         second = math.floor(now_s) - 1
         if self._last - second > _AHEAD_S:
             self._last = second - 1
@@ -61,7 +61,7 @@ class Reports:
     def __init__(
         self, api: Api, service: str, balancer: str, now: Callable[[], Mapping[str, Any] | None] = lambda: None
     ) -> None:
-        """`now` returns what the balancer does now, in the form of the API."""
+        """`now` returns the balancer's present state, in the form of the API."""
         self._now = now
         self._api = api
         self._service = service
@@ -86,7 +86,7 @@ class Reports:
     async def send(self, *, urgent: bool = False) -> None:
         """Sends the pending counts. After an error they stay for the next call.
 
-        If it is `urgent`, what the balancer does now is also sent without counts.
+        With `urgent`, the balancer's present state is sent even if there are no counts.
         """
         while self._pending or urgent:
             urgent = False

@@ -202,7 +202,7 @@ class Members:
         self._shares = {name: percent for name, percent in self._shares.items() if name in there}
 
     async def remove_drained(self) -> None:
-        """Deletes the drained servers that have no requests, and those whose time is over.
+        """Deletes the drained servers that have no requests, and those whose time has expired.
 
         Raises:
             RuntimeSocketError: HAProxy did not answer.

@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BalancerSettings:
-    """What the balancers of all services share."""
+    """The settings that the balancers of all services share."""
 
     program: Path
     """HAProxy."""
@@ -148,7 +148,7 @@ class ServiceBalancer:
             await asyncio.gather(*helpers, return_exceptions=True)
 
     async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Runs `work` until it is cancelled. HAProxy must go on even if one of the other parts has a defect."""
+        """Runs `work` until it is cancelled. HAProxy must continue even if one of the other parts has a defect."""
         while True:
             try:
                 await work()

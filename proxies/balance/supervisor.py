@@ -23,7 +23,7 @@ async def supervise(
 
     Args:
         listeners: the listening socket of each service.
-        settings: what the services share.
+        settings: the settings that the services share.
         api: the API that lists the replicas.
         metrics: host and port for the metrics; None: no metrics are served.
     """

@@ -79,7 +79,7 @@ class MachineLimits:
 
     @contextmanager
     def admitted(self, machine: str, method: Method) -> Iterator[None]:
-        """Counts a call while the body runs.
+        """Counts a call as in progress while the body of the `with` statement runs.
 
         Raises:
             Refused: the machine is over a limit.

@@ -132,7 +132,7 @@ def _failed(scope: Scope, request: service.RespondActivityTaskFailedRequest) -> 
 
 
 def _canceled(scope: Scope, request: service.RespondActivityTaskCanceledRequest) -> Message:
-    """Forwards that an activity was cancelled. The details of the request are dropped: agents send none."""
+    """Forwards the cancellation of an activity. The details of the request are dropped: agents send none."""
     return _report(scope, type(request), _own_task(scope, request)[1])
 
 

@@ -1,7 +1,8 @@
 """`make experiment`: compares schedulers on all cells, judges each cell, and writes docs/experiments.md.
 
 An outcome that exists is not computed again: its file is named by a hash of the trace and of the code that decides. So
-the command may be interrupted at any time, and after a change only what the change concerns runs again.
+the command may be interrupted at any time, and after a change only the outcomes that depend on the changed code are
+computed again.
 """
 
 import argparse
@@ -70,7 +71,7 @@ def main() -> None:
             run_baseline(chosen, store, args.jobs)
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
-            sys.exit(f"interrupted; run the same command again to go on from what is in {out}")
+            sys.exit(f"interrupted; run the same command again to continue from what is in {out}")
     found = {case: outcomes(case, store) for case in chosen}
     for line in verdicts(found):
         print(line)
@@ -82,7 +83,7 @@ def main() -> None:
 
 
 def _is_there(trace: str, data: Path | None) -> bool:
-    """Returns whether a trace is generated, or its files exist; says so if not."""
+    """Returns whether a trace is generated or its files exist; prints a line if a file is missing."""
     if trace not in TRACES:
         return True
     files = [TRACES[trace].file, *([NODES] if trace == "openb" else [])]

@@ -17,7 +17,7 @@ def policy_of(name: str) -> SchedulingPolicy:
 
 
 def scenario_for(scene: Scenario, name: str) -> Scenario:
-    """Returns the scenario of a policy: MAST neither reserves nor knows people nor sizes; others have live defaults."""
+    """Returns the scenario of a policy: `MAST` without reservations and weights of users and sizes."""
     if name != MAST:
         return scene
     off = {"reserve_after_s": inf, "w_user": 0.0, "w_short": 0.0}

@@ -34,7 +34,7 @@ _SHOWN = (*POLICIES, BASELINE)
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What is known of a cell: figures by policy, and the bound on GPU hours by level."""
+    """The results of a cell so far: figures by policy, and the bound on GPU hours by level."""
 
     ran: dict[str, CellFigures] = field(default_factory=dict)
     bound_gpu_h: dict[int, float] = field(default_factory=dict)
@@ -109,7 +109,7 @@ def _runs(found: Found) -> Iterator[str]:
 
 
 def _counts(found: Found) -> dict[str, dict[str, tuple[int, int]]]:
-    """Returns the numbers of cells that meet a goal and that it concerns, by what is compared with, and by goal."""
+    """Returns (cells that meet a goal, cells that have this goal), by the compared scheduler and by goal."""
     out: dict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
     for case, cell in found.items():
         for name, judged in cell.verdicts(case).items():

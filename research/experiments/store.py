@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 BOUND = "bound"
 _SCENES = ("research/traces", "research/experiments/scenes.py", "research/experiments/fleets.py",
            "research/experiments/cases.py", "examples/philly/fleet.yaml")  # fmt: skip
-"""What the files of a cell depend on, beside the trace."""
+"""What the files of a cell depend on, in addition to the trace."""
 _RUNS = ("simulation", "infra/config/scheduling.py", "domain", "gms", "rms", "research/experiments/replay.py",
          "research/experiments/policies.py")  # fmt: skip
 """What outcomes depend on in addition."""
@@ -49,7 +49,7 @@ class OutcomeStore:
         return folder / f"{case.name}.{name}.{_hash(sources)}-{_trace_hash(case.trace, self.data)}.json"
 
     def write(self, case: ExperimentCase, name: str, body: object) -> None:
-        """Writes an outcome; it is never seen in part."""
+        """Writes an outcome atomically."""
         path = self.path(case, name)
         new = path.with_suffix(f".{os.getpid()}")
         new.write_text(json.dumps(body))

@@ -46,7 +46,7 @@ class CellFigures:
         return 100 * self.missed / self.judged if self.judged else 0.0
 
     def mean_s(self, group: str) -> float | None:
-        """Returns the mean wait of a group of levels; None: it has no waits."""
+        """Returns the mean wait in seconds of a group of priority levels; None: no workload of the group has waited."""
         return self.waits_s[group][0] if group in self.waits_s else None
 
 

@@ -37,7 +37,7 @@ class Constraint(IntEnum):
 
 @dataclass(frozen=True)
 class Nodes:
-    """What the nodes have left, one element for each node of the topology."""
+    """The free resources of the nodes, one element for each node of the topology."""
 
     memory_bytes: Floats
     """Free memory of the GPUs."""

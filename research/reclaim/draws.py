@@ -1,4 +1,4 @@
-"""Draws what a scenario leaves open: when machines are lent, bandwidth, jobs. Each part has its own random stream."""
+"""Draws the parts that a scenario file does not give: lending, bandwidth, jobs. Each has its own random stream."""
 
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -84,7 +84,7 @@ class Swings:
 def comings(
     rng: np.random.Generator, building: Ints, length_s: float, start_s: float, owners: Owners, day: Day
 ) -> tuple[Lending, Floats]:
-    """Returns drawn intervals without notices, and the true hazard of each machine in each epoch, departures per hour.
+    """Draws intervals of lending, without notices; also returns each machine's true hazard (per hour) in each epoch.
 
     The rate is scaled until the intervals have the wanted number of departures, with the same random numbers.
     """

@@ -22,7 +22,7 @@ _MARGIN = 1.3
 
 
 def simulate(scenario: LendingScenario, system: System, knowledge: SiteKnowledge | None = None) -> SystemOutcome:
-    """Returns what a system does on a scenario. The same arguments give the same result.
+    """Returns the outcome of a system on a scenario. The same arguments give the same result.
 
     `knowledge` can be shared by systems with the same constants of estimation.
     """
@@ -39,7 +39,7 @@ def simulate(scenario: LendingScenario, system: System, knowledge: SiteKnowledge
 
 
 class _Run(Running):
-    """Adds the owners to the jobs."""
+    """A run of one system: the jobs (`job_states.Running`), and owners who lend machines and take them back."""
 
     def run(self) -> SystemOutcome:
         lending = self._scenario.lending
@@ -95,13 +95,14 @@ class _Run(Running):
         self._changed = True
 
     def _notice(self, node: Node, leaves_s: float) -> None:
-        """The owner has said when the machine leaves: its jobs get destinations."""
+        """A machine's owner has given notice: its jobs get destinations."""
         if not node.is_lent:
             return
         node.leaves_s, self._noticed_s[node.number] = leaves_s, self._now_s
         jobs = [self._jobs[n] for n in sorted(node.jobs)]
         for job in jobs:
-            # A planned move to this machine, or an early one from it, is too late or in doubt: it is chosen anew.
+            # A planned move to this machine may complete too late, and so may an early move from it: destinations are
+            # chosen again.
             if job.target == node.number and job.phase is JobPhase.RUNNING:
                 self._drop_move(job)
         staying = [
@@ -110,13 +111,13 @@ class _Run(Running):
         self._plan(staying, leaves_s)
 
     def _plan(self, jobs: list[Job], leaves_s: float) -> None:
-        """Moves jobs within the notice of their machine."""
+        """Chooses destinations for jobs whose machine leaves at `leaves_s`, and begins the moves."""
         if not jobs:
             return
         notice_s = leaves_s - self._now_s
         for job in jobs:
             job.advance(self._now_s, self._system.slowdown)
-        # Without P2, no one checks whether a destination can be reached in time.
+        # Without P2, a destination may be chosen that cannot be reached in time.
         targets = self._chooser.destinations(jobs, self._now_s, notice_s)
         for job, target in zip(jobs, targets, strict=True):
             if target == NOWHERE:
@@ -180,7 +181,7 @@ class _Run(Running):
         self._restart(job)
 
     def _refused(self, flow: Flow) -> None:
-        """P3 does not admit a planned migration: the job runs on until its machine leaves."""
+        """P3 does not admit a planned migration: the job continues until its machine leaves."""
         job = self._jobs[flow.job]
         self._done.pop(flow.number, None)
         job.move = None
@@ -209,14 +210,14 @@ class _Run(Running):
             return
         if job.write is not None:
             if job.write.kind is FlowClass.RECOVERY:
-                # The first one is late: to begin again would be later still.
+                # The first one is already late, and a new one would complete later still.
                 return
             self._network.remove(job.write)
             self._done.pop(job.write.number, None)
         self._begin_save(job, FlowClass.RECOVERY)
 
     def _drop_move(self, job: Job) -> None:
-        """Ends a planned move whose destination is no longer there. The job runs on."""
+        """Ends a planned move whose destination is no longer there. The job continues on its machine."""
         if job.move is not None:
             self._network.remove(job.move)
             self._done.pop(job.move.number, None)
@@ -265,7 +266,7 @@ class _Run(Running):
             self._drop_move(job)
 
     def _lose(self, job: Job, node: Node, notice_s: float) -> None:
-        """Books what a departure costs a job."""
+        """Records the work and the time that a job loses by a departure."""
         hit = self._hit(job, node, self._now_s, notice_s)
         hit.stopped_s = job.stopped_s if job.phase is JobPhase.MOVING else self._now_s
         self._end_segment(job)

@@ -1,4 +1,4 @@
-"""What systems can know at each time: estimates of hazards and of bandwidth, from the past only.
+"""The information that systems have at each time: estimates of hazards and of bandwidth, from the past only.
 
 Estimates depend on departures and links, which are the same for all systems, so they are computed once.
 """

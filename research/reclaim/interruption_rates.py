@@ -1,6 +1,6 @@
-"""How often jobs expect to be interrupted without a coordinator: what a live fleet tells a task at its start.
+"""The mean time between interruptions that a job assumes without a coordinator, as the live system sets it at a launch.
 
-It is the observed hazard of the building (`domain.hazard`), as `activities.lifecycle.launch` counts it, or a prior.
+It follows from the observed hazard of the building (`domain.hazard`, `activities.lifecycle.launch`), or from a prior.
 """
 
 from collections import deque

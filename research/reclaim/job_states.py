@@ -1,6 +1,6 @@
-"""The jobs of one run: they start, save and end, and their GPU time is booked.
+"""The jobs of one run: they start, save and end, and their GPU time is summed by purpose.
 
-`research.reclaim.engine` adds the owners of machines, who interrupt them.
+`research.reclaim.engine` adds the owners of machines, who interrupt the jobs.
 """
 
 import heapq
@@ -90,7 +90,7 @@ class Running(ABC):
         self._changed = True
 
     def _end_segment(self, job: Job) -> None:
-        """Books the GPU time of a job's phase that ends now."""
+        """Adds the GPU time of a job's phase, which ends now, to the totals."""
         held_s = self._now_s - job.segment_s
         if job.phase is JobPhase.RUNNING:
             job.advance(self._now_s, self._system.slowdown)
@@ -128,7 +128,7 @@ class Running(ABC):
         self._changed = True
 
     def _dispatch(self) -> None:
-        """Starts waiting jobs in the order of submission; a job that does not fit is passed over."""
+        """Starts waiting jobs in the order of submission; a job that does not fit is skipped."""
         self._queue.sort(key=lambda job: job.number)
         for job in list(self._queue):
             if job.eligible_s > self._now_s:
@@ -239,7 +239,7 @@ class Running(ABC):
 
     @abstractmethod
     def _plan(self, jobs: list[Job], leaves_s: float) -> None:
-        """Moves jobs within the notice of their machine."""
+        """Chooses destinations for jobs whose machine leaves at `leaves_s`, and begins the moves."""
 
     # Checkpoints.
 

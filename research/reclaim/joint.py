@@ -33,7 +33,7 @@ EARLY_HORIZON_S = 96 * HOUR_S
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is expected of each node while a job runs there."""
+    """The expected departures, the bandwidth and the limits of each node while a job runs there."""
 
     horizon_s: Floats
     """H for each job: the rest of the job, or less. What differs between owners, lasts for days."""

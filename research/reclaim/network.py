@@ -204,7 +204,7 @@ class FlowNetwork:
                 flow.is_admitted = True
                 flow.start_s, flow.rate_bytes_s = float(found.start_s[row]), float(found.rate_bytes_s[row])
             elif flow.is_admitted:
-                # Its notice no longer suffices. It goes on with the rate of a recovery until the machine leaves.
+                # Its notice no longer suffices. It continues with the rate of a recovery until the machine leaves.
                 flow.kind = FlowClass.RECOVERY
             else:
                 flow.is_refused = True

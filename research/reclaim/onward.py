@@ -2,9 +2,9 @@
 
 Summed pair by pair, the means of n nodes take n^2 steps. A path's bottleneck is the lesser of an outward part, which
 depends on the source and on how far the target is (same building, same site, other site), and an inward part of the
-target. So the sum over the targets of a building, a site or everywhere follows from targets sorted by their inward
-bandwidth: those below the source's outward bandwidth count with their own, the others with the source's. Sorting
-depends only on the topology. For each set of candidates prefix sums are enough, which take linear time.
+target. So the sum over the targets of a building, of a site or of all sites follows from the targets sorted by inward
+bandwidth: a target below the source's outward bandwidth counts with its own bandwidth, any other with the source's.
+Sorting depends only on the topology. For each set of candidates prefix sums are enough, which take linear time.
 """
 
 from dataclasses import dataclass

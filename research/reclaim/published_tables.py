@@ -56,7 +56,7 @@ class Bound:
 
 
 def named(found: Mapping[str, Figures], name: str) -> Figures | None:
-    """Returns the figures of a system, also under the other of its names."""
+    """Returns the figures of a system, which some tables list under another name; None: there are none."""
     other = SAME.get(name) or next((key for key, value in SAME.items() if value == name), None)
     return found.get(name) or (found.get(other) if other else None)
 

@@ -1,4 +1,4 @@
-"""What a run of one system measures."""
+"""The measurements of a run of one system."""
 
 from dataclasses import dataclass, field
 from math import inf, nan
@@ -56,7 +56,7 @@ class GpuTotals:
 
     @property
     def overhead(self) -> float:
-        """All that is neither useful nor lost."""
+        """GPU seconds of saves, transfers, restarts and shadow computation."""
         return self.saving + self.moving + self.shadow
 
     def minus(self, other: "GpuTotals") -> "GpuTotals":

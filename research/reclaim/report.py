@@ -30,7 +30,7 @@ def render(found: Results) -> str:
 
 
 def losses(results: Mapping[str, Figures]) -> Picture:
-    """Returns the chart of work loss relative to slurm-pr, beside that of Tables III and IV."""
+    """Returns the chart of work loss relative to slurm-pr, with that of Tables III and IV."""
     base = results.get("slurm-pr", next(iter(results.values()))).mean("loss_gpu_h") or 1.0
     known = {name: row[0] for name, row in TABLE_4.items()} | {name: row.loss_gpu_h for name, row in TABLE_3.items()}
 

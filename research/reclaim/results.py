@@ -9,7 +9,7 @@ from research.reclaim.scenario import EPOCH_S, STEP_S, LendingScenario
 
 @dataclass
 class Results:
-    """What a command has simulated so far."""
+    """The results of a command so far."""
 
     scenario: LendingScenario
     """The scenario of the first seed."""

@@ -1,4 +1,4 @@
-"""What a simulation takes as given: machines, when they are lent, jobs, links, and the true hazards.
+"""The input of a simulation: machines, when they are lent, jobs, links, and the true hazards.
 
 All times are seconds since the start of the scenario; `start_s` is the start on the wall clock, for the time of day.
 Everything here is the same for all systems that are compared.
@@ -85,7 +85,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class LendingScenario:
-    """What a run takes as given: machines, when they are lent, jobs, links and the true hazards."""
+    """The input of a run: machines, when they are lent, jobs, links and the true hazards."""
 
     name: str
     seed: int

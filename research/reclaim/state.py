@@ -13,7 +13,7 @@ STALL_SHARE = 0.09
 
 
 class JobPhase(Enum):
-    """What a job does."""
+    """The phase of a job."""
 
     FUTURE = 0
     WAITING = 1

@@ -46,7 +46,7 @@ class Choosing(StrEnum):
 
 
 class StorePlacement(StrEnum):
-    """Where checkpoints are."""
+    """Where checkpoints are stored."""
 
     BUILDING = "building"
     """In a store of the machine's building."""

@@ -29,7 +29,7 @@ def tables(found: Mapping[str, Figures]) -> dict[str, ReportTable]:
 
 
 def main_table(found: Mapping[str, Figures]) -> ReportTable:
-    """Returns Table III beside ours."""
+    """Returns Table III with our results."""
     base, was = found.get("slurm-pr"), published_tables.TABLE_3["slurm-pr"]
     rows = []
     for name, one in found.items():
@@ -51,7 +51,7 @@ def main_table(found: Mapping[str, Figures]) -> ReportTable:
 
 
 def ablation_table(found: Mapping[str, Figures]) -> ReportTable:
-    """Returns Table IV beside ours; rows that were not run are left out."""
+    """Returns Table IV with our results; rows that were not run are left out."""
     base = published_tables.named(found, "none")
     rows = []
     for name, (loss, downtime, degradation) in published_tables.TABLE_4.items():
@@ -72,7 +72,7 @@ def ablation_table(found: Mapping[str, Figures]) -> ReportTable:
 
 
 def more_table(found: Mapping[str, Figures]) -> ReportTable:
-    """Returns what Table III does not show."""
+    """Returns the measurements that Table III does not show."""
     columns: dict[str, tuple[str, float, int]] = {
         "HITS": ("hits", 1, 1),
         "NO NOTICE": ("emergencies", 1, 1),

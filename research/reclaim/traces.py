@@ -56,7 +56,7 @@ def table(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[str
     for (number_of_line, _), row in zip(lines[1:], reader, strict=False):
         if len(row) != len(header):
             raise ScenarioError(
-                f"{path}, line {number_of_line}: {len(row)} values: must be {len(header)}, as the header"
+                f"{path}, line {number_of_line}: {len(row)} values: must be {len(header)}, as in the header"
             )
         yield number_of_line, {name: value.strip() for name, value in zip(header, row, strict=True)}
 

@@ -110,10 +110,10 @@ class Rival(Ranks, ABC):
         """Returns the pool and plan for a workload; None: the workload waits."""
 
     def came(self, workload: str) -> None:
-        """Hook that is called after a workload was placed."""
+        """Is called after a workload was placed."""
 
     def gone(self, workload: str) -> None:
-        """Hook that is called after a workload released all its slots."""
+        """Is called after a workload has released all its slots."""
 
     def pools_for(self, candidate: Candidate) -> list[ClusterPool]:
         """Returns the pools in the workload's allowed regions that could hold it if they were empty."""

@@ -103,7 +103,7 @@ class Slurm(Rival):
                 refused.add(key)
 
     def class_of(self, w: SimulatedWorkload) -> object:
-        """Returns what distinguishes equal requests: if one has no room, others of the class have none either."""
+        """Returns the class of equal requests: if one has no room, others of the class have none either."""
         return None
 
     def decide(self, candidate: Candidate) -> tuple[ClusterPool, Plan] | None:

@@ -142,7 +142,7 @@ def _point(one: FrontierPoint, beaten: FrontierPoint | None) -> dict[str, Any]:
 
 
 def _bought(one: FrontierPoint, than: FrontierPoint) -> str:
-    """Returns what a setting buys over another one, as the middle of a sentence."""
+    """Returns the gain of a setting over another one and its price, as the middle of a sentence."""
     gain, more = 100 * one.gain(than).mean, 100 * (one.mean("cost") - than.mean("cost"))
     if not one.has_gain(than):
         return f"buys nothing here: it costs {more:.1f} points more, without a sure gain in availability over"

@@ -33,7 +33,7 @@ def serve(
         concurrency: the number of requests that one replica answers at the same time.
         timeout_s: the time from its arrival after which a request fails.
 
-    Returns the latency of each request (the timeout if it failed), what became of it, and how many times a preemption
+    Returns the latency of each request (the timeout if it failed), its outcome, and how many times a preemption
     interrupted it.
     """
     requests, replicas = arrival_s.size, from_s.size

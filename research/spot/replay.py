@@ -6,8 +6,8 @@ with free capacity is granted, and otherwise refused. `AnswerSettings` say how l
 comes at once, and the policy decides again at the same time, until it returns no action. A launch that will be granted
 holds its capacity from the start; if the capacity falls before the answer, the launch is refused. The policy also
 decides at each answer, at the end of each cold start, and when a zone that refused may be tried again. On-demand
-replicas can always be had. A replica is billed from its grant to its end, and is ready once its cold start is over. A
-window starts without replicas, so its first cold start counts as unavailable.
+replicas are always available. A replica is billed from its grant to its end, and is ready once its cold start is over.
+A window starts without replicas, so its first cold start counts as unavailable.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -29,8 +29,8 @@ from services.spot.values import (
 )
 
 _MOST_ROUNDS = 100
-"""The limit on decisions at one instant, beside four for each zone. Each decision of a valid policy but the last few
-follows the refusal of another zone."""
+"""The limit on decisions at one instant, in addition to four for each zone. Each decision of a valid policy, except the
+last few, follows the refusal of another zone."""
 
 
 @dataclass(frozen=True)

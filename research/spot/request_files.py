@@ -1,4 +1,4 @@
-"""Reads traces of requests: CSV files with the requests of each minute, or with the tokens of each request."""
+"""Reads traces of requests: CSV files with the number of requests per minute, or with the tokens of each request."""
 
 import csv
 from collections.abc import Iterator

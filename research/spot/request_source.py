@@ -100,7 +100,7 @@ def _form(requests: str) -> _Form:
 
 
 def _source(requests: str, form: _Form, values: list[float]) -> tuple[RequestSource, dict[str, Any]]:
-    """Returns the requests of a form with the values of its options, and what describes them beside these."""
+    """Returns the requests of a form with the values of its options, and the fields that also describe them."""
     if form is _POISSON:
         rate_per_s = _rate_per_s(requests)
         return PoissonRequests(rate_per_s, *values), {"rate_per_s": rate_per_s}

@@ -63,7 +63,7 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class ReplayBench:
-    """What all cases have in common. Results are cached, because sweeps contain the settings of the main table."""
+    """The inputs of all cases. Results are cached, because sweeps contain the settings of the main table."""
 
     trace: SpotTrace
     windows: Windows

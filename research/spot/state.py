@@ -8,7 +8,7 @@ from services.spot.values import PolicyState
 
 @dataclass(frozen=True)
 class ReplayState(PolicyState):
-    """What these policies remember in addition."""
+    """The additional state of these policies."""
 
     cursor: int = 0
     """The number of launches so far, in round-robin placement."""

@@ -8,7 +8,7 @@ from domain.availability import parse_counts
 from services.spot.values import Zone
 
 UNLIMITED = 1 << 30
-"""The capacity of a zone whose trace only records whether a machine can be had."""
+"""The capacity of a zone whose trace only records whether a machine is available."""
 _ZONE = re.compile(r"^(?P<region>.+?)-?[a-z]$")
 
 
@@ -26,7 +26,7 @@ class SpotTrace:
     capacity: tuple[tuple[int, ...], ...]
     """For each zone, the largest number of replicas in each tick. All zones have the same number of ticks."""
     unlimited: bool = False
-    """Whether the trace only records if a machine can be had."""
+    """Whether the trace only records if a machine is available."""
     cut: int = 0
     """The number of ticks that the longest file has more than the shortest; these ticks are not used."""
 
@@ -47,7 +47,7 @@ def read_traces(folder: Path, *, unlimited: bool | None = None) -> SpotTrace:
 
     Args:
         folder: the folder. Each file has the form that `domain.availability.parse_counts` reads.
-        unlimited: whether a count of 1 or more means that any number of replicas can be had. None: this is so if no
+        unlimited: whether a count of 1 or more means that any number of replicas is available. None: this is so if no
             count of the folder is above 1, because such a trace was collected with a single machine in each zone.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the trainings of `rigs.crash.kill_loop` share: configurations, counts, and the end of their processes."""
+"""The common parts of the trainings of `rigs.crash.kill_loop`: configurations, counts, and ends of processes."""
 
 import random
 from collections import Counter

@@ -166,7 +166,7 @@ class Process:
         return SyscallTrace(self.pid, ended)
 
     def kill_at(self, calls: int, others: "list[Process]", until: Callable[[], bool] = lambda: False) -> int:
-        """Lets the process go on, and kills it at the `calls`-th stop at a system call.
+        """Lets the process continue, and kills it at the `calls`-th stop at a system call.
 
         Returns:
             The number of stops.
@@ -184,7 +184,7 @@ class Process:
         return trace.calls
 
     def freeze_at(self, calls: int) -> bool:
-        """Lets the process go on, and stops it by SIGSTOP at the `calls`-th stop at a system call.
+        """Lets the process continue, and stops it by SIGSTOP at the `calls`-th stop at a system call.
 
         Returns:
             False if the process ended before.

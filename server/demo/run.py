@@ -97,7 +97,7 @@ async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
             outcome = (await asyncio.gather(work, return_exceptions=True))[0]
         finally:
             await stack.stop(hurry=hurry)
-            if hurry.is_set():  # Nothing will go on with the tasks that it has left.
+            if hurry.is_set():  # Nothing will continue the tasks that it has left.
                 await asyncio.to_thread(_end_machines, folder)
         if isinstance(outcome, asyncio.CancelledError):
             return 130

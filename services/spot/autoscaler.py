@@ -10,7 +10,7 @@ _NO_RATE = 1e-9
 
 @dataclass(frozen=True)
 class ScalingState:
-    """What an autoscaler remembers between two decisions."""
+    """The state of an autoscaler between two decisions."""
 
     target: int
     """N_tar, the number of replicas that should be ready."""

@@ -112,7 +112,7 @@ class Estimates:
         While the zone is held, this is the time since its last loss, or since its first launch and `unknown_h` before
         it. A zone that is not held may have been lost and have recovered in between. If it was down when it was last
         seen, the expected time of its recovery is half way between then and now. If it was up, the time without a loss
-        is forgotten, towards `unknown_h`.
+        decays towards `unknown_h`.
         """
         unknown_h = self.priors.unknown_h
         if record is None:
@@ -174,7 +174,7 @@ class Estimates:
     def _refused(self, record: ZoneRecord | None, now_s: float, asked: bool) -> ZoneRecord:
         record = record or ZoneRecord(self.up_h(None, now_s) * 3600, now_s)
         counted = replace(record, refused_at_s=now_s, refused=record.refused + 1)
-        # A zone that holds replicas is full, not down. If another launch is not answered yet, its answer will tell.
+        # A zone that holds replicas is full, not down. A launch that is not answered yet will show it otherwise.
         return counted if asked else replace(counted, up_s=0.0, seen_at_s=now_s, down=True)
 
     def _decayed(self, record: ZoneRecord, passed_h: float) -> ZoneRecord:

@@ -1,4 +1,4 @@
-"""What a policy has learned about its zones: an immutable value, which can be stored as JSON."""
+"""The knowledge of a policy about its zones: an immutable value, which can be stored as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class ZoneRecord:
-    """What launches and preemptions have shown about one zone. Times are those of observations, in seconds."""
+    """The observed launches and preemptions of one zone. Times are those of observations, in seconds."""
 
     up_s: float
     """For how long the zone had held replicas without a loss at `seen_at_s`."""

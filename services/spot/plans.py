@@ -17,7 +17,7 @@ def cheapest_plan(model: RiskModel, most_spot: int) -> tuple[int, ...]:
     and even spreads over the best zones, without spare replicas and with enough to survive the loss of any zone. The
     best candidate is then improved by single replicas: one more, one less, or one moved. Of equally cheap plans the
     first one is returned, so the result depends on the order of the options only. `model.options` ends with the
-    on-demand option, which can always be had.
+    on-demand option, which is always available.
     """
     search = _Search(model, most_spot)
     now = tuple(min(option.held, option.most) for option in model.options)

@@ -1,4 +1,4 @@
-"""The price of a plan: what its replicas cost, and what the losses that it does not survive are expected to cost."""
+"""The expected cost of a plan: that of its replicas, and that of the losses that it does not survive."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Option:
     held: int
     """The number of replicas there now, requested ones included."""
     most: int
-    """The largest number of replicas that can be had there now."""
+    """The largest number of replicas that are available there now."""
     obtainability: float = 1.0
     """The probability that a launch succeeds, above 0."""
     least: int = 0
@@ -55,8 +55,8 @@ class RiskModel:
 
         The cost has four parts: the price of the replicas; the price of outages, which does not depend on the cold
         start; the price of the cold starts with which lost replicas are replaced; and the cold starts of the replicas
-        that the plan has to launch first, which are billed beside the replicas that serve until then. A launch that may
-        be refused counts as more than one, and each refusal has its price.
+        that the plan has to launch first, which are billed in addition to the replicas that serve until then. A launch
+        that may be refused counts as more than one, and each refusal has its price.
         """
         cost = launches = 0.0
         for option, count in zip(self.options, plan, strict=True):

@@ -63,7 +63,7 @@ def on_demand_wanted(target: int, extra: int, ready_spot: int, base: int = 0) ->
 
 @dataclass(frozen=True)
 class SpotHedge:
-    """The policy. At most N_tar + N_extra spot and N_tar on-demand replicas are launched, also if none can be had."""
+    """The policy. At most N_tar + N_extra spot and N_tar on-demand replicas are launched, even if none is available."""
 
     placement: DynamicPlacement
     extra: int = 1

@@ -138,8 +138,8 @@ class SpotHedgePlus:
             for zone in zones
         ]
         base = min(self.base, target)
-        # Without fallback, on-demand replicas beyond the base stand for replicas that cannot be had. Their price is so
-        # high that a plan contains them only if no zone can have a spot replica.
+        # Without fallback, on-demand replicas beyond the base stand for replicas that are not available. Their price is
+        # so high that a plan contains them only if no zone can have a spot replica.
         price = self.on_demand_usd_per_h if self.fallback else _FORBIDDEN * self.on_demand_usd_per_h
         options.append(Option(None, price, 0.0, -1, len(others), target))
         model = RiskModel(
@@ -178,7 +178,7 @@ class SpotHedgePlus:
         return waiting | paused
 
     def _is_sure(self, known: Knowledge, one: SpotReplica) -> bool:
-        """Returns whether no on-demand replica needs to stand in for a spot replica that is there.
+        """Returns whether no on-demand replica needs to replace a spot replica that exists.
 
         A launch without an answer is sure if waiting for the answer costs little, see `_is_short`. The expected wait is
         that of other launches, or as long as this one has waited.
@@ -282,7 +282,7 @@ def _is_new(before: Knowledge, number: int, one: LaunchRecord) -> bool:
 
 
 def _enough_s(known: Knowledge, needed: int, late: Collection[int]) -> float:
-    """Returns when `needed` of the spot replicas that are there were granted; infinity: fewer are granted."""
+    """Returns when `needed` of the existing spot replicas were granted; infinity: fewer are granted."""
     sure = [one for number, one in known.launches.items() if one.zone is not None and number not in late]
     times_s = sorted(one.granted_at_s for one in sure if one.granted_at_s is not None)
     return (times_s[needed - 1] if needed else float("-inf")) if needed <= len(times_s) else float("inf")

@@ -14,7 +14,7 @@ LONGEST_RETRY_S = 300.0
 
 @dataclass(frozen=True)
 class PolicyState:
-    """What a policy remembers. A policy leaves the fields that it does not use at their defaults."""
+    """The state of a policy between decisions. A policy leaves the fields that it does not use at their defaults."""
 
     available: tuple[str, ...] = ()
     """Z_A of Algorithm 1: the active zones, in the order of the enabled zones."""
@@ -121,7 +121,7 @@ class SpotReplica:
 
 
 class ZoneEventKind(StrEnum):
-    """What has happened to a spot replica, or to the request for one."""
+    """An event of a spot replica, or of the request for one."""
 
     PREEMPTED = "preempted"
     """The provider reclaimed a replica, whether it was ready or not."""
@@ -141,7 +141,7 @@ class ZoneEvent:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a policy is told. Events are those since the observation before, in the order in which they happened."""
+    """The input of a policy. Events are those since the observation before, in the order in which they happened."""
 
     now_s: float
     """Seconds since any fixed time, the same for all observations of a service."""

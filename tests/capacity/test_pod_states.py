@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from capacity.provider import FoundMachine
-from capacity.providers.kubernetes.ends import PodEnds
 from capacity.providers.kubernetes.pod import INSTANCE
+from capacity.providers.kubernetes.pod_ends import PodEnds
 from capacity.providers.kubernetes.settings import KubernetesSettings
 from capacity.providers.kubernetes.status import explained, machine_of
 

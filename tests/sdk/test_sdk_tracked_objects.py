@@ -147,7 +147,7 @@ def test_a_loader_restores_the_generators_when_it_resumes(within: bool) -> None:
 
 
 def test_generators_that_nobody_restored_are_given_up_at_the_next_step() -> None:
-    """If the training goes on without the loader, later checkpoints have the current states of the generators."""
+    """If the training continues without the loader, later checkpoints have the current states of the generators."""
     batches = Batches()
     tracked = Tracked({"batches": batches})
     batches.position = 1

@@ -47,7 +47,10 @@ def key_cost(
     hours: float, hours2: float, hours_share: float, strained: float, share2: float, importance: float,
     overload: float, tiny: float,
 ) -> float:  # fmt: skip
-    """Returns the GPU term of one type and level: the squares of (D/sum D - S/sum S), expanded, plus the overload."""
+    """Returns the GPU term of one type and level: the squares of (D/sum D - S/sum S), expanded, plus the overload.
+
+    D is the demand of a region, S its supply.
+    """
     apart = share2
     if hours > tiny:
         apart += hours2 / (hours * hours) - 2.0 * hours_share / hours

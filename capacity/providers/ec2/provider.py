@@ -213,7 +213,7 @@ class Ec2Provider:
 
 
 def _why_ended(one: dict[str, Any]) -> str | None:
-    """Returns why an instance has ended, in EC2's words; None: it has not."""
+    """Returns why an instance has ended, as EC2 states it; None: it has not ended."""
     state = str(one["State"]["Name"])
     return str(one.get("StateReason", {}).get("Message") or state) if state in _ENDED else None
 

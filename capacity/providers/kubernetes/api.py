@@ -150,7 +150,8 @@ class KubernetesApi:
     def _error(self, answer: httpx2.Response) -> Exception:
         """Returns the error of an answer. Credentials may be renewed, and an overloaded server recovers.
 
-        What is no `Status` is not from the API server, but from something between, and says nothing about the request.
+        An answer other than a `Status` is from a proxy in between, not from the API server, and says nothing about the
+        request.
         """
         status = answer.status_code
         if status == 401:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from capacity.offers import Offer
 from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
 from capacity.providers.kubernetes.api import ApiRefused, KubernetesApi, Object
-from capacity.providers.kubernetes.ends import PodEnds
 from capacity.providers.kubernetes.pod import ENDED, INSTALLATION, PROVIDER, native_id, pod_of, secret_of
+from capacity.providers.kubernetes.pod_ends import PodEnds
 from capacity.providers.kubernetes.settings import KubernetesSettings
 from capacity.providers.kubernetes.status import BY_MIZZEN, machine_of
 from capacity.providers.offered_zones import check_offered, offers_of

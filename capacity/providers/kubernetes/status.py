@@ -1,4 +1,4 @@
-"""What the status of a pod says about its machine: waits, ends, and why."""
+"""Derives the state of a machine from the status of its pod: waits, ends, and the reasons."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -112,7 +112,7 @@ def explained(pod: Object, events: Sequence[Object]) -> str | None:
     """Returns the reason for the end of a pod from the events about it; None: none of them explains it."""
     for event in reversed(events):
         if str(event.get("message")).startswith("Cancelling deletion"):
-            return None  # The taint was taken away in time.
+            return None  # The taint was removed in time.
         if (reason := _EVENTS.get(event.get("reason", ""))) is not None:
             return _because(pod, reason, event.get("message"))
     return None

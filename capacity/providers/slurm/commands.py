@@ -60,7 +60,7 @@ class SlurmCommands:
         said = self._run("sbatch", "--parsable", *options, script=script, launches=True)
         job = said.strip().partition(";")[0]
         if not job.isdigit():
-            raise ProviderUnavailable(f"{self._name}: sbatch: the answer {said!r} has no number of a job")
+            raise ProviderUnavailable(f"{self._name}: sbatch: the answer {said!r} contains no job number")
         return job
 
     def cancel(self, job: str, name: str) -> None:
@@ -93,7 +93,7 @@ class SlurmCommands:
         if any(part in said for part in _SILENT):
             raise ProviderUnavailable(f"{self._name}: {words[0]}: {said}")
         if may_fail and ("Invalid job id" in said or not done.stderr.strip()):
-            return ""  # With --quiet, it says nothing of a job that is not there.
+            return ""  # With --quiet, it prints nothing about a job that does not exist.
         if launches and "submission failed" in said:
             kinds = ((Refusal.CAPACITY, _CAPACITY), (Refusal.QUOTA, _QUOTA))
             kind = next((kind for kind, parts in kinds if any(part in said for part in parts)), Refusal.REQUEST)

@@ -1,4 +1,4 @@
-"""What Slurm says about a pilot job: the states that are ends, and why."""
+"""Derives the state of a machine from Slurm's record of its pilot job: waits, ends, and the reasons."""
 
 from capacity.provider import FoundMachine
 from domain import agent_exits

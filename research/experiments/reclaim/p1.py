@@ -61,7 +61,7 @@ def drift_delays(threshold: float, runs: int = 4000) -> Iterator[list[str]]:
 
 
 def drift_arithmetic() -> Iterator[list[str]]:
-    """Returns what the published counts allow to learn from 18 minutes after a shift to 1.7 times the rate."""
+    """Yields how many departures the published counts imply in the 18 minutes after a shift to 1.7 times the rate."""
     mean = 1.7 * PER_H * 18 / 60
     share = sum(end - start for start, end in PEAKS_H) / 24
     peak = 6 / (1 + 5 * share)

@@ -23,7 +23,7 @@ VARIED = (
     ("", "period_s", (1800.0, 3600.0)), ("", "traffic_period_s", (1.0, 60.0)), ("", "budget_confidence", (0.9,)),
     ("", "bandwidth_confidence", (0.5,)),
 )  # fmt: skip
-"""The constants of the sensitivity table, with the values that are tried beside the default."""
+"""The constants of the sensitivity table, with the values that are tried in addition to the default."""
 PARTICIPATION = (0.75, 0.5, 0.25, 0.0)
 """The shares of machines whose agent limits their traffic (section X)."""
 

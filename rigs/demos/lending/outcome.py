@@ -1,4 +1,4 @@
-"""What a run has shown: a row for each time that owners took something, and checks from outside."""
+"""The results of a run: a row for each time that owners took something, and checks from outside."""
 
 from dataclasses import dataclass
 from itertools import pairwise

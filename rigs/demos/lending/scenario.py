@@ -1,4 +1,4 @@
-"""What the owners do, one after the other, while the trainings run."""
+"""The actions of the owners, in order, while the trainings run."""
 
 import contextlib
 import time
@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Word:
-    """What an owner said about a machine, and what came of it. Times are seconds since the epoch."""
+    """A command of an owner about a machine, and its result. Times are seconds since the epoch."""
 
     machine: str
     arguments: tuple[str, ...]
@@ -57,7 +57,7 @@ class Word:
 
 @dataclass
 class LendingCourse:
-    """What happened during a run."""
+    """The events of a run."""
 
     began_s: float = 0.0
     ended_s: float = 0.0
@@ -218,7 +218,7 @@ class LendingDemoScenario:
         wait_until(lambda: self.course.words[-1].notice_s is not None, "the owner says it")
         self._site.up.kill(" worker ")
         self.course.events.append((time.time(), "worker: kill -9"))
-        self._say("SIGKILL to the worker, while the reclaim goes on")
+        self._say("SIGKILL to the worker, while the reclaim continues")
         wait_until(lambda: self._workers() - before, "the worker runs again")
 
     def _workers(self) -> set[int]:

@@ -71,7 +71,7 @@ async def _run(url: str, per_s: float, seconds: float, out: TextIO) -> None:
 
 
 def main() -> None:
-    """Runs the load."""
+    """Sends the requests."""
     url, per_s, seconds, file = sys.argv[1:]
     with open(file, "w", buffering=1) as out:
         asyncio.run(_run(url, float(per_s), float(seconds), out))

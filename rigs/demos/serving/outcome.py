@@ -1,4 +1,4 @@
-"""What became of the requests of a run."""
+"""The outcomes of the requests of a run."""
 
 import json
 from collections.abc import Sequence

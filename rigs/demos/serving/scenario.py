@@ -35,7 +35,7 @@ class Sample:
 
 @dataclass
 class Course:
-    """What happened during a run. Times are seconds since the epoch."""
+    """The events of a run. Times are seconds since the epoch."""
 
     began_s: float = 0.0
     ended_s: float = 0.0

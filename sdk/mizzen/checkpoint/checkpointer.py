@@ -133,7 +133,7 @@ class Checkpointer(StateSaver):
 
     @property
     def verification(self) -> "Verification | None":
-        """What `verify=True` has found; None before the second run has ended."""
+        """The result of `verify=True`; None before the second run has ended."""
         return self._first.result if self._first is not None else None
 
     @property

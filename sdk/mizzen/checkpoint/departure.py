@@ -26,7 +26,7 @@ _MOST = (1 << 31) - 2
 
 
 class StepAction(IntEnum):
-    """What to do after a step. All ranks of a gang take the maximum over the ranks."""
+    """The action after a step. All ranks of a gang take the maximum over the ranks."""
 
     NOTHING = 0
     SAVE = 1
@@ -38,7 +38,7 @@ class StepAction(IntEnum):
 
 @dataclass(frozen=True)
 class Sender:
-    """What one process can send ahead, and how."""
+    """The parts that one process can send ahead, and how it sends them."""
 
     can: bool
     """Whether it permits that the training continues."""
@@ -64,7 +64,7 @@ class _Numbers:
     """Whether the newest background save has failed."""
 
     def agreed(self, agree: Callable[[int], int]) -> "_Numbers":
-        """Return what holds for the gang: the least time that is left, and the greatest of every other number."""
+        """Return the numbers of the gang: the least time that is left, and the greatest of every other number."""
         left = agree(_MOST + 1 if self.left_s is None else _MOST - _whole(self.left_s, 1e3, math.floor))
         step, save = (agree(_whole(number, 1e3, math.ceil)) for number in (self.longest_step_s, self.save_s))
         background = agree(2 if self.failed else int(self.saving))
@@ -78,7 +78,7 @@ class _Numbers:
 
 
 class Departure:
-    """What one process does because of notices. Before the first notice, it only records how long saves take."""
+    """The reaction of one process to notices. Before the first notice, it only records how long saves take."""
 
     def __init__(self, cadence: Cadence, background: BackgroundSave) -> None:
         """`cadence` times the steps. An end that the platform announces long before is passed to `Cadence.update`.
@@ -109,7 +109,7 @@ class Departure:
                 self._cadence.update(ends_in_s=left_s)
 
     def action(self, saved: bool) -> StepAction:
-        """Return what to do now because of the current notice. `saved`: this step is already saved or being saved."""
+        """Return the action for the current notice. `saved`: this step is already saved or being saved."""
         notice = notices.current()
         if notice is None:
             return StepAction.NOTHING
@@ -160,7 +160,7 @@ class Departure:
         return turn is not Turn.FLUSH
 
     def _numbers(self, sender: Sender) -> _Numbers:
-        """Return what this process knows. What does not concern it is the least, so that other ranks decide."""
+        """Return the numbers of this process. Those that do not apply to it are minimal, so that other ranks decide."""
         notice = notices.current()
         left_s = self._exactly_left_s() if notice is not None and notice.certain else math.inf
         background = self._background

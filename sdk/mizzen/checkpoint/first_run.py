@@ -51,7 +51,7 @@ launch()
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify=True` has found."""
+    """The result of `verify=True`."""
 
     step: int
     """The step of the checkpoint from which the second run started."""

@@ -87,7 +87,7 @@ def last_attempt(log: Log) -> int:
 
 @dataclass(frozen=True)
 class Repair:
-    """What a repair has found."""
+    """The result of a repair."""
 
     rebuilt: tuple[Manifest, ...]
     """Checkpoints whose records were written again, oldest first."""

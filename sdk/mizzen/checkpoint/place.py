@@ -126,7 +126,7 @@ class Retention:
             raise ValueError(f"keep_every={self.every_steps}: must be 1 or more")
 
     def scores(self, encoded: Mapping[str, tuple[str, Sequence[Chunk]]]) -> tuple[tuple[str, float], ...]:
-        """Return by what a checkpoint is compared with others, from its part `progress`."""
+        """Return the scores by which a checkpoint is compared with others, from its part `progress`."""
         kind, chunks = encoded.get("progress", ("", ()))
         if self.best is None or kind != "json":
             return ()

@@ -33,7 +33,7 @@ class _Phase(Enum):
 
 
 class Turn(Enum):
-    """What the training does after a step within a notice."""
+    """The action of the training after a step within a notice."""
 
     LOOK = 1
     """Compare the state with that of the previous step (`PreSync.next_turn`)."""
@@ -67,7 +67,7 @@ def sample(chunks: Sequence[Chunk], size_bytes: int) -> bytes:
 
 @dataclass
 class PreSync:
-    """The course of one process, or of one rank of a gang, from the notice to the last save."""
+    """The actions of one process, or of one rank of a gang, from the notice to the last save."""
 
     _phase: _Phase = _Phase.NEW
     _save_s: float | None = None
@@ -76,7 +76,7 @@ class PreSync:
     def turn(
         self, left_s: float | None, longest_step_s: float | None, save_s: float | None, margin: float, saving: bool
     ) -> Turn:
-        """Return what to do after a step.
+        """Return the action after a step.
 
         Until the last save begins, there must always be time for another step, the rest of the save in the background
         and the last save.
@@ -113,7 +113,7 @@ class PreSync:
         return ahead_bytes, sum(part.size_bytes for part in unsent.values())
 
     def next_turn(self, ahead_bytes: int, unsent_bytes: int) -> Turn:
-        """Return what to do, from the numbers of `compare`, in a gang the greatest of all ranks.
+        """Return the action, from the numbers of `compare`, in a gang the greatest of all ranks.
 
         `GO_ON`: save in the background.
         """

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class StepStatus(Enum):
-    """What `Checkpointer.step` has done about saving."""
+    """Whether `Checkpointer.step` has saved, and how."""
 
     NOT_DUE = "not due"
     """No save was due, or another rank saves."""

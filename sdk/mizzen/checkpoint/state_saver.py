@@ -98,7 +98,8 @@ class StateSaver:
         the earlier ones are unchanged.
 
         If the store fails and an earlier checkpoint exists, this method waits and tries again, up to `max_failing_s` or
-        `max_failures`; each failure is a `CheckpointWarning`. A training that should go on meanwhile calls `try_save`.
+        `max_failures`; each failure is a `CheckpointWarning`. A training that should continue meanwhile calls
+        `try_save`.
 
         Args:
             step: number of steps done, 0 or more.

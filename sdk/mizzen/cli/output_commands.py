@@ -91,7 +91,7 @@ def get(
 
 
 def _say_failed(found: Sequence[Output], wanted: Sequence[Output]) -> None:
-    """Say which later attempts have not stored what was fetched."""
+    """Say which later attempts have not stored the fetched output."""
     at = {(one["job"], one["task"]): one["attempt"] for one in wanted}
     for one in found:
         place = (one["job"], one["task"])

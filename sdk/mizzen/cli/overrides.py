@@ -1,6 +1,6 @@
 """Changes of a document by options of the command line: `--set`, `--env`, `--tasks`, `--after`, `--label` and others.
 
-The API checks the result. Here only what has no place in the document is an error.
+The API checks the result. Here only a field that the document cannot have is an error.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the options change in each document."""
+    """The changes that the options make in each document."""
 
     tenant: str | None = None
     name: str | None = None

@@ -67,7 +67,7 @@ def show_page(workload: Mapping[str, Any]) -> str:
 
 
 def _after_lines(workload: Mapping[str, Any]) -> list[str]:
-    """Return what the workload depends on, with the states."""
+    """Return lines about the dependencies of the workload, with their states."""
     lines = ["", "after"] if workload.get("after") else []
     for one in workload.get("after", ()):
         if one["not_before"]:
@@ -84,7 +84,7 @@ def _after_lines(workload: Mapping[str, Any]) -> list[str]:
 
 
 def _gpu_lines(workload: Mapping[str, Any]) -> list[str]:
-    """Return what the running tasks use of their GPUs, the least busy first."""
+    """Return lines about the GPU use of the running tasks, the least busy first."""
     newest = _newest(workload)
     used = [] if newest.get("released_at") else sorted(newest.get("gpu_use", ()), key=lambda one: one["percent"])
     lines = ["", "use of GPUs"] if used else []

@@ -1,4 +1,4 @@
-"""A screen that a command draws again and again, in the terminal's second buffer: what was there before comes back."""
+"""A screen that a command redraws in the terminal's second buffer: the earlier content reappears at the end."""
 
 import os
 import select

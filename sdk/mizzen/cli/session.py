@@ -289,7 +289,7 @@ def _completing(
 
 
 def _workloads(client: "Client") -> "list[str | NamedItem]":
-    """Return ids, with what they are, and names of workloads."""
+    """Return ids, each with its kind, and names of workloads."""
     found = list(client.workloads(limit=_COMPLETED))
     ids = ((w["id"], f"{w['name']} {w['phase']}") for w in found)
     return [*ids, *sorted({w["name"] for w in found})]

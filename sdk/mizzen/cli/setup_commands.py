@@ -50,7 +50,7 @@ def _device_login(url: str, ca: str | None, *, is_needed: bool) -> "Login | None
     envvar="MIZZEN_API_KEY",
     help="The API key; `-` reads it from stdin. If it is not given, the command prompts for it.",
 )
-@click.option("--ca", envvar="MIZZEN_API_CA", help="PEM file with authorities to trust beside the system's.")
+@click.option("--ca", envvar="MIZZEN_API_CA", help="PEM file with authorities to trust in addition to the system's.")
 @click.option(
     "--device/--no-device",
     default=None,

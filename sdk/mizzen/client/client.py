@@ -41,7 +41,7 @@ class Client(Data, FleetMethods, OutputCalls, Services):
     Args:
         url: URL of the API.
         api_key: the API key, or a function that returns a token for each request; None: no key is sent.
-        ca: PEM file with authorities to trust beside the system's.
+        ca: PEM file with authorities to trust in addition to the system's.
         patience_s: the time for which a request is retried while the API is unreachable or busy.
         room_patience_s: the time for which a submission is retried while its tenant's queue is full; 0: it fails at
             once.

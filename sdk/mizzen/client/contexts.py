@@ -36,7 +36,7 @@ class Context:
     api: str
     key: str | None = field(default=None, repr=False)
     ca: str | None = None
-    """PEM file with certificates of authorities that the client trusts beside the system's."""
+    """PEM file with certificates of authorities that the client trusts in addition to the system's."""
     login: "Login | None" = field(default=None, repr=False)
     """Tokens of an OIDC issuer, instead of a key."""
 

@@ -44,7 +44,7 @@ class Login:
 
 
 def login_settings(url: str, ca: str | None) -> dict[str, str] | None:
-    """Return what the API at `url` says about logins; None: it has no issuer for them.
+    """Return the settings for logins of the API at `url`; None: it has no issuer.
 
     Raises:
         Unreachable: the API does not answer.

@@ -45,7 +45,7 @@ class FleetMethods(Calls):
         return cast(views.MachineDetail, self._call("GET", "machines", *_machine(machine_id)))
 
     def machine_lending(self, machine_id: str) -> views.Lending:
-        """Return what runs on a machine and what it has given, by its id `region/cluster/machine`."""
+        """Return the work on a lent machine and what it has given, by its id `region/cluster/machine`."""
         return cast(views.Lending, self._call("GET", "machines", *_machine(machine_id), "lending"))
 
     def set_machine(self, machine_id: str, action: str, reason: str | None = None) -> views.MachineDetail:

@@ -84,7 +84,7 @@ class _Command:
         self._works: list[asyncio.Task[Any]] = []
 
     async def _send(self, message: bytes) -> None:
-        """Send a frame. After the end of the session there is no one for it, but what has arrived is still shown."""
+        """Send a frame. After the end of the session it is dropped, but output that has arrived is still shown."""
         with contextlib.suppress(ConnectionClosed):
             await self._connection.send(message)
 
@@ -142,7 +142,7 @@ class _Command:
     def _raw(self) -> Iterator[None]:
         """Pass all keys on, and changes of the window's size."""
         loop, before = asyncio.get_running_loop(), termios.tcgetattr(0)
-        tty.setraw(0, termios.TCSADRAIN)  # What was typed already is not lost.
+        tty.setraw(0, termios.TCSADRAIN)  # Input that was typed already is not lost.
         loop.add_signal_handler(signal.SIGWINCH, self._resize)
         self._resize()
         try:

@@ -175,7 +175,7 @@ class Array(TypedDict):
 
 
 class Element(TypedDict):
-    """What an element of an array is."""
+    """The identity of an element of an array."""
 
     array: str
     """Id of the array."""
@@ -337,7 +337,7 @@ class Unstored(TypedDict):
 
 
 class GpuUse(TypedDict):
-    """What a task uses of its GPUs, as its agent last measured it."""
+    """The GPU use of a task, as its agent last measured it."""
 
     job: str
     task: int
@@ -392,7 +392,7 @@ class Attempt(TypedDict):
 
 
 class Point(TypedDict):
-    """What the tasks of an attempt had reported at one time."""
+    """The values that the tasks of an attempt had reported at one time."""
 
     attempt: int
     step: int
@@ -792,7 +792,7 @@ class Guest(TypedDict):
 
 
 class Lending(TypedDict):
-    """What a machine does for the installation."""
+    """The lending of a machine: the work on it now, and what it has given."""
 
     machine: str
     gpu_type: str | None

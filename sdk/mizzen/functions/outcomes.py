@@ -1,6 +1,6 @@
 """Reads the outcome of a call: the pickle of its result or of its exception.
 
-The task prints it: its log is what every task can write and the API can read, whatever the isolation, the store of the
+The task prints it: every task can write its log, and the API can read it, whatever the isolation, the store of the
 checkpoints and the credentials of the task are.
 """
 

@@ -1,7 +1,7 @@
 """Waits for the ends of many calls with few requests.
 
 One request lists the workloads of an executor, which have a label in common. The elements of an array are listed only
-after its counts have changed. While the API does not respond, the watch goes on trying.
+after its counts have changed. While the API does not respond, the watch keeps trying.
 """
 
 import queue
@@ -90,7 +90,7 @@ class Watch:
                 is_changed = self._look(ended)
             except (Unreachable, Unavailable):
                 is_changed = False
-            except Exception as error:  # Such as `NotAllowed`: no future may wait in vain.
+            except Exception as error:  # Such as `NotAllowed`: no future may wait for ever.
                 self._fail(error)
                 continue
             pause_s = _FIRST_S if is_changed else min(_LONGEST_S, pause_s * _GROWTH)

@@ -30,7 +30,7 @@ def agreement() -> Callable[[int], int]:
     """
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
         return lambda number: number
-    # A separate group: its messages cannot mix with those of the training, and gloo works beside NCCL.
+    # A separate group: its messages cannot mix with those of the training, and gloo works at the same time as NCCL.
     group = distributed.new_group(backend="gloo")
 
     def agree(number: int) -> int:

@@ -162,7 +162,7 @@ class Fetches:
         return index
 
     def _set_rest(self) -> None:
-        """Set the latest of the loaded states: this process fetches no other batch before the training goes on."""
+        """Set the latest of the loaded states: this process fetches no other batch before the training continues."""
         for states in self._plan.values():
             _set(states, self._own)
         self._plan = {}

@@ -6,7 +6,7 @@
     with joblib.parallel_config(backend="mizzen", n_jobs=100, tenant="vision", cpus=1):
         joblib.Parallel()(joblib.delayed(train)(seed) for seed in range(1000))
 
-Arguments beside those of joblib are those of `mizzen.Executor`. The task's Python needs joblib, too.
+Arguments in addition to those of joblib are those of `mizzen.Executor`. The task's Python needs joblib, too.
 """
 
 from collections.abc import Callable

@@ -51,7 +51,7 @@ class Looks:
         self.is_repeated = False
 
     def check(self) -> None:
-        """Check that the training does not use what is only a look.
+        """Check that the training does not use a batch that only a look has fetched.
 
         Raises:
             StateError: it does, because this start of the script takes fewer looks than the first one.

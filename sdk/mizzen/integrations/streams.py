@@ -81,7 +81,7 @@ class ShardedStream(IterableDataset[Any]):
         self._shard = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and what it depends on."""
+        """Return the position, and the settings on which it depends."""
         position = {"epoch": self.epoch, "shard": self._shard, "sample": self._sample}
         return {"shards": len(self.shards), "seed": self.seed, "world_size": self.world_size, **position}
 
@@ -98,7 +98,7 @@ class ShardedStream(IterableDataset[Any]):
 
 
 class CarriedBatch:
-    """A batch with the position after it."""
+    """A batch, with the stream's position after its last sample."""
 
     def __init__(self, batch: Any, role: int, state: dict[str, Any]) -> None:
         self.batch = batch

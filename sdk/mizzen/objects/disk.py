@@ -163,7 +163,7 @@ def make_folders(folder: Path) -> list[Path]:
 
 @contextmanager
 def held(root: Path, folder: Path, made: list[Path] | None = None) -> Iterator[Path]:
-    """Give a path to `folder`, below `root`, that leads to the same folder whatever is renamed meanwhile.
+    """Give a path to `folder`, below `root`, that leads to the same folder even if folders are renamed meanwhile.
 
     So a task that exchanges its folders for symbolic links does not change what another process reads and writes. On
     systems without Linux's `/proc`, the path is `folder`. If `made` is a list, missing folders are created, and added.

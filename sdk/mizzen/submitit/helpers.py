@@ -1,4 +1,4 @@
-"""What functions of submitit's users import: how a call goes on after a preemption. Needs only the standard library."""
+"""For imports by functions of submitit's users: how a call continues after a preemption. Needs no other library."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -109,7 +109,7 @@ class ByteChannel:
         elif frame.kind is FrameKind.CREDIT:
             self._credit += frame.number()
             if self._credit > WINDOW_BYTES:
-                raise BadFrame(f"channel {frame.channel}: more credit than was used")
+                raise BadFrame(f"channel {frame.channel}: credit {self._credit} bytes: must be at most {WINDOW_BYTES}")
             self._granted.set()
         elif frame.kind is FrameKind.RESET:
             self.failure = frame.body.decode(errors="replace") or "closed by the other side"
@@ -142,7 +142,7 @@ class Channels:
         return channel
 
     def forget(self, channel: ByteChannel) -> None:
-        """Drops a channel. Later frames of it are ignored: the other side may not know its end yet."""
+        """Drops a channel. Later frames of it are ignored: the other side may not have received its end yet."""
         self._open.pop(channel.number, None)
 
     def receive(self, frame: Frame) -> None:

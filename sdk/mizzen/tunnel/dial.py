@@ -50,7 +50,7 @@ async def dial(
 
 
 def _detail(error: InvalidStatus) -> str:
-    """Returns what the server says about a refused connection."""
+    """Returns the server's message about a refused connection."""
     try:
         return str(json.loads(error.response.body or b"")["detail"])
     except (ValueError, KeyError, TypeError):

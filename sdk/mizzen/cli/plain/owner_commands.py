@@ -89,7 +89,7 @@ def _ask(path: Path, request: Mapping[str, Any], first_s: float = _ANSWER_S) -> 
         except ConnectionRefusedError:
             raise Failure(
                 Exit.UNAVAILABLE,
-                f"socket {path}: no agent runs there. No new work starts without it, but tasks that run go on",
+                f"socket {path}: no agent runs there. No new work starts without it, but running tasks continue",
             ) from None
         except (OSError, ValueError) as error:
             raise Failure(Exit.UNAVAILABLE, f"socket {path}: the agent does not answer: {error}") from None
@@ -99,7 +99,7 @@ def _ask(path: Path, request: Mapping[str, Any], first_s: float = _ANSWER_S) -> 
 
 
 def _heard(connection: socket.socket, lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of an answer. After the first one, the agent has more time for each."""
+    """Yield the lines of a response. After the first line, each line may take longer."""
     for line in lines:
         connection.settimeout(_ANSWER_S)
         yield line
@@ -159,7 +159,7 @@ def _agent_at(path: Path, failure: Failure) -> dict[str, str]:
         raise Failure(failure.code, f"{failure}. As root, this command stops the tasks itself") from None
     except (OSError, ValueError):
         raise failure from None
-    # It names a program that is run: nobody else may have written it.
+    # It names a program that is run: no other user may have written it.
     if about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o022:
         raise Failure(Exit.REFUSED, f"{beside}: must belong to root or to you, and no one else may write it")
     return found
@@ -184,7 +184,7 @@ def _reclaim(given: Namespace) -> int:
                 say(line)
             told = line
     except KeyboardInterrupt:
-        say("the reclaim goes on; `mizzen lending` shows it, `mizzen lend` ends it")
+        say("the reclaim continues; `mizzen lending` shows it, `mizzen lend` ends it")
         raise
     emit_one(given, status, lambda: _page(status), name=status["machine"])
     return Exit.OK if status["free"] else Exit.CONFLICT

@@ -51,7 +51,7 @@ class Column:
 
 
 class Formatted(Protocol):
-    """What has an output format: a session, or the parsed arguments of a command."""
+    """An object with an output format: a session, or the parsed arguments of a command."""
 
     @property
     def output(self) -> str:

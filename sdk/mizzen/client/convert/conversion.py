@@ -20,7 +20,7 @@ SET_BY_MIZZEN = "mizzen sets it for each task"
 
 
 class Carryover(StrEnum):
-    """What became of a line or an option of the source."""
+    """How a line or an option of the source was converted."""
 
     CARRIED = "carried"
     """It has the same meaning in the document."""
@@ -34,7 +34,7 @@ class Carryover(StrEnum):
 
 @dataclass(frozen=True)
 class Remark:
-    """What became of one line or option."""
+    """How one line or option was converted."""
 
     line: int
     """The line of the source, from 1."""

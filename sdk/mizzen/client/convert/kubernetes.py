@@ -173,7 +173,7 @@ class _Manifest:
         for one in spec.each("replicatedJobs"):
             name = one.text("name")
             if name is None or name.value not in numbers or name.value in jobs:
-                raise CannotConvert(one.line, f"{one.path}: needs a name of its own")
+                raise CannotConvert(one.line, f"{one.path}.name: must be given, and unique among replicatedJobs")
             number = numbers[name.value]
             self._conversion.carried(name.line, f"{one.path}.name: {name.value}", f"jobs[{number}].name")
             if before := self._waits(one):

@@ -16,7 +16,7 @@ JOB_DROPPED: Mapping[str, str] = {
     "podReplacementPolicy": "a task is replaced when it has ended, and never before",
 }  # fmt: skip
 JOB_LOST: Mapping[str, str] = {
-    "maxFailedIndexes": "an array goes on after failures: cancel it with `mizzen cancel`",
+    "maxFailedIndexes": "an array continues after failures: cancel it with `mizzen cancel`",
     "successPolicy": "a workload has succeeded when all its tasks have: end the others in the program",
     "managedBy": "another controller's rules are unknown here",
 }  # fmt: skip

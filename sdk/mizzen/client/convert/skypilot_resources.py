@@ -23,7 +23,7 @@ _KINDS_DIFFER = (
 
 @dataclass
 class SkyPilotResources:
-    """What a task asks for, as fields of a document."""
+    """The resources that a task requests, as fields of a document."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     """The resources of its job."""
@@ -36,7 +36,7 @@ class SkyPilotResources:
 
 
 def convert_resources(section: KeyedSection) -> SkyPilotResources:
-    """Return what the section asks for.
+    """Return the resources that the section requests.
 
     Raises:
         CannotConvert: a value is invalid.

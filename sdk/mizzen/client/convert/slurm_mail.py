@@ -48,7 +48,7 @@ def notify_of(
 
 
 def _why_not(words: list[str], ends: set[str], addresses: list[str]) -> str | None:
-    """Return why no mail is sent; None: it is."""
+    """Return why no mail is sent; None: mail is sent."""
     if words == ["NONE"]:
         return "Slurm sends no mail, either"
     if not ends:

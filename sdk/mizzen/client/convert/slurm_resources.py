@@ -65,7 +65,7 @@ def size_of(option: SlurmOption) -> int:
 
 
 class SlurmRequest:
-    """What the options ask for, node by node, and the resources of a task of mizzen."""
+    """The resources that the options request, node by node, and the resources of a task of mizzen."""
 
     def __init__(self, conversion: Conversion, options: Options) -> None:
         """Read the options.
@@ -141,7 +141,7 @@ class SlurmRequest:
         return found["task"], found["node"], found["all"]
 
     def _counted(self, option: SlurmOption) -> int | None:
-        """Read `gpu:a100:4,shard:2`, `a100:4` or `4`; what is not a GPU gets a remark."""
+        """Read `gpu:a100:4,shard:2`, `a100:4` or `4`; entries other than GPUs get a remark."""
         total: int | None = None
         is_generic = option.name in ("gres", "tres-per-task")
         for part in option.value.split(","):

@@ -39,7 +39,7 @@ _PATHS = re.compile(
 
 @dataclass(frozen=True)
 class SlurmAllocation:
-    """What the options ask for."""
+    """The resources that the options request."""
 
     nodes: int
     tasks: int

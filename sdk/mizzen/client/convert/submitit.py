@@ -160,7 +160,7 @@ class _Program:
             )
         if isinstance(node, ast.Call):
             self._conversion.changed(
-                node.lineno, shown(ast.unparse(node)), "jobs[0].run", "each attempt makes the object anew"
+                node.lineno, shown(ast.unparse(node)), "jobs[0].run", "each attempt creates the object again"
             )
         elif root.id in self._constants.named and not self._is_defined(root.id):
             value = self._constants.named[root.id]

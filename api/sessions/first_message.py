@@ -1,4 +1,4 @@
-"""The first message of a session's client: what it wants."""
+"""The first message of a session's client: the kind of session that it requests, with its parameters."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Remembers how pods ended: a pod that is gone is in no list any more, so its last state comes from a watch."""
+"""Stores how pods ended: a deleted pod is in no list any more, so its last state comes from a watch."""
 
 import logging
 import threading
@@ -111,7 +111,7 @@ class PodEnds:
                 if refused.status == 410:
                     _log.info("%s: the watch of pods expired; listing again", self._name)
                     self._version = ""
-                else:  # A server that has just started refuses everybody until it has read the roles.
+                else:  # A server that has just started refuses all requests until it has read the roles.
                     _log.warning("%s: pods cannot be watched: %s", self._name, refused)
             except ProviderUnavailable as error:
                 _log.info("%s: the watch of pods was interrupted: %s", self._name, error)
@@ -122,7 +122,7 @@ class PodEnds:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _relisted(self, pods: list[dict[str, Any]]) -> None:
-        """Takes a list: pods that were there before the watch was interrupted, and are gone, have ended since."""
+        """Takes a list: pods that existed before the watch was interrupted, and do not exist now, have ended since."""
         there = {native_id(pod): pod for pod in pods}
         for gone in self._last.keys() - there.keys():
             self._gone(self._last[gone])
@@ -158,7 +158,7 @@ class PodEnds:
 
 
 def _of_interest(pod: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of a pod that says how it ended."""
+    """Returns the fields of a pod that show how it ended."""
     kept = ("name", "uid", "labels", "creationTimestamp", "deletionTimestamp")
     metadata = {key: value for key, value in pod["metadata"].items() if key in kept}
     return {"metadata": metadata, "spec": {"nodeName": pod["spec"].get("nodeName")}, "status": pod["status"]}

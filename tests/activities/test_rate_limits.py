@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from activities.scheduling.pace import BURST, LoopPace, TimeShare
+from activities.scheduling.rate_limits import BURST, LoopPace, TimeShare
 
 
 def _taken(pace: LoopPace, until_s: float) -> list[float]:
