@@ -140,14 +140,17 @@ def _run(command: Sequence[str], told: bytes) -> tuple[int, str, str]:
         TimeoutError: after `TIMEOUT_S`, it or a process that it has started still has its output open.
     """
     until_s, kept = time.monotonic() + TIMEOUT_S, [b"", b""]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, bufsize=0, **pipes) as process, selectors.DefaultSelector() as reading:
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe) as process,
+        selectors.DefaultSelector() as reading,
+    ):
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        for number, pipe in enumerate((process.stdout, process.stderr)):
-            reading.register(pipe, selectors.EVENT_READ, number)
+        for number, written in enumerate((process.stdout, process.stderr)):
+            reading.register(written, selectors.EVENT_READ, number)
         try:
-            with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-                pipe.write(told)
+            with contextlib.suppress(BrokenPipeError), process.stdin as asked:
+                asked.write(told)
             while reading.get_map():
                 if (left_s := until_s - time.monotonic()) <= 0:
                     raise TimeoutError
