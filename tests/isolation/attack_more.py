@@ -163,7 +163,9 @@ def devices_in_its_checkpoints(targets: Targets) -> str:
     """Makes a device in its checkpoints. `tests/isolation/outside.py` leaves links there."""
     own = Path(os.environ["MIZZEN_CHECKPOINT_URI"].removeprefix("file://"))
     own.mkdir(parents=True, exist_ok=True)
-    call = {"a device file": lambda: os.mknod(own / "disk", 0o600 | stat.S_IFBLK, os.makedev(254, 0))}
+    call: dict[str, Callable[[], object]] = {
+        "a device file": lambda: os.mknod(own / "disk", 0o600 | stat.S_IFBLK, os.makedev(254, 0))
+    }
     return some(succeeding(call), "none can be made")
 
 

@@ -133,7 +133,7 @@ def _script(name: str, targets: str = "") -> str:
 
 def _stored(up: Up, workload: str) -> dict[str, int]:
     """Returns names and modes of what is stored of the outputs of an attack, which have links to secrets."""
-    found = {}
+    found = dict[str, int]()
     for part in (path for path in up.data.glob(f"buckets/*/outputs/{workload}/parts/**/*") if path.is_file()):
         with tarfile.open(part) as tar:
             found |= {member.name: member.mode for member in tar}
