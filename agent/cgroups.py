@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 
 CONTROLLERS = ("memory", "pids", "cpu")
 
@@ -148,8 +147,6 @@ def processes_below(path: str) -> set[int]:
     return processes_in(folder for folder, _, _ in os.walk(path))
 
 
-_NEAR = 1 << 20
-"""A limit on memory counts as reached from so many bytes below it, because the kernel counts in batches."""
 _MEMORY = (
     ("memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
     ("memory.events", "memory.max", "memory.peak"),
@@ -195,27 +192,17 @@ def engine_parent(path: str) -> str | None:
     return None
 
 
+def engine_folders(parent: str) -> list[str]:
+    """Returns the paths of the cgroup of `engine_parent` in the hierarchies in which it exists."""
+    points = (f"{point}{parent}" for root, point, kind in _mounts() if kind.startswith("cgroup") and root == "/")
+    return [path for path in points if os.path.isdir(path)]
+
+
 def remove_engine_parent(parent: str) -> None:
     """Removes the cgroups of `engine_parent` that an engine has made in all hierarchies, if they are empty."""
-    for root, point, kind in _mounts():
-        if kind.startswith("cgroup") and root == "/":
-            with contextlib.suppress(OSError):
-                os.rmdir(f"{point}{parent}")
-
-
-def engine_memory_was_full(path: str, limit_bytes: int) -> bool:
-    """Whether the processes of an engine below the cgroup at `path` (`engine_parent`) reached their memory limit.
-
-    Engines make and remove the cgroup with the limit, and can miss that the kernel has killed a process there.
-    """
-    parent = engine_parent(path)
-    mounts = _mounts() if parent is not None else ()
-    points = [point for root, point, kind in mounts if kind.startswith("cgroup") and root == "/"]
-    for point, (_, _, peak) in product(points, _MEMORY):
-        with contextlib.suppress(OSError, ValueError):
-            if _number(f"{point}{parent}/{peak}") > limit_bytes - _NEAR:
-                return True
-    return False
+    for path in engine_folders(parent):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
 
 
 def _mounts() -> list[tuple[str, str, str]]:

@@ -28,6 +28,7 @@ the line `agent.output_file.MISSING` in place of output that was freed before it
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import shutil
@@ -69,7 +70,7 @@ class LogStream:
         body = _read_state(run.path)
         self._offset: int = body["offset"]  # Number of bytes of the masked stream that were shipped.
         self._at_ms: int = body["at_ms"]  # Time of the segment that is being uploaded; 0: none is.
-        self.done = bool(body["done"])
+        self.done = self._is_closed = bool(body["done"])  # Closed: nothing is written to the folder any more.
         # The shim has created the second file before the task began, if the task has one.
         outputs = {TaskOutput.BOTH: run.output}
         if run.errors.exists():
@@ -136,6 +137,8 @@ class LogStream:
         self._store.put(key, body)
 
     def _save(self) -> None:
+        if self._is_closed:  # The folder may be removed at this moment.
+            return
         # Not synced: a restarted agent reads the written data anyway, and a dead machine ships nothing.
         body: dict[str, Any] = {"offset": self._offset, "at_ms": self._at_ms}
         body |= {"current": self._current, "done": self.done}
@@ -143,6 +146,7 @@ class LogStream:
         temporary = self._run.path / "ship.json.tmp"
         temporary.write_text(json.dumps(body))
         temporary.replace(self._run.path / "ship.json")
+        self._is_closed = self.done
 
 
 def shipped(run: RunFolder) -> bool:
@@ -160,7 +164,11 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 def _is_empty(run: RunFolder) -> bool:
     """Returns whether the task has written nothing yet."""
-    return not any(path.exists() and path.stat().st_size for path in (run.output, run.errors))
+    for path in (run.output, run.errors):
+        with contextlib.suppress(FileNotFoundError):  # Also if the folder is removed at this moment.
+            if path.stat().st_size:
+                return False
+    return True
 
 
 def _ship(stream: LogStream | None, make: Callable[[], LogStream], *, final: bool) -> tuple[LogStream, bool]:
@@ -181,6 +189,23 @@ def _bound(runs: Sequence[tuple[RunFolder, Callable[[], LogStream]]], limit_byte
         left_bytes = max(0, left_bytes - stream.used_bytes())
 
 
+class _OneStream:
+    """Makes the stream of a run at the first call; each later one returns it. Threads may call it concurrently.
+
+    It keeps the stream, so that of a run that is forgotten goes with the last thread that still bounds its output.
+    """
+
+    def __init__(self, make: Callable[[], LogStream]) -> None:
+        self._make = make
+        self._made: LogStream | None = None
+        self._making = threading.Lock()
+
+    def __call__(self) -> LogStream:
+        with self._making:
+            self._made = self._made or self._make()
+            return self._made
+
+
 class Shipping:
     """Ships the output of the runs passed to `watch` until all of it is in the bucket, with an asyncio task per run."""
 
@@ -191,7 +216,6 @@ class Shipping:
         self._shippers: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, tuple[RunFolder, Path, Callable[[], LogStream]]] = {}
         """For each shipper: its run, the folder that shares the limit, and what makes its stream."""
-        self._streams: dict[str, LogStream] = {}
         self._bounding: asyncio.Task[None] | None = None
 
     def watch(
@@ -208,7 +232,7 @@ class Shipping:
         `removes`: removes the folder of the run when all of its output is shipped.
         """
         if run.run_id not in self._shippers and not shipped(run):
-            make = partial(self._stream, run, open_store, masker, settings)
+            make = _OneStream(partial(LogStream, run, open_store, masker, settings))
             self._runs[run.run_id] = run, run.path.parent if removes else run.path, make
             task = asyncio.create_task(self._ship(run, make, settings.interval_s), name=f"ship {run.run_id}")
             self._shippers[run.run_id] = task
@@ -219,7 +243,6 @@ class Shipping:
     def _forget(self, run: RunFolder, *, removes: bool) -> None:
         self._shippers.pop(run.run_id, None)
         self._runs.pop(run.run_id, None)
-        self._streams.pop(run.run_id, None)
         if removes and shipped(run):
             shutil.rmtree(run.path, ignore_errors=True)
 
@@ -247,13 +270,6 @@ class Shipping:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-
-    def _stream(
-        self, run: RunFolder, open_store: Callable[[], ObjectStore], masker: Masker, settings: LogLaunch
-    ) -> LogStream:
-        """Returns the only stream of a run. Threads may call it concurrently."""
-        found = self._streams.get(run.run_id)
-        return found or self._streams.setdefault(run.run_id, LogStream(run, open_store, masker, settings))
 
     async def _ship(self, run: RunFolder, make: Callable[[], LogStream], interval_s: float) -> None:
         loop = asyncio.get_running_loop()

@@ -94,8 +94,7 @@ def sandbox_command(
     arguments += ["--perms", "1777", *size, "--tmpfs", "/dev/shm"]
     for name, place in FOLDERS.items():
         arguments += ["--bind", str(private / name), place]
-    python = (sys.prefix, sys.base_prefix, str(Path(mizzen.__file__).parents[1]))
-    modes = dict.fromkeys(map(os.path.abspath, (*python, *reads)), "--ro-bind")
+    modes = dict.fromkeys(map(os.path.abspath, (*_python(), *reads)), "--ro-bind")
     modes |= dict.fromkeys(map(os.path.abspath, writes), "--bind")
     places = dict.fromkeys(_SYSTEM)
     for path, mode in sorted(modes.items()):
@@ -111,6 +110,18 @@ def sandbox_command(
         arguments += [*_above(place, places), "--bind", path, place]
         places[place] = None
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def _python() -> tuple[str, str, str]:
+    """Returns the folders of this process's Python and of the SDK, which every task sees."""
+    return sys.prefix, sys.base_prefix, str(Path(mizzen.__file__).parents[1])
+
+
+def hides_python(place: str) -> str | None:
+    """Returns the folder or program, of those that start a task, that would not be visible with a mount at `place`."""
+    needed = (sys.executable, os.path.dirname(os.__file__), *_python())
+    paths = dict.fromkeys(path for one in needed for path in (os.path.abspath(one), os.path.realpath(one)))
+    return next((path for path in paths if _is_below(path, (place,))), None)
 
 
 def _devices(more: Mapping[str, str]) -> list[str]:

@@ -5,7 +5,7 @@ import hashlib
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -17,6 +17,7 @@ from agent.containers.local_images import BadImage, ImageStore
 from agent.credentials.task_credentials import NoCredentials
 from agent.isolation import check_store, give_bucket, give_store
 from agent.notices import MachineNotices
+from agent.sandbox_view import hides_python
 from agent.sealed import unseal
 from agent.secret_masks import Masker
 from agent.staged import BadLaunch, StagedAttempt
@@ -253,13 +254,15 @@ class Stager:
             path.unlink(missing_ok=True)
 
     def _make_folder(self, staged: StagedAttempt, place: TaskPlace, archive: Path | None) -> None:
-        run = staged.run(place)
+        run, job = staged.run(place), staged.launch.jobs[place.job]
+        mounted = run.mounted(job.mounts)
+        if job.image is None:  # The Python of an image is the job's.
+            _check_visible(mounted)
         make_folder(run.path)
         run.report.parent.mkdir(mode=0o700, exist_ok=True)
         owner = self.launches.owner(staged)
         if owner is not None:
             os.chown(run.report.parent, owner.uid, owner.gid)
-        job = staged.launch.jobs[place.job]
         for script, path in ((job.script, run.script), (job.setup, run.setup_script)):
             if script is not None:
                 with open(path, "wb", opener=private) as file:
@@ -267,7 +270,12 @@ class Stager:
                     if owner is not None:
                         os.chown(file.fileno(), owner.uid, owner.gid)
         # Last, because the presence of `work` marks the folder as complete.
-        mounted = run.mounted(job.mounts)
         if mounted:
             make_folder(run.path / "mounts")
         fill_workdir(run.work, archive, staged.launch.files, owner=owner, mounted=mounted)
+
+
+def _check_visible(mounted: Iterable[str]) -> None:
+    for path in mounted:
+        if (hidden := hides_python(path)) is not None:
+            raise BadLaunch(f"file_mounts: {path}: it would hide {hidden}, with which the agent starts tasks here")

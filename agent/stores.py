@@ -9,8 +9,11 @@ the scheduler wrote beside the checkpoints (`agent.isolation` does the same for 
 import contextlib
 import json
 import math
+import os
+import selectors
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -24,6 +27,7 @@ from domain.launch import LaunchDescription
 TIMEOUT_S = 60.0
 """How long the store may take to answer, with the retries of its client library."""
 _MESSAGE_CHARACTERS = 500
+_KEPT_BYTES = 1 << 16
 # The first process prepares a second one as the shim does: its variables can name programs, such as those of AWS that
 # give credentials, so it is isolated like the task.
 _ENTER = """
@@ -55,7 +59,8 @@ from mizzen.objects.urls import open_store
 try:
     said = {"found": open_store(sys.argv[2]).size(sys.argv[3]) is not None}
 except Exception as error:
-    said = {"error": f"{type(error).__name__}: {error}", "kinds": [kind.__name__ for kind in type(error).__mro__]}
+    said = {"kinds": [kind.__name__ for kind in type(error).__mro__]}
+    said["error"] = f"{type(error).__name__}: {error}"[:1000]
 print("\\n" + json.dumps(said))
 """
 _NO_CREDENTIALS = {"NoCredentialsError", "DefaultCredentialsError"}
@@ -105,25 +110,17 @@ def check_remote(url: str, workload_id: str, task: TaskLaunch, cgroups: Sequence
         "then": [_LOOK, str(Path(mizzen.__file__).parents[1]), url, key],
     }
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", _ENTER],
-            input=json.dumps(told),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        status, output, errors = _run([sys.executable, "-I", "-c", _ENTER], json.dumps(told).encode())
+    except TimeoutError:
         raise WrongStore(f"the store {url}: no answer within {TIMEOUT_S:g} s") from None
     finally:
         for cgroup in cgroups:
             remove_cgroup(cgroup)
     said = {}
     with contextlib.suppress(ValueError, IndexError):
-        said = json.loads(done.stdout.strip().splitlines()[-1])
+        said = json.loads(output.strip().splitlines()[-1])
     if not isinstance(said, dict) or not said:
-        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        last = (errors.strip().splitlines() or [f"status {status}"])[-1]
         raise WrongStore(f"the store {url}: it could not be checked: {last[:_MESSAGE_CHARACTERS]}")
     if said.get("found") is False:
         raise WrongStore(
@@ -132,6 +129,42 @@ def check_remote(url: str, workload_id: str, task: TaskLaunch, cgroups: Sequence
         )
     if said.get("found") is not True and not _NO_CREDENTIALS & set(said.get("kinds", ())):
         raise WrongStore(f"the store {url}: {str(said.get('error'))[:_MESSAGE_CHARACTERS]}")
+
+
+def _run(command: Sequence[str], told: bytes) -> tuple[int, str, str]:
+    """Runs a command that gets `told`. Returns its status, and the last `_KEPT_BYTES` of its output and its errors.
+
+    What else it writes is not kept: programs of the task may write without limit.
+
+    Raises:
+        TimeoutError: after `TIMEOUT_S`, it or a process that it has started still has its output open.
+    """
+    until_s, kept = time.monotonic() + TIMEOUT_S, [b"", b""]
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe) as process,
+        selectors.DefaultSelector() as reading,
+    ):
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        for number, written in enumerate((process.stdout, process.stderr)):
+            reading.register(written, selectors.EVENT_READ, number)
+        try:
+            with contextlib.suppress(BrokenPipeError), process.stdin as asked:
+                asked.write(told)
+            while reading.get_map():
+                if (left_s := until_s - time.monotonic()) <= 0:
+                    raise TimeoutError
+                for key, _ in reading.select(left_s):
+                    piece = os.read(key.fd, _KEPT_BYTES)
+                    kept[key.data] = (kept[key.data] + piece)[-_KEPT_BYTES:]
+                    if not piece:
+                        reading.unregister(key.fileobj)
+            status = process.wait(max(0.0, until_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+        finally:
+            process.kill()
+    return status, kept[0].decode(errors="replace"), kept[1].decode(errors="replace")
 
 
 def _place(url: str) -> tuple[str, str, str]:

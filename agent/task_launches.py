@@ -88,7 +88,7 @@ class TaskLaunches:
         # A task whose port is mapped, or whose connections have rules, must join the cgroup.
         if cgroup is not None and (self._separate(cgroup, staged.launch.tenant_number) or port is not None):
             limits += (cgroup,)
-        gpus, rules = self._gpus(staged, place, cgroup)
+        gpus, rules = self._gpus(staged, place, cgroup, staged.run(place).run_id)
         if rules is not None and rules not in limits:
             limits += (rules,)
         unlimited = self.plain_launch(staged, place, masters, inside, gpus)
@@ -266,11 +266,13 @@ class TaskLaunches:
             return False
         return True
 
-    def _gpus(self, staged: StagedAttempt, place: TaskPlace, cgroup: str | None) -> tuple[list[int] | None, str | None]:
-        """Closes the GPUs that the attempt does not hold. Returns the numbers of the task's GPUs as the task sees them
-        (None: the slots), and the cgroup with the rules that the task must join.
+    def _gpus(
+        self, staged: StagedAttempt, place: TaskPlace, cgroup: str | None, name: str
+    ) -> tuple[list[int] | None, str | None]:
+        """Closes the GPUs that the attempt does not hold to the processes in `cgroup`, or in a new one with `name`.
 
-        Logs a warning once if nothing keeps tasks from other GPUs.
+        Returns the numbers of the task's GPUs as the task sees them (None: the slots), and the cgroup with the rules
+        that the task must join. Logs a warning once if nothing keeps tasks from other GPUs.
         """
         held = _held_gpus(staged)
         closed, rules = held.closed(), None
@@ -279,7 +281,7 @@ class TaskLaunches:
         problem = "the agent does not run as root" if os.geteuid() != 0 else "cgroups are switched off"
         if os.geteuid() == 0 and self._config.cgroup:
             try:
-                rules = device_rules.close(cgroup, staged.run(place).run_id, closed)
+                rules = device_rules.close(cgroup, name, closed)
             except OSError as error:
                 problem = str(error)
         if rules is None and self._config.isolation is not Isolation.SANDBOX:
@@ -320,7 +322,8 @@ class TaskLaunches:
         found = limit(name, replace(limits, memory_bytes=max(limits.memory_bytes, _CHECK_BYTES)))[0]
         if (cgroup := make_cgroup(name)) is not None:
             self._separate(cgroup, staged.launch.tenant_number)
-        return list(dict.fromkeys([*found, *([cgroup] if cgroup is not None else [])]))
+        rules = self._gpus(staged, place, cgroup, name)[1]
+        return list(dict.fromkeys(filter(None, (*found, cgroup, rules))))
 
     def _task_limits(self, place: TaskPlace) -> TaskLimits:
         processes = self._config.processes_per_task + self._config.processes_per_cpu * place.cpus_milli // 1000

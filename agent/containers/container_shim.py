@@ -21,8 +21,9 @@ from http.client import CONFLICT
 from typing import Any
 
 from agent import shim
-from agent.cgroups import engine_memory_was_full, engine_parent, kill_cgroup, remove_cgroup, remove_engine_parent
+from agent.cgroups import engine_parent, kill_cgroup, remove_cgroup, remove_engine_parent
 from agent.containers.engine import Container, ContainerEngine, ContainerState, EngineError, open_engine
+from agent.containers.memory_kills import ContainerMemory
 from agent.records import write_durably
 from agent.sandbox import claim, let_go
 from agent.task_setup import CANNOT_RUN
@@ -87,6 +88,7 @@ class _Task:
         self._killed = False
         self._state: ContainerState | None = None
         self._ended = threading.Event()
+        self._memory: ContainerMemory | None = None
 
     def run(self, private: str, started: int) -> dict[str, Any]:
         """Runs the container to its end and returns its exit record. Closes `started` once the task is recorded.
@@ -107,6 +109,8 @@ class _Task:
             except EngineError as error:
                 os.write(outputs[1], f"mizzen: the container cannot be started: {error}\n".encode())
                 return self._exited(CANNOT_RUN)
+        if self._launch["cgroup"] is not None and self._container.memory_bytes:
+            self._memory = ContainerMemory(self._launch["cgroup"])
         copying = threading.Thread(target=self._copy, args=(pieces, outputs), daemon=True)
         copying.start()
         threading.Thread(target=self._await, daemon=True).start()
@@ -165,10 +169,9 @@ class _Task:
     def _was_out_of_memory(self, by: int | None) -> bool:
         """Whether the task ended at its memory limit. `by`: the signal that ended it."""
         assert self._state is not None
-        cgroup, limit_bytes = self._launch["cgroup"], self._container.memory_bytes
-        if self._state.out_of_memory or by != signal.SIGKILL or cgroup is None or not limit_bytes:
+        if self._state.out_of_memory or by != signal.SIGKILL or self._memory is None:
             return self._state.out_of_memory
-        return engine_memory_was_full(cgroup, limit_bytes)
+        return self._memory.was_killed()
 
     def _await(self) -> None:
         """Waits for the end of the container, also over a restart of the engine."""

@@ -14,6 +14,7 @@ import pytest
 
 from agent import device_rules
 from agent.cgroups import device_cgroup, make_cgroup, remove_cgroup
+from domain.ids import checkpoint_prefix
 from domain.isolation import Isolation
 from domain.launch import LaunchDescription
 from domain.protocol.machines import NodeOutcome
@@ -118,6 +119,34 @@ async def test_tasks_open_the_gpus_of_their_attempt(
         assert (said[0], _answers(said[1:])) == (number, found)
     run_id = lab.folder_of(launch, config).run_id
     await until_async(lambda: not list(Path("/sys/fs/cgroup").glob(f"*/mizzen-{run_id}")))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_programs_that_check_a_store_open_the_gpus_of_their_attempt(
+    open_lab: Lab, machine: Path, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job's variables can name a program, which runs before the task to read the store of the checkpoints."""
+    if version == 1:
+        monkeypatch.setattr(device_rules, "_attach", _no_programs)
+    lab, root = open_lab, machine.rename(open_lab.folder / "machine")
+    monkeypatch.setattr(device_rules, "ROOT", root)
+    config = lab.config(isolation=Isolation.NONE, bucket_url=lab.bucket_url)
+    files = {
+        "aws": "[default]\ncredential_process = sh ./look\nregion = us-east-1\n",
+        "look": f"({_opens(f'{root}/dev/nvidia{minor}' for minor in range(4))}) > said\nexit 1\n",
+    }
+    launch = _with_slots(description(lab.region, config, "true"), (3,))
+    uri = f"s3://somewhere/{checkpoint_prefix(launch.workload_id)}"
+    job = launch.jobs["main"].model_copy(update={"env": {"AWS_CONFIG_FILE": "aws"}})
+    checkpoint = launch.checkpoint.model_copy(update={"uri": uri})
+    launch = launch.model_copy(update={"checkpoint": checkpoint, "jobs": {"main": job}, "files": files})
+    lab.write(launch)
+    async with lab.agent(config):
+        await (await lab.run(launch, config.machine, attempts=1)).failure()
+    run = lab.folder_of(launch, config)
+    expected = {f"nvidia{minor}": ALLOWED if minor == 1 else DENIED for minor in range(4)}
+    assert _answers((run.work / "said").read_text().splitlines()) == expected
+    await until_async(lambda: not list(Path("/sys/fs/cgroup").glob(f"*/mizzen-{run.run_id}*")))
 
 
 def _with_slots(launch: LaunchDescription, *slots: tuple[int, ...]) -> LaunchDescription:

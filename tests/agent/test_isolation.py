@@ -17,13 +17,13 @@ from agent import tasks
 from agent.cgroups import (
     CONTROLLERS,
     TaskLimits,
-    engine_memory_was_full,
     engine_parent,
     limit,
     make_cgroup,
     remove_cgroup,
 )
 from agent.config import AgentConfig
+from agent.containers.memory_kills import ContainerMemory
 from agent.intervals import write_interval
 from agent.isolation import TENANT_UIDS, why_not
 from agent.state import StateFolder
@@ -101,8 +101,24 @@ def test_a_limit_that_cannot_be_set_is_named(tmp_path: Path) -> None:
         assert not Path(path).exists()
 
 
-def test_a_memory_limit_that_an_engine_has_set_is_seen(tmp_path: Path) -> None:
-    """Below the task's cgroup an engine makes one with the limit, in the hierarchy that has the memory controller."""
+FULL = """
+import os, signal
+file = open("much", "wb")
+for _ in range(160):
+    file.write(bytes(1 << 20))
+    file.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("removed", [False, True])
+@pytest.mark.parametrize(
+    ("then", "was_killed"), [("x = b'x' * (8 << 20)", False), (FULL, False), ("x = b'x' * (128 << 20)", True)]
+)
+def test_a_kill_at_a_memory_limit_that_an_engine_has_set_is_seen(
+    tmp_path: Path, then: str, was_killed: bool, removed: bool
+) -> None:
+    """Below the task's cgroup an engine makes one with the limit. A memory full of the cache of files is no kill."""
     path, limit_bytes = make_cgroup(run_of(tmp_path).run_id), 64 << 20
     if path is None or (name := engine_parent(path)) is None:
         pytest.skip("this machine has no cgroup v2, or shows only a part of it")
@@ -115,10 +131,15 @@ def test_a_memory_limit_that_an_engine_has_set_is_seen(tmp_path: Path) -> None:
     try:
         made.mkdir(parents=True)
         (made / "memory.limit_in_bytes").write_text(str(limit_bytes))
-        for size_bytes, was_full in ((8 << 20, False), (2 * limit_bytes, True)):
-            takes = f"open('{made}/cgroup.procs', 'w').write('0'); x = b'x' * {size_bytes}"
-            ended = subprocess.run([sys.executable, "-I", "-S", "-c", takes], check=False)
-            assert (ended.returncode == -9, engine_memory_was_full(path, limit_bytes)) == (was_full, was_full)
+        memory = ContainerMemory(path)
+        takes = f"open('{made}/cgroup.procs', 'w').write('0')\n{then}"
+        ended = subprocess.run([sys.executable, "-I", "-S", "-c", takes], cwd=tmp_path, check=False)
+        assert ended.returncode == (-9 if was_killed or then == FULL else 0)
+        if then == FULL:
+            assert int((parent / "memory.max_usage_in_bytes").read_text()) > 0.9 * limit_bytes
+        if removed:
+            remove_cgroup(str(made))
+        assert memory.was_killed() is was_killed
     finally:
         for cgroup in (made, parent, path):
             remove_cgroup(str(cgroup))

@@ -1,9 +1,11 @@
 """Masking and shipping of task output."""
 
 import asyncio
+import gc
 import os
 import random
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from agent import output_file, tasks
 from agent.logs import LogStream, Shipping, shipped
+from agent.logs import _bound as bound
 from agent.output_file import MISSING
 from agent.secret_masks import Masker
 from agent.tasks import RunFolder
@@ -332,6 +335,63 @@ async def test_a_put_that_hangs_does_not_keep_output_from_being_bounded(tmp_path
             store.back.set()
             await shipping.close()
     assert MISSING in b"".join(segments(tmp_path))
+
+
+async def test_a_stream_that_ended_before_it_is_bounded_is_forgotten_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that bounds the output starts late: the runs that it is to bound have ended, one folder is removed."""
+    loop, held, back = asyncio.get_running_loop(), threading.Event(), threading.Event()
+    store, masker = open_store(f"file://{tmp_path}/bucket"), Masker([])
+    kept = weakref.ref(masker)
+
+    def opened() -> ObjectStore:
+        back.wait()
+        return store
+
+    runs = [RunFolder(tmp_path / f"{k}", f"wl-a-{k}", 1, "main", 0) for k in range(2)]
+    with ThreadPoolExecutor(1) as threads, ThreadPoolExecutor(1) as late:
+        loop.set_default_executor(late)
+        shipping = Shipping(threads, 0)
+        loop.run_in_executor(None, held.wait)
+        for run in runs:
+            run.path.mkdir()
+            run.output.write_bytes(LINE * 10_000)
+            tasks.request_stop(run, 0, told=True)
+            shipping.watch(run, opened, masker, SETTINGS, removes=run is runs[0])
+        async with asyncio.timeout(30):
+            while late._work_queue.qsize() == 0:
+                await asyncio.sleep(0.05)
+            back.set()
+            while not shipped(runs[1]) or runs[0].path.exists():
+                await asyncio.sleep(0.05)
+            held.set()
+            await asyncio.to_thread(int)
+            del masker
+            while kept() is not None:
+                gc.collect()
+                await asyncio.sleep(0.05)
+        await shipping.close()
+    assert caplog.messages == []
+
+
+def test_a_folder_that_is_removed_while_its_output_is_bounded_is_no_error(tmp_path: Path) -> None:
+    """The file with the output comes and goes in another thread."""
+    run, ends = run_folder(tmp_path), threading.Event()
+
+    def removes() -> None:
+        while not ends.is_set():
+            run.output.touch()
+            run.output.unlink()
+
+    with ThreadPoolExecutor(1) as threads:
+        removing = threads.submit(removes)
+        try:
+            for _ in range(20_000):
+                bound([(run, lambda: stream_of(run, tmp_path))], BOUND)
+        finally:
+            ends.set()
+        removing.result()
 
 
 async def test_elements_of_a_runner_share_the_limit_of_a_task(tmp_path: Path) -> None:

@@ -147,6 +147,20 @@ async def test_a_task_sees_its_mounts_at_absolute_paths(lab: Lab) -> None:
     assert not Path("/own-mount").exists()
 
 
+@pytest.mark.parametrize(
+    "path", [sys.base_prefix, str(Path(sys.base_prefix).parent), str(Path(os.__file__).parents[1])]
+)
+async def test_a_mount_that_hides_the_python_of_the_agent_is_refused(lab: Lab, path: str) -> None:
+    """The error names the field and the path, and the task does not start."""
+    config = lab.config(isolation=Isolation.SANDBOX)
+    launch = with_mounts(description(lab.region, config, "true"), path)
+    lab.write(launch)
+    async with lab.agent(config):
+        failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
+    assert f"file_mounts: {path}: it would hide " in str(failure)
+    assert not lab.folder_of(launch, config).work.exists()
+
+
 async def test_a_task_has_pseudo_terminals_of_its_own(lab: Lab) -> None:
     """Programs such as `script` work, and do not see the terminals of the machine."""
     config = lab.config(isolation=Isolation.SANDBOX)

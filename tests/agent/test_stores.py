@@ -2,11 +2,14 @@
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import agent
 from agent.config import AgentConfig
 from bench import buckets
 from domain.ids import checkpoint_marker_key, checkpoint_prefix
@@ -107,6 +110,30 @@ async def test_programs_of_the_jobs_variables_are_isolated_like_the_task(lab: La
     if config.isolation is Isolation.SANDBOX:
         assert status == ["CapEff:\t" + "0" * 16, "NoNewPrivs:\t1", "Seccomp:\t2"]
         assert int(processes.partition(": ")[2]) < 10
+
+
+_FLOODED = """
+import resource, sys
+from agent.launch import TaskLaunch
+from agent.stores import WrongStore, check_remote
+environ = dict(pair.split("=", 1) for pair in sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))
+try:
+    check_remote("s3://somewhere", "wl-1", TaskLaunch((), environ, ".", "output", 1.0), ())
+except WrongStore as error:
+    print(len(str(error)))
+"""
+
+
+def test_output_of_a_check_takes_no_memory(tmp_path: Path) -> None:
+    """A program of the job's variables writes 500 MB to the errors of the check; the agent may take 400."""
+    (tmp_path / "aws").write_text("[default]\ncredential_process = sh ./flood\nregion = us-east-1\n")
+    (tmp_path / "flood").write_text("head -c 500000000 /dev/zero > /proc/$PPID/fd/2\nexit 1\n")
+    environ = {"AWS_CONFIG_FILE": "aws", "PATH": os.environ["PATH"]}
+    command = [sys.executable, "-c", _FLOODED, *(f"{name}={value}" for name, value in environ.items())]
+    told = {**os.environ, "PYTHONPATH": str(Path(agent.__file__).parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=told, capture_output=True, text=True, check=False)
+    assert done.stdout and int(done.stdout) < 1000, done.stderr
 
 
 @pytest.mark.timeout(120)

@@ -3,13 +3,16 @@
 import contextlib
 import ctypes
 import fcntl
+import http.client
 import os
 import resource
+import shutil
 import signal
 import socket
 import stat
 import struct
 import subprocess
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from tests.isolation.attack_results import Targets, check, some, succeeding
 _HERE = -100
 _USUAL = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
 _LAST_FAMILY = 46
+_PARTS = ("", "/why", "/attempts", "/progress", "/allocations", "/outputs", "/logs", "/events")
 _HEADER_BYTES = 16
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -155,30 +159,31 @@ def ports_that_others_use(targets: Targets) -> str:
     return some(found, "none")
 
 
-def links_in_its_checkpoints(targets: Targets) -> str:
-    """Leaves links to secrets in its checkpoints, also as the folder in which stores stage what they write.
-
-    The test looks at what was read and written through them.
-    """
+def devices_in_its_checkpoints(targets: Targets) -> str:
+    """Makes a device in its checkpoints. `tests/isolation/outside.py` leaves links there."""
     own = Path(os.environ["MIZZEN_CHECKPOINT_URI"].removeprefix("file://"))
     own.mkdir(parents=True, exist_ok=True)
-    for name, target in ((".staging", targets["data_dir"]), ("log", targets["data_dir"]), ("k", "/etc/shadow")):
-        with contextlib.suppress(FileExistsError):
-            (own / name).symlink_to(target)
-    with contextlib.suppress(OSError):
-        os.mknod(own / "disk", 0o600 | stat.S_IFBLK, os.makedev(254, 0))
-        return "a device file"
-    with contextlib.suppress(FileExistsError):
-        os.mkfifo(own / "pipe")
-    return some([], "the links are there")
+    call: dict[str, Callable[[], object]] = {
+        "a device file": lambda: os.mknod(own / "disk", 0o600 | stat.S_IFBLK, os.makedev(254, 0))
+    }
+    return some(succeeding(call), "none can be made")
 
 
 def modes_that_outlast_it(targets: Targets) -> str:
-    """Gives its files the set-user-id bit, capabilities and attributes, which programs outside could follow."""
+    """Gives its files the set-user-id bit, capabilities and attributes, which programs outside could follow.
+
+    It leaves programs with its user, `closed` in its checkpoints, and `opened` in a folder that it opens to everybody.
+    The test runs them as another user of the machine.
+    """
     found = []
-    program = Path("program")
-    program.write_bytes(b"#!/bin/sh\n")
-    program.chmod(0o6755)
+    own = Path(os.environ["MIZZEN_CHECKPOINT_URI"].removeprefix("file://"))
+    Path("left").mkdir()
+    program = Path("left/opened")
+    for path in (own / "closed", program):
+        shutil.copyfile("/usr/bin/id", path)
+        path.chmod(0o6755)
+    for folder in (Path("left"), Path.cwd()):
+        folder.chmod(0o777)
     calls: dict[str, Callable[[], object]] = {
         "capabilities": lambda: os.setxattr(
             program, "security.capability", struct.pack("<5I", 0x2000001, 1 << 21, 0, 0, 0)
@@ -190,6 +195,36 @@ def modes_that_outlast_it(targets: Targets) -> str:
     }
     found += succeeding(calls)
     return some(found, "each fails")
+
+
+def api_with_keys(targets: Targets) -> str:
+    """Calls the API about another tenant, with a key of its own tenant and with all that its environment has."""
+    victim, own = targets["victim_workload"], targets["key"]
+    asked = [("GET", f"/v1/workloads/{victim}{part}") for part in _PARTS]
+    asked += [("POST", f"/v1/workloads/{victim}/{act}") for act in ("hold", "preempt", "cancel", "sessions")]
+    asked += [("GET", "/v1/tenants/victim/secrets"), ("PUT", "/v1/tenants/victim/secrets/planted"), ("GET", "/v1/keys")]
+    found = [f"{method} {path}" for method, path in asked if _answer(targets, method, path, own) is not None]
+    for path in ("/v1/workloads", "/v1/queue", "/v1/audit", "/v1/tenants", "/v1/costs"):
+        if victim in (_answer(targets, "GET", path, own) or ""):
+            found.append(f"{path} names {victim}")
+        found += [
+            f"{name}: {path}" for name, key in os.environ.items() if _answer(targets, "GET", path, key) is not None
+        ]
+    mine = _answer(targets, "GET", "/v1/workloads", own) or ""
+    assert os.environ["MIZZEN_WORKLOAD"] in mine, "the key is valid, so it was refused for whose the workloads are"
+    return some(found, f"{len(asked)} calls are refused")
+
+
+def _answer(targets: Targets, method: str, path: str, key: str) -> str | None:
+    """Returns the body of an answer of the API; None: the API refuses the call."""
+    told = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    body = None if method == "GET" else b"{}"
+    try:
+        request = urllib.request.Request(targets["api"] + path, method=method, data=body, headers=told)
+        with urllib.request.urlopen(request, timeout=10.0) as answer:
+            return str(answer.read().decode())
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
 
 
 def core_dumps(targets: Targets) -> str:
@@ -206,6 +241,6 @@ def core_dumps(targets: Targets) -> str:
 
 ATTACKS: tuple[Callable[[Targets], str], ...] = (
     socket_families, events_of_the_kernel, watches, others_by_number, clocks_and_names, inherited, cgroups_of_others,
-    sockets_of_others, ports_that_others_use, links_in_its_checkpoints, modes_that_outlast_it,
-    core_dumps,
+    sockets_of_others, ports_that_others_use, devices_in_its_checkpoints, modes_that_outlast_it,
+    core_dumps, api_with_keys,
 )  # fmt: skip

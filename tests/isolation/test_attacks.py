@@ -4,6 +4,7 @@ import ast
 import contextlib
 import json
 import os
+import stat
 import tarfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from infra.stack.ports import free_port
 from tests.agent.harness import has_scopes
 from tests.isolation import attack
 from tests.isolation.conftest import PATIENCE_S, Engine, submit
+from tests.isolation.outside import LINKS, followed, gained, owners
 from tests.stack.harness import ROOT, Up, processes_of, wait_until
 
 _LISTENS = "0A"
@@ -129,11 +131,13 @@ def _script(name: str, targets: str = "") -> str:
     return f"cat > targets.json <<'END'\n{targets}\nEND\ncat > {name} <<'END'\n{text}END\n"
 
 
-def _stored(up: Up, workload: str) -> set[str]:
-    """Returns what is stored of the output of an attack, which has links to secrets."""
-    [part] = (path for path in up.data.glob(f"buckets/*/outputs/{workload}/parts/**/*") if path.is_file())
-    with tarfile.open(part) as tar:
-        return {member.name for member in tar}
+def _stored(up: Up, workload: str) -> dict[str, int]:
+    """Returns names and modes of what is stored of the outputs of an attack, which have links to secrets."""
+    found = dict[str, int]()
+    for part in (path for path in up.data.glob(f"buckets/*/outputs/{workload}/parts/**/*") if path.is_file()):
+        with tarfile.open(part) as tar:
+            found |= {member.name: member.mode for member in tar}
+    return found
 
 
 def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
@@ -155,6 +159,7 @@ def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
         "victim_port": port,
         "shm": name,
         "sysv": key,
+        "key": stack.client().create_key("submitter", "intruder")["key"],
         "report": str(stack.data / "report.json"),
         # Without isolation it succeeds, and the attempt is then lost.
         "left_out": ["files_that_the_agent_writes"] if mode.startswith("none") else [],
@@ -164,8 +169,11 @@ def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
     scripts = [_script(name, json.dumps(targets)) for name in files]
     run = "".join(["mkdir -p tests/isolation\n", *scripts, f"mv {' '.join(files)} tests/isolation\n"])
     run += '"$MIZZEN_PYTHON" -m tests.isolation.attack targets.json'
-    intruder = submit(stack, "intruder", run, image, outputs={"stolen": "stolen"})
+    intruder = submit(stack, "intruder", run, image, outputs={"stolen": "stolen", "left": "left"})
     wait_until(lambda: stack.ended(intruder), "the attacks have ended", PATIENCE_S)
+    owned = owners(stack.data)
+    linking = submit(stack, "intruder", LINKS.replace("DATA", str(stack.data)), image, limits={"retries": 1})
+    wait_until(lambda: stack.ended(linking), "the task with links was started again", PATIENCE_S)
     said = list(stack.client().logs(intruder, follow=True))
     possible = POSSIBLE[mode] | (set() if has_scopes() else {"abstract_socket"})
     lines = [json.loads(line) for line in said if line.startswith(b"{")]
@@ -179,5 +187,12 @@ def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
     assert stack.phase(victim) == "running"
     assert len(targets["ports"]) >= 2, "the API and the gateway"
     assert str(_SECRET_STEP) not in json.dumps(stack.client().workload(intruder))
-    assert not list(stack.data.glob("*.upload")), "copies of checkpoints follow no link"
-    assert _stored(stack, intruder) <= {"folder"}, "the folder may have been away at that moment"
+    assert stack.phase(linking) == "succeeded"
+    assert owners(stack.data) == owned, "an agent gives a task its checkpoints, and nothing to which they lead"
+    assert followed(stack.data, linking) == []
+    assert gained(stack.data, "closed") == set(), "checkpoints belong to one user"
+    # A tenant may open its folders: others of the machine then get its user, and never that of mizzen.
+    assert not gained(stack.data, "opened") & {0, stack.data.stat().st_uid}
+    stored = _stored(stack, intruder)
+    assert stored.keys() <= {"folder", "opened"}, "the folder may have been away at that moment"
+    assert not any(stat.S_IMODE(each) & 0o7000 for each in stored.values()), stored
