@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -61,7 +62,7 @@ class Day:
         """Waits until a workload is in a phase."""
         wait_until(lambda: self.stack.phase(id_) == phase, f"{id_} is {phase}")
 
-    def spec(self, id_: str) -> dict[str, object]:
+    def spec(self, id_: str) -> dict[str, Any]:
         """Returns the document of a workload."""
         return dict(self.stack.client().workload(id_)["spec"])
 
@@ -149,4 +150,4 @@ def test_one_array(shared: Up, tmp_path: Path) -> None:
     assert "failed" in day.says("ls --phase failed") and sweep in day.told(["ls", "--phase", "failed"])
     again = day.says("retry sweep --failed").strip()
     client.wait([again])
-    assert client.workload(again)["array"]["elements"] == 1
+    assert client.workload(again)["array"]["elements"] == 1  # type: ignore[index]
