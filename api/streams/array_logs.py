@@ -19,7 +19,7 @@ from api.fleet.storage import STORAGE_ERRORS
 from api.state import ApiState
 from api.streams.hub import Follower
 from api.streams.log_choice import LogChoice
-from api.streams.task_log import TaskLog, joined
+from api.streams.task_log import TaskLog, all_complete, joined
 from api.workloads.elements import elements_of
 from domain.ids import log_prefix
 from domain.phases import TERMINAL_PHASES, Phase
@@ -86,6 +86,7 @@ class ArrayLogs:
         self._follower = follower
         self._choice = choice
         self._wanted = choice.query.wanted()
+        self._patient_until_s = time.monotonic() + LATE_S
         self._away: dict[str, float] = {}
         """Region to the time until which it is skipped, on the monotonic clock."""
         self._skipped: Counter[str] = Counter()
@@ -154,6 +155,8 @@ class ArrayLogs:
             self._skip(element)
             return
         try:
+            if final and one.released and one.may_grow:
+                await all_complete(element.logs, read, self._follower, self._patient_until_s)
             for log in element.logs:
                 if tail is not None and (lines := await read(partial(log.tail, tail))):
                     yield joined(lines)

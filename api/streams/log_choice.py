@@ -1,9 +1,11 @@
 """Which tasks, attempt and lines of the logs of a workload a request selects."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
+from sqlalchemy import func, select
 
 from api.auth import Caller
 from api.problems import HttpProblem, ProblemType, invalid, not_found
@@ -70,6 +72,8 @@ class LogPosition:
     released: bool
     """The attempt whose logs are read has ended."""
     region: str | None
+    ended_ago_s: float
+    """How long ago an attempt that has ended did, in seconds; infinite if it has not, or is not known."""
     bucket_url: str | None
     """Bucket with the attempt's logs; None: the attempt does not exist."""
 
@@ -126,10 +130,13 @@ def position_of(state: ApiState, workload: str, attempt: int) -> LogPosition:
         # An element that a runner runs has no row of its attempt before its end.
         at = own.region if own is not None else row.region if row is not None and row.attempt == attempt else None
         region = session.get(Region, at) if at is not None else None
+        released_at = None if own is None else own.released_at
+        ago = None if released_at is None else session.execute(select(func.now())).scalar_one() - released_at
         return LogPosition(
             newest=row.attempt if row is not None else attempt,
             ended=row is None or Phase(row.phase) in TERMINAL_PHASES,
-            released=(own is None and at is None) or (own is not None and own.released_at is not None),
+            released=(own is None and at is None) or released_at is not None,
+            ended_ago_s=math.inf if ago is None else ago.total_seconds(),
             region=region.name if region is not None else None,
             bucket_url=region.bucket_url if region is not None else None,
         )

@@ -20,7 +20,7 @@ from api.streams.array_logs import ArrayLogs
 from api.streams.hub import Follower
 from api.streams.log_choice import LogChoice, LogPosition, LogQuery, choose, position_of
 from api.streams.stream import Stream
-from api.streams.task_log import TaskLog, joined
+from api.streams.task_log import TaskLog, all_complete, joined
 from domain.ids import log_prefix
 
 MEDIA_TYPE = "text/plain; charset=utf-8"
@@ -106,7 +106,8 @@ async def _attempt(
 ) -> AsyncGenerator[bytes, None]:
     """Yields the lines of one attempt.
 
-    With `follow`, it ends when all logs are complete, or `LATE_S` after the last output of an ended attempt.
+    With `follow`, it ends when all logs are complete, or `LATE_S` after the last output of an ended attempt. Without,
+    it begins when all logs of an ended attempt are complete, or `LATE_S` after its end.
     """
     if not attempt:
         return
@@ -114,6 +115,8 @@ async def _attempt(
     standing = await state.threads.streams.run(position)
     task_logs = list(_open(state, standing, choice, attempt))
     read = partial(state.store_reads.run, standing.bucket_url or "")
+    if not choice.query.follow and standing.ended_ago_s < LATE_S:
+        await all_complete(task_logs, read, follower, time.monotonic() + LATE_S - standing.ended_ago_s)
     if tail is not None:
         for log in task_logs:
             if lines := await read(partial(log.tail, tail)):

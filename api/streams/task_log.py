@@ -1,14 +1,17 @@
 """Reads one task's log from the segments in its region's bucket (`domain.log_segments`)."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+from api.streams.hub import Follower
 from domain.log_segments import END, Segment, TaskOutput, segment_of
 from mizzen.objects import MissingObject, ObjectStore
 
 MAX_LINE_BYTES = 1 << 20
 """Longer lines are split: progress bars and binary output contain no line ends."""
 MAX_TAIL_BYTES = 8 << 20
+_POLL_S = 0.2
 
 
 class LogFilter(NamedTuple):
@@ -46,6 +49,11 @@ class TaskLog:
     def probe(self) -> None:
         """Lists one object, which raises an error if the store does not respond."""
         next(self._store.list(self._prefix), None)
+
+    def is_complete(self) -> bool:
+        """Returns whether the marker of the log's end was uploaded, after which nothing is."""
+        key = self._prefix + END
+        return self._store.stat_all([key])[key] is not None
 
     def segments(self) -> Iterator[list[bytes]]:
         """Yields the lines of each new segment."""
@@ -118,6 +126,20 @@ class TaskLog:
     def _labelled(self, lines: list[bytes]) -> list[bytes]:
         text = self._wanted.contains
         return [self._label + line.decode("utf-8", "replace").encode() for line in lines if text in line]
+
+
+async def all_complete(
+    logs: Sequence[TaskLog], read: Callable[..., Awaitable[Any]], follower: Follower, until_s: float
+) -> None:
+    """Waits for the ends of logs, at most until a time on the monotonic clock.
+
+    A reader that comes right after the end of an attempt would otherwise miss what machines still upload. `read` runs
+    what reads the store.
+    """
+    for log in logs:
+        while not await read(log.is_complete):
+            if time.monotonic() > until_s or not await follower.wait(_POLL_S):
+                return
 
 
 def joined(lines: list[bytes]) -> bytes:

@@ -284,6 +284,24 @@ async def test_following_ends_without_the_end_of_a_lost_machine(
     assert answer.text == "last wor\n"
 
 
+@pytest.mark.parametrize("tail", [None, 1])
+async def test_a_read_right_after_the_end(world: ApiWorld, tail: int | None) -> None:
+    """It waits for the output that the machine still uploads, also if it does not follow."""
+    id_ = placed(world, slots=0b01)
+    shipper = Shipper(world.buckets["north"], id_).ship("loss 1\n")
+    with world.session() as session:
+        session.connection().exec_driver_sql("update attempt set released_at = now()")
+    world.set_phase(id_, Phase.SUCCEEDED)
+    late = threading.Timer(0.5, lambda: shipper.ship("saved\n").end())
+    late.start()
+    try:
+        assert await read(world, id_, task=0, **({} if tail is None else {"tail": tail})) == (
+            "saved\n" if tail else "loss 1\nsaved\n"
+        )
+    finally:
+        late.join()
+
+
 async def test_follow_with_tail_goes_on_where_the_tail_ends(world: ApiWorld, serve: Serve) -> None:
     """`follow` with `tail` sends the tail and then each new line exactly once."""
     base, id_ = serve(world), placed(world)

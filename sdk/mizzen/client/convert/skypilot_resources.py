@@ -45,9 +45,14 @@ def convert_resources(section: KeyedSection) -> SkyPilotResources:
     types = _accelerators(section, section.take("accelerators"))
     spot = section.take("use_spot")
     kinds = [] if spot is None else [_spot(section, spot)]
+    is_silent = False
     for key in ("any_of", "ordered"):
         for option in section.each(key):
+            known = len(kinds)
             types, kinds = _alternative(option, types, kinds)
+            is_silent |= len(kinds) == known
+    if is_silent and spot is None and kinds:  # An alternative without use_spot is on demand.
+        kinds = [False, *kinds]
     if types:
         counts = {count for _, count in types}
         if len(counts) > 1:
