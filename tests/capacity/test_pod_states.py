@@ -159,6 +159,6 @@ def test_other_ports(ports: str) -> None:
 
 
 def _settings(ports: str) -> KubernetesSettings:
-    zones, types = {"any": {}}, {"gpu": {"cpus": 8, "memory": "32GiB"}}
-    body = {"region": "r", "zones": zones, "machine_types": types, "namespace": "n", "image": "i", "agent": "a"}
-    return KubernetesSettings.model_validate({**body, "ports": ports})
+    types = {"gpu": {"cpus": 8, "memory": "32GiB"}}
+    body = {"region": "r", "machine_types": types, "namespace": "n", "image": "i", "agent": "a", "ports": ports}
+    return KubernetesSettings.model_validate({**body, "zones": {"any": {}}})

@@ -92,11 +92,12 @@ def _until_again(there: KubernetesSite, workload: str, *, noticed: bool = True) 
     wait_until(again, "it runs again", 150)
     wait_until(lambda: there.up.client().attempts(workload)[1]["checkpoint_step"], "it has saved again")
     first, second, *_ = there.up.client().attempts(workload)
-    assert second["resumed_step"] >= first["checkpoint_step"] > 0
+    saved, resumed = int(first["checkpoint_step"] or 0), int(second["resumed_step"] or 0)
+    assert resumed >= saved > 0
     if noticed:
-        assert second["resumed_step"] == first["checkpoint_step"]
+        assert resumed == saved
         (left,) = [one for one in there.up.client().events(workload) if one["kind"] == "workload.preempted"]
-        assert first["checkpoint_step"] > (left["detail"]["checkpoint_step"] or 0)
+        assert saved > int(left["detail"]["checkpoint_step"] or 0)
 
 
 def test_an_evicted_pod(there: KubernetesSite, tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_deletion_with_another_grace(there: KubernetesSite, tmp_path: Path) ->
     assert _noticed(there, workload)["detail"]["ends_at_s"] == pytest.approx(began_s + GRACE_S, abs=3)
 
     def corrected() -> bool:
-        cordon = there.up.client().machine(machine)["cordon"]
+        cordon: Any = there.up.client().machine(machine)["cordon"]
         return bool(cordon["code"] == "platform_notice" and cordon["detail"]["ends_at_s"] < began_s + 11)
 
     wait_until(corrected, "it has the true deadline", 30)
@@ -140,7 +141,7 @@ def test_a_deletion_with_another_grace(there: KubernetesSite, tmp_path: Path) ->
 def test_the_scheduler_preempts(there: KubernetesSite, tmp_path: Path) -> None:
     """A pod of a higher priority takes the place of a machine; the gang saves, and the instance has the reason."""
     workload = _running(there, "gang", 4, tmp_path / "gate")
-    agent = {"name": "agent", "image": IMAGE, "command": ["sleep", "15"]}
+    agent: dict[str, Any] = {"name": "agent", "image": IMAGE, "command": ["sleep", "15"]}
     agent |= {"resources": {"limits": {"cpu": "2", "nvidia.com/gpu": "1"}}}
     spec = {"priorityClassName": "high", "restartPolicy": "Never", "containers": [agent]}
     there.cluster.call("POST", pod_path(), {"metadata": {"name": "urgent"}, "spec": spec})
