@@ -14,6 +14,7 @@ OTHERS = {
     "agent/lending/owner_socket.py": "tells the owner's command the agent's own Python",
     "agent/network/shaping.py": "isolated",
     "agent/sandbox.py": "isolated",
+    "agent/sandbox_view.py": "which mounts would hide Python",
     "agent/zygote_client.py": "isolated",
     "agent/stores.py": "isolated",
     "agent/output_storage.py": "isolated",
