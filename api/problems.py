@@ -269,7 +269,7 @@ def field_path(parts: Iterable[object]) -> str:
 
 
 def _of_validation(error: RequestValidationError, request: Request) -> HttpProblem:
-    errors = []
+    errors: list[FieldError] = []
     is_secret = "/secrets/" in request.url.path  # Responses never repeat the value of a secret.
     for found in error.errors():
         if found["type"] == "json_invalid":
@@ -277,10 +277,14 @@ def _of_validation(error: RequestValidationError, request: Request) -> HttpProbl
             reason = found.get("ctx", {}).get("error", "")
             return HttpProblem(ProblemType.MALFORMED_REQUEST, f"the body is not JSON: {reason} at character {at}")
         place, *rest = found["loc"]
+        is_alternative = bool(rest) and "[" in str(rest[-1])  # Of a union, such as `str-enum[Phase]`: no field.
+        rest = rest[:-1] if is_alternative else rest
         path = field_path(rest) if place == "body" else field_path([place, *rest])
         value = None if is_secret or found["type"] == "missing" else found.get("input")
         rule = RULES.get(found.get("ctx", {}).get("pattern", ""))
         message = f"must be {rule}" if rule else str(found["msg"]).removeprefix("Value error, ")
+        if is_alternative and errors and errors[-1].path == path:
+            message = f"{errors.pop().message}, or {message.removeprefix('Input should be ')}"
         errors.append(FieldError(path, message, value))
     detail = "; ".join(f"{e.path}: {e.message}" if e.path else e.message for e in errors[:5])
     return HttpProblem(ProblemType.INVALID_REQUEST, detail, errors=errors)

@@ -51,7 +51,13 @@ def test_a_workload_is_found_by_the_start_of_its_id_or_its_name(
         out, err = capsys.readouterr()
         assert f"several workloads are named 'pair'; this is the newest, {third} (failed)" in err, command
         assert two not in out + err
-    assert run(["show", "wl-"]) == 2
+    capsys.readouterr()
+    assert run(["show", "wl-"]) == 2 and "; give an id" in capsys.readouterr().err
+    assert run(["retry", "pair", "--failed"]) == 2
+    assert capsys.readouterr().err.count("several workloads are named") == 1
+    assert run(["ls", "--phase", "run"]) == 2
+    assert "query.phase[0]: Input should be 'pending'" in (err := capsys.readouterr().err)
+    assert ", or 'held', 'blocked' or 'live'" in err and "[Phase]" not in err
     assert run(["show", "nobody"]) == 3
     assert run(["show", "wl-0000000000000000"]) == 3
 

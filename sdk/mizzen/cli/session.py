@@ -42,6 +42,7 @@ class Session:
     """How long to retry while the tenant's queue is full; None: the client's default."""
     _client: "Client | None" = None
     _noticed_at_s: float = field(default=float("-inf"))
+    _resolved: dict[str, str] = field(default_factory=dict)
 
     @property
     def client(self) -> "Client":
@@ -55,13 +56,18 @@ class Session:
         return self._client
 
     def resolve(self, reference: str) -> str:
-        """Return the id of the workload to which `reference` refers, for reading: the newest one with a name."""
+        """Return the id of the workload to which `reference` refers, for reading: the newest one with a name.
+
+        A later call of the same command returns the same id and does not print the note again.
+        """
         from mizzen.client.references import resolve_newest
 
         def note(newest: "Workload") -> None:
             say(f"several workloads are named {reference!r}; this is the newest, {newest['id']} ({newest['phase']})")
 
-        return resolve_newest(self.client, reference, note)
+        if reference not in self._resolved:
+            self._resolved[reference] = resolve_newest(self.client, reference, note)
+        return self._resolved[reference]
 
     def resolve_to_change(self, reference: str) -> str:
         """Return the id of the workload to which `reference` refers, for an action that changes the workload.

@@ -79,7 +79,7 @@ def _by_start(client: "Client", reference: str) -> str:
 
 
 def _ambiguous(reference: str, found: list[Workload]) -> AmbiguousReference:
-    return AmbiguousReference(f"{reference!r} matches {len(found)} workloads: {listed(found)}")
+    return AmbiguousReference(f"{reference!r} matches {len(found)} workloads: {listed(found)}; give an id")
 
 
 def listed(found: list[Workload]) -> str:
