@@ -26,11 +26,9 @@ NAMES = "\n".join(f"a{n} = [{', '.join([f'a{n - 1}'] * 10)}]" for n in range(1, 
 SCRIPT = "#!/bin/bash\n{}\necho hello\n"
 
 
-def test_ten_sources_of_each_kind() -> None:
+def test_at_least_ten_sources_of_each_kind() -> None:
     kinds = [path.parent.name for path in SOURCES]
-    assert {kind: kinds.count(kind) for kind in kinds} == dict.fromkeys(
-        ("slurm", "skypilot", "kubernetes", "submitit"), 10
-    )
+    assert all(kinds.count(kind) >= 10 for kind in ("slurm", "skypilot", "kubernetes", "submitit"))
 
 
 @each_of(SOURCES)

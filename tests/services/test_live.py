@@ -119,6 +119,7 @@ async def test_what_was_granted_partly_is_kept(live: Live, monkeypatch: pytest.M
     await until(lambda: zones <= set(_zones(live.endpoints())), "a spot replica is ready in each zone", 60.0)
     spot = [one for one in live.replicas() if one.kind == "spot" and one.ended_at is not None]
     assert {one.cause for one in spot} <= {"refused"}
+    await until(lambda: len(recorded.seen) > 10, "enough decisions to compare", 60.0)
     assert recorded.agrees()
 
 
