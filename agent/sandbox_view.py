@@ -118,7 +118,7 @@ def _python() -> tuple[str, str, str]:
 
 
 def hides_python(place: str) -> str | None:
-    """Returns the folder or program, of those that start a task, that would not be visible with a mount at `place`."""
+    """Returns a folder or program of this machine's Python that a mount at `place` would hide; None: it hides none."""
     needed = (sys.executable, os.path.dirname(os.__file__), *_python())
     paths = dict.fromkeys(path for one in needed for path in (os.path.abspath(one), os.path.realpath(one)))
     return next((path for path in paths if _is_below(path, (place,))), None)

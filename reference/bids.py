@@ -15,18 +15,25 @@ from domain.scheduling import (
     Bid,
     JobPlacement,
     JobRequest,
-    MachineState,
     PlacementRequest,
     Plan,
     RegionSnapshot,
     RunningWorkload,
 )
-from reference.criteria import PlacementOption, PlacementTarget, Spread, criteria, quality
+from reference.criteria import PlacementOption, PlacementTarget, criteria, quality
 from reference.crowds import crowding_of, others_at
+from reference.packing import (
+    Free,
+    cluster_targets,
+    free_now,
+    place_job,
+    release,
+    spanning_targets,
+    take,
+    tasks_that_fit,
+    without_room,
+)
 from rms.refusal import needs
-
-_Free = dict[str, tuple[int, int, int]]
-"""Maps machine ids to free GPUs, CPUs (thousandths of a core) and memory (bytes)."""
 
 
 def best(plans: Iterable[Plan]) -> Plan | None:
@@ -88,7 +95,7 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
 
 
 def _avoiding(snapshot: RegionSnapshot, request: PlacementRequest) -> RegionSnapshot:
-    machines = [_without_room(m) if m.id in request.avoids else m for m in snapshot.machines]
+    machines = [without_room(m) if m.id in request.avoids else m for m in snapshot.machines]
     return replace(snapshot, machines=tuple(machines))
 
 
@@ -115,7 +122,7 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
     snapshot = _avoiding(snapshot, request)
     left_out = sorted(request.avoids.intersection(m.id for m in snapshot.machines))
     later, again_s = _later(snapshot, request, left_out)
-    free = _free_now(snapshot)
+    free = free_now(snapshot)
     victims: list[RunningWorkload] = []
     choices: list[PlacementOption] = []
     for job in request.jobs:
@@ -123,10 +130,10 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
         options: list[PlacementOption] = []
         # First without evictions, then with evictions; each in a single cluster and across clusters.
         for others in ([], candidates):
-            for place in _places(snapshot, job) + _spanning_places(snapshot, job) if not options else ():
+            for place in cluster_targets(snapshot, job) + spanning_targets(snapshot, job) if not options else ():
                 chosen = _victims_for(job, place, free, others)
                 if chosen is not None:
-                    spread = _place_job(job, place, _release(free, chosen))
+                    spread = place_job(job, place, release(free, chosen))
                     assert spread is not None
                     options.append(PlacementOption(job, place, spread, tuple(chosen)))
         if not options:
@@ -134,7 +141,7 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
             why = (_no_room(snapshot, request, job, free, candidates, allowed, until_s), *later)
             return Bid(request.workload, snapshot.region, None, why, retry_at_s=min(until_s, again_s))
         best = min(options, key=lambda option: criteria(snapshot, option))
-        free = _take(_release(free, best.victims), job, best.spread)
+        free = take(release(free, best.victims), job, best.spread)
         victims.extend(best.victims)
         choices.append(best)
 
@@ -158,165 +165,16 @@ def _is_displaced(workload: RunningWorkload, request: PlacementRequest) -> bool:
     return workload.id in request.displaces and workload.rank > request.rank
 
 
-# ------------------------------------------------------------------------------------------------------ free resources
-
-
-def _free_now(snapshot: RegionSnapshot) -> _Free:
-    return {m.id: (m.free_gpus, m.free_cpus_milli, m.free_memory_bytes) for m in snapshot.machines}
-
-
-def _without_room(machine: MachineState) -> MachineState:
-    """Returns a machine of which nothing is free, even if all its workloads are evicted."""
-    return replace(
-        machine,
-        free_gpus=machine.free_gpus - machine.gpus,
-        free_cpus_milli=machine.free_cpus_milli - machine.cpus_milli,
-        free_memory_bytes=machine.free_memory_bytes - machine.memory_bytes,
-    )
-
-
-def _release(free: _Free, victims: list[RunningWorkload] | tuple[RunningWorkload, ...]) -> _Free:
-    released = dict(free)
-    for victim in victims:
-        for held in victim.holdings:
-            if held.machine in released:
-                gpus, cpus, memory = released[held.machine]
-                released[held.machine] = (gpus + held.gpus, cpus + held.cpus_milli, memory + held.memory_bytes)
-    return released
-
-
-def _take(free: _Free, job: JobRequest, spread: Spread) -> _Free:
-    left = dict(free)
-    for machine, tasks in spread.items():
-        gpus, cpus, memory = left[machine]
-        left[machine] = (
-            gpus - tasks * job.gpus_per_task,
-            cpus - tasks * job.cpus_milli_per_task,
-            memory - tasks * job.memory_bytes_per_task,
-        )
-    return left
-
-
-def _places(snapshot: RegionSnapshot, job: JobRequest) -> list[PlacementTarget]:
-    places = []
-    allowed = _allowed(snapshot, job)
-    for cluster in sorted({m.cluster for m in allowed}):
-        machines = tuple(m for m in allowed if m.cluster == cluster)
-        if job.gpus_per_task == 0:
-            places.append(
-                PlacementTarget(cluster, None, 0, (tuple(m for m in machines if m.gpu_type is None), machines))
-            )
-            continue
-        for preference, gpu_type in enumerate(job.gpu_types):
-            places.append(
-                PlacementTarget(cluster, gpu_type, preference, (tuple(m for m in machines if m.gpu_type == gpu_type),))
-            )
-    return places
-
-
-def _allowed(snapshot: RegionSnapshot, job: JobRequest) -> tuple[MachineState, ...]:
-    """Returns the machines whose capacity kind the job accepts."""
-    return tuple(m for m in snapshot.machines if m.capacity in job.capacity)
-
-
-def _spanning_places(snapshot: RegionSnapshot, job: JobRequest) -> list[PlacementTarget]:
-    """Returns the options that treat all clusters as one; empty if the job must stay in one cluster."""
-    if not job.span_clusters:
-        return []
-    allowed = _allowed(snapshot, job)
-    if job.gpus_per_task == 0:
-        return [PlacementTarget("", None, 0, (tuple(m for m in allowed if m.gpu_type is None), allowed))]
-    return [
-        PlacementTarget("", gpu_type, preference, (tuple(m for m in allowed if m.gpu_type == gpu_type),))
-        for preference, gpu_type in enumerate(job.gpu_types)
-    ]
-
-
-def _tasks_that_fit(job: JobRequest, amounts: tuple[int, int, int]) -> int:
-    wanted = (job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task)
-    return max(0, min(amount // want for amount, want in zip(amounts, wanted, strict=True) if want))
-
-
-# ------------------------------------------------------------------------------------------------------------- packing
-
-
-def _place_job(job: JobRequest, place: PlacementTarget, free: _Free) -> Spread | None:
-    for machines in place.attempts:
-        spread = _pack(job, job.tasks, list(machines), free)
-        if spread is not None:
-            return spread
-    return None
-
-
-def _pack(job: JobRequest, tasks: int, machines: list[MachineState], free: _Free) -> Spread | None:
-    room = {m.id: _tasks_that_fit(job, free[m.id]) for m in machines}
-    if sum(room.values()) < tasks:
-        return None
-    spread: Spread = {}
-    while True:
-        one = _on_one_machine(job, tasks, machines, room, free)
-        if one is not None:
-            return {**spread, **one}
-        racks = _racks(machines)
-        options = []
-        for rack, members in racks.items():
-            option = _within_rack(job, tasks, members, room, free)
-            if option is not None:
-                options.append((len(option), sum(room[m.id] for m in members), rack, option))
-        if options:
-            return {**spread, **min(options, key=lambda option: option[:3])[3]}
-        largest = min(racks, key=lambda rack: (-sum(room[m.id] for m in racks[rack]), rack))
-        for machine in racks[largest]:
-            if room[machine.id]:
-                spread[machine.id] = room[machine.id]
-                tasks -= room[machine.id]
-        machines = [m for m in machines if (m.cluster, m.rack) != largest]
-
-
-def _racks(machines: list[MachineState]) -> dict[tuple[str, str], list[MachineState]]:
-    names = sorted({(m.cluster, m.rack) for m in machines})
-    return {rack: [m for m in machines if (m.cluster, m.rack) == rack] for rack in names}
-
-
-def _on_one_machine(
-    job: JobRequest, tasks: int, machines: list[MachineState], room: dict[str, int], free: _Free
-) -> Spread | None:
-    def tightness(machine: MachineState) -> tuple[int, int, int, str]:
-        gpus, cpus, _ = free[machine.id]
-        left_gpus, left_cpus = gpus - tasks * job.gpus_per_task, cpus - tasks * job.cpus_milli_per_task
-        return (room[machine.id], left_gpus, left_cpus, machine.id)
-
-    fitting = [m for m in machines if room[m.id] >= tasks]
-    return {min(fitting, key=tightness).id: tasks} if fitting else None
-
-
-def _within_rack(
-    job: JobRequest, tasks: int, members: list[MachineState], room: dict[str, int], free: _Free
-) -> Spread | None:
-    if sum(room[m.id] for m in members) < tasks:
-        return None
-    spread: Spread = {}
-    left = list(members)
-    while True:
-        last = _on_one_machine(job, tasks, left, room, free)
-        if last is not None:
-            return {**spread, **last}
-        largest = min(left, key=lambda m: (-room[m.id], free[m.id][0] - room[m.id] * job.gpus_per_task, m.id))
-        spread[largest.id] = room[largest.id]
-        tasks -= room[largest.id]
-        left.remove(largest)
-
-
 # ------------------------------------------------------------------------------------------------------------ eviction
 
 
 def _victims_for(
-    job: JobRequest, place: PlacementTarget, free: _Free, candidates: list[RunningWorkload]
+    job: JobRequest, place: PlacementTarget, free: Free, candidates: list[RunningWorkload]
 ) -> list[RunningWorkload] | None:
     """Returns the victims that make room for the job: empty if it already fits, None if evicting all is not enough."""
 
     def fits(victims: list[RunningWorkload]) -> bool:
-        return _place_job(job, place, _release(free, victims)) is not None
+        return place_job(job, place, release(free, victims)) is not None
 
     if fits([]):
         return []
@@ -355,19 +213,19 @@ def _anew(
     snapshot: RegionSnapshot, jobs: list[JobRequest], victims: list[RunningWorkload]
 ) -> list[PlacementOption] | None:
     """Plans all jobs again with exactly these victims evicted; returns None if a job does not fit."""
-    free = _release(_free_now(snapshot), victims)
+    free = release(free_now(snapshot), victims)
     choices = []
     for job in jobs:
         options: list[PlacementOption] = []
-        for places in (_places(snapshot, job), _spanning_places(snapshot, job)):
+        for places in (cluster_targets(snapshot, job), spanning_targets(snapshot, job)):
             for place in places if not options else ():
-                spread = _place_job(job, place, free)
+                spread = place_job(job, place, free)
                 if spread is not None:
                     options.append(PlacementOption(job, place, spread, ()))
         if not options:
             return None
         best = min(options, key=lambda option: criteria(snapshot, option))
-        free = _take(free, job, best.spread)
+        free = take(free, job, best.spread)
         choices.append(best)
     return choices
 
@@ -376,9 +234,9 @@ def _as_it_was(
     snapshot: RegionSnapshot, choices: list[PlacementOption], victims: list[RunningWorkload]
 ) -> list[PlacementOption] | None:
     """Returns the given choices if they still fit with exactly these victims evicted, else None."""
-    free = _release(_free_now(snapshot), victims)
+    free = release(free_now(snapshot), victims)
     for choice in choices:
-        free = _take(free, choice.job, choice.spread)
+        free = take(free, choice.job, choice.spread)
     used = {machine for choice in choices for machine in choice.spread}
     return choices if all(min(free[machine]) >= 0 for machine in used) else None
 
@@ -426,8 +284,8 @@ def _plan(
 
 def _could_ever_fit(snapshot: RegionSnapshot, job: JobRequest) -> bool:
     empty = {m.id: (m.gpus, m.cpus_milli, m.memory_bytes) for m in snapshot.machines}
-    places = _places(snapshot, job) + _spanning_places(snapshot, job)
-    return any(_place_job(job, place, empty) is not None for place in places)
+    places = cluster_targets(snapshot, job) + spanning_targets(snapshot, job)
+    return any(place_job(job, place, empty) is not None for place in places)
 
 
 def _later(snapshot: RegionSnapshot, request: PlacementRequest, avoided: list[str]) -> tuple[list[Reason], float]:
@@ -457,7 +315,7 @@ def _later(snapshot: RegionSnapshot, request: PlacementRequest, avoided: list[st
 
 def _protected_until_s(snapshot: RegionSnapshot, request: PlacementRequest) -> float:
     """Returns when the first workload can be evicted that now cannot, of those on machines that one job may use."""
-    usable = {m.id for job in request.jobs for place in _places(snapshot, job) for m in place.attempts[-1]}
+    usable = {m.id for job in request.jobs for place in cluster_targets(snapshot, job) for m in place.attempts[-1]}
     ends_s = [
         w.protected_until_s
         for w in snapshot.running
@@ -474,15 +332,15 @@ def _no_room(
     snapshot: RegionSnapshot,
     request: PlacementRequest,
     job: JobRequest,
-    free: _Free,
+    free: Free,
     candidates: list[RunningWorkload],
     allowed: list[RunningWorkload],
     protected_until_s: float,
 ) -> Reason:
-    most_free = _release(free, candidates)
+    most_free = release(free, candidates)
     placeable = max(
-        sum(_tasks_that_fit(job, most_free[m.id]) for m in place.attempts[-1])
-        for place in _places(snapshot, job) + _spanning_places(snapshot, job)
+        sum(tasks_that_fit(job, most_free[m.id]) for m in place.attempts[-1])
+        for place in cluster_targets(snapshot, job) + spanning_targets(snapshot, job)
     )
     return Reason(
         ReasonCode.INSUFFICIENT_CAPACITY,

@@ -132,7 +132,7 @@ class Passes:
             as_hopeless = self._ask_no_less(standing, left, hopeless, np.where(patient, waited_s, 0.0))
             left = left[~more | (may_reserve[left] & ~as_hopeless)]
         if self._reserves_later and len(taken) < len(self._transitions.ledgers):
-            # Workloads that were skipped may reserve before those that were offered to the regions.
+            # Also for workloads that this pass skipped: one may become due for a reservation before those that bid.
             for after_s in reserve_later_s(reserve_after_s):
                 near_s = waited_s[may_reserve & (waited_s <= after_s)]
                 if len(near_s):

@@ -51,7 +51,7 @@ _FOUND = (
 
 
 def open_session(session: Session, made: ConsoleSession) -> None:
-    """Adds a login, and deletes those that have expired."""
+    """Stores a login, and deletes the expired logins."""
     session.execute(delete(ConsoleSession).where(ConsoleSession.expires_at <= func.now()))
     session.add(made)
 

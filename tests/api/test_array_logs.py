@@ -82,6 +82,23 @@ async def test_gangs_as_elements(world: ApiWorld) -> None:
     assert await read(world, array, task=0) == "sweep/1: a\n"
 
 
+async def test_elements_that_have_just_ended(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their late output is waited for, but all elements without an end marker share one limited time."""
+    monkeypatch.setattr(array_logs, "LATE_S", 3.0)
+    array = await _array(world)
+    shipper = _start(world, array, 0).ship("loss 1\n")
+    for index in (1, 2):
+        _start(world, array, index).ship("lost\n")
+    for index in range(3):
+        _end(world, array, index)
+    late = threading.Timer(0.5, lambda: shipper.ship("saved\n").end())
+    late.start()
+    try:
+        assert await read(world, array) == "sweep/0: loss 1\nsweep/0: saved\nsweep/1: lost\nsweep/2: lost\n"
+    finally:
+        late.join()
+
+
 async def test_a_store_that_does_not_answer(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its elements are named and skipped. Later requests do not wait for it again, and other stores are read."""
     monkeypatch.setattr(store_reads, "ANSWER_S", 0.5)

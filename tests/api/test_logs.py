@@ -302,6 +302,17 @@ async def test_a_read_right_after_the_end(world: ApiWorld, tail: int | None) -> 
         late.join()
 
 
+async def test_a_read_right_after_the_loss_of_a_machine(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the end marker never comes, a read waits for a limited time and then has the output that was uploaded."""
+    monkeypatch.setattr(logs, "LATE_S", 1.0)
+    id_ = placed(world, slots=0b01)
+    Shipper(world.buckets["north"], id_).ship("loss 1\n")
+    with world.session() as session:
+        session.connection().exec_driver_sql("update attempt set released_at = now()")
+    world.set_phase(id_, Phase.FAILED)
+    assert await read(world, id_, task=0) == "loss 1\n"
+
+
 async def test_follow_with_tail_goes_on_where_the_tail_ends(world: ApiWorld, serve: Serve) -> None:
     """`follow` with `tail` sends the tail and then each new line exactly once."""
     base, id_ = serve(world), placed(world)

@@ -1,6 +1,7 @@
 """Reservations: the earliest start equals that of a plain reference, which tries one time after the other."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from random import Random
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest, RegionSnapshot, RunningWorkload
 from reference import bids as reference
+from reference.packing import free_now, release
 from rms.gang import Planner
 from rms.machines import shift
 from rms.region import RegionColumns
@@ -56,12 +58,11 @@ def _available_s(holder: RunningWorkload, request: PlacementRequest, now_s: floa
 
 
 def _fits(snapshot: RegionSnapshot, request: PlacementRequest, gone: Set[str], taken: Sequence[Reservation]) -> bool:
-    """Returns whether the request fits without evictions once `gone` have left, beside what others have reserved."""
-    free = {m.id: np.array([m.free_gpus, m.free_cpus_milli, m.free_memory_bytes]) for m in snapshot.machines}
-    for one in snapshot.running:
-        for h in one.holdings if one.id in gone else ():
-            if h.machine in free:
-                free[h.machine] += (h.gpus, h.cpus_milli, h.memory_bytes)
+    """Returns whether the request fits without evictions after `gone` have left and without the amounts in `taken`."""
+    free = {
+        machine: np.array(amounts)
+        for machine, amounts in release(free_now(snapshot), [w for w in snapshot.running if w.id in gone]).items()
+    }
     for made in taken:
         for machine, need in made.needs.items():
             free[machine] -= need
@@ -97,7 +98,7 @@ def _busy(snapshot: RegionSnapshot, request: PlacementRequest) -> dict[str, int]
 
 
 def _least_busy(snapshot: RegionSnapshot, request: PlacementRequest, taken: Sequence[Reservation]) -> int | None:
-    """Returns the smallest number such that the gang fits into the machines that are at most so `_busy`; None: none."""
+    """Returns the smallest `_busy` limit with which the gang fits into the machines within it; None: it never fits."""
     busy = _busy(snapshot, request)
     for level in sorted(set(busy.values())):
         inside = replace(snapshot, machines=tuple(m for m in snapshot.machines if busy[m.id] <= level))
@@ -123,6 +124,15 @@ def _reserve(
     return reserve(planner, request, available_from_s(planner, request, ends_s), taken)
 
 
+@contextmanager
+def _unchanged(region: RegionColumns) -> Iterator[None]:
+    """Checks that the region is after the block as it was before."""
+    free, state = region.machines.free.copy(), region.state
+    yield
+    assert (region.machines.free == free).all()
+    assert region.state == state
+
+
 @settings(PROPERTY, max_examples=examples(300))
 @given(seed=st.integers(0, 10**6), known=st.booleans())
 def test_the_start_is_that_of_the_plain_reference(seed: int, known: bool) -> None:
@@ -130,27 +140,23 @@ def test_the_start_is_that_of_the_plain_reference(seed: int, known: bool) -> Non
     snapshot, request = _case(seed)
     region = RegionColumns.of(snapshot)
     taken = _taken(seed, region)
-    before = region.machines.free.copy(), region.state
-    made = _reserve(region, request, taken, known=known)
+    with _unchanged(region):
+        made = _reserve(region, request, taken, known=known)
     assert (None if made is None else made.starts_at_s) == _start_s(snapshot, request, taken, known=known)
-    assert (region.machines.free == before[0]).all()
-    assert region.state == before[1]
 
 
 @settings(PROPERTY, max_examples=examples(300))
 @given(seed=st.integers(0, 10**6))
-def test_what_has_no_known_end_is_kept_where_least_of_it_is(seed: int) -> None:
+def test_a_reservation_without_a_known_start_is_on_the_least_busy_machines(seed: int) -> None:
     """The machines of such a reservation are the least busy ones with which the gang fits, by the plain reference."""
     snapshot, request = _case(seed)
     region = RegionColumns.of(snapshot)
     taken, planner = _taken(seed, region), Planner(region)
-    before = region.machines.free.copy(), region.state
-    made = reserve_unknown(planner, request, available_from_s(planner, request, known_ends_s(region)), taken)
+    with _unchanged(region):
+        made = reserve_unknown(planner, request, available_from_s(planner, request, known_ends_s(region)), taken)
     busy = _busy(snapshot, request)
     most = None if made is None else max(busy[machine] for machine in made.needs)
     assert most == _least_busy(snapshot, request, taken)
-    assert (region.machines.free == before[0]).all()
-    assert region.state == before[1]
 
 
 @settings(PROPERTY, max_examples=examples(200))

@@ -54,7 +54,7 @@ class Sender:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """From which the ranks decide. None: not known."""
+    """The numbers from which all ranks make the same decision. None: not known."""
 
     left_s: float | None
     longest_step_s: float | None
@@ -160,7 +160,7 @@ class Departure:
         return turn is not Turn.FLUSH
 
     def _numbers(self, sender: Sender) -> _Numbers:
-        """Return the numbers of this process. Those that do not apply to it are minimal, so that other ranks decide."""
+        """Return the numbers of this process. A rank that writes nothing has 0 s: the numbers of the writers count."""
         notice = notices.current()
         left_s = self._exactly_left_s() if notice is not None and notice.certain else math.inf
         background = self._background

@@ -9,11 +9,11 @@ from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.tensors import loaded
 
 _MOST = 32
-"""Trained parameters of a module that are looked at: all have a gradient, or none has."""
+"""So many parameters of a module suffice: after a backward pass, all of them have a gradient."""
 
 
 def _trained(objects: Iterable[Any]) -> list[Any]:
-    """Return some parameters of the torch modules among `objects`, without those that are frozen."""
+    """Return the first `_MOST` parameters that are not frozen, of each torch module among `objects`."""
     torch = loaded("torch")
     modules = [one for one in objects if torch is not None and isinstance(one, torch.nn.Module)]
     return [
