@@ -277,7 +277,8 @@ def _of_validation(error: RequestValidationError, request: Request) -> HttpProbl
             reason = found.get("ctx", {}).get("error", "")
             return HttpProblem(ProblemType.MALFORMED_REQUEST, f"the body is not JSON: {reason} at character {at}")
         place, *rest = found["loc"]
-        is_alternative = bool(rest) and "[" in str(rest[-1])  # Of a union, such as `str-enum[Phase]`: no field.
+        # The type in a union, such as `str-enum[Phase]`, follows the name of a parameter: it is no field.
+        is_alternative = place == "query" and len(rest) > 1 and isinstance(rest[-1], str)
         rest = rest[:-1] if is_alternative else rest
         path = field_path(rest) if place == "body" else field_path([place, *rest])
         value = None if is_secret or found["type"] == "missing" else found.get("input")

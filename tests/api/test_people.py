@@ -60,6 +60,7 @@ BAD_TENANTS: list[tuple[str, object, str]] = [
     ("half a slot", {"level": 3, "quota": {"gpus": {"a100": 0.5}}}, "quota.gpus.a100"),
     ("slots beyond bounds", {"level": 3, "quota": {"gpus": {"a100": 10**19}}}, "quota.gpus.a100"),
     ("a type without name", {"level": 3, "quota": {"gpus": {"": 1}}}, "quota.gpus.."),
+    ("a name with brackets", {"level": 3, "quota": {"gpus": {"a[b": "x"}}}, "quota.gpus.a[b"),
     ("negative CPUs", {"level": 3, "quota": {"cpus": -1}}, "quota.cpus"),
     ("CPUs beyond bounds", {"level": 3, "quota": {"cpus": 1e300}}, "quota.cpus"),
 ]

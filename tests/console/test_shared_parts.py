@@ -1,6 +1,7 @@
 """Many browsers that ask at the same time for the same part."""
 
 import asyncio
+import re
 from contextlib import AsyncExitStack
 
 from sqlalchemy import event
@@ -55,7 +56,8 @@ async def test_pages_of_others_are_not_shared(world: ApiWorld, browse: Browse) -
         )
         event.remove(engine, "before_cursor_execute", count)
         assert reads <= 10 * once
-        assert {answer.text for answer in mine} == {alone.text}
+        without_waited = {re.sub(r">\d+s</td>", "", answer.text) for answer in [*mine, alone]}
+        assert len(without_waited) == 1
         assert "mine" in alone.text
         assert "mine" not in theirs.text
         headers["If-None-Match"] = alone.headers["etag"]
