@@ -72,24 +72,22 @@ class PendingRanks(NamedTuple):
 
     rank: I1
     """0 for a held workload."""
-    credit: F8
-    preference: F8
-    """What the order among the workloads of its tenant and level adds to its age."""
-    pick_at: I4
-    """The offset of the picked types; `NO_PICK` if all types are allowed."""
+    picks_at: I4
+    """Within quota: the offset of the picked types in `picks`, or `NO_PICK`. Over quota: the row in `shortfalls`."""
     picks: I4
     """The picked types (flat): the index in the list of each job, in job order."""
-    lacks: I2
-    """For over-quota workloads the lacking resource: a type number, or the number of types for CPUs."""
-    used: I8
-    """The usage of the lacking resource."""
-    needed: I8
-    """The need for the lacking resource."""
+    shortfalls: I8
+    """The over-quota workloads, shape (n, 3): the lacking resource (a type number, or the number of types for CPUs),
+    its usage, and the need for it."""
     displacing: I8
     """The workloads that are within quota only because less important placed workloads are counted after them, shape
     (n, 2 + types): the row, then the CPUs and GPUs used up to and including that row."""
     taker: I4
     """By place, the row that has it: the places of a tenant and level are given to its rows (`take_places`)."""
+    place_rank: I1
+    """By place, the rank of its row; 0 for the place of a held workload."""
+    place_credit: F8
+    """By place, its credit, which is that of its row."""
 
 
 @compiled
@@ -185,28 +183,24 @@ def walk_pending(
     cpus, envelope_at, envelope_type, envelope_gpus, job_at, job_gpus, type_at, type_of = demand
     held_cpus, held_at, held_type, held_gpus = holdings
     n, types = tenant.size, quota_gpus.shape[1]
-    rank = np.zeros(n, np.int8)
-    credit = np.empty(n, np.float64)
-    preference = np.empty(n, np.float64)
-    pick_at = np.full(n, NO_PICK, np.int32)
+    rank, place_rank = np.zeros(n, np.int8), np.zeros(n, np.int8)
+    credit, ordered_by = np.empty(n, np.float64), np.empty(n, np.float64)
+    picks_at = np.full(n, NO_PICK, np.int32)
     picks = np.empty(1024, np.int32)
     picked = 0
-    lacks = np.zeros(n, np.int16)
-    used = np.zeros(n, np.int64)
-    needed = np.zeros(n, np.int64)
     need = np.zeros(types, np.int64)
     used_cpus, used_gpus = np.zeros_like(total_cpus), np.zeros_like(total_gpus)
-    displace = 0
+    displace = short = 0
     waiting = np.zeros(9, np.int64)
     for row in range(n):
         t = tenant[row]
-        age_s = min(max(now_s - submitted_at_s[row], 0.0), age_cap_s)
-        credit[row] = w_age * age_s + fair[t]
-        preference[row] = by_user[user[row]] + by_size[size[row]]
+        credit[row] = w_age * min(max(now_s - submitted_at_s[row], 0.0), age_cap_s) + fair[t]
+        ordered_by[row] = credit[row] + (by_user[user[row]] + by_size[size[row]])
         if not held[row]:
             rank[row] = max(level[t], requested_level[row])
             waiting[rank[row]] += 1
-    displacing = np.empty((waiting.sum(), 2 + types), np.int64)  # Pages that are never written take no memory.
+    # Pages that are never written take no memory.
+    displacing, shortfalls = np.empty((waiting.sum(), 2 + types), np.int64), np.empty((waiting.sum(), 3), np.int64)
     # The places of each level, in their order: a place and its taker have the same level.
     begin = np.zeros(9, np.int64)
     for here in range(1, 8):
@@ -217,7 +211,7 @@ def walk_pending(
         if rank[place]:
             places[ends[rank[place]]] = place
             ends[rank[place]] += 1
-    taker = take_places(tenant, rank, credit, preference, level.size)
+    taker = take_places(tenant, rank, ordered_by, level.size)
     for here in range(1, 8):
         for row in range(placed_tenant.size):
             if placed_rank[row] == here:
@@ -263,13 +257,15 @@ def walk_pending(
                         break
                 if without >= 0:
                     kind = type_of[type_at[without]]
-                    lacks[row], used[row], needed[row] = kind, used_gpus[t, kind], need[kind] + job_gpus[without]
-                    rank[row] = over[here]
+                    lack, has, wants = kind, used_gpus[t, kind], need[kind] + job_gpus[without]
                 elif not has_cpus:
-                    lacks[row], used[row], needed[row] = types, used_cpus[t], cpus[g]
-                    rank[row] = over[here]
+                    lack, has, wants = types, used_cpus[t], cpus[g]
+                if without >= 0 or not has_cpus:
+                    shortfalls[short, 0], shortfalls[short, 1], shortfalls[short, 2] = lack, has, wants
+                    rank[row], picks_at[row] = over[here], short
+                    short += 1
                 else:
-                    pick_at[row] = picked
+                    picks_at[row] = picked
                     picked += jobs
             if rank[row] == here:
                 used_cpus[t] += cpus[g]
@@ -285,20 +281,9 @@ def walk_pending(
                     for kind in range(types):
                         displacing[displace, 2 + kind] = used_gpus[t, kind]
                     displace += 1
+            place_rank[place] = rank[row]
             for k in range(envelope_at[g], envelope_at[g + 1]):
                 need[envelope_type[k]] = 0
-    taken = np.empty(n, np.float64)
-    for place in range(n):
-        taken[taker[place]] = credit[place]
     return PendingRanks(
-        rank,
-        taken,
-        preference,
-        pick_at,
-        picks[:picked].copy(),
-        lacks,
-        used,
-        needed,
-        displacing[:displace],
-        taker,
+        rank, picks_at, picks[:picked].copy(), shortfalls[:short], displacing[:displace], taker, place_rank, credit
     )

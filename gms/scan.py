@@ -80,6 +80,7 @@ class Scan:
     placed_rank: npt.NDArray[np.int8]
     _placed: kernels.PlacedColumns
     _quota: kernels.TenantAmounts
+    _terms: kernels.CreditTerms
 
     def __iter__(self) -> Iterator[Ranked]:
         """Yields the pending workloads that are not held, in queue order."""
@@ -93,8 +94,8 @@ class Scan:
         level = max(self.queue.tenants[int(columns["tenant"][row])].level, int(columns["requested_level"][row]))
         jobs = self.queue.gangs[int(columns["wants"][row])]
         types = tuple(job.gpu_types for job in jobs)
-        if self.pending.pick_at[row] != kernels.NO_PICK:
-            first = int(self.pending.pick_at[row])
+        first = int(self.pending.picks_at[row])
+        if first != kernels.NO_PICK and not over:
             picks = self.pending.picks[first : first + len(jobs)]
             types = tuple((t[pick],) if job.gpus and t else t for job, t, pick in zip(jobs, types, picks, strict=True))
         return Ranked(
@@ -102,11 +103,27 @@ class Scan:
             rank,
             level,
             over,
-            float(self.pending.credit[row]),
+            float(self.credit[row]),
             types,
             self._reason(row) if over else None,
             self._displaces(row),
         )
+
+    @cached_property
+    def credit(self) -> npt.NDArray[np.float64]:
+        """The credit of each row: that of its place."""
+        credit = np.empty_like(self.pending.place_credit)
+        credit[self.pending.taker] = self.pending.place_credit
+        return credit
+
+    def preference(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+        """Returns what the order among the workloads of their tenants and levels adds to the age of these rows."""
+        columns = self.queue.pending.columns
+        return self._terms.by_user[columns["user"][rows]] + self._terms.by_size[columns["size"][rows]]
+
+    def shortfalls(self, rows: int | npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """Returns the `PendingRanks.shortfalls` of over-quota rows, shape (..., 3)."""
+        return self.pending.shortfalls[self.pending.picks_at[rows]]
 
     @cached_property
     def _displacing_at(self) -> dict[int, int]:
@@ -127,8 +144,7 @@ class Scan:
 
     def _reason(self, row: int) -> Reason:
         tenant = self.queue.tenants[int(self.queue.pending.columns["tenant"][row])]
-        used, needs = int(self.pending.used[row]), int(self.pending.needed[row])
-        lacks = int(self.pending.lacks[row])
+        lacks, used, needs = self.shortfalls(row).tolist()
         if lacks < len(self.queue.gangs.types):
             resource = self.queue.gangs.type_name(lacks)
             numbers: tuple[float, ...] = (used, tenant.quota_gpus.get(resource, 0), needs)
@@ -208,9 +224,8 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     )  # fmt: skip
     placed_rank = kernels.walk_placed(placed, level, over, quota, total)
     ranks = kernels.walk_pending(placed, placed_rank, pending, level, over, terms, quota, total)
-    taker = ranks.taker
-    order = taker[order_queue(ranks.rank[taker], ranks.credit[taker])]
-    return Scan(queue, order, ranks, placed_rank, placed, quota)
+    order = ranks.taker[order_queue(ranks.place_rank, ranks.place_credit)]
+    return Scan(queue, order, ranks, placed_rank, placed, quota, terms)
 
 
 def _cores(cpus_milli: int) -> float:

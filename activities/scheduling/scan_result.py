@@ -157,7 +157,7 @@ class ScannedQueue:
         if starts_s is not None:
             starts[: len(starts_s)] = starts_s
         rank = scan.pending.rank[order]
-        over = order[rank >= OVER_QUOTA_RANK]
+        shortfalls = scan.shortfalls(order[rank >= OVER_QUOTA_RANK])
         types = [queue.gangs.type_name(number) for number in range(len(queue.gangs.types))]
         return published_queue.PublishedQueue(
             self.number,
@@ -166,12 +166,12 @@ class ScannedQueue:
             types,
             ids,
             rank,
-            scan.pending.credit[order],
-            scan.pending.preference[order],
+            scan.credit[order],
+            scan.preference(order),
             queue.pending.columns["tenant"][order],
-            scan.pending.lacks[over],
-            scan.pending.used[over],
-            scan.pending.needed[over],
+            shortfalls[:, 0].astype(np.int16),
+            shortfalls[:, 1],
+            shortfalls[:, 2],
             starts[places].astype(np.float32).ravel(),
         )
 

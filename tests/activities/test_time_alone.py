@@ -1,6 +1,5 @@
 """What becomes possible by time alone: the pass says when the next one is due, and the reason names the time."""
 
-import time
 from datetime import timedelta
 
 import pytest
@@ -9,6 +8,7 @@ from sqlalchemy import text
 from domain.reasons import in_words
 from infra.db.models import Workload
 from tests.activities.world import World, job
+from tests.agent.harness import until
 
 # A pass is also due when the queue may be published again, which is not the subject here.
 pytestmark = pytest.mark.usefixtures("publishes_every_scan")
@@ -75,15 +75,15 @@ def test_protection_is_not_extended_when_reserved_tasks_start(world: World, read
     low = world.running(job(tasks=2, gpus=2), ago_s=0.0)
     world.alter(Workload, low, level=6)
     with world.session() as session:
-        session.execute(text("update attempt set started_at = null, awarded_at = now() - interval '999 seconds'"))
+        session.execute(text("update attempt set started_at = null, awarded_at = now() - interval '997 seconds'"))
     urgent = world.submit(job(tasks=2, gpus=2))
     assert world.tick().awarded == 0 and world.waiting(urgent)[0] == "reserved r"
     world.run(low, ago_s=0.0)
     if reads_anew:
         with pytest.raises(RuntimeError), world.scheduler_state.current():
             raise RuntimeError
-    time.sleep(1.0)  # The protection that the victim had at the reservation ends.
-    assert world.tick().awarded == 1 and {v for _, _, v, _ in world.evictions()} == {low}
+    until(lambda: world.tick().awarded == 1)  # The protection that the victim had at the reservation ends.
+    assert {v for _, _, v, _ in world.evictions()} == {low}
 
 
 @pytest.mark.parametrize("case", ["equal priority", "other hardware", "being evicted"])

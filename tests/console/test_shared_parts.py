@@ -1,10 +1,10 @@
 """Many browsers that ask at the same time for the same part."""
 
 import asyncio
-import re
 from contextlib import AsyncExitStack
+from datetime import timedelta
 
-from sqlalchemy import event
+from sqlalchemy import event, func
 
 from console.shared_parts import PartAnswer, Rounds
 from domain.phases import Phase
@@ -34,7 +34,8 @@ async def test_an_answer_begins_after_its_request() -> None:
 
 async def test_pages_of_others_are_not_shared(world: ApiWorld, browse: Browse) -> None:
     """Twenty pages cost fewer than ten reads of the queue; another tenant and another filter have their own answers."""
-    world.add_workload(Phase.PENDING, name="mine")
+    long_ago = func.now() - timedelta(days=30, minutes=30)  # Pages show its wait in hours: it does not tick.
+    world.add_workload(Phase.PENDING, name="mine", submitted_at=long_ago)
     world.add_workload(Phase.PENDING, name="theirs", tenant="speech")
     reads = 0
 
@@ -56,8 +57,7 @@ async def test_pages_of_others_are_not_shared(world: ApiWorld, browse: Browse) -
         )
         event.remove(engine, "before_cursor_execute", count)
         assert reads <= 10 * once
-        without_waited = {re.sub(r">\d+s</td>", "", answer.text) for answer in [*mine, alone]}
-        assert len(without_waited) == 1
+        assert {answer.text for answer in mine} == {alone.text}
         assert "mine" in alone.text
         assert "mine" not in theirs.text
         headers["If-None-Match"] = alone.headers["etag"]
