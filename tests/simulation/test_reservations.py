@@ -28,16 +28,20 @@ def test_a_gang_starts_once_what_ran_when_it_reserved_has_ended(known: bool, mon
     """A gang starts within `reserve_after_s`, plus the longest remaining runtime at that time, plus one scan.
 
     If no runtime is known, the bound holds after a day, which is shortened here. A region has one reservation at a time
-    that excludes workloads of the gang's own rank, given in queue order, so older workloads reserve first.
+    that excludes workloads of the gang's own rank, given in queue order, so older workloads reserve first. So do short
+    workloads that were submitted up to `w_short / w_age` seconds later, an hour here.
     """
-    reserve_after_s, scan_s = SURE.reserve_after_s, SURE.full_scan_s
+    settings = SURE.model_copy(update={"w_short": 1.0})
+    reserve_after_s, scan_s = settings.reserve_after_s, settings.full_scan_s
+    overtaken_s = settings.w_short / settings.w_age if known else 0.0
     monkeypatch.setattr(region_bidder, "STARVED_S", reserve_after_s)
     waited = 0
     for seed in range(ROUNDS):
         states, small, gang = _stream(seed, known)
-        seen = happenings(scenario(states, [*small, gang], until_s=ENDS_S))[1]
+        seen = happenings(scenario(states, [*small, gang], settings=settings, until_s=ENDS_S))[1]
         awarded, finished = when(seen, "awarded"), when(seen, "finished")
-        before_s = max((awarded.get(w.id, inf) for w in small if w.submit_s < gang.submit_s), default=0.0)
+        ahead = [w.id for w in small if w.submit_s < gang.submit_s + overtaken_s]
+        before_s = max((awarded.get(id_, inf) for id_ in ahead), default=0.0)
         reserves_s = max(gang.submit_s + reserve_after_s, before_s)
         still_s = [
             awarded[w.id] + (w.max_runtime_s if known else w.duration_s) - reserves_s
