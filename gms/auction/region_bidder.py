@@ -203,10 +203,9 @@ class RegionBidder:
             is_open = found is not None and found.starts_at_s == inf
             if found is None or (is_open and not may_idle):
                 found = reserve(self._planner, request, available_s, taken)
-            if may_idle and (found is None or found.starts_at_s == inf):
-                fresh = reserve_unknown(self._planner, request, available_s, taken)
-                if fresh is not None and (found is None or fresh.lacking < found.lacking):
-                    found = fresh
+            if may_idle and found is None:
+                # It is then renewed until its start: other machines may hold less, but for longer.
+                found = reserve_unknown(self._planner, request, available_s, taken)
         if found is None:
             if not patient:
                 self._note_hopeless(request)
