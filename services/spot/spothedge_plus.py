@@ -47,7 +47,7 @@ class SpotHedgePlus:
     """The time in hours within which a launch must have paid for its cold start."""
     retry_s: float = 300.0
     """The time in seconds after which a zone that refused a launch is tried again while spot replicas are missing."""
-    longest_retry_s: float = 3600.0
+    longest_retry_s: float = 14400.0
     """The limit of that time while no spot replica is missing: the time doubles with each refusal in a row."""
 
     def __post_init__(self) -> None:
