@@ -47,8 +47,10 @@ class SpotHedgePlus:
     """The time in hours within which a launch must have paid for its cold start."""
     retry_s: float = 300.0
     """The time in seconds after which a zone that refused a launch is tried again while spot replicas are missing."""
-    longest_retry_s: float = 14400.0
+    longest_retry_s: float = 3600.0
     """The limit of that time while no spot replica is missing: the time doubles with each refusal in a row."""
+    full_retry_s: float = 14400.0
+    """The same limit for a zone that held replicas when it refused another one: it is full, not down."""
 
     def __post_init__(self) -> None:
         for name in ("on_demand_usd_per_h", "horizon_h", "retry_s"):
@@ -176,7 +178,10 @@ class SpotHedgePlus:
             and name in counts
             # 2 ** 20 is above any useful limit, and keeps the number finite.
             and observation.now_s - record.refused_at_s
-            < min(self.longest_retry_s, self.retry_s * 2.0 ** min(20, counts[name] - 1))
+            < min(
+                self.full_retry_s if record.room else self.longest_retry_s,
+                self.retry_s * 2.0 ** min(20, counts[name] - 1),
+            )
         }
         return waiting | paused
 
