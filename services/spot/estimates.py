@@ -80,17 +80,25 @@ class Estimates:
         granted = Counter(one.zone or "" for one in spot if one.number not in before)
         held = kept + granted
         for zone in held:
-            records[zone] = self._held(records.get(zone), now_s, kept[zone] > 0, granted[zone])
+            records[zone] = self._held(records.get(zone), now_s, kept[zone], granted[zone])
         lost = {event.zone for event in observation.events if event.kind is ZoneEventKind.PREEMPTED}
         for zone in sorted(lost):
             record = records.get(zone, ZoneRecord(0.0, now_s))
             records[zone] = replace(
-                record, up_s=0.0, seen_at_s=now_s, lost_at_s=now_s, down=not held[zone], losses=record.losses + 1
+                record,
+                up_s=0.0,
+                seen_at_s=now_s,
+                lost_at_s=now_s,
+                down=not held[zone],
+                losses=record.losses + 1,
+                room=None if record.room is None else min(record.room, held[zone]),
             )
         asked = {one.zone for one in observation.replicas if one.is_spot}
         for event in observation.events:
             if event.kind is ZoneEventKind.REFUSED:
-                records[event.zone] = self._refused(records.get(event.zone), now_s, event.zone in asked)
+                records[event.zone] = self._refused(
+                    records.get(event.zone), now_s, held[event.zone], event.zone in asked
+                )
         pooled = self._pooled(knowledge, passed_h, lost, held)
         return _with_launches(replace(pooled, zones=records), observation)
 
@@ -157,7 +165,7 @@ class Estimates:
                 rate += priors.follow / priors.follow_h * exp(-since_h / priors.follow_h)
         return rate
 
-    def _held(self, record: ZoneRecord | None, now_s: float, kept: bool, granted: int) -> ZoneRecord:
+    def _held(self, record: ZoneRecord | None, now_s: float, kept: int, granted: int) -> ZoneRecord:
         if record is None:
             record = ZoneRecord(self.up_h(None, now_s) * 3600, now_s)
         passed_s = max(0.0, now_s - record.seen_at_s)
@@ -169,11 +177,12 @@ class Estimates:
             down=False,
             held_h=record.held_h + (passed_s / 3600 if kept else 0.0),
             granted=record.granted + granted,
+            room=None if record.room is None or kept + granted > record.room else record.room,
         )
 
-    def _refused(self, record: ZoneRecord | None, now_s: float, asked: bool) -> ZoneRecord:
+    def _refused(self, record: ZoneRecord | None, now_s: float, held: int, asked: bool) -> ZoneRecord:
         record = record or ZoneRecord(self.up_h(None, now_s) * 3600, now_s)
-        counted = replace(record, refused_at_s=now_s, refused=record.refused + 1)
+        counted = replace(record, refused_at_s=now_s, refused=record.refused + 1, room=held)
         # A zone that holds replicas is full, not down. A launch that is not answered yet will show it otherwise.
         return counted if asked else replace(counted, up_s=0.0, seen_at_s=now_s, down=True)
 

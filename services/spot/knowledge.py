@@ -18,6 +18,8 @@ class ZoneRecord:
     """The last time at which the zone refused a launch; None: never."""
     down: bool = False
     """Whether the zone held no replica when it last preempted one or refused a launch, and has held none since."""
+    room: int | None = None
+    """How many replicas the zone held when it last refused another one; None: it never did, or has held more since."""
     losses: float = 0.0
     """The number of losses, with decay. Replicas that are preempted at the same time are one loss."""
     held_h: float = 0.0

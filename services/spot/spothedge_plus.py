@@ -10,7 +10,7 @@ from services.spot.knowledge import Knowledge, LaunchRecord
 from services.spot.plans import cheapest_plan
 from services.spot.risk import Option, RiskModel
 from services.spot.spothedge import split
-from services.spot.values import Action, Launch, Observation, PolicyState, SpotReplica, Terminate, ZoneEventKind
+from services.spot.values import Action, Launch, Observation, PolicyState, SpotReplica, Terminate, Zone, ZoneEventKind
 
 OUTAGE_PRICE_S = 3840.0
 """The default price of an outage, in seconds of N_tar on-demand replicas."""
@@ -49,6 +49,8 @@ class SpotHedgePlus:
     """The time in seconds after which a zone that refused a launch is tried again while spot replicas are missing."""
     longest_retry_s: float = 3600.0
     """The limit of that time while no spot replica is missing: the time doubles with each refusal in a row."""
+    full_retry_s: float = 14400.0
+    """The same limit for a zone that held replicas when it refused another one: it is full, not down."""
 
     def __post_init__(self) -> None:
         for name in ("on_demand_usd_per_h", "horizon_h", "retry_s"):
@@ -69,13 +71,16 @@ class SpotHedgePlus:
         refused = {event.zone for event in observation.events if event.kind is ZoneEventKind.REFUSED}
         late = self._late(known)
         refused |= {known.launches[number].zone or "" for number in late if known.launches[number].granted_at_s is None}
-        state = replace(state.granted(granted), knowledge=known)
+        # A zone that holds no more than when it refused may still be full.
+        more = {zone for zone in granted - {""} if known.zones[zone].room is None}
+        state = replace(state.granted(more), knowledge=known)
         if refused - {""}:
             state = state.refused(refused - {""}, now_s, self.retry_s)
         kept = self._kept(known, observation, late)
         plan = self._plan(state, observation, kept, late)
-        ends = self._ends(known, observation, plan, kept, answered=bool(granted | refused))
-        return state, (*self._launches(state, observation, plan), *ends)
+        launches = self._launches(state, observation, plan)
+        ends = self._ends(known, observation, plan, kept, launches, answered=bool(granted | refused))
+        return state, (*launches, *ends)
 
     def most_spot(self, target: int) -> int:
         """Returns N_tar + N_extra, the largest number of spot replicas that are launched at the same time."""
@@ -131,7 +136,7 @@ class SpotHedgePlus:
                 hazards[zone.name],
                 groups[group_of(zone)],
                 held[zone.name],
-                held[zone.name] if zone.name in waiting else self.most_spot(target),
+                max(held[zone.name], _room(known, zone)) if zone.name in waiting else self.most_spot(target),
                 self.estimates.obtainability(known.zones.get(zone.name)),
                 least[zone.name],
             )
@@ -173,7 +178,10 @@ class SpotHedgePlus:
             and name in counts
             # 2 ** 20 is above any useful limit, and keeps the number finite.
             and observation.now_s - record.refused_at_s
-            < min(self.longest_retry_s, self.retry_s * 2.0 ** min(20, counts[name] - 1))
+            < min(
+                self.full_retry_s if record.room else self.longest_retry_s,
+                self.retry_s * 2.0 ** min(20, counts[name] - 1),
+            )
         }
         return waiting | paused
 
@@ -220,13 +228,15 @@ class SpotHedgePlus:
         observation: Observation,
         plan: Mapping[str | None, int],
         kept: Collection[int],
+        launches: Collection[Action],
         *,
         answered: bool,
     ) -> list[Action]:
         """Returns the ends of replicas beyond the plan, except `kept`.
 
-        A ready replica is ended if as many others as the plan has are ready: a launch of the plan may be refused. A
-        spot replica that is not ready is ended at once, and an on-demand replica that starts is ended if enough spot
+        A ready replica is ended if as many others as the plan has are ready, and a spot replica only if no launch of
+        the plan is without an answer: a launch may be refused, and the replica would have to be launched again. A spot
+        replica that is not ready is ended at once, and an on-demand replica that starts is ended if enough spot
         replicas were granted since. Replicas beyond the limits of the policy are always ended.
         """
         here: dict[str | None, list[SpotReplica]] = {}
@@ -242,12 +252,17 @@ class SpotHedgePlus:
         planned = max(target, sum(plan.values()))
         counts = Counter(one.is_spot for one in observation.replicas)
         limits = {True: self.most_spot(target), False: target}
-        enough_s = _enough_s(known, max(0, target - plan.get(None, 0)), self._late(known))
+        late = self._late(known)
+        enough_s = _enough_s(known, max(0, target - plan.get(None, 0)), late)
+        asked = {one.number for one in observation.replicas if one.is_spot and not one.is_granted} - {*late}
+        is_open = bool(asked - {one.number for one in beyond}) or any(
+            isinstance(one, Launch) and one.zone is not None for one in launches
+        )
         actions: list[Action] = []
         for one in beyond:
             over = counts[one.is_spot] > limits[one.is_spot]
             if one.is_ready:
-                needless = one.number not in kept and ready > planned
+                needless = one.number not in kept and ready > planned and not (one.is_spot and is_open)
             else:
                 needless = (
                     one.number not in kept if one.is_spot else self._comes_late(known, one, enough_s, answered=answered)
@@ -286,3 +301,9 @@ def _enough_s(known: Knowledge, needed: int, late: Collection[int]) -> float:
     sure = [one for number, one in known.launches.items() if one.zone is not None and number not in late]
     times_s = sorted(one.granted_at_s for one in sure if one.granted_at_s is not None)
     return (times_s[needed - 1] if needed else float("-inf")) if needed <= len(times_s) else float("inf")
+
+
+def _room(known: Knowledge, zone: Zone) -> int:
+    """Returns how many replicas a zone that refused a launch held then; 0: unknown."""
+    record = known.zones.get(zone.name)
+    return 0 if record is None or record.room is None else record.room

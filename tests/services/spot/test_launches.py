@@ -12,7 +12,7 @@ from research.spot.replay import ReplaySettings, WindowResult, replay_spans
 from research.spot.traces import SpotTrace
 from services.spot.policies import PolicySettings, make_policy
 from services.spot.spothedge_plus import KEPT_S
-from services.spot.values import Action, Launch, Observation, PolicyState, SpotPolicy, Zone
+from services.spot.values import Action, Launch, Observation, PolicyState, SpotPolicy, Terminate, Zone
 from tests.depth import examples
 from tests.services.spot.strategies import zones_of
 
@@ -23,17 +23,24 @@ _PARTIAL = {"eu": 2, "us": 0, "as": 1, "uc": 0}
 
 @dataclass
 class _Counting:
-    """A policy with the times of its launches."""
+    """A policy with the times of its launches, and of decisions that launch a spot replica and end a ready one."""
 
     policy: SpotPolicy
     launched_s: list[float] = field(default_factory=list)
+    swapped_s: list[float] = field(default_factory=list)
 
     def start(self) -> PolicyState:
         return self.policy.start()
 
     def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
         after, actions = self.policy.decide(state, observation)
-        self.launched_s += [observation.now_s] * sum(isinstance(action, Launch) for action in actions)
+        launches = [action for action in actions if isinstance(action, Launch)]
+        ends = {action.number for action in actions if isinstance(action, Terminate)}
+        self.launched_s += [observation.now_s] * len(launches)
+        if any(one.zone for one in launches) and any(
+            one.number in ends and one.is_ready and one.is_spot for one in observation.replicas
+        ):
+            self.swapped_s.append(observation.now_s)
         return after, actions
 
 
@@ -79,6 +86,24 @@ def test_refusals_without_end_are_no_storm(name: str) -> None:
     # Each zone is tried about five times within 150 s. SpotHedge tries a zone with up to four launches at a time.
     assert sum(at_s < 150.0 for at_s in launched_s) <= 60
     assert sum(at_s > _HOUR_S for at_s in launched_s) <= 4 * 36 * (4 if name == "spothedge" else 1)
+
+
+@pytest.mark.parametrize("capacity", [(1, 1, 2), (2, 1, 1, 1)])
+@pytest.mark.parametrize("answered_s", [0.0, 10.0])
+def test_full_zones_are_not_asked_in_circles(capacity: tuple[int, ...], answered_s: float) -> None:
+    """For a day, each zone has fewer machines than the plan would like, and all together have enough.
+
+    The policy asks a zone for more less and less often, also after it moved a replica to another zone and back. It ends
+    no ready replica for a launch that may be refused.
+    """
+    zones = zones_of(len(capacity))
+    trace = SpotTrace(zones, 300.0, tuple((count,) * 288 for count in capacity))
+    counting = _Counting(make_policy("spothedge+", PolicySettings(zones)))
+    answers = AnswerSettings(answered_s, answered_s)
+    result, _ = replay_spans(trace, counting, ReplaySettings(3, 120.0, 3.0, answers), 0, trace.ticks)
+    assert len(counting.launched_s) <= 25 * len(capacity)
+    assert not counting.swapped_s
+    assert result.availability > 0.998
 
 
 @st.composite
