@@ -32,6 +32,13 @@ from infra.db.tables import Table
 from infra.db.tenants import Archive, Secret, Tenant
 from services.workloads import SHARED
 
+_MADE_BY = {
+    "tenant": "tenants set NAME",
+    "table": "tables add NAME --home-region REGION",
+    "region": "regions set NAME",
+    "secret": "tenants secrets set TENANT NAME",
+}
+"""The command that creates an object of a kind."""
 _GONE_AFTER = timedelta(days=1)
 """A machine that has been lost for longer than this is ignored."""
 _COUNTED = or_(Machine.state != "lost", Machine.lost_at > func.now() - _GONE_AFTER)
@@ -169,7 +176,9 @@ def _check_names(document: At, kind: str, known: Collection[str], whose: str = "
 def _unknown(at: At, what: str, name: str, known: Iterable[str]) -> None:
     names = list(known)
     meant = nearest(name, names)
-    hint = f"; did you mean {meant}?" if meant else f"; existing: {listed(names)}" if names else "; none exists"
+    hint = f"; did you mean {meant}?" if meant else f"; existing: {listed(names)}"
+    if not names:
+        hint = f"; none exists: `mizzen {_MADE_BY[what.partition(' ')[0]]}` creates one"
     at.wrong(f"unknown {what}{hint}", meant)
 
 
