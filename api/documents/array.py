@@ -30,7 +30,9 @@ MOST_ELEMENTS = 100_000
 _MOST_FILLED_BYTES = 512 << 10
 _NUMBER = "(0|[1-9][0-9]{0,8})"
 _RANGE = f"{_NUMBER}(-{_NUMBER}(:[1-9][0-9]{{0,8}})?)?"
-_INDEXES = f"{_RANGE}(,{_RANGE}){{0,999}}"
+_INDEXES = f"{_RANGE}(,{_RANGE})*"
+_MOST_CHARACTERS = 60_000
+"""For the indexes of an array. Any of 10,000 elements can be written, such as those that failed."""
 _WANTED = "indexes such as 0-999 or 0-9,20-29:2"
 _SHORT = f"{_WANTED}, and the number of elements that run at a time, as in 0-999%50"
 _ORDER = "A range ends at its start or later, and no index is given twice"
@@ -121,20 +123,18 @@ _ENTRIES = list_of(
     "mappings of parameters to values",
     10_000,
     empty="must have at least one entry",
-    each=(lambda place, entry, before: _same_names(place, entry, before), _SAME_NAMES),
-).checked(lambda at, entries: _small(at, entries), _LIST_SIZE)
+).checked(lambda at, entries: _entries(at, entries), _SAME_NAMES, _LIST_SIZE)
 _EXCLUDE = list_of(map_of(_PARAMETER, _VALUE, "a mapping of parameters to values", 16), "combinations", 1000)
 
 
-def _same_names(place: At, entry: dict[str, str], before: list[dict[str, str]]) -> None:
-    first = before[0] if before else entry
-    for name in sorted(first.keys() - place.value.keys()):
-        place.missing(name, "all entries of the list have the same parameters", rule=_SAME_NAMES)
-    for name in sorted(entry.keys() - first.keys()):
-        place.get(name).wrong("the entries before have no such parameter", rule=_SAME_NAMES)
-
-
-def _small(at: At, entries: list[dict[str, str]]) -> tuple[dict[str, str], ...]:
+def _entries(at: At, entries: list[dict[str, str]]) -> tuple[dict[str, str], ...]:
+    given = at.value if len(entries) == len(at.value) else []
+    for number, entry in enumerate(given):
+        place = at.child(number, entry)
+        for name in sorted(given[0].keys() - entry.keys()):
+            place.missing(name, "all entries of the list have the same parameters", rule=_SAME_NAMES)
+        for name in sorted(entry.keys() - given[0].keys()):
+            place.get(name).wrong("the first entry of the list has no such parameter", rule=_SAME_NAMES)
     found = sum(len(name) + len(value.encode()) for entry in entries for name, value in entry.items())
     if found > _MOST_LISTED_BYTES:
         message = f"its names and values may have at most {_MOST_LISTED_BYTES} bytes together, these are {found}; with"
@@ -200,7 +200,7 @@ def _runners(at: At) -> RunnersSpec | None:
 
 _SECTION = section({
     "indexes": Field(
-        text(_WANTED, 20_000, f"^{_INDEXES}$", f"must be {_WANTED}").checked(_ranges, _ORDER, _MOST),
+        text(_WANTED, _MOST_CHARACTERS, f"^{_INDEXES}$", f"must be {_WANTED}").checked(_ranges, _ORDER, _MOST),
         f"The indexes of the elements, {_WANTED}. {_NEEDED}", "ranges"),
     "throttle": Field(integer(1, MOST_ELEMENTS), "How many elements run at a time; default: as many as there is room "
                       "for"),
@@ -215,7 +215,7 @@ _SECTION = section({
 ARRAY = Field(
     cases(
         {
-            str: text(_SHORT, 20_000, f"^{_INDEXES}(%[1-9][0-9]{{0,4}})?$", f"must be {_SHORT}").checked(
+            str: text(_SHORT, _MOST_CHARACTERS, f"^{_INDEXES}(%[1-9][0-9]{{0,4}})?$", f"must be {_SHORT}").checked(
                 _short, _ORDER, _MOST
             ),
             dict: _SECTION,

@@ -33,7 +33,7 @@ from infra.db.tenants import Archive, Secret, Tenant
 from services.workloads import SHARED
 
 _MADE_BY = {
-    "tenant": "tenants set NAME",
+    "tenant": "tenants set NAME --level 3",
     "table": "tables add NAME --home-region REGION",
     "region": "regions set NAME",
     "secret": "tenants secrets set TENANT NAME",

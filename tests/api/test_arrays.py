@@ -218,6 +218,15 @@ async def test_waiting_elements_of_a_tenant_are_limited(world: ApiWorld) -> None
     await _submit(world, "0", key="speech", tenant=None, jobs=jobs)
 
 
+async def test_any_of_ten_thousand_elements_can_be_chosen(world: ApiWorld) -> None:
+    """As `mizzen retry --failed` does, after every second one has failed."""
+    array = await _submit(world, ",".join(str(n) for n in range(1, 10_000, 2)))
+    assert (await get(world, f"/v1/workloads/{array}"))["array"]["elements"] == 5000
+    assert (await get(world, f"/v1/workloads/{array}-9999"))["phase"] == "pending"
+    refused = await _refusal(world, ",".join(str(n) for n in range(1, 40_000, 2)))
+    assert refused == [("array", "must have at most 60000 characters, it has 114444")]
+
+
 @pytest.mark.parametrize(
     ("array", "path", "words"),
     [
@@ -233,6 +242,8 @@ async def test_waiting_elements_of_a_tenant_are_limited(world: ApiWorld) -> None
         ({"matrix": {"lr": [1, 2]}, "indexes": "0-2"}, "array.indexes", "combinations 0-1, not 2"),
         ({"list": [{"lr": 1}, {"lr": 2}], "indexes": "0-2"}, "array.indexes", "entries 0-1, not 2"),
         ({"list": [{"lr": 1}, {}]}, "array.list[1].lr", "missing: all entries of the list have the same"),
+        ({"list": [{}, {"lr": 1}]}, "array.list[1].lr", "the first entry of the list has no such parameter"),
+        ({"list": [{"lr": [2]}, {"lr": 1}]}, "array.list[0].lr", "must be a string, a number or a boolean"),
         ({"list": [{"lr": 1}, {"lr": 1, "seed": 2}]}, "array.list[1].seed", "no such parameter"),
         ({"list": [{"lr": 1}, {"lr": [2]}]}, "array.list[1].lr", "must be a string, a number or a boolean"),
         ({"list": [{"lr": 1}, 2]}, "array.list[1]", "must be a mapping of parameters to values"),

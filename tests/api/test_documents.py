@@ -264,7 +264,7 @@ async def test_a_document_for_a_new_installation(world: ApiWorld) -> None:
             session.execute(delete(own).where(own.tenant.is_not(None)))
         session.execute(delete(Tenant))
     assert (await refusal(world, document(), "operator"))["tenant"] == (
-        "unknown tenant; none exists: `mizzen tenants set NAME` creates one"
+        "unknown tenant; none exists: `mizzen tenants set NAME --level 3` creates one"
     )
 
 
