@@ -80,7 +80,9 @@ def port_forward(
     except SessionClosed as closed:
         _closed(id_, closed)
     except OSError as error:
-        message = f"cannot listen on {address}: {error.strerror or error}; LOCAL:PORT takes another local port, 0 any free"
+        message = (
+            f"cannot listen on {address}: {error.strerror or error}; LOCAL:PORT takes another local port, 0 any free"
+        )
         raise click.UsageError(message) from None
     except KeyboardInterrupt:
         interrupted("the ports are not forwarded any more")
