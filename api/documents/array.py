@@ -211,7 +211,9 @@ _SECTION = section({
     "list": Field(_ENTRIES, "In place of a matrix: the parameters of each element", "entries"),
     "runners": Field(_RUNNERS, "Elements that run for seconds follow each other in the sandbox of a runner, of which "
                      "the throttle limits the number; true: with the defaults"),
-}, model=ArraySpec).checked(_checked, _NEEDED, _MOST, _IN_MATRIX, _IN_LIST, _NOT_BOTH, _EXCLUDED, _ONE_VARIABLE)  # fmt: skip
+}, model=ArraySpec).checked(
+    _checked, _NEEDED, _MOST, _IN_MATRIX, _IN_LIST, _NOT_BOTH, _EXCLUDED, _ONE_VARIABLE
+)  # fmt: skip
 ARRAY = Field(
     cases(
         {

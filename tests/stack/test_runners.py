@@ -13,7 +13,7 @@ version: 1
 name: short
 tenant: t
 array:
-  list: [%s]
+  list: [SQUARES]
   throttle: 2
   runners: true
 jobs:
@@ -25,7 +25,7 @@ jobs:
       touch left
       sleep 600 &
 limits: {retries: 1}
-""" % ", ".join(f"{{square: {n * n}}}" for n in range(100))
+""".replace("SQUARES", ", ".join(f"{{square: {n * n}}}" for n in range(100)))
 
 
 def test_elements_follow_each_other(shared: Up, tmp_path: Path) -> None:
