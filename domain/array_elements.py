@@ -74,12 +74,14 @@ def shown_indexes(ranges: Sequence[IndexRange]) -> str:
 
 
 def combinations(array: ArraySpec) -> int:
-    """Returns the number of combinations of the matrix that are not excluded."""
-    return prod(map(len, array.matrix.values())) - len(_excluded(array))
+    """Returns the number of entries of the list, or of combinations of the matrix that are not excluded."""
+    return len(array.entries) or prod(map(len, array.matrix.values())) - len(_excluded(array))
 
 
 def parameters(array: ArraySpec, index: int) -> dict[str, str]:
     """Returns the parameters of the element with an index. The last parameter of the matrix changes fastest."""
+    if array.entries:
+        return array.entries[index if len(array.entries) > 1 else 0]
     number = index
     for excluded in _excluded(array):
         if excluded > number:
@@ -90,6 +92,12 @@ def parameters(array: ArraySpec, index: int) -> dict[str, str]:
         number, place = divmod(number, len(options))
         values[name] = options[place]
     return dict(reversed(values.items()))
+
+
+def options(array: ArraySpec) -> dict[str, tuple[str, ...]]:
+    """Returns the values of each parameter, those of a list in its order."""
+    listed = {name: tuple(entry[name] for entry in array.entries) for name in (array.entries or ({},))[0]}
+    return listed or array.matrix
 
 
 def _excluded(array: ArraySpec) -> list[int]:

@@ -11,6 +11,7 @@ number, and which attempt is released or evicted. An attempt's lock guards its r
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import BindParameter, bindparam, func, select, tuple_, update
@@ -37,12 +38,12 @@ _EVICTORS = select(Eviction.victim, Eviction.evictor, Eviction.evictor_attempt).
 )
 
 
-def release(session: Session, requests: Sequence[ReleaseRequest]) -> dict[str, dict[str, Machine]]:
+def release(session: Session, requests: Sequence[ReleaseRequest]) -> tuple[datetime, dict[str, dict[str, Machine]]]:
     """Releases all that attempts of different workloads hold: to the evictors that wait for it, and otherwise as free
     resources.
 
-    Sends `slots_ready` to each successor that now holds everything. Returns, for each workload, its attempt's machines
-    by id, locked. The caller holds the locks of the workloads.
+    Sends `slots_ready` to each successor that now holds everything. Returns the time of the release and, for each
+    workload, its attempt's machines by id, locked. The caller holds the locks of the workloads.
 
     On the silent machines of a request, tasks of the attempt may still run. Such a machine takes no work until its
     workflow has stopped them; the tasks have `flushing_s` to save. Successors on such a machine get a mail that the
@@ -56,7 +57,7 @@ def release(session: Session, requests: Sequence[ReleaseRequest]) -> dict[str, d
         evictors[victim].append((evictor, attempt))
     machines: dict[str, dict[str, Machine]] = {workload: {} for workload in asked}
     served: set[tuple[str, int]] = set()
-    now = session.scalar(_NOW)
+    now = session.execute(_NOW).scalar_one()
     for row in session.scalars(_OWN, runs).all():
         request, machine = asked[row.workload], locked[row.machine]
         machines[row.workload][row.machine] = machine
@@ -77,7 +78,7 @@ def release(session: Session, requests: Sequence[ReleaseRequest]) -> dict[str, d
     session.flush()
     for heir, heir_attempt in sorted(served):
         _notify_if_ready(session, heir, heir_attempt)
-    return machines
+    return now, machines
 
 
 def _block(

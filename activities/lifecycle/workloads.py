@@ -49,7 +49,6 @@ _ATTEMPTS = (
     .order_by(Attempt.workload)
     .with_for_update()
 )
-_NOW = select(func.clock_timestamp())
 _AFTER_ASKING = [p.value for p in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING)]
 """Phases that are written before the requests to prepare or start tasks are sent to machines. With one machine, the
 start request may be sent concurrently with that write (`LaunchPlan.starts_at_once`)."""
@@ -213,11 +212,10 @@ class WorkloadActivities:
                 if ids.is_runner(one.workload_id):
                     reason = Reason.from_json(one.reason)
                     leases.return_elements(session, one.workload_id, one.attempt, one.elements, phase, reason)
-            machines = handover.release(session, live)
+            now, machines = handover.release(session, live)
             # The attempts are locked after the machines: see the order of locks in `handover`.
             runs = {one.workload_id: one.attempt for one in live}
             attempts = session.scalars(_ATTEMPTS, {"runs": list(runs.items())}).all()
-            now = session.scalar(_NOW)
             moves = {}
             for attempt in attempts:
                 one = asked[attempt.workload]

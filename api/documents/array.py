@@ -23,20 +23,30 @@ from api.documents.forms import (
     text,
 )
 from api.documents.position import At, listed
-from domain.array_elements import INDEX, UnknownParameter, combinations, fill, indexes, size
+from domain.array_elements import INDEX, UnknownParameter, combinations, fill, indexes, options, size
 from domain.spec import ArraySpec, IndexRange, RunnersSpec
 
 MOST_ELEMENTS = 100_000
 _MOST_FILLED_BYTES = 512 << 10
 _NUMBER = "(0|[1-9][0-9]{0,8})"
 _RANGE = f"{_NUMBER}(-{_NUMBER}(:[1-9][0-9]{{0,8}})?)?"
-_INDEXES = f"{_RANGE}(,{_RANGE}){{0,999}}"
+_INDEXES = f"{_RANGE}(,{_RANGE})*"
+_MOST_CHARACTERS = 60_000
+"""For the indexes of an array. Any of 10,000 elements can be written, such as those that failed."""
 _WANTED = "indexes such as 0-999 or 0-9,20-29:2"
 _SHORT = f"{_WANTED}, and the number of elements that run at a time, as in 0-999%50"
 _ORDER = "A range ends at its start or later, and no index is given twice"
 _MOST = f"An array has at most {MOST_ELEMENTS} elements"
-_NEEDED = "Needed without a matrix. With a matrix, an index is the number of a combination; default: all of them"
+_MOST_LISTED_BYTES = 512 << 10
+_NEEDED = (
+    "Needed without a matrix or a list. With one, an index is the number of a combination or an entry; default: all of"
+    " them"
+)
 _IN_MATRIX = "With a matrix, indexes are below the number of its combinations, and at least one combination is left"
+_IN_LIST = "With several entries of list, indexes are below their number; a single entry is that of all indexes"
+_SAME_NAMES = "All entries of list have the same parameters"
+_LIST_SIZE = f"The names and values of list have at most {_MOST_LISTED_BYTES} bytes together"
+_NOT_BOTH = "An array has a matrix or a list, not both"
 _EXCLUDED = "exclude has parameters of the matrix and their values"
 _ONE_VARIABLE = "No two parameters have the same name in capital letters"
 _BRACES = (
@@ -108,28 +118,55 @@ _MATRIX = map_of(
     "a mapping of parameters to lists of values",
     16,
 )
+_ENTRIES = list_of(
+    map_of(_PARAMETER, _VALUE, "a mapping of parameters to values", 16),
+    "mappings of parameters to values",
+    10_000,
+    empty="must have at least one entry",
+).checked(lambda at, entries: _entries(at, entries), _SAME_NAMES, _LIST_SIZE)
 _EXCLUDE = list_of(map_of(_PARAMETER, _VALUE, "a mapping of parameters to values", 16), "combinations", 1000)
 
 
+def _entries(at: At, entries: list[dict[str, str]]) -> tuple[dict[str, str], ...]:
+    given = at.value if len(entries) == len(at.value) else []
+    for number, entry in enumerate(given):
+        place = at.child(number, entry)
+        for name in sorted(given[0].keys() - entry.keys()):
+            place.missing(name, "all entries of the list have the same parameters", rule=_SAME_NAMES)
+        for name in sorted(entry.keys() - given[0].keys()):
+            place.get(name).wrong("the first entry of the list has no such parameter", rule=_SAME_NAMES)
+    found = sum(len(name) + len(value.encode()) for entry in entries for name, value in entry.items())
+    if found > _MOST_LISTED_BYTES:
+        message = f"its names and values may have at most {_MOST_LISTED_BYTES} bytes together, these are {found}; with"
+        at.wrong(f"{message} more, let each task read those of its index from a file", rule=_LIST_SIZE)
+    return tuple(entries)
+
+
 def _checked(at: At, array: ArraySpec) -> ArraySpec | None:
-    if not array.matrix:
-        if at.get("indexes").value is None:
-            at.missing("indexes", f"give {_WANTED}, or a matrix", rule=_NEEDED)
-        elif array.exclude:
-            at.get("exclude").wrong("only possible with a matrix", rule=_EXCLUDED)
+    if array.matrix and array.entries:
+        at.get("list").wrong("not possible with a matrix", rule=_NOT_BOTH)
         return array
-    if len({name.upper() for name in array.matrix}) < len(array.matrix):
-        at.get("matrix").wrong("two parameters have the same name in capital letters", rule=_ONE_VARIABLE)
+    if array.exclude and not array.matrix:
+        at.get("exclude").wrong("only possible with a matrix", rule=_EXCLUDED)
+        return array
+    if not array.matrix and not array.entries:
+        if at.get("indexes").value is None:
+            at.missing("indexes", f"give {_WANTED}, or a matrix or a list of parameters", rule=_NEEDED)
+        return array
+    names = options(array)
+    if len({name.upper() for name in names}) < len(names):
+        place = at.get("matrix" if array.matrix else "list")
+        place.wrong("two parameters have the same name in capital letters", rule=_ONE_VARIABLE)
     for number, entry in enumerate(array.exclude):
         for name, value in entry.items():
             if value not in array.matrix.get(name, ()):
                 known = f"values of {name}" if name in array.matrix else f"parameters {listed(array.matrix)}"
                 place = at.get("exclude").child(number, entry).child(name, value)
                 place.wrong(f"must be one of the {known}", rule=_EXCLUDED)
-    return _within_matrix(at, array)
+    return _with_indexes(at, array)
 
 
-def _within_matrix(at: At, array: ArraySpec) -> ArraySpec | None:
+def _with_indexes(at: At, array: ArraySpec) -> ArraySpec | None:
     product = prod(map(len, array.matrix.values()))
     if product > MOST_ELEMENTS:
         at.get("matrix").wrong(f"may have at most {MOST_ELEMENTS} combinations, these are {product}", rule=_MOST)
@@ -140,8 +177,10 @@ def _within_matrix(at: At, array: ArraySpec) -> ArraySpec | None:
     if at.get("indexes").value is None:
         return array.model_copy(update={"ranges": ((0, count - 1, 1),)})
     most = max((last for _, last, _ in array.ranges), default=0)
-    if most >= count:
+    if most >= count and array.matrix:
         at.get("indexes").wrong(f"the matrix has the combinations 0-{count - 1}, not {most}", rule=_IN_MATRIX)
+    elif most >= count > 1:
+        at.get("indexes").wrong(f"the list has the entries 0-{count - 1}, not {most}", rule=_IN_LIST)
     return array
 
 
@@ -161,7 +200,7 @@ def _runners(at: At) -> RunnersSpec | None:
 
 _SECTION = section({
     "indexes": Field(
-        text(_WANTED, 20_000, f"^{_INDEXES}$", f"must be {_WANTED}").checked(_ranges, _ORDER, _MOST),
+        text(_WANTED, _MOST_CHARACTERS, f"^{_INDEXES}$", f"must be {_WANTED}").checked(_ranges, _ORDER, _MOST),
         f"The indexes of the elements, {_WANTED}. {_NEEDED}", "ranges"),
     "throttle": Field(integer(1, MOST_ELEMENTS), "How many elements run at a time; default: as many as there is room "
                       "for"),
@@ -169,13 +208,16 @@ _SECTION = section({
                     "fastest"),
     "exclude": Field(_EXCLUDE.to(tuple), "Combinations that are left out; a parameter that is absent stands for all of "
                      "its values"),
+    "list": Field(_ENTRIES, "In place of a matrix: the parameters of each element", "entries"),
     "runners": Field(_RUNNERS, "Elements that run for seconds follow each other in the sandbox of a runner, of which "
                      "the throttle limits the number; true: with the defaults"),
-}, model=ArraySpec).checked(_checked, _NEEDED, _MOST, _IN_MATRIX, _EXCLUDED, _ONE_VARIABLE)  # fmt: skip
+}, model=ArraySpec).checked(
+    _checked, _NEEDED, _MOST, _IN_MATRIX, _IN_LIST, _NOT_BOTH, _EXCLUDED, _ONE_VARIABLE
+)  # fmt: skip
 ARRAY = Field(
     cases(
         {
-            str: text(_SHORT, 20_000, f"^{_INDEXES}(%[1-9][0-9]{{0,4}})?$", f"must be {_SHORT}").checked(
+            str: text(_SHORT, _MOST_CHARACTERS, f"^{_INDEXES}(%[1-9][0-9]{{0,4}})?$", f"must be {_SHORT}").checked(
                 _short, _ORDER, _MOST
             ),
             dict: _SECTION,
@@ -199,7 +241,7 @@ def check_array(at: At, values: dict[str, Any]) -> dict[str, Any]:
         at.get("limits", "max_pending").wrong(message, rule=_NO_EXPIRY)
     if array.runners is not None:
         _check_runners(at, values)
-    longest = {name: max(options, key=lambda one: len(one.encode())) for name, options in array.matrix.items()}
+    longest = {name: max(given, key=lambda one: len(one.encode())) for name, given in options(array).items()}
     longest[INDEX] = "9" * 9
     places = [place for n, job in enumerate(values.get("jobs", [])) for place in _texts(at, n, job)]
     places += [at.get("files").child(path, content) for path, content in values.get("files", {}).items()]

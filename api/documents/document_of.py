@@ -52,7 +52,7 @@ def _array(array: ArraySpec) -> dict[str, Any]:
     matrix = {name: list(values) for name, values in array.matrix.items()}
     fields = {"indexes": shown_indexes(array.ranges), "throttle": array.throttle, "matrix": matrix}
     runners = array.runners and (array.runners.model_dump(exclude_defaults=True) or True)
-    return _given({**fields, "exclude": list(array.exclude), "runners": runners})
+    return _given({**fields, "exclude": list(array.exclude), "list": list(array.entries), "runners": runners})
 
 
 def _job(job: JobSpec) -> dict[str, Any]:

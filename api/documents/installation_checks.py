@@ -16,7 +16,7 @@ from api.documents.position import At, listed, nearest
 from api.documents.service import ServiceDraft
 from api.documents.workload import Draft, WorkloadDraft
 from domain.addresses import is_ip
-from domain.array_elements import indexes, position_of, shown_indexes
+from domain.array_elements import indexes, shown_indexes
 from domain.capacity import OWN
 from domain.egress import refusal
 from domain.notify_spec import NotifySpec
@@ -32,6 +32,17 @@ from infra.db.tables import Table
 from infra.db.tenants import Archive, Secret, Tenant
 from services.workloads import SHARED
 
+_MADE_BY = {
+    "tenant": "tenants set NAME --level 3",
+    "table": "tables add NAME --home-region REGION",
+    "region": "regions set NAME",
+    "secret": "tenants secrets set TENANT NAME",
+}
+"""The command that creates an object of a kind."""
+_MOST_RANGES = 1000
+"""Of arrays whose elements wait for each other: Postgres compares each range with each element."""
+_SHOWN = 20
+"""Of the ranges of an array's indexes, how many an error shows."""
 _GONE_AFTER = timedelta(days=1)
 """A machine that has been lost for longer than this is ignored."""
 _COUNTED = or_(Machine.state != "lost", Machine.lost_at > func.now() - _GONE_AFTER)
@@ -169,7 +180,9 @@ def _check_names(document: At, kind: str, known: Collection[str], whose: str = "
 def _unknown(at: At, what: str, name: str, known: Iterable[str]) -> None:
     names = list(known)
     meant = nearest(name, names)
-    hint = f"; did you mean {meant}?" if meant else f"; existing: {listed(names)}" if names else "; none exists"
+    hint = f"; did you mean {meant}?" if meant else f"; existing: {listed(names)}"
+    if not names:
+        hint = f"; none exists: `mizzen {_MADE_BY[what.partition(' ')[0]]}` creates one"
     at.wrong(f"unknown {what}{hint}", meant)
 
 
@@ -270,10 +283,15 @@ def _check_indexes(session: Session, draft: WorkloadDraft, place: At, reference:
         place.wrong(f"workload {reference} is no array", rule=ON_ARRAY)
     elif array is not None:
         ranges = tuple((first, last, step) for first, last, step in body)
-        missing = (index for index in indexes(array.ranges) if position_of(ranges, index) is None)
-        if ranges != array.ranges and (index := next(missing, None)) is not None:
-            message = f"array {reference} has no index {index}; it has {shown_indexes(ranges)[:200]}"
-            place.wrong(message, rule=ON_ARRAY)
+        if len(ranges) > _MOST_RANGES or len(array.ranges) > _MOST_RANGES:
+            most = f"the indexes of both arrays may have at most {_MOST_RANGES} ranges and numbers"
+            place.wrong(f"{most}, these have {len(array.ranges)} and {len(ranges)}", rule=ON_ARRAY)
+            return
+        theirs = set(indexes(ranges))
+        missing = next((index for index in indexes(array.ranges) if index not in theirs), None)
+        if missing is not None:
+            shown = shown_indexes(ranges[:_SHOWN]) + (" and others" if len(ranges) > _SHOWN else "")
+            place.wrong(f"array {reference} has no index {missing}; it has {shown}", rule=ON_ARRAY)
 
 
 def _check_archive(session: Session, draft: Draft, tenant: Tenant) -> None:

@@ -131,7 +131,7 @@ class ElementView(View):
 
     array: str = Field(description="Id of the array")
     index: int
-    parameters: dict[str, str] = Field(description="Its values of the matrix")
+    parameters: dict[str, str] = Field(description="Its parameters of the matrix or the list")
 
 
 class StartView(View):

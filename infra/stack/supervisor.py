@@ -67,6 +67,8 @@ class Child:
     """Umask of the process; -1 means the supervisor's umask."""
     has_worked: bool = False
     """Whether a process of this part was ready, or a probe of it succeeded."""
+    log_start: int = 0
+    """Size of the log in bytes before the last start of the process."""
     prepare: Callable[[], None] | None = None
     """Called before each start of the process. A StackError is written to the process's log, and the process is started
     anyway, because it may still be able to run."""
@@ -79,6 +81,7 @@ class Child:
             self.listener.clear()
         self.started_s = time.monotonic()
         with self.log.open("ab") as log:
+            self.log_start = log.tell()
             try:
                 if self.prepare is not None:
                     self.prepare()
@@ -101,11 +104,13 @@ class Child:
         return self.process is not None and self.process.poll() is None
 
     def tail(self, lines: int = 5) -> str:
-        """Returns the last lines of the process's log. The middle of a long line is left out."""
+        """Returns the last lines that the process has logged since its start. The middle of a long line is left out."""
         try:
-            last = self.log.read_text(errors="replace").splitlines()[-lines:]
+            text = self.log.read_bytes()
         except OSError:
             return ""
+        own = text[self.log_start :] if len(text) >= self.log_start else text  # A shorter log was rotated.
+        last = own.decode(errors="replace").splitlines()[-lines:] or [f"it has written nothing to {self.log}"]
         half = _LINE_CHARACTERS // 2
         return "\n".join(line if len(line) <= 2 * half else f"{line[:half]} ... {line[-half:]}" for line in last)
 

@@ -70,6 +70,25 @@ async def test_an_element_can_be_shown_before_it_has_a_row(world: ApiWorld) -> N
     assert _rows(world) == 1
 
 
+async def test_an_element_has_its_own_entry_of_a_list(world: ApiWorld) -> None:
+    """Before and after it has a row; its document can be submitted again, for its index or for others."""
+    entries = [{"lr": 0.1, "seed": n} for n in range(1000)]
+    jobs = [{"name": "main", "run": ["train", "{{ lr }}", "{{ seed }}"]}]
+    array = await _submit(world, {"list": entries}, jobs=jobs)
+    own = {"indexes": "7", "list": [{"lr": "0.1", "seed": "7"}]}
+    for taken in ((), (7,)):
+        _take(world, array, *taken)
+        shown = await get(world, f"/v1/workloads/{array}-7")
+        assert shown["element"] == {"array": array, "index": 7, "parameters": own["list"][0]}
+        assert shown["spec"]["array"] == own
+    for document_, index in ((own, 7), (own | {"indexes": "0-9"}, 9), ({"list": own["list"]}, 0)):
+        again = await _submit(world, document_, jobs=jobs)
+        assert (await get(world, f"/v1/workloads/{again}-{index}"))["element"]["parameters"] == own["list"][0]
+    whole = (await get(world, f"/v1/workloads/{array}"))["spec"]["array"]
+    assert whole == {"indexes": "0-999", "list": [{"lr": "0.1", "seed": str(n)} for n in range(1000)]}
+    assert (await get(world, f"/v1/workloads/{await _submit(world, whole)}"))["spec"]["array"] == whole
+
+
 async def test_waiting_elements_wait_for_what_their_array_waits(world: ApiWorld) -> None:
     """A scan need not have ranked an element: its reasons are those of the array."""
     array = await _submit(world, "0-9")
@@ -199,6 +218,15 @@ async def test_waiting_elements_of_a_tenant_are_limited(world: ApiWorld) -> None
     await _submit(world, "0", key="speech", tenant=None, jobs=jobs)
 
 
+async def test_any_of_ten_thousand_elements_can_be_chosen(world: ApiWorld) -> None:
+    """As `mizzen retry --failed` does, after every second one has failed."""
+    array = await _submit(world, ",".join(str(n) for n in range(1, 10_000, 2)))
+    assert (await get(world, f"/v1/workloads/{array}"))["array"]["elements"] == 5000
+    assert (await get(world, f"/v1/workloads/{array}-9999"))["phase"] == "pending"
+    refused = await _refusal(world, ",".join(str(n) for n in range(1, 40_000, 2)))
+    assert refused == [("array", "must have at most 60000 characters, it has 114444")]
+
+
 @pytest.mark.parametrize(
     ("array", "path", "words"),
     [
@@ -212,6 +240,19 @@ async def test_waiting_elements_of_a_tenant_are_limited(world: ApiWorld) -> None
         ({"matrix": {"lr": [1, 2]}, "exclude": [{"lr": 3}]}, "array.exclude[0].lr", "one of the values of lr"),
         ({"matrix": {"lr": [1, 2]}, "exclude": [{"lr": 1}, {"lr": 2}]}, "array.exclude", "leaves no combination"),
         ({"matrix": {"lr": [1, 2]}, "indexes": "0-2"}, "array.indexes", "combinations 0-1, not 2"),
+        ({"list": [{"lr": 1}, {"lr": 2}], "indexes": "0-2"}, "array.indexes", "entries 0-1, not 2"),
+        ({"list": [{"lr": 1}, {}]}, "array.list[1].lr", "missing: all entries of the list have the same"),
+        ({"list": [{}, {"lr": 1}]}, "array.list[1].lr", "the first entry of the list has no such parameter"),
+        ({"list": [{"lr": [2]}, {"lr": 1}]}, "array.list[0].lr", "must be a string, a number or a boolean"),
+        ({"list": [{"lr": 1}, {"lr": 1, "seed": 2}]}, "array.list[1].seed", "no such parameter"),
+        ({"list": [{"lr": 1}, {"lr": [2]}]}, "array.list[1].lr", "must be a string, a number or a boolean"),
+        ({"list": [{"lr": 1}, 2]}, "array.list[1]", "must be a mapping of parameters to values"),
+        ({"list": [{"lr": 1, "LR": 2}]}, "array.list", "same name in capital letters"),
+        ({"list": []}, "array.list", "at least one entry"),
+        ({"list": [{}] * 10_001}, "array.list", "at most 10000 entries, it has 10001"),
+        ({"list": [{"a": "x" * 255}] * 2049}, "array.list", "at most 524288 bytes together, these are 524544"),
+        ({"list": [{"lr": 1}], "matrix": {"lr": [1]}}, "array.list", "not possible with a matrix"),
+        ({"list": [{"lr": 1}], "exclude": [{"lr": 1}]}, "array.exclude", "only possible with a matrix"),
     ],
 )
 async def test_wrong_arrays(world: ApiWorld, array: Any, path: str, words: str) -> None:
@@ -225,6 +266,7 @@ async def test_braces_are_read_only_in_documents_with_an_array(world: ApiWorld) 
     """A name that is no parameter is an error; without an array it is text."""
     jobs = [{"name": "main", "run": ["echo", "{{ lr }}"], "env": {"A": "{{"}}]
     refused = await _refusal(world, {"matrix": {"lt": [1]}}, jobs=jobs)
+    assert refused == await _refusal(world, {"list": [{"lt": 1}, {"lt": 2}]}, jobs=jobs)
     assert refused == [
         ("jobs[0].run[1]", "lr is no parameter of the array: use {{ NAME }} with index, lt, or {{{{ for two braces"),
         (

@@ -4,10 +4,12 @@ import json
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
 
 from api.documents.syntax import MAX_NODES, Malformed, load_json, load_yaml
 from api.documents.workload import read_workload
 from domain.spec import CheckpointSpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
+from infra.db.tenants import ApiKey, Archive, Secret, Tenant
 from tests.api.documents import JOB, job, resources
 from tests.api.world import ARCHIVE_SHA256, FOLDERS_SHA256, GIB, ApiWorld, as_yaml, document
 
@@ -236,6 +238,8 @@ FACTS: list[tuple[str, str, object, str, str]] = [
     ("more memory than a machine has", "operator", resources(accelerators=None, memory="1TiB"), "jobs[0].resources",
      "256 GiB"),
     ("unknown secret", "operator", job(secrets={"A": "hf-tokn"}), "jobs[0].secrets.A", "did you mean hf-token?"),
+    ("no secret at all", "operator", {**job(secrets={"A": "hf-token"}), "tenant": "speech"},
+     "jobs[0].secrets.A", "none exists: `mizzen tenants secrets set TENANT NAME` creates one"),
     ("archive that was not uploaded", "operator", document(workdir={"archive": "0" * 64}), "workdir", "upload it"),
     ("file over a folder of the archive", "operator", document(workdir=FOLDERS_SHA256, files={"src": "x"}), "workdir",
      "file 'src': files and archive collide: a folder of this path exists"),
@@ -251,6 +255,17 @@ async def test_wrong_facts(shared_world: ApiWorld, key: str, body: object, path:
     found = await refusal(shared_world, body, key)
     assert list(found) == [path]
     assert message in found[path]
+
+
+async def test_a_document_for_a_new_installation(world: ApiWorld) -> None:
+    """If there is no tenant, the error names the command that creates one."""
+    with world.session() as session:
+        for own in (Secret, Archive, ApiKey):
+            session.execute(delete(own).where(own.tenant.is_not(None)))
+        session.execute(delete(Tenant))
+    assert (await refusal(world, document(), "operator"))["tenant"] == (
+        "unknown tenant; none exists: `mizzen tenants set NAME --level 3` creates one"
+    )
 
 
 FITTING: list[tuple[str, object]] = [

@@ -99,11 +99,23 @@ async def test_elements_that_wait_in_vain_can_be_kept(world: ApiWorld) -> None:
         ("0-3", {"workload": "single"}, "workload single is no array"),
         ("0-9", {"workload": "prepare"}, "array prepare has no index 5; it has 0-4,6-9"),
         ("0-3", {"table": "digits", "partition": "all"}, "only possible with workload"),
+        (
+            "0-1",
+            {"workload": "even"},
+            f"array even has no index 1; it has {','.join(str(2 * n) for n in range(20))} and others",
+        ),
+        (
+            "0",
+            {"workload": "scattered"},
+            "the indexes of both arrays may have at most 1000 ranges and numbers, these have 1 and 1001",
+        ),
     ],
 )
 async def test_wrong_indexes(world: ApiWorld, array: Any, one: dict[str, str], message: str) -> None:
     """The other workload must be an array that has all indexes."""
     await _submit(world, "0-4,6-9", name="prepare")
+    for name, number in (("even", 22), ("scattered", 1001)):
+        await _submit(world, ",".join(str(2 * n) for n in range(number)), name=name)
     world.add_workload(name="single")
     after = [{**one, "same_index": True}]
     answer = await act(world, "/v1/workloads", "vision", document(array=array, after=after))

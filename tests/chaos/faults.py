@@ -63,7 +63,7 @@ class Faults:
         if what == "stop":
             return self._stop(part, fault)
         if what == "full":
-            return self._fill(self._up.folder / FILLED[part], fault)
+            return self._fill(part, fault)
         act: dict[str, Callable[[Fault], End | None]] = {
             "zombie-worker": self._zombie_worker,
             "temporal-lost": self._temporal_lost,
@@ -210,8 +210,9 @@ class Faults:
             self.done.append(fault.kind)
             self._seen.outages.append((now_s(), now_s()))
 
-    def _fill(self, folder: Path, fault: Fault) -> End | None:
-        """Fills the file system of a folder, if it is a separate one."""
+    def _fill(self, part: str, fault: Fault) -> End | None:
+        """Fills one of `FILLED`, if it is a separate file system."""
+        folder, began_s = self._up.folder / FILLED[part], now_s()
         if not os.path.ismount(folder):
             return None
         filler = folder / f"{_FILLER}{self.filled}"
@@ -223,7 +224,13 @@ class Faults:
                     while True:
                         file.write(block)
         self.done.append(fault.kind)
-        return lambda: filler.unlink(missing_ok=True)
+
+        def empty() -> None:
+            filler.unlink(missing_ok=True)
+            if part != "bucket":  # Exit statuses are in the others, and the databases that record the end of a task.
+                self._seen.outages.append((began_s, now_s()))
+
+        return empty
 
     def _award_error(self, fault: Fault) -> End:
         """Lets award transactions fail with an SQLSTATE of one class."""

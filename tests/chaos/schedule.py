@@ -36,6 +36,9 @@ _ARRAYS = 4
 """One of so many workloads is an array. Every second one waits for the elements of the one before it of its tenant."""
 _RUNNERS = {1: "after_element", 13: "now"}
 """Of sixteen workloads, the arrays that use runners, and when their elements are interrupted."""
+_SHORT = 9
+"""Of sixteen workloads, the array whose elements are so short, and start together in such numbers, that those on one
+machine share a workflow (`activities.lifecycle.bundles`)."""
 REQUESTS = ("cancel-storm", "quota", "preempt", "drain", "cordon", "reclaim", "reclaim-stopped", "idle-machine")
 
 
@@ -156,6 +159,9 @@ def _submissions(chance: random.Random, duration_s: float, every_s: float) -> li
             if number % (2 * _ARRAYS) == 5 and arrays and arrays[-1].array is not None:
                 after, same_index = (arrays[-1].name, condition), True
                 array = Elements(min(array.number, arrays[-1].array.number), array.throttle)
+            if number % 16 == _SHORT:
+                tasks, steps = 1, min(steps, 8)
+                array = Elements(4 * array.number, 4 * array.throttle)
             if (interrupt := _RUNNERS.get(number % 16)) is not None:
                 tasks = 1
                 array = replace(array, interrupt=interrupt, at_most_once=number // 16 % 2 == 1)

@@ -21,8 +21,9 @@ import pytest
 from sqlalchemy import select, update
 
 from domain.phases import Phase
+from domain.reasons import Reason, ReasonCode
 from infra.config.services import LimitSettings
-from infra.db.logs import Outbox
+from infra.db.logs import Outbox, Waiting
 from infra.db.models import Workload
 from infra.db.session import transaction
 from mizzen.client import Client
@@ -109,6 +110,24 @@ def test_ctrl_c_on_submit_follow_leaves_the_workload_running(start: Start, servi
     _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130 and f"`mizzen cancel {id_}` stops it" in err
     assert unharmed(service, id_)
+
+
+def test_who_follows_reads_why_the_workload_waits(start: Start, service: Service, client: Client) -> None:
+    """A new reason is printed once. The lines of the log follow after the start."""
+    id_ = client.submit(DOCUMENT)["id"]
+    process = start(service, "logs", "-f", id_)
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stderr.readline() == f"mizzen: {id_} is pending: waits for the next scan of the queue\n"
+    reason = Reason(ReasonCode.ISOLATION_TOO_WEAK, {"machines": "m", "region": "north"})
+    with transaction(service.engine) as session:
+        session.add(Waiting(workload=id_, reasons={"reasons": [reason.to_json()]}))
+    line = process.stderr.readline()
+    assert line.startswith(f"mizzen: {id_} is pending") and line.endswith(f"{reason.sentence}\n"), line
+    service.place(id_)
+    service.write_log(id_, "hello\n")
+    assert process.stdout.readline() == "train/0| hello\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=TIMEOUT_S)[1].count("is pending") == 0
 
 
 @pytest.mark.parametrize(("phase", "code"), [(Phase.SUCCEEDED, 0), (Phase.FAILED, 1)])

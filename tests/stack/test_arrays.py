@@ -71,7 +71,7 @@ def test_a_sweep(shared: Up) -> None:
 def test_elements_of_the_same_index(shared: Up) -> None:
     """An element starts when that of its index has succeeded; the others end with the reason."""
     job = "jobs: [{name: main, resources: {cpus: 0.1, memory: 64MiB}, run: 'exit {{ code }}'}]\n"
-    first = f"version: 1\nname: part\ntenant: t\narray: {{matrix: {{code: [0, 0, 1]}}}}\n{job}"
+    first = f"version: 1\nname: part\ntenant: t\narray: {{list: [{{code: 0}}, {{code: 0}}, {{code: 1}}]}}\n{job}"
     after = "after: [{workload: part, same_index: true}]\n"
     second = f"version: 1\nname: whole\ntenant: t\narray: {{matrix: {{code: [0, 0, 0]}}}}\n{after}{job}"
     for document in (first, second):

@@ -278,7 +278,7 @@ Server(("127.0.0.1", {port}), Echo).serve_forever()
 """
     id_ = running(stack, ["python3", "-c", program])
     wait_until(lambda: socket.create_connection(("127.0.0.1", port)).close() is None, "the program listens")
-    process = command(stack, "port-forward", id_, f"{port}:0", "1:0")
+    process = command(stack, "port-forward", id_, f"0:{port}", "0:1")
     assert process.stderr is not None
     local, refused = (int(process.stderr.readline().split()[1].rpartition(b":")[2]) for _ in range(2))
     data = os.urandom(3 << 20)
@@ -294,6 +294,8 @@ Server(("127.0.0.1", {port}), Echo).serve_forever()
     with socket.create_connection(("127.0.0.1", refused)) as connection:
         assert connection.recv(1) == b""
     assert b"port 1" in process.stderr.readline()
+    again = command(stack, "port-forward", id_, f"{local}:{port}")
+    assert b"LOCAL:PORT takes another local port" in again.communicate(timeout=60)[1] and again.returncode == 2
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 130

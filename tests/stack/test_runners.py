@@ -12,17 +12,20 @@ _SHORT = """
 version: 1
 name: short
 tenant: t
-array: {indexes: 0-99, throttle: 2, runners: true}
+array:
+  list: [SQUARES]
+  throttle: 2
+  runners: true
 jobs:
   - name: main
     resources: {cpus: 0.1, memory: 64MiB}
     run: |
-      echo "$MIZZEN_ARRAY_INDEX {{ index }} $MIZZEN_WORKLOAD"
+      echo "$MIZZEN_ARRAY_INDEX {{ index }} {{ square }} $MIZZEN_PARAM_SQUARE $MIZZEN_WORKLOAD"
       ls -A
       touch left
       sleep 600 &
 limits: {retries: 1}
-"""
+""".replace("SQUARES", ", ".join(f"{{square: {n * n}}}" for n in range(100)))
 
 
 def test_elements_follow_each_other(shared: Up, tmp_path: Path) -> None:
@@ -34,7 +37,7 @@ def test_elements_follow_each_other(shared: Up, tmp_path: Path) -> None:
     found = shared.client().workload(array)["array"]
     assert found is not None and (found["elements"], found["succeeded"]) == (100, 100)
     for index in (0, 7, 99):
-        own = f"{index} {index} {array}-{index}"
+        own = f"{index} {index} {index**2} {index**2} {array}-{index}"
         code, out, err = _mizzen(shared, "logs", "-f", f"{array}/{index}")
         lines = out.splitlines()
         assert lines == [own], out

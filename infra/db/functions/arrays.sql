@@ -107,19 +107,27 @@ $$;
 -- is null, inserts the row of a runner, whose position is its number. The caller has locked the head.
 --
 -- An element has the age of its array. The microseconds keep the order of the elements in the queue. An element that is
--- run by runners is leased by one of them, and has no event before its end.
+-- run by runners is leased by one of them, and has no event before its end. Of a list of parameters it gets its own
+-- entry; materialized expressions read the list, which may be long, once.
 create function take_elements(head text, positions bigint[], indexes bigint[]) returns void language sql as $$
+    with listed as materialized (
+        select coalesce(spec #> '{array,entries}', '[]') as entries, spec #- '{array,entries}' as others
+        from workload where id = head
+    )
     insert into workload (
         id, tenant, name, labels, spec, reason, level, held_by, held_at, unheld_at, paused_s, submitted_at,
         submitted_by, array_id, array_index, runner)
     select h.id || '-' || coalesce(e.index::text, 'r' || e.position), h.tenant, h.name, h.labels,
-           jsonb_set(h.spec, '{array}', (h.spec -> 'array') || jsonb_build_object(
+           jsonb_set(l.others, '{array}', (l.others -> 'array') || jsonb_build_object(
                'throttle', null, 'ranges', case when e.index is null then '[]'
-                   else jsonb_build_array(jsonb_build_array(e.index, e.index, 1)) end)),
+                   else jsonb_build_array(jsonb_build_array(e.index, e.index, 1)) end,
+               'entries', case when e.index is null or jsonb_array_length(l.entries) < 2 then l.entries
+                   else jsonb_build_array(l.entries -> e.index::int) end)),
            h.reason, h.level, h.held_by, h.held_at, h.unheld_at, h.paused_s,
            h.submitted_at + e.position * interval '1 microsecond', h.submitted_by, h.id, e.index,
            case when e.index is not null and a.runners is not null then '' end
-    from workload as h join workload_array as a using (id), unnest(positions, indexes) as e (position, index)
+    from workload as h join workload_array as a using (id), listed as l,
+         unnest(positions, indexes) as e (position, index)
     where h.id = head;
 
     insert into event (kind, tenant, workload, attempt, reason, detail, dedup)

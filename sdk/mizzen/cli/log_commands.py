@@ -3,7 +3,9 @@
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
+from threading import Event, Thread
 from typing import Any
 
 import click
@@ -12,7 +14,13 @@ from mizzen.cli import formats
 from mizzen.cli.plain.printer import cell, dump_line, emit_stream
 from mizzen.cli.plain.values import BadValue, seconds
 from mizzen.cli.session import WORKLOAD, OutputCommand, Session, complete_workload, interrupted, say
-from mizzen.client.views import Event
+from mizzen.client.errors import ClientError
+from mizzen.client.views import Event as EventView
+from mizzen.client.views import Why
+
+_WAITS = ("pending", "preempted")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
+"""Between two looks at why a workload waits."""
 
 
 def _time(context: click.Context, parameter: click.Parameter, text: str | None) -> datetime | None:
@@ -72,12 +80,47 @@ def print_logs(session: Session, workload_id: str, prefix: str = "", **options: 
 
     On a terminal, control characters are printed as visible text (`^[`), so that the output of tasks cannot control the
     terminal. A pipe or a file receives the unchanged bytes. If the workload is queued or has no attempt, its status is
-    printed to stderr, because no lines arrive for now.
+    printed to stderr, because no lines arrive for now; with `follow`, another time if the reason changes.
     """
     workload = session.client.workload(workload_id)
     array = workload["array"]
     if (array["waiting"] == array["elements"]) if array else (workload["queued"] or not workload["attempt"]):
-        say(f"{workload_id} is {session.client.why(workload_id)['summary']}")
+        why = session.client.why(workload_id)
+        say(f"{workload_id} is {why['summary']}")
+        with _saying_changes(session, why) if options.get("follow") else nullcontext():
+            _print_lines(session, workload_id, prefix, options)
+    else:
+        _print_lines(session, workload_id, prefix, options)
+
+
+@contextmanager
+def _saying_changes(session: Session, why: Why) -> Iterator[None]:
+    """Print why a workload waits whenever that has changed, at growing intervals. `why`: what was printed before."""
+    over = Event()
+
+    def tell() -> None:
+        said, pause_s = why, _FIRST_PAUSE_S
+        while said["phase"] in _WAITS and not over.wait(pause_s):
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            # The reader of the log lines waits for the API, or fails, or has ended and closed the connection.
+            with suppress(ClientError, RuntimeError):
+                found = session.client.why(why["workload"])
+                if found["phase"] in _WAITS and not over.is_set() and _codes(found) != _codes(said):
+                    say(f"{why['workload']} is {found['summary']}")
+                said = found
+
+    Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _codes(why: Why) -> set[str]:
+    return {reason["code"] for reason in why["reasons"]}
+
+
+def _print_lines(session: Session, workload_id: str, prefix: str, options: dict[str, Any]) -> None:
     out = sys.stdout.buffer
     is_terminal = sys.stdout.isatty()
     for line in session.client.logs(workload_id, on_attempt=_say_attempt, **options):
@@ -106,7 +149,7 @@ def events(session: Session, workload: str | None, follow: bool, after: str | No
     id_ = session.resolve(workload) if workload else None
     last = after
 
-    def found() -> Iterator[Event]:
+    def found() -> Iterator[EventView]:
         nonlocal last
         for event in session.client.events(id_, follow=follow, after=after):
             last = event["id"]

@@ -37,17 +37,17 @@ def exec_(
 
 
 class _Ports(click.ParamType[tuple[int, int]]):
-    name = "port[:local]"
+    name = "[local:]port"
 
     def convert(
         self, value: str | tuple[int, int], param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, int]:
         if isinstance(value, tuple):
             return value
-        port, colon, local = value.partition(":")
-        numbers = [int(text) if text.isdecimal() else -1 for text in (port, local if colon else port)]
+        local, colon, port = value.partition(":")
+        numbers = [int(text) if text.isdecimal() else -1 for text in (port if colon else local, local)]
         if not (1 <= numbers[0] <= _HIGHEST_PORT and 0 <= numbers[1] <= _HIGHEST_PORT):
-            self.fail(f"{value!r} must be PORT or PORT:LOCAL, such as 8888 or 8888:9000", param, ctx)
+            self.fail(f"{value!r} must be PORT or LOCAL:PORT, such as 8888 or 9000:8888", param, ctx)
         return numbers[0], numbers[1]
 
 
@@ -63,7 +63,7 @@ def port_forward(
 ) -> None:
     """Forward local ports to ports of a running task until Ctrl-C.
 
-    `8888` forwards the local port 8888 to port 8888 of the task, `8888:9000` the local port 9000; 0 stands for any free
+    `8888` forwards the local port 8888 to port 8888 of the task, `9000:8888` the local port 9000, and `0:8888` any free
     one.
     """
     from mizzen.client.port_forward import forward_ports
@@ -80,7 +80,10 @@ def port_forward(
     except SessionClosed as closed:
         _closed(id_, closed)
     except OSError as error:
-        raise click.UsageError(f"cannot listen on {address}: {error.strerror or error}") from None
+        message = (
+            f"cannot listen on {address}: {error.strerror or error}; LOCAL:PORT takes another local port, 0 any free"
+        )
+        raise click.UsageError(message) from None
     except KeyboardInterrupt:
         interrupted("the ports are not forwarded any more")
 

@@ -181,7 +181,7 @@ class Element(TypedDict):
     """Id of the array."""
     index: int
     parameters: dict[str, str]
-    """Its values of the matrix."""
+    """Its parameters of the matrix or the list."""
 
 
 class Dependency(TypedDict):
