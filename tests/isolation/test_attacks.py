@@ -4,14 +4,19 @@ import ast
 import contextlib
 import json
 import os
+import socket
 import stat
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
 from infra.files import write_private
 from infra.stack.ports import free_port
+from mizzen.client.port_forward import forward_ports
+from mizzen.client.remote_command import SessionClosed
 from tests.agent.harness import has_scopes
 from tests.isolation import attack
 from tests.isolation.conftest import PATIENCE_S, Engine, submit
@@ -140,6 +145,27 @@ def _stored(up: Up, workload: str) -> dict[str, int]:
     return found
 
 
+def _forwarded(up: Up, image: str | None, ports: list[int]) -> list[bytes]:
+    """Returns what is said at the first port of a task of the intruder, which listens there, and at other ports."""
+    serves = f'exec "$MIZZEN_PYTHON" victim.py forwards-{os.getpid()} {ports[0]} {os.getpid() + 1}'
+    relay = submit(up, "intruder", _script("victim.py") + serves, image)
+    wait_until(lambda: _pid_of(up, relay), "the relay runs", PATIENCE_S)
+    client, places = up.client(), Queue[int]()
+    session = client.request_session(relay, "forward")
+    said = []
+    with ThreadPoolExecutor(1) as pool:
+        pairs = [(port, 0) for port in ports]
+        forwarding = pool.submit(forward_ports, client, session, pairs, on_listening=lambda _, at: places.put(at))
+        for _ in ports:
+            with socket.create_connection(("127.0.0.1", places.get(timeout=PATIENCE_S))) as connection:
+                said.append(b"")
+                with contextlib.suppress(ConnectionError):
+                    said[-1] = connection.recv(100)
+        client.cancel(relay)
+        assert isinstance(forwarding.exception(PATIENCE_S), SessionClosed)
+    return said
+
+
 def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
     """The attacks run as a task of one tenant, beside a running task of another tenant on the same machine."""
     port, name, key = free_port(), f"victim-{os.getpid()}", os.getpid()
@@ -184,6 +210,8 @@ def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
     assert got.keys() - maybe.keys() == possible, "\n".join(f"{name}: {what}" for name, what in got.items())
     for name, parts in maybe.items():
         assert parts is None or set(ast.literal_eval(got.get(name, "[]"))) <= parts, lines
+    own, other = _forwarded(stack, image, [free_port(), port])
+    assert own == b"secret" and (other == b"secret") == ("port_of_another_tenant" in possible)
     assert stack.phase(victim) == "running"
     assert len(targets["ports"]) >= 2, "the API and the gateway"
     assert str(_SECRET_STEP) not in json.dumps(stack.client().workload(intruder))
