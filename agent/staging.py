@@ -259,9 +259,9 @@ class Stager:
         mounted = run.mounted(job.mounts)
         if job.image is None:  # The Python of an image is the job's.
             seen = (str(run.path), *(sandbox_path(path)[0] for path in self._config.paths))
-            for path in mounted:
-                if (why := why_no_mount(path, seen)) is not None:
-                    raise BadLaunch(f"file_mounts: {path}: {why}")
+            for where in mounted:
+                if (why := why_no_mount(where, seen)) is not None:
+                    raise BadLaunch(f"file_mounts: {where}: {why}")
         make_folder(run.path)
         run.report.parent.mkdir(mode=0o700, exist_ok=True)
         owner = self.launches.owner(staged)

@@ -17,6 +17,7 @@ from infra.files import write_private
 from infra.stack.ports import free_port
 from mizzen.client.port_forward import forward_ports
 from mizzen.client.remote_command import SessionClosed
+from server.agents import _FIRST_PORT, _PORTS_EACH
 from tests.agent.harness import has_scopes
 from tests.isolation import attack
 from tests.isolation.conftest import PATIENCE_S, Engine, submit
@@ -36,14 +37,15 @@ POSSIBLE = {
     "sandbox": {"cgroups_of_others", "sockets_of_others"},
     # Without cgroups, which the test's user may not create, and without eBPF programs.
     "sandbox of an ordinary user": {
-        "port_of_another_tenant", "memory", "metadata_service", "sockets_of_others",
+        "port_of_another_tenant", "ports_of_later_tasks", "memory", "metadata_service", "sockets_of_others",
     },
     # Containers have no scope of Landlock: dockerd starts them.
     "container": {"abstract_socket", "sockets_of_others"},
     "none of an ordinary user": {
         "temporal_by_socket", "keys_and_settings", "listing_of_the_data_folder", "environment_of_a_process", "signals",
         "ptrace", "folder_of_another_tenant", "checkpoints_of_another_tenant", "processes", "shared_memory",
-        "temporary_files", "port_of_another_tenant", "abstract_socket", "tables_logs_and_launches", "change_the_system",
+        "temporary_files", "port_of_another_tenant", "ports_of_later_tasks", "abstract_socket",
+        "tables_logs_and_launches", "change_the_system",
         "privileges", "namespaces", "its_supervisors", "fork_bomb", "memory", "memory_and_files_of_others",
         "message_queues", "metadata_service", "hard_links", "output_of_its_own", "sockets_of_others", "watches",
         "others_by_number",
@@ -185,6 +187,7 @@ def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
         "victim_port": port,
         "shm": name,
         "sysv": key,
+        "range": [_FIRST_PORT, _FIRST_PORT + _PORTS_EACH],
         "key": stack.client().create_key("submitter", "intruder")["key"],
         "report": str(stack.data / "report.json"),
         # Without isolation it succeeds, and the attempt is then lost.
