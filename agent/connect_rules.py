@@ -63,12 +63,13 @@ def attach(
                 while _programs:
                     os.close(_programs.popitem()[1])
             attach_to_cgroup(folder, {hook: _loaded(hook, tenant_number) for hook in hooks})
-        for hook in () if reserved is None else (Hook.BIND4, Hook.BIND6):
-            listening = load(_keeps(*reserved, own), ProgramType.CGROUP_SOCK_ADDR, hook, "mizzen_bind")
-            try:
-                attach_to_cgroup(folder, {hook: listening})
-            finally:
-                os.close(listening)
+        if reserved is not None:
+            for hook in (Hook.BIND4, Hook.BIND6):
+                listening = load(_keeps(*reserved, own), ProgramType.CGROUP_SOCK_ADDR, hook, "mizzen_bind")
+                try:
+                    attach_to_cgroup(folder, {hook: listening})
+                finally:
+                    os.close(listening)
     finally:
         os.close(folder)
 
