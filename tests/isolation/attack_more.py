@@ -161,8 +161,8 @@ def ports_that_others_use(targets: Targets) -> str:
 
 def ports_of_later_tasks(targets: Targets) -> str:
     """Listens on the ports that the agent reserves for tasks, to get connections of clients of later ones."""
-    found = []
-    for port in range(*targets["range"]):
+    found, own = [], int(os.environ["MASTER_PORT"])
+    for port in (one for one in range(*targets["range"]) if one != own):
         with contextlib.suppress(OSError), socket.socket() as server:
             server.bind(("", port))
             server.listen()
