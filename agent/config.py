@@ -110,6 +110,8 @@ class AgentConfig(BaseModel):
     output_bytes: int = Field(1 << 30, ge=1 << 22)
     """Limit on the disk space that one task's output uses on this machine. Output beyond the limit is freed: first the
     part that was shipped, then the oldest part that was not."""
+    log_bytes: int = Field(10 << 30, ge=1 << 20)
+    """Size of the log of a task and attempt in the bucket from which on only the end of the output is stored."""
     keep_outcomes_s: float = Field(14 * 86400.0, ge=0)
     """How long exit statuses are kept after the folder is removed, in seconds. A workflow may need them long after the
     end, for example after an outage of Temporal or a restore of its database."""

@@ -1,4 +1,5 @@
 """Which connections tasks may have: none with tasks of other tenants on the machine, and none with metadata services.
+They may not listen on ports that the agent reserves for others, either.
 
 Small eBPF programs on a task's cgroup v2. Its sockets get a mark with the number of its tenant, which stays on their
 packets while these do not leave the machine; packets with the mark of another tenant are dropped where they arrive. A
@@ -7,12 +8,16 @@ probes and balancers reach every task. Packets from other machines have no mark 
 
 The metadata service of a cloud hands out the credentials of the machine. `connect` and `sendto` to its addresses fail,
 except to the port of DNS, which some clouds answer at the same address.
+
+Other machines and balancers connect to the ports that the agent has reserved for a task. A task of another tenant that
+listened on such a port first would get these connections. Therefore `bind` to ports of the agent's range fails, except
+to those of the own attempt.
 """
 
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from ipaddress import ip_address
 
 from agent.bpf import Hook, Instruction, Op, Program, ProgramType, SockAddress, attach_to_cgroup, load
@@ -28,10 +33,24 @@ METADATA6 = ("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254")
 """Addresses of AWS, Google Cloud, Azure, Oracle, OpenStack and Alibaba Cloud."""
 
 
-def attach(cgroup: str, tenant_number: int, *, metadata: bool) -> None:
+def attach(
+    cgroup: str,
+    tenant_number: int,
+    *,
+    metadata: bool,
+    reserved: tuple[int, int] | None = None,
+    own: Collection[int] = (),
+) -> None:
     """Applies the rules to sockets that processes in the cgroup v2 at path `cgroup` create after this call.
 
-    They end with the cgroup, and need no process. `metadata`: metadata services are allowed.
+    They end with the cgroup, and need no process.
+
+    Args:
+        cgroup: the cgroup.
+        tenant_number: the number of the tenant.
+        metadata: metadata services are allowed.
+        reserved: first and last port of the agent's range; None: the processes may listen on any port.
+        own: ports in this range on which they may listen.
 
     Raises:
         OSError: this process may not load or attach eBPF programs, or the kernel does not support them.
@@ -44,6 +63,13 @@ def attach(cgroup: str, tenant_number: int, *, metadata: bool) -> None:
                 while _programs:
                     os.close(_programs.popitem()[1])
             attach_to_cgroup(folder, {hook: _loaded(hook, tenant_number) for hook in hooks})
+        if reserved is not None:
+            for hook in (Hook.BIND4, Hook.BIND6):
+                listening = load(_keeps(*reserved, own), ProgramType.CGROUP_SOCK_ADDR, hook, "mizzen_bind")
+                try:
+                    attach_to_cgroup(folder, {hook: listening})
+                finally:
+                    os.close(listening)
     finally:
         os.close(folder)
 
@@ -77,6 +103,21 @@ def _drops_others(number: int) -> Program:
         Instruction(Op.CONSTANT, 0, constant=0),
         "end",
         Instruction(Op.EXIT),
+    ]
+
+
+def _keeps(first: int, last: int, own: Collection[int]) -> Program:
+    return [
+        Instruction(Op.CONSTANT, 0, constant=1),
+        Instruction(Op.LOAD, 2, 1, offset=SockAddress.PORT),
+        Instruction(Op.SWAP_HALF, 2, constant=16),
+        Instruction(Op.CONSTANT, 3, constant=last + 1),
+        Instruction(Op.JUMP_IF_AT_LEAST, 2, 3, target="end"),
+        *(Instruction(Op.JUMP_IF_EQUAL_32, 2, constant=port, target="end") for port in sorted(own)),
+        Instruction(Op.CONSTANT, 3, constant=first),
+        Instruction(Op.JUMP_IF_AT_LEAST, 2, 3, target="refuse"),
+        Instruction(Op.JUMP, target="end"),
+        *_ends(),
     ]
 
 

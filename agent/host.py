@@ -77,7 +77,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     await asyncio.to_thread(_save_config, state, config)
     # A separate executor, so that a bucket that does not respond cannot delay the start or stop of tasks.
     executor = ThreadPoolExecutor(4, thread_name_prefix="ship")
-    shipping = Shipping(executor, config.output_bytes)
+    shipping = Shipping(executor, config.output_bytes, config.log_bytes)
     outputs = OutputStorage(config.largest_output_bytes, config.largest_output_files)
     stager = Stager(config, state, open_store, notices)
     locks = StartLocks()

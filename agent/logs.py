@@ -25,6 +25,9 @@ of the output of a shorter time, that of the file comes first whose last output 
 A task may print without limit while the bucket is unavailable. `LogStream.bound` limits how much output of each task is
 on the machine's disk. It first frees the part that was shipped, then the oldest part that was not. The stream contains
 the line `agent.output_file.MISSING` in place of output that was freed before it was shipped.
+
+A task may also print without limit while the bucket is available. When the stream has `tasks.log_bytes`, shipping stops
+until the task has ended. Then the end of the output is shipped, because it explains how the task ended.
 """
 
 import asyncio
@@ -51,6 +54,9 @@ from domain.log_segments import END, Segment, TaskOutput
 from mizzen.objects import ObjectStore
 
 _BOUND_EVERY_S = 1.0
+_END_BYTES = 16 << 20
+"""Of more output than this that waits when a stream over its limit ends, the last half of this is shipped."""
+_UNLIMITED = 1 << 62
 _log = logging.getLogger(__name__)
 
 
@@ -58,13 +64,22 @@ class LogStream:
     """Ships the output of one task. Its methods block. `bound` may be called while another thread calls `ship`."""
 
     def __init__(
-        self, run: RunFolder, open_store: Callable[[], ObjectStore], masker: Masker, settings: LogLaunch
+        self,
+        run: RunFolder,
+        open_store: Callable[[], ObjectStore],
+        masker: Masker,
+        settings: LogLaunch,
+        log_bytes: int = _UNLIMITED,
     ) -> None:
-        """`open_store` is called by `ship` before the first upload, and `ship` raises its exceptions."""
+        """`open_store` is called by `ship` before the first upload, and `ship` raises its exceptions.
+
+        `log_bytes` limits the size of the stream, without its end.
+        """
         self._run = run
         self._open_store = open_store
         self._store: ObjectStore | None = None
         self._settings = settings
+        self._log_bytes = log_bytes
         self._prefix = log_prefix(run.workload_id, run.attempt, run.job, run.task)
         self._changing = threading.Lock()  # Guards the fields below and ship.json; not held during an upload.
         body = _read_state(run.path)
@@ -89,6 +104,11 @@ class LogStream:
         """
         if self.done:
             return False
+        if self._offset >= self._log_bytes:
+            if not final:
+                return False
+            with contextlib.suppress(OSError):  # Only the space was not freed; an error in writing the state recurs.
+                self.bound(_END_BYTES)
         # First a segment whose upload has begun, then the file whose last output is older.
         files = sorted(self._files, key=lambda file: (file.output != self._current, file.changed_at_ns()))
         shipped = [piece for file in files if (piece := self._ship(file, final=final)).text]
@@ -209,10 +229,14 @@ class _OneStream:
 class Shipping:
     """Ships the output of the runs passed to `watch` until all of it is in the bucket, with an asyncio task per run."""
 
-    def __init__(self, executor: Executor, output_bytes: int) -> None:
-        """`output_bytes` limits the disk space of each run's output on this machine, or of all elements of a runner."""
+    def __init__(self, executor: Executor, output_bytes: int, log_bytes: int = _UNLIMITED) -> None:
+        """`output_bytes` limits the disk space of each run's output on this machine, or of all elements of a runner.
+
+        `log_bytes`: that of `LogStream`.
+        """
         self._executor = executor
         self._output_bytes = output_bytes
+        self._log_bytes = log_bytes
         self._shippers: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, tuple[RunFolder, Path, Callable[[], LogStream]]] = {}
         """For each shipper: its run, the folder that shares the limit, and what makes its stream."""
@@ -232,7 +256,7 @@ class Shipping:
         `removes`: removes the folder of the run when all of its output is shipped.
         """
         if run.run_id not in self._shippers and not shipped(run):
-            make = _OneStream(partial(LogStream, run, open_store, masker, settings))
+            make = _OneStream(partial(LogStream, run, open_store, masker, settings, self._log_bytes))
             self._runs[run.run_id] = run, run.path.parent if removes else run.path, make
             task = asyncio.create_task(self._ship(run, make, settings.interval_s), name=f"ship {run.run_id}")
             self._shippers[run.run_id] = task

@@ -11,7 +11,7 @@ from agent.secret_masks import Masker
 from domain.log_segments import TaskOutput
 
 MAX_SEGMENT_BYTES = 1 << 20
-MISSING = b"\nmizzen: output is missing here: more waited to be shipped than its machine keeps (tasks.output_bytes)\n"
+MISSING = b"\nmizzen: output is missing here: it was more than is kept (tasks.output_bytes, tasks.log_bytes)\n"
 _BLOCK_BYTES = 512
 """Unit of `st_blocks`, in bytes."""
 _PUNCH_HOLE = 0x01 | 0x02

@@ -117,11 +117,19 @@ def _python() -> tuple[str, str, str]:
     return sys.prefix, sys.base_prefix, str(Path(mizzen.__file__).parents[1])
 
 
-def hides_python(place: str) -> str | None:
-    """Returns a folder or program of this machine's Python that a mount at `place` would hide; None: it hides none."""
-    needed = (sys.executable, os.path.dirname(os.__file__), *_python())
-    paths = dict.fromkeys(path for one in needed for path in (os.path.abspath(one), os.path.realpath(one)))
-    return next((path for path in paths if _is_below(path, (place,))), None)
+def why_no_mount(place: str, more: Iterable[str]) -> str | None:
+    """Returns why no files can be mounted at `place` in a sandbox on this machine; None: they can.
+
+    Tasks need the programs and folders of this machine's Python, and the paths `more`. They share these with others,
+    so that bubblewrap cannot or must not make folders in them.
+    """
+    needed = (sys.executable, os.path.dirname(os.__file__), *_python(), *more)
+    for path in dict.fromkeys(path for one in needed for path in (os.path.abspath(one), os.path.realpath(one))):
+        if _is_below(path, (place,)):
+            return f"it would hide {path}, which tasks need here"
+        if _is_below(place, (path,)):
+            return f"it is in {path}, which is a folder of the machine"
+    return None
 
 
 def _devices(more: Mapping[str, str]) -> list[str]:

@@ -5,7 +5,7 @@ import hashlib
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -17,7 +17,7 @@ from agent.containers.local_images import BadImage, ImageStore
 from agent.credentials.task_credentials import NoCredentials
 from agent.isolation import check_store, give_bucket, give_store
 from agent.notices import MachineNotices
-from agent.sandbox_view import hides_python
+from agent.sandbox_view import why_no_mount
 from agent.sealed import unseal
 from agent.secret_masks import Masker
 from agent.staged import BadLaunch, StagedAttempt
@@ -28,6 +28,7 @@ from agent.tasks import private
 from agent.unpack import fill_workdir
 from domain.ids import archive_key
 from domain.images import PULL_LOGIN
+from domain.isolation import sandbox_path
 from domain.launch import LaunchDescription, TaskPlace
 from domain.protocol.machines import PrepareNode
 from infra.archives import BadArchive
@@ -257,7 +258,10 @@ class Stager:
         run, job = staged.run(place), staged.launch.jobs[place.job]
         mounted = run.mounted(job.mounts)
         if job.image is None:  # The Python of an image is the job's.
-            _check_visible(mounted)
+            seen = (str(run.path), *(sandbox_path(path)[0] for path in self._config.paths))
+            for where in mounted:
+                if (why := why_no_mount(where, seen)) is not None:
+                    raise BadLaunch(f"file_mounts: {where}: {why}")
         make_folder(run.path)
         run.report.parent.mkdir(mode=0o700, exist_ok=True)
         owner = self.launches.owner(staged)
@@ -273,9 +277,3 @@ class Stager:
         if mounted:
             make_folder(run.path / "mounts")
         fill_workdir(run.work, archive, staged.launch.files, owner=owner, mounted=mounted)
-
-
-def _check_visible(mounted: Iterable[str]) -> None:
-    for path in mounted:
-        if (hidden := hides_python(path)) is not None:
-            raise BadLaunch(f"file_mounts: {path}: it would hide {hidden}, with which the agent starts tasks here")

@@ -81,12 +81,12 @@ class TaskLaunches:
                 if cgroup is not None:
                     remove_cgroup(cgroup)
                 raise
-        inside = None if port is None else port.inside
         if (image := staged.launch.jobs[place.job].image) is not None:
-            return self._container_launch(staged, place, masters, inside, image, cgroup)
+            return self._container_launch(staged, place, masters, port, image, cgroup)
+        inside = None if port is None else port.inside
         limits = self._limits(run, place)
         # A task whose port is mapped, or whose connections have rules, must join the cgroup.
-        if cgroup is not None and (self._separate(cgroup, staged.launch.tenant_number) or port is not None):
+        if cgroup is not None and (self._separate(cgroup, staged, port) or port is not None):
             limits += (cgroup,)
         gpus, rules = self._gpus(staged, place, cgroup, staged.run(place).run_id)
         if rules is not None and rules not in limits:
@@ -107,7 +107,7 @@ class TaskLaunches:
         staged: StagedAttempt,
         place: TaskPlace,
         masters: Mapping[str, str],
-        port: int | None,
+        port: Port | None,
         image: str,
         cgroup: str | None,
     ) -> TaskLaunch:
@@ -126,9 +126,10 @@ class TaskLaunches:
                     self._config.engine,
                 )
         elif cgroup is not None:
-            self._separate(cgroup, staged.launch.tenant_number)
+            self._separate(cgroup, staged, port)
         held = _held_gpus(staged)
-        own = self.plain_launch(staged, place, masters, port, held.visible(place.slots) if held.ids() else None)
+        inside = None if port is None else port.inside
+        own = self.plain_launch(staged, place, masters, inside, held.visible(place.slots) if held.ids() else None)
         run, owner = staged.run(place), self.owner(staged)
         found = container_of(
             self._config, launch=staged.launch, runs=staged.runs, run=run, place=place, image=self._images.get(image),
@@ -250,15 +251,25 @@ class TaskLaunches:
             cgroup = make_cgroup(f"{staged.folder.key}.network") if self._config.cgroup else None
             if cgroup is not None and staged.folder.key not in self._separated:
                 self._separated.add(staged.folder.key)
-                self._separate(cgroup, staged.launch.tenant_number)
+                self._separate(cgroup, staged, listens=True)
             return cgroup
 
-    def _separate(self, cgroup: str, tenant_number: int) -> bool:
-        """Applies the rules for connections to a task's cgroup. Returns False, with a warning, if it cannot."""
+    def _separate(self, cgroup: str, staged: StagedAttempt, port: Port | None = None, *, listens: bool = False) -> bool:
+        """Applies the rules for connections to a cgroup of an attempt. Returns False, with a warning, if it cannot.
+
+        `port`: where the task in it serves requests. `listens`: its processes may listen on all ports.
+        """
         if self._config.isolation is Isolation.NONE or os.geteuid() != 0:
             return False
         try:
-            connect_rules.attach(cgroup, tenant_number, metadata=self._config.metadata_service)
+            own = {*staged.folder.ports().values(), *(() if port is None else (port.inside, port.outside))}
+            connect_rules.attach(
+                cgroup,
+                staged.launch.tenant_number,
+                metadata=self._config.metadata_service,
+                reserved=None if listens else self._config.ports,
+                own=own,
+            )
         except OSError as error:
             if "connections" not in self._warned:
                 self._warned.add("connections")
@@ -321,7 +332,7 @@ class TaskLaunches:
         name, limits = f"{staged.run(place).run_id}.store", self._task_limits(place)
         found = limit(name, replace(limits, memory_bytes=max(limits.memory_bytes, _CHECK_BYTES)))[0]
         if (cgroup := make_cgroup(name)) is not None:
-            self._separate(cgroup, staged.launch.tenant_number)
+            self._separate(cgroup, staged)
         rules = self._gpus(staged, place, cgroup, name)[1]
         return list(dict.fromkeys(filter(None, (*found, cgroup, rules))))
 

@@ -53,12 +53,14 @@ def fill_workdir(
         for seen in mounted:
             _require_own(staging, f"{MOUNTS}{seen}")
         if owner is not None:
-            _give(staging, owner)
+            _give_content(staging, owner)
         for seen in sorted(mounted, reverse=True):  # `/a/b` before `/a`.
             _remove(mounted[seen])
             (staging / f"{MOUNTS}{seen}").rename(mounted[seen])
         if mounted:
             shutil.rmtree(staging / MOUNTS)
+        if owner is not None:  # Last: until then, other processes of the owner cannot exchange files in it for links.
+            os.chown(staging, owner.uid, owner.gid)
         staging.rename(target)
     except OSError:
         if not target.exists():  # If it exists, a concurrent call has made it with the same content.
@@ -109,8 +111,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _give(root: Path, owner: Owner) -> None:
-    os.chown(root, owner.uid, owner.gid)
+def _give_content(root: Path, owner: Owner) -> None:
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
             os.chown(Path(folder, name), owner.uid, owner.gid, follow_symlinks=False)

@@ -44,8 +44,8 @@ _OPTIONS = (
 )  # fmt: skip
 """Options of `mizzen agent` that are fields of `AgentConfig`."""
 _TASK_SETTINGS = (
-    "keep_runs_s", "keep_at_most_s", "keep_free", "output_bytes", "largest_output_bytes", "largest_output_files",
-    "keep_stopped_s", "processes_per_task", "processes_per_cpu",
+    "keep_runs_s", "keep_at_most_s", "keep_free", "output_bytes", "log_bytes", "largest_output_bytes",
+    "largest_output_files", "keep_stopped_s", "processes_per_task", "processes_per_cpu",
     "keep_images_s", "images_bytes", "image_bytes_s", "paths", "metadata_service", "s3_role", "gcs_tokens",
     "credentials_s",
 )  # fmt: skip

@@ -202,6 +202,9 @@ class TaskSettings(Section):
     output_bytes: int = Field(1 << 30, ge=1 << 22)
     """Limit on the disk space that one task's output uses on its machine. Beyond it, output that was shipped to the
     bucket is freed first, then the oldest output that was not. A line in the log marks missing output."""
+    log_bytes: int = Field(10 << 30, ge=1 << 20)
+    """Size of the log of a task and attempt in the bucket from which on no output is stored, except the end, after the
+    task has ended. A line in the log marks missing output."""
     largest_output_bytes: int = Field(50 << 30, ge=0)
     """The most that one output of one task may have (`outputs` of a document). A larger one is not stored."""
     largest_output_files: int = Field(100_000, ge=0)

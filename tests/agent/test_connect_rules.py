@@ -8,11 +8,13 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent import connect_rules
 from agent.cgroups import make_cgroup, remove_cgroup
+from infra.stack.ports import free_port
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can load eBPF programs")
 CONNECT = """
@@ -55,14 +57,14 @@ class Cgroups:
     def __init__(self) -> None:
         self._made: list[str] = []
 
-    def of(self, tenant_number: int, *, metadata: bool = True) -> str:
-        """Returns the path of a new cgroup."""
+    def of(self, tenant_number: int, *, metadata: bool = True, **ports: Any) -> str:
+        """Returns the path of a new cgroup. `ports`: `reserved` and `own`."""
         path = make_cgroup(f"rules-{uuid.uuid4().hex}")
         if path is None:
             pytest.skip("this machine has no cgroup v2")
         self._made.append(path)
         try:
-            connect_rules.attach(path, tenant_number, metadata=metadata)
+            connect_rules.attach(path, tenant_number, metadata=metadata, **ports)
         except OSError as error:
             pytest.skip(f"this kernel has no eBPF programs of cgroups: {error}")
         return path
@@ -118,3 +120,39 @@ def test_other_addresses_are_allowed(cgroups: Cgroups) -> None:
     for host in ("169.254.169.253", "::1", "fd00:ec2::255", "127.0.0.1"):
         assert _connect(cgroup, host, 9, "DGRAM") != str(errno.EPERM)
     assert Path(cgroup).exists()
+
+
+BIND = """
+import socket, sys
+with open(sys.argv[1] + "/cgroup.procs", "w") as file:
+    file.write("0")
+for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, ""), (socket.AF_INET6, "::")):
+    for protocol in (0, 262):
+        for port in sys.argv[2:]:
+            try:
+                with socket.socket(family, socket.SOCK_STREAM, protocol) as server:
+                    server.bind((host, int(port)))
+                    server.listen()
+                    print(port if int(port) else 0)
+            except OSError as error:
+                protocol and error.errno in (92, 93) or print(port, error.strerror)
+"""
+
+
+def test_reserved_ports_are_for_their_attempts(cgroups: Cgroups) -> None:
+    """A task listens on any port outside the agent's range, and inside on its own ones only."""
+    while True:
+        first = free_port()
+        if all(_is_free(port) for port in range(first - 1, first + 4)):
+            break
+    cgroup = cgroups.of(5, reserved=(first, first + 2), own=[first + 1])
+    argv = [sys.executable, "-I", "-S", "-c", BIND, cgroup, *map(str, (0, *range(first - 1, first + 4)))]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    refused = [f"{port} Operation not permitted" for port in (first, first + 2)]
+    one = ["0", str(first - 1), refused[0], str(first + 1), refused[1], str(first + 3)]
+    assert said == one * (len(said) // len(one)) and len(said) >= 3 * len(one), said
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agent import output_file, tasks
 from agent.logs import LogStream, Shipping, shipped
 from agent.logs import _bound as bound
-from agent.output_file import MISSING
+from agent.output_file import MAX_SEGMENT_BYTES, MISSING
 from agent.secret_masks import Masker
 from agent.tasks import RunFolder
 from domain.ids import log_prefix
@@ -267,6 +267,30 @@ def test_output_that_was_shipped_leaves_the_disk(tmp_path: Path) -> None:
             assert on_disk(run) <= BOUND
     ship_all(stream_of(run, tmp_path, "hunter2"))
     assert b"".join(segments(tmp_path)) == LINE.replace(b"hunter2", b"***") * (written // len(LINE))
+
+
+def test_a_log_has_a_limit_and_keeps_its_end(tmp_path: Path) -> None:
+    """A task that prints without limit does not fill the bucket; its last output is stored after its end."""
+    run, limit = run_folder(tmp_path), 4 << 20
+
+    def new() -> LogStream:
+        return LogStream(run, lambda: open_store(f"file://{tmp_path}/bucket"), Masker(["hunter2"]), SETTINGS, limit)
+
+    stream = new()
+    with run.output.open("ab", buffering=0) as output:
+        for number in range(40):
+            output.write(LINE * 50_000)
+            while stream.ship(final=False):
+                pass
+            stream.bound(BOUND if number < 20 else 64 << 20)
+            if number % 10 == 5:
+                stream = new()
+        assert sum(map(len, segments(tmp_path))) <= limit + MAX_SEGMENT_BYTES
+        output.write(b"killed\n")
+    ship_all(stream)
+    before, missing, after = b"".join(segments(tmp_path)).partition(MISSING)
+    assert missing and before.endswith(b"***\n") and limit <= len(before) <= limit + MAX_SEGMENT_BYTES
+    assert after.endswith(b"***\nkilled\n") and MISSING not in after and 4 << 20 < len(after) <= 8 << 20
 
 
 @pytest.mark.parametrize("pending", [0, 20 * len(LINE)])

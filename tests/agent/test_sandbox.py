@@ -148,17 +148,30 @@ async def test_a_task_sees_its_mounts_at_absolute_paths(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [sys.base_prefix, str(Path(sys.base_prefix).parent), str(Path(os.__file__).parents[1])]
+    ("path", "why"),
+    [
+        (sys.base_prefix, "would hide"),
+        (str(Path(sys.base_prefix).parent), "would hide"),
+        (str(Path(os.__file__).parents[1]), "would hide"),
+        (f"{sys.prefix}/new", "is in"),
+        (f"{Path(os.__file__).parent}/json", "is in"),
+        ("LISTED/new", "is in"),
+        ("LISTED", "would hide"),
+        ("FOLDER", "would hide"),
+    ],
 )
-async def test_a_mount_that_hides_the_python_of_the_agent_is_refused(lab: Lab, path: str) -> None:
-    """The error names the field and the path, and the task does not start."""
-    config = lab.config(isolation=Isolation.SANDBOX)
+async def test_a_mount_in_or_above_folders_of_the_machine_is_refused(lab: Lab, path: str, why: str) -> None:
+    """The error names the field and the path, the task does not start, and nothing is made in `tasks.paths`."""
+    listed = lab.folder / "listed"
+    listed.mkdir()
+    config = lab.config(isolation=Isolation.SANDBOX, paths=(f"{listed}:rw",))
+    path = path.replace("LISTED", str(listed)).replace("FOLDER", str(config.state_dir))
     launch = with_mounts(description(lab.region, config, "true"), path)
     lab.write(launch)
     async with lab.agent(config):
         failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
-    assert f"file_mounts: {path}: it would hide " in str(failure)
-    assert not lab.folder_of(launch, config).work.exists()
+    assert f"file_mounts: {path}: it {why} " in str(failure)
+    assert not lab.folder_of(launch, config).work.exists() and not list(listed.iterdir())
 
 
 async def test_a_task_has_pseudo_terminals_of_its_own(lab: Lab) -> None:

@@ -159,6 +159,17 @@ def ports_that_others_use(targets: Targets) -> str:
     return some(found, "none")
 
 
+def ports_of_later_tasks(targets: Targets) -> str:
+    """Listens on the ports that the agent reserves for tasks, to get connections of clients of later ones."""
+    found, own = [], int(os.environ["MASTER_PORT"])
+    for port in (one for one in range(*targets["range"]) if one != own):
+        with contextlib.suppress(OSError), socket.socket() as server:
+            server.bind(("", port))
+            server.listen()
+            found.append(port)
+    return some(found, "none")
+
+
 def devices_in_its_checkpoints(targets: Targets) -> str:
     """Makes a device in its checkpoints. `tests/isolation/outside.py` leaves links there."""
     own = Path(os.environ["MIZZEN_CHECKPOINT_URI"].removeprefix("file://"))
@@ -241,6 +252,6 @@ def core_dumps(targets: Targets) -> str:
 
 ATTACKS: tuple[Callable[[Targets], str], ...] = (
     socket_families, events_of_the_kernel, watches, others_by_number, clocks_and_names, inherited, cgroups_of_others,
-    sockets_of_others, ports_that_others_use, devices_in_its_checkpoints, modes_that_outlast_it,
+    sockets_of_others, ports_that_others_use, ports_of_later_tasks, devices_in_its_checkpoints, modes_that_outlast_it,
     core_dumps, api_with_keys,
 )  # fmt: skip

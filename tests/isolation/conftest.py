@@ -16,6 +16,8 @@ from tests.stack.harness import ROOT, BareUp, Up
 
 PATIENCE_S = 300.0
 """Several tests at once, on machines with two cores."""
+LOG_BYTES, OUTPUT_BYTES = 8 << 20, 4 << 20
+"""Limits on the output of a task, in the bucket and on its machine."""
 FLEET = """
 version: 1
 regions:
@@ -58,6 +60,7 @@ def folder(mode: str) -> Iterator[Path]:
 def stack(mode: str, engine: Engine | None, folder: Path) -> Iterator[Up]:
     """A stack with two tenants, which it separates."""
     tasks: dict[str, Any] = {"isolation": mode.partition(" ")[0], "disk_fraction": 0.01}
+    tasks |= {"log_bytes": LOG_BYTES, "output_bytes": OUTPUT_BYTES}
     if engine is not None:
         paths = dict.fromkeys(str(Path(path).resolve()) for path in ("/usr", ROOT, sys.base_prefix))
         tasks |= {

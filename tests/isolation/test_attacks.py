@@ -4,14 +4,20 @@ import ast
 import contextlib
 import json
 import os
+import socket
 import stat
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
 from infra.files import write_private
 from infra.stack.ports import free_port
+from mizzen.client.port_forward import forward_ports
+from mizzen.client.remote_command import SessionClosed
+from server.agents import _FIRST_PORT, _PORTS_EACH
 from tests.agent.harness import has_scopes
 from tests.isolation import attack
 from tests.isolation.conftest import PATIENCE_S, Engine, submit
@@ -31,14 +37,15 @@ POSSIBLE = {
     "sandbox": {"cgroups_of_others", "sockets_of_others"},
     # Without cgroups, which the test's user may not create, and without eBPF programs.
     "sandbox of an ordinary user": {
-        "port_of_another_tenant", "memory", "metadata_service", "sockets_of_others",
+        "port_of_another_tenant", "ports_of_later_tasks", "memory", "metadata_service", "sockets_of_others",
     },
     # Containers have no scope of Landlock: dockerd starts them.
     "container": {"abstract_socket", "sockets_of_others"},
     "none of an ordinary user": {
         "temporal_by_socket", "keys_and_settings", "listing_of_the_data_folder", "environment_of_a_process", "signals",
         "ptrace", "folder_of_another_tenant", "checkpoints_of_another_tenant", "processes", "shared_memory",
-        "temporary_files", "port_of_another_tenant", "abstract_socket", "tables_logs_and_launches", "change_the_system",
+        "temporary_files", "port_of_another_tenant", "ports_of_later_tasks", "abstract_socket",
+        "tables_logs_and_launches", "change_the_system",
         "privileges", "namespaces", "its_supervisors", "fork_bomb", "memory", "memory_and_files_of_others",
         "message_queues", "metadata_service", "hard_links", "output_of_its_own", "sockets_of_others", "watches",
         "others_by_number",
@@ -140,6 +147,27 @@ def _stored(up: Up, workload: str) -> dict[str, int]:
     return found
 
 
+def _forwarded(up: Up, image: str | None, ports: list[int]) -> list[bytes]:
+    """Returns what is said at the first port of a task of the intruder, which listens there, and at other ports."""
+    serves = f'exec "$MIZZEN_PYTHON" victim.py forwards-{os.getpid()} {ports[0]} {os.getpid() + 1}'
+    relay = submit(up, "intruder", _script("victim.py") + serves, image)
+    wait_until(lambda: _pid_of(up, relay), "the relay runs", PATIENCE_S)
+    client, places = up.client(), Queue[int]()
+    session = client.request_session(relay, "forward")
+    said = []
+    with ThreadPoolExecutor(1) as pool:
+        pairs = [(port, 0) for port in ports]
+        forwarding = pool.submit(forward_ports, client, session, pairs, on_listening=lambda _, at: places.put(at))
+        for _ in ports:
+            with socket.create_connection(("127.0.0.1", places.get(timeout=PATIENCE_S))) as connection:
+                said.append(b"")
+                with contextlib.suppress(ConnectionError):
+                    said[-1] = connection.recv(100)
+        client.cancel(relay)
+        assert isinstance(forwarding.exception(PATIENCE_S), SessionClosed)
+    return said
+
+
 def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
     """The attacks run as a task of one tenant, beside a running task of another tenant on the same machine."""
     port, name, key = free_port(), f"victim-{os.getpid()}", os.getpid()
@@ -159,6 +187,7 @@ def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
         "victim_port": port,
         "shm": name,
         "sysv": key,
+        "range": [_FIRST_PORT, _FIRST_PORT + _PORTS_EACH],
         "key": stack.client().create_key("submitter", "intruder")["key"],
         "report": str(stack.data / "report.json"),
         # Without isolation it succeeds, and the attempt is then lost.
@@ -184,6 +213,8 @@ def test_attacks_fail(stack: Up, mode: str, engine: Engine | None) -> None:
     assert got.keys() - maybe.keys() == possible, "\n".join(f"{name}: {what}" for name, what in got.items())
     for name, parts in maybe.items():
         assert parts is None or set(ast.literal_eval(got.get(name, "[]"))) <= parts, lines
+    own, other = _forwarded(stack, image, [free_port(), port])
+    assert own == b"secret" and (other == b"secret") == ("port_of_another_tenant" in possible)
     assert stack.phase(victim) == "running"
     assert len(targets["ports"]) >= 2, "the API and the gateway"
     assert str(_SECRET_STEP) not in json.dumps(stack.client().workload(intruder))

@@ -22,6 +22,13 @@ class CannotConnect(Exception):
         self.status = status
 
 
+class _Connect(connect):
+    """Follows no redirects: with some versions of the library, the token would be sent to the other server."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
+
+
 async def dial(
     url: str, path: str, token: str, *, tls: ssl.SSLContext | None = None, headers: dict[str, str] | None = None
 ) -> ClientConnection:
@@ -33,7 +40,7 @@ async def dial(
     parts = urlsplit(url)
     scheme = "wss" if parts.scheme == "https" else "ws"
     try:
-        return await connect(
+        return await _Connect(
             f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}{path}",
             additional_headers={"authorization": f"Bearer {token}", **(headers or {})},
             compression=None,
