@@ -115,7 +115,7 @@ def build(case: ExperimentCase, data: Path, out: Path, sizes: Sizes) -> None:
     facts = {
         "name": case.name,
         "seed": case.seed,
-        "from_s": from_s - first_s,
+        "from_s": max(0.0, from_s - first_s),  # Before the first row, nothing happens.
         "measure_from_s": window.from_s - first_s,
         "measure_to_s": window.to_s - first_s,
         "until_s": end_s - first_s,

@@ -16,7 +16,7 @@ from gms.auction.auction import Options
 from infra.config.scheduling import SchedulerSettings
 from research.experiments.__main__ import outcomes, run_cell
 from research.experiments.bound import BUCKET_S, Fluid, most_gpu_h
-from research.experiments.cases import BASELINE, BY_TENANT, HOUR_S, MAST, MIXED, OURS, POLICIES, ExperimentCase, cases
+from research.experiments.cases import BASELINE, BY_TENANT, HOUR_S, MAST, MIXED, OURS, POLICIES, THIN, ExperimentCase, cases
 from research.experiments.policies import policy_of, scenario_for
 from research.experiments.replay import scene_of
 from research.experiments.report import BEGIN, END, Outcomes, verdicts, write_report
@@ -67,6 +67,15 @@ def test_a_cell_offers_its_load(data: Path, tmp_path: Path, trace: str, load: fl
     whole = facts["gpus"] * SHORT.measured_s
     assert sum(offered.values()) / whole == pytest.approx(load, rel=0.1)
     assert offered[1] / whole <= 0.55
+
+
+def test_a_window_may_begin_before_the_first_workload(data: Path, tmp_path: Path) -> None:
+    """Where nothing runs yet at the beginning of the warm-up, the simulation begins with the first workload."""
+    case = ExperimentCase("synthetic", 0.85, 1, MIXED)
+    build(case, data, tmp_path, THIN)
+    facts = json.loads((case.folder(tmp_path) / "case.json").read_text())
+    assert facts["from_s"] == 0.0 and facts["measure_from_s"] < THIN.warm_up_s
+    assert scene_of(case.folder(tmp_path))[1].workloads
 
 
 def test_the_generated_trace_follows_its_model() -> None:
