@@ -1,4 +1,4 @@
-"""Which connections tasks may have: none with tasks of other tenants on the machine, and none with metadata services.
+"""Blocks connections of tasks to tasks of other tenants on the machine, and to metadata services of clouds.
 
 Small eBPF programs on a task's cgroup v2. Its sockets get a mark with the number of its tenant, which stays on their
 packets while these do not leave the machine; packets with the mark of another tenant are dropped where they arrive. A
@@ -31,7 +31,7 @@ METADATA6 = ("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254")
 def attach(cgroup: str, tenant_number: int, *, metadata: bool) -> None:
     """Applies the rules to sockets that processes in the cgroup v2 at path `cgroup` create after this call.
 
-    They end with the cgroup, and need no process. `metadata`: metadata services are allowed.
+    The rules end with the cgroup, and need no running process. `metadata`: metadata services are allowed.
 
     Raises:
         OSError: this process may not load or attach eBPF programs, or the kernel does not support them.

@@ -81,7 +81,7 @@ class AttemptRun:
         self.gang: GangTasks | None = None
         """The gang, once the attempt may have tasks."""
         self.elements: list[ElementResult] = []
-        """Of a runner: what is known of its last elements at the end of the attempt."""
+        """The results of a runner's last array elements that are known at the end of the attempt."""
         self._lane: Lane | None = None
         self._known: LaunchPlan | None = None
         self._told: Mail | None = None
@@ -123,7 +123,7 @@ class AttemptRun:
             step = target
 
     async def settle(self) -> None:
-        """Collects the known results of a runner's last elements, after its tasks have ended or were stopped."""
+        """Collects the known results of a runner's last array elements, after its tasks have ended or were stopped."""
         if (gang := self.gang) is not None and self._known is not None and self._known.runs_elements:
             lane = self._lane or Lane(self._state.workload_id, self._state.attempt, self._known)
             self.elements = await lane.settle(gang.elements, silent=bool(gang.silent))
@@ -156,7 +156,7 @@ class AttemptRun:
         return StepOutcome.DONE if mail.kind == MailKind.SLOTS_READY else self._is_told(mail)
 
     async def _fetch_images(self) -> None:
-        """Lets agents fetch the images while victims still save. What fails here is tried again by `_prepare`."""
+        """Lets agents fetch the images while victims still save. `_prepare` repeats fetches that fail here."""
         state = self._state
         plan = await record(Activity.STAGE, StageRequest(state.workload_id, state.attempt), LaunchPlan)
         await GangTasks(state.workload_id, state.attempt, plan).fetch_images()
@@ -189,7 +189,7 @@ class AttemptRun:
         return self._is_told(copied) if isinstance(copied, Mail) else StepOutcome.DONE
 
     async def _prepare(self) -> StepOutcome:
-        """Sends prepare requests to the agents, unless running includes preparing (`LaunchPlan.starts_at_once`)."""
+        """Sends prepare requests to the agents, unless run requests also prepare (`LaunchPlan.starts_at_once`)."""
         plan, state = self._plan, self._state
         if plan.starts_at_once:
             self.gang = GangTasks(state.workload_id, state.attempt, plan)
@@ -282,9 +282,9 @@ class AttemptRun:
     async def _drain(self, gang: GangTasks) -> None:
         """Lets serving tasks complete the requests in progress.
 
-        The phase that was just written makes the service stop new requests to them. The time ends early if the service
-        says that no request is in progress, if a task ends, if a machine is lost, or if further mail cancels the
-        workload. A service that cancels it has drained it before.
+        Because of the phase that was just written, the service sends these tasks no new requests. The wait ends early
+        if the service reports that no request is in progress, if a task ends, if a machine is lost, or if another
+        message cancels the workload. A service drains a replica before it cancels it, so a cancellation does not wait.
         """
         drain_s, told = self._plan.drain_s, self._told
         if not drain_s or (told is not None and told.kind in (MailKind.MACHINE_LOST, MailKind.CANCEL)):
@@ -298,8 +298,8 @@ class AttemptRun:
     def _why_leaving(self, gang: GangTasks) -> Reason | None:
         """Returns why the workload returns to the queue before its tasks have ended; None: it waits for the tasks.
 
-        A workload that serves has nothing to save, and its tasks serve until they are stopped, so it always waits. So
-        does a runner: its elements may be leased again only when they have ended.
+        A workload that serves always waits: it has nothing to save, and its tasks serve until they are stopped. A
+        runner always waits too: its elements may be leased again only when they have ended.
         """
         if not gang.still_running or self._plan.drain_s is not None or self._lane is not None:
             return None
@@ -377,7 +377,7 @@ class AttemptRun:
         return ending
 
     def _never_ran(self, end: GangEnd, ran_s: float) -> bool:
-        """Returns whether a machine refused to run the tasks or did not start them: that time is not theirs."""
+        """Returns whether a machine refused or failed to start the tasks: the time does not count as their runtime."""
         late = self._told is not None and self._told.detail.get("code") == ReasonCode.LAUNCH_TIMED_OUT
         if not (late or end.refused is not None) or end.failed:
             return False
@@ -401,9 +401,9 @@ class AttemptRun:
         return await self._stopped_before(ending) if self._running().stopped_before else ending
 
     async def _stopped_before(self, ending: Ending) -> Ending:
-        """Returns the ending of an attempt that an agent says to have stopped before; the second time, after a backoff.
+        """Returns the ending of an attempt that an agent claims to have stopped; after a second claim, with a backoff.
 
-        After a restart of the installation this is true once. The agent of a volunteer's machine may always say it, and
+        After a restart of the installation the claim is true once. A volunteer's agent could repeat it for ever and
         would be given the workload again and again. These attempts are not counted as refusals.
         """
         self._state.stops += 1
@@ -414,7 +414,7 @@ class AttemptRun:
     async def _refused(self, failed: LaunchFailure, progress: tuple[TaskProgress, ...]) -> Ending:
         """Returns the ending after a failed launch: the workload fails, or is queued again.
 
-        If only one machine that its owner lends says that the workload is at fault, neither of them is blamed.
+        If only one lent machine blames the workload, neither the workload nor the machine is blamed.
 
         From the second consecutive failure on, the workload is queued again after a backoff. Otherwise the scheduler
         would place it on the same machines within a second.
@@ -430,14 +430,14 @@ class AttemptRun:
         return await self._after_backoff(again, self._state.refusals)
 
     async def _after_backoff(self, ending: Ending, times: int) -> Ending:
-        """Returns the ending after a backoff that grows with each of consecutive `times`; mail may end it early."""
+        """Waits for a backoff that grows with `times`, then returns the ending. A message may end the wait early."""
         pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (times - 2))
         told = await self._mailbox.unless_told(asyncio.sleep(pause_s))
         return replace(stopped_early(told), progress=ending.progress) if isinstance(told, Mail) else ending
 
 
 def _takes_at_once(leaving: Reason) -> bool:
-    """Returns whether the owner of a machine takes it without notice, so that its agent kills the tasks."""
+    """Returns whether the owner takes a machine back without notice, so that its agent kills the tasks."""
     at_s, ends_at_s = leaving.detail.get("at_s"), leaving.detail.get("ends_at_s")
     if leaving.detail.get("platform") != OWNER or not isinstance(at_s, float | int):
         return False

@@ -1,4 +1,4 @@
-"""The first seconds of workloads that were awarded together on one machine, in one workflow instead of one for each."""
+"""One workflow for the first seconds of several workloads that were awarded together on one machine."""
 
 from datetime import timedelta
 
@@ -34,7 +34,7 @@ class BundleWorkflow:
         """Runs the bundle to its end."""
         try:
             plans = await record(Activity.STAGE_BUNDLE, bundle, dict[str, LaunchPlan], tries=1)
-        except FailureError:  # Their own workflows try again.
+        except FailureError:  # The workflows of the workloads try again.
             plans = {}
         leaving = [workload for workload in bundle.workloads if workload not in plans]
         until_s = workflow.time() + _LONGEST_S

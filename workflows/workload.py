@@ -108,7 +108,7 @@ class WorkloadWorkflow:
         return end
 
     def _final(self, end: Ending) -> Ending:
-        """Returns the ending, which is a failure if the workload is not queued again after it."""
+        """Returns the ending, turned into a failure if the workload is not queued again after it."""
         if self._state.one_attempt:
             return final(end)
         reason = None if end.phase in TERMINAL_PHASES else limit_reached(end.reason, self._state)
@@ -128,7 +128,8 @@ class WorkloadWorkflow:
                 progress=list(end.progress),
                 elements=attempt.elements,
                 blames_machine=end.blames_machine,
-                # Do not await anything between the gang's result and here: its cancelled runs would count as silent.
+                # Do not await between the gang's result and this line: cancelled runs would count as machines that did
+                # not answer.
                 silent_machines=sorted(silent),
                 flushing_s=end.flushing_s or 0.0,
                 unstarted=gang is None,

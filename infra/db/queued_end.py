@@ -50,7 +50,7 @@ def end_queued(
     actor: str | None = None,
     action: str = "",
 ) -> None:
-    """Ends queued workloads in `phase`: updates their rows, writes events, and sends mail to existing workflows.
+    """Ends queued workloads in `phase`: updates their rows, writes events, and sends messages to existing workflows.
 
     The caller must have locked the workloads' rows. An award takes the same locks, so a workload is either ended before
     it is placed, or the caller sees that it is placed.
@@ -58,7 +58,7 @@ def end_queued(
     Args:
         session: the session whose transaction holds the locks.
         phase: the final phase.
-        ending: for each workload id the reason, and the detail of the mail with which its workflow ends, too.
+        ending: for each workload id the reason, and the detail of the message that ends its workflow.
         actor: who requested the end, for the audit list; None writes no audit entry.
         action: the action for the audit list.
     """

@@ -1,4 +1,4 @@
-"""Takes machines out of use before their stack stops."""
+"""Takes the machines of a stack out of service before the stack stops."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -26,9 +26,9 @@ def withdraw(
 ) -> tuple[set[tuple[str, int]], float]:
     """Stops placing work on `machines`, and sends a preemption to every attempt with tasks there.
 
-    Attempts in `told` are not preempted again. Returns the attempts that still have tasks there (workload id and
-    number), and the longest grace among them in seconds. A machine takes work again when its agent next registers, or
-    when a released run on it is confirmed to have ended.
+    Attempts in `told`, which were preempted before, are not preempted again. Returns the attempts that still have tasks
+    there (workload id and number), and the longest grace among them in seconds. A machine takes work again when its
+    agent next registers, or when a released run on it is confirmed to have ended.
     """
     ids = sorted(machines)
     with transaction(engine) as session:

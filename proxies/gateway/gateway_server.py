@@ -88,7 +88,7 @@ class Certificate:
                 return None
             self._check(pem)
         except OSError as error:
-            _log.warning("the new certificate cannot be used, the earlier one stays: %s", error)
+            _log.warning("the new certificate cannot be used; the earlier one stays in use: %s", error)
             return None
         self._pem = pem
         return _configuration(pem)

@@ -10,7 +10,7 @@ _ENDS = {
     "ALL": ("succeeded", "failed", "cancelled"), "END": ("succeeded", "failed", "cancelled"), "FAIL": ("failed",),
     "INVALID_DEPEND": ("cancelled",), "TIME_LIMIT": ("failed",),
 }  # fmt: skip
-"""What Slurm sends mail about, as the ends of a workload. END is also about jobs that fail or are cancelled."""
+"""Slurm's e-mail events as ends of a workload. END includes jobs that fail or are cancelled."""
 _ORDER = _ENDS["ALL"]
 _ADDRESS = re.compile(
     r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"  # As in the API.
@@ -20,7 +20,7 @@ _ADDRESS = re.compile(
 def notify_of(
     conversion: Conversion, kinds: SlurmOption | None, user: SlurmOption | None, *, is_array: bool
 ) -> list[dict[str, Any]]:
-    """Return the receivers of mail, with a remark about each of the two options."""
+    """Return the receivers of e-mail, with a remark about each of the two options."""
     if kinds is None:
         if user is not None:
             conversion.dropped(user.line, user.text, "Slurm sends no mail without --mail-type, either")
@@ -48,7 +48,7 @@ def notify_of(
 
 
 def _why_not(words: list[str], ends: set[str], addresses: list[str]) -> str | None:
-    """Return why no mail is sent; None: mail is sent."""
+    """Return why no e-mail is sent; None: it is sent."""
     if words == ["NONE"]:
         return "Slurm sends no mail, either"
     if not ends:
