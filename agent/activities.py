@@ -20,7 +20,7 @@ from agent.attempt_files import AttemptFiles
 from agent.bundled_runs import run_bundle
 from agent.config import AgentConfig
 from agent.disk import DiskPool, DiskWatch, reserve_report
-from agent.elements import ElementChunk, cancel, known_results
+from agent.element_chunks import ElementChunk, cancel, known_results
 from agent.failures import is_disk_full, launch_failure, refusal
 from agent.gpu_watch import GpuWatch
 from agent.heartbeats import attend_pause_s, detaching, heartbeats, pause_s

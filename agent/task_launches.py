@@ -17,7 +17,7 @@ from agent.containers.launch import container_of
 from agent.containers.local_images import ImageStore
 from agent.credentials.task_credentials import TaskCredentials
 from agent.device_rules import HeldGpus
-from agent.elements import lane_of
+from agent.element_chunks import lane_of
 from agent.isolation import counts_processes, local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command, setup_command
 from agent.notices import MachineNotices

@@ -139,9 +139,9 @@ def workload_workflow_id(workload_id: str) -> str:
     return f"workload/{workload_id}"
 
 
-def bundle_workflow_id(mail: int) -> str:
-    """Returns the id of the Temporal workflow of a bundle, by the first mail of an award that it stands for."""
-    return f"bundle/{mail}"
+def bundle_workflow_id(message: int) -> str:
+    """Returns the id of the Temporal workflow of a bundle, by the first award message that it handles."""
+    return f"bundle/{message}"
 
 
 def machine_workflow_id(machine: str) -> str:

@@ -26,7 +26,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.phases import Phase
     from domain.protocol.activities import Activity
     from domain.protocol.leases import ElementResult
-    from domain.protocol.mail import Mail, MailKind
+    from domain.protocol.workload_messages import MessageKind, WorkloadMessage
     from domain.protocol.workloads import (
         CheckpointCopy,
         FlushedRequest,
@@ -40,8 +40,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows.activity_calls import give_up, on_region, record, show_in_temporal
     from workflows.flushes import PendingSaves
     from workflows.gang import GangTasks
+    from workflows.inbox import Inbox
     from workflows.lane import Lane
-    from workflows.mailbox import Mailbox
     from workflows.verdicts import Verdicts
 
 _COPY_S = 6 * 3600.0
@@ -70,11 +70,11 @@ class AttemptRun:
     """The current attempt of a workload. `follow` runs it to its end."""
 
     def __init__(
-        self, state: WorkloadInput, mailbox: Mailbox, flushes: PendingSaves, verdicts: Verdicts, *, ready: bool
+        self, state: WorkloadInput, inbox: Inbox, flushes: PendingSaves, verdicts: Verdicts, *, ready: bool
     ) -> None:
         """`ready`: the attempt holds all of its slots. `flushes`: earlier attempts whose tasks still save."""
         self._state = state
-        self._mailbox = mailbox
+        self._inbox = inbox
         self._flushes = flushes
         self._verdicts = verdicts
         self._ready = ready
@@ -84,7 +84,7 @@ class AttemptRun:
         """The results of a runner's last array elements that are known at the end of the attempt."""
         self._lane: Lane | None = None
         self._known: LaunchPlan | None = None
-        self._told: Mail | None = None
+        self._told: WorkloadMessage | None = None
         self._failed: LaunchFailure | None = None
         self._found: GangEnd | None = None
         """The result of stopping the tasks that an earlier workflow may have started."""
@@ -150,10 +150,10 @@ class AttemptRun:
         if self._ready:
             return StepOutcome.DONE
         fetching = asyncio.ensure_future(self._fetch_images()) if self._state.brings_image else None
-        mail = await self._mailbox.next({MailKind.SLOTS_READY, *STOPS_EARLY})
+        message = await self._inbox.next({MessageKind.SLOTS_READY, *STOPS_EARLY})
         if fetching is not None:
             give_up(fetching)
-        return StepOutcome.DONE if mail.kind == MailKind.SLOTS_READY else self._is_told(mail)
+        return StepOutcome.DONE if message.kind == MessageKind.SLOTS_READY else self._is_told(message)
 
     async def _fetch_images(self) -> None:
         """Lets agents fetch the images while victims still save. `_prepare` repeats fetches that fail here."""
@@ -163,8 +163,8 @@ class AttemptRun:
 
     async def _stage(self) -> StepOutcome:
         stage = StageRequest(self._state.workload_id, self._state.attempt, may_run=not self._flushes)
-        plan = await self._mailbox.unless_told(record(Activity.STAGE, stage, LaunchPlan))
-        if isinstance(plan, Mail):
+        plan = await self._inbox.unless_told(record(Activity.STAGE, stage, LaunchPlan))
+        if isinstance(plan, WorkloadMessage):
             return self._is_told(plan)
         self._known = plan
         if not plan.starts_at_once:
@@ -172,7 +172,7 @@ class AttemptRun:
         return StepOutcome.DONE
 
     async def _await_saves(self) -> StepOutcome:
-        told = await self._mailbox.unless_told(self._flushes.saved()) if self._flushes else None
+        told = await self._inbox.unless_told(self._flushes.saved()) if self._flushes else None
         return StepOutcome.DONE if told is None else self._is_told(told)
 
     async def _copy(self) -> StepOutcome:
@@ -185,8 +185,8 @@ class AttemptRun:
         await transition(self._state, Phase.MIGRATING, reason)
         copy = CheckpointCopy(self._state.workload_id, self._state.attempt, source, region, at, to)
         copying = on_region(Activity.COPY_CHECKPOINT, copy, region, start_to_close_s=_COPY_S)
-        copied = await self._mailbox.unless_told(copying)
-        return self._is_told(copied) if isinstance(copied, Mail) else StepOutcome.DONE
+        copied = await self._inbox.unless_told(copying)
+        return self._is_told(copied) if isinstance(copied, WorkloadMessage) else StepOutcome.DONE
 
     async def _prepare(self) -> StepOutcome:
         """Sends prepare requests to the agents, unless run requests also prepare (`LaunchPlan.starts_at_once`)."""
@@ -198,17 +198,17 @@ class AttemptRun:
         await record(Activity.STAGED_HERE, StageRequest(state.workload_id, state.attempt))
         gang, began_s = GangTasks(state.workload_id, state.attempt, plan), workflow.time()
         self.gang = gang
-        failed = await self._mailbox.unless_told(gang.prepare())
+        failed = await self._inbox.unless_told(gang.prepare())
         self._launch_s = workflow.time() - began_s
-        if isinstance(failed, Mail):
+        if isinstance(failed, WorkloadMessage):
             return self._is_told(failed)
         if gang.stopped_before:
             return StepOutcome.STOPPED_BEFORE
         self._failed = failed
         return StepOutcome.DONE if failed is None else StepOutcome.REFUSED
 
-    def _is_told(self, mail: Mail) -> StepOutcome:
-        self._told = mail
+    def _is_told(self, message: WorkloadMessage) -> StepOutcome:
+        self._told = message
         return StepOutcome.TOLD
 
     async def _withdraw(self) -> StepOutcome:
@@ -230,7 +230,7 @@ class AttemptRun:
     # ---------------------------------------------------------------------------------------------------------- running
 
     async def _run(self) -> StepOutcome:
-        """Runs the gang until it ends, mail asks it to stop, or its maximum runtime is used up."""
+        """Runs the gang until it ends, a message asks it to stop, or its maximum runtime is used up."""
         gang, plan, state = self._running(), self._plan, self._state
         self._started_s = workflow.time()
         gang.start()
@@ -250,7 +250,7 @@ class AttemptRun:
         except TimeoutError:
             self._timed_out = True
             return StepOutcome.TIMED_OUT
-        self._told = None if gang.ended else await self._mailbox.next(STOPS)
+        self._told = None if gang.ended else await self._inbox.next(STOPS)
         self._leaving = self._why_leaving(gang)
         if self._leaving is not None:
             if _takes_at_once(self._leaving):
@@ -259,14 +259,14 @@ class AttemptRun:
         return StepOutcome.DONE if self._told is None else StepOutcome.TOLD
 
     async def _until_stopped(self, gang: GangTasks, timeout: timedelta | None) -> None:
-        """Waits until the gang has ended or mail asks to stop it. Passes cancellations of elements on to a runner."""
-        wanted = STOPS if self._lane is None else STOPS | {MailKind.CANCEL_ELEMENT}
+        """Waits until the gang has ended or a message asks to stop it. Passes cancelled elements on to a runner."""
+        wanted = STOPS if self._lane is None else STOPS | {MessageKind.CANCEL_ELEMENT}
         while True:
-            await workflow.wait_condition(lambda: gang.ended or self._mailbox.has(wanted), timeout=timeout)
-            if self._lane is None or gang.ended or self._mailbox.has(STOPS):
+            await workflow.wait_condition(lambda: gang.ended or self._inbox.has(wanted), timeout=timeout)
+            if self._lane is None or gang.ended or self._inbox.has(STOPS):
                 return
-            mail = await self._mailbox.next({MailKind.CANCEL_ELEMENT})
-            await self._lane.cancel([int(mail.detail["index"])])
+            message = await self._inbox.next({MessageKind.CANCEL_ELEMENT})
+            await self._lane.cancel([int(message.detail["index"])])
 
     async def _stop(self) -> StepOutcome:
         gang = self._running()
@@ -274,7 +274,7 @@ class AttemptRun:
             ran_s = self._state.ran_s + workflow.time() - self._started_s
             await transition(self._state, Phase.CHECKPOINTING, why_stopped(self._told, self._plan, ran_s))
             await self._drain(gang)
-            if self._lane is not None and self._told is not None and self._told.kind == MailKind.CANCEL:
+            if self._lane is not None and self._told is not None and self._told.kind == MessageKind.CANCEL:
                 await self._lane.cancel([])
             await gang.stop(self._plan.grace_s, lost=lost_machine(self._told))
         return StepOutcome.DONE
@@ -287,11 +287,11 @@ class AttemptRun:
         message cancels the workload. A service drains a replica before it cancels it, so a cancellation does not wait.
         """
         drain_s, told = self._plan.drain_s, self._told
-        if not drain_s or (told is not None and told.kind in (MailKind.MACHINE_LOST, MailKind.CANCEL)):
+        if not drain_s or (told is not None and told.kind in (MessageKind.MACHINE_LOST, MessageKind.CANCEL)):
             return
         with suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: gang.ended or self._mailbox.has({MailKind.CANCEL, MailKind.MACHINE_LOST, MailKind.IDLE}),
+                lambda: gang.ended or self._inbox.has({MessageKind.CANCEL, MessageKind.MACHINE_LOST, MessageKind.IDLE}),
                 timeout=timedelta(seconds=drain_s),
             )
 
@@ -307,7 +307,7 @@ class AttemptRun:
             return gang.noticed
         # After an eviction or a cancellation, the end of the tasks is awaited.
         code = code_of(self._told)
-        if code != ReasonCode.PLATFORM_NOTICE or self._mailbox.has({MailKind.EVICT, MailKind.CANCEL}):
+        if code != ReasonCode.PLATFORM_NOTICE or self._inbox.has({MessageKind.EVICT, MessageKind.CANCEL}):
             return None
         return Reason(code, self._told.detail)
 
@@ -345,7 +345,9 @@ class AttemptRun:
         await record(Activity.FLUSHED, FlushedRequest(self._state.workload_id, attempt, list(end.progress)))
         if end.all_succeeded:
             done = completed(self._plan)
-            self._mailbox.put_for_any(Mail(0, MailKind.FINISHED, 0, {**done.detail, "code": done.code.value}))
+            self._inbox.put_for_any(
+                WorkloadMessage(0, MessageKind.FINISHED, 0, {**done.detail, "code": done.code.value})
+            )
 
     # ------------------------------------------------------------------------------------------------------------- ends
 
@@ -393,8 +395,8 @@ class AttemptRun:
         If the gang had already ended by itself, its ending is judged as usual.
         """
         assert self._found is not None
-        mailbox, end = self._mailbox, self._found
-        cancel = await mailbox.next({MailKind.CANCEL}) if mailbox.has({MailKind.CANCEL}) else None
+        inbox, end = self._inbox, self._found
+        cancel = await inbox.next({MessageKind.CANCEL}) if inbox.has({MessageKind.CANCEL}) else None
         if cancel is not None or end.all_succeeded or end.failed:
             return self._verdicts.judge(end, self._plan, cancel)
         ending = Ending(Phase.PREEMPTED, Reason(ReasonCode.STACK_STOPPED), end.progress)
@@ -432,8 +434,8 @@ class AttemptRun:
     async def _after_backoff(self, ending: Ending, times: int) -> Ending:
         """Waits for a backoff that grows with `times`, then returns the ending. A message may end the wait early."""
         pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (times - 2))
-        told = await self._mailbox.unless_told(asyncio.sleep(pause_s))
-        return replace(stopped_early(told), progress=ending.progress) if isinstance(told, Mail) else ending
+        told = await self._inbox.unless_told(asyncio.sleep(pause_s))
+        return replace(stopped_early(told), progress=ending.progress) if isinstance(told, WorkloadMessage) else ending
 
 
 def _takes_at_once(leaving: Reason) -> bool:

@@ -25,8 +25,8 @@ class BundleWorkflow:
     """Runs the first attempts of short workloads to their ends, if their tasks succeed.
 
     Every other workload leaves the bundle: a workflow of its own takes the attempt over, as if it replaced a lost one.
-    So mail never goes to a bundle. The workflow that mail starts may run beside the bundle: each effect is idempotent,
-    and an agent that has stopped an attempt refuses to start it.
+    So a bundle never gets messages. A workflow that a message starts may run beside the bundle: each effect is
+    idempotent, and an agent that has stopped an attempt refuses to start it.
     """
 
     @workflow.run

@@ -18,7 +18,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from domain.lifecycle.gangs import GangEnd, LaunchFailure
     from domain.lifecycle.suspicion import NONE, Suspicion, doubt
-    from domain.protocol.mail import Mail
+    from domain.protocol.workload_messages import WorkloadMessage
     from domain.protocol.workloads import LaunchPlan, WorkloadInput
 
 
@@ -28,7 +28,7 @@ class Verdicts:
     def __init__(self, state: WorkloadInput) -> None:
         self._state = state
 
-    def judge(self, end: GangEnd, plan: LaunchPlan, told: Mail | None, timed_out: bool = False) -> Ending:
+    def judge(self, end: GangEnd, plan: LaunchPlan, told: WorkloadMessage | None, timed_out: bool = False) -> Ending:
         """Returns the decision after a gang's end. `told`: the message that stopped it, if any."""
         state = self._state
         case = EndedAttempt(

@@ -116,7 +116,7 @@ def notes_on_receivers(receivers: Iterable[NotifySpec], settings: NotifySettings
     addresses = [one.email for one in receivers if one.email is not None]
     if settings.smtp is not None or not addresses:
         return []
-    return [f"notify: mail to {', '.join(addresses)} is not sent: an operator has to set notify.smtp"]
+    return [f"notify: e-mail to {', '.join(addresses)} is not sent: an operator has to set notify.smtp"]
 
 
 def check_service(

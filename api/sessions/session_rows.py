@@ -88,7 +88,7 @@ def claim(session: Session, id_: str, token: str, process_url: str) -> OpenedSes
 
 
 def call_agent(session: Session, opened: OpenedSession, url: str, detail: dict[str, Any]) -> str | None:
-    """Writes the beginning of a session into the audit log, and mail that asks the agent to join it at `url`.
+    """Writes the beginning of a session into the audit log, and a message that asks the agent to join it at `url`.
 
     Returns the hash of the agent's token; None: the machine or the session does not exist any more.
     """

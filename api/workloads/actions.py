@@ -22,7 +22,7 @@ from api.workloads.views import CancelledView, WorkloadView
 from api.workloads.workload_queries import effective_level, find, view
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.reasons import Reason, ReasonCode
 from infra.db import events, outbox
 from infra.db.array_rows import end_array, set_throttle
@@ -146,8 +146,8 @@ def preempt(id: str, state: StateOf, caller: Operator) -> WorkloadView:
         if row.runner:
             message = f"workload {row.id} is run by {row.runner}: preempt the runner, or cancel the element"
             raise HttpProblem(ProblemType.WRONG_PHASE, message)
-        # The mail names the attempt, so that late mail does not preempt the next one.
-        outbox.mail(session, row.id, MailKind.PREEMPT, row.attempt, by=caller.id)
+        # The message names the attempt, so that a late message does not preempt the next one.
+        outbox.message(session, row.id, MessageKind.PREEMPT, row.attempt, by=caller.id)
         write_audit(session, caller, "workload.preempt", row.id, tenant=row.tenant, attempt=row.attempt)
         return mask(session, caller, view(session, state.queue, row))
 
@@ -211,7 +211,7 @@ def _cancel(session: Session, caller: Caller, found: Sequence[Workload], only: S
     queued = {row.id: (reason, detail) for row in rows if Phase(row.phase) in QUEUED_PHASES}
     for row in rows:
         if row.id not in queued:
-            outbox.mail(session, row.id, MailKind.CANCEL, 0, by=caller.id)
+            outbox.message(session, row.id, MessageKind.CANCEL, 0, by=caller.id)
             write_audit(session, caller, _CANCEL, row.id, tenant=row.tenant)
     end_queued(session, Phase.CANCELLED, queued, actor=caller.id, action=_CANCEL)
     for array in arrays:
@@ -223,7 +223,7 @@ def _cancel_leased(session: Session, caller: Caller, row: Workload, reason: Reas
     """Cancels a locked array element that a runner has leased; it ends as cancelled whatever the runner reports."""
     assert row.runner
     if enter_phase(session, row.id, Phase.CHECKPOINTING, reason.to_json()):
-        outbox.mail(session, row.runner, MailKind.CANCEL_ELEMENT, row.runner_attempt or 0, index=row.array_index)
+        outbox.message(session, row.runner, MessageKind.CANCEL_ELEMENT, row.runner_attempt or 0, index=row.array_index)
         write_audit(session, caller, _CANCEL, row.id, tenant=row.tenant)
         session.refresh(row)
 

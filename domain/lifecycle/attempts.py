@@ -61,9 +61,9 @@ class End(StrEnum):
     """How an attempt ends."""
 
     TOLD_EARLY = "told early"
-    """Mail stopped it before any agent received a request."""
+    """A message stopped it before any agent received a request."""
     NOT_STARTED = "not started"
-    """Mail stopped it while agents prepared its tasks, or an agent refused them."""
+    """A message stopped it while agents prepared its tasks, or an agent refused them."""
     JUDGED = "judged"
     """Its tasks have ended by themselves, or were stopped."""
     LEFT = "left"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from domain.protocol.leases import ElementResult
-from domain.protocol.mail import Mail
+from domain.protocol.workload_messages import WorkloadMessage
 from domain.reasons import Reason, ReasonCode
 from domain.task_reports import TaskProgress
 
@@ -54,10 +54,10 @@ class WorkloadInput:
     """True: the workload is not queued again. Whatever ends its attempt ends the workload."""
     brings_image: bool = False
     """Whether tasks run in an image: agents fetch it while the victims of the attempt still save."""
-    mails: list[Mail] = field(default_factory=list)
-    """Mail that is not handled yet."""
+    mails: list[WorkloadMessage] = field(default_factory=list)
+    """Messages that are not handled yet."""
     seen_mail: list[int] = field(default_factory=list)
-    """Ids of the latest mail, to detect duplicates."""
+    """Ids of the latest messages, to detect duplicates."""
 
 
 @dataclass

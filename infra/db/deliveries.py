@@ -25,7 +25,7 @@ class Delivery(Base):
     receiver: Mapped[Json]
     """A `domain.notify_spec.NotifySpec`."""
     lane: Mapped[str]
-    """The tenant with the server of a webhook, or with `mail`. Lanes do not delay each other."""
+    """The tenant with the server of a webhook, or with `mail` for e-mail. Lanes do not delay each other."""
     facts: Mapped[Json]
     """The content of the notification, as of the time of the event."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)

@@ -11,8 +11,8 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from domain.protocol.data import ON_DEMAND
-from domain.protocol.mail import MailKind
 from domain.protocol.sessions import OpenSession
+from domain.protocol.workload_messages import MessageKind
 from infra.db import events
 
 CHANNEL = "mizzen_outbox"
@@ -42,7 +42,7 @@ def start_workload(session: Session, workload: str, *, attempt: int = 0, placed:
     _put(session, "start", workload, {"attempt": attempt, "placed": placed})
 
 
-def mail(session: Session, workload: str, kind: MailKind, attempt: int, **detail: object) -> None:
+def message(session: Session, workload: str, kind: MessageKind, attempt: int, **detail: object) -> None:
     """Sends a message about `attempt` to a workload's workflow. `attempt` 0 means the current attempt on delivery."""
     _put(session, "mail", workload, {"kind": kind.value, "attempt": attempt, "detail": detail})
 

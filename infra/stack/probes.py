@@ -114,7 +114,7 @@ def liveness(listener: LivenessListener, *, dispatches: bool = False) -> list[Pr
     if dispatches:
         # No start deadline: the dispatcher starts after compilation, which may take minutes.
         needs = frozenset({"postgres", "temporal"})
-        found.append(Probe("mail delivery", dispatcher, needs, start_s=math.inf))
+        found.append(Probe("message delivery", dispatcher, needs, start_s=math.inf))
     return found
 
 

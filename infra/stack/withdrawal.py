@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Engine, select, update
 
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.reasons import ReasonCode
 from infra.db import outbox
 from infra.db.capacity import InstanceRow
@@ -43,6 +43,6 @@ def withdraw(
         ).all()
         present = {(workload, attempt) for workload, attempt, _ in rows}
         for workload, attempt in sorted(present - set(told)):
-            outbox.mail(session, workload, MailKind.PREEMPT, attempt, code=ReasonCode.STACK_STOPPED.value)
+            outbox.message(session, workload, MessageKind.PREEMPT, attempt, code=ReasonCode.STACK_STOPPED.value)
         grace_s = max((float(checkpoint["grace_s"]) for _, _, checkpoint in rows), default=0.0)
     return present, grace_s
