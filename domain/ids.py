@@ -6,7 +6,7 @@ import time
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 NAME_LENGTH = 63
-"""The most characters of a name."""
+"""Maximum number of characters of a name."""
 NAME_RULE = "1 to 63 lower-case letters, digits and hyphens, with a letter or digit at both ends"
 TABLE_PATTERN = r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)?[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 DEFAULT_NAMESPACE = "default"

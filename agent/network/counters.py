@@ -67,7 +67,7 @@ class InterfaceCounter:
         return int(sent)
 
     def addresses(self) -> frozenset[bytes]:
-        """Returns the addresses of the interface as `WaitingConnections` compares them.
+        """Returns the addresses of the interface, as bytes, for `WaitingConnections.has_any`.
 
         Raises:
             OSError: the kernel does not answer.

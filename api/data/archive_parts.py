@@ -81,7 +81,7 @@ async def put_part(
 def _put(state: ApiState, tenant: str, sha256: str, body: bytes) -> None:
     found = hashlib.sha256(body).hexdigest()
     if found != sha256:
-        raise invalid("path.sha256", f"the body's SHA-256 is {found}", sha256)
+        raise invalid("path.sha256", f"the SHA-256 of the body is {found}: must equal the one in the path", sha256)
     with state.transaction() as session:
         one_at_a_time(session, tenant)
         if not _use(session, tenant, [sha256]):

@@ -115,7 +115,7 @@ def _is_new(state: ApiState, tenant: str, sha256: str, body: bytes) -> bool:
     """Returns whether the archive has to be stored, after all checks that do not read its contents."""
     found = hashlib.sha256(body).hexdigest()
     if found != sha256:
-        raise invalid("path.sha256", f"the body's SHA-256 is {found}", sha256)
+        raise invalid("path.sha256", f"the SHA-256 of the body is {found}: must equal the one in the path", sha256)
     with state.transaction() as session:
         existing(session, Tenant, tenant, "tenant")
         if is_there(session, tenant, sha256):

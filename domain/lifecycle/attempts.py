@@ -61,11 +61,11 @@ class End(StrEnum):
     """How an attempt ends."""
 
     TOLD_EARLY = "told early"
-    """A message stopped it before any agent received a request."""
+    """A message stopped the attempt before any agent received a request."""
     NOT_STARTED = "not started"
     """A message stopped it while agents prepared its tasks, or an agent refused them."""
     JUDGED = "judged"
-    """Its tasks have ended by themselves, or were stopped."""
+    """All tasks of the attempt have ended by themselves, or were stopped."""
     LEFT = "left"
     """It is back in the queue while its tasks still save."""
     WOUND_UP = "wound up"

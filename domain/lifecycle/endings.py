@@ -1,4 +1,4 @@
-"""Decides what follows from the end of an attempt: a decision table of which the first matching row applies."""
+"""Decides the consequence of the end of an attempt: a decision table, whose first matching row applies."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -47,7 +47,7 @@ class FailureCounts:
     suspicion: Suspicion = NONE
     """Failures on machines that owners lend, which are not confirmed."""
     by_exit: Mapping[str, int] = field(default_factory=dict)
-    """`failures` by exit status."""
+    """Like `failures`, but counted separately by exit status."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class EndedAttempt:
-    """The facts that decide what follows from an ending."""
+    """The facts about the end of an attempt on which the decision depends."""
 
     end: GangEnd
     plan: LaunchPlan
@@ -371,7 +371,7 @@ ENDINGS = (
 
 
 def judge(case: EndedAttempt) -> tuple[Ending, FailureCounts]:
-    """Returns what follows from an ending, and the counts after it."""
+    """Returns the consequence of the end of an attempt, and the new counts of failures."""
     row = next(row for row in ENDINGS if row.applies(case))
     if row.confirmed and case.doubt is not None:
         reason = unconfirmed(row.reason(case), case.doubt)

@@ -20,7 +20,7 @@ class MessageKind(StrEnum):
     IDLE = "idle"
     """To a workload that serves and is about to end: its requests in progress have ended, so its drain may end."""
     FINISHED = "finished"
-    """From the workflow to itself: the tasks of an attempt that it had released have all ended with exit code 0."""
+    """Sent by the workflow to itself: all tasks of an attempt that was released before have ended with exit code 0."""
 
 
 @dataclass

@@ -126,7 +126,7 @@ class StartObserver:
         self.waits: list[MeasuredWait] = []
 
     def go(self) -> list[MeasuredWait]:
-        """Runs the scenario, and returns the waits that were forecast, in the order of their ends."""
+        """Runs the scenario, and returns the waits for which there was a forecast, in the order in which they ended."""
         self._run.simulator.run(lambda progress: self._look(progress.now_s), every=1)
         return self.waits
 

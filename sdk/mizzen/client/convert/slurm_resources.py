@@ -162,7 +162,7 @@ class SlurmRequest:
         return total
 
     def _note_type(self) -> None:
-        """Without a type: take it from --constraint, or write `gpu`."""
+        """If no GPU type is known, note that the user must replace the placeholder `gpu`."""
         names = ("gres", "gpus-per-task", "gpus-per-node", "gpus", "tres-per-task", "ntasks-per-gpu")
         option = next(self._options[name] for name in names if name in self._options)
         if not self.gpu_types:
