@@ -20,7 +20,7 @@ from agent.attempt_files import AttemptFiles
 from agent.bundled_runs import run_bundle
 from agent.config import AgentConfig
 from agent.disk import DiskPool, DiskWatch, reserve_report
-from agent.elements import ElementChunk, cancel, known_results
+from agent.element_chunks import ElementChunk, cancel, known_results
 from agent.failures import is_disk_full, launch_failure, refusal
 from agent.gpu_watch import GpuWatch
 from agent.heartbeats import attend_pause_s, detaching, heartbeats, pause_s
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from agent.network.uplink import Uplink
 
 _SHORT_S, _SHIP_S = 0.02, 0.5
-"""The shortest pause between two looks at a chunk of elements, and the one between two looks at their output."""
+"""Shortest interval between checks of a chunk of array elements, and the interval between checks of their output."""
 _TRIES = 5
 """Number of tries to start an attempt's tasks on this machine before the gang is placed elsewhere."""
 _log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class NodeActivities:
 
     @activity.defn(name=Activity.RUN_BUNDLE.value)
     async def run_bundle(self, request: RunBundle) -> BundleRun:
-        """Does the same for several attempts; returns soon after the first ones have ended, or after `limit_s`."""
+        """Like `run`, for several attempts; returns soon after the first ones have ended, or after `limit_s`."""
         self._check_machine(request.machine)
         with detaching():
             return await run_bundle(request, self._begin, self._until_ended)
@@ -175,7 +175,7 @@ class NodeActivities:
 
     @activity.defn(name=Activity.CANCEL_ELEMENTS.value)
     async def cancel_elements(self, request: CancelElements) -> None:
-        """Stops elements of a runner's attempt, or does not start them."""
+        """Stops elements of a runner's attempt; elements that were not started are never started."""
         self._check_machine(request.machine)
         folder = self._state.attempt(request.workload_id, request.attempt)
         await asyncio.to_thread(cancel, folder, request.indexes)
@@ -207,7 +207,7 @@ class NodeActivities:
 
     @activity.defn(name=Activity.PACE_NODE.value)
     async def pace(self, request: Pace) -> None:
-        """Tells the running tasks how often they should save. Runs that are not here are left out."""
+        """Tells the running tasks how often they should save. Runs that are not on this machine are ignored."""
         self._check_machine(request.machine)
         await asyncio.to_thread(set_pace, self._state, request)
 
@@ -223,7 +223,7 @@ class NodeActivities:
     async def resume(self) -> None:
         """Resumes shipping output that an earlier agent of this machine did not ship.
 
-        Ends attempts whose launch description is damaged: nothing can be reported of their tasks. `run` says why.
+        Ends attempts whose launch description is damaged, because their tasks cannot be reported. `run` reports why.
         """
         for folder in self._state.attempts():
             try:
@@ -259,17 +259,17 @@ class NodeActivities:
         """Refuses to start tasks if the owner has taken the machine back, or GPUs in `slots`, or if their memory is not
         free.
 
-        Tasks that run already are not refused: they get the owner's notice.
+        Tasks that already run are not affected: they get the owner's notice.
         """
         if self._lender.refuses(slots) and not self._state.is_started(folder):
             what = "the machine" if self._lender.lending.is_whole else "GPUs of the machine"
             raise refusal(LaunchError.TAKEN_BACK, f"the owner of {self._config.machine} has taken {what} back")
         if self._gpus.unfreed & sum(1 << slot for slot in slots) and not self._state.is_started(folder):
-            message = f"memory of GPUs of {self._config.machine} is not free: an earlier task has left it"
+            message = f"memory of GPUs of {self._config.machine} is not free: an earlier task still occupies it"
             raise refusal(LaunchError.MACHINE_FAULT, message)
 
     def _refuse_open(self, staged: StagedAttempt) -> None:
-        """Refuses to start tasks with less isolation than they require: the mode was another one at their placement."""
+        """Refuses to start tasks with less isolation than they require: the mode may have changed since placement."""
         own, required = self._config.isolation, staged.launch.isolation
         if own.rank < required.rank and not self._state.is_started(staged.folder):
             message = (
@@ -322,7 +322,7 @@ class NodeActivities:
         return await asyncio.to_thread(stage)
 
     def _preparing(self, request: PrepareNode | RunNode) -> Callable[[], NodeHeartbeat | None]:
-        """Returns the heartbeat of an attempt that is being staged: what it waits for."""
+        """Returns the heartbeat of an attempt that is being staged: a text about what it waits for."""
 
         def waits() -> NodeHeartbeat | None:
             found = self._stager.waits_for(request.workload_id, request.attempt)
@@ -362,7 +362,7 @@ class NodeActivities:
         return await asyncio.to_thread(self._outcome, staged)
 
     async def _start(self, staged: StagedAttempt, masters: dict[str, str]) -> DiskWatch | None:
-        """Starts the tasks that were not started; returns the watch of their disk space (None: it has no limit)."""
+        """Starts the tasks that were not started; returns the watcher of their disk space (None: it has no limit)."""
 
         def start(run: RunFolder, index: int) -> None:
             if tasks.inspect(run) is TaskState.ABSENT:
@@ -447,7 +447,7 @@ class NodeActivities:
         try:
             staged = self._stager.load(folder)
         except (CannotUnseal, DamagedRecord):
-            staged = None  # The state folder has lost the key with which the tasks were started, or its record.
+            staged = None  # The state folder has lost the launch record, or the key that decrypts it.
         if staged is not None:
             return self._outcome(staged)
         kept = kept_outcome(self._state, folder.key)
@@ -456,8 +456,8 @@ class NodeActivities:
     async def _store_outputs(self, staged: StagedAttempt) -> None:
         """Starts to store the outputs of the attempt's tasks, which have ended.
 
-        If they have ended by themselves, waits until the outputs are stored, because a workload that depends on this
-        one may need them. If the tasks were stopped, others wait for their slots.
+        If the tasks ended by themselves, waits until the outputs are stored, because dependent workloads may need them.
+        If the tasks were stopped, it does not wait, because other workloads need their slots.
         """
         if not staged.launch.outputs:
             return

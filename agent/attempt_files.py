@@ -21,14 +21,14 @@ _log = logging.getLogger(__name__)
 
 
 class AttemptFiles:
-    """Starts what ships output and stores outputs, for the tasks of attempts. All of it can be repeated."""
+    """Starts the shipping of logs and the storing of outputs for the tasks of attempts. All methods are idempotent."""
 
     def __init__(self, stager: Stager, shipping: Shipping, outputs: OutputStorage, lender: Lender) -> None:
         self._stager, self._shipping = stager, shipping
         self._outputs, self._lender = outputs, lender
 
     def ship_all(self, folder: AttemptFolder) -> None:
-        """Ships what an attempt has left, if it was staged here."""
+        """Ships the remaining output of an attempt, if it was staged on this machine."""
         try:
             staged = self._stager.load(folder)
         except (CannotUnseal, DamagedRecord) as error:  # Secrets cannot be masked, so the output may not leave.
@@ -44,13 +44,13 @@ class AttemptFiles:
         for run in runs:
             if tasks.inspect(run) is not TaskState.ABSENT:
                 self._shipping.watch(run, bucket, staged.masker, staged.launch.logs)
-            # The network of the machine is its owner's.
+            # The owner has taken the machine back, so its network must not be used for uploads.
             is_due = bool(staged.launch.outputs) and not self._lender.lending.is_whole
             if is_due and (end := run.exit()) is not None and end.started:
                 self._outputs.watch(run, staged.launch.outputs, bucket, self._stager.launches.owner(staged))
 
     def ship_elements(self, staged: StagedAttempt) -> None:
-        """Ships the output of a runner's elements, and removes it here after that."""
+        """Ships the output of a runner's elements, and then removes it from this machine."""
         bucket = partial(self._stager.bucket, staged.folder)
         for run in staged.folder.elements():
             with contextlib.suppress(ValueError):  # Its records are not synced: a crash of the machine can damage them.

@@ -22,7 +22,7 @@ _LINK_CREATE = 28
 _HASH, _ARRAY = 1, 2
 _MMAPABLE = 1 << 10
 _ALLOW_MULTI = 2
-"""Programs of other cgroups above, for example of systemd, stay in force."""
+"""Flag with which programs of parent cgroups, for example of systemd, stay in force."""
 _LOG_BYTES = 1 << 16
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -36,12 +36,12 @@ class Op(IntEnum):
     JUMP_IF_EQUAL = 0x15
     JUMP_IF_EQUAL_32 = 0x16
     MAP = 0x18
-    """The address of a map, whose descriptor is `constant`. This and the next instruction take two places."""
+    """Loads the address of the map with the descriptor `constant`. The instruction takes two places."""
     JUMP_IF_SAME = 0x1D
     SUBTRACT = 0x1F
     MULTIPLY_CONSTANT = 0x27
     JUMP_IF_AT_LEAST = 0x3D
-    """Compares two registers as numbers without sign, of 64 bits."""
+    """Compares two registers as unsigned 64-bit numbers."""
     OR = 0x4F
     JUMP_UNLESS_EQUAL = 0x55
     JUMP_UNLESS_EQUAL_32 = 0x56
@@ -158,7 +158,7 @@ def load(program: Program, kind: ProgramType, hook: Hook, name: str) -> int:
         return _bpf(_PROG_LOAD, attributes())
     except OSError as error:
         log = ctypes.create_string_buffer(_LOG_BYTES)
-        try:  # Again, for the verifier's reason.
+        try:  # Load it again with the log enabled, to get the verifier's reason.
             return _bpf(_PROG_LOAD, attributes(log))
         except OSError:
             lines = log.value.decode(errors="replace").strip().splitlines()
@@ -190,7 +190,7 @@ def attach_to_cgroup(cgroup: int, programs: dict[Hook, int]) -> None:
 def link(program: int, target: int, hook: Hook) -> int:
     """Attaches a program to a network interface (its index) or a network namespace (a descriptor); returns the link.
 
-    The kernel detaches the program when the last copy of the link's descriptor is closed, also by the end of the
+    The kernel detaches the program when the last copy of the link's descriptor is closed, for example at the end of the
     process. The descriptor is closed on exec.
 
     Raises:

@@ -9,7 +9,7 @@ from domain.protocol.machines import NodeOutcome, RunNode
 
 _Begun = TypeVar("_Begun", bound=tuple[object, ...])
 _TOGETHER_S = 0.2
-"""How long the end of other attempts is awaited after the first end, so that fewer responses are sent."""
+"""How long to wait for further ends after the first attempt has ended, so that fewer responses are sent."""
 
 
 async def run_bundle(

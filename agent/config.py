@@ -33,7 +33,7 @@ class AgentConfig(BaseModel):
     gpu_type: str | None = None
     gpus: int = Field(0, ge=0)
     gpu_numbers: tuple[int, ...] = ()
-    """The numbers of the GPUs that this agent offers, in the order of its slots; empty: the slots are the numbers."""
+    """The numbers of the GPUs that this agent offers, in the order of its slots; empty: slot i is GPU i."""
     cpus_milli: int = Field(gt=0)
     memory_bytes: int = Field(gt=0)
     address: str
@@ -63,16 +63,16 @@ class AgentConfig(BaseModel):
     network: TaskNetwork = TaskNetwork.HOST
     """The network of tasks. `ports` needs the isolation `sandbox`, no `engine_socket` and no `interface`."""
     isolation_why: str = ""
-    """Why the mode is not a stronger one, for `mizzen machines`."""
+    """Why no stronger mode is used, shown by `mizzen machines`."""
     engine_socket: Path | None = None
     """Socket of the container engine, for tasks with an image (`agent.containers`); None: the machine has none."""
     engine: str = ""
-    """Kind and version of that engine, for `mizzen machines`."""
+    """Kind and version of that engine, shown by `mizzen machines`."""
     s3_role: str | None = None
     """ARN of the role that the agent assumes for tasks that use buckets of S3 (`agent.credentials`). None: they get no
     credentials."""
     gcs_tokens: bool = False
-    """Whether tasks that use buckets of Google get narrowed tokens of the agent (`agent.credentials`)."""
+    """Whether tasks that use Google buckets get restricted tokens of the agent (`agent.credentials`)."""
     credentials_s: float = Field(3600.0, ge=900, le=43200)
     """How long the credentials from `s3_role` are valid, in seconds. They are renewed after half of it."""
     metadata_service: bool = False
@@ -101,7 +101,7 @@ class AgentConfig(BaseModel):
     keep_images_s: float = Field(7 * 86400.0, ge=0)
     """How long an image that the agent has fetched is kept after its last use, in seconds."""
     images_bytes: int = Field(100 << 30, ge=0)
-    """The most that these images may have together; beyond it, the longest unused ones are removed."""
+    """Maximum total size of these images, in bytes; beyond it, the longest unused ones are removed."""
     image_bytes_s: float | None = Field(None, ge=10_000)
     """The bandwidth that fetches of images may have together, in bytes per second (`agent.containers.pull_rate`). None:
     any."""
@@ -116,9 +116,9 @@ class AgentConfig(BaseModel):
     """How long exit statuses are kept after the folder is removed, in seconds. A workflow may need them long after the
     end, for example after an outage of Temporal or a restore of its database."""
     largest_output_bytes: int = Field(50 << 30, ge=0)
-    """The most that one output of one task may have; a larger one is not stored (`agent.output_storage`)."""
+    """Maximum size of one output of one task, in bytes; a larger one is not stored (`agent.output_storage`)."""
     largest_output_files: int = Field(100_000, ge=0)
-    """The same for the number of its files and folders."""
+    """Maximum number of files and folders of one output of one task."""
     keep_stopped_s: float = Field(14 * 86400.0, gt=0)
     """How long the record of a workload's last stopped attempt is kept, in seconds since that stop."""
     platform: str | None = None
@@ -139,9 +139,9 @@ class AgentConfig(BaseModel):
     link_bytes_s: float = Field(125e6, gt=0)
     """Bandwidth of the machine's link in bytes per second, with `interface`."""
     research_bytes_s: float = Field(0.0, ge=0)
-    """Bandwidth that all other traffic keeps at least while checkpoints leave (B_min), with `interface`."""
+    """Minimum bandwidth for all other traffic while checkpoints are uploaded (B_min), with `interface`."""
     once: bool = False
-    """The agent serves until the platform's notice, and then ends (`agent.pilot`)."""
+    """Whether the agent serves only until the platform's notice, and then ends (`agent.pilot`)."""
     instance: str = ""
     """Id of the machine's instance, if mizzen launched the machine."""
     join_token: str = ""
@@ -149,7 +149,7 @@ class AgentConfig(BaseModel):
     native_id: str = ""
     """The provider's id of the machine, if it knows it: a Slurm job's number."""
     machine_key: str = ""
-    """The API key with which an agent of `agent.fleet` connects; empty: that of the settings."""
+    """The API key with which an agent of `agent.fleet` connects; empty: the key in the settings."""
     max_archive_bytes: int = Field(1 << 30, gt=0)
     """Maximum size of an uploaded working directory's archive, compressed."""
 

@@ -1,5 +1,6 @@
-"""Which connections tasks may have: none with tasks of other tenants on the machine, and none with metadata services.
-They may not listen on ports that the agent reserves for others, either.
+"""Blocks connections of tasks to tasks of other tenants on the machine, and to metadata services of clouds.
+
+Tasks may not listen on ports that the agent reserves for other tasks, either.
 
 Small eBPF programs on a task's cgroup v2. Its sockets get a mark with the number of its tenant, which stays on their
 packets while these do not leave the machine; packets with the mark of another tenant are dropped where they arrive. A
@@ -43,7 +44,7 @@ def attach(
 ) -> None:
     """Applies the rules to sockets that processes in the cgroup v2 at path `cgroup` create after this call.
 
-    They end with the cgroup, and need no process.
+    The rules end with the cgroup, and need no running process.
 
     Args:
         cgroup: the cgroup.

@@ -1,4 +1,4 @@
-"""Which GPUs a task may open: all those of its attempt on this machine, because NCCL copies between them directly.
+"""Lets a task open only the GPUs of its attempt on this machine. NCCL copies between these directly.
 
 In a sandbox only the device files of these GPUs are visible. If the agent runs as root, in every mode of isolation,
 rules on the cgroup of each task refuse to open the files of the other GPUs: a small eBPF program on the task's cgroup
@@ -24,7 +24,7 @@ _NVIDIA = 195
 _MINORS = 248
 """Minor numbers from this one on are no GPUs: they are control files that the driver's libraries need."""
 _SHARED = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps", "nvidia-caps-imex-channels")
-"""Files that are not those of one GPU. What is in `nvidia-caps` needs the file of its GPU, too."""
+"""Device files that do not belong to one GPU. Devices in `nvidia-caps` work only with the file of their GPU."""
 _CHARACTER = 2
 """Type of character devices."""
 _TYPE, _MAJOR, _MINOR = 0, 4, 8
@@ -47,7 +47,7 @@ class HeldGpus:
         return cls(tuple(sorted(slots)), tuple(numbered_gpus(ROOT)), ROOT)
 
     def visible(self, slots: Iterable[int]) -> list[int]:
-        """Returns the numbers of GPUs, given their slots, for a task that can open only the GPUs of the attempt."""
+        """Returns the numbers that the GPUs in `slots` have for a task that can open only the attempt's GPUs."""
         return [self.slots.index(slot) for slot in slots]
 
     def ids(self) -> tuple[str, ...]:

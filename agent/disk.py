@@ -1,10 +1,11 @@
-"""Limits on what the tasks of an attempt write to the disk of this machine.
+"""Limits the disk space that the tasks of an attempt use on this machine.
 
 Their working directories, `/tmp`, `/var/tmp` and output are in the attempt's folder. Together they may have the
 attempt's share of the machine's disk (`DiskPool`). The kernel's project quotas would need a mount option that few
-machines have, so the agent measures. That costs time for each file, so it first looks at the whole file system: the
-attempt cannot have written more than what the file system has grown by. Files that were deleted and are still open
-count, too. Tasks of an attempt with more than its limit are killed at once, because they would continue to write.
+machines have, so the agent measures. Measuring takes time for each file, so the agent first checks the use of the whole
+file system: the attempt cannot have written more than the growth of the file system. Files that were deleted and are
+still open count, too. Tasks of an attempt with more than its limit are killed at once, because they would continue to
+write.
 
     disk.json   in the attempt's folder: its limit, and what it had when it was last measured (`agent.records`)
     disk.json   in a task's folder: set if the task was stopped for the limit (`DiskReport`)
@@ -37,16 +38,16 @@ _FILE = "disk.json"
 _BLOCK_BYTES = 512
 """Unit of `st_blocks`, in bytes."""
 _LEAST_BYTES, _LEAST_FILES = 256 << 20, 10_000
-"""An attempt may have this much on a machine with as much free space, however small its share."""
+"""Minimum limit of an attempt, however small its share, if the machine has this much free space."""
 _FASTEST_BYTES_S, _FASTEST_FILES_S = 4e9, 4e5
-"""Nothing fills a disk faster: how often the agent looks at the file system depends on it."""
+"""Assumed maximum speed at which a disk is filled. It determines how often the agent checks the file system."""
 _SHORTEST_S, _LONGEST_S = 0.05, 1.0
 _POOL_S = 1.0
-"""For this long the measured space of the machine is used again."""
+"""How long a measurement of the machine's space is reused, in seconds."""
 _UNCOUNTED = 1 << 62
 """Stands for the number of files that a file system without inodes could have."""
 _MEASURE_EVERY_S = 60.0
-"""Interval of measurements without need: other processes may delete files while the attempt writes."""
+"""Longest interval of measurements, even without growth: other processes may delete files meanwhile."""
 _log = logging.getLogger(__name__)
 
 
@@ -70,7 +71,7 @@ class DiskUse:
 
 
 class DiskPool:
-    """The disk space of this machine that attempts share: what is free, and what running attempts already use."""
+    """The disk space of this machine that attempts share: the free space plus the space that running attempts use."""
 
     def __init__(self, config: AgentConfig, state: StateFolder) -> None:
         self._config = config
@@ -79,7 +80,7 @@ class DiskPool:
         self._pool, self._read_s = DiskUse(), -math.inf
 
     def limit_of(self, attempt: AttemptFolder, places: Sequence[TaskPlace]) -> DiskUse | None:
-        """Returns how much the tasks at `places`, all tasks of the attempt on this machine, may have on its disk.
+        """Returns the disk limit of the tasks at `places`, which are all tasks of the attempt on this machine.
 
         This is `AgentConfig.disk_fraction` of the pool, times the largest of the tasks' shares of the machine's GPUs,
         CPUs and memory. It is determined once for an attempt. None: there is no limit.
@@ -103,7 +104,7 @@ class DiskPool:
         return limit
 
     def _now(self) -> DiskUse:
-        """Returns the size of the pool, read at most `_POOL_S` seconds ago: the reading takes longer the more runs."""
+        """Returns the size of the pool, measured at most `_POOL_S` seconds ago: measuring it can take long."""
         with self._lock:
             if time.monotonic() - self._read_s > _POOL_S:
                 disk = os.statvfs(self._state.path)
@@ -120,8 +121,8 @@ class DiskPool:
 def measure(folders: Iterable[Path], pids: Iterable[int] = ()) -> tuple[DiskUse, bool]:
     """Returns the disk use of the folders and of open deleted files of the processes, and whether it is complete.
 
-    It is not all if a folder cannot be read, or its path is too long. Links are not followed, and other file systems
-    are left out. Takes a second for some 100,000 files.
+    It is not complete if a folder cannot be read, or its path is too long. Links are not followed, and other file
+    systems are left out. Takes a second for some 100,000 files.
     """
     seen: set[int] = set()
     size_bytes, files, is_all = 0, 0, True
@@ -176,7 +177,7 @@ def disk_report(run: RunFolder) -> DiskReport | None:
 
 
 class DiskWatch:
-    """Watches what the tasks of one attempt have on the disk, and stops them if it is more than their limit."""
+    """Watches the disk use of the tasks of one attempt, and stops them if it exceeds their limit."""
 
     def __init__(self, attempt: AttemptFolder, runs: Sequence[RunFolder], limit: DiskUse) -> None:
         self._attempt = attempt
@@ -185,10 +186,10 @@ class DiskWatch:
         self.exceeded = False
         self._used = DiskUse()
         self._whole: DiskUse | None = None
-        """What the whole file system had when the attempt had `_used`; None: the attempt was not measured yet."""
+        """Use of the whole file system when the attempt used `_used`; None: the attempt was not measured yet."""
 
     def begin(self) -> None:
-        """Measures the attempt before its tasks start: until the file system has grown, nothing else needs a look.
+        """Measures the attempt before its tasks start. No other measurement is needed until the file system grows.
 
         Blocks.
 
@@ -200,7 +201,7 @@ class DiskWatch:
         self._save()
 
     async def keep(self) -> None:
-        """Watches until cancelled, or until it has stopped the tasks. Nothing that fails here ends it."""
+        """Watches until cancelled, or until it has stopped the tasks. Errors are logged and do not end it."""
         while not self.exceeded:
             try:
                 await self._watch()
@@ -238,7 +239,7 @@ class DiskWatch:
                 found, is_all = await asyncio.to_thread(measure, [self._attempt.path], self._pids())
                 took_s = time.monotonic() - began_s
                 due_s = time.monotonic() + max(_MEASURE_EVERY_S, 20 * took_s)
-                # The bound counts if tasks hide files from the agent.
+                # If tasks hide files from the agent, the upper bound is used.
                 self._used = found if is_all else max(found, at_most, key=lambda use: use.size_bytes)
                 self._whole = now
                 if self._used.exceeds(self._limit):
@@ -251,13 +252,13 @@ class DiskWatch:
             await self._pause(at_most)
 
     async def _pause(self, at_most: DiskUse) -> None:
-        """Waits as long as the attempt, which has `at_most`, cannot reach its limit."""
+        """Waits for the time in which the attempt, which uses at most `at_most` now, cannot reach its limit."""
         left_bytes, left_files = self._limit.size_bytes - at_most.size_bytes, self._limit.files - at_most.files
         pause_s = min(left_bytes / _FASTEST_BYTES_S, left_files / _FASTEST_FILES_S)
         await asyncio.sleep(min(_LONGEST_S, max(_SHORTEST_S, pause_s)))
 
     def _at_most(self, now: DiskUse) -> DiskUse:
-        """Returns the most that the attempt can have, given what the whole file system has."""
+        """Returns an upper bound of the attempt's disk use, given the use of the whole file system."""
         return self._used + now.grown_since(self._whole or now)
 
     def _now(self) -> DiskUse:
@@ -277,8 +278,8 @@ class DiskWatch:
     async def _stop(self, used: DiskUse) -> bool:
         """Records that the limit was reached and kills the tasks. Returns False if that could not be recorded.
 
-        The end of a task without the record could be mistaken for a success. The record names the task with the largest
-        folder, of the tasks that run or have failed. Nothing is recorded if the attempt was already told to stop.
+        The end of a task without the record could be mistaken for a success. Among the tasks that run or have failed,
+        the record names the one with the largest folder. Nothing is recorded if the attempt was already asked to stop.
         """
         ends = {run.path: run.exit() for run in self._runs}
         guilty = [run for run in self._runs if (end := ends[run.path]) is None or not (end.succeeded or end.noticed)]

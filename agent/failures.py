@@ -51,7 +51,7 @@ def refusal(kind: LaunchError, message: str, *, final: bool | None = None) -> Ap
 def launch_failure(error: Exception, *, final: bool) -> Exception:
     """Converts `error` to an `ApplicationError` with its launch error type. Returns unknown exceptions unchanged.
 
-    `final` says that this machine has no tries left, so the gang must be placed elsewhere.
+    `final`: this machine has no tries left, so the gang must be placed elsewhere.
     """
     if isinstance(error, ApplicationError):
         return error

@@ -1,8 +1,8 @@
-"""Watches the GPUs of this machine: for errors, for memory that the tasks of an attempt have left, and for their use.
+"""Watches the GPUs of this machine: errors, memory that ended tasks still occupy, and utilisation.
 
 An Xid is an error that NVIDIA's driver reports. Most are caused by the program that uses the GPU (13, 31, 43, 45), and
 end it; those in `_CRITICAL` are faults of the GPU, its memory or its links, which the next program would meet, too. The
-file `gpus.json` of the state folder has what was noticed since the boot.
+file `gpus.json` of the state folder stores the findings since the boot.
 
 The driver frees the memory of a process when it ends. If that takes longer than the end of the task, for example
 because the process hangs in the kernel, the next task would find too little memory. Its slot is then withheld.
@@ -43,26 +43,26 @@ _FREE_S = 5.0
 _FREE_POLL_S = 0.1
 _LOOK_S = 2.0
 _MEASURED_EVERY = 2
-"""Memory and utilisation are read at each of so many looks."""
+"""Memory and utilisation are read at every n-th check."""
 _SAMPLES = 5
-"""The samples of the utilisation of which a report is the mean."""
+"""Number of utilisation samples that are averaged for a report."""
 _PERCENT_STEP, _BYTES_STEP = 5, 1 << 27
 _COUNT_EVERY = 15
-"""The counters of memory errors are read at each of so many looks."""
+"""The counters of memory errors are read at every n-th check."""
 _log = logging.getLogger(__name__)
 
 
 class GpuWatch:
-    """The GPUs of a machine: their last fault since the boot, and those with memory that was not freed."""
+    """Watches the GPUs of a machine: the last fault since the boot, and slots whose memory was not freed."""
 
     def __init__(self, state: StateFolder, machine: str, slots: int) -> None:
-        """`slots` is the number of GPUs that the machine offers; faults of others do not count."""
+        """`slots` is the number of GPUs that the machine offers; faults of other GPUs are ignored."""
         self._state, self._machine = state, machine
         self._path = state.path / "gpus.json"
         self._slots = slots
         self._boot = state.incarnation()
         self._errors: dict[str, int] = {}
-        """Number of uncorrectable errors that were noticed, by UUID."""
+        """Number of uncorrectable errors seen so far, by UUID."""
         self.fault: GpuFault | None = None
         self._unfreed: dict[int, int] = {}
         """Slots whose memory was not freed, with the start (`ProcessIdentity.start`) of the attempt that left it."""
@@ -83,7 +83,7 @@ class GpuWatch:
 
     @property
     def unfreed(self) -> int:
-        """Mask of the slots with memory that an attempt has left."""
+        """Bit mask of the slots whose memory an ended attempt still occupies."""
         return sum(1 << slot for slot in self._unfreed)
 
     def report(self, slots: Sequence[int]) -> GpuReport | None:
@@ -98,9 +98,9 @@ class GpuWatch:
         )
 
     async def until_freed(self, folder: AttemptFolder) -> None:
-        """Waits until the memory of an attempt's GPUs is free, or at most `_FREE_S`. Withholds the others from then on.
+        """Waits until the memory of an attempt's GPUs is free, at most `_FREE_S`; then withholds GPUs that are not.
 
-        All its tasks on this machine have ended.
+        Call it after all tasks of the attempt on this machine have ended.
         """
         if not self._slots or not await asyncio.to_thread(nvml.uses):
             return
@@ -117,7 +117,7 @@ class GpuWatch:
             self.changed.set()
 
     def _held_by(self, folder: AttemptFolder) -> dict[int, int]:
-        """Returns the slots of an attempt's tasks that were started, with the start of the first of them."""
+        """Returns the slots of the attempt's started tasks, and the start time of the first of these tasks."""
         try:
             launch = folder.launch()
         except (OSError, ValueError) as error:
@@ -138,12 +138,12 @@ class GpuWatch:
 
     @staticmethod
     def _left(slots: Mapping[int, int]) -> dict[int, int]:
-        """Returns those of `slots` that are in use, but not only by processes that are older than the given start."""
+        """Returns which of `slots` are in use by at least one process that began after the given start."""
         uses = nvml.uses() or []
         return {slot: start for slot, start in slots.items() if slot < len(uses) and _is_left(uses[slot], start)}
 
     async def run(self) -> None:
-        """Looks for faults until cancelled. Returns at once if the machine offers no GPUs that NVML shows."""
+        """Checks for faults until cancelled. Returns at once if the machine offers no GPUs that NVML reports."""
         if not self._slots or not await asyncio.to_thread(nvml.devices):
             return
         xids = await asyncio.to_thread(nvml.Xids)

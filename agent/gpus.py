@@ -1,4 +1,4 @@
-"""Whether GPUs of this machine are free: no process has them open, and their memory reads free.
+"""Checks whether GPUs of this machine are free: no process has opened them, and their memory is reported as free.
 
 GPUs are numbered in the order of their PCI bus addresses, without GPUs that the driver excludes. `nvidia-smi` uses the
 same numbers, and so does CUDA with `CUDA_DEVICE_ORDER=PCI_BUS_ID`. The device file of a GPU has another number, the
@@ -6,7 +6,7 @@ minor number, which the driver shows in `/proc/driver/nvidia/gpus`. If the drive
 containers, the GPUs are assumed to be in the order of their minor numbers.
 
 Asks NVML (`agent.nvml`), or without it, reads `/proc` and calls `nvidia-smi`. A machine whose GPUs are only declared,
-as in an embedded fleet, has no device files: then there is nothing to hold, and the GPUs are free when no task runs.
+as in an embedded fleet, has no device files. Its GPUs are free when no task runs.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class GpuUse:
     used_bytes: dict[int, int] = field(default_factory=dict)
     """Used memory of each GPU that reports more than `FREE_BYTES`."""
     unknown: str | None = None
-    """Why the memory could not be read; None: it could, or there is none."""
+    """Why the memory could not be read; None: it was read, or the machine has no GPUs."""
 
     @property
     def is_free(self) -> bool:
@@ -48,7 +48,7 @@ class GpuUse:
 
 
 def gpu_use(gpus: Iterable[int], root: Path = _MACHINE) -> GpuUse:
-    """Returns who uses the GPUs with these numbers. Takes up to some seconds; a process of another user may be missed.
+    """Returns the use of the GPUs with these numbers. Takes up to some seconds; processes of other users may be missed.
 
     Only root sees the open files of other users' processes. `root` contains `dev` and `proc/driver`; NVML is asked only
     about this machine.
@@ -82,7 +82,7 @@ def numbered_gpus(root: Path = _MACHINE) -> list[Gpu]:
 
 
 def _shown(root: Path) -> list[Gpu]:
-    """Returns the GPUs that the driver shows and does not exclude, in the order of the bus; empty: it shows none."""
+    """Returns the GPUs that the driver shows and does not exclude, in the order of the bus; empty if there are none."""
     found: list[Gpu] = []
     folder = root / "proc/driver/nvidia/gpus"
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Heartbeats of the agent's activities, and what becomes of an activity that is cancelled."""
+"""Heartbeats of the agent's activities, and the conversion of cancellations into retryable failures."""
 
 import asyncio
 import contextlib

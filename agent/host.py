@@ -51,14 +51,14 @@ _THROTTLE = timedelta(seconds=0.2)
 _STEADY_S = 30.0
 """If a worker ran for longer than this before it failed, the restart backoff is reset."""
 _GUARD_S = 2.0
-"""Interval at which the agent looks whether its state folder is still there."""
+"""Interval at which the agent checks whether its state folder still exists."""
 _log = logging.getLogger(__name__)
 
 
 async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asyncio.Event | None = None) -> int:
     """Runs the agent of one machine until `stop` is set. The tasks continue, and the next agent re-attaches to them.
 
-    Returns its exit status: 0, or if it serves once, one of `domain.agent_exits`.
+    Returns the exit status: 0, or with `serve_once` one of `domain.agent_exits`.
 
     While Temporal is unavailable or refuses the agent, the agent keeps trying to connect, with backoff. It logs why,
     and logs each connection.
@@ -221,7 +221,7 @@ async def _work(
 
 
 async def _guard(state: StateFolder, activities: NodeActivities, stop: asyncio.Event) -> None:
-    """Stops the agent if its state folder is deleted: without it, no task and no command of the owner can be recorded.
+    """Stops the agent if its state folder is deleted, because neither tasks nor commands of the owner can be recorded.
 
     First, its machine counts as lost, so that no further work is sent.
     """
@@ -245,7 +245,7 @@ def _save_config(state: StateFolder, config: AgentConfig) -> None:
 
 
 def _say_credentials(config: AgentConfig) -> None:
-    """Logs that tasks get no credentials for the region's bucket, if that is so."""
+    """Logs a warning if tasks get no credentials for the region's bucket."""
     scheme = (config.bucket_url or "").partition(":")[0]
     if (scheme == "s3" and config.s3_role is None) or (scheme == "gs" and not config.gcs_tokens):
         name = "tasks.s3_role" if scheme == "s3" else "tasks.gcs_tokens"
@@ -257,7 +257,7 @@ def _say_credentials(config: AgentConfig) -> None:
 
 
 def _traffic(config: AgentConfig) -> "MigrationTraffic | None":
-    """Returns the control of rates and kill-switch on the machine's interface; None: nothing is enforced."""
+    """Returns the object that enforces rates and kill-switch on the machine's interface; None: none is enforced."""
     if config.interface is None:
         return None
     # Imported only where it is used: it needs numpy and pyroute2, which cost every agent memory and time.

@@ -13,7 +13,7 @@ from domain.serving_spec import LOAD_HEADER, ProbeSpec
 
 _CHUNK_BYTES = 16 << 10
 _RESPONSE_BYTES = 128 << 10
-"""A response is read up to this size, and dropped. The status of a longer response decides."""
+"""A response is read up to this size and discarded. Of a longer response, only the status counts."""
 _HEADERS_BYTES = 32 << 10
 _WORDS = 200
 """Maximum length of an error."""
@@ -43,7 +43,7 @@ async def probe(address: str, port: int, spec: ProbeSpec) -> ProbeResult:
         problem = "path or headers of the request are not valid in HTTP"
     except h11.RemoteProtocolError:
         problem = "the response is not valid HTTP/1.1"
-    except (OSError, UnicodeError) as error:  # The latter: the address is no valid host name.
+    except (OSError, UnicodeError) as error:  # UnicodeError: the address is not a valid host name.
         code = error.errno if isinstance(error, OSError) else None
         problem = os.strerror(code).lower() if code is not None and code > 0 else f"cannot connect to {address}"
     else:
@@ -58,7 +58,7 @@ async def probe(address: str, port: int, spec: ProbeSpec) -> ProbeResult:
 async def _ask(address: str, port: int, spec: ProbeSpec) -> tuple[int | None, float | None]:
     """Returns the status of the response and its load, after it has been read to its end or to `_RESPONSE_BYTES`.
 
-    The status is None if so many bytes contain none.
+    The status is None if the first `_RESPONSE_BYTES` bytes contain no status.
     """
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEADERS_BYTES)
     request = _request(connection, f"{address}:{port}", spec)

@@ -34,7 +34,7 @@ def write_interval(run: RunFolder, interval: SiteInterval) -> None:
 
 
 def set_pace(state: StateFolder, pace: Pace) -> None:
-    """Writes the intervals of a machine's tasks. A run that is not here, or whose values are invalid, is left out."""
+    """Writes the intervals of a machine's tasks. Unknown runs and invalid values are ignored."""
     wanted = {one.run: one for one in pace.runs}
     for attempt in state.unfinished():
         one = wanted.get(attempt.key)

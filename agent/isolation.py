@@ -1,4 +1,4 @@
-"""Which mode of isolation a machine has (`domain.isolation`), and which files a tenant's tasks can access.
+"""Determines a machine's mode of isolation (`domain.isolation`), and the files that a tenant's tasks can access.
 
 If the agent runs as root, each tenant's tasks run with their own user id (`AgentConfig.tenant_uids`). They cannot read
 private files of the agent and the installation, or files of other tenants' tasks.
@@ -84,9 +84,9 @@ def sandbox_of(
 
     They see their own folders, those of Python and the SDK, `paths` (`AgentConfig.paths`), and, if the bucket is a
     local folder, their checkpoints and tables. They can change only their working directories, reports and checkpoints.
-    At the absolute paths of the job's mounts they see the files of the first task (`RunFolder.mounted`).
-    `shm_bytes` is the size of `/dev/shm`; 0: half of the machine's memory. `devices` has the meaning of that of
-    `sandbox_command`, and `network` and `processes` have those of `agent.sandbox.hold`.
+    At the absolute paths of the job's mounts they see the files of the first task (`RunFolder.mounted`). `shm_bytes` is
+    the size of `/dev/shm`; 0: half of the machine's memory. `devices` is as in `sandbox_command`; `network` and
+    `processes` are as in `agent.sandbox.hold`.
     """
     program = bubblewrap()
     if program is None:
@@ -161,9 +161,9 @@ def give_bucket(bucket_url: str, launch: LaunchDescription, owner: Owner) -> Non
 def check_store(bucket_url: str, launch: LaunchDescription) -> None:
     """If the checkpoints are in a cluster's store, and this is a local folder, checks that it is the right folder.
 
-    The worker that staged the attempt has checked or written a marker there. Without it, the store is not mounted on
-    this machine or on the worker's host, and the tasks would start from the beginning, and save where nothing is read.
-    `bucket_url` is the region's bucket.
+    The worker that staged the attempt has checked or written a marker in the store. If the marker is missing, the store
+    is not mounted on this machine or on the worker's host: the tasks would start from the beginning, and save to a
+    place that nothing reads. `bucket_url` is the region's bucket.
 
     Raises:
         FileNotFoundError: the marker is missing. The message names the store and what to do.
@@ -189,7 +189,7 @@ def give_store(bucket_url: str, launch: LaunchDescription, owner: Owner) -> None
 
 
 def _store(bucket_url: str, launch: LaunchDescription) -> Path | None:
-    """Returns the folder of the cluster's store that has the checkpoints; None: another place has them."""
+    """Returns the folder of the cluster's store with the checkpoints; None: they are stored elsewhere."""
     own, bucket, prefix = _local(launch.checkpoint.uri), _local(bucket_url), checkpoint_prefix(launch.workload_id)
     if own is None or not launch.checkpoint.uri.endswith(f"/{prefix}"):
         return None  # The folders above `own` are changed only if they are known to be those of a store.
@@ -224,7 +224,7 @@ def _give_checkpoints(own: Path, owner: Owner) -> None:
     for _, _, names, folder in os.fwalk(own, follow_symlinks=False):
         for name in names:
             _give(name, folder, owner)
-        # The folder last: until then no other user can add files to it.
+        # Change the folder itself last: until then no other user can add files to it.
         if os.fstat(folder).st_uid == os.geteuid():
             os.fchown(folder, owner.uid, owner.gid)
             os.fchmod(folder, 0o700)
@@ -244,16 +244,16 @@ def _give(name: str, folder: int, owner: Owner) -> None:
 
 
 def choose(wanted: Isolation | None, state_dir: Path, *, uid: int | None, is_lent: bool) -> tuple[Isolation, str]:
-    """Returns the mode of a machine, and why it is not a stronger one (empty: it is the strongest, or the wanted one).
+    """Returns the mode of a machine, and why no stronger mode is used (empty: it is the strongest, or was set).
 
     Args:
-        wanted: the mode that the operator or owner has set; None: the strongest that the machine has.
+        wanted: the mode that the operator or owner has set; None: the strongest that the machine supports.
         state_dir: the folder of the agent's state.
         uid: a user id for tasks, if the agent runs as root; None: tasks run as the agent's user.
         is_lent: whether the machine has an owner; it then has at least a sandbox, unless `wanted` says less.
 
     Raises:
-        ConfigurationError: the machine does not have the wanted mode, or a lent one has no sandbox.
+        ConfigurationError: the machine does not support the wanted mode, or a lent machine has no sandbox.
     """
     why = ""
     for mode in [wanted] if wanted is not None else sorted(Isolation, key=lambda mode: -mode.rank):
@@ -273,10 +273,10 @@ def choose(wanted: Isolation | None, state_dir: Path, *, uid: int | None, is_len
 
 @cache
 def why_not(mode: Isolation, state_dir: Path, uid: int | None, network: TaskNetwork = TaskNetwork.HOST) -> str | None:
-    """Returns why this computer does not have a mode of isolation, or None if it has. Takes about 0.2 s.
+    """Returns why this computer does not support a mode of isolation; None if it does. Takes about 0.2 s.
 
-    Starts a test process. `uid` has the meaning of that of `choose`. `network` is that of the tasks; `ports` needs the
-    mode `sandbox`.
+    Starts a test process. `uid` is as in `choose`. `network` is the network of the tasks; `ports` needs the mode
+    `sandbox`.
     """
     if mode is Isolation.NONE:
         return None

@@ -1,4 +1,4 @@
-"""Landlock scopes: processes of one scope reach no abstract socket and signal no process outside it.
+"""Landlock scopes: processes in a scope cannot connect to abstract sockets, or signal processes, outside the scope.
 
 A scope cannot be joined, only inherited. So one process starts all shims of an attempt (`agent.zygote`), and NCCL's
 ranks on one machine, which pass memory through abstract sockets, are in one scope. Uses the standard library only,

@@ -46,7 +46,7 @@ CHUNK, CANCELLED, JOURNAL, ELEMENTS = "chunk.json", "cancelled.json", "journal",
 ALL = "*"
 _BASE = "base"
 _LIVE_S = 1.0
-"""The output of an element that runs for longer is shipped while it runs."""
+"""Run time after which the output of an element is shipped while the element still runs, in seconds."""
 _IDLE_S = 60.0
 _FULL_S = 0.5
 """Time between two tries to write to a full disk."""
@@ -55,7 +55,7 @@ _SIGNALS = {*WATCHED, signal.SIGUSR1}
 
 
 class _OutOfTimeError(Exception):
-    """The lane had to end before the disk had space for what it must write."""
+    """The lane had to end before the disk had space for its records."""
 
 
 class ElementLane:
@@ -68,7 +68,7 @@ class ElementLane:
         self._proc = "/proc" if sandbox is None else sandbox.proc
         self._identity: dict[str, Any] = {}
         self._stop_at_s: float | None = None
-        """When the lane must have ended, in seconds on CLOCK_BOOTTIME; None: it was not asked to stop."""
+        """Deadline of a stop, in seconds on CLOCK_BOOTTIME; None: the lane was not asked to stop."""
         self._script: str | None = None
         self._seen = set[tuple[int, int]]()
         """The elements that were started or cancelled: none is started twice."""
@@ -79,7 +79,7 @@ class ElementLane:
             for parent, folders, files in os.walk(folder)
             for name in (*folders, *files)
         }
-        """The places in them on which bubblewrap has mounted folders of the machine: the tasks would lose these."""
+        """Mount points of bubblewrap in the temporary folders, which must not be removed."""
 
     def run(self, body: dict[str, Any], started: int) -> None:
         """Runs the setup, and then elements until the agent or a stop ends the lane. Closes the descriptor `started`.
@@ -120,14 +120,14 @@ class ElementLane:
         return signals | {"in_setup": True, "noticed": task.was_noticed}
 
     def _keep_base(self) -> None:
-        """Copies what every element is to find in its working directory."""
+        """Copies the files that every element gets in its working directory."""
         with contextlib.suppress(FileNotFoundError):
             if os.listdir(self._launch["cwd"]):
                 remove_tree(f"{self._folder}/{_BASE}")
                 _copy(self._launch["cwd"], f"{self._folder}/{_BASE}")
 
     def _insist(self, write: Callable[[], None]) -> None:
-        """Calls `write`, and again while the disk is full.
+        """Calls `write`, and repeats it while the disk is full.
 
         Raises:
             _OutOfTimeError: the lane must have ended.
@@ -144,7 +144,7 @@ class ElementLane:
 
     def _record(self, **entry: Any) -> None:
         """Adds a line to the journal."""
-        line = f"\n{json.dumps(entry)}\n"  # The first line break ends what an earlier try has left.
+        line = f"\n{json.dumps(entry)}\n"  # The first line break ends a partial line of an earlier try.
 
         def append() -> None:
             with open(f"{self._folder}/{JOURNAL}", "a") as journal:
@@ -202,13 +202,13 @@ class ElementLane:
         self._record(**key, began_s=began_s, **end)
 
     def _prepare(self, element: dict[str, Any], own: str) -> None:
-        """Makes the place of an element: its own folder with the output, the working directory, and the script."""
+        """Prepares the files of an element: its folder for the output, the working directory, and the script."""
         self._clean()
         os.makedirs(own, 0o700, exist_ok=True)
         os.close(os.open(f"{own}/output.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         if element["script"] not in (None, self._script):
             self._script = None
-            with open(self._launch["argv"][-1], "r+b") as file:  # In place: the sandbox sees this file.
+            with open(self._launch["argv"][-1], "r+b") as file:  # In place: the sandbox has mounted it.
                 file.truncate()
                 file.write(element["script"].encode(errors="replace"))
             self._script = element["script"]
@@ -225,9 +225,9 @@ class ElementLane:
         return Task(self._folder, launch, pid, self._proc)
 
     def _await(self, task: Task, index: int | None, own: str | None) -> bool:
-        """Waits for the end of a task's first process, and kills what is left. Returns whether its time was used up.
+        """Waits for the end of a task's first process, and kills leftovers. Returns whether its time limit was reached.
 
-        A stop, or the cancellation of the element, gives it the notice; `own` is the element's folder.
+        If a stop or the cancellation of the element arrives, sends the notice. `own` is the element's folder.
         """
         now_s = boot_time_s()
         limit_s = self._launch["lane"]["max_runtime_s"] if index is not None else None
@@ -260,7 +260,7 @@ class ElementLane:
         return timed_out
 
     def _notice_at_s(self) -> float:
-        """Returns when the element that runs gets the notice of a stop, in seconds on CLOCK_BOOTTIME."""
+        """Returns when the running element gets the notice of a stop, in seconds on CLOCK_BOOTTIME."""
         if self._stop_at_s is None:
             return float("inf")
         if self._launch["lane"]["interrupt"] == "now":
@@ -288,7 +288,7 @@ class ElementLane:
 
 
 def empty(folder: str, keep: Collection[str] = ()) -> None:
-    """Empties a folder as far as possible. These files and folders stay, but their content is removed."""
+    """Empties a folder as far as possible. The files and folders in `keep` stay, but their content is removed."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
             if entry.path in keep:

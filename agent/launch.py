@@ -48,7 +48,7 @@ class TaskLaunch:
     sandbox: Mapping[str, Any] | None = None
     """Arguments of `agent.sandbox.hold`; None: the task runs without a sandbox."""
     container: Mapping[str, Any] | None = None
-    """What `agent.containers.container_shim` needs, with command and environment; None: the task brings no image."""
+    """Input of `agent.containers.container_shim`, with command and environment; None: the task has no image."""
     ports: tuple[tuple[int, int], ...] = ()
     """With a network of the sandbox's own: ports of the machine, and those of the task to which they lead."""
     setup: tuple[str, ...] | None = None
@@ -56,11 +56,11 @@ class TaskLaunch:
     setup_by: str | None = None
     """The file `begun` of the task that runs `setup` for this one; None: this task runs it."""
     shares: tuple[str, ...] = ()
-    """The working directories that get what `setup` has made (`agent.task_setup`)."""
+    """The working directories that get the files made by `setup` (`agent.task_setup`)."""
     restarts: Mapping[str, int | None] = field(default_factory=dict)
     """Exit status, or `other`, to the number of restarts of the task alone (`agent.restarts`)."""
     lane: Mapping[str, Any] | None = None
-    """Of a runner: `interrupt` and `max_runtime_s` of its elements (`agent.lane`); None: `argv` is the task."""
+    """If this is a runner: `interrupt` and `max_runtime_s` of its elements (`agent.lane`); None: it is not."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the shim's input as a JSON object."""
@@ -82,7 +82,7 @@ def script_command(script: str, path: Path, search: str) -> tuple[str, ...]:
 
 
 def setup_command(job: JobLaunch, python: str, path: Path, search: str) -> tuple[str, ...] | None:
-    """Returns the command before that of the task: the copies of `mounts`, and then the script; None: there is none.
+    """Returns the command that runs before the task's: it copies `mounts`, then runs the script; None: there is none.
 
     `path` and `search` are as in `script_command`. `python` runs the copies.
     """

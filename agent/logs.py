@@ -159,7 +159,7 @@ class LogStream:
     def _save(self) -> None:
         if self._is_closed:  # The folder may be removed at this moment.
             return
-        # Not synced: a restarted agent reads the written data anyway, and a dead machine ships nothing.
+        # Not synced: a restarted agent sees the data without it, and after a crash of the machine nothing is shipped.
         body: dict[str, Any] = {"offset": self._offset, "at_ms": self._at_ms}
         body |= {"current": self._current, "done": self.done}
         body["files"] = {file.output: file.to_json() for file in self._files}
@@ -200,7 +200,7 @@ def _ship(stream: LogStream | None, make: Callable[[], LogStream], *, final: boo
 def _bound(runs: Sequence[tuple[RunFolder, Callable[[], LogStream]]], limit_bytes: int) -> None:
     """Limits the disk space of the output of runs together; the newest output is kept. Blocks.
 
-    A run may have output without a stream: its upload waits for others, which hang.
+    A run may have output but no stream yet, because its upload waits behind uploads that hang.
     """
     left_bytes = limit_bytes
     streams = [make() for run, make in runs if not _is_empty(run)]
@@ -210,9 +210,9 @@ def _bound(runs: Sequence[tuple[RunFolder, Callable[[], LogStream]]], limit_byte
 
 
 class _OneStream:
-    """Makes the stream of a run at the first call; each later one returns it. Threads may call it concurrently.
+    """Creates the stream of a run at the first call; later calls return it. Threads may call it concurrently.
 
-    It keeps the stream, so that of a run that is forgotten goes with the last thread that still bounds its output.
+    It holds the stream, so the stream of a forgotten run lives until the last thread stops bounding its output.
     """
 
     def __init__(self, make: Callable[[], LogStream]) -> None:
@@ -239,7 +239,7 @@ class Shipping:
         self._log_bytes = log_bytes
         self._shippers: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, tuple[RunFolder, Path, Callable[[], LogStream]]] = {}
-        """For each shipper: its run, the folder that shares the limit, and what makes its stream."""
+        """Maps each shipping task to its run, the folder that shares the disk limit, and the factory of its stream."""
         self._bounding: asyncio.Task[None] | None = None
 
     def watch(
@@ -253,7 +253,7 @@ class Shipping:
     ) -> None:
         """Starts shipping the output of a run that was started or has ended. Idempotent.
 
-        `removes`: removes the folder of the run when all of its output is shipped.
+        `removes`: the folder of the run is removed when all of its output is shipped.
         """
         if run.run_id not in self._shippers and not shipped(run):
             make = _OneStream(partial(LogStream, run, open_store, masker, settings, self._log_bytes))

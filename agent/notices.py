@@ -79,7 +79,7 @@ class MachineNotices:
             try:
                 self._take(await asyncio.to_thread(watcher.poll))
                 failures = 0
-            except Exception as error:  # No response of a metadata server may end the agent.
+            except Exception as error:  # An unexpected response of a metadata server must not end the agent.
                 failures += 1
                 if failures == 1:
                     _log.warning("cannot read notices of platform %s, retrying: %s", watcher.platform, error)
@@ -103,7 +103,7 @@ class MachineNotices:
             self.heard.set()
 
     def owner_takes(self, notice: NoticeReport, run: str | None = None) -> None:
-        """Stores the owner's word that the machine, or what one run uses, is the owner's from `ends_at_s` on."""
+        """Stores the owner's notice that the machine, or the resources of one run, are taken back at `ends_at_s`."""
         if run is None:
             self._of_owner = notice
         else:
@@ -119,7 +119,7 @@ class MachineNotices:
         self._owner_takes_runs.clear()
 
     def of_owner(self, run: str) -> NoticeReport | None:
-        """Returns the owner's word about the GPUs of a run, also after the run has ended; None: there is none."""
+        """Returns the owner's notice for the GPUs of a run, also after the run has ended; None: there is none."""
         return self._owner_takes_runs.get(run)
 
     def over(self, run: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 _LIBRARY = "libnvidia-ml.so.1"
 _MAKERS = {"nvidia", "tesla", "quadro", "geforce"}
 _SIZE = re.compile(r"\d+gb|sxm\d*|pcie|hbm\d\w*|nvl|generation|laptop|gpu")
-"""Words in a product's name with which the description of one of its forms begins."""
+"""Words that begin the description of a variant in a product name."""
 _lock = threading.Lock()
 _libraries: dict[int, Any] = {}
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Gpu:
 
 
 _seen: dict[int, Gpu] = {}
-"""The GPUs that were there, by their numbers of NVML."""
+"""The GPUs that this process has seen, by their NVML index."""
 
 
 _offered: list[int] = []
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 def offer_only(numbers: Sequence[int]) -> None:
-    """Limits the GPUs of this agent to those with these numbers, in the order of the bus. Slots are their places."""
+    """Limits the GPUs of this agent to those with these numbers, in the order of the bus. GPU i of them is slot i."""
     _offered[:] = numbers
 
 
@@ -68,14 +68,14 @@ def offered(found: Sequence[T]) -> list[T]:
 
 @dataclass(frozen=True)
 class Use:
-    """The present use of a GPU."""
+    """The current use of a GPU."""
 
     used_bytes: int = 0
     """Memory that processes use, without what the driver keeps for itself."""
     pids: tuple[int, ...] = ()
     """Processes that have a context on it, other than this one."""
     percent: int = 0
-    """The part of the last second, or less, in which it computed."""
+    """Fraction of the last second (or a shorter time) in which it computed."""
     process_bytes: dict[int, int] = field(default_factory=dict)
     """Memory of each of the processes, as far as the driver says it."""
 
@@ -120,7 +120,7 @@ class Xids:
                     _optional(self._library, partial(self._library.nvmlDeviceRegisterEvents, handle, wanted, self._set))
                     self._uuids[_address(handle)] = gpu.uuid
         except self._library.NVMLError as error:
-            _log.warning("errors of GPUs are not noticed: %s", error)
+            _log.warning("errors of GPUs cannot be detected: %s", error)
             self._library = None
 
     def read(self) -> list[tuple[str, int]]:
@@ -131,7 +131,7 @@ class Xids:
                 event = self._library.nvmlEventSetWait(self._set, 0)
             except self._library.NVMLError as error:
                 if error.value != self._library.NVML_ERROR_TIMEOUT:
-                    _log.warning("errors of GPUs are not noticed any more: %s", error)
+                    _log.warning("errors of GPUs can no longer be detected: %s", error)
                     self._library = None
                 break
             found.append((self._uuids.get(_address(event.device), ""), event.eventData))
@@ -175,7 +175,7 @@ def _memory(library: Any, handle: Any) -> Any:
 def _all(library: Any) -> list[tuple[Gpu, Any]]:
     """Returns the GPUs with their handles, in the order of the bus.
 
-    One that is lost, after this process has seen it, keeps its place, without a handle.
+    A GPU that is lost after this process has seen it keeps its position, without a handle.
     """
     found = []
     for index in range(library.nvmlDeviceGetCount()):
@@ -220,7 +220,7 @@ def _text(value: str | bytes) -> str:
 def _opened() -> Any:
     """Returns the binding with the library initialised in this process; None: there is no driver."""
     with _lock:
-        pid = os.getpid()  # What a fork inherits is not initialised.
+        pid = os.getpid()  # A forked process must initialise the library again.
         if pid not in _libraries:
             try:
                 ctypes.CDLL(_LIBRARY)

@@ -1,4 +1,4 @@
-"""Removes the folders of old attempts, and other records of the past, from the machine."""
+"""Removes folders of old attempts, stored outcomes and records of stops from the machine."""
 
 import asyncio
 import logging
@@ -38,8 +38,8 @@ def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) ->
 
     A document's `keep` applies to the last attempt of a workload on this machine, as long as enough of the disk is free
     and the machine is not its owner's (`is_owners`). Stores the outcome of each attempt's tasks on the machine first.
-    Outputs that the bucket does not take keep a folder for at most `AgentConfig.keep_at_most_s`.
-    Also removes what killed shims have left (`StateFolder.clear_private`).
+    If outputs cannot be uploaded, the folder is kept for at most `AgentConfig.keep_at_most_s`.
+    Also removes temporary folders that killed shims have left (`StateFolder.clear_private`).
     Returns the keys (`workload.attempt`) of the removed attempts.
     """
     removed = []
@@ -71,5 +71,5 @@ def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) ->
 def _kept_s(config: AgentConfig, attempt: AttemptFolder) -> float:
     try:
         return config.kept_s(attempt.launch())
-    except (OSError, ValueError):  # Nothing says that the folder is to be kept.
+    except (OSError, ValueError):  # Without a readable description, the folder is not kept.
         return config.kept_s(None)

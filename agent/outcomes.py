@@ -1,4 +1,4 @@
-"""Derives how an attempt's tasks on this machine ended from their folders, and keeps it after the folders are removed.
+"""Determines from the folders how an attempt's tasks on this machine ended, and stores the outcome beyond the folders.
 
 A workflow may request the outcome long after the tasks have ended, for example because Temporal was unavailable or lost
 its state. Finished work must not be repeated then, so exit statuses are kept much longer than logs and working
@@ -27,7 +27,7 @@ from domain.task_reports import OWNER, LeftFiles, NoticeReport
 from mizzen.notices import Kind
 
 _MOST_ENTRIES = 100_000
-"""Further entries of a working directory are not counted."""
+"""Maximum number of entries of a working directory that are counted."""
 
 
 def left_by(run: RunFolder, machine: str, keep_s: float) -> LeftFiles | None:
@@ -80,7 +80,7 @@ def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> N
     # A task may end by itself while a stop is being sent. It has finished its work, so it does not count as stopped.
     noticed = [stop for stop, end in stops if stop is not None and (end is None or end.noticed)]
     told = any(stop.told for stop in noticed)
-    # Exit code 0 after a notice that the agent gave by itself is no success either, and there is no failure to report.
+    # After a notice that the agent gave by itself, exit code 0 is no success either, and there is no failure to report.
     told = told or (bool(noticed) and all(end is not None and end.succeeded for end in ends))
     progress = [read_progress(run, masker) for run in runs]
     # From the record of the stop, because the agent may have been stopped or dead (`agent.lending.emergency_reclaim`).
@@ -119,7 +119,7 @@ def keep_outcome(state: StateFolder, attempt: AttemptFolder, machine: str) -> No
     """Stores the outcome of an attempt on `machine` if all its tasks there have ended."""
     try:
         launch = attempt.launch()
-    except DamagedRecord:  # Nothing says which tasks are its.
+    except DamagedRecord:  # Without the description, the attempt's tasks are unknown.
         return
     if launch is None:
         return

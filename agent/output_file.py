@@ -24,7 +24,7 @@ class Piece(NamedTuple):
     """The next segment of a file."""
 
     text: bytes
-    """Masked; empty: there is not enough output for a segment."""
+    """The masked content; empty: there is not enough output for a segment."""
     size: int
     """Number of bytes of the file that it covers."""
     more: bool

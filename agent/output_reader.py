@@ -23,7 +23,7 @@ _MOST_DEPTH = 100
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 MISSING, REFUSED, CHANGED = "missing", "refused", "changed"
-"""Kinds of errors: the path does not exist, the output has to be refused, or it changed while it was read."""
+"""Kinds of errors: the path does not exist, the output is not allowed, or it changed while it was read."""
 
 
 class _Failure(Exception):
@@ -41,7 +41,7 @@ class _Reader:
         self.left_out_count = 0
 
     def leave_out(self, name: str, why: str) -> None:
-        """Notes an entry that is not stored."""
+        """Records an entry that is not stored."""
         self.left_out_count += 1
         if len(self.left_out) < _MOST_NAMED:
             self.left_out.append(f"{name}: {why}"[:_MOST_CHARACTERS])
@@ -95,7 +95,7 @@ def _failure(error: OSError) -> _Failure:
     if error.errno == errno.ENOENT:
         return _Failure(MISSING, "does not exist")
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        return _Failure(REFUSED, "is a link, or below a link or a file; outputs are files or folders themselves")
+        return _Failure(REFUSED, "is a link, or below a link or a file; an output must be a file or a folder")
     return _Failure(REFUSED, f"cannot be read: {os.strerror(error.errno or 0)}")
 
 

@@ -29,15 +29,15 @@ from domain.task_reports import UnstoredOutput
 from mizzen.objects import ObjectStore
 
 PATIENCE_S = 300.0
-"""If no part was stored for so long, the end of a workload no longer waits for its outputs."""
+"""If no part was stored for this time, the end of a workload no longer waits for its outputs."""
 _TRIES = 3
-"""How often an output that changes is read."""
+"""Number of tries to read an output that changes meanwhile."""
 _LONGEST_PAUSE_S = 30.0
 _log = logging.getLogger(__name__)
 
 
 class _Closing(Exception):
-    """The agent ends."""
+    """Raised because the agent ends."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class _Storing:
 
 
 class OutputStorage:
-    """Stores the outputs of the runs passed to `watch`, with an asyncio task per run."""
+    """Stores the outputs of the runs passed to `watch`, with one asyncio task per run."""
 
     def __init__(self, limit_bytes: int, limit_files: int) -> None:
         """The limits are those of one output of one task."""
@@ -83,7 +83,7 @@ class OutputStorage:
         task.add_done_callback(lambda _: self._storing.pop(run.run_id, None))
 
     async def until_stored(self, runs: Sequence[RunFolder], patience_s: float = PATIENCE_S) -> None:
-        """Waits until the outputs of the runs are stored, or until none has moved on for `patience_s`."""
+        """Waits until the outputs of the runs are stored, or until none has made progress for `patience_s`."""
         while found := [self._storing[run.run_id] for run in runs if run.run_id in self._storing]:
             left_s = max(one.moved_s for one, _ in found) + patience_s - time.monotonic()
             if left_s <= 0:
@@ -102,7 +102,7 @@ class OutputStorage:
         one = self._storing[run.run_id][0] if run.run_id in self._storing else None
         if one is None or not one.is_late:
             return []
-        why = f"the bucket has not taken it yet, and the agent keeps trying: {one.error or 'no answer'}"
+        why = f"it could not be uploaded yet, and the agent keeps trying: {one.error or 'no answer'}"
         return [UnstoredOutput(name, why) for name in one.outputs]
 
     async def close(self) -> None:
@@ -167,7 +167,7 @@ class OutputStorage:
     def _read(
         self, store: ObjectStore, one: _Storing, place: tuple[str, int, str, int, str], path: str
     ) -> tuple[list[OutputPart], dict[str, Any]]:
-        """Stores the parts of an output; returns them, and what its reader has said at the end."""
+        """Stores the parts of an output; returns them, and the final message of the reader process."""
         owner = one.owner
         user = owner and {"uid": owner.uid, "gid": owner.gid, "groups": owner.groups}
         argv = [sys.executable, "-I", output_reader.__file__, str(one.run.work), path]
@@ -196,11 +196,11 @@ class OutputStorage:
 
 
 _FILE = "outputs.json"
-"""In the folder of a task whose outputs are done: name to why it was not stored, and whether it does not exist."""
+"""File in a task's folder once its outputs are done: why outputs, by name, were not stored, and which are missing."""
 
 
 def is_stored(run: RunFolder) -> bool:
-    """Whether nothing remains to be done about the outputs of a run for which `OutputStorage.watch` was called."""
+    """Whether the outputs of a run for which `OutputStorage.watch` was called are complete."""
     return (run.path / _FILE).exists()
 
 
@@ -208,14 +208,14 @@ def has_outputs(attempt: AttemptFolder) -> bool:
     """Whether outputs of the attempt's tasks, which have ended, are still to be stored."""
     try:
         launch = attempt.launch()
-    except (OSError, ValueError):  # Nothing says which.
+    except (OSError, ValueError):  # Without the description, its outputs are unknown.
         return False
     ends = [] if launch is None or not launch.outputs else [(run, run.exit()) for run in attempt.runs()]
     return any(end is not None and end.started and not is_stored(run) for run, end in ends)
 
 
 def _forget_older(store: ObjectStore, run: RunFolder, name: str) -> None:
-    """Deletes the output of older attempts: the last one counts. What remains is deleted with the workload."""
+    """Deletes the output of older attempts, because only the last one counts. The rest is deleted with the workload."""
     newest = ids.output_manifest_key(run.workload_id, run.attempt, run.job, run.task, name)
     manifests = newest.rpartition("/")[0] + "/"
     part = ids.output_part_key(run.workload_id, run.attempt, run.job, run.task, name, 0)

@@ -24,12 +24,12 @@ from mizzen.notices.notice import number
 from mizzen.notices.slurm import PERIOD_S
 
 _TOLD_S = 3.0
-"""If a task has no notice after this, for example because the control plane is away, it gets one here."""
+"""If a task got no notice from the control plane within this time, the agent gives it one."""
 _PARTING_S = 15.0
-"""How long the agent stays for the control plane and for output that is not stored, after all tasks have ended."""
+"""How long the agent runs after the end of all tasks, for requests of the control plane and unstored output."""
 _LEAST_PARTING_S = 3.0
 _UNKNOWN_S = 30.0
-"""The time until the end, if the platform does not tell it."""
+"""The assumed time until the end, if the platform does not announce it."""
 _POLL_S = 0.25
 _ASK_S = 5.0
 _MOVED_S = 30.0
@@ -38,9 +38,9 @@ _log = logging.getLogger(__name__)
 
 
 class PilotWatcher(SlurmWatcher):
-    """Reads the end of the job from the controller: at the start, at a signal, and again when it is near.
+    """Reads the end time of the job from Slurm's controller: at the start, at a signal, and again near the end.
 
-    Slurm before 23.11 does not tell the job its end, and no version tells it a changed one.
+    Slurm before 23.11 does not give the end time to the job, and no version reports a changed end time.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -109,7 +109,7 @@ def machine_notices(config: AgentConfig, environ: Mapping[str, str]) -> MachineN
 
 
 class Pilot:
-    """The end of an agent that serves once."""
+    """Ends an agent that serves only until its allocation ends."""
 
     def __init__(self, config: AgentConfig, state: StateFolder, notices: MachineNotices, locks: StartLocks) -> None:
         self._config, self._state, self._notices = config, state, notices
@@ -119,7 +119,7 @@ class Pilot:
         """The exit status of the agent."""
 
     def listen(self) -> None:
-        """Takes SIGTERM and the platform's other signals as its notice: tasks may save before the agent stops."""
+        """Treats SIGTERM and the platform's other signals as its notice: tasks may save before the agent stops."""
         loop = asyncio.get_running_loop()
         for received in {signal.SIGTERM, *self._notices.signals}:
             loop.add_signal_handler(received, self._hear, received)
@@ -130,7 +130,7 @@ class Pilot:
         hearing.add_done_callback(self._signals.discard)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Sets `stop` when there was a notice, and all tasks have ended and their output is stored."""
+        """Sets `stop` once there was a notice, all tasks have ended, and their output is stored."""
         while self._notices.current is None:
             await asyncio.sleep(_POLL_S)
         began_s = time.monotonic()

@@ -48,7 +48,7 @@ class Ports:
         self._free = free
         self._lock = threading.Lock()
         self._holders: dict[int, AttemptFolder] | None = None
-        """The attempt that last reserved each port. None: the folders are not read yet."""
+        """The attempt that last reserved each port. None: the folders have not been read yet."""
 
     def reserve(self, attempt: AttemptFolder, jobs: Iterable[str]) -> dict[str, int]:
         """Reserves one port in the range for each of `jobs`, and returns the ports by job.

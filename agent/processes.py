@@ -94,15 +94,15 @@ def kill_until_gone(find: Callable[[], set[int]], patience_s: float = 30.0) -> s
 
 
 _GRACE_S = 30.0
-"""How long the tasks have to save. What their workloads ask for was in the folder."""
+"""How long the tasks have to save. The grace periods of their workloads were lost with the folder."""
 _POLL_S = 0.2
 _SHIM = "mizzen-shim"
 
 
 def end_tasks(folder: Path) -> None:
-    """Gives the tasks of a state folder their notice, and kills what is left of them and of their shims.
+    """Gives the tasks of a state folder their notice, then kills their remaining processes and their shims.
 
-    `folder` is its present path (`StateFolder.place`). Then removes the folders of their sandboxes.
+    `folder` is its current path (`StateFolder.place`). Finally removes the folders of their sandboxes.
     """
     below = f"{folder / 'runs'}/"
     shims = _shims(lambda path: path.startswith(below))
@@ -136,7 +136,7 @@ def holder_of(lock: Path) -> ProcessIdentity | None:
 
 
 def _shims(wanted: Callable[[str], bool]) -> list[ProcessIdentity]:
-    """Returns the shims with an open file that is wanted: each holds the lock in the folder of its task open."""
+    """Returns the shims that have one of the wanted files open: each shim keeps the lock file of its task open."""
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208 - of every process, and only names are needed
         if not name.isdigit() or _name(name) != _SHIM:

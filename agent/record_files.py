@@ -1,4 +1,4 @@
-"""Reads the agent's records. A disk may have damaged one of them, which must not keep the agent from its other work."""
+"""Reads the agent's records. A record that the disk has damaged must not stop the agent's other work."""
 
 import errno
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 _DAMAGE = (errno.EIO, errno.EISDIR, errno.EUCLEAN)
-"""Errors of a read that say that the record itself is damaged. Others may pass."""
+"""Errors of a read that mean that the record is damaged. Other errors may be temporary."""
 _MOST_WORDS = 300
 _log = logging.getLogger(__name__)
 _warned = set[str]()
@@ -28,7 +28,7 @@ def read_json(path: Path | str) -> Any:
     """Returns the content of a JSON file, or None if the file does not exist.
 
     Raises:
-        DamagedRecord: it is not JSON, or cannot be read.
+        DamagedRecord: the file is not JSON, or cannot be read.
     """
     try:
         with open(path, "rb") as file:  # A path's own methods take longer than the reading.
@@ -45,7 +45,7 @@ def read_sound(path: Path | str) -> dict[str, Any] | None:
         body = read_json(path)
         if body is None or isinstance(body, dict):
             return body
-        raise DamagedRecord(f"the record {path} is damaged: it is no JSON object")
+        raise DamagedRecord(f"the record {path} is damaged: it is not a JSON object")
     except DamagedRecord as error:
         if str(path) not in _warned:
             _warned.add(str(path))

@@ -101,14 +101,15 @@ async def stay_registered(
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(_HANDOVER_S, config.hello_interval_s)):
                     await lender.changed.wait()
-        # What was taken and lent again since the last hello must be told, too: the notice may have been sent.
+        # Resources that were taken and lent again since the last hello must be reported: the notice may have been sent.
         has_changed = lender.changed.is_set()
         lender.changed.clear()
         gpus.changed.clear()
         now = (lender.lending.is_whole, lender.lending.withheld, gpus.fault, gpus.unfreed)
         if activities.attending == 0 or has_changed or now != said:
             if lender.lending.is_whole:
-                # The machine's workflow handles a hello first, and would then wait for the polls before the notice.
+                # Send the notice first: the machine's workflow handles a hello before it, and would wait for the closed
+                # polls.
                 await lender.polls.until_known()
             try:
                 await say_hello(client, config, state, lender, gpus)

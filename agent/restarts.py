@@ -1,4 +1,4 @@
-"""Restarts of a task alone: how often its shim starts the command again after a failure, by exit status.
+"""Restarts of a single task without its gang: how often the shim restarts the command after a failure, by exit status.
 
 Like `agent.shim`, this uses only the standard library.
 """
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 OTHER = "other"
-"""The key of the limit for all exit statuses that have none of their own."""
+"""The key of the limit for all exit statuses without a separate limit."""
 PAUSE_S = 1.0
 """The time between a failure and the next start."""
 
@@ -25,11 +25,11 @@ class Restarts:
         return status if status in self._limits else OTHER
 
     def used(self, code: int) -> int:
-        """Returns the restarts so far that count for the limit of an exit code; of a signal, the code is negative."""
+        """Returns the restarts so far that count towards the limit of an exit code (negative for a signal)."""
         return self._used[self._key(code)]
 
     def next(self, code: int) -> str | None:
-        """Counts a restart after a failure and returns a line about it; None: there is none, or it is no failure."""
+        """Counts a restart after a failure and returns a log line; None: no restart is left, or it is not a failure."""
         key = self._key(code)
         limit = self._limits.get(key, 0)
         if code == 0 or (limit is not None and self._used[key] >= limit):

@@ -1,4 +1,4 @@
-"""Sandboxes of tasks: namespaces that the tasks of an attempt on a machine share, and that nothing else is in.
+"""Sandboxes of tasks: namespaces that are shared only by the tasks of one attempt on a machine.
 
 A small process per attempt, the holder, keeps a PID, a mount, an IPC and a UTS namespace, and user namespaces if the
 agent is not root. bubblewrap makes them, with the folders that the tasks may see (`agent.sandbox_view`). Each shim of
@@ -10,8 +10,8 @@ The network is that of the machine, or one of the sandbox (`agent.task_network`)
     private/holder.json     identity of the holder: pid, start time, boot id
     private/tmp, var-tmp    `/tmp` and `/var/tmp` of the tasks
 
-The holder waits for an exclusive lock and then ends, and the kernel kills what is left in the namespaces. So nothing
-survives the last shim, whatever killed it. Uses the standard library only, because the shim imports this module.
+The holder waits for an exclusive lock and then ends, and the kernel kills what is left in the namespaces. So no process
+survives the last shim, however the shim ended. Uses the standard library only, because the shim imports this module.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ belong, in which an ordinary user's shim is root. bubblewrap makes a second one 
 _GET_OWNER = 0xB701
 """The request (ioctl) NS_GET_USERNS: opens the user namespace to which a namespace belongs."""
 _WAITS = "echo; exec flock 0"
-"""What the holder runs: it writes that the namespaces are complete, and waits for the lock, which is its input."""
+"""Shell script of the holder: it reports that the namespaces are complete, and waits for the lock, its input."""
 _WAITS_CLOSED = """
 import ctypes, fcntl, os
 libc = ctypes.CDLL(None)
@@ -70,7 +70,7 @@ class Sandbox:
     proc: str
     """Path of `/proc` as the processes in the sandbox see it."""
     processes: int = 0
-    """How many processes and threads may be in the user namespace; 0: no limit."""
+    """Maximum number of processes and threads in the user namespace; 0: no limit."""
 
     def fork_inside(self) -> None:
         """Continues in a child in the sandbox's PID namespace. This process ends, and a subreaper adopts the child.
@@ -95,9 +95,7 @@ class Sandbox:
             resource.setrlimit(resource.RLIMIT_NPROC, (self.processes, self.processes))
 
     def release(self) -> None:
-        """Lets the sandbox go. The last process that does so removes the folders, and is then killed with the sandbox
-        if it is inside.
-        """
+        """Releases the sandbox. The last process to do so removes the folders, and is killed if it is inside."""
         let_go(self.folder, self.lock)
 
     def _join(self, names: Iterable[str]) -> None:
@@ -180,7 +178,7 @@ def let_go(folder: str, lock: int) -> None:
 def clear(folder: str) -> bool:
     """Removes the folders in `folder` unless a shim holds or removes them. Returns whether none are left."""
     try:
-        lock = _open(f"{folder}/{_LOCK}")  # Made if it is missing: somebody may have deleted it.
+        lock = _open(f"{folder}/{_LOCK}")  # Created if it is missing, because it may have been deleted.
     except FileNotFoundError:
         return not os.path.exists(folder)
     give_up_s = time.monotonic() + _ENDING_S
@@ -206,7 +204,7 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
 
 
 def _locked(lock: int, kind: int) -> bool:
-    """Takes a lock, unless others hold it."""
+    """Takes a lock unless another process holds it; returns whether it was taken."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
         return True
@@ -241,7 +239,7 @@ def _start(folder: str, command: Sequence[str], network: Mapping[str, Any] | Non
                 with _owner_of(pid) as owner:
                     task_network.serve(folder, **network, pid=pid, owner=owner, ends=ends)
             publish(f"{folder}/{_HOLDER}", {"pid": pid, "start": _started(pid), "boot_id": _boot_id()})
-            holder.returncode = 0  # It is not to be waited for.
+            holder.returncode = 0  # Prevents a warning: this process does not wait for it.
             return pid
         holder.wait()
     finally:
@@ -260,7 +258,7 @@ def _waits() -> Sequence[str]:
 
 @contextlib.contextmanager
 def _owner_of(pid: int) -> Iterator[int | None]:
-    """Opens the user namespace to which the namespaces of a process belong; gives None if it is that of the caller."""
+    """Opens the user namespace to which the namespaces of a process belong; yields None if it is the caller's."""
     if os.readlink(f"/proc/{pid}/ns/user") == os.readlink("/proc/self/ns/user"):
         yield None
         return
@@ -276,7 +274,7 @@ def _owner_of(pid: int) -> Iterator[int | None]:
 
 
 def of_process(pid: int) -> Sandbox:
-    """Returns the namespaces of another process, such as one in a container. They are not held, and not to be released.
+    """Returns the namespaces of another process, such as one in a container. The caller must not release them.
 
     Raises:
         OSError: the process has ended.

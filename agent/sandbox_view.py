@@ -23,7 +23,7 @@ _RESOLVER = "/etc/resolv.conf"
 _GPU_DAEMON = "/run/nvidia-persistenced"
 _FOLDER = ("--perms", "0755", "--dir")
 _KEYS = ("/proc/keys", "/proc/key-users")
-"""They name the keys of the user, also those of other tasks with the same user."""
+"""Hidden files that list the kernel keys of the user, including those of other tasks with the same user."""
 _SETTINGS = ("/etc/mizzen",)
 """Folders with settings of mizzen (`deploy/systemd`). An agent that is not root, and so its tasks, may read them."""
 _ACCELERATORS = ("/dev/kfd", "/dev/accel*", "/dev/vfio", "/dev/neuron*", "/dev/infiniband")
@@ -31,7 +31,7 @@ _ACCELERATORS = ("/dev/kfd", "/dev/accel*", "/dev/vfio", "/dev/neuron*", "/dev/i
 
 
 def bubblewrap() -> str | None:
-    """Returns the path of bubblewrap's program: that of the machine, or of the Python package; None: there is none."""
+    """Returns the path of bubblewrap: the installed program, or that of the Python package; None: neither exists."""
     if (found := shutil.which("bwrap")) is not None:
         return found
     return _packaged()
@@ -142,7 +142,7 @@ def _devices(more: Mapping[str, str]) -> list[str]:
 
 
 def _above(path: str, places: Iterable[str]) -> list[str]:
-    """Returns arguments for the folders above `path`, but those in `places`, which exist."""
+    """Returns arguments that create the folders above `path`, except those in `places`, which exist."""
     missing = [str(folder) for folder in reversed(Path(path).parents[:-1]) if not _is_below(str(folder), places)]
     return [argument for folder in missing for argument in (*_FOLDER, folder)]
 

@@ -8,7 +8,7 @@ from nacl.exceptions import CryptoError
 from nacl.public import PrivateKey, SealedBox
 
 Secrets = dict[str, dict[str, str]]
-"""Values by job and name of the environment variable."""
+"""Secret values by job and environment variable."""
 
 
 class CannotUnseal(Exception):

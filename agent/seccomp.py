@@ -1,11 +1,11 @@
 """The system calls that a task in a sandbox may not use: a seccomp filter, and no new privileges.
 
-The filter refuses what leads out of the sandbox or around its rules: new user namespaces, which would give a task
-capabilities again; families of sockets to which rules for connections do not apply, such as those of the hypervisor
-(AF_VSOCK) and of clusters (AF_TIPC, AF_SMC); events about processes of the machine; keyrings, which belong to users and
-not to sandboxes; asynchronous calls (io_uring), which no filter sees; and kernel interfaces for administrators (eBPF,
-performance events, page faults, the kernel's log). Calls that need capabilities are not in the list, because a task has
-none. Uses the standard library only, because the shim imports this module.
+The filter refuses system calls that lead out of the sandbox or around its rules: new user namespaces, which would give
+a task capabilities again; families of sockets to which rules for connections do not apply, such as those of the
+hypervisor (AF_VSOCK) and of clusters (AF_TIPC, AF_SMC); events about processes of the machine; keyrings, which belong
+to users and not to sandboxes; asynchronous calls (io_uring), which no filter sees; and kernel interfaces for
+administrators (eBPF, performance events, page faults, the kernel's log). Calls that need capabilities are not in the
+list, because a task has none. Uses the standard library only, because the shim imports this module.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _NEW_NAMESPACES = 0x7E020080
 _FAMILIES = (1, 2, 10)
 """Families of sockets that tasks may use, in addition to AF_NETLINK: AF_UNIX, AF_INET, AF_INET6."""
 _NETLINK, _NETLINK_CONNECTOR = 16, 11
-"""The family, and its protocol by which the kernel tells about starts and ends of all processes."""
+"""AF_NETLINK, and its protocol by which the kernel reports starts and ends of all processes."""
 _X32 = 0x40000000
 # Architecture of the audit subsystem, then the system calls by name. aarch64 has the generic numbers.
 _CALLS: dict[str, tuple[int, dict[str, int]]] = {
@@ -49,7 +49,7 @@ class _Program(ctypes.Structure):
 
 
 def prepare() -> None:
-    """Makes the filter, if there is one for this machine, so that the forks of this process have it."""
+    """Builds the filter, if there is one for this machine, so that forks of this process inherit the built filter."""
     with contextlib.suppress(OSError):
         _filter(platform.machine())
 
@@ -64,7 +64,7 @@ def program() -> bytes:
 
 
 def restrict() -> None:
-    """Applies the filter to this process and all that it starts, for good. They also gain no privileges by set-user-id
+    """Permanently applies the filter to this process and its children. They also gain no privileges by set-user-id
     programs or file capabilities.
 
     Raises:

@@ -26,7 +26,7 @@ class Masker:
         return cls(value for values in secrets.values() for value in values.values())
 
     def mask(self, text: bytes, start: int = 0) -> bytes:
-        """Returns `text` from `start` on, masked. The part of a secret that begins before `start` is masked, too."""
+        """Returns `text` from `start` on, masked, including the rest of a secret that begins before `start`."""
         out = []
         for first, last in self._spans(text):
             if last > start:

@@ -56,7 +56,7 @@ EXIT_FILE = "exit.json"
 STOP_FILE = "stop.json"
 LOCK_FILE = "lock"
 _TABLES = 3
-"""The number of times that the processes are listed while a child is left but none is found."""
+"""How often the processes are listed again while a child exists but is not found in the list."""
 _WRITE_AGAIN_S = 0.25
 
 _PR_SET_PDEATHSIG = 1
@@ -159,7 +159,7 @@ def become_task(
 
 
 def isolate(launch: dict[str, Any], shim: int, sandbox: Sandbox | None) -> None:
-    """Gives this process, a child of the shim, the sandbox and the user of the task. It ends with the shim.
+    """Moves this process, a child of the shim, into the task's sandbox and to the task's user. It ends with the shim.
 
     Raises:
         OSError: the sandbox has ended, or the kernel refuses a step.
@@ -221,7 +221,8 @@ class Task:
     def alive(self) -> set[int]:
         """Returns the pids of the task and its descendants that are alive."""
         # Reading the table takes milliseconds. If a process's parents end meanwhile, the table does not show that this
-        # shim has adopted it, so it is read again. Not without end: /proc may hide processes of other users.
+        # shim has adopted it, so it is read again. The number of tries is limited, because /proc may hide processes of
+        # other users.
         for _ in range(_TABLES):
             if not self.reap():
                 break

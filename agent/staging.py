@@ -52,7 +52,7 @@ class DamagedArchive(Exception):
 
 @contextlib.contextmanager
 def _asking(key: str) -> Iterator[None]:
-    """Raises any exception of a bucket's library as `BucketUnavailable`, to separate it from faults of this machine."""
+    """Context manager that converts exceptions of a bucket's library to `BucketUnavailable`."""
     try:
         yield
     except Exception as error:
@@ -80,9 +80,9 @@ class Stager:
         self._open_bucket = open_bucket
         self._images = ImageStore(config.engine_socket, FetchedImages(state.images), config.image_bytes_s)
         self._fetching = dict[str, tuple[str, str]]()
-        """Key of an attempt to the image that is being fetched for it, and how far that is."""
+        """Maps attempts to the image that is being fetched for them, and the progress of the fetch."""
         self.launches = TaskLaunches(config, state, notices, self._images)
-        """Makes the shim's input for the tasks of staged attempts."""
+        """Builds the shim's input for the tasks of staged attempts."""
 
     def waits_for(self, workload_id: str, attempt: int) -> str:
         """Returns a text about what an attempt that is being staged waits for; empty: nothing that takes long."""
@@ -154,7 +154,7 @@ class Stager:
         return staged
 
     def fetch_images(self, request: PrepareNode) -> None:
-        """Fetches the images of an attempt that is to start here, and keeps nothing else of it.
+        """Fetches only the images of an attempt that will start on this machine.
 
         Raises: as `stage`.
         """
@@ -163,7 +163,7 @@ class Stager:
         self._pull(self._read(folder, request.launch_key, url, request.launch_sha256)[1])
 
     def _read(self, folder: AttemptFolder, key: str, bucket_url: str, sha256: str) -> tuple[bytes, StagedAttempt]:
-        """Returns the launch description of an attempt, as it is in the bucket and checked."""
+        """Reads the launch description of an attempt from the bucket, checks it and returns it."""
         with _asking(key):
             document = self._open_bucket(bucket_url).get(key)
         _check_launch(document, sha256, key)
@@ -257,7 +257,7 @@ class Stager:
     def _make_folder(self, staged: StagedAttempt, place: TaskPlace, archive: Path | None) -> None:
         run, job = staged.run(place), staged.launch.jobs[place.job]
         mounted = run.mounted(job.mounts)
-        if job.image is None:  # The Python of an image is the job's.
+        if job.image is None:  # A job with an image uses the image's Python.
             seen = (str(run.path), *(sandbox_path(path)[0] for path in self._config.paths))
             for where in mounted:
                 if (why := why_no_mount(where, seen)) is not None:

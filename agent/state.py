@@ -1,15 +1,17 @@
 """A machine's state folder: the state that an agent keeps over restarts.
 
-    agent.lock, agent.json      lock and identity of the running agent key                         X25519 private key
-    (mode 0600) key.previous                previous private key, if the key was rotated incarnation                 id
-    of this boot of the machine; deleted by `agent.fleet.power_off` powered-off                 marker: the machine is
-    off and its agent must not be started config.json                 the agent's configuration, without its secrets
-    (`agent.lending.emergency_reclaim`) word.json                   the owner's commands while the agent did not answer
-    (`agent.lending.owner_request`) lending.json, owner.sock    what the owner of the machine lends, and the owner's
-    socket (`agent.lending`) stopped/WORKLOAD            number of the workload's last stopped attempt; it and older
-    attempts are refused outcomes/WORKLOAD.ATTEMPT.json     outcome of an attempt whose folder was removed
-    (`agent.outcomes`) runs/WORKLOAD.ATTEMPT/      one attempt: launch.json, bucket.json, ports.json, private/
-    (`agent.sandbox`) runs/WORKLOAD.ATTEMPT/JOB.TASK/    one task (`agent.tasks.RunFolder`)
+    agent.lock, agent.json      lock and identity of the running agent
+    key                         X25519 private key (mode 0600)
+    key.previous                previous private key, if the key was rotated
+    incarnation                 id of this boot of the machine; deleted by `agent.fleet.power_off`
+    powered-off                 marker: the machine is off and its agent must not be started
+    config.json                 the agent's configuration, without its secrets (`agent.lending.emergency_reclaim`)
+    word.json                   the owner's commands while the agent did not answer (`agent.lending.owner_request`)
+    lending.json, owner.sock    what the owner of the machine lends, and the owner's socket (`agent.lending`)
+    stopped/WORKLOAD            number of the workload's last stopped attempt; it and older attempts are refused
+    outcomes/WORKLOAD.ATTEMPT.json     outcome of an attempt whose folder was removed (`agent.outcomes`)
+    runs/WORKLOAD.ATTEMPT/      one attempt: launch.json, bucket.json, ports.json, private/ (`agent.sandbox`)
+    runs/WORKLOAD.ATTEMPT/JOB.TASK/    one task (`agent.tasks.RunFolder`)
 
 JSON files are written atomically and synced.
 """
@@ -180,7 +182,7 @@ class StateFolder:
             return False
 
     def place(self) -> Path:
-        """Returns the present path, without links, of the folder that this agent has acquired.
+        """Returns the current path, without links, of the folder that this agent has acquired.
 
         It may have been moved. If it was deleted, this is the path that it had, and that its files have in `/proc`.
         """
@@ -298,7 +300,7 @@ class StateFolder:
         self._ended.discard(attempt.key)
 
     def clear_private(self) -> None:
-        """Removes the `/tmp` and others of attempts without a shim: shims that were killed have left them."""
+        """Removes the temporary folders of attempts without a shim, which killed shims have left."""
         for attempt in self.attempts():
             sandbox.clear(str(attempt.private))
 
@@ -315,8 +317,9 @@ class StateFolder:
         return self._attempts(os.listdir(self.path / "runs"))  # noqa: PTH208 - only names are needed
 
     def unfinished(self, but: AttemptFolder | None = None) -> list[AttemptFolder]:
-        """Returns the attempts, without `but`, that have tasks running or still to be started: their reservations of
-        ports are valid. Skips attempts known to have ended without reading their folders.
+        """Returns the attempts, except `but`, with tasks that run or may still start.
+
+        Their port reservations are valid. Attempts that are known to have ended are skipped without reading folders.
         """
         names = os.listdir(self.path / "runs")  # noqa: PTH208
         found = self._attempts(name for name in names if name not in self._ended)

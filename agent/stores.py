@@ -1,9 +1,9 @@
 """Checks, before tasks start, that the bucket of a cluster's store is the one with the workload's checkpoints.
 
-A task finds a bucket by what it gets itself: its variables, its secrets and its working directory, of which some can
-name another endpoint or another account than the scheduler uses. An empty bucket there is no error for a task: it would
-start from the beginning. So a process with the task's environment, user and working directory looks for the marker that
-the scheduler wrote beside the checkpoints (`agent.isolation` does the same for folders).
+A task's own variables, secrets and working directory determine which endpoint and account it uses for a bucket, and
+these may differ from the scheduler's. An empty bucket there is no error for the task: it would start from the
+beginning. So a process with the task's environment, user and working directory looks for the marker that the scheduler
+wrote beside the checkpoints (`agent.isolation` does the same for folders).
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class WrongStore(Exception):
 
 
 def remote_store(bucket_url: str, launch: LaunchDescription) -> str | None:
-    """Returns the URL of the cluster's store with the checkpoints; None: it is a folder, or the region's bucket.
+    """Returns the URL of the cluster's store with the checkpoints; None: the store is a folder, or the region's bucket.
 
     `bucket_url` is the region's bucket.
     """
@@ -85,13 +85,13 @@ def remote_store(bucket_url: str, launch: LaunchDescription) -> str | None:
 def check_remote(url: str, workload_id: str, task: TaskLaunch, cgroups: Sequence[str]) -> None:
     """Checks that a task finds the marker of its workload in a store. Takes a second, and at most `TIMEOUT_S`.
 
-    A task that has no credentials yet is not checked: it must get them itself before it can read anything.
+    A task without credentials is not checked, because it must obtain them itself before it can read the store.
 
     Args:
         url: the store.
         workload_id: the workload whose checkpoints are there.
-        task: with which environment, user and working directory the store is read.
-        cgroups: with the limits and rules of the task. They are removed, with all processes that are left in them.
+        task: its environment, user and working directory are used to read the store.
+        cgroups: cgroups with the task's limits and rules. They are removed with all processes in them.
 
     Raises:
         WrongStore: the store does not answer, or lacks the marker.
@@ -132,9 +132,9 @@ def check_remote(url: str, workload_id: str, task: TaskLaunch, cgroups: Sequence
 
 
 def _run(command: Sequence[str], told: bytes) -> tuple[int, str, str]:
-    """Runs a command that gets `told`. Returns its status, and the last `_KEPT_BYTES` of its output and its errors.
+    """Runs a command with the input `told`. Returns its status, and the last `_KEPT_BYTES` of its output and errors.
 
-    What else it writes is not kept: programs of the task may write without limit.
+    Earlier output is discarded, because programs of the task may write without limit.
 
     Raises:
         TimeoutError: after `TIMEOUT_S`, it or a process that it has started still has its output open.

@@ -1,4 +1,4 @@
-"""Makes the shim's input for the tasks of an attempt: environment, user, sandbox or container, limits and rules."""
+"""Builds the shim's input for the tasks of an attempt: environment, user, sandbox or container, limits and rules."""
 
 import errno
 import logging
@@ -17,7 +17,7 @@ from agent.containers.launch import container_of
 from agent.containers.local_images import ImageStore
 from agent.credentials.task_credentials import TaskCredentials
 from agent.device_rules import HeldGpus
-from agent.elements import lane_of
+from agent.element_chunks import lane_of
 from agent.isolation import counts_processes, local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command, setup_command
 from agent.notices import MachineNotices
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class TaskLaunches:
-    """Makes the shim's input for tasks of this machine. Its methods block."""
+    """Builds the shim's input for tasks on this machine. The methods block."""
 
     def __init__(self, config: AgentConfig, state: StateFolder, notices: MachineNotices, images: ImageStore) -> None:
         self._config = config
@@ -50,7 +50,7 @@ class TaskLaunches:
         """Keys of attempts whose network has rules."""
 
     def owner(self, staged: StagedAttempt) -> Owner | None:
-        """Returns the user that the attempt's tasks run as; None: that of the agent.
+        """Returns the user that the attempt's tasks run as; None: the agent's user.
 
         Raises:
             BadLaunch: the machine has no user for the tenant.
@@ -95,7 +95,7 @@ class TaskLaunches:
         return replace(unlimited, cgroup=cgroup, limits=limits, ports=self._declared(staged, place, port))
 
     def _declared(self, staged: StagedAttempt, place: TaskPlace, port: Port | None) -> tuple[tuple[int, int], ...]:
-        """Returns the ports of the machine that lead to a task's own network: for its requests and its rendezvous."""
+        """Returns the machine's ports that are forwarded to a task's own network: for requests and rendezvous."""
         if self._config.network is TaskNetwork.HOST:
             return ()
         rendezvous = staged.folder.ports().get(place.job) if place.task == 0 else None
@@ -180,7 +180,7 @@ class TaskLaunches:
         port: int | None,
         gpus: Sequence[int] | None = None,
     ) -> TaskLaunch:
-        """Returns the shim's input without cgroups. `port`: on which the task listens; `gpus`: as of `environment`."""
+        """Returns the shim's input without cgroups. `port`: the task's port; `gpus`: as in `environment`."""
         run = staged.run(place)
         job, owner = staged.launch.jobs[place.job], self.owner(staged)
         if gpus is None and (numbers := self._config.gpu_numbers):
@@ -280,10 +280,10 @@ class TaskLaunches:
     def _gpus(
         self, staged: StagedAttempt, place: TaskPlace, cgroup: str | None, name: str
     ) -> tuple[list[int] | None, str | None]:
-        """Closes the GPUs that the attempt does not hold to the processes in `cgroup`, or in a new one with `name`.
+        """Forbids processes in `cgroup`, or in a new cgroup `name`, to open GPUs that the attempt does not hold.
 
         Returns the numbers of the task's GPUs as the task sees them (None: the slots), and the cgroup with the rules
-        that the task must join. Logs a warning once if nothing keeps tasks from other GPUs.
+        that the task must join. Logs a warning once if tasks cannot be kept from opening other GPUs.
         """
         held = _held_gpus(staged)
         closed, rules = held.closed(), None
@@ -323,9 +323,9 @@ class TaskLaunches:
         return tuple(folders)
 
     def check_cgroups(self, staged: StagedAttempt, place: TaskPlace) -> list[str]:
-        """Creates cgroups with limits and rules for a process that runs in place of a task before it, and returns them.
+        """Creates cgroups with a task's limits and rules for a check that runs before the task, and returns them.
 
-        It may use `_CHECK_BYTES` of memory also if the task asks for less.
+        The check may use `_CHECK_BYTES` of memory even if the task requests less.
         """
         if not self._config.cgroup:
             return []

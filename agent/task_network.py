@@ -1,8 +1,8 @@
-"""A network of their own for the tasks in a sandbox, of which only declared ports of the machine lead to them.
+"""A separate network for the tasks in a sandbox, which is reachable only through declared ports of the machine.
 
-It has a loopback interface, and one that slirp4netns serves, a process for each sandbox: it opens connections of the
-tasks to other machines as connections of its own, and accepts those to the declared ports. Nothing on the machine's
-loopback interface can be reached. slirp4netns ends with the sandbox. The sandbox's folder contains
+It has a loopback interface, and one that is served by slirp4netns, one process for each sandbox. This process makes the
+tasks' connections to other machines as its own connections, and accepts connections to the declared ports. Nothing on
+the machine's loopback interface can be reached. slirp4netns ends with the sandbox. The sandbox's folder contains
 
     network.sock     its socket for commands
     network.log      its messages
@@ -41,7 +41,7 @@ def slirp4netns() -> str | None:
 
 
 def prepare(folder: str) -> None:
-    """Writes the file that says where the tasks' resolver is."""
+    """Writes `resolv.conf`, which names the tasks' resolver."""
     with open(f"{folder}/{RESOLV_CONF}", "w") as file:
         os.fchmod(file.fileno(), 0o644)
         file.write(f"nameserver {_RESOLVER}\n")
@@ -60,12 +60,12 @@ def serve(
     """Starts slirp4netns for the network namespace of process `pid`, and waits until the interface exists.
 
     Args:
-        folder: that of the sandbox.
+        folder: the folder of the sandbox.
         program: `slirp4netns()`.
         cgroup: path of a cgroup for the process; None: that of this process.
         closed: addresses to which the tasks cannot connect.
         pid: a process in the namespace.
-        owner: descriptor of the user namespace to which it belongs; None: the machine's.
+        owner: descriptor of the user namespace that owns the network namespace; None: the machine's.
         ends: descriptor of a pipe. When the other end is closed, slirp4netns ends.
 
     Raises:
@@ -108,7 +108,7 @@ def serve(
 
 
 def _close(addresses: Sequence[str], pid: int, owner: int | None) -> None:
-    """Makes routes that refuse connections to `addresses` in the network namespace of process `pid`, as `serve`."""
+    """Adds routes that refuse connections to `addresses`. The other arguments are as in `serve`."""
     child = os.fork()
     if child == 0:
         code = errno.EPERM
@@ -139,12 +139,12 @@ def _prohibit(addresses: Iterable[str]) -> None:
             body += struct.pack("=HH", 4 + len(packed), _DESTINATION) + packed
             routes.send(struct.pack("=IHHII", 16 + len(body), _NEW_ROUTE, _REQUEST, 0, 0) + body)
             (code,) = struct.unpack_from("=i", routes.recv(4096), 16)
-            if code and family == socket.AF_INET:  # Without IPv6, nothing is reached by it.
+            if code and family == socket.AF_INET:  # Without IPv6 support, IPv6 addresses cannot be reached anyway.
                 raise OSError(-code, os.strerror(-code))
 
 
 def forward(folder: str, ports: Iterable[Sequence[int]]) -> None:
-    """Lets connections to ports of the machine lead to ports of the tasks; `ports` are pairs of both. Idempotent.
+    """Forwards ports of the machine to ports of the tasks; `ports` are pairs (machine, task). Idempotent.
 
     Raises:
         OSError: the port of the machine is in use, or slirp4netns has ended.

@@ -1,4 +1,4 @@
-"""The readiness of a task that serves requests: its port, its probes, and what is kept over restarts of the agent.
+"""The readiness of a task that serves requests: its port, its probes, and the state that survives agent restarts.
 
     serving.json    readiness of the task, in its folder; written when the readiness changes
 

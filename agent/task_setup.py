@@ -1,8 +1,8 @@
-"""The setup script of a job, which runs once on each machine, and what the job's other tasks there get from it.
+"""The setup script of a job: runs once on each machine, and shares its results with the job's other tasks there.
 
-The job's first task on the machine runs the script, before its command. Then it gives the working directories of the
-others what the script has made: links to new files and folders, and copies of files that it has changed. The others
-wait for that before their commands. Like `agent.shim`, this uses only the standard library.
+The job's first task on the machine runs the script, before its command. Then it adds the results to the working
+directories of the other tasks: links to new files and folders, and copies of files that the script has changed. The
+others wait for that before their commands. Like `agent.shim`, this uses only the standard library.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _PR_SET_NAME = 15
 _LOOK_S = 0.1
 _PIECE_BYTES = 1 << 20
 _CLOCK_S = 0.05
-"""Files have coarse times: a file that the script changes at once may seem to be older than the script's start."""
+"""Tolerance for coarse file times: a file that the script changes at once may seem older than its start."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -38,7 +38,7 @@ def execute(argv: list[str], env: Mapping[str, str]) -> NoReturn:
 
 
 def open_begun(path: str) -> int:
-    """Opens the file that says when the command began, and writes that it has not."""
+    """Opens the file `begun`, and writes that the command has not begun."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     os.write(descriptor, _NOT_BEGUN)
     return descriptor
@@ -63,9 +63,9 @@ def _begun(text: bytes) -> float | None:
 
 
 def run_setup(argv: list[str], env: Mapping[str, str], shares: Sequence[str]) -> None:
-    """Runs the setup command in the working directory, and gives the folders `shares` what it has made.
+    """Runs the setup command in the working directory, and shares its results with the folders `shares`.
 
-    If the command fails, ends this process in the same way.
+    If the command fails, this process exits with the same status.
     """
     _libc.prctl(_PR_SET_NAME, SETUP.encode(), 0, 0, 0)
     began_s = time.time()
@@ -86,7 +86,7 @@ def run_setup(argv: list[str], env: Mapping[str, str], shares: Sequence[str]) ->
 
 
 def await_setup(awaited: int) -> None:
-    """Waits until the task whose file `begun` this is has run the setup.
+    """Waits until another task, whose file `begun` is given, has run the setup.
 
     If the setup fails, that task fails, and the agent stops this one.
     """
@@ -100,7 +100,7 @@ def mark_begun(begun: int) -> None:
 
 
 def share(source: str, target: str, since_s: float) -> None:
-    """Gives the folder `target`, which had the same files as `source`, what was made in `source` since a time."""
+    """Adds files that were made in `source` since a given time to `target`, which had the same files as `source`."""
     with os.scandir(source) as entries:
         for entry in entries:
             own = f"{target}/{entry.name}"

@@ -1,4 +1,4 @@
-"""Watches running tasks of an attempt: waits for their ends, gives notice, sends heartbeats."""
+"""Monitors running tasks of an attempt: waits for their ends, gives notice, sends heartbeats."""
 
 import asyncio
 import time

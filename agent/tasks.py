@@ -76,11 +76,11 @@ class ReportedExit:
     """The task's memory limit, if the kernel killed one of its processes for reaching it, else None."""
     memory_peak_bytes: int | None = None
     noticed: bool = True
-    """Whether the task got notice before it ended. True if its shim has recorded no exit status."""
+    """Whether the task got notice before it ended. True if its shim has not recorded an exit status."""
     in_setup: bool = False
     """Whether the task ended before its setup script had succeeded."""
     restarts: int = 0
-    """The restarts of the task alone that counted for the limit of this end (`agent.restarts`)."""
+    """Single-task restarts that counted towards the limit for this exit status (`agent.restarts`)."""
 
     @property
     def succeeded(self) -> bool:
@@ -97,7 +97,7 @@ class Stop:
     told: bool
     """Whether the control plane requested the stop. False if the agent decided it."""
     owner: bool = False
-    """Whether the owner of the machine has taken it, or the task's GPUs."""
+    """Whether the owner has taken back the machine, or the task's GPUs."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class RunFolder:
     def stop(self) -> Stop | None:
         """Returns the stop that was requested while the task ran, or None.
 
-        If its record is damaged, its deadline is over.
+        If the record is damaged, returns a stop whose deadline has passed.
         """
         body = self._read(shim.STOP_FILE)
         if body is None:
@@ -208,7 +208,7 @@ class RunFolder:
     def identities(self) -> tuple[ProcessIdentity, ProcessIdentity] | None:
         """Returns the identities of the shim and of the task's first process, or None if the task was not started.
 
-        If the record is damaged, both are that of the shim, which its lock shows.
+        If the record is damaged, both are the identity of the shim, which is found by its lock.
         """
         body = self._read(shim.PID_FILE)
         if body is None:
@@ -254,7 +254,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
-        """Holds the lock that a shim holds while it lives. Gives False if another process holds it."""
+        """Context manager that holds a shim's lock. Yields False if another process, such as a shim, holds it."""
         descriptor = os.open(self.path / shim.LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -334,7 +334,7 @@ def request_stop(run: RunFolder, grace_s: float, *, told: bool, owner: bool = Fa
     """Requests that the shim stops the task: SIGTERM as notice, and SIGKILL after `grace_s` seconds.
 
     A task that was not started can never be started afterwards. A task that has ended keeps its exit status. If there
-    are several requests, the earliest deadline applies. `told` and `owner` have the meaning of those of `Stop`.
+    are several requests, the earliest deadline applies. `told` and `owner` are as in `Stop`.
 
     Raises:
         NotStarted: the lock of a task that was not started is held, so the task can neither be started nor stopped.

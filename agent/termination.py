@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 LATER_S = 3.0
-"""Time after which a process gets the notice that may still end by itself, at most a quarter of the grace period."""
+"""How long a process that may end by itself gets no notice; at most a quarter of the grace period."""
 _SHELLS = {"sh", "bash", "dash", "ash", "ksh", "ksh93", "mksh", "zsh"}
 SETUP = "mizzen-setup"
 """Name of a task's first process while it waits for the setup script. It passes nothing on, like a shell."""
@@ -55,7 +55,7 @@ class ObservedProcess:
 
 
 class NoticeWait(Enum):
-    """How long a process's condition must hold before it gets the notice."""
+    """How long the condition for the notice must hold before a process gets the notice."""
 
     NONE = "none"
     LATER = "later"
@@ -79,7 +79,7 @@ def read_processes(pids: Iterable[int], proc: str = "/proc") -> dict[int, Observ
 def recipients(
     known: Mapping[int, ObservedProcess], living: Mapping[int, ObservedProcess], told: set[int], first: int
 ) -> dict[int, NoticeWait]:
-    """Returns the processes that get the notice, each with the time for which this must hold before.
+    """Returns the processes that get the notice, each with how long this result must hold before it is sent.
 
     Args:
         known: The processes that began before the notice, with their parents at that time.
@@ -122,7 +122,7 @@ class _Rule:
         return self.found
 
     def _wait(self, process: ObservedProcess) -> NoticeWait | None:
-        """Returns when the process gets the notice, whatever it reads; None: not before all others have ended."""
+        """Returns when the process gets the notice, ignoring pipes; None: not before all others have ended."""
         above = self.known.get(process.parent)
         if process.pid == self.first:
             return NoticeWait.NONE
@@ -154,7 +154,7 @@ class _Rule:
         return process is not None
 
     def _may_be_told(self, process: ObservedProcess) -> bool:
-        """Whether no other process passes the notice on to this one, or has probably done so."""
+        """Whether the notice may be sent: no other process forwards it to this one, or has probably done so."""
         above = self.known.get(process.parent)
         if above is None:
             return True
@@ -179,7 +179,7 @@ class _Rule:
 
 
 class TaskNotice:
-    """The notice to one task: who got it, and who gets it when."""
+    """The notice to one task: the processes that got it, and when others get it."""
 
     def __init__(self, first: int, now_s: float) -> None:
         """`first` is the process that the task started; `now_s` is on CLOCK_BOOTTIME, as in the methods."""
@@ -215,7 +215,7 @@ class TaskNotice:
         return due
 
     def status(self, own: int, ended: Mapping[int, int]) -> int:
-        """Returns the task's wait status: if the notice ended a shell, that of the command below the shell that saved.
+        """Returns the task's wait status: if the notice ended a shell, the status of the command below it that saved.
 
         `own` is the wait status of the task's first process. `ended` has those of the processes that the shim reaped
         after the notice, by pid.
@@ -239,7 +239,7 @@ class TaskNotice:
 
 
 def _by_notice(status: int) -> bool:
-    """Whether a wait status is that of a process that SIGTERM has ended, or of a shell above such a process."""
+    """Whether a wait status means that SIGTERM ended the process, or a command of the shell."""
     return os.waitstatus_to_exitcode(status) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
@@ -273,7 +273,7 @@ def _read(folder: str, pid: int) -> ObservedProcess | None:
 
 
 def _program(folder: str, comm: str) -> str:
-    """Returns the name of the program that a process runs. The name of a script hides that of its interpreter."""
+    """Returns the program name of a process. For a script it is the script's name, not the interpreter's."""
     try:
         name = os.path.basename(os.readlink(f"{folder}/exe")).removesuffix(" (deleted)")
     except OSError:

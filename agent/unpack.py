@@ -1,4 +1,4 @@
-"""Fills a task's working directory with the user's archive and then with the files of the specification."""
+"""Fills a task's working directory from the user's archive, then from the files in the specification."""
 
 import os
 import shutil
@@ -28,8 +28,8 @@ def fill_workdir(
     """Makes the folder `target` with the content of `archive` (tar.gz) and `files`, atomically.
 
     Does nothing if `target` exists. Only the folder's owner may enter it: `owner`, or the agent's user if that is None.
-    What the archive has below `MOUNTS` for an absolute path in `mounted` is moved to the path there; if the archive has
-    nothing, that path becomes an empty folder.
+    Files below `MOUNTS` in the archive that belong to an absolute path are moved to the path in `mounted`; if there are
+    none, that path becomes an empty folder.
 
     Raises:
         BadArchive: the archive or the files cannot be unpacked (`infra.archives`).
@@ -90,7 +90,7 @@ def _unpack(archive: Path, root: Path, tree: ArchiveTree, max_bytes: int, max_me
 
 
 def _require_own(root: Path, name: str) -> None:
-    """Makes a folder at a path in the archive, unless the archive has something there that is no link.
+    """Creates a folder at a path, unless the archive has a folder there.
 
     Raises:
         BadArchive: a part of the path is a link, or a file.

@@ -40,11 +40,11 @@ TITLE_ROOM = " " * 1024
 _MESSAGE_BYTES = 8192
 _DESCRIPTORS = 3
 _IDLE_MS = 60_000
-"""An attempt's zygote that has no shim for so long ends."""
+"""An attempt's zygote ends after it has had no shim for this time."""
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _own: list[int] = []
-"""Descriptors of this zygote that no shim may have: while one has them, the zygote seems to listen."""
+"""Descriptors that shims must close: while a shim has them open, the zygote seems to listen."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -98,7 +98,7 @@ def _pass_on(message: bytes, descriptors: list[int], room: tuple[int, int]) -> N
 
 def _start_for_attempt(path: str, private: str, descriptors: list[int], room: tuple[int, int]) -> None:
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # That of a zygote that was killed.
+        os.unlink(path)  # The socket of a killed zygote.
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(path)
         listening.listen(128)
@@ -203,7 +203,7 @@ def _read_launch(descriptor: int) -> dict[str, Any] | None:
 
 
 def _bury(*_: object) -> bool:
-    """Handles SIGCHLD: reaps the shims that have ended. Returns whether any is left."""
+    """Handles SIGCHLD: reaps shims that have ended. Returns whether any shim is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0] != 0:
             pass

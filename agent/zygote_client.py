@@ -93,10 +93,10 @@ class _Starter:
         self._zygote: _Zygote | None = None
 
     def start(self, ask: Callable[[_Zygote, float], T | None]) -> T:
-        """Returns the first result of `ask`, which gets a zygote and a timeout, that is not None.
+        """Calls `ask` with a zygote and a timeout until it returns a result that is not None.
 
         Raises:
-            NoZygote: there is none.
+            NoZygote: no zygote responded.
         """
         for answer_s in _ANSWER_S:
             with self._lock:

@@ -76,7 +76,7 @@ class Caller:
     label: str
     expires_at: datetime | None = None
     machine: str | None = None
-    """The key can read only this machine's page; None: the key is not one of a machine."""
+    """The key can read only this machine's page; None: the key does not belong to a machine."""
     is_token: bool = False
     """Whether an issuer's token, and not an API key, authenticated the request."""
 
@@ -94,7 +94,7 @@ class Caller:
         return self.machine is None and (self.tenant is None or self.tenant == tenant)
 
     def require_machine(self, machine: str) -> None:
-        """Raises 403 if the key is one of another machine, or of a balancer."""
+        """Raises 403 if the key belongs to another machine or to a balancer."""
         if self.role is Role.BALANCER:
             raise HttpProblem(
                 ProblemType.FORBIDDEN, f"machine {machine}: a balancer's key can read only endpoints of services"
@@ -111,7 +111,7 @@ class Caller:
             )
 
     def require_balancer(self) -> None:
-        """Raises 403 unless the key is one of a balancer or an operator: others never read secrets."""
+        """Raises 403 unless the key has the role balancer or operator: no other key may read secrets."""
         if self.role is not Role.BALANCER and not self.may(Role.OPERATOR):
             raise HttpProblem(
                 ProblemType.FORBIDDEN,
@@ -131,7 +131,7 @@ def caller_of(scope: Scope) -> Caller | None:
 
 
 def enter(scope: Scope, caller: Caller) -> None:
-    """Makes `caller` the caller of the request."""
+    """Stores `caller` as the caller of the request."""
     scope[_CALLER] = caller
 
 
@@ -165,12 +165,12 @@ def authenticate(engine: Engine, authorization: str | None, tokens: "Tokens | No
 
 
 def is_below(path: str, *tops: str) -> bool:
-    """Returns whether a path is one of `tops`, or below one."""
+    """Returns whether a path equals one of `tops`, or lies below one of them."""
     return any(path == top or path.startswith(f"{top}/") for top in tops)
 
 
 def _of_browser(authorization: str | None) -> str | None:
-    """Returns the header with a key from one of a browser, whose password is the key; other headers are unchanged."""
+    """Converts a browser's Basic header, whose password is the key, to a Bearer header; other headers are unchanged."""
     scheme, _, encoded = (authorization or "").partition(" ")
     if scheme.lower() != "basic":
         return authorization
@@ -207,7 +207,7 @@ def login_failure_of(scope: Scope) -> LoginFailed | None:
 
 
 class Logins:
-    """Returns the callers of requests, and limits failed logins by address.
+    """Authenticates requests, and limits failed logins by address.
 
     Keys are looked up in the threads of `threads.authentication` and with `engine`, which have no other use, so that
     slow requests do not block logins. An address with too many failed logins gets 429 for each further failure.
@@ -334,9 +334,9 @@ async def _caller(
 
 
 AnyKey = Annotated[Caller, Security(_caller, scopes=[Role.MACHINE.value])]
-"""Also the key of a machine or a balancer: the endpoint must check which machine it is."""
+"""Also accepts keys of machines and balancers: the endpoint must check which machine the key belongs to."""
 Balancer = Annotated[Caller, Security(_caller, scopes=[Role.BALANCER.value])]
-"""Also the key of a balancer: the endpoint must return nothing but what balancers need."""
+"""Also accepts keys of balancers: the endpoint must return only data that balancers need."""
 Viewer = Annotated[Caller, Security(_caller, scopes=[Role.VIEWER.value])]
 Submitter = Annotated[Caller, Security(_caller, scopes=[Role.SUBMITTER.value])]
 Operator = Annotated[Caller, Security(_caller, scopes=[Role.OPERATOR.value])]

@@ -39,12 +39,12 @@ _log = logging.getLogger(__name__)
 
 
 class _StallTimeout(asyncio.Protocol):
-    """Closes the connection of a client that does not read. It stands before a protocol of uvicorn among the bases."""
+    """Mixin that closes the connection of a client that does not read. List it before uvicorn's protocol class."""
 
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     write_stall_s: ClassVar[float]
-    """How long the client may read nothing, in seconds."""
+    """Seconds after which a connection is closed if the client reads nothing."""
     _stalled: asyncio.TimerHandle | None = None
 
     def pause_writing(self) -> None:
@@ -75,7 +75,7 @@ class BoundedProtocol(_StallTimeout, H11Protocol):
     by_address: ClassVar[Counter[str]]
     """The number of open connections of each address."""
     _address: str | None = None
-    """The address for which the connection is counted."""
+    """The address to whose limit the connection counts."""
     header_timeout_s: ClassVar[float]
     body_bytes_per_s: ClassVar[float]
     _timer: asyncio.TimerHandle | None = None
@@ -149,7 +149,7 @@ class BoundedProtocol(_StallTimeout, H11Protocol):
         self.resume_writing()
 
     def _uncount(self) -> None:
-        """Stops counting the connection. One that is closed at its start must not count until that is done."""
+        """Stops counting the connection. A refused one is uncounted before it is closed, which may take a while."""
         self.connections.discard(self)
         if self._address is not None:
             self.by_address[self._address] -= 1
@@ -199,7 +199,7 @@ class BoundedProtocol(_StallTimeout, H11Protocol):
 
 
 class BoundedWebSocket(_StallTimeout, WebSocketsSansIOProtocol):
-    """Uvicorn's protocol of WebSockets with a timeout for a peer that does not read. Pings find one that is gone."""
+    """Uvicorn's WebSocket protocol with a timeout for peers that do not read. Pings detect lost peers."""
 
     on_lost: Callable[[], None] | None = None
     """Called when the connection is closed."""

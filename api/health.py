@@ -90,7 +90,7 @@ async def readyz(state: StateOf) -> ReadyView:
 
 
 def _standing(engine: Engine) -> tuple[str, bool]:
-    """Returns the states of the loops, as `ReadyView` has them, and whether the database is held."""
+    """Returns the state of the loops for `ReadyView`, and whether the database waits for `mizzen adopt`."""
     with transaction(engine) as session:
         found, now_s = loop_states(session)
         held = held_since(session) is not None

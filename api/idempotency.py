@@ -29,7 +29,7 @@ def check_key(given: str | None) -> str | None:
 
 
 def mismatch(key: str, made: str) -> HttpProblem:
-    """Returns a 422 problem: the key was used with another request, which made `made`."""
+    """Returns a 422 problem: the key was used with another request, which created `made`."""
     return HttpProblem(
         ProblemType.IDEMPOTENCY_MISMATCH,
         f"Idempotency-Key {shown(key)} was used with another body for {made}; use a new key",

@@ -25,7 +25,7 @@ class Admitted:
         self._release: Callable[[], None] | None = release
 
     def release(self) -> None:
-        """Stops counting the request, when it was answered or is a stream, which has its own limits. Idempotent."""
+        """Stops counting the request, because it is complete or is a stream, which has its own limits. Idempotent."""
         if self._release is not None:
             self._release()
             self._release = None

@@ -1,5 +1,4 @@
-"""OIDC tokens, in addition to API keys: signature, issuer, audience and times of a token, and the role and tenant of
-its claims.
+"""Verifies OIDC tokens, which are accepted like API keys, and maps their claims to a role and a tenant.
 
 The issuer's keys are read in a separate thread, and a token with an unknown key gets 503 meanwhile. So while the issuer
 does not answer, API keys and tokens with a known key still work.
@@ -32,9 +31,9 @@ _MAX_DOCUMENT_BYTES = 1 << 20
 _FETCH_S = 10.0
 """Longest time of one request to the issuer."""
 _AGAIN_S = 30.0
-"""Shortest time between two reads of the issuer's keys. A key that is newer is refused until then."""
+"""Shortest time between two reads of the issuer's keys. A newer key of the issuer is refused until the next read."""
 _FRESH_S = 3600.0
-"""Age at which the keys are read again, so that one which the issuer has withdrawn is no longer accepted."""
+"""Age at which the keys are read again, so that keys which the issuer has withdrawn are no longer accepted."""
 _TRUSTED_S = 86400.0
 """Age at which keys are no longer accepted, if the issuer has not answered since."""
 _log = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ class Issuer:
         self._lock = threading.Lock()
         self._reading: threading.Thread | None = None
         self.why = ""
-        """Why the last try to read the keys failed; empty: it has not."""
+        """Why the last try to read the keys failed; empty: it succeeded."""
 
     def key(self, kid: str | None) -> Key:
         """Returns the key with this id. Does not wait for the issuer.
@@ -99,7 +98,7 @@ class Issuer:
                 given = _document(client, where).get("keys")
             keys = {key.kid: key for entry in given or () if (key := _key(entry)) is not None}
             if len(keys) == 1:
-                keys[None] = next(iter(keys.values()))  # A token need not name the only key.
+                keys[None] = next(iter(keys.values()))  # If there is only one key, tokens may omit its id.
             self._keys, self._read_s, self.why = keys, self._clock(), ""
         except Exception as error:
             self.why = str(error) or type(error).__name__
@@ -208,7 +207,7 @@ def _document(client: httpx.Client, url: str) -> dict[str, Any]:
 
 
 def _key(entry: Any) -> Key | None:
-    """Returns a public key for signatures; None for others, and for kinds that are not known."""
+    """Returns the public key if it is for signatures and of a supported kind, else None."""
     if not isinstance(entry, dict) or entry.get("kty") not in ("RSA", "EC") or entry.get("use", "sig") != "sig":
         return None
     try:

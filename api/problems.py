@@ -277,7 +277,7 @@ def _of_validation(error: RequestValidationError, request: Request) -> HttpProbl
             reason = found.get("ctx", {}).get("error", "")
             return HttpProblem(ProblemType.MALFORMED_REQUEST, f"the body is not JSON: {reason} at character {at}")
         place, *rest = found["loc"]
-        # The type in a union, such as `str-enum[Phase]`, follows the name of a parameter: it is no field.
+        # In a union, the path has the type, such as `str-enum[Phase]`, after the parameter's name: drop it.
         is_alternative = place == "query" and len(rest) > 1 and isinstance(rest[-1], str)
         rest = rest[:-1] if is_alternative else rest
         path = field_path(rest) if place == "body" else field_path([place, *rest])

@@ -1,4 +1,4 @@
-"""`/docs`: the OpenAPI description as an HTML page, with a script of its own that sends requests; nothing external."""
+"""`/docs`: the OpenAPI description as an HTML page that can send requests, without external scripts or styles."""
 
 import json
 from collections.abc import Iterator

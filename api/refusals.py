@@ -60,7 +60,7 @@ class _Entry:
 class Recorder:
     """Writes refusals to the audit log shortly after they happen. Must be used from one event loop only.
 
-    `threads` and `engine` are those that look up keys. At most `most` entries are created per hour.
+    `threads` and `engine` are shared with key lookups. At most `most` entries are created per hour.
     """
 
     def __init__(self, engine: Engine, threads: ThreadPool, most: int) -> None:

@@ -75,7 +75,7 @@ class ApiState:
         )
         """A client of the embedded Temporal's UI; None: there is none."""
         self.payload_codec = payload_codec(settings.temporal)
-        """What decrypts payloads in Temporal; None: they are not encrypted."""
+        """Codec that decrypts payloads in Temporal; None: payloads are not encrypted."""
         self._temporal: Client | None = None
         self._temporal_lock = asyncio.Lock()
 

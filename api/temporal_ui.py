@@ -30,7 +30,7 @@ _OWN = _OF_CONNECTION | {"authorization", "host", "content-length"}
 
 
 class CodecVerb(StrEnum):
-    """What the codec does with payloads."""
+    """The operation of the codec on payloads: encode or decode."""
 
     DECODE = "decode"
     ENCODE = "encode"
@@ -69,7 +69,7 @@ async def temporal_ui(state: StateOf, _: Operator, request: Request) -> Response
     if client is None:
         raise not_found("page", UI_PATH)
     headers = [(name, value) for name, value in request.headers.items() if name not in _OWN]
-    # As it was sent: ids of workflows contain slashes, which the UI encodes.
+    # The raw path, as it was sent: ids of workflows contain slashes, which the UI encodes.
     asked: bytes = request.scope["raw_path"] + b"?" * bool(request.url.query) + request.url.query.encode()
     url = httpx.URL("http://temporal-ui", raw_path=asked)
     passed = client.build_request(request.method, url, headers=headers, content=await request.body())

@@ -49,9 +49,9 @@ class ResourcesView(View):
 
 
 class NotificationView(View):
-    """A notification of a receiver about an end."""
+    """A notification about the end of a workload, an array or a service, to one receiver."""
 
-    id: str = Field(description="The id that the receiver gets with each try")
+    id: str = Field(description="The id that is sent with each try")
     kind: str = Field(examples=["workload.failed"])
     receiver: str = Field(description="The address, or the server of the webhook")
     state: str = Field(description="`due`, `delivered` or `failed`: it is not tried again")
@@ -59,7 +59,7 @@ class NotificationView(View):
     error: str | None = Field(description="Why the last try failed")
     created_at: datetime
     due_at: datetime = Field(description="When it is tried next, if it is due")
-    ended_at: datetime | None = Field(description="When it was delivered or given up")
+    ended_at: datetime | None = Field(description="When it was delivered, or the last try failed")
 
 
 class AuditEntryView(View):

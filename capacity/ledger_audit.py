@@ -21,11 +21,11 @@ class LedgerDifferences:
     """The differences between the ledger and a provider's list."""
 
     strays: dict[str, str] = field(default_factory=dict)
-    """Machines that no live instance owns: the provider's id to the instance that the machine was launched for."""
+    """Machines that no live instance owns: maps the provider's id to the instance for which it was launched."""
     seconds: dict[str, str] = field(default_factory=dict)
-    """Duplicates: the provider's id to the live instance, for which the ledger records another machine."""
+    """Duplicates: maps the provider's id to the live instance, for which the ledger records another machine."""
     ended: dict[str, str] = field(default_factory=dict)
-    """Instances whose machine has ended, with the provider's reason. They need no second look."""
+    """Instances whose machine has ended, with the provider's reason. They are handled at once."""
     missing: list[str] = field(default_factory=list)
     """Instances that were launched and are not in the provider's list."""
 

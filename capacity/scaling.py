@@ -92,7 +92,7 @@ def grow(
     while waiting:  # Claims that are served later can make room for an earlier workload, such as by a launch.
         unserved = []
         in_vain = set[tuple[tuple[JobRequest, ...], frozenset[str]]]()
-        """Demands that could not be served. Only a new launch adds room."""
+        """Demands that could not be served. They are tried again only after a new launch, which adds room."""
         for shortage in waiting:
             asked = shortage.jobs, shortage.regions
             best = None if asked in in_vain else _cheapest(shortage, stock, taken, refused, left)

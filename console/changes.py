@@ -25,7 +25,7 @@ _CHECK_S = 4.0
 _PAUSE_S = 1.0
 """Shortest time between two messages."""
 _IDLE_S = 30.0
-"""Longest time between two messages: pages show times that pass, and places in the queue that others change."""
+"""Longest time between two messages, because pages show relative times, and queue positions that change silently."""
 _ENDED = b"event: ended\ndata:\n\n"
 
 

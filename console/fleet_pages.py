@@ -38,7 +38,7 @@ _ROWS = 50
 _PATH = "/machines/{region}/{cluster}/{machine}"
 _POINT = re.compile(r"([0-9]{1,5}),([0-9]{1,5})")
 Subject = Literal["state", "tenant", "kind", "price"]
-"""What the colours of a map show. Only keys without a tenant see tenants."""
+"""What the colours of a map show. Colours by tenant are only for keys without a tenant."""
 _TERMS = {"kind": kinds_of, "price": prices_of}
 PICTURES = RegionMaps()
 """The pictures of this process."""
@@ -94,7 +94,7 @@ def _map(state: ApiState, caller: Caller, region: str, by: Subject) -> RegionMap
 
 
 def tenants_of(state: ApiState, caller: Caller) -> list[str]:
-    """Returns the names of the tenants, in the order of their colours; for a key of a tenant: none."""
+    """Returns the names of the tenants, in the order of their colours; empty for a key with a tenant."""
     return [] if caller.tenant is not None else [one.name for one in list_tenants(state, caller).items]
 
 
@@ -138,7 +138,7 @@ def show_machine(request: Request, region: str, cluster: str, machine: str, stat
 def change_machine(
     region: str, cluster: str, machine: str, action: str, state: StateOf, caller: Operator, form: Form
 ) -> Response:
-    """Cordons or drains a machine, or ends that."""
+    """Cordons or drains a machine, or ends a cordon or drain."""
     note = CordonBody(reason=form.get("reason", "").strip()[:200] or None)
     match action:
         case "cordon":

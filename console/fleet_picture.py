@@ -27,14 +27,14 @@ _WIDTH = 1000
 """About the width of a picture in pixels."""
 _LARGEST_CELL, _SMALLEST_CELL = 14, 3
 _LINED_CELL = 6
-"""Smallest width of cells between which there is a line."""
+"""Smallest cell width at which lines separate the cells."""
 _AGE_S = 5.0
 """Shortest time between two versions of a picture."""
 _MAPS = 64
 
 
 class SlotUse(IntEnum):
-    """What a slot is used for: the index of its colour."""
+    """The use of a slot; the value is the index of its colour."""
 
     NOTHING = 0
     """No slot: the gap between machines."""
@@ -101,7 +101,7 @@ Legend = Sequence[tuple[str, str]]
 
 
 class MapContent(NamedTuple):
-    """What a picture is made of: where machines are, the colour of each slot, and what the colours mean."""
+    """The content of a picture: the positions of machines, the colour of each slot, and the legend."""
 
     grid: Grid
     uses: npt.NDArray[np.uint8]

@@ -28,7 +28,7 @@ _NOTE = "taken back by its owner in the console"
 def show_lending(
     request: Request, state: StateOf, _: Viewer, after: Annotated[str, Query(max_length=300)] = ""
 ) -> Response:
-    """Shows the machines that owners lend, and what each has given."""
+    """Shows the machines that owners lend, and the GPU hours that each has given."""
     with state.transaction() as session:
         found = lent_machines(session, after, _ROWS + 1)
         given = given_by(session, [one.id for one in found[:_ROWS]])
@@ -39,7 +39,7 @@ def show_lending(
 
 @router.get(_PATH)
 def show_owner(request: Request, region: str, cluster: str, machine: str, state: StateOf, caller: AnyKey) -> Response:
-    """Shows what runs on a machine and what it has given. The machine's own key can read it."""
+    """Shows the workloads on a machine and the GPU hours that it has given. The machine's own key can read it."""
     found = get_lending(region, cluster, machine, state, caller)
     return page(request, "owner.html", machine=found, may_take=_may_take(caller, found.machine))
 
@@ -48,7 +48,7 @@ def show_owner(request: Request, region: str, cluster: str, machine: str, state:
 def change(
     region: str, cluster: str, machine: str, action: Literal["take", "lend"], state: StateOf, caller: AnyKey, _: Form
 ) -> Response:
-    """Takes a machine back, as a drain: what runs there saves and leaves; or lends it again."""
+    """Takes a machine back, as a drain (its workloads save and leave), or lends it again."""
     id_ = machine_id(region, cluster, machine)
     if not _may_take(caller, id_):
         message = f"machine {id_}: only its own key or an operator can take it back"

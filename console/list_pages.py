@@ -29,7 +29,7 @@ After = Annotated[str, Query(max_length=300)]
 
 @router.get("/tenants")
 def show_tenants(request: Request, state: StateOf, caller: Viewer, cursor: After = "") -> Response:
-    """Shows tenants with their quotas, their use, and what they cost in the last week."""
+    """Shows tenants with their quotas, usage, and costs of the last week."""
     found = list_tenants(state, caller, _ROWS, cursor or None)
     usd: dict[str, float] = {}
     for cost in list_costs(state, caller).items:
@@ -80,5 +80,5 @@ def show_one_service(request: Request, id: str, state: StateOf, caller: Viewer) 
 
 @router.get("/health")
 def show_health(request: Request, state: StateOf, caller: Operator) -> Response:
-    """Shows the periodic loops, with what has failed."""
+    """Shows the periodic loops, with their failures."""
     return page(request, "health.html", loops=list_loops(state, caller).items)

@@ -32,7 +32,7 @@ _OWN = re.compile(rf"{TOP}(/[\w./~%-]*)?(\?[\w./~%&=+:-]*)?", re.ASCII)
 
 
 def _own(target: str) -> str:
-    """Returns where to go after the login: `target`, if it is a page of the console."""
+    """Returns the page to open after the login: `target`, if it is a page of the console, else the first page."""
     return target if _OWN.fullmatch(target) else TOP
 
 

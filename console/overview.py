@@ -1,4 +1,4 @@
-"""The first page: health, what waits and why, the work lost to preemption today, and the cost."""
+"""The first page: health, waiting workloads with reasons, the work lost to preemption today, and the cost."""
 
 from datetime import UTC, datetime, time
 from functools import partial

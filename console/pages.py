@@ -24,7 +24,7 @@ from infra.temporal_client import UI_PATH
 TOP = "/console"
 LOGIN = f"{TOP}/login"
 CSRF = "mizzen.console-csrf"
-"""Where a request's scope has what the forms of its login must carry (`console.cookies`)."""
+"""Key in a request's scope for the secret that the forms of its login must contain (`console.cookies`)."""
 CSRF_FIELD = "csrf"
 PART = "hx-request"
 """Header of the script's requests for the changing part of a page."""

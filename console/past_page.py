@@ -23,7 +23,7 @@ SLIDER_DAYS = 3
 _BEFORE = timedelta(hours=1)
 _ROWS = 50
 _STEPS = (("a day", -1440), ("an hour", -60), ("10 minutes", -10), ("10 minutes", 10), ("an hour", 60), ("a day", 1440))
-"""From one page to others, in minutes."""
+"""The distances in time of the links to other pages, in minutes."""
 
 
 @router.get("/fleet/{region}/past")
@@ -35,7 +35,7 @@ def show_past(
     at: datetime | None = None,
     minutes_ago: Annotated[int | None, Query(ge=0, le=SLIDER_DAYS * 1440)] = None,
 ) -> Response:
-    """Shows who held which slots at a time. The slider's form is redirected to the page of that time."""
+    """Shows which tenants held which slots at a time. The slider's form is redirected to the page of that time."""
     now = datetime.now(UTC).replace(second=0, microsecond=0)
     if at is None:
         then = now - timedelta(minutes=minutes_ago or 0)

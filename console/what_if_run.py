@@ -46,7 +46,7 @@ class WhatIfRun:
     """One simulation. Its folder has the snapshot, the results and the errors, and is deleted with this object."""
 
     change: str
-    """What is different, for people."""
+    """A description of the change for users."""
     asked_by: str
     folder: Path
     process: subprocess.Popen[bytes]
@@ -59,7 +59,7 @@ class WhatIfRun:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its process has ended."""
+        """Whether the process of the simulation has ended."""
         return self.process.poll() is not None
 
     @property

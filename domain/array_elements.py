@@ -101,7 +101,7 @@ def options(array: ArraySpec) -> dict[str, tuple[str, ...]]:
 
 
 def _excluded(array: ArraySpec) -> list[int]:
-    """Returns the numbers of excluded combinations in the whole product, sorted."""
+    """Returns the sorted indices of the excluded combinations among all combinations of the values."""
     found = set[int]()
     for entry in array.exclude:
         places = [
@@ -168,7 +168,7 @@ def variables_of(array: str, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def values_of(array: ArraySpec, index: int) -> dict[str, str]:
-    """Returns what the braces of the element with an index stand for, by name."""
+    """Returns the values that replace the names in braces for the element with an index, by name."""
     return parameters(array, index) | {INDEX: str(index)}
 
 

@@ -1,4 +1,4 @@
-"""The table of launch errors: every way in which the start of a gang can fail, and what is to blame.
+"""The table of launch errors: every way in which the start of a gang can fail, with the part that is to blame.
 
 Agents raise these error types through Temporal, workflows act on them, and `docs/operating.md` shows the table. An
 error that blames the workload fails the workload, because every other machine would refuse it too. An error that
@@ -46,7 +46,7 @@ class LaunchError(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a launch error is handled, and what it means."""
+    """The meaning of a launch error, and how it is handled."""
 
     blame: Blame
     final: bool

@@ -104,7 +104,7 @@ class PlanQuality:
 
     @property
     def before_move(self) -> tuple[Any, ...]:
-        """The values of the criteria before `move_s`."""
+        """The values of the criteria that come before the criterion `move_s` in the order of comparison."""
         return self.key[: _NAMES.index("move_s")]
 
     @property

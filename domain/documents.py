@@ -93,7 +93,7 @@ def _tidy(schema: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Stated:
-    """Metadata of a type: its JSON Schema. pydantic's own class imports a large module."""
+    """Annotation of a type with its JSON Schema. The class of pydantic for this purpose imports a large module."""
 
     schema: Mapping[str, Any]
 
@@ -104,7 +104,7 @@ class Stated:
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """Metadata of a type whose values can be written as text."""
+    """Annotation of a type whose values can also be written as text."""
 
     pattern: str
     message: str

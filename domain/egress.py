@@ -35,7 +35,7 @@ def refusal(scheme: str, address: str, allowed: Sequence[Network]) -> str | None
 
 
 def _inside(address: Address) -> IPv4Address | None:
-    """Returns the IPv4 address to which routers may pass what is sent to an IPv6 address."""
+    """Returns the IPv4 address that is embedded in an IPv6 address, to which routers may translate it."""
     if address.version == 4:
         return None
     if address in _NAT64:

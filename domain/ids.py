@@ -6,7 +6,7 @@ import time
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 NAME_LENGTH = 63
-"""The most characters of a name."""
+"""Maximum number of characters of a name."""
 NAME_RULE = "1 to 63 lower-case letters, digits and hyphens, with a letter or digit at both ends"
 TABLE_PATTERN = r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)?[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 DEFAULT_NAMESPACE = "default"
@@ -139,9 +139,9 @@ def workload_workflow_id(workload_id: str) -> str:
     return f"workload/{workload_id}"
 
 
-def bundle_workflow_id(mail: int) -> str:
-    """Returns the id of the Temporal workflow of a bundle, by the first mail of an award that it stands for."""
-    return f"bundle/{mail}"
+def bundle_workflow_id(message: int) -> str:
+    """Returns the id of the Temporal workflow of a bundle, by the first award message that it handles."""
+    return f"bundle/{message}"
 
 
 def machine_workflow_id(machine: str) -> str:

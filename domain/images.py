@@ -13,7 +13,7 @@ IMAGE_RULE = "[HOST/]NAME[:TAG][@sha256:DIGEST] in lower case, such as ghcr.io/l
 PULL_LOGIN = "MIZZEN_IMAGE_LOGIN"
 """Name under which the sealed secrets of a job have the login for its registry. No variable of a task has it."""
 MAX_IMAGE = 512
-"""Most characters of a reference."""
+"""Maximum number of characters of a reference."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class JobLaunch(TaskSpec):
     master_machine: str
     """Machine of the job's task 0, where its rendezvous port is reserved."""
     restarts: dict[str, int | None] = Field(default_factory=dict)
-    """Exit status, or `other`, to how often a task is started again alone after it; None: without limit. Empty: never,
+    """How often a failed task is started again alone, by its exit status or `other`; None: without limit. Empty: never,
     so that the failure of a task ends the attempt."""
 
     @model_validator(mode="after")

@@ -7,11 +7,11 @@ from pydantic import BaseModel, ConfigDict
 End = Literal["succeeded", "failed", "cancelled"]
 END_PHASES: tuple[End, ...] = get_args(End)
 EMAIL_PATTERN = r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$"
-"""An address for mail. None contains what ends a header or separates addresses."""
+"""An e-mail address. It contains no character that ends a header or separates addresses."""
 
 
 class NotifySpec(BaseModel):
-    """A receiver: a webhook or an address for mail."""
+    """A receiver: a webhook or an e-mail address."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -13,7 +13,7 @@ class PlacementRunRef:
 
 @dataclass
 class PlacementRunTicket:
-    """The state of a placement run, which says what its workflow has to do."""
+    """The state of a placement run, which determines the next action of its workflow."""
 
     state: str
     """`planning` or `moving`; in every other state there is nothing to do."""

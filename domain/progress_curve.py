@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 POINTS_KEPT = 200
-"""The most points of a curve."""
+"""Maximum number of points of a curve."""
 
 
 class Point(NamedTuple):
@@ -18,7 +18,7 @@ class Point(NamedTuple):
 
 
 def with_point(points: Sequence[Point], point: Point) -> list[Point]:
-    """Returns a curve with one more point, or without it if it is too close to the last one.
+    """Returns the curve with the point added, or unchanged if the point is too close to the last one.
 
     The result has at most `POINTS_KEPT` points, evenly spaced by step within a factor of about two, however long the
     curve is, and the first point always stays. So the longer an attempt runs, the more rarely its curve changes.

@@ -12,12 +12,12 @@ from domain.slots import MAX_SLOTS
 MAX_CPUS_MILLI = 10_000_000
 MAX_MEMORY_BYTES = 1 << 50
 MAX_TEXT = 200
-"""Most characters of a name in a registration."""
+"""Maximum number of characters of a name in a registration."""
 _KEY_BYTES = 32
 
 
 def wrong_hello(hello: Hello) -> str | None:
-    """Returns what is wrong with a registration: the field, its value and what would be right; None: nothing is."""
+    """Returns the error in a registration, with the field, its value and the allowed values; None: no error."""
     ranges = (
         ("gpus", hello.gpus, 0, MAX_SLOTS),
         ("cpus_milli", hello.cpus_milli, 1, MAX_CPUS_MILLI),
@@ -50,7 +50,7 @@ def wrong_hello(hello: Hello) -> str | None:
 
 
 def wrong_runs(runs: list[str]) -> str | None:
-    """Returns what is wrong with the attempts that a registration names; None: nothing is."""
+    """Returns the error in the attempts that a registration names; None: there is no error."""
     if len(runs) > MAX_RUNS:
         return f"runs: has {len(runs)} entries; must have at most {MAX_RUNS}"
     # The machine's workflow stops runs by workload and number, and could not continue with another text.

@@ -32,7 +32,7 @@ class MoveCost:
 
 
 MOST_US = 10**15
-"""The worst score. A cluster that was not scored, because it is newer than the scores, has it too."""
+"""The worst score. A cluster without a score, because it is newer than the scores, also gets the worst."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class QueuedWorkload:
     id: str
     tenant: str
     submitted_at_s: float
-    """The time from which its wait counts: its submission, later by its time on hold. Preemptions do not change it."""
+    """The start of the waiting time: the submission, plus the time on hold. Preemptions do not change it."""
     jobs: tuple[JobRequest, ...]
     requested_level: int | None = None
     """A level below (numerically above) the tenant's, if the user requested one."""

@@ -59,7 +59,7 @@ class CanarySpec(_Frozen):
     share: float
     """Its share of the requests, and of the number of replicas, which is rounded up."""
     for_s: float = 600.0
-    """How long it gets requests before it is judged."""
+    """How long the new version gets requests before it is judged."""
     error_rate: float | None = None
     """The largest share of failed answers; None: no limit."""
     p90_s: float | None = None
@@ -67,7 +67,7 @@ class CanarySpec(_Frozen):
 
 
 class StickySpec(_Frozen):
-    """By what requests belong together: those with the same key go to the same replica. One of the fields is set."""
+    """The key of requests: requests with the same key go to the same replica. Exactly one of the fields is set."""
 
     header: str | None = None
     """The name of the header whose value is the key."""
@@ -143,7 +143,7 @@ class ServiceSpec(TaskSpec):
     policy: ReplicaPolicySpec = ReplicaPolicySpec()
     balancing: LoadBalancing = LoadBalancing.LEAST_CONNECTIONS
     sticky: StickySpec | None = None
-    """By what requests belong together; None: each request is balanced alone."""
+    """The key of requests; None: each request is balanced independently."""
     resume: bool = False
     """Whether the replicas continue a broken stream that another one has begun, for a request with `Last-Event-ID`."""
     retry_non_idempotent: bool = False
@@ -155,14 +155,14 @@ class ServiceSpec(TaskSpec):
     """The longest time from a request to the first byte of the answer; a replica that exceeds it gets no requests.
     None: relative to the other replicas."""
     max_queue: int = 1000
-    """The most requests that wait in the balancer; further ones get the status 503."""
+    """Maximum number of requests that wait in the balancer; further ones get the status 503."""
     hold_s: float = 300.0
-    """The longest time for which a request waits in the balancer while no replica is ready; then it gets the status
-    503. 0: it gets this status at once."""
+    """Maximum time for which a request waits in the balancer while no replica is ready; then it gets the status 503.
+    0: it gets this status at once."""
     max_surge: int = 1
-    """The most replicas that a rolling update adds at a time."""
+    """Maximum number of replicas that a rolling update adds at a time."""
     max_unavailable: int = 0
-    """The most replicas below the target that a rolling update leaves ready, so that it needs no room for more."""
+    """How many fewer replicas than the target may be ready during a rolling update, so that it needs less room."""
     certificate: str | None = None
     """Name of the tenant's secret with the PEM text of the certificate and its private key that balancers use; None:
     they use TLS only by an option of their own."""

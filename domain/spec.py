@@ -136,8 +136,8 @@ class LimitsSpec(_Frozen):
     retries: int | None = 0
     """Number of retries after failures of the user's tasks; preemptions and machine losses do not count."""
     retries_by_exit: dict[str, int | None] = Field(default_factory=dict)
-    """Exit status, as a shell has it (128 and the number of the signal), to the number of retries after it. Failures
-    with these statuses do not count for `retries`."""
+    """Number of retries by exit status, as a shell reports it (128 plus the number of the signal). Failures with these
+    statuses do not count towards `retries`."""
     max_preemptions: int | None = None
     """Preemptions after which the workload is queued again; after one more, it fails."""
     max_losses: int | None = None
@@ -183,7 +183,7 @@ class ArraySpec(_Frozen):
     ranges: tuple[IndexRange, ...] = ()
     """The indexes of the elements; in the row of an element, only its own; none in that of a runner."""
     throttle: int | None = None
-    """How many elements run at a time, as submitted; None: as many as there is room for."""
+    """Maximum number of elements that run at a time, as submitted; None: no limit."""
     matrix: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Names of parameters to their values. An index is the number of a combination."""
     exclude: tuple[dict[str, str], ...] = ()

@@ -44,7 +44,7 @@ class FailingReport:
     """Time of the first of them, in seconds since the epoch."""
     error: str | None = None
     limit: str | None = None
-    """The limit that is reached, because of which the task ends; None: the task tries again."""
+    """The limit that was reached and ends the task; None: the task tries again."""
 
 
 @dataclass
@@ -124,7 +124,7 @@ def typical_save(
     most_bytes: int,
     stall_s: float | None,
 ) -> TypicalSave:
-    """Returns what a save of a task writes, how long that takes, and for how long it stalls the training.
+    """Returns the bytes that a save of a task writes, its duration, and for how long it stalls the training.
 
     A save sends only the parts that have changed. The result is the median of the last saves by bytes, the larger one
     of two: one save that sends all parts again changes little. Impossible saves do not count: tasks and agents can

@@ -1,4 +1,4 @@
-"""Compiled sorting of the queue: who takes which place of a tenant and level, and the order of all workloads."""
+"""Compiled sorting of the queue: the order of workloads within each tenant and level, and of the whole queue."""
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,10 @@ _LARGE = 64
 
 @compiled
 def take_places(tenant: I4, level: I1, value: F8, tenants: int) -> I4:
-    """Gives the places of each tenant and level to its rows, by descending value.
+    """Reorders the workloads within each tenant and level by descending value.
 
-    Returns the row of each place. A place is numbered like a row of its tenant and level. `level` is 0 for rows that
-    are not ranked, which keep their places. Equal rows keep their order.
+    A row stands for a workload; its credit gives a place in the queue. Returns, for each place, the row that takes it.
+    `level` is 0 for rows that are not ranked, which keep their places. Equal rows keep their order.
     """
     n, groups = tenant.size, tenants * 8
     taker, group = np.empty(n, np.int32), np.empty(n, np.int32)

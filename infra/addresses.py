@@ -1,4 +1,4 @@
-"""The addresses on which programs listen, as options give them."""
+"""Parses the addresses on which programs listen, as given in options."""
 
 from infra.errors import ConfigurationError
 

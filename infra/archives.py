@@ -46,7 +46,7 @@ class Member:
     size_bytes: int
     executable: bool
     link: str | None = None
-    """The target of a symbolic link, relative to its folder; None: it is none."""
+    """The target of a symbolic link, relative to its folder; None: the member is not a symbolic link."""
 
 
 class ArchiveTree:
@@ -120,10 +120,10 @@ def check_path(path: str) -> str:
 
 
 def check_link(path: str, target: str) -> str:
-    """Returns `target` if the symbolic link `path` with it leads to a path below the working directory.
+    """Returns `target`, the target of the symbolic link `path`, if it leads to a path below the working directory.
 
-    Only its first parts may be `..`: they are folders of the archive, and not links, so that the file system resolves
-    them as they are written.
+    Only the first parts of `target` may be `..`. The folders above a member are never links, so the file system
+    resolves such a target lexically.
 
     Raises:
         BadArchive: the target is absolute, leaves the working directory, or has `..` after a name.

@@ -37,7 +37,7 @@ class Certificates:
             try:
                 self._newest = self._context()
             except ConfigurationError as error:
-                _log.warning("the new certificate cannot be used, the earlier one stays: %s", error)
+                _log.warning("the new certificate cannot be used; the earlier one stays in use: %s", error)
         connection.context = self._newest
 
     def _context(self) -> ssl.SSLContext:
@@ -65,5 +65,5 @@ class Certificates:
         raise ConfigurationError(f"TLS: {self._key} is encrypted with a password; must be a key without one")
 
     def _look(self) -> _Stamp:
-        """Returns what changes when the files are replaced. A missing file counts as a change."""
+        """Returns a value that changes when the files are replaced, or one of them is missing."""
         return stamp(self._chain), stamp(self._key)

@@ -50,7 +50,7 @@ _MESSAGES = {
 
 
 def read_document(model: type[M], path: Path, what: str) -> M:
-    """Returns the document in a YAML file, which has a model. `what` is the kind of file for error messages.
+    """Returns the document in a YAML file as `model`. `what` is the kind of file for error messages.
 
     Raises:
         ConfigurationError: the file cannot be read or is invalid. The message lists all problems.

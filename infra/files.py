@@ -60,7 +60,7 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
-    """Returns what changes when a file is replaced or written: inode, time of modification and size; None: no file."""
+    """Returns a value that changes when a file is written: inode, modification time and size; None: no file."""
     try:
         found = path.stat()
     except OSError:

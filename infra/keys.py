@@ -89,7 +89,7 @@ def seal_for_machine(public_key: str, body: bytes) -> str:
     """Encrypts `body` for a machine's X25519 key (base64) and returns base64. Only that machine can decrypt it.
 
     Raises:
-        ValueError: it is no such key, or one with which nothing can be encrypted.
+        ValueError: it is not an X25519 key, or a weak one, with which encryption is impossible.
     """
     try:
         sealed = SealedBox(PublicKey(base64.b64decode(public_key))).encrypt(body)

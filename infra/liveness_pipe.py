@@ -12,7 +12,7 @@ REPORT_INTERVAL_S = 1.0
 LOOP = b"l"
 """Sign that the event loop, or another main loop, is running."""
 DISPATCHER = b"d"
-"""Sign that the dispatcher has checked the outbox or delivered mail."""
+"""Sign that the dispatcher has checked the outbox or delivered messages."""
 
 
 class LivenessReporter:
@@ -43,7 +43,7 @@ class LivenessReporter:
                 os.write(self._descriptor, source)
 
     async def go_on(self) -> None:
-        """Sends liveness signs of the event loop until cancelled."""
+        """Periodically sends liveness signs of the event loop until cancelled."""
         while True:
             self.report()
             await asyncio.sleep(REPORT_INTERVAL_S)

@@ -1,6 +1,6 @@
-"""API keys of the machines that mizzen itself starts agents on: those of the embedded fleet, and launched instances.
+"""API keys of machines on which mizzen itself starts agents: machines of the embedded fleet, and launched instances.
 
-A key is derived from the master key, so that a start or a launch that is repeated yields the same key. Other machines
+A key is derived from the master key, so that a repeated start or launch yields the same key. Other machines
 get their keys from an operator.
 """
 

@@ -29,15 +29,15 @@ _KEY_ID, _MACHINE = "mizzen-key", "mizzen-machine"
 _NONCE_BYTES = 12
 _log = logging.getLogger(__name__)
 _HIDDEN = "Encoded failure"
-"""What the SDK writes instead of the message of a failure whose texts are a payload."""
+"""The placeholder that the SDK writes for the message of a failure whose texts are encrypted."""
 
 
 class CannotDecrypt(MizzenError):
-    """A payload is not what one of the keys has encrypted."""
+    """A payload was damaged, or was not encrypted with one of the keys."""
 
 
 class PlainCodec(PayloadCodec):
-    """Encrypts nothing. It is for a process without keys, which cannot read what others have encrypted."""
+    """Codec of a process without keys: it encrypts nothing, and cannot read payloads that others have encrypted."""
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """Returns the payloads."""
@@ -47,7 +47,8 @@ class PlainCodec(PayloadCodec):
         """Returns the payloads.
 
         Raises:
-            UnknownKey: one is encrypted. It is also logged: a worker only reports it to the caller of its activity.
+            UnknownKey: a payload is encrypted. The error is also logged, because a worker reports it only to its
+                caller.
         """
         if any(payload.metadata.get("encoding") == ENCODING for payload in payloads):
             error = UnknownKey(
@@ -60,13 +61,13 @@ class PlainCodec(PayloadCodec):
 
 
 class EncryptingCodec(PayloadCodec, WithSerializationContext):
-    """Encrypts payloads for the installation, or for the machine of an activity's queue; decrypts those of both.
+    """Encrypts payloads for the installation, or for the machine of an activity's queue; decrypts both kinds.
 
     Payloads that are not encrypted are returned unchanged: encryption can be turned on while workflows run.
     """
 
     def __init__(self, keys: PayloadKeys, machine: str | None = None) -> None:
-        """`machine`: the machine whose agent sends or receives the payloads; None: no agent does."""
+        """`machine`: the machine whose agent sends or receives the payloads; None: no agent is involved."""
         self._keys, self._machine = keys, machine
 
     def with_context(self, context: SerializationContext) -> "EncryptingCodec":
@@ -76,7 +77,7 @@ class EncryptingCodec(PayloadCodec, WithSerializationContext):
         return self.of_machine(machine if queue == agent_queue(machine) else None)
 
     def of_machine(self, machine: str | None) -> "EncryptingCodec":
-        """Returns the codec for payloads to or from a machine's agent; None: for others."""
+        """Returns the codec for payloads to or from a machine's agent; `machine` None: for all other payloads."""
         return EncryptingCodec(self._keys, machine)
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:

@@ -1,8 +1,8 @@
 """The file with the keys that encrypt payloads in Temporal: of an installation, or of one machine's agent.
 
 Each line is `ID KEY`, or `ID KEY MACHINE` in the file of a machine: the key's id, 32 bytes in base64, and the machine.
-The newest key is first, and encrypts; the others only decrypt. What is for the agent of a machine, or from it, is
-encrypted with a key that is derived from the installation's for this machine, so that the agent needs no other.
+The newest key is first, and encrypts; the others only decrypt. Payloads to or from the agent of a machine are encrypted
+with a key that is derived from the installation's key for this machine, so that the agent needs no other key.
 """
 
 import base64
@@ -24,7 +24,7 @@ from infra.files import stamp, write_private
 _KEY_BYTES = 32
 _ID = re.compile(r"[0-9a-f]{16}")
 _LOOK_S = 1.0
-"""How often a process looks whether the file has changed, before it encrypts."""
+"""Interval at which a process that encrypts checks whether the file has changed."""
 
 
 class UnknownKey(MizzenError):
@@ -143,7 +143,7 @@ class PayloadKeys:
         return found
 
     def _look(self) -> None:
-        """Reads the file again if it has changed. The earlier keys stay if it cannot be read."""
+        """Reads the file again if it has changed. The earlier keys stay in use if it cannot be read."""
         self._looked_s = self._clock()
         now = stamp(self._path)
         if now is None or now == self._stamp:

@@ -24,9 +24,10 @@ def end_process(code: int) -> NoReturn:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Returns the signals at which a process saves what it has to, and ends: SIGTERM, SIGINT and SIGHUP.
+    """Returns the signals that stop a process gracefully: SIGTERM, SIGINT and SIGHUP.
 
-    SIGHUP is sent when the terminal of the process is closed. `nohup` makes a process ignore it, and so it stays.
+    SIGHUP is sent when the terminal of the process is closed. A process started with `nohup` ignores SIGHUP, which is
+    respected here.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGTERM, signal.SIGINT, *([] if ignored else [signal.SIGHUP])]

@@ -21,12 +21,12 @@ CODEC_PATH = f"{UI_PATH}/codec"
 UNIX = "unix:"
 """Start of the address of a Unix socket."""
 _REFUSED = re.compile(r'Status \{ code: (?:Unauthenticated|PermissionDenied), message: "((?:[^"\\]|\\.)*)"')
-"""How the SDK words a refusal of the first call, for which it has no exception type of its own."""
+"""Pattern of the SDK's message for a refused first call, for which it has no exception type."""
 _has_runtime = False
 
 
 def refusal(error: BaseException) -> str | None:
-    """Returns why the service, or a gateway before it, refuses this client's key; None: the error has another cause."""
+    """Returns why the service, or its gateway, refuses this client's key; None: the error has another cause."""
     if isinstance(error, RPCError):
         refused = error.status in (RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.PERMISSION_DENIED)
         return error.message if refused else None

@@ -25,7 +25,7 @@ def is_bare() -> bool:
 def complete_environment(folder: Path) -> None:
     """If this process's user is a bare number, sets those of the variables USER and HOME that are not set.
 
-    If its home folder is not writable, caches are kept below `folder`, which is also the home if it has none.
+    If the home folder is not writable, caches are kept below `folder`, which also replaces a missing home folder.
     """
     if is_bare():
         os.environ.setdefault("USER", str(os.geteuid()))

@@ -31,11 +31,11 @@ class FlowOutcome(IntEnum):
     TOO_NARROW = 3
     """The flow alone needs more than its own limit or than the share of a link of its path."""
     CROWDED = 4
-    """What is left by admitted flows and by flows with earlier deadlines is too little."""
+    """Admitted flows and flows with earlier deadlines leave too little bandwidth."""
 
 
 class SpareSharing(StrEnum):
-    """Who gets the bandwidth that is left when every admitted flow has what it needs."""
+    """How the bandwidth is divided that is left when every admitted flow has its minimum rate."""
 
     MAX_MIN = "max-min"
     """All flows that have started, by max-min fair increments, as in the paper."""
@@ -102,15 +102,15 @@ class AdmissionDecision:
     """The decision for all flows, in their order."""
 
     outcome: Ints
-    """An `FlowOutcome` for each flow."""
+    """A `FlowOutcome` for each flow."""
     least_bytes_s: Ints
-    """What each flow needs from its start until its deadline (equation 12)."""
+    """The minimum rate of each flow from its start until its deadline (equation 12)."""
     rate_bytes_s: Ints
     """The rate of each flow from now until the next decision. 0 for flows that have not started or are refused."""
     start_s: Floats
     """When each flow starts. A flow keeps its start, but if it is squeezed it starts now."""
     left_bytes_s: Ints
-    """What is left of the share of each link. Pre-sync may use it (`fill` with rates of 0) until the next decision."""
+    """The unused part of each link's share. Pre-sync may use it (`fill` with rates of 0) until the next decision."""
 
 
 def decide(
@@ -120,7 +120,7 @@ def decide(
     headroom_share: float = 0.0,
     spread: SpareSharing = SpareSharing.MAX_MIN,
 ) -> AdmissionDecision:
-    """Returns who is admitted and at which rate. `share_bytes_s` is the migration share of each link.
+    """Returns which flows are admitted, with their rates. `share_bytes_s` is the migration share of each link.
 
     Flows are considered in the order of their deadlines, then of the rate that they need, then of their position; those
     that are admitted already come first. A flow is admitted if the rate that it needs is left on every link of its

@@ -1,4 +1,4 @@
-"""P2 for live jobs: how good each building is for a job that has left a machine there (equation 11, algorithm 2).
+"""P2 for live jobs: scores each building as a destination for a job that has left a machine (equation 11, algorithm 2).
 
 The scheduler chooses the machines, so a building is scored as a whole. Each region is a site, and each of its clusters
 a building with two equal machines, so that the mean time of the next migration includes one within the building. A
@@ -56,7 +56,7 @@ class Rate(NamedTuple):
     """How often the owner of a machine is expected to take it back, per hour."""
 
     near: float = 0.0
-    """Without notice, in the next `NEAR_S`..."""
+    """Departures without notice in the next `NEAR_S`..."""
     later: float = 0.0
     """...and after that."""
     noticed_near: float = 0.0
@@ -85,7 +85,7 @@ class Building:
     link_mbit: float | None = None
     """Bandwidth of its link to the other buildings, in Mbit/s; None: `BUILDING_MBIT`."""
     rate: Rate = NO_DEPARTURES
-    """How often the owners of the machines come that the job would get there, together: any of them ends its gang."""
+    """Sum of the departure rates of the machines that the job would get there: each departure ends its gang."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class DepartedJob:
 
 @dataclass(frozen=True)
 class BuildingScore:
-    """How good a building is for a job."""
+    """The score of a building as the destination of a job."""
 
     away: bool
     """Whether other buildings than the job's are left out, and this is one of them (algorithm 2, line 6)."""

@@ -16,10 +16,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DriftSettings:
-    """When a change counts as noticed."""
+    """The parameters of the detector."""
 
     ratio: float = 1.5
-    """The change of the rate for which the detector is best, in both directions."""
+    """The factor of change for which the detector is optimal, in both directions."""
     threshold: float = 5.0
     """The log likelihood ratio that raises an alarm. docs/reclaim.md has its delays and false alarms."""
 

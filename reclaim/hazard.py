@@ -12,7 +12,7 @@ the node's level: with the weight of its building counted as observed departures
 distribution (`reclaim.gamma`).
 
 Real departures are rarely independent: a whole room leaves at once. The dispersion of the site's counts is measured,
-and what many nodes did together weighs less by this factor.
+and the weight of all departures is divided by this factor.
 
 If the site's rate has moved (`reclaim.drift`), the hours before the change are scaled to the new rate. Levels then
 follow the data since the change, and the proportions between nodes keep the whole window.
@@ -60,7 +60,7 @@ class HazardSettings:
     dispersion_events: float = 20.0
     """The weight of a Poisson process in the dispersion of counts, as a number of departures."""
     drift_from: int = 20
-    """The number of departures from which on changes are looked for. Before, the model is too uncertain."""
+    """The number of departures from which on the detector looks for changes; with fewer, the model is too uncertain."""
     profile: ProfileSettings = field(default_factory=ProfileSettings)
     drift: DriftSettings = field(default_factory=DriftSettings)
 
@@ -120,7 +120,7 @@ class HazardModel:
         lent_from_s: ArrayLike = (),
         lent_to_s: ArrayLike = (),
     ) -> HazardState:
-        """Returns the state after all that happened from `state.now_s` up to `until_s`. Parts before are ignored.
+        """Returns the state after the observations from `state.now_s` up to `until_s`. Earlier parts are ignored.
 
         Args:
             state: the state so far.

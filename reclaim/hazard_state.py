@@ -19,9 +19,9 @@ class RateChange:
     since_s: float
     """The estimated time of the change."""
     events: int
-    """The departures since then..."""
+    """The departures since the change..."""
     expected: float
-    """...and how many the rate before the change would have given."""
+    """...and the number expected at the rate before the change."""
 
 
 @dataclass(frozen=True)

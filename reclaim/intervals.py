@@ -1,4 +1,4 @@
-"""When each job of a site saves: ReclaimNet's P1 (V-E and V-F, Algorithm 1).
+"""Computes the checkpoint interval of each job of a site: ReclaimNet's P1 (V-E and V-F, Algorithm 1).
 
 `tick` is one control period. It divides the bandwidth for checkpoints among all jobs, and sets the interval of each
 job. Agents decide about the final checkpoint within a notice (P3). All functions are vectorised over jobs.
@@ -91,7 +91,7 @@ class Tick(NamedTuple):
     reason: NDArray[np.int8]
     """`IntervalReason` of each job."""
     offset_s: Floats
-    """Where in each period of `stagger_s` the job starts its checkpoints."""
+    """The offset in each period of `stagger_s` at which the job starts its checkpoints."""
 
 
 def intervals(

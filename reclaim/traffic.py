@@ -1,4 +1,4 @@
-"""P3, the bandwidth of migrations: traffic classes, what a deadline demands, and the max-min spread (section VII).
+"""P3, the bandwidth of migrations: traffic classes, minimum rates for deadlines, and max-min sharing (section VII).
 
 Rates are whole bytes per second, as in the maps and classes that enforce them, so sums are exact. All bytes are bytes
 on the wire (`wire_bytes`): a rate that is enforced on packets contains their headers.

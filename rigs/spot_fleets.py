@@ -36,7 +36,7 @@ from tests.stack.harness import Up, wait_until
 
 _TARGET, _GAP_S, _DAY_S, _PRICE_RATIO = 3, 300.0, 86400.0, 3.0
 _SEEDS = 10
-"""Replays with different times of the answers, of which the mean counts."""
+"""Number of replays, with different times of answers, that are averaged."""
 _POINTS, _COST, _LAUNCHES = 0.5, 0.05, 2.0
 _FLEET = """
 version: 1
@@ -111,7 +111,7 @@ class LiveDay:
     replicas: tuple[SpotReplicaCourse, ...]
 
     def answers(self, seed: int) -> AnswerSettings:
-        """Returns answers that take as long as those of the live service on the mean."""
+        """Returns answer times that match those of the live service on average."""
         granted = [one.granted_s - one.asked_s for one in self.replicas if one.granted_s is not None]
         refused = [one.ended_s - one.asked_s for one in self.replicas if one.cause == "refused"]
         return AnswerSettings(fmean(refused or [0.0]), fmean(granted or [0.0]), seed=str(seed))
@@ -137,7 +137,7 @@ class LiveDay:
 
 
 def run_live(trace: SpotTrace, folder: Path, minutes: float) -> LiveDay:
-    """Runs the service for a day of the trace in so many minutes.
+    """Runs the service for a day of the trace, compressed to the given minutes.
 
     Raises:
         AssertionError: the installation, or the first replica, did not start in time.

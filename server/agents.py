@@ -60,7 +60,7 @@ def machine_state_dir(data_dir: Path, machine: str) -> Path:
 def run_fleet(settings: Settings, fleet_file: Path, *, separate: bool = False) -> None:
     """Runs the agents of all machines in a fleet file until a stop signal.
 
-    `separate`: tenants do not trust each other, because `mizzen up` has found that their tasks are separated.
+    `separate`: the tasks of different tenants must be separated; `mizzen up` has checked that they can be.
 
     Raises:
         ConfigurationError: the file is invalid, has more machines than there are ports for, or with `separate`, the
@@ -70,7 +70,7 @@ def run_fleet(settings: Settings, fleet_file: Path, *, separate: bool = False) -
     make_folder(settings.data_dir / "machines")
     why_shared = fleet_isolation(settings, fleet, settings.data_dir).why_shared
     if separate and why_shared is not None:
-        raise ConfigurationError(f"the tasks of tenants are not separated any more: {why_shared}")
+        raise ConfigurationError(f"the tasks of different tenants are no longer separated: {why_shared}")
     _warn(why_shared)
     buckets = {r.name: fleet.bucket_url(r, settings.data_dir) for r in fleet.regions}
     keys: dict[str, str] = json.loads((settings.data_dir / MACHINE_KEYS).read_text())
@@ -131,7 +131,7 @@ def _config_here(
     number: int,
     **more: Any,
 ) -> AgentConfig:
-    """Returns the configuration of a machine on this computer. `number`, unique to it, determines its ports."""
+    """Returns the configuration of a machine on this computer. Its unique `number` determines its ports."""
     region, cluster, _ = machine.split("/")
     first = _FIRST_PORT + number * _PORTS_EACH
     return _config(
@@ -198,10 +198,10 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> int:
 
 
 def _gpus(count: int | None, gpu_type: str | None) -> tuple[int, str | None]:
-    """Returns the number and the type of the GPUs of this machine, as NVML shows them unless they are given.
+    """Returns the number and the type of this machine's GPUs: as given, else as NVML reports them.
 
     Raises:
-        ConfigurationError: NVML does not show what is missing, or shows GPUs of several types.
+        ConfigurationError: a value is not given and NVML does not report it, or NVML reports GPUs of several types.
     """
     found = nvml.devices() or []
     types = sorted({gpu.type for gpu in found})
@@ -222,10 +222,10 @@ def _gpus(count: int | None, gpu_type: str | None) -> tuple[int, str | None]:
 
 
 def _given_gpus() -> tuple[int, ...]:
-    """Returns the numbers of the GPUs that Slurm has given to this job; empty: it manages none.
+    """Returns the numbers of the GPUs that Slurm assigned to this job; empty: Slurm manages no GPUs.
 
     Raises:
-        ConfigurationError: they have names instead of numbers, as parts of GPUs (MIG) do.
+        ConfigurationError: the GPUs have names instead of numbers, as MIG partitions have.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if given in ("", "NoDevFiles"):
@@ -246,7 +246,7 @@ def _task_options(settings: Settings, machines: int = 1) -> dict[str, Any]:
 
 
 def _engine(settings: Settings) -> tuple[Path, EngineFacts] | None:
-    """Returns socket and facts of the container engine of this machine; None: it has none, or tasks may not use it.
+    """Returns the socket and properties of this machine's container engine; None: no engine, or tasks may not use it.
 
     Raises:
         ConfigurationError: the engine in the settings cannot be used.
@@ -265,10 +265,10 @@ def _engine(settings: Settings) -> tuple[Path, EngineFacts] | None:
 def _isolation(
     settings: Settings, wanted: Isolation | None, folder: Path, run_as: str | None = None, owner: str | None = None
 ) -> dict[str, Any]:
-    """Returns the fields of `AgentConfig` about the isolation of tasks. `wanted`: as the cluster or agent says it.
+    """Returns the fields of `AgentConfig` about the isolation of tasks. `wanted`: mode set for the cluster or agent.
 
     Raises:
-        ConfigurationError: the machine does not have the wanted mode or network, or a lent one has no sandbox.
+        ConfigurationError: the machine does not support the wanted mode or network, or a lent machine has no sandbox.
     """
     root, tasks = os.geteuid() == 0, settings.tasks
     uid = tasks.first_uid + tasks.uids - 1 if root else None
@@ -289,7 +289,7 @@ class FleetIsolation:
     modes: dict[Isolation, int]
     """Number of machines with each mode."""
     why_shared: str | None
-    """One line: why tasks of all tenants run as the same user and are not separated, and a remedy. None: they are."""
+    """One line: why the tasks of all tenants run as one user, not separated, and a remedy. None: they are separated."""
     engine: str | None = None
     """Kind and version of the container engine; None: there is none."""
 
@@ -301,10 +301,10 @@ class FleetIsolation:
 def fleet_isolation(settings: Settings, fleet: Fleet, data_dir: Path) -> FleetIsolation:
     """Returns how tasks are separated on the machines of a fleet, all of which are on this computer.
 
-    A machine with a user for its tasks (`run_as`) does not count for `why_shared`: its operator has decided it.
+    Machines with a user for their tasks (`run_as`) are ignored in `why_shared`: their operators chose that user.
 
     Raises:
-        ConfigurationError: a machine does not have the mode that the fleet file or the settings want.
+        ConfigurationError: a machine does not support the mode that the fleet file or the settings require.
     """
     modes, why_shared = Counter[Isolation](), None
     for machine in fleet.machines():

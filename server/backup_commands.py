@@ -17,12 +17,10 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 def _place_options(command: F) -> F:
-    """Adds the options that say where an installation is."""
-    command = click.option("--database", metavar="URL", help="Its own Postgres, if it is not that of `mizzen up`.")(
-        command
-    )
+    """Adds the options that locate an installation: data folder, settings and database."""
+    command = click.option("--database", metavar="URL", help="Its Postgres, if not that of `mizzen up`.")(command)
     command = click.option("--data-dir", type=_FOLDER, help="Its data folder (default: mizzen-data).")(command)
-    return click.option("--config", type=FILE, help="YAML file with its settings.")(command)
+    return click.option("--config", type=FILE, help="YAML file with the installation's settings.")(command)
 
 
 def _settings_of(config: Path | None, data_dir: Path | None, database: str | None) -> "Settings":
@@ -37,7 +35,7 @@ def _settings_of(config: Path | None, data_dir: Path | None, database: str | Non
 @click.argument("file", type=FILE)
 @_place_options
 @click.option(
-    "--keys", is_flag=True, help="With the master key, the keys of payloads, the operator's key and passwords."
+    "--keys", is_flag=True, help="Include the master key, the keys of payloads, the operator's key and passwords."
 )
 def backup(file: Path, config: Path | None, data_dir: Path | None, database: str | None, keys: bool) -> None:
     """Write a backup of the installation to FILE, while it runs: Postgres and settings. Buckets are not in it."""
@@ -78,7 +76,7 @@ def restore(file: Path, data_dir: Path, database: str | None) -> None:
 @click.command()
 @_place_options
 def adopt(config: Path | None, data_dir: Path | None, database: str | None) -> None:
-    """Let a restored installation take its machines and launch others. First stop the one that it was made from."""
+    """Let a restored installation use its machines and launch others. First stop the original installation."""
 
     def work() -> None:
         from infra.config.settings import load_settings

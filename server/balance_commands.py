@@ -34,7 +34,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)  # Not resolved:
     type=click.IntRange(min=1),
     default=8,
     show_default=True,
-    help="With least_load: requests for each replica of the zone from which on other zones are used.",
+    help="With least_load: other zones are used when each replica of --zone has this many requests.",
 )
 @click.option(
     "--concurrency",

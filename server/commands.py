@@ -59,7 +59,7 @@ def _tls_options(command: F) -> F:
 
 
 def _forget_option(command: F) -> F:
-    """Adds the option that deletes unreadable secrets."""
+    """Adds the option that deletes secrets which the master key cannot decrypt."""
     said = "Delete secrets that the master key cannot decrypt, if the old key is lost; tenants must set them again."
     return click.option("--forget-unreadable-secrets", is_flag=True, help=said)(command)
 

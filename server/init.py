@@ -18,7 +18,7 @@ def run_init(settings: Settings, regions: Sequence[str], *, forget_unreadable_se
     `forget_unreadable_secrets`: secrets that the master key cannot decrypt are deleted; by default they are an error.
 
     Raises:
-        ConfigurationError: no database is set, or a region does not have this form.
+        ConfigurationError: no database is set, or a region does not have the form `NAME=BUCKET`.
     """
     if settings.database is None:
         raise ConfigurationError("--database: not set; give the URL of a Postgres database")

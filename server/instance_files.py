@@ -36,7 +36,7 @@ def run_score(instance_path: Path, plan_path: Path) -> int:
 
 
 def read_homes(instance_path: Path, plan_path: Path) -> dict[str, str]:
-    """Returns the home of every table of an instance after a plan: table to region.
+    """Returns the home region of every table of an instance if a plan is applied: table to region.
 
     Raises:
         ConfigurationError: a document is invalid, or both paths are standard input.

@@ -45,7 +45,7 @@ def argument(**settings: Any) -> Any:
 
 
 def included(kind: type[T]) -> T:
-    """Returns the field of further options, which are those of the dataclass `kind`."""
+    """Returns a field that adds the options of the dataclass `kind` to the command."""
     found: T = field(metadata={_INCLUDED: kind})
     return found
 
@@ -83,7 +83,7 @@ def _value(kind: type[T], values: dict[str, Any]) -> T:
 
 
 def finite(*, above_zero: bool) -> Callable[[click.Context, click.Parameter, float | None], float | None]:
-    """Returns an option callback that accepts finite numbers above 0, or from 0 on."""
+    """Returns an option callback that accepts finite numbers above 0, or 0 too."""
 
     def checked(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
         if value is not None and not (isfinite(value) and (value > 0 if above_zero else value >= 0)):
@@ -120,7 +120,7 @@ class RunOptions:
     report: Path | None = option(type=FILE, help="File for the HTML report with charts.")
     seed: int = option(type=int, default=0, show_default=True)
     until: str | None = option(metavar="TIME", help="End the simulation at this time (default: when all jobs ended).")
-    measure: str | None = option(metavar="FROM..TO", help="Measure only this span; hourly lists are complete.")
+    measure: str | None = option(metavar="FROM..TO", help="Measure only this span; hourly lists cover everything.")
     params: tuple[str, ...] = option(
         "--param", multiple=True, metavar="NAME=VALUE", help="An assumption: eviction_s=30."
     )

@@ -17,7 +17,7 @@ STANDARD = Path("-")
 
 
 def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path]) -> None:
-    """Checks that each output file can be written. Both mappings are by the names of options and arguments.
+    """Checks that each output file can be written. Both mappings map names of options and arguments to paths.
 
     Raises:
         ConfigurationError: an output is a folder, cannot be written, is given twice, or is also an input.

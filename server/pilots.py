@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "pilot-"
 _QUEUED_S = 7 * 86400
-"""How long a job may wait in Slurm's queue: the key is valid for this, and for the time of the job."""
+"""How long a job may wait in Slurm's queue: the key is valid for this time plus the job's time limit."""
 _FOLDER = Path("~/.mizzen/pilots")
 _COLUMNS = (
     Column("PILOT", lambda p: p["pilot"]),
@@ -55,7 +55,7 @@ class PilotJobOptions:
     cpus: int = option(default=1, type=click.IntRange(min=1), show_default=True, help="CPUs of each job.")
     memory: str = option(default="4GiB", show_default=True, help="Memory of each job.")
     gpus: int = option(default=0, type=click.IntRange(0, 62), help="GPUs of each job.")
-    gpu_type: str | None = option(help="Their type, as documents name it, such as a100.")
+    gpu_type: str | None = option(help="GPU type as in workload documents, such as a100.")
     gres: str | None = option(help="Value of --gres of sbatch (default: gpu:N).")
     account: str | None = option(help="As for sbatch.")
     qos: str | None = option(help="As for sbatch.")
@@ -81,7 +81,7 @@ class PilotOptions:
 
 
 class PilotCommands(Commands):
-    """Options without a command's name start pilots; without anything, the pilots are listed."""
+    """The group `mizzen pilots`: options without a subcommand start pilots; without arguments, it lists them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See `click.Command.parse_args`."""
@@ -138,7 +138,7 @@ def _start(session: Session, given: PilotOptions) -> None:
         try:
             job = provider.launch(request)
         except (LaunchRefused, ProviderUnavailable) as error:
-            # Whether Slurm has the job may be unknown; without its key, it ends at once.
+            # It may be unknown whether Slurm has accepted the job. If it has, the job ends at once without its key.
             session.client.stop_pilot(given.region, name, given.tenant)
             raise MizzenError(f"{name}: {error}") from None
         click.echo(f"{name} job {job.partition('.')[0]}")
@@ -189,7 +189,7 @@ def _stop(session: Session, names: Sequence[str], tenant: str | None) -> int:
 
 
 def _provider(given: PilotOptions | None = None) -> "SlurmProvider":
-    """Returns the provider of this user's jobs. Without options, it cannot launch any.
+    """Returns the provider of this user's Slurm jobs. Without `options` it cannot launch jobs.
 
     Raises:
         ConfigurationError: an option is not valid.

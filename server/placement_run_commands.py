@@ -90,7 +90,7 @@ def placement_runs(session: Session, limit: int) -> None:
 @click.argument("placement_run", metavar="RUN", required=False)
 @click.pass_obj
 def report(session: Session, placement_run: str | None) -> None:
-    """Show the plan of RUN (default: the newest): regions before and after, moves by gain, and unplaced jobs."""
+    """Show the plan of RUN (default: the newest): regions before and after, moves by gain, jobs without a region."""
     found = session.client.placement_run(placement_run or _newest(session))
     emit_one(session, found, lambda: "\n".join(_page(session.client, found)))
 

@@ -16,14 +16,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 EXIT_INTERRUPTED = 130
 _LINE_EVERY_S = 5.0
 _LOADING_S = 5.0
-"""Loading compiled code takes about a second; after this time, the code is being compiled."""
+"""Seconds after which the code is assumed to be compiled: loading compiled code takes about one second."""
 Shown: TypeAlias = Callable[[float, str], None]
 """Shows progress: receives the completed fraction (0..1) and a short text."""
 
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Context manager in which Ctrl-C ends the process immediately, with a message. Nothing must be half-written then.
+    """Context manager in which Ctrl-C ends the process immediately, with a message. The block must not write files.
 
     A `KeyboardInterrupt` could be raised inside an import or while compiled code is loaded, where it can get lost.
     """
@@ -55,7 +55,7 @@ def compiling() -> Iterator[None]:
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Context manager that returns a function: whether Ctrl-C was pressed. A second Ctrl-C ends the process."""
+    """Context manager that returns a function: it tells whether Ctrl-C was pressed. A second one ends the process."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -101,7 +101,7 @@ class SolveOptions:
     )
     seed: int = option(type=click.IntRange(min=0), default=0, show_default=True)
     out: Path = option(type=_OUTPUT, default=Path("-"), help="File for the plan (default: standard output).")
-    moves: Path | None = option(type=_OUTPUT, help="File for the moves and what each gains, as JSON.")
+    moves: Path | None = option(type=_OUTPUT, help="File for the moves and the gain of each, as JSON.")
     replicas: Path | None = option(type=_OUTPUT, help="File for the replicas that jobs need under the plan, as JSON.")
     reads: Path | None = option(
         type=_PATH, help="Partitions that jobs read (export --reads); only these are replicated."

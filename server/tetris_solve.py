@@ -28,7 +28,7 @@ _PROVED = "optimal: no feasible plan has a lower total"
 _CLIMBING = 0.1
 """Fraction of the exact method's time that is used to find an initial plan."""
 _TELLS_NOTHING = 1e-3
-"""A lower bound below this fraction of the total is reported as no bound."""
+"""A lower bound below this fraction of the plan's total cost is not reported."""
 _MOVES_SHOWN = 8
 
 

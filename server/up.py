@@ -94,14 +94,14 @@ def _open_console(stack: EmbeddedStack) -> None:
     finally:
         engine.dispose()
     if link is None:
-        _say(f"  console    log in at {stack.api_url}/console: {OPERATOR_KEY_FILE} is of another database")
+        _say(f"  console    log in at {stack.api_url}/console: {OPERATOR_KEY_FILE} has a key of another database")
         return
     _say(f"  console    {link}  (works once, within five minutes)")
     open_browser(link)
 
 
 def _check_stores(fleet: Fleet) -> None:
-    """Raises ConfigurationError if the URL of a cluster's store has a wrong form."""
+    """Raises ConfigurationError if the URL of a cluster's store is malformed."""
     for region in fleet.regions:
         for cluster in region.clusters:
             if cluster.store_url is not None:

@@ -69,7 +69,7 @@ def _rows(cells: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[UsageRow]:
 
 
 def _run(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the run of a row. Numbers may be text, tables may be separated by |, and empty cells are left out."""
+    """Returns the run in a row. Numbers may be text, tables may be separated by |, and empty cells are left out."""
     if None in row:  # The `csv` module stores cells beyond the header under None.
         raise ValueError(f"the end: {row[None]!r}: the row has more cells than the header")  # type: ignore[index]
     cells = {name: value.strip() if isinstance(value, str) else value for name, value in row.items()}

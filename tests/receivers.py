@@ -115,7 +115,7 @@ class Mailbox:
     logins: list[tuple[bytes, bytes]] = field(default_factory=list)
 
     async def handle_DATA(self, server: Any, session: MailSession, envelope: Envelope) -> str:
-        """Stores a mail."""
+        """Stores an e-mail."""
         if self.answer.startswith("250"):
             assert isinstance(envelope.content, bytes)
             self.got.append((envelope, message_from_bytes(envelope.content, policy=default)))  # type: ignore[arg-type]

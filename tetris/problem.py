@@ -11,9 +11,9 @@ from domain.instance import HIGH_PRIORITY, PlanScore, Violation
 from tetris.columns import KINDS, ML, NONE, Columns, Floats, Ints, Longs
 from tetris.kernels import layout
 from tetris.kernels.layout import Fixed, PlanState, Work
+from tetris.kernels.move_costs import weigh
 from tetris.kernels.moves import apply, recompute
 from tetris.kernels.terms import excess, gpu_term, objective, short_of_home, storage_cost
-from tetris.kernels.weigh import weigh
 
 assert KINDS[ML] == "ml"
 AnyArray = TypeVar("AnyArray", bound=npt.NDArray[Any])

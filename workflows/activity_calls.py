@@ -17,9 +17,9 @@ with workflow.unsafe.imports_passed_through():
 
 T = TypeVar("T")
 _STOP_S = 120.0
-"""How long one try to stop tasks may take beyond their grace."""
+"""How long one attempt to stop tasks may take beyond their grace period."""
 _STOP_TRIES = 2
-"""The stop of tasks on a machine may take as long as this many of the longest tries."""
+"""Time limit of stopping tasks on a machine, in multiples of the longest duration of one attempt."""
 
 _FOR_EVER = RetryPolicy(
     initial_interval=timedelta(milliseconds=200), backoff_coefficient=2.0, maximum_interval=timedelta(seconds=10)
@@ -80,7 +80,7 @@ async def on_region(
 async def stop_node(machine: str, stop: StopNode, *, lost_after_s: float, heartbeat_timeout_s: float) -> NodeOutcome:
     """Stops an attempt's tasks on a machine, and returns when none of them runs.
 
-    An agent whose stops fail is asked again, but not for ever: the agent of a volunteer's machine may refuse always.
+    If an agent's stop fails, the request is repeated, but not for ever: a volunteer's agent may always refuse.
 
     Raises:
         ActivityError: the agent did not answer in time (the cause is a TimeoutError), or answered only with failures.
@@ -115,7 +115,7 @@ _ATTEMPT = SearchAttributeKey.for_int(ATTEMPT)
 
 
 def show_in_temporal(*, rank: int | None = None, attempt: int | None = None, **values: str) -> None:
-    """Sets search attributes of the workflow: `region`, `phase`, `reason`, the rank and the attempt's number.
+    """Sets the search attributes of the workflow: `region`, `phase`, `reason`, the rank and the attempt's number.
 
     Operators filter by them in Temporal's UI, and the reconciler compares phase and attempt with Postgres. Their first
     values, and the tenant and name, are set when the workflow starts (`activities.lifecycle.workload_start`).

@@ -26,7 +26,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.phases import Phase
     from domain.protocol.activities import Activity
     from domain.protocol.leases import ElementResult
-    from domain.protocol.mail import Mail, MailKind
+    from domain.protocol.workload_messages import MessageKind, WorkloadMessage
     from domain.protocol.workloads import (
         CheckpointCopy,
         FlushedRequest,
@@ -40,8 +40,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows.activity_calls import give_up, on_region, record, show_in_temporal
     from workflows.flushes import PendingSaves
     from workflows.gang import GangTasks
+    from workflows.inbox import Inbox
     from workflows.lane import Lane
-    from workflows.mailbox import Mailbox
     from workflows.verdicts import Verdicts
 
 _COPY_S = 6 * 3600.0
@@ -70,21 +70,21 @@ class AttemptRun:
     """The current attempt of a workload. `follow` runs it to its end."""
 
     def __init__(
-        self, state: WorkloadInput, mailbox: Mailbox, flushes: PendingSaves, verdicts: Verdicts, *, ready: bool
+        self, state: WorkloadInput, inbox: Inbox, flushes: PendingSaves, verdicts: Verdicts, *, ready: bool
     ) -> None:
         """`ready`: the attempt holds all of its slots. `flushes`: earlier attempts whose tasks still save."""
         self._state = state
-        self._mailbox = mailbox
+        self._inbox = inbox
         self._flushes = flushes
         self._verdicts = verdicts
         self._ready = ready
         self.gang: GangTasks | None = None
         """The gang, once the attempt may have tasks."""
         self.elements: list[ElementResult] = []
-        """Of a runner: what is known of its last elements at the end of the attempt."""
+        """The results of a runner's last array elements that are known at the end of the attempt."""
         self._lane: Lane | None = None
         self._known: LaunchPlan | None = None
-        self._told: Mail | None = None
+        self._told: WorkloadMessage | None = None
         self._failed: LaunchFailure | None = None
         self._found: GangEnd | None = None
         """The result of stopping the tasks that an earlier workflow may have started."""
@@ -123,7 +123,7 @@ class AttemptRun:
             step = target
 
     async def settle(self) -> None:
-        """Collects the known results of a runner's last elements, after its tasks have ended or were stopped."""
+        """Collects the known results of a runner's last array elements, after its tasks have ended or were stopped."""
         if (gang := self.gang) is not None and self._known is not None and self._known.runs_elements:
             lane = self._lane or Lane(self._state.workload_id, self._state.attempt, self._known)
             self.elements = await lane.settle(gang.elements, silent=bool(gang.silent))
@@ -150,21 +150,21 @@ class AttemptRun:
         if self._ready:
             return StepOutcome.DONE
         fetching = asyncio.ensure_future(self._fetch_images()) if self._state.brings_image else None
-        mail = await self._mailbox.next({MailKind.SLOTS_READY, *STOPS_EARLY})
+        message = await self._inbox.next({MessageKind.SLOTS_READY, *STOPS_EARLY})
         if fetching is not None:
             give_up(fetching)
-        return StepOutcome.DONE if mail.kind == MailKind.SLOTS_READY else self._is_told(mail)
+        return StepOutcome.DONE if message.kind == MessageKind.SLOTS_READY else self._is_told(message)
 
     async def _fetch_images(self) -> None:
-        """Lets agents fetch the images while victims still save. What fails here is tried again by `_prepare`."""
+        """Lets agents fetch the images while victims still save. `_prepare` repeats fetches that fail here."""
         state = self._state
         plan = await record(Activity.STAGE, StageRequest(state.workload_id, state.attempt), LaunchPlan)
         await GangTasks(state.workload_id, state.attempt, plan).fetch_images()
 
     async def _stage(self) -> StepOutcome:
         stage = StageRequest(self._state.workload_id, self._state.attempt, may_run=not self._flushes)
-        plan = await self._mailbox.unless_told(record(Activity.STAGE, stage, LaunchPlan))
-        if isinstance(plan, Mail):
+        plan = await self._inbox.unless_told(record(Activity.STAGE, stage, LaunchPlan))
+        if isinstance(plan, WorkloadMessage):
             return self._is_told(plan)
         self._known = plan
         if not plan.starts_at_once:
@@ -172,7 +172,7 @@ class AttemptRun:
         return StepOutcome.DONE
 
     async def _await_saves(self) -> StepOutcome:
-        told = await self._mailbox.unless_told(self._flushes.saved()) if self._flushes else None
+        told = await self._inbox.unless_told(self._flushes.saved()) if self._flushes else None
         return StepOutcome.DONE if told is None else self._is_told(told)
 
     async def _copy(self) -> StepOutcome:
@@ -185,11 +185,11 @@ class AttemptRun:
         await transition(self._state, Phase.MIGRATING, reason)
         copy = CheckpointCopy(self._state.workload_id, self._state.attempt, source, region, at, to)
         copying = on_region(Activity.COPY_CHECKPOINT, copy, region, start_to_close_s=_COPY_S)
-        copied = await self._mailbox.unless_told(copying)
-        return self._is_told(copied) if isinstance(copied, Mail) else StepOutcome.DONE
+        copied = await self._inbox.unless_told(copying)
+        return self._is_told(copied) if isinstance(copied, WorkloadMessage) else StepOutcome.DONE
 
     async def _prepare(self) -> StepOutcome:
-        """Sends prepare requests to the agents, unless running includes preparing (`LaunchPlan.starts_at_once`)."""
+        """Sends prepare requests to the agents, unless run requests also prepare (`LaunchPlan.starts_at_once`)."""
         plan, state = self._plan, self._state
         if plan.starts_at_once:
             self.gang = GangTasks(state.workload_id, state.attempt, plan)
@@ -198,17 +198,17 @@ class AttemptRun:
         await record(Activity.STAGED_HERE, StageRequest(state.workload_id, state.attempt))
         gang, began_s = GangTasks(state.workload_id, state.attempt, plan), workflow.time()
         self.gang = gang
-        failed = await self._mailbox.unless_told(gang.prepare())
+        failed = await self._inbox.unless_told(gang.prepare())
         self._launch_s = workflow.time() - began_s
-        if isinstance(failed, Mail):
+        if isinstance(failed, WorkloadMessage):
             return self._is_told(failed)
         if gang.stopped_before:
             return StepOutcome.STOPPED_BEFORE
         self._failed = failed
         return StepOutcome.DONE if failed is None else StepOutcome.REFUSED
 
-    def _is_told(self, mail: Mail) -> StepOutcome:
-        self._told = mail
+    def _is_told(self, message: WorkloadMessage) -> StepOutcome:
+        self._told = message
         return StepOutcome.TOLD
 
     async def _withdraw(self) -> StepOutcome:
@@ -230,7 +230,7 @@ class AttemptRun:
     # ---------------------------------------------------------------------------------------------------------- running
 
     async def _run(self) -> StepOutcome:
-        """Runs the gang until it ends, mail asks it to stop, or its maximum runtime is used up."""
+        """Runs the gang until it ends, a message asks it to stop, or its maximum runtime is used up."""
         gang, plan, state = self._running(), self._plan, self._state
         self._started_s = workflow.time()
         gang.start()
@@ -250,7 +250,7 @@ class AttemptRun:
         except TimeoutError:
             self._timed_out = True
             return StepOutcome.TIMED_OUT
-        self._told = None if gang.ended else await self._mailbox.next(STOPS)
+        self._told = None if gang.ended else await self._inbox.next(STOPS)
         self._leaving = self._why_leaving(gang)
         if self._leaving is not None:
             if _takes_at_once(self._leaving):
@@ -259,14 +259,14 @@ class AttemptRun:
         return StepOutcome.DONE if self._told is None else StepOutcome.TOLD
 
     async def _until_stopped(self, gang: GangTasks, timeout: timedelta | None) -> None:
-        """Waits until the gang has ended or mail asks to stop it. Passes cancellations of elements on to a runner."""
-        wanted = STOPS if self._lane is None else STOPS | {MailKind.CANCEL_ELEMENT}
+        """Waits until the gang has ended or a message asks to stop it. Passes cancelled elements on to a runner."""
+        wanted = STOPS if self._lane is None else STOPS | {MessageKind.CANCEL_ELEMENT}
         while True:
-            await workflow.wait_condition(lambda: gang.ended or self._mailbox.has(wanted), timeout=timeout)
-            if self._lane is None or gang.ended or self._mailbox.has(STOPS):
+            await workflow.wait_condition(lambda: gang.ended or self._inbox.has(wanted), timeout=timeout)
+            if self._lane is None or gang.ended or self._inbox.has(STOPS):
                 return
-            mail = await self._mailbox.next({MailKind.CANCEL_ELEMENT})
-            await self._lane.cancel([int(mail.detail["index"])])
+            message = await self._inbox.next({MessageKind.CANCEL_ELEMENT})
+            await self._lane.cancel([int(message.detail["index"])])
 
     async def _stop(self) -> StepOutcome:
         gang = self._running()
@@ -274,7 +274,7 @@ class AttemptRun:
             ran_s = self._state.ran_s + workflow.time() - self._started_s
             await transition(self._state, Phase.CHECKPOINTING, why_stopped(self._told, self._plan, ran_s))
             await self._drain(gang)
-            if self._lane is not None and self._told is not None and self._told.kind == MailKind.CANCEL:
+            if self._lane is not None and self._told is not None and self._told.kind == MessageKind.CANCEL:
                 await self._lane.cancel([])
             await gang.stop(self._plan.grace_s, lost=lost_machine(self._told))
         return StepOutcome.DONE
@@ -282,24 +282,24 @@ class AttemptRun:
     async def _drain(self, gang: GangTasks) -> None:
         """Lets serving tasks complete the requests in progress.
 
-        The phase that was just written makes the service stop new requests to them. The time ends early if the service
-        says that no request is in progress, if a task ends, if a machine is lost, or if further mail cancels the
-        workload. A service that cancels it has drained it before.
+        Because of the phase that was just written, the service sends these tasks no new requests. The wait ends early
+        if the service reports that no request is in progress, if a task ends, if a machine is lost, or if another
+        message cancels the workload. A service drains a replica before it cancels it, so a cancellation does not wait.
         """
         drain_s, told = self._plan.drain_s, self._told
-        if not drain_s or (told is not None and told.kind in (MailKind.MACHINE_LOST, MailKind.CANCEL)):
+        if not drain_s or (told is not None and told.kind in (MessageKind.MACHINE_LOST, MessageKind.CANCEL)):
             return
         with suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: gang.ended or self._mailbox.has({MailKind.CANCEL, MailKind.MACHINE_LOST, MailKind.IDLE}),
+                lambda: gang.ended or self._inbox.has({MessageKind.CANCEL, MessageKind.MACHINE_LOST, MessageKind.IDLE}),
                 timeout=timedelta(seconds=drain_s),
             )
 
     def _why_leaving(self, gang: GangTasks) -> Reason | None:
         """Returns why the workload returns to the queue before its tasks have ended; None: it waits for the tasks.
 
-        A workload that serves has nothing to save, and its tasks serve until they are stopped, so it always waits. So
-        does a runner: its elements may be leased again only when they have ended.
+        A workload that serves always waits: it has nothing to save, and its tasks serve until they are stopped. A
+        runner always waits too: its elements may be leased again only when they have ended.
         """
         if not gang.still_running or self._plan.drain_s is not None or self._lane is not None:
             return None
@@ -307,7 +307,7 @@ class AttemptRun:
             return gang.noticed
         # After an eviction or a cancellation, the end of the tasks is awaited.
         code = code_of(self._told)
-        if code != ReasonCode.PLATFORM_NOTICE or self._mailbox.has({MailKind.EVICT, MailKind.CANCEL}):
+        if code != ReasonCode.PLATFORM_NOTICE or self._inbox.has({MessageKind.EVICT, MessageKind.CANCEL}):
             return None
         return Reason(code, self._told.detail)
 
@@ -345,7 +345,9 @@ class AttemptRun:
         await record(Activity.FLUSHED, FlushedRequest(self._state.workload_id, attempt, list(end.progress)))
         if end.all_succeeded:
             done = completed(self._plan)
-            self._mailbox.put_for_any(Mail(0, MailKind.FINISHED, 0, {**done.detail, "code": done.code.value}))
+            self._inbox.put_for_any(
+                WorkloadMessage(0, MessageKind.FINISHED, 0, {**done.detail, "code": done.code.value})
+            )
 
     # ------------------------------------------------------------------------------------------------------------- ends
 
@@ -377,7 +379,7 @@ class AttemptRun:
         return ending
 
     def _never_ran(self, end: GangEnd, ran_s: float) -> bool:
-        """Returns whether a machine refused to run the tasks or did not start them: that time is not theirs."""
+        """Returns whether a machine refused or failed to start the tasks: the time does not count as their runtime."""
         late = self._told is not None and self._told.detail.get("code") == ReasonCode.LAUNCH_TIMED_OUT
         if not (late or end.refused is not None) or end.failed:
             return False
@@ -393,17 +395,17 @@ class AttemptRun:
         If the gang had already ended by itself, its ending is judged as usual.
         """
         assert self._found is not None
-        mailbox, end = self._mailbox, self._found
-        cancel = await mailbox.next({MailKind.CANCEL}) if mailbox.has({MailKind.CANCEL}) else None
+        inbox, end = self._inbox, self._found
+        cancel = await inbox.next({MessageKind.CANCEL}) if inbox.has({MessageKind.CANCEL}) else None
         if cancel is not None or end.all_succeeded or end.failed:
             return self._verdicts.judge(end, self._plan, cancel)
         ending = Ending(Phase.PREEMPTED, Reason(ReasonCode.STACK_STOPPED), end.progress)
         return await self._stopped_before(ending) if self._running().stopped_before else ending
 
     async def _stopped_before(self, ending: Ending) -> Ending:
-        """Returns the ending of an attempt that an agent says to have stopped before; the second time, after a backoff.
+        """Returns the ending of an attempt that an agent claims to have stopped; after a second claim, with a backoff.
 
-        After a restart of the installation this is true once. The agent of a volunteer's machine may always say it, and
+        After a restart of the installation the claim is true once. A volunteer's agent could repeat it for ever and
         would be given the workload again and again. These attempts are not counted as refusals.
         """
         self._state.stops += 1
@@ -414,7 +416,7 @@ class AttemptRun:
     async def _refused(self, failed: LaunchFailure, progress: tuple[TaskProgress, ...]) -> Ending:
         """Returns the ending after a failed launch: the workload fails, or is queued again.
 
-        If only one machine that its owner lends says that the workload is at fault, neither of them is blamed.
+        If only one lent machine blames the workload, neither the workload nor the machine is blamed.
 
         From the second consecutive failure on, the workload is queued again after a backoff. Otherwise the scheduler
         would place it on the same machines within a second.
@@ -430,14 +432,14 @@ class AttemptRun:
         return await self._after_backoff(again, self._state.refusals)
 
     async def _after_backoff(self, ending: Ending, times: int) -> Ending:
-        """Returns the ending after a backoff that grows with each of consecutive `times`; mail may end it early."""
+        """Waits for a backoff that grows with `times`, then returns the ending. A message may end the wait early."""
         pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (times - 2))
-        told = await self._mailbox.unless_told(asyncio.sleep(pause_s))
-        return replace(stopped_early(told), progress=ending.progress) if isinstance(told, Mail) else ending
+        told = await self._inbox.unless_told(asyncio.sleep(pause_s))
+        return replace(stopped_early(told), progress=ending.progress) if isinstance(told, WorkloadMessage) else ending
 
 
 def _takes_at_once(leaving: Reason) -> bool:
-    """Returns whether the owner of a machine takes it without notice, so that its agent kills the tasks."""
+    """Returns whether the owner takes a machine back without notice, so that its agent kills the tasks."""
     at_s, ends_at_s = leaving.detail.get("at_s"), leaving.detail.get("ends_at_s")
     if leaving.detail.get("platform") != OWNER or not isinstance(at_s, float | int):
         return False

@@ -1,4 +1,4 @@
-"""The first seconds of workloads that were awarded together on one machine, in one workflow instead of one for each."""
+"""One workflow for the first seconds of several workloads that were awarded together on one machine."""
 
 from datetime import timedelta
 
@@ -25,8 +25,8 @@ class BundleWorkflow:
     """Runs the first attempts of short workloads to their ends, if their tasks succeed.
 
     Every other workload leaves the bundle: a workflow of its own takes the attempt over, as if it replaced a lost one.
-    So mail never goes to a bundle. The workflow that mail starts may run beside the bundle: each effect is idempotent,
-    and an agent that has stopped an attempt refuses to start it.
+    So a bundle never gets messages. A workflow that a message starts may run beside the bundle: each effect is
+    idempotent, and an agent that has stopped an attempt refuses to start it.
     """
 
     @workflow.run
@@ -34,7 +34,7 @@ class BundleWorkflow:
         """Runs the bundle to its end."""
         try:
             plans = await record(Activity.STAGE_BUNDLE, bundle, dict[str, LaunchPlan], tries=1)
-        except FailureError:  # Their own workflows try again.
+        except FailureError:  # The workflows of the workloads try again.
             plans = {}
         leaving = [workload for workload in bundle.workloads if workload not in plans]
         until_s = workflow.time() + _LONGEST_S

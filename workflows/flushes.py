@@ -10,12 +10,12 @@ _SLACK_S = 5.0
 
 
 class PendingSaves:
-    """The released attempts whose tasks are still saving; usually empty. True while it is not empty."""
+    """The released attempts whose tasks are still saving; usually none. The object is true while there are any."""
 
     def __init__(self) -> None:
         self._going: list[asyncio.Task[None]] = []
         self._by_s = 0.0
-        """The deadline of the last one (workflow time)."""
+        """The latest deadline of the attempts (workflow time)."""
 
     def __bool__(self) -> bool:
         return bool(self._going)

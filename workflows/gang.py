@@ -25,11 +25,11 @@ with workflow.unsafe.imports_passed_through():
 
 _RUN_S = 3650 * 86400.0
 _TIMED_OUT = "TemporalTimeout:StartToClose"
-"""Temporal's name of a try that took too long in `non_retryable_error_types`."""
+"""Temporal's name of a start-to-close timeout in `non_retryable_error_types`."""
 _WITHDRAWN_S = 5.0
-"""How long the end of a withdrawn launch is waited for before its agent is asked to stop the tasks."""
+"""How long to wait for the end of a withdrawn launch before its agent is asked to stop the tasks."""
 _SHOWN = 200
-"""Most characters of an agent's value that a message shows."""
+"""Maximum length of an agent's value in messages, in characters."""
 _FAILURE_GRACE_S = 10.0
 """The maximum grace of the remaining tasks of a gang after one of its tasks has failed."""
 
@@ -101,13 +101,13 @@ class GangTasks:
             schedule_to_start_timeout=timedelta(seconds=self._plan.node_lost_after_s),
             start_to_close_timeout=timedelta(seconds=self._limit_s(node.machine) or LONGEST_S),
             heartbeat_timeout=timedelta(seconds=self._plan.heartbeat_timeout_s),
-            # The time is for all tries together: a machine that used it up does not get it again.
+            # The limit covers all tries together: a machine that has used it up gets no second one.
             retry_policy=RetryPolicy(maximum_attempts=3, non_retryable_error_types=[_TIMED_OUT]),
         )
         return prepared
 
     def _limit_s(self, machine: str) -> float | None:
-        """Returns how long the preparation may take on a machine that its owner lends; None: on another machine."""
+        """Returns how long the preparation may take on a lent machine; None: the machine is not lent, so no limit."""
         return self._plan.launch_limit_s if self._is_lent(machine) else None
 
     def _is_lent(self, machine: str) -> bool:
@@ -131,10 +131,10 @@ class GangTasks:
 
     @staticmethod
     def _worse(known: LaunchFailure | None, other: LaunchFailure) -> LaunchFailure:
-        """Returns the failure to report: one that the workload is to blame for, else the earlier one.
+        """Returns which failure to report: a failure that blames the workload, else the earlier one.
 
-        Of several for which the workload is to blame, a machine that is not lent confirms those of lent machines, and
-        two lent machines confirm each other.
+        Failures on lent machines that blame the workload are confirmed by such a failure on a machine that is not lent,
+        or on a second lent machine.
         """
         if known is None or (other.blames_workload and not known.blames_workload):
             return other
@@ -184,9 +184,9 @@ class GangTasks:
         except ActivityError as error:
             outcome = NodeOutcome(machine=machine, exits=[], progress=[], stopped=True)
             if machine in self._withdrawn and isinstance(error.cause, CancelledError):
-                return outcome  # How it ended is only known after a stop.
+                return outcome  # The outcome is only known after a stop.
             if machine in self._outcomes:
-                return outcome  # A stop has already told how it ended.
+                return outcome  # A stop has already returned the outcome.
             if _stopped_before(error):
                 self._stopped_before = True
             elif isinstance(error.cause, ApplicationError):
@@ -199,7 +199,7 @@ class GangTasks:
         return outcome
 
     def _keep(self, machine: str, outcome: NodeOutcome) -> None:
-        """Keeps how the tasks on a machine ended; the first of the answers to the run and to the stop that has exits.
+        """Stores how the tasks on a machine ended: the first answer, to the run or to the stop, that has exit codes.
 
         An agent that was restarted refuses the run of an attempt that it has stopped, and this refusal may arrive after
         the answer to the stop.
@@ -233,7 +233,7 @@ class GangTasks:
 
     @property
     def elements(self) -> list[ElementResult]:
-        """Of a runner: what its machine has reported about its elements with its end."""
+        """What a runner's machine reported about array elements when the runner ended."""
         return [one for outcome in self._outcomes.values() for one in outcome.elements]
 
     async def stop(self, grace_s: float, lost: str | None = None) -> None:
@@ -277,7 +277,7 @@ class GangTasks:
                 heartbeat_timeout_s=self._plan.heartbeat_timeout_s,
             )
         except ActivityError:
-            # Whether the agent is silent or answers with a failure: it is unknown whether its tasks still run.
+            # The agent is silent or answers with a failure, so it is unknown whether its tasks still run.
             self._lost = self._lost or machine
             self.silent.add(machine)
             return
@@ -314,7 +314,7 @@ class GangTasks:
         )
 
     def _own_progress(self, machine: str) -> list[TaskProgress]:
-        """Returns what a machine has reported about tasks that are placed on it."""
+        """Returns the progress that a machine has reported, limited to tasks that are placed on it."""
         reported = self._outcomes[machine].progress
         placed = next(n.tasks for n in self._plan.nodes if n.machine == machine)
         return [p for p in reported if p.task in placed.get(p.job, ())]
@@ -350,14 +350,14 @@ class GangTasks:
             first.not_ready,
             first.disk,
             machine,
-            max(0, first.restarts),  # The agent of a volunteer's machine may say anything.
+            max(0, first.restarts),  # A volunteer's agent may report any number.
         )
 
 
 def _wrong_prepared(node: NodeLaunch, answer: NodePrepared) -> str | None:
-    """Returns what is wrong with an agent's response, which the tasks on all machines would use; None: nothing is.
+    """Returns the error in an agent's answer to `prepare`, which the tasks on all machines would use; None: none.
 
-    The agent of a volunteer's machine may answer anything, also with ports of jobs that other machines lead.
+    A volunteer's agent may answer anything, for example with ports of jobs that other machines lead.
     """
     if not is_host(answer.address):
         return f"address: {answer.address[:_SHOWN]!r}: must be {HOST_RULE}"

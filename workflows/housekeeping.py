@@ -13,7 +13,7 @@ ROUNDS = 500
 """The workflow continues as new after this many rounds."""
 REST_S = 300.0
 _TRIES = 3
-"""The number of tries of an activity in one round. Then the next round tries it again, so others are not blocked."""
+"""Number of tries of an activity in one round. Then other activities run, and the next round tries it again."""
 
 
 @workflow.defn(name="HousekeepingWorkflow")

@@ -1,4 +1,4 @@
-"""The elements of an array that a runner's attempt runs: leases chunks of them, and lets the agent run these."""
+"""Runs the array elements of a runner's attempt: leases them in chunks, and lets the agent run each chunk."""
 
 import asyncio
 from contextlib import suppress
@@ -29,7 +29,7 @@ _MOST_EVENTS = 4000
 
 
 class Lane:
-    """The chunks of a runner's attempt, which has one machine."""
+    """Leases and runs the chunks of a runner's attempt, on its one machine."""
 
     def __init__(self, workload_id: str, attempt: int, plan: LaunchPlan) -> None:
         self._id = workload_id
@@ -37,7 +37,7 @@ class Lane:
         self._plan = plan
         self._machine = plan.nodes[0].machine
         self._results: list[ElementResult] = []
-        """Those of the last chunk."""
+        """The elements of the last chunk."""
         self._going: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -57,7 +57,7 @@ class Lane:
                 return
 
     async def _chunk(self, leased: list[LeasedElement]) -> ElementsRun:
-        """Lets the agent run a chunk, or end if it is empty. If the machine is lost, returns the known results."""
+        """Lets the agent run a chunk; an empty one ends the runner. Returns known results if the machine is lost."""
         try:
             run: ElementsRun = await workflow.execute_activity(
                 Activity.RUN_ELEMENTS.value,
@@ -90,8 +90,8 @@ class Lane:
         """Returns the known results of the last chunk after the end of the attempt.
 
         Args:
-            reported: what the agent has told with the end of the attempt.
-            silent: whether it did not tell it. The chunk then ends when its heartbeats have stopped for long enough.
+            reported: the results that the agent reported at the end of the attempt.
+            silent: whether the agent did not report the end. The chunk then ends when its heartbeats time out.
         """
         if self._going is not None:
             if not silent:

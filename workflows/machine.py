@@ -63,7 +63,7 @@ class MachineWorkflow:
 
     @workflow.signal
     def paced(self, pace: Pace) -> None:
-        """Signals how often the tasks on the machine should save. Only the newest value counts."""
+        """Signals how often the tasks on the machine should save; only the newest value counts."""
         self._pace = pace
 
     @workflow.run
@@ -84,7 +84,7 @@ class MachineWorkflow:
             if welcome.unknown and self._hello is None:
                 return  # The next hello starts a new workflow.
             if welcome.refused:
-                continue  # If the machine's own agent still runs, it sends another hello, because nothing attends.
+                continue  # If the machine's real agent still runs, it sends another hello: no attend activity runs.
             attend = Attend(machine, hello.incarnation, welcome.stop)
             if await self._stop_all(machine, [(run, 0.0) for run in welcome.stop], welcome) is None:
                 await self._attend(attend, welcome, hello)
@@ -141,7 +141,7 @@ class MachineWorkflow:
             if attendance.done():
                 detaches = isinstance(error := attendance.exception(), ActivityError) and type_of(error) == DETACHED
                 patience_s = _patience_s(error, welcome)
-                # The next agent says hello before it attends. One that only detaches again would keep this loop busy.
+                # The next agent sends a hello before it attends. An agent that only detaches would keep this loop busy.
                 if patience_s is None or (detaches and has_detached):
                     await record(Activity.MACHINE_LOST, attend)
                     return
@@ -157,7 +157,7 @@ class MachineWorkflow:
         give_up(attendance)
 
     def _is_over(self, notice: MachineNotice) -> bool:
-        """Returns whether the owner has lent the machine again since this notice, which was late."""
+        """Returns whether a late notice is void, because the owner has lent the machine again since."""
         of_owner = notice.run is None and notice.notice.platform == OWNER
         return of_owner and notice.notice.at_s < self._lent_at_s
 
@@ -165,9 +165,10 @@ class MachineWorkflow:
         return attendance.done() or self._hello is not None or self._unconfirmed != []
 
     async def _clear(self, attend: Attend, welcome: Welcome, attendance: workflow.ActivityHandle[None]) -> bool:
-        """Stops released runs on the machine, after which it takes work again. Other tasks continue to run.
+        """Stops released runs on the machine, which then accepts work again. Other tasks continue to run.
 
-        Returns False if the agent answers with a failure. If it does not answer, the attendance decides.
+        Returns False if the agent answers with a failure. If it does not answer, the attend activity finds out whether
+        the machine is lost.
         """
         runs, self._unconfirmed = self._unconfirmed, []
         stopping = asyncio.ensure_future(self._stop_all(attend.machine, runs, welcome))
@@ -183,7 +184,7 @@ class MachineWorkflow:
         return True
 
     async def _until(self, holds: Callable[[], bool]) -> None:
-        """Waits until `holds` is true. Records notices immediately meanwhile: some give only five seconds."""
+        """Waits until `holds` is true. Meanwhile records notices immediately, because some give only five seconds."""
         while True:
             await workflow.wait_condition(lambda: holds() or self._notices != [] or self._pace is not None)
             if self._pace is not None:
@@ -209,7 +210,7 @@ async def _set_pace(pace: Pace) -> None:
 
 
 def _last_chance_s(welcome: Welcome) -> float:
-    """Returns the time that an agent has to attend again after a heartbeat timeout."""
+    """Returns how long an agent has to start attending again after a heartbeat timeout."""
     return min(_LAST_CHANCE_S, welcome.lost_after_s / 2)
 
 
@@ -217,7 +218,7 @@ def _attendance(attend: Attend, welcome: Welcome, patience_s: float) -> workflow
     """Starts the attend activity on the agent, which must begin within `patience_s` and then send heartbeats.
 
     Heartbeats are the main load of an idle machine on the Temporal service, so their timeout is long: it takes nearly
-    all of the time after which a silent machine is lost. Only a short rest remains to attend again.
+    all of the time after which a silent machine is lost. Only a short time remains to attend again.
     """
     return workflow.start_activity(
         Activity.ATTEND.value,
@@ -237,7 +238,7 @@ def _attendance(attend: Attend, welcome: Welcome, patience_s: float) -> workflow
 
 
 def _patience_s(error: BaseException | None, welcome: Welcome) -> float | None:
-    """Returns the time to attend again that an agent has after the activity failed; None: the machine is lost."""
+    """Returns how long an agent has to start attending again after the activity failed; None: the machine is lost."""
     if isinstance(error, ActivityError):
         if isinstance(error.cause, TimeoutError) and error.cause.type == TimeoutType.HEARTBEAT:
             return _last_chance_s(welcome)

@@ -104,7 +104,7 @@ class PlacementRunWorkflow:
 
 
 async def _in_peace(activity: Activity, ref: PlacementRunRef, ticket: PlacementRunTicket) -> str | None:
-    """Runs an activity that gathers and searches, possibly for hours; returns its error message, or None on success."""
+    """Runs the planning activity, possibly for hours; returns its error message, or None on success."""
     try:
         await workflow.execute_activity(
             activity.value,

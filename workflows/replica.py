@@ -34,5 +34,5 @@ class ReplicaWorkflow:
 
     @workflow.signal
     def asked(self) -> None:
-        """Signals a new request for the replica. Partitions that it lacks by now are copied, too."""
+        """Signals a new request for the replica. Partitions that were appended meanwhile are copied, too."""
         self._asked = True

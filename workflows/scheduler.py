@@ -29,7 +29,7 @@ _AFTER_ERROR_S = 5.0
 
 @workflow.defn(name="SchedulerWorkflow")
 class SchedulerWorkflow:
-    """The scheduling loop of the installation. It ticks at every scan interval, and after each change that may matter.
+    """The scheduling loop of the installation. It ticks at every scan interval, and after changes that may matter.
 
     Several changes may be combined into one tick.
     """

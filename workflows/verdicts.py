@@ -18,18 +18,18 @@ with workflow.unsafe.imports_passed_through():
     )
     from domain.lifecycle.gangs import GangEnd, LaunchFailure
     from domain.lifecycle.suspicion import NONE, Suspicion, doubt
-    from domain.protocol.mail import Mail
+    from domain.protocol.workload_messages import WorkloadMessage
     from domain.protocol.workloads import LaunchPlan, WorkloadInput
 
 
 class Verdicts:
-    """Decides what follows from the end of each attempt of a workload."""
+    """Decides what happens after the end of each attempt of a workload: success, failure, or another attempt."""
 
     def __init__(self, state: WorkloadInput) -> None:
         self._state = state
 
-    def judge(self, end: GangEnd, plan: LaunchPlan, told: Mail | None, timed_out: bool = False) -> Ending:
-        """Returns what follows from the end of a gang and the mail `told`. `state.ran_s` must include its runtime."""
+    def judge(self, end: GangEnd, plan: LaunchPlan, told: WorkloadMessage | None, timed_out: bool = False) -> Ending:
+        """Returns the decision after a gang's end. `told`: the message that stopped it, if any."""
         state = self._state
         case = EndedAttempt(
             end,
@@ -47,13 +47,13 @@ class Verdicts:
         return ending
 
     def suspicion(self) -> Suspicion:
-        """Returns the failures that are not confirmed."""
+        """Returns the failures that no second machine has confirmed."""
         return Suspicion(tuple(self._state.suspects), self._state.unconfirmed)
 
     def count_late(self, end: GangEnd, plan: LaunchPlan, left: Suspicion) -> None:
         """Updates the counts after the end of an attempt that was released while its tasks saved.
 
-        `left`: the suspicion at its release. If a later attempt has failed since, that failure stays suspicious.
+        `left`: the unconfirmed failures at its release. A failure of a later attempt stays unconfirmed.
         """
         counts = count_loads(self._counts(), end, False)
         if counts.suspicion == left:
@@ -61,10 +61,10 @@ class Verdicts:
         self._keep(counts)
 
     def doubted(self, failed: LaunchFailure) -> LaunchFailure | None:
-        """Returns a launch failure without blame, because only one lent machine blames the workload.
+        """Returns a launch failure that blames nobody, because only one lent machine blames the workload.
 
-        None: the failure is confirmed, so that the workload is to blame. The machine may well be honest, so the failure
-        does not count towards its cordon. The workload avoids the machine anyway.
+        None: the failure is confirmed, so the workload is to blame. The machine may be honest, so the failure does not
+        count towards its cordon. The workload avoids the machine in any case.
         """
         counts = self._counts()
         found = None

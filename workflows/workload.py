@@ -11,13 +11,13 @@ with workflow.unsafe.imports_passed_through():
     from domain.lifecycle.retry_limits import PREEMPTIONS, limit_reached
     from domain.phases import TERMINAL_PHASES, Phase
     from domain.protocol.activities import Activity
-    from domain.protocol.mail import Mail, MailKind
+    from domain.protocol.workload_messages import MessageKind, WorkloadMessage
     from domain.protocol.workloads import TASKS_MAY_RUN, ReleaseRequest, WorkloadInput
     from domain.reasons import ReasonCode
     from workflows.activity_calls import record, show_in_temporal, type_of
     from workflows.attempt import AttemptRun, transition
     from workflows.flushes import PendingSaves
-    from workflows.mailbox import Mailbox
+    from workflows.inbox import Inbox
     from workflows.verdicts import Verdicts
 
 LONG_HISTORY_EVENTS = 2000
@@ -26,20 +26,20 @@ LONG_HISTORY_EVENTS = 2000
 
 @workflow.defn(name="WorkloadWorkflow")
 class WorkloadWorkflow:
-    """The workflow of one workload, from its first award to its end. It receives all events as `mail`."""
+    """The workflow of one workload, from its first award to its end. Its signal `mail` receives all messages."""
 
     @workflow.init
     def __init__(self, state: WorkloadInput) -> None:
-        # Runs before the first signal, so that mail which an earlier run received is dropped as a duplicate.
+        # Runs before the first signal, so that a message which an earlier run received is dropped as a duplicate.
         self._state = state
-        self._mailbox = Mailbox(state)
+        self._inbox = Inbox(state)
         self._flushes = PendingSaves()
         self._verdicts = Verdicts(state)
 
     @workflow.signal
-    def mail(self, mail: Mail) -> None:
+    def mail(self, message: WorkloadMessage) -> None:
         """Receives a message from the outbox. Duplicates are dropped."""
-        self._mailbox.put(mail)
+        self._inbox.put(message)
 
     @workflow.run
     async def run(self, state: WorkloadInput) -> str:
@@ -57,33 +57,33 @@ class WorkloadWorkflow:
                 await self._flushes.ended()
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 self._state.placed = False
-                self._mailbox.save()
+                self._inbox.save()
                 workflow.continue_as_new(self._state)
 
     async def _one_attempt(self) -> Ending:
-        """Waits for an award and runs its attempt; returns how it ended. Mail of another kind may end the wait."""
-        mail = await self._mailbox.next({MailKind.AWARDED, MailKind.CANCEL, MailKind.FINISHED})
-        if mail.kind != MailKind.AWARDED:
-            expired, end = code_of(mail) == ReasonCode.PENDING_EXPIRED, stopped_early(mail)
+        """Waits for an award and runs its attempt; returns how it ended. A message of another kind may end the wait."""
+        message = await self._inbox.next({MessageKind.AWARDED, MessageKind.CANCEL, MessageKind.FINISHED})
+        if message.kind != MessageKind.AWARDED:
+            expired, end = code_of(message) == ReasonCode.PENDING_EXPIRED, stopped_early(message)
             end = replace(end, phase=Phase.FAILED) if expired else end
             if await transition(self._state, end.phase, end.reason):
                 return end
-            # A newer attempt has been awarded. The mail applies to that attempt; an expiry is void.
+            # A newer attempt has been awarded. The message applies to that attempt; an expiry is void.
             if not expired:
-                self._mailbox.put_for_any(mail)
-            mail = await self._mailbox.next({MailKind.AWARDED})
-        self._state.attempt = mail.attempt
+                self._inbox.put_for_any(message)
+            message = await self._inbox.next({MessageKind.AWARDED})
+        self._state.attempt = message.attempt
         show_in_temporal(
             phase=Phase.PLACING.value,
-            region=str(mail.detail.get("region", "")),
-            rank=mail.detail.get("rank"),
-            attempt=mail.attempt,
+            region=str(message.detail.get("region", "")),
+            rank=message.detail.get("rank"),
+            attempt=message.attempt,
         )
-        attempt = self._attempt(ready=bool(mail.detail.get("ready")))
+        attempt = self._attempt(ready=bool(message.detail.get("ready")))
         return await self._release(attempt, await attempt.follow(FIRST))
 
     def _attempt(self, *, ready: bool) -> AttemptRun:
-        return AttemptRun(self._state, self._mailbox, self._flushes, self._verdicts, ready=ready)
+        return AttemptRun(self._state, self._inbox, self._flushes, self._verdicts, ready=ready)
 
     async def _release(self, attempt: AttemptRun, end: Ending) -> Ending:
         """Releases the attempt; returns how it ended.
@@ -108,7 +108,7 @@ class WorkloadWorkflow:
         return end
 
     def _final(self, end: Ending) -> Ending:
-        """Returns the ending, which is a failure if the workload is not queued again after it."""
+        """Returns the ending, turned into a failure if the workload is not queued again after it."""
         if self._state.one_attempt:
             return final(end)
         reason = None if end.phase in TERMINAL_PHASES else limit_reached(end.reason, self._state)
@@ -128,7 +128,8 @@ class WorkloadWorkflow:
                 progress=list(end.progress),
                 elements=attempt.elements,
                 blames_machine=end.blames_machine,
-                # Do not await anything between the gang's result and here: its cancelled runs would count as silent.
+                # Do not await between the gang's result and this line: cancelled runs would count as machines that did
+                # not answer.
                 silent_machines=sorted(silent),
                 flushing_s=end.flushing_s or 0.0,
                 unstarted=gang is None,

@@ -1,8 +1,8 @@
 """The loop that reconciles pools, the ledger and the machines at the providers.
 
 A round lists the machines of each provider, compares them with the ledger, and brings pools to their size. A difference
-is acted on only if the next round finds it again. A round writes only rows, with mail to the instances' workflows. So
-it may be killed at any moment, and Temporal may lose its state.
+is acted on only if the next round finds it again. A round writes only rows, with messages to the instances' workflows.
+So it may be killed at any moment, and Temporal may lose its state.
 """
 
 import logging

@@ -24,7 +24,7 @@ def add_instance(
     wanted_by: Mapping[str, Sequence[int]] | None = None,
     workload: str | None = None,
 ) -> str:
-    """Writes a new instance of an offer into the ledger, with the mail that starts its workflow; returns its id.
+    """Writes a new instance of an offer into the ledger, with the message that starts its workflow; returns its id.
 
     Args:
         session: the session whose transaction records the request.

@@ -83,7 +83,7 @@ def _reason(
 
 
 def request_instance(session: Session, pool: Pool, offer: Offer, claims: Claims | None = None) -> str:
-    """Writes a new instance of an offer into the ledger, with the mail that starts its workflow; returns its id."""
+    """Writes a new instance of an offer into the ledger, with the message that starts its workflow; returns its id."""
     cluster = cluster_of(pool.name, offer)
     make_cluster(session, offer.region, cluster, offer)
     return add_instance(session, offer, pool.name, cluster, wanted_by=_claims_to_json(claims or {}))

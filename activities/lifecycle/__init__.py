@@ -1,1 +1,1 @@
-"""Activities on workloads and machines: mail to workflows, launches, releases, progress, reconciling, housekeeping."""
+"""Activities on workloads and machines: messages, launches, releases, progress, reconciling, housekeeping."""

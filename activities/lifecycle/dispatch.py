@@ -1,7 +1,7 @@
-"""Delivers the outbox: sends its mail to Temporal after the transaction that wrote it has committed, at least once.
+"""Delivers the outbox: sends its messages to Temporal, at least once, after the transaction that wrote them.
 
-Mail to one receiver is delivered in order. A mail that cannot be delivered now blocks later mail to the same receiver
-only. A malformed row is marked as delivered, and an error is logged.
+Messages to one receiver are delivered in order. A message that cannot be delivered now blocks later messages to the
+same receiver only. A malformed row is marked as delivered, and an error is logged.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from activities.workflow_start import ensure_workflow
 from domain import ids
 from domain.protocol.bundles import FIRST_ATTEMPT, Bundle
 from domain.protocol.data import ON_DEMAND, ReplicateTable, Scrub
-from domain.protocol.mail import Mail, MailKind
 from domain.protocol.services import ServiceRef
 from domain.protocol.sessions import OpenSession
+from domain.protocol.workload_messages import MessageKind, WorkloadMessage
 from infra.config.scheduling import CapacitySettings, SchedulerSettings
 from infra.db import notifications
 from infra.db.array_rows import end_array
@@ -40,15 +40,15 @@ _log = logging.getLogger(__name__)
 _BATCH = 200
 _AT_ONCE = 16
 _POLL_S = 5.0
-"""The poll interval, for mail whose notification was lost while the listener reconnected."""
+"""The poll interval, for messages whose notification was lost while the listener reconnected."""
 _IN_VAIN_S = 0.03
-"""The pause after a notification without due mail. While the scheduler's wakes are rate-limited, every change sends
+"""The pause after a notification without due message. While the scheduler's wakes are rate-limited, every change sends
 one."""
 _REST_S = 1.0
 _SCHEDULER = SchedulerSettings()
 _CAPACITY = CapacitySettings()
 _LONGEST_REST_S = 60.0
-"""The maximum backoff for a receiver that refuses its mail. It starts at `_REST_S` and doubles."""
+"""The maximum backoff for a receiver that refuses its message. It starts at `_REST_S` and doubles."""
 _AWAY = frozenset({RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED})
 _RECEIVER = func.coalesce(Outbox.workload, case((Outbox.kind == "wake", "wake"), else_=cast(Outbox.id, Text)))
 """The receiver of a row: a workload, the scheduler, or, for other kinds, a receiver of this row only."""
@@ -72,7 +72,7 @@ class _Rest:
 
 def _is_first_award(row: _Row) -> bool:
     body = row.body
-    return row.kind == "mail" and (body.get("kind"), body.get("attempt")) == (MailKind.AWARDED.value, FIRST_ATTEMPT)
+    return row.kind == "mail" and (body.get("kind"), body.get("attempt")) == (MessageKind.AWARDED.value, FIRST_ATTEMPT)
 
 
 class _Undeliverable(Exception):
@@ -106,7 +106,7 @@ class Dispatcher:
         self._resting: dict[str, _Rest] = {}
 
     async def run(self) -> None:
-        """Runs until cancelled. If Postgres or Temporal does not answer, mail is delayed but not lost."""
+        """Runs until cancelled. If Postgres or Temporal does not answer, messages are delayed but not lost."""
         listener = asyncio.create_task(self._listen())
         try:
             while True:
@@ -141,13 +141,13 @@ class Dispatcher:
                 async with await notifications.connect(self._url) as connection:
                     await connection.execute(f"listen {CHANNEL}")
                     while True:
-                        self._due.set()  # In the first round, finds mail from before this connection listened.
+                        self._due.set()  # In the first round, finds messages from before this connection listened.
                         await notified(connection)
             except psycopg.Error:
                 await asyncio.sleep(1.0)
 
     async def _deliver_batch(self) -> int:
-        """Delivers due mail, at most `_BATCH` rows; returns the number of rows."""
+        """Delivers due messages, at most `_BATCH` rows; returns the number of rows."""
         now_s = time.monotonic()
         self._alive()
         if (wake := self._resting.get("wake")) is not None and wake.until_s <= now_s and wake.length_s < _REST_S:
@@ -157,22 +157,24 @@ class Dispatcher:
         by_receiver: dict[str, list[_Row]] = {}
         for row in rows:
             by_receiver.setdefault(row.receiver, []).append(row)
-        done = await self._start_bundles([m for mails in by_receiver.values() if len(mails) == 1 for m in mails])
+        done = await self._start_bundles(
+            [m for messages in by_receiver.values() if len(messages) == 1 for m in messages]
+        )
         started = set(done)
-        by_receiver = {who: mails for who, mails in by_receiver.items() if mails[0].id not in started}
+        by_receiver = {who: messages for who, messages in by_receiver.items() if messages[0].id not in started}
 
-        async def deliver_all(receiver: str, mails: list[_Row]) -> None:
+        async def deliver_all(receiver: str, messages: list[_Row]) -> None:
             async with gate:
                 if receiver == "wake":
                     await self._wake()  # One wake stands for all of them.
-                    done.extend(m.id for m in mails)
+                    done.extend(m.id for m in messages)
                     return
-                for mail in mails:
+                for message in messages:
                     try:
-                        await self._deliver(mail)
+                        await self._deliver(message)
                     except _Undeliverable as error:
-                        _log.error("outbox: row %d is malformed and is set aside: %s", mail.id, error)
-                    done.append(mail.id)
+                        _log.error("outbox: row %d is malformed and is set aside: %s", message.id, error)
+                    done.append(message.id)
                     self._alive()
 
         results = await asyncio.gather(*(deliver_all(*r) for r in by_receiver.items()), return_exceptions=True)
@@ -182,7 +184,7 @@ class Dispatcher:
         return len(rows)
 
     def _note(self, receiver: str, failure: BaseException | None) -> None:
-        """Applies a backoff to a receiver that refused its mail, and resets it after a success.
+        """Applies a backoff to a receiver that refused a message, and resets it after a success.
 
         Raises:
             Exception: the failure, if Temporal or Postgres does not answer. That is not a refusal by the receiver.
@@ -223,8 +225,10 @@ class Dispatcher:
             if row.kind == "start" and row.workload is not None:
                 deliver: Coroutine[Any, Any, object] = self._start(row.workload)
             elif row.kind == "mail" and row.workload is not None:
-                mail = Mail(row.id, MailKind(body["kind"]).value, int(body["attempt"]), dict(body["detail"]))
-                deliver = self._mail(row.workload, mail)
+                message = WorkloadMessage(
+                    row.id, MessageKind(body["kind"]).value, int(body["attempt"]), dict(body["detail"])
+                )
+                deliver = self._message(row.workload, message)
             elif row.kind == "replicate":
                 asked = ReplicateTable(body["table"], body["source"], body["target"], body.get("share", ON_DEMAND))
                 deliver = self._replicate(asked)
@@ -249,16 +253,16 @@ class Dispatcher:
             raise _Undeliverable(f"{type(error).__name__}: {error}") from error
         await deliver
 
-    async def _start_bundles(self, mails: Sequence[_Row]) -> list[int]:
-        """Starts workflows that each run several workloads which were just awarded; returns the mail of their awards.
+    async def _start_bundles(self, messages: Sequence[_Row]) -> list[int]:
+        """Starts workflows that each run several workloads which were just awarded; returns the ids of their messages.
 
-        Other mail, and that of a bundle which an earlier delivery has started or which Temporal refuses, is delivered
-        to each workload.
+        Other messages, and those of a bundle which an earlier delivery has started or which Temporal refuses, are
+        delivered to each workload.
 
         Raises:
             RPCError: Temporal does not answer.
         """
-        awards = {m.workload: m.id for m in mails if m.workload is not None and _is_first_award(m)}
+        awards = {m.workload: m.id for m in messages if m.workload is not None and _is_first_award(m)}
         bundles = await in_db(self._engine, read_bundles, list(awards)) if len(awards) > 1 else []
 
         async def start(bundle: Bundle) -> list[int]:
@@ -277,25 +281,25 @@ class Dispatcher:
     async def _start(self, workload: str) -> bool | None:
         """Starts a live workload's workflow; returns False if it already runs, and None if the workload has ended.
 
-        The workflow starts from the current state in Postgres, which may be newer than the mail.
+        The workflow starts from the current state in Postgres, which may be newer than the message.
         """
         start = await in_db(self._engine, read_start, workload)
         return None if start is None else await start_workflow(self._client, start)
 
-    async def _mail(self, workload: str, mail: Mail) -> None:
+    async def _message(self, workload: str, message: WorkloadMessage) -> None:
         # A workload that was never placed has no workflow. The first award starts it, with its attempt placed.
-        is_first = mail.kind == MailKind.AWARDED and mail.attempt == 1
+        is_first = message.kind == MessageKind.AWARDED and message.attempt == 1
         if is_first and await self._start(workload) is not False:
             return
         handle = self._client.get_workflow_handle(ids.workload_workflow_id(workload))
         try:
-            await handle.signal("mail", mail)
+            await handle.signal("mail", message)
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
             # The workload has ended, or Temporal lost the workflow. In that case a new one continues from Postgres.
             if await self._start(workload) is not None:
-                await handle.signal("mail", mail)
+                await handle.signal("mail", message)
 
     async def _unconfirmed(self, machine_workflow: str, run: str, grace_s: float) -> None:
         try:

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import BindParameter, bindparam, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.protocol.workloads import ReleaseRequest
 from infra.db import outbox
 from infra.db.models import Allocation, Attempt, Eviction, Machine
@@ -46,7 +46,7 @@ def release(session: Session, requests: Sequence[ReleaseRequest]) -> tuple[datet
     workload, its attempt's machines by id, locked. The caller holds the locks of the workloads.
 
     On the silent machines of a request, tasks of the attempt may still run. Such a machine takes no work until its
-    workflow has stopped them; the tasks have `flushing_s` to save. Successors on such a machine get a mail that the
+    workflow has stopped them; the tasks have `flushing_s` to save. Successors on such a machine get a message that the
     machine is lost.
     """
     asked = {request.workload_id: request for request in requests}
@@ -86,11 +86,11 @@ def _block(
 ) -> None:
     """Blocks new work on a locked machine on which tasks of the allocation `given` may still run."""
     if machine.state == "lost":
-        return  # The tasks are stopped when the machine returns, and the successors have their mail already.
+        return  # The tasks are stopped when the machine returns, and the successors have their messages.
     machine.state = "joining"
     outbox.unconfirmed(session, machine.id, f"{given.workload}.{given.attempt}", flushing_s)
     for heir in heirs:
-        outbox.mail(session, heir.workload, MailKind.MACHINE_LOST, heir.attempt, machine=machine.id)
+        outbox.message(session, heir.workload, MessageKind.MACHINE_LOST, heir.attempt, machine=machine.id)
 
 
 def unconfirmed(session: Session, machine: str) -> list[str]:
@@ -127,8 +127,8 @@ def _hand_over(given: Allocation, successor: Allocation, withheld: int) -> None:
     """Gives a successor what it awaits of a released allocation.
 
     A successor that gets slots that the owner has taken back meanwhile (`withheld`) does not become ready: the agent
-    would refuse its tasks. It has mail that ends it (`activities.lifecycle.machines`). Until then it keeps the slots,
-    because a promised slot must have a holder.
+    would refuse its tasks. It has a message that ends it (`activities.lifecycle.machines`). Until then it keeps the
+    slots, because a promised slot must have a holder.
     """
     slots = successor.awaited & given.slots
     cpus = min(successor.awaited_cpus_milli, given.cpus_milli - given.awaited_cpus_milli)
@@ -153,4 +153,4 @@ def _notify_if_ready(session: Session, workload: str, attempt: int) -> None:
     )
     if waiting == 0 and row is not None and row.ready_at is None and row.released_at is None:
         row.ready_at = func.clock_timestamp()
-        outbox.mail(session, workload, MailKind.SLOTS_READY, attempt)
+        outbox.message(session, workload, MessageKind.SLOTS_READY, attempt)

@@ -30,7 +30,7 @@ from infra.db.tenants import Archive, ArchivePart
 from mizzen.objects import ObjectStore
 
 _EXPIRED_AT_ONCE = 1000
-_KEEP_MAIL_S = 3600.0
+_KEEP_MESSAGES_S = 3600.0
 _KEEP_REQUESTS_S = 86400.0
 """The retention time of the counts of requests of services."""
 _KEEP_CHANGES_S = 3600.0
@@ -69,8 +69,8 @@ class HousekeepingActivities:
         """Deletes objects of finished workloads, remains of interrupted writers and copies, and old records.
 
         The objects of a workload are its logs, outputs, checkpoints and launch descriptions. Old records include
-        changes and delivered mail. A workload's records are kept longer than its objects, and its events at least as
-        long as the workload's row.
+        changes and delivered messages. A workload's records are kept longer than its objects, and its events at least
+        as long as the workload's row.
         """
         with heartbeating(), self._rounds.one() as failures:
             # Records do not depend on stores that may not answer.
@@ -94,7 +94,7 @@ class HousekeepingActivities:
             session.execute(delete(ServiceRequests).where(ServiceRequests.second < time.time() - _KEEP_REQUESTS_S))
             session.execute(delete(BalancerReport).where(BalancerReport.reported_at < _ago(_KEEP_REQUESTS_S)))
             session.execute(delete(Delivery).where(Delivery.ended_at < long_ago))
-            session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MAIL_S)))
+            session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MESSAGES_S)))
             changes.forget(session, timedelta(seconds=_KEEP_CHANGES_S))
 
     def _delete_objects(self) -> list[str]:

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from domain.lifecycle.credit import Earned
 from domain.lifecycle.launch_limits import launch_limit_s
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.reasons import Reason, ReasonCode
 from domain.slots import machines_of_tasks
 from domain.spec import LimitsSpec
@@ -69,8 +69,8 @@ def inspect(
     """Inspects a locked attempt that runs. Records what its launch took, its evidence, and the machines that answer.
 
     If a machine that its owner lends has reported none of its tasks since the start of the attempt, and the limit has
-    passed, the workload gets mail that the machine is lost, once. Returns whether it has this mail. A retry of the
-    request does not restart the limit: otherwise a machine that fails each try would never reach it.
+    passed, the workload gets the message that the machine is lost, once. Returns whether it has this message. A retry
+    of the request does not restart the limit: otherwise a machine that fails each try would never reach it.
 
     `told` are the reports of the machines that are to run tasks, about their own tasks. `limits` are those of the
     workload. They can make the limit shorter: a machine that starts nothing must neither make the workload count as
@@ -116,4 +116,4 @@ def _give_up(session: Session, row: Workload, attempt: Attempt, machine: str, li
         dedup=f"{attempt.attempt}:late",
     ):
         code = ReasonCode.LAUNCH_TIMED_OUT.value
-        outbox.mail(session, row.id, MailKind.MACHINE_LOST, attempt.attempt, code=code, **detail)
+        outbox.message(session, row.id, MessageKind.MACHINE_LOST, attempt.attempt, code=code, **detail)

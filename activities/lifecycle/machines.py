@@ -16,7 +16,7 @@ from activities.lifecycle import handover
 from activities.lifecycle.machine_keys import accept_proven, is_pinned, offer
 from domain.protocol.activities import Activity
 from domain.protocol.machines import Attend, Hello, MachineNotice, Welcome
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.reasons import Reason, ReasonCode
 from domain.registration import wrong_hello
 from domain.task_reports import OWNER, NoticeReport
@@ -32,7 +32,7 @@ _SHOWN = 200
 """Longer texts of agents are cut."""
 _MAY_END = (ReasonCode.PLATFORM_NOTICE, ReasonCode.ENDS_SOON, ReasonCode.KEEPS_FAILING_GANGS)
 _MOST_NOTICES = 8
-"""Most notices that one attempt gets mail about."""
+"""Maximum number of notices about which one attempt gets messages."""
 
 
 class MachineActivities:
@@ -46,9 +46,9 @@ class MachineActivities:
     def register(self, hello: Hello) -> Welcome:
         """Registers a machine at its hello; returns the attempts that its agent must stop before it takes work.
 
-        - After a reboot the tasks of the machine are gone, and their gangs get mail that the machine is lost.
+        - After a reboot the tasks of the machine are gone, and their gangs get the message that the machine is lost.
         - A machine that returns after it was lost belongs to none of its gangs any more, even if they still hold slots
-          on it: they have mail that the machine is lost, and will not stop their tasks there.
+          on it: they have the message that the machine is lost, and will not stop their tasks there.
         - Attempts that were released while the agent did not answer must be stopped, even if they do not run there: a
           start request may still be in flight, and the agent refuses it after the stop.
         - A machine with a key other than the pinned one is refused (`activities.lifecycle.machine_keys`). So is a
@@ -127,7 +127,7 @@ class MachineActivities:
             stop |= keys | set(hello.runs) if given_up else set(hello.runs) - keys
             if rebooted:
                 for workload, attempt in live:
-                    outbox.mail(session, workload, MailKind.MACHINE_LOST, attempt, machine=hello.machine)
+                    outbox.message(session, workload, MessageKind.MACHINE_LOST, attempt, machine=hello.machine)
         if not fits:
             message = f"machine {hello.machine} has {hello.gpus} GPUs, {hello.cpus_milli} thousandths of a core and"
             message += f" {hello.memory_bytes} bytes of memory, less than is held on it; it waits until work has ended"
@@ -174,7 +174,7 @@ class MachineActivities:
 
     @activity.defn(name=Activity.MACHINE_LOST.value)
     def lost(self, attend: Attend) -> None:
-        """Marks a machine as lost because its agent stopped answering, and sends mail to the gangs on it."""
+        """Marks a machine as lost because its agent stopped answering, and sends messages to the gangs on it."""
         with transaction(self._engine) as session:
             row = session.get(Machine, attend.machine, with_for_update=True)
             if row is None or row.incarnation != attend.incarnation or row.state == "lost":
@@ -187,8 +187,8 @@ class MachineActivities:
 
         A notice that a task reports concerns only the task's own attempt, because tasks are not trusted. A repeated
         notice changes nothing. In particular, it does not restore a cordon that an operator has removed. An earlier end
-        replaces a later one, and the workloads get mail again. A later end changes nothing: to postpone the end, the
-        owner first lends the machine again, which ends the first notice (`register`).
+        replaces a later one, and the workloads get messages again. A later end changes nothing: to postpone the end,
+        the owner first lends the machine again, which ends the first notice (`register`).
         """
         reason = Reason(ReasonCode.PLATFORM_NOTICE, {"machine": told.machine, **told.notice.numbers()})
         with transaction(self._engine) as session:
@@ -206,7 +206,7 @@ class MachineActivities:
 
 
 def give_notice(session: Session, row: Machine, reason: Reason) -> None:
-    """Records that a locked machine will end, cordons it, and sends mail to its workloads.
+    """Records that a locked machine will end, cordons it, and sends messages to its workloads.
 
     `reason` is a `PLATFORM_NOTICE`. An earlier end replaces a later one.
     """
@@ -224,9 +224,9 @@ def give_notice(session: Session, row: Machine, reason: Reason) -> None:
 
 
 def _notify(session: Session, row: Machine, workload: str, attempt: int, reason: Reason) -> None:
-    """Sends an attempt mail about a notice, unless earlier mail announced an end that is at least as early.
+    """Sends an attempt a message about a notice, unless an earlier one announced an end that is at least as early.
 
-    A task can report any number of notices, so the mail about them is limited.
+    A task can report any number of notices, so the messages about them are limited.
     """
     said = select(Event.reason).where(
         Event.workload == workload, Event.attempt == attempt, Event.kind == _WORKLOAD_NOTICE
@@ -246,7 +246,7 @@ def _notify(session: Session, row: Machine, workload: str, attempt: int, reason:
         dedup=f"{attempt}:notice" if not earlier else f"{attempt}:notice:{len(earlier)}",
     ):
         detail = {**reason.detail, "code": reason.code.value}
-        outbox.mail(session, workload, MailKind.PREEMPT, attempt, **detail)
+        outbox.message(session, workload, MessageKind.PREEMPT, attempt, **detail)
 
 
 def _give_up(session: Session, row: Machine, slots: int) -> None:
@@ -278,7 +278,7 @@ def _ends_at_s(detail: Mapping[str, Any]) -> float:
 
 
 def lose(session: Session, row: Machine, words: str | None = None) -> None:
-    """Marks a machine as lost, which stops new placements, and mails its gangs. The caller holds the row lock.
+    """Marks a machine as lost, which stops new placements, and informs its gangs. The caller holds the row lock.
 
     `words`: why it is lost, in the words of its provider.
     """
@@ -287,7 +287,7 @@ def lose(session: Session, row: Machine, words: str | None = None) -> None:
     reason = None if words is None else Reason(ReasonCode.MACHINE_LOST, detail)
     events.record(session, "machine.lost", region=row.region, machine=row.id, reason=reason)
     for workload, attempt in _live(session, row.id):
-        outbox.mail(session, workload, MailKind.MACHINE_LOST, attempt, **detail)
+        outbox.message(session, workload, MessageKind.MACHINE_LOST, attempt, **detail)
 
 
 def _live(session: Session, machine: str) -> list[tuple[str, int]]:

@@ -21,7 +21,7 @@ from activities.lifecycle.dependencies import decide_dependencies
 from activities.lifecycle.workloads import record_checkpoint
 from activities.services.readiness import record_readiness
 from domain.phases import QUEUED_PHASES, Phase
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
 from infra.config.settings import Settings
@@ -128,7 +128,7 @@ class ProgressReader:
                 dedup=f"{attempt}:hung",
             )
             if told:  # Sent only once, although later rounds find the hang until the workflow has handled it.
-                outbox.mail(session, workload, MailKind.HUNG, attempt, **detail)
+                outbox.message(session, workload, MessageKind.HUNG, attempt, **detail)
 
 
 _EXPIRED = text(

@@ -3,9 +3,9 @@
 Temporal may lose its state, or be rolled back by a restored backup. Postgres is the source of truth. A round takes a
 small number of calls, independent of the length of the queue:
 
-1. Mail that shows no effect in Postgres some time after its delivery is delivered again. Receivers drop duplicates.
+1. Messages without an effect in Postgres some time after delivery are delivered again. Receivers drop duplicates.
 2. Workflows that show a placed phase are listed with their phase and attempt, and compared with the rows of placed
-   workloads. A queued workload needs no comparison: the mail of its next award has a newer attempt number, so its
+   workloads. A queued workload needs no comparison: the message of its next award has a newer attempt number, so its
    workflow accepts it in any state.
 3. Workflows whose workflow tasks no worker can complete are terminated. If the server is rolled back while a worker
    keeps its cache, the worker may record a history that cannot be replayed. The worker fails some of these workflows
@@ -14,7 +14,7 @@ small number of calls, independent of the length of the queue:
    intervals, all running workflows are listed by id. A queued workload needs no workflow: its next award starts one.
 
 Listings lag, and a workload may change at any moment, so a disagreement is only a suspicion at first. If it is
-unchanged after `disagree_s`, the workflow itself is described. If that confirms the disagreement, all mail of the
+unchanged after `disagree_s`, the workflow itself is described. If that confirms the disagreement, all messages of the
 workload is delivered again. If it persists, the workflow is terminated, and a new one starts from the row.
 """
 
@@ -146,12 +146,12 @@ class Reconciler:
         return {workload: ShownState(*fact) for workload, fact in found.items()}
 
     async def _confirm(self, workload: str, fact: ShownState) -> None:
-        """Describes a suspected workflow. If the disagreement is real, redelivers its mail or, later, replaces it."""
+        """Describes a suspected workflow. If the disagreement is real, redelivers its messages or later replaces it."""
         found = await self._describe(ids.workload_workflow_id(workload))
         if found is not None and _agree(fact, _shown_state(found)):
             self._workloads.clear(workload)
             return
-        # Otherwise the row has changed, mail to the workflow is pending, or a recent event exists.
+        # Otherwise the row has changed, a message to the workflow is pending, or a recent event exists.
         age_s = self._settings.disagree_s
         if not await in_db(self._engine, rows.is_quiet, workload, fact.phase, fact.attempt, age_s):
             self._workloads.clear(workload)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from domain import ids
 from domain.phases import PLACED_PHASES
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from infra.db import outbox
 from infra.db.models import Attempt, Machine, Workload
 from infra.db.placement_runs import open_placement_run
@@ -17,12 +17,12 @@ from infra.db.tables import Replica, Table
 
 _PLACED = sorted(p.value for p in PLACED_PHASES)
 _AGAIN = "o.delivered_at < now() - greatest(make_interval(secs => :patience_s), o.delivered_at - o.created_at)"
-"""Selects mail whose last delivery is old enough. The interval doubles with each delivery, so that a slow effect does
+"""Selects messages whose delivery is old enough. The interval doubles with each delivery, so that a slow effect does
 not cause endless repetitions."""
 
 
 def redeliver_unanswered(session: Session, patience_s: float) -> None:
-    """Redelivers mail that shows no effect in Postgres `patience_s` seconds after its delivery.
+    """Redelivers messages that show no effect in Postgres `patience_s` seconds after their delivery.
 
     The receiving workflow may have been rolled back to before the delivery. Otherwise it drops the duplicate.
     """
@@ -37,9 +37,11 @@ def redeliver_unanswered(session: Session, patience_s: float) -> None:
         ),
         {
             "patience_s": patience_s,
-            "cancel": MailKind.CANCEL.value,
-            "to_start": [MailKind.AWARDED.value, MailKind.SLOTS_READY.value],
-            "to_stop": [k.value for k in (MailKind.EVICT, MailKind.PREEMPT, MailKind.MACHINE_LOST, MailKind.HUNG)],
+            "cancel": MessageKind.CANCEL.value,
+            "to_start": [MessageKind.AWARDED.value, MessageKind.SLOTS_READY.value],
+            "to_stop": [
+                k.value for k in (MessageKind.EVICT, MessageKind.PREEMPT, MessageKind.MACHINE_LOST, MessageKind.HUNG)
+            ],
             "running": [p for p in _PLACED if p != "checkpointing"],
         },
     )
@@ -58,7 +60,7 @@ _WITH_GRACE = ":patience_s + coalesce((o.body ->> 'grace_s')::float, 0)"
 
 
 def redeliver_all(session: Session, workload: str) -> None:
-    """Redelivers all mail about a workload's current attempt."""
+    """Redelivers all messages about a workload's current attempt."""
     session.execute(
         text(
             "update outbox as o set delivered_at = null from workload as w"
@@ -70,7 +72,7 @@ def redeliver_all(session: Session, workload: str) -> None:
 
 
 def start_again(session: Session, workloads: Sequence[str]) -> None:
-    """Requests new workflows for live workloads, and redelivers their mail."""
+    """Requests new workflows for live workloads, and redelivers their messages."""
     for workload in workloads:
         row = session.get(Workload, workload, with_for_update=True)
         if row is not None and row.finished_at is None:
@@ -93,7 +95,7 @@ def placed(session: Session, age_s: float) -> int:
 
 
 def missing(session: Session, running: Collection[str], quiet_s: float) -> list[str]:
-    """Returns the placed workloads not in `running` that have no pending mail, and no event for `quiet_s` seconds.
+    """Returns the placed workloads not in `running` that have no pending message, and no event for `quiet_s` seconds.
 
     A queued workload needs no workflow: its next award starts one.
     """
@@ -109,7 +111,7 @@ def ended(session: Session, workloads: Collection[str], age_s: float) -> list[st
 
 
 def is_quiet(session: Session, workload: str, phase: str | None, attempt: int | None, quiet_s: float) -> bool:
-    """Returns whether a live workload has this phase and attempt, no undelivered mail, and no event for `quiet_s`."""
+    """Returns whether a live workload has this phase and attempt, no pending message, and no event for `quiet_s`."""
     row = session.get(Workload, workload)
     if row is None or row.finished_at is not None or (row.phase, row.attempt) != (phase, attempt):
         return False

@@ -1,1 +1,1 @@
-"""Notifications of receivers outside: webhooks and mail."""
+"""Notifications to external receivers: webhooks and e-mail."""

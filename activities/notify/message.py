@@ -1,4 +1,4 @@
-"""The content of a notification: the JSON of a webhook, and a mail. Each try has the same content."""
+"""The content of a notification: the JSON of a webhook, or an e-mail. Each try has the same content."""
 
 import json
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ def body_of(delivery: Delivery, seen: frozenset[str]) -> bytes:
     return json.dumps({"type": delivery.kind, "timestamp": at, "data": data}).encode()
 
 
-def mail_of(delivery: Delivery, seen: frozenset[str], sender: str) -> EmailMessage:
-    """Returns the mail to the receiver of a notification. No text of a user can add a header or a receiver."""
+def email_of(delivery: Delivery, seen: frozenset[str], sender: str) -> EmailMessage:
+    """Returns the e-mail to the receiver of a notification. No text of a user can add a header or a receiver."""
     facts = delivery.facts
     mail = EmailMessage(policy=SMTP)
     mail["From"] = Address("mizzen", addr_spec=sender)

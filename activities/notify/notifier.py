@@ -16,8 +16,8 @@ from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
 from activities.leader import Leader, lead
-from activities.notify.mail import send_mail
-from activities.notify.message import body_of, mail_of
+from activities.notify.message import body_of, email_of
+from activities.notify.smtp import send_email
 from activities.notify.webhook import NotDelivered, Webhooks
 from domain.masking import ID
 from infra.config.settings import Settings
@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
 _EACH = 4
 """The most concurrent tries of a lane."""
-_WEBHOOKS, _MAILS = 32, 4
-"""The most concurrent tries of webhooks, and of mail."""
+_WEBHOOKS, _EMAILS = 32, 4
+"""Maximum number of concurrent tries of webhooks, and of e-mails."""
 _GROWTH = 4
 _MOST_ERROR_CHARACTERS = 500
 _DONE = text(
@@ -64,11 +64,11 @@ class Notifier:
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine, self._settings = engine, settings
         self._lookups = ThreadPoolExecutor(8, "notify-lookup")
-        self._mails = ThreadPoolExecutor(_MAILS, "notify-mail")
+        self._emails = ThreadPoolExecutor(_EMAILS, "notify-mail")
         own = settings.notify
         self._webhooks = Webhooks(own.networks, own.ca, own.timeout_s, self._lookups)
         self._sending: dict[str, tuple[asyncio.Task[None], str, bool]] = {}
-        """The tries in progress by id, each with its lane, and whether it is a mail."""
+        """The tries in progress by id, each with its lane, and whether it is an e-mail."""
         self._failing: set[str] = set()
 
     async def run(self) -> None:
@@ -79,25 +79,25 @@ class Notifier:
             for task, _, _ in self._sending.values():
                 task.cancel()
             self._lookups.shutdown(wait=False, cancel_futures=True)
-            self._mails.shutdown(wait=False, cancel_futures=True)
+            self._emails.shutdown(wait=False, cancel_futures=True)
 
     async def round(self) -> None:
         """Begins the tries that are due. It does not wait for their end."""
         await in_db(self._engine, self._give_up)
-        room = _WEBHOOKS + _MAILS - len(self._sending)
+        room = _WEBHOOKS + _EMAILS - len(self._sending)
         if room <= 0:
             return
         due = await in_db(self._engine, due_deliveries, list(self._sending), _EACH, room)
         lanes = Counter(lane for _, lane, _ in self._sending.values())
-        kinds = Counter(is_mail for *_, is_mail in self._sending.values())
+        kinds = Counter(is_email for *_, is_email in self._sending.values())
         for one in due:
-            is_mail = one.receiver.get("email") is not None
+            is_email = one.receiver.get("email") is not None
             most = 1 if one.lane in self._failing else _EACH
-            if lanes[one.lane] < most and kinds[is_mail] < (_MAILS if is_mail else _WEBHOOKS):
+            if lanes[one.lane] < most and kinds[is_email] < (_EMAILS if is_email else _WEBHOOKS):
                 lanes[one.lane] += 1
-                kinds[is_mail] += 1
+                kinds[is_email] += 1
                 task = asyncio.create_task(self._try(one))
-                self._sending[one.id] = task, one.lane, is_mail
+                self._sending[one.id] = task, one.lane, is_email
 
     async def settle(self) -> None:
         """Waits for the tries in progress."""
@@ -130,10 +130,10 @@ class Notifier:
             return
         smtp = self._settings.notify.smtp
         if smtp is None or not (one.tenant is None or smtp.takes(to["email"])):
-            raise NotDelivered("the operator's setting notify.smtp does not allow mail to this address")
-        mail = mail_of(one, seen, smtp.sender)
+            raise NotDelivered("the operator's setting notify.smtp does not allow e-mail to this address")
+        mail = email_of(one, seen, smtp.sender)
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._mails, send_mail, smtp, self._settings.notify.timeout_s, mail)
+        await loop.run_in_executor(self._emails, send_email, smtp, self._settings.notify.timeout_s, mail)
 
     def _read(self, session: Session, one: Delivery) -> tuple[dict[str, str], frozenset[str]]:
         """Returns the values of the secrets that a receiver needs, and the ids of its tenant's workloads in the facts.

@@ -95,7 +95,7 @@ class Webhooks:
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._lookups, getaddrinfo, *look)
         except gaierror:
-            raise NotDelivered(f"the name of the host of {shown} is unknown") from None
+            raise NotDelivered(f"the host name in {shown} cannot be resolved") from None
         why: str | None = "it has no address"
         for *_, address in found:
             why = refusal(url.scheme, str(address[0]), self._allowed)

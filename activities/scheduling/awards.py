@@ -86,7 +86,7 @@ def award(connection: Connection[Any], awards: Iterable[PlannedAward]) -> Awarde
     one extra chunk has been consumed.
 
     The awards before the failed one are committed, and the awards after it have changed nothing. This function does not
-    wake the readers of events and mail; the caller calls `infra.db.outbox.wake_readers`.
+    wake the readers of events and of the outbox; the caller calls `infra.db.outbox.wake_readers`.
     """
     rest, size, count = iter(awards), _FIRST, 0
     some = list(islice(rest, size))

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from activities.capacity.ledger import request_end
 from activities.services.replica_rows import LiveReplica
 from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.reasons import Reason, ReasonCode
 from infra.db import events, outbox
 from infra.db.capacity import InstanceRow
@@ -16,7 +16,7 @@ from infra.db.services import ServiceReplica, ServiceRow
 
 
 def end_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: str) -> None:
-    """Ends the workload of a replica: at once if it is queued, and otherwise by mail to its workflow.
+    """Ends the workload of a replica: at once if it is queued, and otherwise by a message to its workflow.
 
     Repeating it changes nothing. The caller has locked the service's row; workloads are locked after it.
     """
@@ -37,14 +37,14 @@ def end_workload(session: Session, id_: str, by: str) -> None:
         reason = Reason(ReasonCode.CANCELLED_BY_USER, {"by": by})
         end_queued(session, Phase.CANCELLED, {id_: (reason, {"by": by})})
     else:
-        outbox.mail(session, id_, MailKind.CANCEL, 0, by=by)
+        outbox.message(session, id_, MessageKind.CANCEL, 0, by=by)
 
 
 def release(session: Session, row: ServiceReplica) -> None:
     """Tells the workflow of a replica that leaves, once, that it has no requests in progress, so its drain may end."""
     if row.idle_at is None:
         row.idle_at = func.now()
-        outbox.mail(session, row.workload, MailKind.IDLE, 0)
+        outbox.message(session, row.workload, MessageKind.IDLE, 0)
 
 
 def close_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: str) -> None:

@@ -10,7 +10,6 @@ from temporalio import activity
 
 from activities.capacity.ledger import recently_refused
 from activities.services.canary_rows import canary_answers, canary_change, canary_rules
-from activities.services.instance_pairs import pair_instances
 from activities.services.offers import Offers
 from activities.services.replica_ends import (
     close_replica,
@@ -20,6 +19,7 @@ from activities.services.replica_ends import (
     end_workload,
     release,
 )
+from activities.services.replica_instances import pair_instances
 from activities.services.replica_launch import LaunchMarket, launch, set_base
 from activities.services.replica_rows import (
     LiveReplica,

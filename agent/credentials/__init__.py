@@ -1,1 +1,1 @@
-"""Credentials of tasks: temporary ones, for the prefixes of buckets that their workload needs, and for nothing else."""
+"""Temporary credentials of tasks, limited to the bucket prefixes that their workload needs."""

@@ -1,8 +1,8 @@
-"""Temporary credentials for S3: a role that the agent assumes, narrowed by a session policy (STS AssumeRole).
+"""Temporary credentials for S3: a role that the agent assumes, restricted by a session policy (STS AssumeRole).
 
-The credentials can do what both the role and the policy allow. Tasks find them as all of AWS's libraries do: through
-`credential_process` in the file that `AWS_CONFIG_FILE` names, which those libraries run again before the credentials
-expire.
+The credentials allow only actions that both the role and the policy allow. Tasks find them as all of AWS's libraries
+do: through `credential_process` in the file that `AWS_CONFIG_FILE` names, which those libraries run again before the
+credentials expire.
 """
 
 import json
@@ -17,7 +17,7 @@ from botocore.config import Config
 from agent.credentials.scope import BucketScope, Prefix
 
 _MOST_CHARACTERS = 2048
-"""STS accepts no longer policies."""
+"""Maximum length of a policy for STS, in characters."""
 _READ = ("s3:GetObject",)
 _WRITE = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 _LIST = ("s3:ListBucket", "s3:ListBucketMultipartUploads")
@@ -33,7 +33,7 @@ class AwsCredentials:
     """The answer of a `credential_process`."""
     region: str | None
     endpoint: str | None
-    """URL of the service, if it is not that of AWS."""
+    """URL of the S3 service, if it is not AWS."""
 
     def config(self, answer: Path) -> str:
         """Returns the file for `AWS_CONFIG_FILE`. `answer`: the file with `process` as JSON."""

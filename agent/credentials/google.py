@@ -1,4 +1,4 @@
-"""Temporary credentials for Google Cloud Storage: an access token of the agent, narrowed by an access boundary.
+"""Temporary credentials for Google Cloud Storage: an access token of the agent, restricted by an access boundary.
 
 Tasks find the token in the file that `MIZZEN_GCS_TOKEN_FILE` names. The SDK reads it again before it expires. Google's
 own libraries have no setting for such a file.

@@ -1,11 +1,11 @@
 """Gives the tasks of an attempt their credentials, and replaces them before they expire.
 
-They are in `credentials/` of a task's folder, in which the task can read and not write:
+The credentials are files in `credentials/` of a task's folder, which the task can read but not write:
 
     aws-config, aws.json    for `AWS_CONFIG_FILE` (`agent.credentials.aws`)
     google.json             for `MIZZEN_GCS_TOKEN_FILE` (`agent.credentials.google`)
 
-A variable of the user for the same purpose comes first. Tasks of an agent that is away keep their credentials until
+A user's variable for the same purpose takes precedence. While the agent is stopped, tasks keep their credentials until
 these expire.
 """
 
@@ -77,7 +77,7 @@ class TaskCredentials:
                 raise NoCredentials(f"credentials of the tasks: {error}") from error
             for run in self._runs:
                 make_folder(_folder(run))
-                # The file that is renewed last: if it is there, the others are.
+                # The file that is written last: if it exists, the others do.
                 for name, text in sorted(content(_folder(run)).items(), key=lambda file: file[0] == key):
                     self._write(_folder(run) / name, text)
 

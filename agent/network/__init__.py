@@ -1,4 +1,4 @@
-"""The network of a machine whose owner can take it back: what the agent enforces on the machine's own interface.
+"""Traffic rules that the agent enforces on the network interface of a lent machine.
 
 Contains the eBPF programs of the interface (classes, counters, the kill-switch), the HTB classes for the rates of
 migrations, the guardian process that removes them, and pacing for machines without root or eBPF. `MachineNetwork`

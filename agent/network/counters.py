@@ -24,7 +24,7 @@ _ADDRESSES_REQUEST = struct.Struct("=BxxxI")
 _OWN_ADDRESS = (1, 2)
 """The attributes `IFA_ADDRESS` and `IFA_LOCAL`: equal, except on links to a single peer."""
 _MAPPED = b"\0" * 10 + b"\xff\xff"
-"""What precedes an IPv4 address that a socket of IPv6 uses."""
+"""Prefix of an IPv4 address that an IPv6 socket uses."""
 _SOCKETS_REQUEST = struct.Struct("=xxxB48xIxxxx")
 _ESTABLISHED = 1 << 1
 _INFO = 2
@@ -39,12 +39,12 @@ peer's window left no room, in microseconds."""
 _UNLIMITED = 2**64 - 1
 _SOCKETS_ASKED = _SOCKETS_REQUEST.pack(1 << (_INFO - 1), _ESTABLISHED)
 _PEER_SHARE = 0.1
-"""If the peer's window was full for a larger share of the time, the peer and not the link limited the connection."""
+"""If the peer's window was full for a larger share of the time, the peer limited the connection, not the link."""
 _BUFFER_BYTES = 1 << 16
 
 
 class InterfaceCounter:
-    """The bytes that one interface has sent since it exists. It follows the interface when it is renamed."""
+    """Counter of the bytes that one interface has sent since its creation. The interface may be renamed."""
 
     def __init__(self, interface: str) -> None:
         """Finds the interface.
@@ -67,7 +67,7 @@ class InterfaceCounter:
         return int(sent)
 
     def addresses(self) -> frozenset[bytes]:
-        """Returns the addresses of the interface as `WaitingConnections` compares them.
+        """Returns the addresses of the interface, as bytes, for `WaitingConnections.has_any`.
 
         Raises:
             OSError: the kernel does not answer.
@@ -89,7 +89,7 @@ class InterfaceCounter:
 
 
 class WaitingConnections:
-    """Tells whether TCP connections have waited for the link."""
+    """Detects whether TCP connections have waited for the link."""
 
     def __init__(self) -> None:
         self._netlink = _Netlink(_SOCK_DIAG)
@@ -98,9 +98,9 @@ class WaitingConnections:
     def has_any(self, addresses: Collection[bytes]) -> bool:
         """Returns whether a connection from one of these local addresses has waited for the link since the last call.
 
-        It had unsent bytes at both calls, and its peer has acknowledged some in between: a peer that is gone says
-        nothing about the link. It was not limited by the peer's window, as that of a peer that reads slowly or does not
-        read, nor by a rate that its own process has set.
+        A connection counts if it had unsent bytes at both calls and its peer has acknowledged bytes in between (a lost
+        peer says nothing about the link), and if neither the peer's window (a peer that reads slowly) nor a rate set by
+        its own process has limited it.
 
         Connections of the machine to itself do not count. The cost grows with the number of connections.
 
@@ -120,7 +120,7 @@ class WaitingConnections:
         return any(connection in before and now.waited(before[connection]) for connection, now in self._before.items())
 
     def forget(self) -> None:
-        """Lets the next call of `has_any` be the first: nothing was sent in the meantime."""
+        """Resets the state, so that the next call of `has_any` counts as the first."""
         self._before.clear()
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class _Progress(NamedTuple):
 
 
 class _Netlink:
-    """A socket to the kernel. After an error there is a new one: in the old one, the rest of an answer may be left."""
+    """A netlink socket. It is replaced after an error, because the rest of an answer may be left in it."""
 
     def __init__(self, protocol: int) -> None:
         self._protocol = protocol

@@ -1,4 +1,4 @@
-"""The eBPF programs of a machine's network interface: attaches them, and reads and writes what they share.
+"""Attaches the eBPF programs of a machine's network interface, and reads and writes their shared memory.
 
 The programs are attached by TCX links (Linux 6.6 or newer). The kernel detaches the programs when this process ends for
 any reason, so nothing remains on the interface. A flow is the traffic of one migration; its key says which packets

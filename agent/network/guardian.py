@@ -22,7 +22,7 @@ _DELETE_QDISC, _REQUEST_ACK, _ERROR = 37, 0x5, 2
 _HEADER, _TC = struct.Struct("=IHHII"), struct.Struct("=BxxxiIII")
 _ROOT = 0xFFFFFFFF
 _ABSENT = {errno.ENOENT, errno.EINVAL, errno.ENODEV}
-"""The interface has no root qdisc of its own, another one, or does not exist any more."""
+"""Error numbers: the interface has no root qdisc, or another program's, or does not exist any more."""
 
 
 def remove_shaping(index: int) -> bool:

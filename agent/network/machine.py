@@ -1,4 +1,4 @@
-"""The network of a machine whose owner can take it back: rates of migrations, and the kill-switch.
+"""The network of a lent machine: enforces rates of migrations, and the kill-switch for its owner.
 
 With root and eBPF the kernel enforces both. Otherwise migrations are not shaped, and the agent only checks the flag of
 the kill-switch itself; `MachineNetwork.why_not` is the reason.
@@ -35,7 +35,7 @@ class MachineNetwork:
         self._edge: Edge | None = None
         self._shaper: Shaper | None = None
         self.limits: Mapping[MigrationFlow, float] = {}
-        """The rates that the kernel enforces now, in bytes on the wire per second; another object after each change."""
+        """The rates that the kernel enforces now, in bytes on the wire per second; a new object after each change."""
         self.why_not: str | None = None
         """Why traffic is not isolated on this machine; None: it is."""
         try:
@@ -64,7 +64,7 @@ class MachineNetwork:
         return OVERHEAD_SHARE if self._shaper is None else self._shaper.overhead_share
 
     def apply(self, rates: Mapping[MigrationFlow, float], share: LinkShare | None = None) -> None:
-        """Makes `rates`, in bytes on the wire per second, the rates of the migrations, and ends all other flows.
+        """Sets the rates of the migrations to `rates`, in bytes on the wire per second, and ends all other flows.
 
         With `share`, also changes how the bandwidth is divided. If the kernel refuses, nothing is shaped from then on,
         and `why_not` says why.

@@ -6,7 +6,7 @@
         |-- flow            exactly its rate
         `-- ...
 
-The qdisc is only there while there are flows. It replaces only the qdisc that the kernel installs by itself; if
+The qdisc exists only while there are flows. It replaces only the qdisc that the kernel installs by itself; if
 another program has configured one, the shaper refuses. The egress program (`agent/network/interface_programs.py`) puts
 packets into the classes. A guardian process removes the qdisc if this process ends without doing so.
 
@@ -81,12 +81,12 @@ _LINK, _RESEARCH, _MIGRATION, _FIRST_FLOW = 1, 2, 3, 0x10
 """Minor numbers of the classes; flow number n has the class `_FIRST_FLOW + n`."""
 _QUANTUM_BYTES = 60_000
 BURST_S = 0.01
-"""What a class may send at once after a pause, in seconds of its rate. Late timers of a busy computer cost no rate, and
+"""Burst of a class after a pause, in seconds of its rate. It compensates for late timers of a busy computer, and
 in any time T all migrations together send at most the migration share of T + `BURST_S`."""
 _BURST_BYTES = 3200
 """At least two packets."""
 _SLOWEST_BYTES_S = 1000
-"""HTB cannot represent the time that a burst takes at much lower rates."""
+"""Minimum rate: HTB cannot represent the duration of a burst at much lower rates."""
 _ROUNDING = 1e-6
 _ROOT = 0xFFFFFFFF
 
@@ -98,7 +98,7 @@ class LinkShare:
     link_bytes_s: float
     """B: the bandwidth of the bottleneck."""
     migration_bytes_s: float
-    """B_mig: the most that all migrations together may use. The rest, B_res, is reserved for research traffic."""
+    """B_mig: maximum bandwidth of all migrations together. The rest, B_res, is reserved for research traffic."""
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -114,14 +114,14 @@ class _Class:
     number: int
     rate_bytes_s: float
     before: Sent
-    """The counters of this number when the flow began."""
+    """The flow's counters when it began."""
 
 
 class Shaper:
     """The HTB classes of one interface. Not thread-safe. Calls block for milliseconds: use a thread in asyncio code."""
 
     def __init__(self, edge: Edge, share: LinkShare) -> None:
-        """Removes what a killed agent and its guardian may have left on the interface.
+        """Removes the qdisc that a killed agent and its guardian may have left on the interface.
 
         Raises:
             OSError: another process shapes the interface, or this process is not root.
@@ -141,7 +141,7 @@ class Shaper:
             unlock_interface(descriptor, path)
 
     def apply(self, rates: Mapping[MigrationFlow, float], share: LinkShare | None = None) -> None:
-        """Makes `rates`, in bytes on the wire per second, the rates of the migrations, and ends all other flows.
+        """Sets the rates of the migrations to `rates`, in bytes on the wire per second, and ends all other flows.
 
         With `share`, also changes how the bandwidth is divided. Without flows the qdisc is removed. If the call fails,
         the shaping is removed.

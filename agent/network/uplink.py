@@ -1,13 +1,13 @@
-"""The bandwidth that checkpoints leaving this machine can count on, measured every 100 ms (ReclaimNet V-E, F3).
+"""Measures the bandwidth that is available for uploads of checkpoints, every 100 ms (ReclaimNet V-E, F3).
 
 A sample is the rate of the interface between two readings of its counter, while a connection waited for the link: it
-had bytes to send at both readings, and not its peer limited it (`agent.network.counters`). An idle link is no sample:
+had bytes to send at both readings, and its peer did not limit it (`agent.network.counters`). An idle link is no sample:
 its counter says only that nothing was sent. While the kernel shapes migrations, a sample counts only if each of them
 stayed below the rate of its class, by the eBPF counters: otherwise the class, and not the link, determined what was
 sent.
 
-Samples are averaged over blocks of `BLOCK_S` of sending, however long the pauses between the transfers are. From the
-newest blocks follow the mean and the lower bound (`bound_of`). They are given only from `ENOUGH_BLOCKS` on:
+Samples are averaged over blocks of `BLOCK_S` of sending, however long the pauses between the transfers are. The mean
+and the lower bound (`bound_of`) are computed from the newest blocks, and only from at least `ENOUGH_BLOCKS` of them:
 with fewer, the bound at the usual confidence would be below all blocks, and say little about the link. The blocks are
 kept in a file of the state folder while the agent restarts. They are valid for one boot, because their times are of a
 clock that starts with it, and for one interface.
@@ -42,7 +42,7 @@ Block = tuple[float, float]
 
 @dataclass(frozen=True)
 class KeptBlocks:
-    """Blocks of one interface, the oldest first."""
+    """Stored blocks of one interface, the oldest first."""
 
     index: int
     """The interface's number."""
@@ -105,18 +105,18 @@ class BlockFile:
 SAMPLE_S = 0.1
 """The time between two samples."""
 CONFIDENCE = 0.95
-"""The nominal probability with which the next block is at least as fast as the bound. Where neighbouring blocks are
+"""The nominal probability that the next block is at least as fast as the bound. If neighbouring blocks are
 alike, fewer are: about 90% (docs/reclaim.md)."""
 SLACK = 1.25
-"""A rate above this multiple of the capacity is an error of a counter. A short burst may be faster than the link."""
+"""A rate above this multiple of the capacity is treated as a counter error. A short burst may exceed the capacity."""
 BLOCK_S = 2.0
 """The length of a block, in seconds of sending. Many checkpoints are sent in a few seconds."""
 BLOCKS = 60
-"""The newest blocks that count: two minutes of sending."""
+"""Number of newest blocks that are used: two minutes of sending."""
 ENOUGH_BLOCKS = math.ceil(1 / (1 - CONFIDENCE) - 1e-9) - 1
-"""The least number of blocks with which the bound is not below all of them."""
+"""The minimum number of blocks with which the bound is not below all of them."""
 KEEP_S = 86400.0
-"""Older blocks do not count, so that every hour of the day does."""
+"""Age limit of blocks: one day, so that every hour of the day is represented."""
 _IDLE_S = 1.0
 """The interval of readings while nothing is sent."""
 _QUIET_S = 2.0
@@ -125,11 +125,11 @@ _QUIET_BYTES_S = 30_000.0
 """At a lower rate, if no connection waited at the last reading, the connections are not looked at: it costs more than
 a reading of the counter."""
 _LONGEST_S = 1.0
-"""Two readings that are farther apart are no sample: the machine was suspended, or the agent did not run."""
+"""Maximum time between two readings of a sample: after a longer time, the machine may have been suspended."""
 _FULL_SHARE = 0.9
-"""A migration that sends at this share of the rate of its class, or faster, is limited by the class."""
+"""A migration counts as limited by its class if it sends at this share of the class's rate, or faster."""
 _STEADY_SHARE = 0.1
-"""A rate that changes by a larger share of itself begins a new batch of readings."""
+"""If a class's rate changes by more than this share, a new batch of readings begins."""
 _SEGMENTS_BYTES = 1 << 17
 """Two of the largest segments: a class sends whole segments, so a slow one sends nothing for some time."""
 _MOST_CPU_SHARE = 0.02
@@ -143,9 +143,10 @@ _REOPEN_S = 60.0
 def bound_of(rates_bytes_s: Sequence[float], confidence: float = CONFIDENCE) -> float:
     """Returns the lower confidence bound of the link's bandwidth, in bytes per second, from one block or more.
 
-    It is the value below which the mean of the next block lies with probability 1 - `confidence`, by the order of the
-    n blocks: that at the position (n + 1) (1 - confidence), interpolated between neighbours, with 0 at position 0. So
-    few blocks give a bound below all of them. It assumes no distribution, but that the next block is like the others.
+    The mean of the next block lies below the bound with probability 1 - `confidence`. The bound is the order statistic
+    of the n blocks at position (n + 1) (1 - confidence), interpolated between neighbours, with the value 0 at position
+    0. So with few blocks the bound is below all of them. No distribution is assumed, only that the next block is like
+    the others.
     """
     ordered = [0.0, *sorted(rates_bytes_s)]
     position = min((len(rates_bytes_s) + 1) * (1 - confidence), len(rates_bytes_s))
@@ -169,8 +170,8 @@ class Uplink:
 
         Args:
             interface: its name; None: that of the default route. It may be missing, appear, and be another one later.
-            most_bytes_s: the bandwidth that the link is known to have at most. Much faster samples are errors.
-            network: what shapes migrations on the interface, if anything does.
+            most_bytes_s: an upper limit of the link's bandwidth. Samples far above it are treated as errors.
+            network: the object that shapes migrations on the interface, if there is one.
             clock: returns seconds that also pass while the machine is suspended, and that no setting of the time
                 changes.
             file: the blocks of an earlier agent, which is read at once, and replaced by `run`; None: they are not kept.
@@ -190,10 +191,10 @@ class Uplink:
         self._counters: list[float] = []
         self._times_s: list[float] = []
         self._pending: list[bool] = []
-        """Of each reading: whether a connection has waited for the link since the reading before."""
+        """For each reading: whether a connection has waited for the link since the previous reading."""
         self._limits: Mapping[MigrationFlow, float] = {}
         self._classes: dict[MigrationFlow, tuple[float, float, float]] = {}
-        """Of each migration: what it had sent at the start of this batch and now, and what its class has permitted."""
+        """For each migration: bytes sent at the start of this batch and now, and bytes that its class has permitted."""
         self._samples: list[float] = []
         self._blocks: deque[tuple[float, float]] = deque(maxlen=BLOCKS)
         self._sent_at_s = -math.inf
@@ -248,7 +249,7 @@ class Uplink:
         if len(blocks) < ENOUGH_BLOCKS:
             return None
         rates = [found for _, found in blocks]
-        # By the present time of day, whatever it was when the block was measured.
+        # By the age of the block, whatever the time of day was when it was measured.
         return BandwidthReport(time.time() - (now_s - blocks[-1][0]), sum(rates) / len(rates), bound_of(rates))
 
     def measure(self) -> float:
@@ -293,11 +294,11 @@ class Uplink:
         try:
             return float(self._counter.sent_bytes())
         except OSError:
-            self._next_open_s = now_s + _IDLE_S  # It may come back.
+            self._next_open_s = now_s + _IDLE_S  # The interface may come back.
             return math.nan
 
     def _open(self, now_s: float) -> None:
-        """Looks the interface up. Another one begins with no blocks: they say nothing about it."""
+        """Looks the interface up by name. If it is another interface, the old blocks are dropped."""
         self.close()
         self._next_open_s = now_s + _REOPEN_S
         try:
@@ -345,7 +346,7 @@ class Uplink:
         return any(abs(limit - before[flow]) > _STEADY_SHARE * limit for flow, limit in self._limits.items())
 
     def _count_permitted(self, passed_s: float) -> None:
-        """Adds what each migration's class has permitted since the last reading to what it has sent in this batch."""
+        """Adds, for each migration, the bytes that its class has permitted since the last reading in this batch."""
         for flow, limit_bytes_s in self._limits.items():
             try:
                 sent_bytes = float(self._network.sent(flow).wire_bytes) if self._network is not None else 0.0
@@ -356,7 +357,7 @@ class Uplink:
             self._classes[flow] = (first_bytes, sent_bytes, permitted_bytes)
 
     def _is_limited_by_class(self) -> bool:
-        """Returns whether the class of a migration, and not the link, has limited what was sent in this batch."""
+        """Returns whether a migration was limited by its class, not by the link, in this batch."""
         return any(
             not sent_bytes - first_bytes < _FULL_SHARE * permitted_bytes - _SEGMENTS_BYTES
             for first_bytes, sent_bytes, permitted_bytes in self._classes.values()

@@ -14,7 +14,7 @@ from mizzen.tunnel.frames import STDERR, STDIN, STDOUT
 
 _END_OF_FILE = b"\x04"
 _SIGNALS = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
-"""The signals that a client may send; SIGKILL is the end of the session."""
+"""The signals that a client may send. SIGKILL ends the session."""
 _MOST = 10_000
 
 
@@ -61,7 +61,7 @@ class ExecSession:
         """Handles a frame of the client.
 
         Raises:
-            BadFrame: it breaks the protocol.
+            BadFrame: the frame violates the protocol.
         """
         if frame.kind is FrameKind.CONTROL:
             await self._control(frame.message())
@@ -101,7 +101,7 @@ def _count(message: dict[str, Any], name: str) -> int:
 
 
 async def _drain(source: Descriptor, channel: ByteChannel) -> None:
-    """Sends everything that can be read."""
+    """Sends all remaining output to the client."""
     with contextlib.suppress(ChannelReset):
         while data := await source.read():
             await channel.write(data)

@@ -12,7 +12,7 @@ from mizzen.tunnel.channels import Send
 from mizzen.tunnel.splice import splice
 
 MOST_CONNECTIONS = 128
-"""The most connections of a session at a time."""
+"""Maximum number of open connections of a session."""
 
 
 class ForwardSession:
@@ -47,7 +47,7 @@ class ForwardSession:
         """Handles a frame of the client.
 
         Raises:
-            BadFrame: it breaks the protocol.
+            BadFrame: the frame violates the protocol.
         """
         if frame.kind is FrameKind.CONTROL:
             raise BadFrame("a session that forwards ports has no terminal and gets no signals")

@@ -42,7 +42,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def attend(launch: dict[str, Any], started: int) -> None:
-    """Runs the session that `launch` describes, to its end. `started` is the socket to the agent."""
+    """Runs the session that `launch` describes until it ends. `started` is the socket to the agent."""
     agent = socket.socket(fileno=started)
     try:
         if launch["container_pid"] is not None:
@@ -106,7 +106,7 @@ def _become_command(launch: dict[str, Any], shim: int, agent: socket.socket, san
 
 
 def _drop_capabilities() -> None:
-    """Takes all capabilities from the programs that this process will execute, as the engine does for a container."""
+    """Drops the capabilities of programs that this process will execute, as the engine does for a container."""
     number = 0
     while _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
         number += 1

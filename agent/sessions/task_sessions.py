@@ -34,7 +34,7 @@ from mizzen.tunnel import BadFrame, control, unpack
 from mizzen.tunnel.dial import CannotConnect, dial
 
 MOST = 64
-"""The most sessions of a machine at a time."""
+"""Maximum number of open sessions of a machine."""
 _BEGIN_S = 20.0
 _LOOK_S = 0.25
 _KILLED = 128 + 9
@@ -112,7 +112,7 @@ class TaskSessions:
                     await connection.close()
 
     async def _until_the_end(self, connection: ClientConnection, staged: StagedAttempt, run: RunFolder) -> str:
-        """Returns why the session has ended; empty: the client was told already."""
+        """Returns why the session has ended; empty: the client has already been informed."""
         async with asyncio.timeout(_BEGIN_S):
             begin = unpack(await connection.recv()).message()
         shim = ShimClient(await asyncio.to_thread(self._start, staged, run, begin))
@@ -159,7 +159,7 @@ async def _listen(connection: ClientConnection, session: ExecSession | ForwardSe
 
 
 async def _until_over(run: RunFolder, connection: ClientConnection) -> str:
-    """Waits until the task has ended, and tells the client of its notice. Returns the message for the user."""
+    """Waits until the task has ended, and informs the client of its notice. Returns the message for the user."""
     noticed = False
     while tasks.inspect(run) is TaskState.RUNNING:
         if not noticed and (stop := run.stop()) is not None:

@@ -33,7 +33,7 @@ from infra.db.archive_parts import part_sizes
 from infra.db.tenants import Archive, ArchivePart
 
 MOST_PARTS = 5000
-"""The client's parts have at least 1 MiB before compression, or are followed by such a part."""
+"""Maximum number of parts. The client's parts have at least 1 MiB before compression, or precede one that has."""
 _RETRY_S = 1
 router = Router(prefix="/v1/archives", tags=["data"])
 
@@ -47,9 +47,9 @@ class ArchiveParts(Body):
 
 
 class AssembledView(View):
-    """Whether an archive was made of its parts."""
+    """The result of assembling an archive: the parts that are missing, if any."""
 
-    missing: list[str] = Field(description="Parts to upload before; empty: the archive exists")
+    missing: list[str] = Field(description="Parts to upload first; empty: the archive exists")
 
 
 @router.put(
@@ -66,9 +66,9 @@ class AssembledView(View):
 async def put_part(
     request: Request, sha256: Sha256, state: StateOf, caller: Submitter, tenant: TenantOf = None
 ) -> ArchiveView:
-    """Stores a part of archives, a member of a gzip file, and verifies its SHA-256. Idempotent.
+    """Stores a part of an archive, which is one gzip member, and verifies its SHA-256. Idempotent.
 
-    A part that no archive has is deleted after a day.
+    A part that no archive uses is deleted after a day.
     """
     owner = owner_of(caller, tenant)
     require_gzip(request)
@@ -81,7 +81,7 @@ async def put_part(
 def _put(state: ApiState, tenant: str, sha256: str, body: bytes) -> None:
     found = hashlib.sha256(body).hexdigest()
     if found != sha256:
-        raise invalid("path.sha256", f"the body's SHA-256 is {found}", sha256)
+        raise invalid("path.sha256", f"the SHA-256 of the body is {found}: must equal the one in the path", sha256)
     with state.transaction() as session:
         one_at_a_time(session, tenant)
         if not _use(session, tenant, [sha256]):
@@ -90,19 +90,17 @@ def _put(state: ApiState, tenant: str, sha256: str, body: bytes) -> None:
 
 
 def _use(session: Session, tenant: str, parts: Sequence[str]) -> set[str]:
-    """Returns those of the parts that exist, and marks them as used, so that they are kept for another day."""
+    """Returns which of the parts exist, and marks these as used, so that they are kept for another day."""
     own = (ArchivePart.tenant == tenant, ArchivePart.sha256.in_(parts))
     used = update(ArchivePart).where(*own).values(used_at=func.now())
     return set(session.scalars(used.returning(ArchivePart.sha256)))
 
 
-@router.post(
-    "/{sha256}", summary="Make a working directory of uploaded parts", dependencies=[JsonOnly], responses=refusals(404)
-)
+@router.post("/{sha256}", summary="Assemble a working directory", dependencies=[JsonOnly], responses=refusals(404))
 async def assemble(
     sha256: Sha256, body: ArchiveParts, state: StateOf, caller: Submitter, tenant: TenantOf = None
 ) -> AssembledView:
-    """Makes an archive of parts, verifies its SHA-256 and its content, or says which parts are missing. Idempotent."""
+    """Assembles an archive from parts, verifying its SHA-256 and content, or returns missing parts. Idempotent."""
     owner = owner_of(caller, tenant)
     with state.uploads.reserve_upload(caller):
         missing = await state.threads.archives.run(partial(_missing, state, owner, sha256, body.parts))
@@ -127,7 +125,7 @@ def _missing(state: ApiState, tenant: str, sha256: str, parts: Sequence[str]) ->
         one_at_a_time(session, tenant)
         if is_there(session, tenant, sha256):
             return None
-        _use(session, tenant, parts)  # The others are uploaded, and the archive is inspected, within a day.
+        _use(session, tenant, parts)  # The client uploads the missing parts and assembles the archive within a day.
         sizes = part_sizes(session, tenant, parts)
         limit_bytes = state.settings.api.max_workdir_bytes
         if (size_bytes := sum(sizes.get(part, 0) for part in parts)) > limit_bytes:

@@ -88,7 +88,7 @@ async def _whole(body: bytes) -> AsyncIterator[bytes]:
 
 
 def owner_of(caller: Caller, tenant: str | None) -> str:
-    """Returns the tenant that owns what the caller uploads.
+    """Returns the tenant that will own the caller's upload.
 
     Raises:
         Problem: the query names no tenant, or not one of the caller.
@@ -104,7 +104,7 @@ def require_gzip(request: Request) -> None:
     """Checks the declared type of a body.
 
     Raises:
-        HttpProblem: 415, because it is another one.
+        HttpProblem: 415, the declared type is not gzip.
     """
     media = request.headers.get("content-type", MEDIA_TYPE).partition(";")[0].strip().lower()
     if media not in (MEDIA_TYPE, "application/x-gzip", "application/octet-stream"):
@@ -115,7 +115,7 @@ def _is_new(state: ApiState, tenant: str, sha256: str, body: bytes) -> bool:
     """Returns whether the archive has to be stored, after all checks that do not read its contents."""
     found = hashlib.sha256(body).hexdigest()
     if found != sha256:
-        raise invalid("path.sha256", f"the body's SHA-256 is {found}", sha256)
+        raise invalid("path.sha256", f"the SHA-256 of the body is {found}: must equal the one in the path", sha256)
     with state.transaction() as session:
         existing(session, Tenant, tenant, "tenant")
         if is_there(session, tenant, sha256):
@@ -142,8 +142,8 @@ def one_at_a_time(session: Session, tenant: str) -> None:
 def require_space(state: ApiState, session: Session, tenant: str, more_bytes: int = 0) -> None:
     """Checks that a tenant may store `more_bytes` more than it has.
 
-    A part counts as at least `_PART_BYTES`, and each use of one in an archive as `_USE_BYTES`, so that the number of
-    rows, and of the references that housekeeping reads, is limited, too.
+    A part counts as at least `_PART_BYTES`, and each use of a part in an archive as `_USE_BYTES`. This also limits the
+    number of rows, and of the references that housekeeping reads.
 
     Raises:
         Problem: 429, because its archives would exceed the limit.
@@ -163,7 +163,7 @@ def require_space(state: ApiState, session: Session, tenant: str, more_bytes: in
 
 
 def is_there(session: Session, tenant: str, sha256: str) -> bool:
-    """Returns whether a tenant has an archive."""
+    """Returns whether a tenant has uploaded an archive with this SHA-256."""
     key = (Archive.tenant == tenant, Archive.sha256 == sha256)
     return session.scalar(select(Archive.sha256).where(*key)) is not None
 

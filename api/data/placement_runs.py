@@ -136,7 +136,7 @@ def create_placement_run(
         row = begin_placement_run(session, name, deadline_s, dry_run=body.dry_run)
         if row is None:
             found = open_placement_run(session)
-            said = "another one has just started" if found is None else f"{found.id} is {found.state}"
+            said = "another placement run has just started" if found is None else f"{found.id} is {found.state}"
             raise HttpProblem(ProblemType.CONFLICT, f"only one placement run can run at a time: {said}")
         outbox.placement_run(session, row.id)
         write_audit(session, caller, "placement_run.create", row.id, dry_run=body.dry_run)

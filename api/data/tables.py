@@ -307,7 +307,7 @@ def _views(session: Session, rows: Sequence[Table]) -> list[TableView]:
 
 @dataclass(frozen=True)
 class _Counts:
-    """Aggregates over the partitions of a replica."""
+    """Aggregates over the copied partitions of a replica."""
 
     there: int = 0
     verified_at: datetime | None = None

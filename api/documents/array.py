@@ -186,8 +186,8 @@ def _with_indexes(at: At, array: ArraySpec) -> ArraySpec | None:
 
 _RUNNERS = Form({"anyOf": [TRUTH.schema, (_RUNNERS_SECTION := section({
     "interrupt": Field(one_of(("after_element", "now"), "when a runner that is to stop interrupts its element"),
-                       "A runner that is to stop lets its element end, if that takes at most half of the grace, or"
-                       " gives it the notice now"),
+                       "When a runner is asked to stop: wait for the running element, for at most half of the grace"
+                       " period, or send the element its notice immediately"),
     "at_most_once": Field(TRUTH, "Whether an element that may have been started is never started again: it fails"),
 }, model=RunnersSpec)).schema]}, lambda at: _runners(at))  # fmt: skip
 
@@ -230,7 +230,7 @@ ARRAY_RULES = (_BRACES, _FILLED, _NO_EXPIRY, _ONE_TASK, _SAME)
 
 
 def check_array(at: At, values: dict[str, Any]) -> dict[str, Any]:
-    """Checks the strings of a document with an array, and what it cannot have. Returns the values of its fields."""
+    """Checks the strings of a document with an array, and refuses fields that are not possible. Returns the fields."""
     array: ArraySpec | None = values.get("array")
     if array is None:
         for place, _ in at.named(SAME_INDEX):
@@ -253,7 +253,7 @@ def check_array(at: At, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_runners(at: At, values: dict[str, Any]) -> None:
-    """Checks that an element can follow another in the same place: it is one task, without an image."""
+    """Checks that elements can run one after another in the same sandbox: each is one task, without an image."""
     jobs = values.get("jobs", [])
     place = at.get("array").get("runners")
     if len(jobs) > 1 or any(job.get("tasks", 1) > 1 for job in jobs):

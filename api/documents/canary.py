@@ -1,4 +1,4 @@
-"""The section `service.update` of the service document: how a new version begins, and what gives it up."""
+"""The section `service.update` of the service document: the canary phase of a new version, and when it is aborted."""
 
 from fractions import Fraction
 from typing import Any

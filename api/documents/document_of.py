@@ -1,6 +1,6 @@
-"""The document of a specification: the API shows it, and `mizzen submit --from` and `mizzen retry` submit it again.
+"""Converts a specification back to a document: the API shows it; `mizzen submit --from` and `mizzen retry` submit it.
 
-Reading the document gives the same specification (`api.documents.workload`). Fields with their default are left out.
+Parsing the document gives the same specification (`api.documents.workload`). Fields with default values are omitted.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ _LIMITS = {"max_runtime_s": "max_runtime", "max_silence_s": "max_silence", "max_
 def document_of(spec: WorkloadSpec) -> dict[str, Any]:
     """Returns the document of a workload's specification, as a JSON object.
 
-    The document of a service's replica can be read, but has no field for what makes it a replica.
+    For a replica of a service the document is valid, but submitting it creates a plain workload, not a replica.
     """
     regions = {"allow": spec.regions_allowed and list(spec.regions_allowed), "exclude": list(spec.regions_excluded)}
     fields: dict[str, Any] = {
@@ -96,5 +96,5 @@ def _changed(value: CheckpointSpec | LimitsSpec, default: CheckpointSpec | Limit
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields with a value: no empty mapping or list, and not null."""
+    """Returns the fields without those that are null, an empty mapping or an empty list."""
     return {name: value for name, value in fields.items() if value is not None and value not in ({}, [], ())}

@@ -26,8 +26,8 @@ class Turns:
     async def run(self, caller: Caller, body: bytes, work: Callable[[], T]) -> T:
         """Calls `work`, which parses and checks the document `body`, in a thread and returns its result.
 
-        Of each tenant one large document is processed at a time, and two of all tenants. The others wait, in turns by
-        tenant.
+        At most one large document of each tenant, and two of all tenants, are processed at a time. The others wait;
+        tenants take turns.
         """
         if len(body) <= _LARGE_BYTES:
             return await run_in_threadpool(work)

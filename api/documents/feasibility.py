@@ -87,7 +87,7 @@ def _too_many(job: JobSpec, region: str, most: int, spread: int) -> str:
 
 
 def _lacks(jobs: Sequence[JobSpec], here: Sequence[EqualMachines]) -> str | None:
-    """Returns which resource a region has too little of for all jobs together; None: there is enough of each."""
+    """Returns which resource of a region is too small for all jobs together; None: every resource is sufficient."""
     types = {m.gpu_type for m in here if m.gpus}
     wanted: Mapping[str, int] = {
         gpu_type: sum(j.tasks * j.resources.gpus for j in jobs if j.resources.gpu_types == (gpu_type,))

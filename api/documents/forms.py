@@ -34,7 +34,7 @@ class Form:
     schema: Schema
     """The JSON Schema (2020-12) of valid values."""
     read: Callable[[At], Any]
-    """Returns the value; if it is invalid, adds errors and returns None."""
+    """Function that returns the value; if the value is invalid, it adds errors and returns None."""
 
     def to(self, convert: Callable[[Any], Any]) -> "Form":
         """Returns the form with a conversion of valid values."""
@@ -53,7 +53,7 @@ class Form:
         return Form(_described(self.schema, "", *rules), read)
 
     def read_as(self, at: At, value: Any, rule: str) -> Any:
-        """Returns the value that the form reads in the place of the present one. Errors break the rule."""
+        """Reads another value with the form, at the position of the present one. Its errors are those of `rule`."""
         scratch = At(at.path, value)
         result = self.read(scratch)
         at.problems.extend(replace(problem, rule=rule) for problem in scratch.problems)
@@ -90,13 +90,13 @@ def text(
     """Returns the form of a string.
 
     Args:
-        wanted: what it is, for messages.
+        wanted: description of the valid values, for messages.
         most: the largest number of characters.
-        pattern: what it must match.
-        message: what is wrong with a string that does not match.
-        never: patterns of strings that are not valid although they match.
+        pattern: regular expression that the string must match.
+        message: the error message for a string that does not match.
+        never: regular expressions of strings that are invalid although they match `pattern`.
         in_bytes: whether `most` is a number of bytes.
-        kind: the kind of object that it names, which must be checked further (`At.named`).
+        kind: the kind of object that the string names, whose existence is checked later (`At.named`).
     """
     unit = "bytes" if in_bytes else "characters"
     size_rule = f"At most {most} bytes in UTF-8"
@@ -135,7 +135,7 @@ NAME = name()
 
 
 def word(form: Form) -> Form:
-    """Returns the form of a string, or of an integer, which becomes a string."""
+    """Returns the form of a string; an integer is accepted and becomes a string."""
 
     def read(at: At) -> Any:
         return str(at.value) if is_integer(at.value) and abs(at.value) <= MOST_WORD else form.read(at)
@@ -184,7 +184,7 @@ TRUTH = Form({"type": "boolean"}, _truth)
 
 
 def one_of(words: tuple[str, ...], wanted: str, *, folded: bool = False) -> Form:
-    """Returns the form of one of some words, in any case if `folded`."""
+    """Returns the form of a string that must be one of `words`, ignoring case if `folded`."""
 
     def read(at: At) -> Any:
         given = text(wanted).read(at)
@@ -243,12 +243,12 @@ def size(low_bytes: int, high_bytes: int, bounds: str) -> Form:
 
 
 def is_integer(value: Any) -> bool:
-    """Returns whether a value is an integer in JSON, where 1.0 is one."""
+    """Returns whether a value is an integer in the sense of JSON Schema, where 1.0 is an integer."""
     return value.is_integer() if isinstance(value, float) else isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a number in JSON."""
+    """Returns whether a value is a number in the sense of JSON Schema."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -273,12 +273,12 @@ def list_of(
 
     Args:
         items: the form of an item.
-        wanted: what the items are, in the plural.
+        wanted: description of the items for messages, in the plural.
         most: the largest number of items.
-        empty: what is wrong with an empty list; None: nothing.
+        empty: the error message for an empty list; None: it is valid.
         unique: whether an item, a string, can be given only once.
-        first: the form of the first item; None: that of the others.
-        each: gets each valid item with those before it, and adds errors about both; with the rule.
+        first: the form of the first item; None: the same as the others.
+        each: a function that compares each valid item with the earlier ones and adds errors; and its rule.
     """
 
     def read(at: At) -> Any:
@@ -361,7 +361,7 @@ class Field:
     to: str | None = None
     """The name in the section's value; None: that of the field; empty: the value is a dictionary of several names."""
     missing: str | None = None
-    """What to say if the field is absent; None: it may be."""
+    """The error message if the field is absent; None: the field is optional."""
     default: Any = None
     """For the schema: what an absent field means, if the section's model does not say it."""
 
@@ -373,15 +373,16 @@ def section(
     refused: Mapping[str, str] | None = None,
     ignored: Mapping[str, str] | None = None,
 ) -> Form:
-    """Returns the form of a mapping with these fields and no others. A field with the value null is as if absent.
+    """Returns the form of a mapping with these fields and no others. A field with the value null counts as absent.
 
     Args:
         fields: the fields.
         description: for the schema.
-        model: what a valid section becomes, with the model's defaults; None: a dictionary of the valid fields.
+        model: the class that a valid section is converted to, with its defaults; None: a dictionary of the valid
+            fields.
         refused: fields of similar documents that are not supported, with what to do instead. Messages about typing
             errors do not list them.
-        ignored: such fields that are accepted without effect, with the reason.
+        ignored: fields of similar documents that are accepted without effect, with the reason.
     """
     refused, ignored = refused or {}, ignored or {}
 

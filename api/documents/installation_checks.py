@@ -78,7 +78,7 @@ class FleetShape:
 def fleet(session: Session) -> list[EqualMachines]:
     """Returns the machines against which submissions are checked, with equal machines of a cluster grouped.
 
-    Machines of services and of one tenant are not among them: no other workload runs there.
+    Machines reserved for services or for one tenant are left out, because no other workload runs there.
     """
     return [EqualMachines(*row) for row in session.execute(_FLEET)]
 
@@ -108,7 +108,7 @@ def check_keep(draft: WorkloadDraft, at_most_s: float) -> None:
 def check_receivers(draft: Draft, settings: NotifySettings) -> None:
     """Adds an error for each receiver of notifications to which the operator's settings send nothing.
 
-    The address of a host's name is checked with each try, because it may change.
+    The address of a host name may change, so it is checked at each delivery.
     """
     for place, url in draft.at.named("webhook"):
         parts = urlsplit(url)
@@ -123,11 +123,11 @@ def check_receivers(draft: Draft, settings: NotifySettings) -> None:
 
 
 def notes_on_receivers(receivers: Iterable[NotifySpec], settings: NotifySettings) -> list[str]:
-    """Returns sentences about receivers that get nothing. A document with them is valid: it may come from elsewhere."""
+    """Returns sentences about receivers that get no messages. They are no errors, so that documents stay portable."""
     addresses = [one.email for one in receivers if one.email is not None]
     if settings.smtp is not None or not addresses:
         return []
-    return [f"notify: mail to {', '.join(addresses)} is not sent: an operator has to set notify.smtp"]
+    return [f"notify: e-mail to {', '.join(addresses)} is not sent: an operator has to set notify.smtp"]
 
 
 def check_service(
@@ -210,7 +210,7 @@ def _check_machines(draft: WorkloadDraft, shapes: Collection[FleetShape]) -> Non
     for at, job in draft.jobs:
         task = job.get("resources")
         if task is None and at.get("resources").value is not None:
-            continue  # They are not valid.
+            continue  # Invalid accelerators.
         task = task or ResourceSpec()
         if not types.issuperset(task.gpu_types) or any(shape.holds(task) for shape in shapes):
             continue
@@ -222,7 +222,7 @@ def _check_machines(draft: WorkloadDraft, shapes: Collection[FleetShape]) -> Non
 
 
 def _check_shared(session: Session, draft: ServiceDraft, machines: Sequence[EqualMachines]) -> None:
-    """Checks that a machine can hold a replica that runs on shared machines, if no pool launches further ones."""
+    """Checks that a machine can hold a replica on shared machines, unless a pool can launch further machines."""
     shared = [one for one in draft.options if not one.spot and one.provider is None and one.zone is None]
     shapes = {
         (m.region, FleetShape(m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes))
@@ -258,9 +258,7 @@ def _check_secrets(session: Session, draft: Draft, tenant: Tenant) -> None:
 
 
 def _find_predecessors(session: Session, draft: WorkloadDraft, tenant: Tenant) -> None:
-    """Adds the ids of the workloads that the dependencies name to the draft. Only earlier workloads have one, so that
-    dependencies have no cycle.
-    """
+    """Adds to the draft the ids of the workloads on which it depends. These exist already, so there are no cycles."""
     found: dict[str, str | None] = {}
     for place, reference in draft.at.named("workload"):
         found[reference] = named(session, tenant.name, reference)
@@ -276,11 +274,11 @@ def _find_predecessors(session: Session, draft: WorkloadDraft, tenant: Tenant) -
 
 
 def _check_indexes(session: Session, draft: WorkloadDraft, place: At, reference: str, workload: str) -> None:
-    """Checks that a workload is an array that has all indexes of the document's array."""
+    """Checks that a referenced workload is an array with all indexes of the document's array."""
     array: ArraySpec | None = draft.fields.get("array")
     body = session.scalar(select(WorkloadArray.ranges).where(WorkloadArray.id == workload))
     if body is None:
-        place.wrong(f"workload {reference} is no array", rule=ON_ARRAY)
+        place.wrong(f"workload {reference} is not an array", rule=ON_ARRAY)
     elif array is not None:
         ranges = tuple((first, last, step) for first, last, step in body)
         if len(ranges) > _MOST_RANGES or len(array.ranges) > _MOST_RANGES:

@@ -1,4 +1,4 @@
-"""The field `file_mounts` of the service document: files of the archive at other paths, and copies from buckets."""
+"""The field `file_mounts` of the service document: archive files at other paths, and files copied from buckets."""
 
 import re
 from typing import Any
@@ -81,7 +81,7 @@ FILE_MOUNTS = Field(
 
 
 def check_mounts(at: At, fields: dict[str, Any]) -> None:
-    """Adds an error for each path whose source the document lacks, or cannot have. `at` is the document."""
+    """Adds an error for each mount whose source is missing or not allowed in the document `at`."""
     for mount in fields.get("mounts", ()):
         if mount.source is None and at.get("workdir").value is None:
             at.get("file_mounts").wrong(f"{mount.target}: archive needs a workdir", rule=_IN_ARCHIVE)

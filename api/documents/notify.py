@@ -12,7 +12,7 @@ _HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]
 URL_PATTERN = rf"^https?://{_HOST}(:{whole_numbers(1, 65535)})?(/[!-~]*)?$"
 _URL = text("a URL", 2000, URL_PATTERN, "must be a URL such as https://hooks.example.org/mizzen, without a user",
             kind="webhook")  # fmt: skip
-_EMAIL = text("an address for mail", 320, EMAIL_PATTERN, "must be one address such as alice@example.org", kind="email")
+_EMAIL = text("an e-mail address", 320, EMAIL_PATTERN, "must be one address such as alice@example.org", kind="email")
 _IN_SECRET = section({"secret": Field(name("secret"), missing="give the name of the tenant's secret with the URL")})
 _WEBHOOK = cases(
     {

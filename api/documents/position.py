@@ -1,4 +1,4 @@
-"""A position in a document: a value, its path, and what reading the document has found."""
+"""A position in a document: a value and its path; errors and findings are collected for the whole document."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -43,9 +43,9 @@ class Findings:
 
     problems: list[FieldError] = field(default_factory=list)
     names: "dict[str, list[tuple[At, str]]]" = field(default_factory=dict)
-    """Values that must be checked further, such as names of objects of the installation, by kind."""
+    """Values that must be checked against the installation later, such as names of its objects, by kind."""
     notes: list[str] = field(default_factory=list)
-    """Sentences for the user about fields that are valid but have no effect or another one than in SkyPilot."""
+    """Sentences for the user about valid fields that have no effect, or a different effect than in SkyPilot."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class At:
         self.problems.append(FieldError(f"{self.path}.{key}" if self.path else key, f"missing: {message}", rule=rule))
 
     def name(self, kind: str, value: str) -> None:
-        """Keeps a value of a kind, which must be checked further."""
+        """Records a value of a kind that must be checked against the installation later."""
         self.found.names.setdefault(kind, []).append((self, value))
 
     def named(self, kind: str) -> "list[tuple[At, str]]":
-        """Returns the values of a kind in the whole document that must be checked further, with their positions."""
+        """Returns the recorded values of a kind in the whole document, with their positions."""
         return self.found.names.get(kind, [])
 
     def get(self, *keys: str) -> "At":
@@ -88,7 +88,7 @@ class At:
         return at
 
     def with_value(self, value: Value) -> "At":
-        """Returns the position with another value in the place of the present one."""
+        """Returns the same position with another value."""
         return At(self.path, value, self.found)
 
     def child(self, key: str | int, value: Value) -> "At":

@@ -59,7 +59,7 @@ class Replicas:
 
 
 def _mapped(at: At) -> list[tuple[str, int]]:
-    """Reads `{A100: 8}`, or `{A100:8}` without a space, which makes `A100:8` the key."""
+    """Reads `{A100: 8}`, or `{A100:8}` without a space, which YAML parses as the key `A100:8`."""
     found: list[tuple[str, int]] = []
     for key, place in at.entries("accelerators such as a100:8", MAX_OPTIONS).items():
         count = None if place.value is None else integer(1, MAX_SLOTS).read(At("", place.value))
@@ -196,7 +196,7 @@ def _replicas(at: At, values: dict[str, Any]) -> Replicas:
         )
     spot = spots != {False} if any("spot" in one for one in read) else None
     if "spot" not in base and at.get("use_spot").value is not None:
-        spot = True  # The value is invalid. Otherwise fields that need spot would be errors, too.
+        spot = True  # The value is invalid. Assume spot, so that fields that need spot machines are not reported too.
     options = [option for one in read for option in _options(one)]
     if len(options) > MAX_OPTIONS:
         at.wrong(f"may have at most {MAX_OPTIONS} alternatives, these are {len(options)}", rule=_NOT_MORE)

@@ -39,7 +39,7 @@ RETRIES = Field(
 
 
 def retries_of(limits: LimitsSpec) -> dict[str, Any]:
-    """Returns the field as the document has it, a number if that says all; nothing if it has its default."""
+    """Returns the field as in a document: a number if that is sufficient, else a mapping; nothing for the default."""
     causes = {cause: getattr(limits, name) for cause, name in _CAUSES.items()}
     found = {cause: count for cause, count in causes.items() if count is not None}
     if not found and not limits.retries_by_exit and limits.retries is not None:

@@ -57,7 +57,7 @@ def _as_text(at: At) -> Any:
 
 
 def _secret(at: At) -> Any:
-    """Reads a secret, its name, or null. An error has no value, because the value may be the secret itself."""
+    """Reads a secret, its name, or null. Errors do not repeat the value, because it may be the secret itself."""
     if at.value is None:
         return ""
     scratch = At(at.path, at.value)
@@ -114,9 +114,9 @@ class ServiceDraft(Draft):
         super().__init__(SERVICE, value, default_tenant)
         self.options: list[ResourceOption] = []
         self.literals: dict[str, str] = {}
-        """Variables of SkyPilot's files whose secret is given itself, or by its name. `spec` needs their names."""
+        """Variables whose secret is in the document, as in SkyPilot's files. `spec` needs the names of the secrets."""
         self.certificate: str | None = None
-        """The PEM text of the certificate and its private key, if it is given. `spec` needs the name of its secret."""
+        """The PEM text of the certificate and its private key, if given. `spec` needs the name of their secret."""
         if not isinstance(value, dict):
             return
         at, fields = self.at, self.fields
@@ -136,7 +136,7 @@ class ServiceDraft(Draft):
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about fields that are valid but have no effect or another one than in SkyPilot, for the user."""
+        """Sentences for the user about valid fields that have no effect, or a different effect than in SkyPilot."""
         return self.at.found.notes
 
     def spell(self, gpu_types: Collection[str]) -> None:
@@ -167,7 +167,7 @@ class ServiceDraft(Draft):
         return changed
 
     def _named(self, variable: str, given: str) -> str:
-        """Returns the name of a secret; empty if only the tenant's secrets show whether `given` is a name."""
+        """Returns the name of a secret; empty if only the list of the tenant's secrets shows whether `given` is one."""
         place, found = self.at.get("secrets", variable), given or variable.lower().replace("_", "-")
         if given and not self._is_ours:
             self.literals[variable] = given
@@ -181,7 +181,7 @@ class ServiceDraft(Draft):
         return found
 
     def _label(self, labels: dict[str, str]) -> None:
-        """Adds the labels in `resources`."""
+        """Adds the labels that the section `resources` sets."""
         own = self.fields.get("labels", {})
         for key in (key for key in labels if own.get(key, labels[key]) != labels[key]):
             place = self.at.get("resources", "labels", key)
@@ -213,7 +213,7 @@ class ServiceDraft(Draft):
         return found
 
     def _set_up_in_container(self, found: dict[str, Any], places: dict[str, At]) -> None:
-        """Makes the setup script the beginning of `run`, because it needs the image."""
+        """Prepends the setup script to `run`, because it must run in the image."""
         if self._is_ours:
             places["setup"].wrong("not possible with image_id: do it in run", rule=NO_SETUP)
         elif "script" in found:

@@ -102,7 +102,7 @@ def read_probe(at: At, values: Any, env: Mapping[str, str], secrets: Collection[
 
     Args:
         at: the probe.
-        values: what the form of the probe has read; None: it is not valid, or there is none.
+        values: the fields of the probe; None: the probe is invalid or missing.
         env: variables to which strings of the probe may refer.
         secrets: variables that are set from secrets. Only headers may refer to them; the agent fills them in.
     """
@@ -221,7 +221,7 @@ def read_policy(
     Args:
         at: the section `service`.
         fixed: the number of replicas.
-        values: what the form of the policy has read.
+        values: the fields of the policy.
         replicas: the section `resources`.
     """
     policy, is_fixed = at.get("replica_policy"), at.get("replicas").value is not None
@@ -258,7 +258,7 @@ def _require_rates(at: At, policy: ReplicaPolicySpec, replicas: Replicas) -> Non
 def _count(at: At, values: dict[str, Any]) -> None:
     """Sets the numbers of replicas in `values`."""
     if any(at.get(key).value is not None and key not in values for key in ("min_replicas", "max_replicas")):
-        values |= {"min_replicas": 1, "max_replicas": MAX_REPLICAS}  # One of them is invalid.
+        values |= {"min_replicas": 1, "max_replicas": MAX_REPLICAS}  # One of the numbers is invalid.
         return
     least, most = values.setdefault("min_replicas", 1), values.get("max_replicas")
     scales = any(at.get(key).value is not None for key in _TARGETS)
@@ -280,14 +280,14 @@ def _count(at: At, values: dict[str, Any]) -> None:
 
 
 def _placing(at: At, values: dict[str, Any], spot: bool) -> dict[str, Any]:
-    """Returns where spot replicas run, and what replaces missing ones."""
+    """Returns the fields of the policy that place spot replicas and replace missing ones."""
     if not spot:
         for key in (key for key, value in values.items() if value or key == "outage_price_s"):
             place = at.get(_GIVEN.get(key, key))
             place.wrong("is only for spot machines; write resources.use_spot: true, or omit it", rule=_SPOT_ONLY)
         return {}
     if "placer" not in values and at.get("spot_placer").value is not None:
-        return {}  # It is invalid.
+        return {}  # The policy is invalid.
     values.setdefault("placer", DEFAULT_PLACER)
     if values["placer"] == _OWN_EXTRA and values.get("num_overprovision"):
         message = f"{_OWN_EXTRA} chooses the number itself; omit it, or write spot_placer: {DEFAULT_PLACER}"
@@ -385,8 +385,8 @@ SERVING = section("service", {
     "request_timeout_seconds": Field(_TIMEOUT, "Longest time without a byte from the replica",
                                      default=_DEFAULTS["request_timeout_s"]),
     "first_byte_seconds": Field(
-        duration(0.1, _DAY_S), "Longest time from a request to the first byte of the answer. Then the request is sent"
-        " to another replica, or fails, and the replica gets no requests for a while. Omitted: relative to the others",
+        duration(0.1, _DAY_S), "Longest time from a request to the first byte of the answer. After it, the request is"
+        " sent to another replica, or fails, and the replica gets no requests for a while. Default: relative to others",
         "first_byte_s"),
     "tls": Field(TLS, "Clients of balancers without --cert use TLS with this certificate"),
     "max_queue": Field(integer(0, 100_000), "Requests that wait in the balancer", default=_DEFAULTS["max_queue"]),

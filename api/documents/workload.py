@@ -378,7 +378,7 @@ class Draft:
 
     @property
     def problems(self) -> list[FieldError]:
-        """The errors of the document, to which further checks add theirs."""
+        """The errors of the document. Later checks add errors to this list."""
         return self.at.problems
 
 

@@ -46,8 +46,8 @@ class ClusterView(View):
         description="Bandwidth of its link to the region's other clusters, in Mbit/s; null: not set"
     )
     tenant: str | None = Field(
-        description="The only tenant that may use its machines, which are its pilots; null: all may, or it is another"
-        " one than that of the key"
+        description="The only tenant that may use the machines, which are its pilots; null: all tenants may, or the"
+        " key belongs to another tenant"
     )
     machines: MachineCountsView
     gpus: dict[str, SlotsView]

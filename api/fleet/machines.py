@@ -58,7 +58,7 @@ class MachineView(View):
         description="Indices of the slots that get no new work: the owner has taken them back, or they are unfreed"
     )
     slots_unfreed: list[int] = Field(
-        description="Indices of those of them whose memory was not freed at the end of a workload"
+        description="Indices of unfreed slots: their GPU memory was not freed at the end of a workload"
     )
     cpus: float
     free_cpus: float
@@ -70,7 +70,7 @@ class MachineView(View):
     failed_gangs: int = Field(description="Number of consecutive workloads that lost tasks or failed to start here")
     isolation: str = Field(description="How tasks are separated: `none`, `user` or `sandbox`", examples=["sandbox"])
     isolation_why: str | None = Field(
-        description="Why it is not a stronger mode; null: it is the strongest, or was set"
+        description="Why no stronger mode is used; null: the mode is the strongest one, or was set"
     )
     engine: str | None = Field(
         description="Kind and version of its container engine, for jobs with an image; null: none",

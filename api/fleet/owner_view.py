@@ -1,4 +1,4 @@
-"""Endpoint for the owner of a machine: what runs on the machine, for which tenants, and what it has given."""
+"""Endpoint for the owner of a lent machine: the workloads on it, their tenants, and the GPU hours that it has given."""
 
 from datetime import datetime
 from typing import Any
@@ -37,7 +37,7 @@ class GuestView(View):
 
 
 class LendingView(View):
-    """The lending of a machine: the work on it now, and what it has given."""
+    """The lending of a machine: its present workloads, and the GPU hours that it has given."""
 
     machine: str = Field(examples=["north/alpha/m1"])
     gpu_type: str | None
@@ -50,17 +50,17 @@ class LendingView(View):
     notice: ReasonView | None = Field(description="The notice that the owner, or the platform, takes the machine back")
     running: list[GuestView] = Field(description="Workloads on the machine that the caller may see")
     given_gpu_h: float = Field(
-        description="GPU hours of work here, up to the last checkpoint in the store or the last step that another "
-        "machine of the gang reports, too; of all records that are kept"
+        description="GPU hours of useful work on the machine: up to the last checkpoint in the store, or the last "
+        "step that another machine of the gang has reported; of all kept records"
     )
     given_gpu_h_30d: float = Field(description="`given_gpu_h` of the last 30 days")
-    held_gpu_h: float = Field(description="GPU hours that workloads held here, of all records that are kept")
-    given_since: datetime | None = Field(description="Begin of the records; null: no workload has held resources here")
+    held_gpu_h: float = Field(description="GPU hours that workloads held on the machine, of all kept records")
+    given_since: datetime | None = Field(description="Start of the records; null: no workload was ever here")
 
 
-@router.get(f"{PATH}/lending", summary="Get what a machine gives", responses=refusals(404))
+@router.get(f"{PATH}/lending", summary="Get the contribution of a lent machine", responses=refusals(404))
 def get_lending(region: str, cluster: str, machine: str, state: StateOf, caller: AnyKey) -> LendingView:
-    """Returns the workloads on a machine and the GPU hours that it has given. Its own key can read it."""
+    """Returns the workloads on a machine and the GPU hours that it has given. The machine's own key can read it."""
     caller.require_machine(machine_id(region, cluster, machine))
     with state.transaction() as session:
         row = find_machine(session, region, cluster, machine)

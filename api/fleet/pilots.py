@@ -1,6 +1,6 @@
-"""Endpoints for pilots: machines that a tenant brings itself, as jobs of a cluster, and that only it may use.
+"""Endpoints for pilots: machines for only one tenant, which started them as jobs of a Slurm cluster.
 
-Each has a machine's key, so its agent connects to the gateway and needs no other credentials.
+Each pilot has a machine's key, with which its agent connects to the gateway; it needs no other credentials.
 """
 
 from datetime import datetime, timedelta
@@ -27,7 +27,7 @@ from infra.keys import new_api_key
 router = Router(prefix="/v1/pilots", tags=["fleet"], dependencies=[JsonOnly])
 PATH = "/{region}/{name}"
 _MOST = 1000
-"""The most pilots of a tenant."""
+"""Maximum number of pilots of a tenant."""
 _LONGEST_S = 60 * 86400
 _SAVING_S = 600
 """How long the key of a stopped pilot still works, so that its tasks can save, in seconds."""
@@ -50,11 +50,11 @@ class PilotView(View):
     expires_at: datetime | None = Field(description="When its key expires")
     state: str | None = Field(description="State of the machine; null: its agent has not joined")
     isolation: str | None = Field(description="How its tasks are separated; null: its agent has not joined")
-    isolation_why: str | None = Field(description="Why it is not a stronger mode")
+    isolation_why: str | None = Field(description="Why no stronger mode is used")
 
 
 class NewPilotView(PilotView):
-    """A new pilot, with what its agent needs. The key is returned only in this response."""
+    """A new pilot, with the settings that its agent needs. The key is returned only in this response."""
 
     bucket_url: str = Field(description="The region's bucket")
     key: Annotated[str, Field(json_schema_extra={"readOnly": True})]
@@ -68,7 +68,7 @@ class PilotList(View):
 
 @router.get("", summary="List pilots", responses=refusals(404))
 def list_pilots(state: StateOf, caller: Submitter, tenant: TenantOf = None) -> PilotList:
-    """Lists a tenant's pilots: those whose key has not been expired for a day."""
+    """Lists a tenant's pilots, without those whose key expired more than a day ago."""
     owner = owner_of(caller, tenant)
     with state.transaction() as session:
         return PilotList(items=[_view(key, machine) for key, machine in session.execute(pilots_of(owner))])
@@ -85,11 +85,11 @@ def put_pilot(
         row = existing(session, Tenant, owner, "tenant")
         cluster = own_cluster(session, region, row)
         if cluster is None:
-            raise HttpProblem(ProblemType.CONFLICT, f"region {region}: cluster own-{row.number} belongs to others")
+            raise HttpProblem(ProblemType.CONFLICT, f"region {region}: cluster own-{row.number} is not the tenant's")
         machine = machine_id(region, cluster, name)
         there = {key.machine: key for key, _ in session.execute(pilots_of(owner))}
         if len(there) >= _MOST and machine not in there:
-            raise HttpProblem(ProblemType.CONFLICT, f"tenant {owner} has {_MOST} pilots, the most; stop some of them")
+            raise HttpProblem(ProblemType.CONFLICT, f"tenant {owner} has {_MOST} pilots, the maximum; stop some")
         if (before := there.get(machine)) is not None:
             session.delete(before)
         key_id, key, digest = new_api_key()

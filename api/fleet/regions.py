@@ -228,7 +228,7 @@ def counts(machines: Iterable[Machine]) -> MachineCountsView:
 
 
 def slots(machines: Iterable[Machine]) -> dict[str, SlotsView]:
-    """Returns the GPU slots of machines that are not lost, by GPU type, without those that owners have taken back."""
+    """Returns the GPU slots of machines that are not lost, by GPU type, without slots that owners have taken back."""
     found: dict[str, list[int]] = {}
     for machine in machines:
         if machine.gpu_type is not None and machine.state != "lost":

@@ -96,7 +96,7 @@ def remove_region(name: str, state: StateOf, caller: Operator) -> None:
 
 
 def _named(session: Session, what: str, wanted: Select[str]) -> Sequence[str]:
-    """Returns one text `what: a, b, c` with the first few names that the query finds; empty if it finds none."""
+    """Returns `what: a, b, c` with the first few names that the query finds; an empty text if it finds none."""
     found = sorted(set(session.scalars(wanted)))
     if not found:
         return ()

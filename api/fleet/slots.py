@@ -1,4 +1,4 @@
-"""Slots of machines, for pictures of the fleet: counts by region, and the use of each slot of a region."""
+"""Slots of machines, for the console's pictures of the fleet: counts by region, and the use of each slot."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,9 +38,9 @@ class MachineSlots:
     withheld: int
     state: str
     is_closed: bool
-    """Whether it is cordoned or being drained."""
+    """Whether the machine is cordoned or being drained."""
     is_busy: bool
-    """Whether CPUs of it are held."""
+    """Whether workloads hold CPUs of the machine."""
 
 
 def slots_by_region(session: Session) -> list[RegionSlots]:
@@ -108,7 +108,7 @@ def slots_held_at(session: Session, region: str, at: datetime) -> list[HeldSlots
 
 
 def as_held(machines: Sequence[MachineSlots], held: Sequence[HeldSlots]) -> list[MachineSlots]:
-    """Returns the machines with only these slots held. What else was true of them at that time is not recorded."""
+    """Returns the machines with only these slots held. Their other states at that time are not recorded."""
     masks: dict[str, int] = {}
     for one in held:
         masks[one.machine] = masks.get(one.machine, 0) | one.slots
@@ -135,7 +135,7 @@ class Stay(NamedTuple):
 
 
 def moves(session: Session, region: str, tenant: str | None, begin: datetime, end: datetime, limit: int) -> list[Stay]:
-    """Returns the attempts that came or left between two times, those with the most GPUs first.
+    """Returns the attempts that started or ended between two times, those with the most GPUs first.
 
     `tenant`: the only tenant whose attempts are returned; None: all.
     """
@@ -161,7 +161,7 @@ def moves(session: Session, region: str, tenant: str | None, begin: datetime, en
 
 
 def slots_of_tenants(session: Session, region: str, tenant: str | None) -> list[tuple[str, str, int]]:
-    """Returns machine, tenant and mask of held slots: of all tenants, or only of `tenant`."""
+    """Returns rows of (machine, tenant, mask of held slots), of all tenants or only of `tenant`."""
     wanted = (
         select(Allocation.machine, Workload.tenant, Allocation.slots)
         .join(Machine, Machine.id == Allocation.machine)

@@ -39,7 +39,7 @@ class KeyBody(Body):
     tenant: Name | None = None
     machine: MachineId | None = Field(
         None,
-        description="Id of the machine of a machine's key; it need not have joined yet",
+        description="For a machine's key: id of the machine, which need not have joined yet",
         examples=["north/alpha/m1"],
     )
     label: Line = ""
@@ -177,7 +177,7 @@ def revoke_key(id: str, state: StateOf, caller: Operator) -> None:
 
 
 def _ensure_cluster(session: Session, machine: str) -> None:
-    """Creates the machine's cluster with the kind `voluntary`, if it does not exist.
+    """Creates the machine's cluster with the capacity kind `voluntary`, if it does not exist.
 
     Otherwise the machine's first hello would create it with the kind `reserved`, and every workload could be placed on
     the machine.

@@ -71,7 +71,7 @@ def put_secret(name: str, secret: Name, body: SecretBody, state: StateOf, caller
 def store_secret(
     session: Session, state: ApiState, caller: Caller, key: tuple[str, str], value: str, service: str | None = None
 ) -> datetime:
-    """Stores a value under a tenant's name and the secret's; returns when. `service`: the id of the owner.
+    """Stores the value of a tenant's secret; returns the time. `service`: id of the service that owns the secret.
 
     Raises:
         HttpProblem: the tenant has too many secrets, or this process cannot encrypt.
@@ -112,7 +112,7 @@ def secrets_key(session: Session, state: ApiState) -> bytes:
     """Returns the master key, which encrypts secrets.
 
     Raises:
-        HttpProblem: this process has no master key, or another one than the stored secrets.
+        HttpProblem: this process has no master key, or its master key does not decrypt the stored secrets.
     """
     try:
         key = load_master_key(state.settings.master_key_path)

@@ -129,7 +129,7 @@ def delete_tenant(name: str, state: StateOf, caller: Operator) -> None:
 
 
 def _refuse_second(session: Session, why: str | None) -> None:
-    """Raises 409 if tenants cannot be separated and there is one already. `why` is `ApiSettings.one_tenant`."""
+    """Raises 409 if a tenant exists and tasks of tenants cannot be separated (`why`, `ApiSettings.one_tenant`)."""
     if why is None:
         return
     session.execute(text("lock table tenant in share row exclusive mode"))  # Two requests must not both find none.

@@ -1,4 +1,4 @@
-"""Requests that make a version of a service once, however often they are repeated (`Idempotency-Key`)."""
+"""Idempotent requests that create a version of a service (`Idempotency-Key`)."""
 
 import hashlib
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from infra.db.services import ServiceRow, ServiceVersion, continue_replicas
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that makes a version of a service."""
+    """A request that creates a version of a service."""
 
     body: bytes
     key: str | None
@@ -40,16 +40,16 @@ class Asked:
 
 
 class _AlreadyMade(Exception):
-    """A concurrent request with the same key has made its version; this transaction is rolled back."""
+    """A concurrent request with the same key has created the version; this transaction is rolled back."""
 
 
 def once(
     state: ApiState, caller: Caller, asked: Asked, make: Callable[[Session], ServiceChanged]
 ) -> ServiceChanged:  # fmt: skip
-    """Returns the response of an earlier request with the same key, or else that of `make` in a transaction.
+    """Returns the response of an earlier request with the same key, else the result of `make`, called in a transaction.
 
     Raises:
-        Problem: 422, the key was used for another request; or what `make` raises. Nothing was changed.
+        Problem: 422, the key was used for another request; or any error of `make`. Nothing was changed.
     """
     while True:
         try:
@@ -62,7 +62,7 @@ def once(
 def answer_again(
     session: Session, queue: published_queue.Newest, caller: Caller, asked: Asked
 ) -> ServiceChanged | None:
-    """Returns the response with the version that an earlier request with the same key has made; None: there is none.
+    """Returns the response for the version that an earlier request with the same key created; None: no such request.
 
     Raises:
         Problem: 422, the key was used for another request.
@@ -81,9 +81,9 @@ def answer_again(
 
 
 def add_version(session: Session, caller: Caller, row: ServiceRow, spec: ServiceSpec, asked: Asked) -> None:
-    """Writes the version of a service that a request makes.
+    """Inserts the version of a service that a request creates.
 
-    It waits for a concurrent request with the same key, whose version it then finds (`once`).
+    The insert waits for a concurrent request with the same key; if that commits, `once` returns its version.
     """
     session.flush()
     written = session.execute(

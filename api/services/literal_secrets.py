@@ -1,9 +1,9 @@
-"""Secrets that a service document has itself: those of SkyPilot's files, and the certificate for its clients.
+"""Secrets whose values are in a service document: secrets of SkyPilot's files, and the TLS certificate with its key.
 
 They are stored as secrets of the tenant.
 
-The name of a stored secret depends on its value, so that a service with another value is another version. It has a
-keyed digest, which says nothing about the value to a reader without the master key.
+The name of a stored secret depends on its value, so that a changed value creates a new version of the service. The name
+contains a keyed digest, which reveals nothing about the value without the master key.
 """
 
 import re
@@ -22,11 +22,11 @@ from infra.db.tenants import Secret
 
 _DIGEST_BYTES = 6
 _SERVICE, _VARIABLE = 27, 21
-"""The most characters of the name of the service and of the variable in the name of a secret."""
+"""Maximum number of characters that the name of a secret takes from the names of the service and of the variable."""
 
 
 def name_literals(session: Session, state: ApiState, draft: ServiceDraft) -> dict[str, str]:
-    """Writes the names of secrets into a draft without errors, with notes. Returns the secrets to store, by name.
+    """Sets the names of the document's secrets in a valid draft, and adds notes. Returns the secrets to store, by name.
 
     Raises:
         HttpProblem: this process cannot encrypt secrets.

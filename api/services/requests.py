@@ -1,4 +1,4 @@
-"""The endpoint for the requests that a service's balancers counted."""
+"""The endpoint to which balancers report the numbers of requests of a service."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -27,25 +27,25 @@ _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class CanaryBody(Body):
-    """The answers of one second by which a version is judged."""
+    """Counts of one second of answers, by which a canary version is judged."""
 
     version: Annotated[int, Field(ge=0, le=1 << 40, strict=True)] = Field(description="The version")
-    answered: _Count = Field(0, description="Complete answers of its replicas with a status below 500")
-    failed: _Count = Field(0, description="Requests that they did not answer so; each repetition is one more")
-    slow: _Count = Field(0, description="Those of its answers that took longer than `slow_s` of the canary")
+    answered: _Count = Field(0, description="Complete answers of the canary's replicas with a status below 500")
+    failed: _Count = Field(0, description="Requests to the canary's replicas without such an answer; each retry counts")
+    slow: _Count = Field(0, description="Answers of the canary's replicas that took longer than the canary's `slow_s`")
     others_answered: _Count = Field(0, description="`answered` of the other replicas")
     others_failed: _Count = Field(0, description="`failed` of the other replicas")
 
 
 class SecondBody(Body):
-    """The requests of one second: those that began in it, and those that failed or were cut in it."""
+    """Counts of one second: requests that began, failed or were cut off in it."""
 
     second: Annotated[int, Field(ge=0, le=1 << 40, strict=True)] = Field(description="Seconds since the epoch")
     requests: _Count = Field(description="Requests that began in this second")
     failed: _Count = Field(0, description="Requests that got an error of the balancer or no answer")
     cut: _Count = Field(0, description="Answers that ended early")
     p50_s: _Seconds | None = Field(None, description="Median time until the last byte of the answer")
-    p99_s: _Seconds | None = Field(None, description="99th percentile of the same")
+    p99_s: _Seconds | None = Field(None, description="99th percentile of the time until the last byte of the answer")
     canary: CanaryBody | None = Field(None, description="null: no version is judged, or nothing was counted")
 
 
@@ -54,15 +54,15 @@ class BalancedReplica(Body):
 
     replica: Annotated[int, Field(ge=0, le=1 << 40, strict=True)] = Field(description="Number of the replica")
     ongoing: _Count = Field(0, description="Its requests in progress")
-    drained: bool = Field(False, description="Whether the balancer sends it no new requests, because it is to end")
+    drained: bool = Field(False, description="Whether the balancer sends it no new requests, because it will be ended")
     ejected_s: _Seconds | None = Field(
-        None, description="Seconds since the balancer ejected it; null: it gets requests as the others do"
+        None, description="Seconds since the balancer ejected it; null: it is not ejected"
     )
     why: Annotated[str, StringConstraints(max_length=500)] | None = Field(None, description="Why it was ejected")
 
 
 class NowBody(Body):
-    """The present state of a balancer."""
+    """The current state of a balancer."""
 
     waiting: _Count = Field(0, description="Requests that wait because no replica is ready")
     replicas: Annotated[list[BalancedReplica], Field(max_length=1000)] = Field(default_factory=list)
@@ -103,10 +103,10 @@ def report_requests(id: str, body: RequestsBody, state: StateOf, caller: Balance
 
 
 def _store_now(session: Session, row: ServiceRow, balancer: str, now: NowBody) -> None:
-    """Stores what a balancer does now.
+    """Stores the current state that a balancer reports.
 
-    If it ejects or drains other replicas than before, if a drained one is idle, or if requests wait for a service that
-    has no replicas, the service decides at once.
+    The service decides at once if the set of ejected or drained replicas has changed, if a drained replica is idle, or
+    if requests wait for a service without replicas.
     """
     service = row.id
     before = session.get(BalancerReport, (service, balancer))
@@ -123,7 +123,7 @@ def _store_now(session: Session, row: ServiceRow, balancer: str, now: NowBody) -
 
 
 def _out(replicas: Iterable[Mapping[str, Any]]) -> set[tuple[int, bool, bool]]:
-    """Returns the replicas that get no new requests: whether they are drained, and whether they then have any."""
+    """Returns the replicas without new requests: whether each is drained, and whether requests are in progress."""
     return {
         (one["replica"], one["drained"], one["drained"] and one["ongoing"] > 0)
         for one in replicas

@@ -92,7 +92,7 @@ def _create(state: ApiState, caller: Caller, request: Request, asked: Asked, nam
         )
         if made is not None:
             return _changed(session, state, caller, session.get_one(ServiceRow, made), admitted, asked, "created")
-        # The insert has waited for a concurrent request, which may have had the same key.
+        # The insert waited for a concurrent request, which may have used the same key.
         answered = answer_again(session, state.queue, caller, asked)
         if answered is None:
             raise HttpProblem(
@@ -155,7 +155,7 @@ class _Admitted:
     spec: ServiceSpec
     notes: list[str]
     literals: dict[str, str]
-    """The secrets that it has itself, by the names under which they are stored."""
+    """Secrets whose values are in the document, by the names under which they are stored."""
 
 
 def _admit(
@@ -189,7 +189,7 @@ def list_services(
     state: StateOf,
     caller: Viewer,
     tenant: Annotated[Name | None, Query(description="Only services of this tenant")] = None,
-    ended: Annotated[bool, Query(description="Also services that have ended")] = False,
+    ended: Annotated[bool, Query(description="Include services that have ended")] = False,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> ServicePage:

@@ -1,4 +1,4 @@
-"""Reads services and their replicas, and makes views of them."""
+"""Reads services and their replicas from the database, and builds the API's views."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -41,20 +41,20 @@ from services.values import REPLICA_EJECTED, LossKind
 
 _PREFIX = "sv-"
 _ENDING_S = 3
-"""A machine counts as gone from the time at which the transaction that says so began. So the cost of a running machine
-is counted up to this long ago. Otherwise the cost could fall, and Prometheus takes a fall for a new counter."""
+"""The recorded end of a machine may be in the past, by the duration of a transaction. So the cost of a running machine
+is therefore counted up to this long ago. Otherwise the cost could fall, which Prometheus takes for a counter reset."""
 _NOTES = {
     "on_demand_refused": "a provider refused to launch an on-demand machine; it is tried again",
     "replicas_fail": "replicas failed; further ones are launched after a pause",
     "installation_stopped": "the installation was stopped; replicas are launched again after a pause",
-    "update_given_up": "the update is given up: its replicas failed or found no machines; the older version serves",
+    "update_given_up": "the update was abandoned: its replicas failed or found no machines; the older version serves",
     "no_machine_fits": "a replica was not launched, because the version accepts no machine that is offered there",
-    "offers_unknown": "replicas wait until the providers have answered what they offer",
+    "offers_unknown": "replicas wait until the providers have answered which machines they offer",
     "no_other_zone": "a replica was not launched, because its document requires another zone for each replica",
     "machine_limit": "the services of the tenant have as many machines as the setting services.tenant_machines allows",
     CANARY_RUNS: "the newest version is a canary: it gets a share of the requests, and is judged by its answers",
     CANARY_WAITS: f"the canary has fewer than {LEAST_ANSWERS} answers; the update continues once they have judged it",
-    CANARY_FAILED: "the canary failed, so the update is given up; the older version serves",
+    CANARY_FAILED: "the canary failed, so the update was abandoned; the older version serves",
     REPLICA_EJECTED: "requests to a replica fail or hang although its probe succeeds, so balancers send it none",
     "no_spot_zones": "no provider offers spot machines that the service may use",
 }
@@ -257,7 +257,7 @@ def _float(value: Any) -> float | None:
 def replica_views(
     session: Session, queue: published_queue.Newest, rows: Sequence[ServiceReplica]
 ) -> list[ServiceReplicaView]:
-    """Returns the views of replicas, in the same order. The reason of one that waits is that of `mizzen why`."""
+    """Returns the views of replicas, in the same order. A waiting replica has the reason that `mizzen why` shows."""
     wanted = select(Workload).where(Workload.id.in_([row.workload for row in rows]))
     workloads = {one.id: one for one in session.scalars(wanted)}
     own = select(InstanceRow.workload, InstanceRow.region, InstanceRow.zone).where(InstanceRow.workload.in_(workloads))
@@ -336,7 +336,7 @@ def endpoint_list(session: Session, row: ServiceRow) -> EndpointList:
 
 
 def _notes_with_failure(session: Session, row: ServiceRow) -> list[NoteView]:
-    """Returns the notes of a service. A note that replicas failed, or are ejected, also says which and why."""
+    """Returns the notes of a service. Notes about failed or ejected replicas also name them and the reason."""
     return [
         NoteView(code=code, sentence="; ".join((_NOTES.get(code, code), *_failure(session, row, code))))
         for code in row.notes
@@ -344,7 +344,7 @@ def _notes_with_failure(session: Session, row: ServiceRow) -> list[NoteView]:
 
 
 def _failure(session: Session, row: ServiceRow, note: str) -> list[str]:
-    """Returns the reason of the newest replica that failed, if the note is about failures and the reason is kept."""
+    """Returns why the newest failed replica failed, if the note is about failures and the reason is stored."""
     failed = (
         select(ServiceReplica.number, Workload.reason)
         .join(Workload, Workload.id == ServiceReplica.workload)
@@ -365,7 +365,7 @@ def _failure(session: Session, row: ServiceRow, note: str) -> list[str]:
 
 
 def _ejected(session: Session, row: ServiceRow) -> list[str]:
-    """Returns for each replica that balancers eject why they do."""
+    """Returns the reason for each replica that balancers eject."""
     own = select(ServiceReplica.number, ServiceReplica.ejected_why).where(
         ServiceReplica.service == row.id, ServiceReplica.ended_at.is_(None), ServiceReplica.ejected_at.is_not(None)
     )

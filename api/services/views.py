@@ -11,7 +11,7 @@ from domain.service import LoadBalancing, UpdateMode
 
 
 class NoteView(View):
-    """Why a service has fewer replicas than its target, or what it has given up."""
+    """A note on a service: why it has fewer replicas than its target, or which update was abandoned."""
 
     code: str = Field(examples=["update_given_up"])
     sentence: str
@@ -29,8 +29,8 @@ class ServiceReplicaView(View):
     address: str | None
     port: int | None
     usd_per_h: float | None = Field(description="Price of its machines; null: it runs on shared machines")
-    is_base: bool = Field(description="Whether it runs at the service's priority; further replicas run below it")
-    replaces: int | None = Field(description="The replica of an older version that it succeeds")
+    is_base: bool = Field(description="Whether it runs at the service's priority; extra replicas run at a lower one")
+    replaces: int | None = Field(description="The replica of an older version that it replaces")
     launched_at: datetime
     ready_at: datetime | None = Field(description="When it first became ready")
     ended_at: datetime | None
@@ -48,8 +48,8 @@ class RequestsView(View):
     per_s: float
     failed: int = Field(description="Requests that got an error of the balancer or no answer")
     cut: int = Field(description="Answers that ended early")
-    p50_s: float | None = Field(description="Median of the time to the last byte: mean over the minute, by requests")
-    p99_s: float | None = Field(description="99th percentile of the same, as a mean over the minute, by requests")
+    p50_s: float | None = Field(description="Median time to the last byte, averaged over the minute by requests")
+    p99_s: float | None = Field(description="99th percentile of that time, averaged in the same way")
 
 
 class ServiceView(View):
@@ -74,7 +74,7 @@ class ServiceView(View):
     )
     usd: float = Field(description="Cost of its own machines so far, in US dollars")
     usd_on_demand: float | None = Field(
-        description="What `target` on-demand replicas would have cost meanwhile; null: no provider offers them"
+        description="Cost that `target` on-demand replicas would have had; null: no provider offers them"
     )
     preemptions: int
     requests: RequestsView | None = Field(description="null: no balancer reports")
@@ -92,13 +92,13 @@ class ServiceDetail(ServiceView):
     zones: list[str] = Field(description="The spot zones that the policy knows")
     replicas: list[ServiceReplicaView] = Field(description="The replicas that have not ended, by number")
     spec: dict[str, Any] = Field(description="The newest version's specification")
-    notifications: list[NotificationView] = Field(description="Those of its end, to the receivers in its document")
+    notifications: list[NotificationView] = Field(description="Notifications of its end, by receiver")
 
 
 class ServiceChanged(ServiceDetail):
     """A service that was created or updated."""
 
-    document_notes: list[str] = Field(description="Fields of the document that have no effect or another one")
+    document_notes: list[str] = Field(description="Fields of the document with no effect, or a different one")
 
 
 class ServicePage(Page[ServiceView]):
@@ -118,11 +118,11 @@ class EndpointView(View):
     port: int
     region: str
     zone: str | None
-    gpu_type: str | None = Field(description="That of its machine; null: it has no GPUs")
+    gpu_type: str | None = Field(description="GPU type of its machine; null: it has no GPUs")
     kind: str
     state: Literal["ready", "draining"] = Field(description="`draining`: it gets no new requests")
-    ejected: bool = Field(description="Whether balancers send it no requests, or few, because it fails")
-    is_canary: bool = Field(description="Whether it gets requests only as a part of the canary")
+    ejected: bool = Field(description="Whether balancers send it no or few requests, because its answers fail")
+    is_canary: bool = Field(description="Whether it is a canary, which gets only a share of the requests")
 
 
 class CanaryView(View):

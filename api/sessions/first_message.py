@@ -10,7 +10,7 @@ from mizzen.tunnel.frames import BadFrame, control, unpack
 
 
 class BeginSession(Body):
-    """The command and the terminal of a session that runs a command; nothing else for one that forwards ports."""
+    """The client's first message: command and terminal; empty for a session that forwards ports."""
 
     type: Literal["begin"] = "begin"
     command: list[Annotated[str, Field(max_length=32 << 10)]] = []
@@ -29,7 +29,7 @@ def read_begin(message: bytes | str, kind: str) -> BeginSession:
     """Returns the client's first message.
 
     Raises:
-        BadFrame: it is not one, or it does not fit the kind of the session.
+        BadFrame: the frame is no first message, or it does not match the kind of the session.
     """
     try:
         begin = BeginSession.model_validate(unpack(message).message())

@@ -1,7 +1,7 @@
 """Forwards the messages of one session between its client and its agent, and counts them.
 
-A message is read from one side only when the last one was sent to the other. So a slow side slows down the other one,
-and the process holds one message in each direction.
+A message is read from one side only after the previous one was sent to the other side. So a slow side slows down the
+other side, and the process holds at most one message per direction.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from infra.db.session import in_db
 from mizzen.tunnel.frames import BadFrame, FrameKind, control, unpack
 
 ANSWER_S = 45.0
-"""How long the agent may take to join. Its workflow gives up earlier, and says why."""
+"""How long the agent may take to join. The session's workflow gives up earlier, and records why."""
 _LOOK_S = 0.3
 _RECORDED_S = 3.0
 _MAX_WORDS = 1000
@@ -41,13 +41,13 @@ class Relay:
         self._engine = engine
         self.opened = opened
         self.ended = asyncio.Event()
-        """Set when the agent's connection is not needed any more."""
+        """Set when the agent's connection is no longer needed."""
         self.agent_sha256: str | None = None
         self.from_client = 0
-        """Bytes of the client's messages."""
+        """Total size of the client's messages, in bytes."""
         self.from_agent = 0
         self.exit_code: int | None = None
-        """That of the command, as the agent reports it."""
+        """Exit status of the command, as the agent reports it."""
         self._client = client
         self._limits = limits
         self._agent: asyncio.Future[WebSocket] = asyncio.get_running_loop().create_future()
@@ -63,7 +63,7 @@ class Relay:
             self._stopped.set_result(why)
 
     def admits(self, token: str) -> bool:
-        """Returns whether a token is that of the agent, and was not used before."""
+        """Returns whether a token is the agent's and has not been used before."""
         if self.agent_sha256 is None or not hmac.compare_digest(self.agent_sha256, hash_of(token)):
             return False
         self.agent_sha256 = None
@@ -106,7 +106,7 @@ class Relay:
             await asyncio.wait(waited, return_when=_COMPLETED)
             for work in list(works):
                 if work.done():
-                    work.result()  # Each work ends with the reason, as an exception.
+                    work.result()  # Each of these tasks ends by raising the reason as an exception.
             why = self._stopped.result()
         except (SessionEnd, BadFrame) as end:
             why = str(end)
@@ -122,7 +122,7 @@ class Relay:
         return why
 
     async def _reason(self) -> str | None:
-        """Returns why the task was stopped. The agent may say that it was before the control plane has recorded why."""
+        """Returns why the task was stopped. The control plane may record it later than the agent reports the stop."""
         give_up_s = time.monotonic() + _RECORDED_S
         while (reason := await in_db(self._engine, reason_of, self.opened)) is None and time.monotonic() < give_up_s:
             await asyncio.sleep(_LOOK_S)
@@ -142,8 +142,8 @@ class Relay:
                     raise SessionEnd(why)
                 if time.monotonic() > give_up_s:
                     raise SessionEnd(
-                        f"the agent of {self.opened.machine} has not joined within {ANSWER_S:g} s: the control plane"
-                        " has not asked it, or it does not answer"
+                        f"the agent of {self.opened.machine} has not joined within {ANSWER_S:g} s: the agent got no"
+                        " request, or does not answer"
                     )
         return self._agent.result()
 
@@ -220,7 +220,7 @@ async def close(websocket: WebSocket) -> None:
 
 
 async def _message(websocket: WebSocket) -> bytes | str:
-    """Returns the next message.
+    """Returns the next message of the connection.
 
     Raises:
         WebSocketDisconnect, RuntimeError: the connection is closed.

@@ -1,4 +1,4 @@
-"""The sessions whose clients are connected to this process: their number, their renewal, and their end from outside."""
+"""The sessions whose clients are connected to this process: limits their number, renews them and ends revoked ones."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ class Relays:
         self._renewing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to renew the rows of the sessions."""
+        """Starts the periodic renewal of the sessions' rows."""
         self._renewing = asyncio.create_task(self._renew(), name="sessions")
 
     def require_room(self) -> None:
@@ -44,7 +44,7 @@ class Relays:
 
     @contextlib.contextmanager
     def registered(self, relay: Relay) -> Iterator[None]:
-        """Lets agents find the session while the body runs."""
+        """Context manager in whose block agents can join the session."""
         self._open[relay.opened.id] = relay
         try:
             yield

@@ -69,7 +69,7 @@ def request_session(id: str, body: SessionRequest, state: StateOf, caller: Submi
     state.relays.require_room()
     with state.transaction() as session:
         row = find(session, caller, id)
-        if row.runner:  # A leased element has no slots of its own: it runs in the sandbox of its runner.
+        if row.runner:  # A leased array element has no slots of its own: it runs in the sandbox of its runner.
             row = session.get_one(Workload, row.runner)
         job, machine = _placed(session, row, body)
         if records.count_open(session, row.tenant) >= limits.sessions_per_tenant:
@@ -107,14 +107,14 @@ def _token(websocket: WebSocket) -> str:
 
 
 async def _refuse(websocket: WebSocket, problem: HttpProblem) -> None:
-    # Until the first message is read, the connection may not be answered.
+    # The connection must not be answered until the first message is read.
     await websocket.receive()
     await websocket.send_denial_response(problem.response())
 
 
 @router.websocket("/v1/sessions/{id}")
 async def client_connection(websocket: WebSocket, id: str) -> None:
-    """The connection of a session's client, which is the session: it ends with the connection."""
+    """The WebSocket of a session's client. The session ends when it is closed."""
     state: ApiState = websocket.app.state.mizzen
     try:
         state.relays.require_room()
@@ -164,7 +164,7 @@ async def _serve(state: ApiState, relay: Relay, client: WebSocket) -> str:
 
 @router.websocket("/v1/sessions/{id}/agent")
 async def agent_connection(websocket: WebSocket, id: str) -> None:
-    """The connection of an agent to a session. If another process has its client, the messages are forwarded there."""
+    """The WebSocket of a session's agent. Messages are forwarded if another API process has the client."""
     state: ApiState = websocket.app.state.mizzen
     token = _token(websocket)
     relay = state.relays.get(id)
@@ -216,5 +216,5 @@ async def _forward(websocket: WebSocket, url: str, id_: str, token: str) -> None
 
 def _bad_token() -> HttpProblem:
     return HttpProblem(
-        ProblemType.UNAUTHENTICATED, "there is no such session, or its token is wrong, was used or is too old"
+        ProblemType.UNAUTHENTICATED, "there is no such session, or its token is wrong, used already or expired"
     )

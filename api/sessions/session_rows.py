@@ -26,9 +26,9 @@ UNUSED_S = 30
 """A client must connect within this time after its request."""
 _MASK = "***"
 _MIN_LINE = 8
-"""Shorter lines of a secret of several lines are not masked by themselves, as in logs."""
+"""Lines of a multi-line secret that are shorter than this are masked only within the whole secret, as in logs."""
 _MAX_COMMAND = 2000
-"""The most characters of a command in the audit log."""
+"""Maximum length of a command in the audit log, in characters."""
 _OIDC = "oidc:"
 
 
@@ -59,12 +59,12 @@ def new_token() -> tuple[str, str]:
 
 
 def hash_of(token: str) -> str:
-    """Returns the hash of a token. It has 256 random bits, so it needs no salt or slow hash."""
+    """Returns the hash of a token. A token has 256 random bits, so the hash needs no salt and may be fast."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def count_open(session: Session, tenant: str) -> int:
-    """Returns the number of a tenant's sessions, and locks it until the end of the transaction."""
+    """Returns the number of a tenant's sessions. Until the transaction ends, no other transaction can add one."""
     lock = text("select pg_advisory_xact_lock(hashtext('session'), hashtext(:tenant))")
     session.execute(lock, {"tenant": tenant})
     forget_stale(session)
@@ -72,7 +72,7 @@ def count_open(session: Session, tenant: str) -> int:
 
 
 def claim(session: Session, id_: str, token: str, process_url: str) -> OpenedSession | None:
-    """Uses the client's token. Returns None if there is no such session, or its token is wrong, old or was used."""
+    """Consumes the client's token. Returns None if there is no such session, or the token is not valid any more."""
     young = text(f"created_at > clock_timestamp() - interval '{UNUSED_S} s'")
     row = session.scalars(
         update(TaskSession)
@@ -88,7 +88,7 @@ def claim(session: Session, id_: str, token: str, process_url: str) -> OpenedSes
 
 
 def call_agent(session: Session, opened: OpenedSession, url: str, detail: dict[str, Any]) -> str | None:
-    """Writes the beginning of a session into the audit log, and mail that asks the agent to join it at `url`.
+    """Writes the beginning of a session into the audit log, and a message that asks the agent to join it at `url`.
 
     Returns the hash of the agent's token; None: the machine or the session does not exist any more.
     """
@@ -108,12 +108,12 @@ def call_agent(session: Session, opened: OpenedSession, url: str, detail: dict[s
 
 
 def refusal_of(session: Session, id_: str) -> str | None:
-    """Returns why the agent cannot join a session; None: nothing is known, or it has joined."""
+    """Returns why the agent cannot join a session; None: no reason is recorded, or it has joined."""
     return session.scalar(select(TaskSession.refusal).where(TaskSession.id == id_))
 
 
 def reason_of(session: Session, opened: OpenedSession) -> str | None:
-    """Returns why the workload's attempt is stopped or has ended, as a sentence; None: nothing is known."""
+    """Returns why the workload's attempt is being stopped or has ended, as a sentence; None: no reason is recorded."""
     attempt, row = session.get(Attempt, (opened.workload, opened.attempt)), session.get(Workload, opened.workload)
     found = None if attempt is None else attempt.outcome
     if found is None and row is not None and row.attempt == opened.attempt and Phase(row.phase) is not Phase.RUNNING:
@@ -158,7 +158,7 @@ def masked(session: Session, tenant: str, master_key: Path, command: Sequence[st
 
 
 def mask_words(command: Sequence[str], values: Iterable[str]) -> str:
-    """Returns a command as JSON, with `values`, and long lines of them, masked."""
+    """Returns a command as JSON, with all `values`, and their long lines, masked."""
     found = {line for value in values for line in (value, *(v for v in value.splitlines() if len(v) >= _MIN_LINE))}
     words = []
     for word in command:

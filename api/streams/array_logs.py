@@ -1,6 +1,7 @@
 """Streams the logs of all elements of an array, in the order of the indexes, with bounded memory.
 
-Elements whose logs cannot be read are named and skipped, and the region of such an element for a while.
+Elements whose logs cannot be read are skipped, with a line that names them. Then all elements of their region are
+skipped for a while.
 """
 
 import asyncio
@@ -29,17 +30,17 @@ T = TypeVar("T")
 LATE_S = 10.0
 """How long to wait for output that machines are still uploading after the end of an attempt."""
 AGAIN_S = 60.0
-"""How long a region is skipped whose store could not be read."""
+"""How long a region is skipped after its store could not be read, in seconds."""
 MOST_FOLLOWED = 1024
-"""The most attempts that are followed at a time; others are when these have ended."""
+"""Maximum number of attempts that are followed at a time; further ones are followed when earlier ones have ended."""
 _LINE_BYTES = 16 << 10
-"""Longer lines are split. Each followed log may hold so much."""
+"""Longer lines are split; this also bounds the memory of each followed log."""
 _AHEAD = 8
 """The number of elements of which the first lines are read in advance."""
 _PAGE = 1000
 _POLL_S = 2.0
 _MARGIN = timedelta(seconds=60)
-"""Bound for the differences of clocks and for the duration of transactions."""
+"""Upper bound for clock differences and for the duration of transactions, in seconds."""
 
 _PLACED = (
     select(
@@ -61,7 +62,7 @@ class _Placed(NamedTuple):
     attempt: int
     released: bool
     may_grow: bool
-    """It has not ended, or so recently that its machines may still upload output."""
+    """Whether more output may come: the attempt runs, or has ended so recently that its machines may still upload."""
     region: str
     bucket_url: str
 
@@ -75,7 +76,7 @@ class _Element:
     spoke_s: float
     """When the last line was read, or the attempt was still running, on the monotonic clock."""
     is_lost: bool = False
-    """Its logs cannot be read."""
+    """Whether its logs cannot be read."""
 
 
 class ArrayLogs:
@@ -90,7 +91,7 @@ class ArrayLogs:
         self._away: dict[str, float] = {}
         """Region to the time until which it is skipped, on the monotonic clock."""
         self._skipped: Counter[str] = Counter()
-        """Region to the number of its elements that were skipped since that was last said."""
+        """Region to the number of its elements skipped since the last message about it."""
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         """Yields the lines of the newest attempts, and with `follow` of all later ones until the array has ended."""
@@ -148,7 +149,7 @@ class ArrayLogs:
             yield self._read(element, None, final=False)
 
     async def _read(self, element: _Element, tail: int | None, *, final: bool) -> AsyncGenerator[bytes, None]:
-        """Yields the new lines of one attempt of an element; with `final`, also a last one without an end."""
+        """Yields the new lines of one attempt of an element; with `final`, also a last line without a line end."""
         one = element.placed
         read = partial(self._state.store_reads.run, one.bucket_url)
         if self._away.get(one.region, 0.0) > time.monotonic():
@@ -222,7 +223,7 @@ def _now(session: Session) -> datetime:
 
 
 def _is_over(element: _Element) -> bool:
-    """Returns whether an attempt is not followed any more: its logs are complete, cannot be read, or are late."""
+    """Returns whether to stop following an attempt: its logs are complete, cannot be read, or are late."""
     if not element.placed.released:
         element.spoke_s = time.monotonic()
     return element.is_lost or all(log.ended for log in element.logs) or time.monotonic() - element.spoke_s > LATE_S
@@ -231,7 +232,7 @@ def _is_over(element: _Element) -> bool:
 async def in_order(
     sources: AsyncGenerator[AsyncGenerator[bytes, None], None], ahead: int
 ) -> AsyncGenerator[bytes, None]:
-    """Yields what the sources yield, one source after the other; reads the first piece of the next `ahead` before."""
+    """Yields the items of one source after the other; prefetches the first item of the next `ahead` sources."""
     begun: deque[tuple[AsyncGenerator[bytes, None], asyncio.Task[bytes | None]]] = deque()
     try:
         while True:

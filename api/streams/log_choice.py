@@ -1,4 +1,4 @@
-"""Which tasks, attempt and lines of the logs of a workload a request selects."""
+"""The selection of a request for a workload's logs: tasks, attempt and lines."""
 
 import math
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class LogQuery(BaseModel):
     follow: bool = Field(False, description="Keep sending new lines until the workload has ended")
 
     def wanted(self) -> LogFilter:
-        """Returns the lines that are wanted of each log."""
+        """Returns the filter for the lines of each log."""
         since_ms = 0 if self.since is None else int(self.since.timestamp() * 1000)
         output = None if self.output is None else TaskOutput[self.output.upper()]
         return LogFilter(since_ms, output, (self.contains or "").encode())
@@ -55,7 +55,7 @@ class LogChoice:
     name: str
     is_array: bool
     tasks: list[tuple[str, int]]
-    """(job, task) pairs; of each element, for an array."""
+    """(job, task) pairs; for an array, those of each element."""
     newest: int
     """Number of the newest attempt, 0 if there is none."""
     query: LogQuery
@@ -63,7 +63,7 @@ class LogChoice:
 
 @dataclass(frozen=True)
 class LogPosition:
-    """The state of a workload, as far as it is needed to follow its logs."""
+    """The part of a workload's state that is needed to follow its logs."""
 
     newest: int
     """Number of the newest attempt."""
@@ -73,7 +73,7 @@ class LogPosition:
     """The attempt whose logs are read has ended."""
     region: str | None
     ended_ago_s: float
-    """How long ago an attempt that has ended did, in seconds; infinite if it has not, or is not known."""
+    """Seconds since the end of the attempt; infinite if it has not ended or is unknown."""
     bucket_url: str | None
     """Bucket with the attempt's logs; None: the attempt does not exist."""
 
@@ -98,9 +98,7 @@ def choose(state: ApiState, caller: Caller, workload: str, query: LogQuery) -> L
         tasks = _tasks(row.id, jobs, query)
         merged = {j["name"] for j in row.spec["jobs"] if j.get("output", "merged") == "merged"}
         if query.output is not None and (unknown := sorted(merged & {job for job, _ in tasks})):
-            message = (
-                f"the output of job {unknown[0]} is merged; only a document with `output: separate` tells it apart"
-            )
+            message = f"the outputs of job {unknown[0]} are merged: its document has no `output: separate`"
             raise invalid("query.output", message, query.output)
         return LogChoice(row.id, row.name, is_array(row), tasks, row.attempt, query)
 
@@ -123,11 +121,11 @@ def _tasks(workload: str, jobs: dict[str, int], query: LogQuery) -> list[tuple[s
 
 
 def position_of(state: ApiState, workload: str, attempt: int) -> LogPosition:
-    """Returns the present state of a workload and of one of its attempts."""
+    """Returns the current state of a workload and of one of its attempts."""
     with state.transaction() as session:
         row = session.get(Workload, workload)
         own = session.get(Attempt, (workload, attempt))
-        # An element that a runner runs has no row of its attempt before its end.
+        # The attempt of an array element that a runner runs gets a row only at its end.
         at = own.region if own is not None else row.region if row is not None and row.attempt == attempt else None
         region = session.get(Region, at) if at is not None else None
         released_at = None if own is None else own.released_at

@@ -1,4 +1,4 @@
-"""Reads of logs from object stores, each with a limited time."""
+"""Reads logs from object stores, with a time limit for each read."""
 
 import asyncio
 from collections import Counter
@@ -14,20 +14,20 @@ _MOST_LATE = 2
 
 
 class StoreReads:
-    """Reads in the threads of a pool. A store that does not answer keeps at most a few of them busy."""
+    """Reads in threads of a pool. A store that does not answer occupies at most a few of them."""
 
     def __init__(self, pool: ThreadPool) -> None:
         self._pool = pool
         self._late: Counter[str] = Counter()
-        """Number of reads by URL of the store that have passed their time and still occupy a thread."""
+        """Number of timed-out reads that still occupy a thread, by URL of the store."""
 
     async def run(self, url: str, read: Callable[[], T]) -> T:
         """Calls `read`, which reads from the store at `url`, in a thread and returns its result.
 
-        A read that has passed its time continues in its thread, so what it uses must not be used again.
+        A timed-out read continues in its thread, so the caller must not use the objects again that it reads with.
 
         Raises:
-            TimeoutError: it takes more than `ANSWER_S`, or other reads of this store do.
+            TimeoutError: the read takes more than `ANSWER_S`, or too many reads of this store have timed out.
         """
         if self._late[url] >= _MOST_LATE:
             raise TimeoutError("the store does not answer")

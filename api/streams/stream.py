@@ -26,7 +26,7 @@ class Stream(StreamingResponse):
             self._release()
 
     async def read(self, most: int) -> tuple[bytes, bool]:
-        """Returns the content up to about `most` bytes, and whether it is all, instead of sending it."""
+        """Instead of sending the content, returns its first `most` bytes or slightly more, and whether that is all."""
         content = b""
         try:
             async for part in self._generator:

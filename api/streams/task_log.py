@@ -40,9 +40,9 @@ class TaskLog:
         self._after = prefix
         """The last key that was read."""
         self._offset: int | None = 0
-        """Where the next segment begins if none is missing; None: not known, because the last one was skipped."""
+        """Offset at which the next segment begins if none is missing; None: unknown, because segments were skipped."""
         self._rests: dict[TaskOutput, bytes] = {}
-        """The beginning of the last line of each output, which has no line end yet."""
+        """The incomplete last line of each output, which has no line end yet."""
         self.ended = False
         """True if the task has ended and all of its output was read."""
 
@@ -51,7 +51,7 @@ class TaskLog:
         next(self._store.list(self._prefix), None)
 
     def is_complete(self) -> bool:
-        """Returns whether the marker of the log's end was uploaded, after which nothing is."""
+        """Returns whether the end marker of the log was uploaded; no segment follows it."""
         key = self._prefix + END
         return self._store.stat_all([key])[key] is not None
 
@@ -133,8 +133,8 @@ async def all_complete(
 ) -> None:
     """Waits for the ends of logs, at most until a time on the monotonic clock.
 
-    A reader that comes right after the end of an attempt would otherwise miss what machines still upload. `read` runs
-    what reads the store.
+    A reader that starts right after the end of an attempt would otherwise miss output that machines still upload.
+    `read` runs a function that reads the store.
     """
     for log in logs:
         while not await read(log.is_complete):

@@ -1,4 +1,4 @@
-"""Endpoints for actions on workloads. A queued workload is ended directly; a placed one by mail to its workflow."""
+"""Endpoints for actions on workloads. Queued workloads are ended directly, placed ones through their workflows."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -22,7 +22,7 @@ from api.workloads.views import CancelledView, WorkloadView
 from api.workloads.workload_queries import effective_level, find, view
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.reasons import Reason, ReasonCode
 from infra.db import events, outbox
 from infra.db.array_rows import end_array, set_throttle
@@ -76,7 +76,7 @@ def cancel(
     caller: Submitter,
     only: Annotated[
         Stopped | None,
-        Query(description="Of an array: only elements never placed, or that failed and have another attempt"),
+        Query(description="For an array: only elements that were never placed, or that failed and will be retried"),
     ] = None,
 ) -> WorkloadView:
     """Cancels a workload in any phase. Cancelling a cancelled workload changes nothing."""
@@ -110,7 +110,7 @@ def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
 
 @router.post("/{id}/release", status_code=202, summary="Release a held workload", responses=refusals(404, 409))
 def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
-    """Ends the hold of a workload, and gives up its dependencies that can never hold. Otherwise nothing changes."""
+    """Ends the hold of a workload, and drops dependencies that can never be fulfilled. Otherwise nothing changes."""
     with state.transaction() as session:
         row = find(session, caller, id, lock=True)
         _require_live(row)
@@ -144,10 +144,10 @@ def preempt(id: str, state: StateOf, caller: Operator) -> WorkloadView:
                 ProblemType.WRONG_PHASE, f"workload {row.id} is {row.phase}: only placed workloads can be preempted"
             )
         if row.runner:
-            message = f"workload {row.id} is run by {row.runner}: preempt that, or cancel the element"
+            message = f"workload {row.id} is run by {row.runner}: preempt the runner, or cancel the element"
             raise HttpProblem(ProblemType.WRONG_PHASE, message)
-        # The mail names the attempt, so that late mail does not preempt the next one.
-        outbox.mail(session, row.id, MailKind.PREEMPT, row.attempt, by=caller.id)
+        # The message names the attempt, so that a late message does not preempt the next one.
+        outbox.message(session, row.id, MessageKind.PREEMPT, row.attempt, by=caller.id)
         write_audit(session, caller, "workload.preempt", row.id, tenant=row.tenant, attempt=row.attempt)
         return mask(session, caller, view(session, state.queue, row))
 
@@ -190,9 +190,9 @@ def _require_live(row: Workload) -> None:
 
 
 def _cancel(session: Session, caller: Caller, found: Sequence[Workload], only: Stopped | None = None) -> None:
-    """Cancels locked workloads: ends queued ones directly, and sends mail to the workflows of the others.
+    """Cancels locked workloads: ends queued ones directly, and sends messages to the workflows of the others.
 
-    An array ends with the last of its elements. `only` are those of its elements that are cancelled.
+    An array ends with the last of its elements. `only` selects which of its elements are cancelled.
     """
     arrays = [row for row in found if is_array(row)]
     rows = [row for row in found if not is_array(row)]
@@ -211,19 +211,19 @@ def _cancel(session: Session, caller: Caller, found: Sequence[Workload], only: S
     queued = {row.id: (reason, detail) for row in rows if Phase(row.phase) in QUEUED_PHASES}
     for row in rows:
         if row.id not in queued:
-            outbox.mail(session, row.id, MailKind.CANCEL, 0, by=caller.id)
+            outbox.message(session, row.id, MessageKind.CANCEL, 0, by=caller.id)
             write_audit(session, caller, _CANCEL, row.id, tenant=row.tenant)
     end_queued(session, Phase.CANCELLED, queued, actor=caller.id, action=_CANCEL)
     for array in arrays:
         end_array(session, array.id)
-        outbox.wake_scheduler(session)  # The places of the cancelled elements are left to others.
+        outbox.wake_scheduler(session)  # Other workloads may take the places of the cancelled elements.
 
 
 def _cancel_leased(session: Session, caller: Caller, row: Workload, reason: Reason) -> None:
-    """Cancels a locked element that a runner has leased: it ends as cancelled, whatever result the runner reports."""
+    """Cancels a locked array element that a runner has leased; it ends as cancelled whatever the runner reports."""
     assert row.runner
     if enter_phase(session, row.id, Phase.CHECKPOINTING, reason.to_json()):
-        outbox.mail(session, row.runner, MailKind.CANCEL_ELEMENT, row.runner_attempt or 0, index=row.array_index)
+        outbox.message(session, row.runner, MessageKind.CANCEL_ELEMENT, row.runner_attempt or 0, index=row.array_index)
         write_audit(session, caller, _CANCEL, row.id, tenant=row.tenant)
         session.refresh(row)
 

@@ -1,4 +1,4 @@
-"""Arrays and their elements in requests: elements that have no row yet, and what lists show of an array."""
+"""Arrays and their elements in requests: elements that have no row yet, and views of arrays."""
 
 from collections.abc import Collection
 from enum import StrEnum
@@ -31,12 +31,12 @@ class Stopped(StrEnum):
 
 
 def waiting_element(session: Session, caller: Caller, array: str, index: int, *, lock: bool) -> Workload | None:
-    """Returns the row of an element that was never placed; None: the caller sees no array that has it.
+    """Returns the row of an array element that was never placed; None: no array that the caller may see has it.
 
     With `lock`, a waiting element gets a row of its own, which is locked. Otherwise the row is not in the database.
 
     Raises:
-        Problem: 409, with `lock`: the array waits for its dependencies, which a row of its own would not know.
+        Problem: 409, with `lock`: the array waits for its dependencies, which a separate row would lack.
     """
     head = session.get(Workload, array, with_for_update=lock or None)
     if head is None or not caller.sees(head.tenant) or head.spec.get("array") is None:
@@ -66,7 +66,7 @@ def waiting_element(session: Session, caller: Caller, array: str, index: int, *,
 
 
 def _unplaced(head: Workload, spec: WorkloadSpec, index: int, *, waits: bool) -> Workload:
-    """Returns the row that a waiting or cancelled element would have."""
+    """Builds the row that a waiting or cancelled element would have."""
     ended = Reason(ReasonCode.CANCELLED_BY_USER, {"by": "its array"}).to_json()
     if head.reason is not None and head.reason["code"] == ReasonCode.DEPENDENCY_NEVER:
         ended = head.reason
@@ -96,7 +96,7 @@ def is_array(row: Workload) -> bool:
 
 
 def live_elements(session: Session, row: Workload, *conditions: ColumnElement[bool]) -> list[Workload]:
-    """Locks and returns the elements with rows that have not ended; empty if the workload is not an array."""
+    """Locks and returns the live elements that have rows; empty if the workload is not an array."""
     if not is_array(row):
         return []
     own = select(Workload).where(Workload.array_id == row.id, Workload.finished_at.is_(None), *conditions)
@@ -104,10 +104,10 @@ def live_elements(session: Session, row: Workload, *conditions: ColumnElement[bo
 
 
 def stop_elements(session: Session, row: Workload, only: Stopped | None) -> list[Workload]:
-    """Cancels waiting elements of a locked array; returns the locked elements with rows that are to be cancelled.
+    """Cancels an array's waiting elements. Returns its elements with rows, locked, for the caller to cancel.
 
-    `only`: `waiting` means the elements that were never placed, and `failed` the elements that have failed and are
-    tried again. None: all elements.
+    `only`: `waiting` selects the elements that were never placed, `failed` the elements that have failed and will be
+    retried. None: all elements.
     """
     if only is not Stopped.FAILED:
         stop_waiting(session, [row.id], whole=only is None)
@@ -128,7 +128,7 @@ def array_view(counts: ArrayCounts | None) -> ArrayView | None:
 
 
 def element_view(row: Workload) -> ElementView | None:
-    """Returns what an element of an array is; None: the workload is none."""
+    """Returns the array and the index of a workload that is an array element; None: it is not one."""
     if row.array_id is None or row.array_index is None:
         return None
     own = parameters(ArraySpec.model_validate(row.spec["array"]), row.array_index)
@@ -136,18 +136,18 @@ def element_view(row: Workload) -> ElementView | None:
 
 
 def elements_of(array: str) -> ColumnElement[bool]:
-    """Returns the condition that a workload is an element of an array, in the terms of the indexes of elements."""
+    """Returns the SQL condition that a workload is an element of an array, written so that an index is used."""
     own = and_(Workload.array_id == array, Workload.array_index.is_not(None))
     return or_(and_(own, Workload.finished_at.is_(None)), and_(own, Workload.finished_at.is_not(None)))
 
 
 def has_no_waiting() -> ColumnElement[bool]:
-    """Returns the condition that a workload is an array all of whose elements have started."""
+    """Returns the SQL condition that a workload is an array all of whose elements have started."""
     return exists().where(WorkloadArray.id == Workload.id, func.isempty(WorkloadArray.waiting))
 
 
 def shown_in(phases: Collection[str]) -> ColumnElement[bool]:
-    """Returns the condition that a workload is shown in one of these phases: an array that has begun is running."""
+    """Returns the SQL condition that one of these phases is shown for a workload: an array that has begun runs."""
     begun = exists().where(
         WorkloadArray.id == Workload.id, func.multirange_size(WorkloadArray.waiting) < WorkloadArray.elements
     )

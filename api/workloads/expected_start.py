@@ -1,4 +1,4 @@
-"""The expected start of a waiting workload, as the last publication of the queue has it."""
+"""The expected start of a waiting workload, read from the queue that the last scan published."""
 
 import time
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ _UNITS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def start_view(row: Row, entry: QueuePosition | None) -> StartView | None:
-    """Returns when a workload is expected to start; None: it does not wait in the queue, or nothing can be said."""
+    """Returns when a workload is expected to start; None: it does not wait in the queue, or there is no forecast."""
     if entry is None or entry.start_s is None or row.held_by is not None or row.blocked is not None:
         return None
     earliest, latest = (datetime.fromtimestamp(at_s, UTC) for at_s in entry.start_s)
@@ -27,4 +27,4 @@ def _sentence(entry: QueuePosition, start_s: tuple[float, float], now_s: float) 
     ahead_of_it = f"{ahead} workload{'' if ahead == 1 else 's'} ahead of it and for slots" if ahead else "slots"
     moves = ["quota of its tenant"] if entry.over_quota else ["a higher level"] if entry.rank > 1 else []
     moved_by = " or ".join([*moves, "fewer GPUs"])
-    return f"{interval} (80 %); it waits for {ahead_of_it} that running work holds; {moved_by} would move it"
+    return f"{interval} (80 %); it waits for {ahead_of_it} that running work holds; {moved_by} would change the time"

@@ -29,7 +29,7 @@ from mizzen.objects import MissingObject, ObjectStore
 
 MEDIA_TYPE = "application/x-tar"
 MOST_OUTPUTS = 1000
-"""The outputs that one response lists."""
+"""Maximum number of outputs in one response."""
 _MAX_NUMBER = 1 << 31
 router = Router(prefix="/v1/workloads", tags=["workloads"])
 _log = logging.getLogger(__name__)
@@ -69,8 +69,8 @@ async def list_outputs(
     state: StateOf,
     caller: Viewer,
     name: Annotated[str | None, Query(description="Only outputs of this name")] = None,
-    job: Annotated[str | None, Query(description="Only those of tasks of this job")] = None,
-    task: Annotated[int | None, Query(ge=0, le=_MAX_NUMBER, description="Only those of the task of this index")] = None,
+    job: Annotated[str | None, Query(description="Only outputs of tasks of this job")] = None,
+    task: Annotated[int | None, Query(ge=0, le=_MAX_NUMBER, description="Only outputs of this task")] = None,
 ) -> OutputList:
     """Lists a workload's outputs. One that could not be stored has an `error`.
 
@@ -82,7 +82,7 @@ async def list_outputs(
         try:
             found |= await state.threads.stores.run(partial(_read_all, state.store(url), workload, name, job, task))
         except STORAGE_ERRORS as error:
-            if number == 0:  # That of the newest attempt.
+            if number == 0:  # The output of the newest attempt.
                 raise storage_unavailable(error) from None
     items = sorted(found.values(), key=lambda one: (one.name, one.job, one.task, one.attempt))
     return OutputList(items=items[:MOST_OUTPUTS], has_more=len(items) > MOST_OUTPUTS)
@@ -94,8 +94,8 @@ async def list_outputs(
     summary="Read an output of a task",
     responses={
         200: {
-            "description": "A tar archive of `archive_bytes` bytes. A shorter response was broken off: go on with "
-            "`start`.",
+            "description": "A tar archive of `archive_bytes` bytes. A shorter response was interrupted: continue "
+            "with `start`.",
             "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
         },
         **refusals(404, 410),
@@ -112,7 +112,7 @@ async def read_output(
     attempt: Number,
     start: Annotated[int, Query(ge=0, le=1 << 53, description="The first byte to send")] = 0,
 ) -> Stream:
-    """Returns the files of an output as a tar archive. A part of it that was damaged ends the response."""
+    """Returns the files of an output as a tar archive. The response ends early at a damaged part."""
     workload, buckets = await run_in_threadpool(_buckets, state, caller, id)
     place = (workload, attempt, job, task, name)
     for url in buckets:
@@ -129,7 +129,7 @@ async def read_output(
 
 
 def _buckets(state: ApiState, caller: Caller, workload: str) -> tuple[str, list[str]]:
-    """Returns the workload's id, and the buckets of its attempts, that of the newest first."""
+    """Returns the workload's id, and the buckets of its attempts, the newest attempt first."""
     with state.transaction() as session:
         row = find(session, caller, workload)
         if row.expired_at is not None:
@@ -143,7 +143,7 @@ def _buckets(state: ApiState, caller: Caller, workload: str) -> tuple[str, list[
 def _read_all(
     store: ObjectStore, workload: str, name: str | None, job: str | None, task: int | None
 ) -> dict[str, OutputView]:
-    """Returns the outputs in a store that match, at most one more than `MOST_OUTPUTS`, by the key of the manifest."""
+    """Returns the matching outputs in a store by the key of their manifest, at most one more than `MOST_OUTPUTS`."""
     found: dict[str, OutputView] = {}
     prefix = ids.output_manifests_prefix(workload)
     for info in store.list(prefix):

@@ -52,7 +52,7 @@ def queue(
     caller: Viewer,
     limit: Annotated[int, Query(ge=1, le=_MAX_QUEUE, description="Maximum number of entries")] = 1000,
     after: Annotated[
-        int, Query(ge=0, le=_LAST, description="Only workloads behind this position, so none that was not scanned")
+        int, Query(ge=0, le=_LAST, description="Only workloads behind this position; unscanned ones are left out")
     ] = 0,
 ) -> QueueView:
     """Lists waiting workloads in the order of the last scan, each with its reasons. Unscanned workloads come last."""

@@ -100,7 +100,7 @@ def why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row]
 
 
 def _why_no_element(counts: ArrayCounts, kept: KeptOut | None) -> Reason | None:
-    """Returns why no element of a live array waits for a placement; None: some do."""
+    """Returns why no element of a live array waits for placement; None: some elements wait."""
     if not counts.waiting:
         return Reason(ReasonCode.ARRAY_STARTED, {"live": counts.live, "elements": counts.elements})
     return kept.reason() if kept is not None and kept.unplaced else None
@@ -138,7 +138,7 @@ def _why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row
 
 
 def _like_their_arrays(session: Session, queue: published_queue.Newest, rows: Sequence[Row]) -> dict[str, Why]:
-    """Returns the reasons of elements that no scan has ranked: those for which the next element of the array waits."""
+    """Returns the reasons of elements that no scan has ranked: those of the next waiting element of the array."""
     arrays = {row.id: row.array_id for row in rows if isinstance(row, Workload) and row.array_id is not None}
     if not arrays:
         return {}
@@ -150,7 +150,7 @@ def _like_their_arrays(session: Session, queue: published_queue.Newest, rows: Se
 def _like_their_runners(
     session: Session, queue: published_queue.Newest, arrays: Mapping[str, KeptOut]
 ) -> dict[str, Why]:
-    """Returns the reasons of the first queued runner, of arrays that wait for such runners only, by array."""
+    """For arrays that wait only for queued runners, returns the reasons of the first such runner, by array."""
     waits = [id_ for id_, kept in arrays.items() if kept.has_runners and kept.unplaced and kept.free]
     if not waits:
         return {}
@@ -165,7 +165,7 @@ def _like_their_runners(
 
 
 def why_unstored(session: Session, row: Workload) -> list[ReasonView]:
-    """Returns why outputs of the newest attempt, which has ended, were not stored; empty: all were."""
+    """Returns why outputs of the newest attempt, which has ended, were not stored; empty: all were stored."""
     attempt = session.get(Attempt, (row.id, row.attempt))
     if attempt is None or not attempt.unstored:
         return []
@@ -237,7 +237,7 @@ def _started(session: Session, rows: Sequence[Row]) -> dict[str, datetime | None
 
 
 def _preparing(session: Session, ids: Sequence[str]) -> dict[str, list[ReasonView]]:
-    """Returns texts about what the starts of these workloads wait for, on the first machines by name."""
+    """Returns for each workload that is being started a text about what its first machines, by name, still wait for."""
     if not ids:
         return {}
     found = select(Attempt.workload, Attempt.preparing).where(
@@ -265,7 +265,7 @@ class Waits(NamedTuple):
     """How long a workload has waited, in seconds."""
 
     waited_s: float
-    """Since its submission, without pauses, until its end. It counts for credit and reservations."""
+    """Time since the submission, or until the end, without pauses. It counts for credit and reservations."""
     eligible_s: float | None
     """Since it could last be placed: since its submission, its last attempt or its last pause, whichever ended last.
     None: it is not queued, or is on hold or blocked."""

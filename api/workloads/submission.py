@@ -1,4 +1,4 @@
-"""Submission: creates a workload from a document, with its event, audit entry and mail, in one transaction."""
+"""Submission: creates a workload, its event, audit entry and outbox message from a document, in one transaction."""
 
 import hashlib
 

@@ -13,7 +13,7 @@ _WAITED = (
     "Seconds since the submission until its end, without time on hold or blocked."
     " They count for credit and reservations"
 )
-_EXPECTED = "The expected start; null: it does not wait in the queue, or nothing can be said"
+_EXPECTED = "The expected start; null: it does not wait in the queue, or there is no forecast"
 _ELIGIBLE = (
     "Seconds since it could last be placed: since the submission, or the end of its last attempt, hold or block;"
     " null: it is not queued, or is on hold or blocked"
@@ -60,9 +60,9 @@ class FailingView(View):
     """The saves of a task that have failed since its last checkpoint."""
 
     failures: int
-    since_s: float = Field(description="When the first of them failed, in seconds since the epoch")
-    error: str | None = Field(description="Why the last one failed")
-    limit: str | None = Field(description="The limit because of which the task ended; null: it tries again")
+    since_s: float = Field(description="When the first of these saves failed, in seconds since the epoch")
+    error: str | None = Field(description="Why the last save failed")
+    limit: str | None = Field(description="The limit that ended the task; null: the task tries again")
 
 
 class NoticeView(View):
@@ -78,7 +78,7 @@ class NoticeView(View):
 
 
 class BandwidthView(View):
-    """The bandwidth with which checkpoints can leave a machine, as its agent has measured it while it was sending."""
+    """The bandwidth for uploads of checkpoints from a machine, as its agent measured it during uploads."""
 
     measured_at: datetime = Field(description="When it was last measured")
     mean_bytes_s: float = Field(description="The mean, in bytes on the wire per second")
@@ -118,12 +118,12 @@ class ArrayView(View):
     """The elements of an array by state."""
 
     elements: int
-    waiting: int = Field(description="Never placed, and to be placed")
-    live: int = Field(description="Placed, or waiting for another attempt")
+    waiting: int = Field(description="Elements that wait for their first placement")
+    live: int = Field(description="Elements that hold slots, or wait for another attempt")
     succeeded: int
     failed: int
     cancelled: int
-    throttle: int | None = Field(description="The most elements that hold slots at a time; null: no limit")
+    throttle: int | None = Field(description="Maximum number of elements that hold slots; null: no limit")
 
 
 class ElementView(View):
@@ -131,11 +131,11 @@ class ElementView(View):
 
     array: str = Field(description="Id of the array")
     index: int
-    parameters: dict[str, str] = Field(description="Its parameters of the matrix or the list")
+    parameters: dict[str, str] = Field(description="The element's values of the parameters of the matrix or the list")
 
 
 class StartView(View):
-    """When a waiting workload is expected to get its slots. The aim is that four of five workloads do so within it."""
+    """An interval in which a waiting workload is expected to start. It should hold for four of five workloads."""
 
     earliest: datetime
     latest: datetime
@@ -174,23 +174,23 @@ class WorkloadView(View):
     jobs: list[JobView]
     tables: list[str]
     array: ArrayView | None = Field(description="Its elements, if it is an array")
-    element: ElementView | None = Field(description="Its place in its array, if it is an element of one")
+    element: ElementView | None = Field(description="Its array and index, if it is an array element")
 
 
 class DependencyView(View):
-    """What must hold before a workload enters the queue: about a workload, a partition of a table, or the time."""
+    """A condition for a workload to enter the queue, on another workload, a partition of a table, or the time."""
 
-    predecessor: str | None = Field(description="Id of the workload that it is about")
+    predecessor: str | None = Field(description="Id of the workload on which the condition depends")
     predecessor_name: str | None
     table: str | None
     partition: str | None
     not_before: datetime | None
     condition: str = Field(description="`succeeded`, `ended`, `failed`, `started`, `ready` or `due`")
     state: str = Field(
-        description="`waiting`, `met`, `never`: it can no longer hold, `waived`: given up, or `each`: each element of"
+        description="`waiting`, `met`, `never`: it can no longer hold, `waived` by a user, or `each`: each element of"
         " the array waits for the element of the predecessor with the same index"
     )
-    phase: str | None = Field(description="The predecessor's phase, or the one that decided it")
+    phase: str | None = Field(description="The predecessor's phase, or its phase when it decided the condition")
     decided_at: datetime | None
 
 
@@ -198,7 +198,7 @@ class WorkloadDetail(WorkloadView):
     """A workload with its specification, the placement of its tasks, and its cost."""
 
     after: list[DependencyView] = Field(description="Its dependencies, first the ones that can no longer hold")
-    notifications: list[NotificationView] = Field(description="Those of its end, to the receivers in its document")
+    notifications: list[NotificationView] = Field(description="Notifications of its end, by receiver")
     spec: dict[str, Any] = Field(description="Its document, without defaults; it can be submitted again")
     placement: list[PlacementView]
     cost_usd: float = Field(description="Cost so far in US dollars, at the prices of its clusters")
@@ -269,14 +269,14 @@ class AttemptView(View):
     checkpoint_write_s: float | None = Field(description="How long the last save took until it was durable")
     cadence: CadenceView | None
     bandwidth: BandwidthView | None = Field(
-        description="Of its slowest lent machine, as last measured; it is kept while an agent restarts; null: unknown"
+        description="Bandwidth of its slowest lent machine; kept while an agent restarts; null: unknown"
     )
     load: LoadView | None
     failing: FailingView | None = Field(description="Saves that failed after its last checkpoint; null: none")
     notice: NoticeView | None
-    left: list[LeftView] = Field(description="What its ended tasks have left on their machines, the largest first")
+    left: list[LeftView] = Field(description="Files that its ended tasks have left on machines, largest first")
     unstored: list[UnstoredView] = Field(
-        description="Outputs that were not stored at its end. A path that some tasks have is not missing"
+        description="Outputs that were not stored at its end. An output that any task has counts as stored"
     )
     gpu_use: list[GpuUseView] = Field(description="By task, of at most 256 tasks; empty: not measured")
     lost_s: float | None = Field(description="Estimated seconds of work that it lost; null until it ends")
@@ -347,7 +347,7 @@ class WhyView(View):
     over_quota: bool | None
     credit: float | None
     preference: float | None = Field(
-        description="What the order among its tenant's workloads of this level adds to its age, in units of credit:"
+        description="Bonus in the order among its tenant's workloads of this level, in units of credit:"
         " more for a person with less recent use, and for a short maximum runtime"
     )
     position: int | None = Field(description="Position in the queue, from 1")

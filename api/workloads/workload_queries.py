@@ -55,7 +55,7 @@ from infra.db.tenants import Tenant
 _FOUND = select(Workload).where(Workload.id == bindparam("id"))
 _LOCKED = _FOUND.with_for_update().execution_options(populate_existing=True)
 _CURVES = 20
-"""The number of attempts whose steps are shown over time."""
+"""Number of attempts whose steps over time are returned."""
 _LEVELS = select(Tenant.name, Tenant.level).where(Tenant.name == any_(bindparam("names", type_=ARRAY(Text))))
 
 
@@ -134,7 +134,7 @@ def attempts(session: Session, row: Workload, limit: int, after: int) -> Attempt
 
 
 def curve(session: Session, row: Workload) -> CurveView:
-    """Returns the curves of a workload's newest attempts, by attempt and step."""
+    """Returns the steps and metrics of a workload's newest attempts over time, by attempt and step."""
     newest = select(Attempt.attempt, Attempt.curve).where(Attempt.workload == row.id, Attempt.curve.is_not(None))
     rows = session.execute(newest.order_by(Attempt.attempt.desc()).limit(_CURVES)).all()
     return CurveView(

@@ -18,7 +18,7 @@ class PricedShape(MachineShape):
 
 
 class OfferedZone(Protocol):
-    """The settings of a zone, as far as its offers depend on them."""
+    """The settings of a zone on which its offers depend."""
 
     @property
     def kind(self) -> CapacityKind:

@@ -1,4 +1,4 @@
-"""Decides what follows from the end of an attempt: a decision table of which the first matching row applies."""
+"""Decides the consequence of the end of an attempt: a decision table, whose first matching row applies."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -11,7 +11,7 @@ from domain.lifecycle.gangs import GangEnd
 from domain.lifecycle.retry_limits import RetryLimit, exit_status
 from domain.lifecycle.suspicion import MOST_ATTEMPTS, NONE, Doubt, Suspicion, doubt
 from domain.phases import TERMINAL_PHASES, Phase
-from domain.protocol.mail import Mail, MailKind
+from domain.protocol.workload_messages import MessageKind, WorkloadMessage
 from domain.protocol.workloads import LaunchPlan
 from domain.reasons import Reason, ReasonCode
 from domain.task_reports import TaskProgress
@@ -22,16 +22,16 @@ UNLOADABLE_IN_A_ROW = 2
 """A workload fails after this many consecutive attempts that could not load a checkpoint: every restart would fail in
 the same way."""
 STOP_REASONS = {
-    MailKind.EVICT: ReasonCode.EVICTED,
-    MailKind.PREEMPT: ReasonCode.PREEMPTED_BY_OPERATOR,
-    MailKind.MACHINE_LOST: ReasonCode.MACHINE_LOST,
-    MailKind.HUNG: ReasonCode.NO_PROGRESS,
-    MailKind.CANCEL: ReasonCode.CANCELLED_BY_USER,
+    MessageKind.EVICT: ReasonCode.EVICTED,
+    MessageKind.PREEMPT: ReasonCode.PREEMPTED_BY_OPERATOR,
+    MessageKind.MACHINE_LOST: ReasonCode.MACHINE_LOST,
+    MessageKind.HUNG: ReasonCode.NO_PROGRESS,
+    MessageKind.CANCEL: ReasonCode.CANCELLED_BY_USER,
 }
 STOPS = frozenset(STOP_REASONS)
-"""The kinds of mail that stop an attempt."""
-STOPS_EARLY = STOPS | {MailKind.FINISHED}
-"""The kinds of mail that stop an attempt that has no tasks yet."""
+"""The kinds of messages that stop an attempt."""
+STOPS_EARLY = STOPS | {MessageKind.FINISHED}
+"""The kinds of messages that stop an attempt that has no tasks yet."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FailureCounts:
     suspicion: Suspicion = NONE
     """Failures on machines that owners lend, which are not confirmed."""
     by_exit: Mapping[str, int] = field(default_factory=dict)
-    """`failures` by exit status."""
+    """Like `failures`, but counted separately by exit status."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class EndedAttempt:
-    """The facts that decide what follows from an ending."""
+    """The facts about the end of an attempt on which the decision depends."""
 
     end: GangEnd
     plan: LaunchPlan
@@ -74,8 +74,8 @@ class EndedAttempt:
     attempt: int
     ran_s: float
     """Seconds of running, summed over all attempts."""
-    told: Mail | None = None
-    """The mail that stopped the attempt, if any."""
+    told: WorkloadMessage | None = None
+    """The message that stopped the attempt, if any."""
     timed_out: bool = False
     """Whether the maximum runtime is used up."""
     repeats: bool = True
@@ -83,12 +83,12 @@ class EndedAttempt:
 
     @cached_property
     def noticed(self) -> Reason | None:
-        """The platform's notice that it reclaims a machine; None: there is none, or mail stopped the gang."""
+        """The platform's notice that it reclaims a machine; None: there is none, or a message stopped the gang."""
         return self.end.noticed if self.told is None else None
 
     @cached_property
     def own(self) -> bool:
-        """Whether the gang ended by itself: not by mail, a notice, a lost machine or a refusal."""
+        """Whether the gang ended by itself: not by a message, a notice, a lost machine or a refusal."""
         end = self.end
         return self.told is None and self.noticed is None and end.lost_machine is None and end.refused is None
 
@@ -104,7 +104,7 @@ class EndedAttempt:
         if _advanced(self.end):
             counts = replace(counts, hangs=0)
         counts = replace(counts, suspicion=unless_cleared(counts.suspicion, self.end, self.plan))
-        if self.end.all_succeeded or self.is_told(MailKind.CANCEL) or self.timed_out:
+        if self.end.all_succeeded or self.is_told(MessageKind.CANCEL) or self.timed_out:
             return counts
         return count_loads(counts, self.end, self.own)
 
@@ -125,8 +125,8 @@ class EndedAttempt:
             return None
         return doubt(self.counts.suspicion, _lent(self.plan), self.end.first_failure.machine)
 
-    def is_told(self, kind: MailKind) -> bool:
-        """Returns whether mail of this kind stopped the attempt."""
+    def is_told(self, kind: MessageKind) -> bool:
+        """Returns whether a message of this kind stopped the attempt."""
         return self.told is not None and self.told.kind == kind
 
     @cached_property
@@ -184,15 +184,15 @@ def count_loads(counts: FailureCounts, end: GangEnd, own: bool) -> FailureCounts
     return replace(counts, unloadable=0) if loaded(end.progress) else counts
 
 
-def code_of(mail: Mail) -> ReasonCode:
-    """Returns the reason code of a mail that stops an attempt: `code` of its detail, else the default of its kind."""
-    code = mail.detail.get("code")
-    return ReasonCode(code) if code is not None else STOP_REASONS[MailKind(mail.kind)]
+def code_of(message: WorkloadMessage) -> ReasonCode:
+    """Returns the reason code of a message that stops an attempt: `code` in its detail, else its kind's default."""
+    code = message.detail.get("code")
+    return ReasonCode(code) if code is not None else STOP_REASONS[MessageKind(message.kind)]
 
 
-def lost_machine(mail: Mail | None) -> str | None:
-    """Returns the machine that the mail reports as lost; None: the mail is about something else."""
-    return str(mail.detail["machine"]) if mail is not None and mail.kind == MailKind.MACHINE_LOST else None
+def lost_machine(message: WorkloadMessage | None) -> str | None:
+    """Returns the machine that the message reports as lost; None: it is about something else."""
+    return str(message.detail["machine"]) if message is not None and message.kind == MessageKind.MACHINE_LOST else None
 
 
 def completed(plan: LaunchPlan) -> Reason:
@@ -200,8 +200,8 @@ def completed(plan: LaunchPlan) -> Reason:
     return Reason(ReasonCode.COMPLETED, {"tasks": plan.tasks})
 
 
-def why_stopped(told: Mail | None, plan: LaunchPlan, ran_s: float) -> Reason:
-    """Returns why an attempt is stopped: the reason of the mail `told` or, without mail, the used-up runtime."""
+def why_stopped(told: WorkloadMessage | None, plan: LaunchPlan, ran_s: float) -> Reason:
+    """Returns why an attempt is stopped: the reason of the message `told`; None: the runtime is used up."""
     if told is not None:
         return Reason(code_of(told), told.detail)
     return Reason(ReasonCode.MAX_RUNTIME, {"ran_s": round(ran_s, 3), "limit_s": plan.max_runtime_s})
@@ -234,8 +234,8 @@ def _noticed(case: EndedAttempt) -> Reason:
 
 
 def _lost(case: EndedAttempt) -> Reason:
-    if case.is_told(MailKind.MACHINE_LOST) and lost_machine(case.told) == case.end.lost_machine:
-        return _as_told(case)  # The mail may say why the machine counts as lost.
+    if case.is_told(MessageKind.MACHINE_LOST) and lost_machine(case.told) == case.end.lost_machine:
+        return _as_told(case)  # The message may say why the machine counts as lost.
     return Reason(ReasonCode.MACHINE_LOST, {"machine": case.end.lost_machine})
 
 
@@ -304,7 +304,7 @@ def _no_hang(case: EndedAttempt) -> FailureCounts:
 
 ENDINGS = (
     EndingFields("all tasks succeeded", lambda case: case.end.all_succeeded, Phase.SUCCEEDED, _completed),
-    EndingFields("cancelled", lambda case: case.is_told(MailKind.CANCEL), Phase.CANCELLED, _cancelled),
+    EndingFields("cancelled", lambda case: case.is_told(MessageKind.CANCEL), Phase.CANCELLED, _cancelled),
     EndingFields("maximum runtime used up", lambda case: case.timed_out, Phase.FAILED, _as_told),
     EndingFields(
         "checkpoint unloadable again",
@@ -350,28 +350,28 @@ ENDINGS = (
     ),
     EndingFields(
         "hung again",
-        lambda case: case.is_told(MailKind.HUNG) and case.counts_after.hangs + 1 >= HANGS_IN_A_ROW,
+        lambda case: case.is_told(MessageKind.HUNG) and case.counts_after.hangs + 1 >= HANGS_IN_A_ROW,
         Phase.FAILED,
         _as_told,
         _one_hang_more,
         confirmed=True,
     ),
-    EndingFields("hung", lambda case: case.is_told(MailKind.HUNG), Phase.PENDING, _as_told, _one_hang_more),
+    EndingFields("hung", lambda case: case.is_told(MessageKind.HUNG), Phase.PENDING, _as_told, _one_hang_more),
     EndingFields(
-        "machine lost, reported by mail",
-        lambda case: case.is_told(MailKind.MACHINE_LOST),
+        "machine lost, reported by message",
+        lambda case: case.is_told(MessageKind.MACHINE_LOST),
         Phase.PENDING,
         _as_told,
         _no_hang,
         blames=lambda case: lost_machine(case.told),
     ),
-    EndingFields("stopped by other mail", lambda case: True, Phase.PREEMPTED, _as_told, _no_hang),
+    EndingFields("stopped by other message", lambda case: True, Phase.PREEMPTED, _as_told, _no_hang),
 )
 """The rows in order of precedence. Other causes of a task's failure come before the row that blames the user's task."""
 
 
 def judge(case: EndedAttempt) -> tuple[Ending, FailureCounts]:
-    """Returns what follows from an ending, and the counts after it."""
+    """Returns the consequence of the end of an attempt, and the new counts of failures."""
     row = next(row for row in ENDINGS if row.applies(case))
     if row.confirmed and case.doubt is not None:
         reason = unconfirmed(row.reason(case), case.doubt)
@@ -401,17 +401,17 @@ def unconfirmed(reason: Reason, doubtful: Doubt) -> Reason:
 
 
 _EARLY = dict.fromkeys(STOPS, Phase.PREEMPTED) | {
-    MailKind.CANCEL: Phase.CANCELLED,
-    MailKind.MACHINE_LOST: Phase.PENDING,
-    MailKind.FINISHED: Phase.SUCCEEDED,
+    MessageKind.CANCEL: Phase.CANCELLED,
+    MessageKind.MACHINE_LOST: Phase.PENDING,
+    MessageKind.FINISHED: Phase.SUCCEEDED,
 }
 EARLY_PHASES = frozenset(_EARLY.values())
 """The phases that may follow if an attempt is stopped before any task was started."""
 
 
-def stopped_early(told: Mail) -> Ending:
-    """Returns the ending of an attempt that the mail `told` stopped before any task was started."""
-    return Ending(_EARLY[MailKind(told.kind)], Reason(code_of(told), told.detail), (), lost_machine(told))
+def stopped_early(told: WorkloadMessage) -> Ending:
+    """Returns the ending of an attempt that the message `told` stopped before any task was started."""
+    return Ending(_EARLY[MessageKind(told.kind)], Reason(code_of(told), told.detail), (), lost_machine(told))
 
 
 def final(end: Ending) -> Ending:

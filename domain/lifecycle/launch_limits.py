@@ -1,4 +1,4 @@
-"""How long the launch of a gang may take on machines that owners lend, from what launches took elsewhere.
+"""The time limit for the launch of a gang on machines that owners lend, derived from the durations of other launches.
 
 Such a machine can accept a launch, send heartbeats, and never start a task. Its gang then waits for the limit.
 """

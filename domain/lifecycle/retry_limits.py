@@ -18,14 +18,14 @@ PREEMPTIONS = frozenset(
 
 @dataclass(frozen=True)
 class RetryLimit:
-    """A limit of the retries after failures of the user's tasks."""
+    """A limit on the retries after failures of the user's tasks."""
 
     retries: int | None
-    """None: there is none."""
+    """Maximum number of retries; None: there is no limit."""
     used: int
-    """The failures before this one that count for it."""
+    """The number of earlier failures that count towards this limit."""
     status: str | None = None
-    """The exit status for which it is; None: all that have no limit of their own."""
+    """The exit status to which the limit applies; None: all statuses that have no limit of their own."""
 
     @property
     def is_reached(self) -> bool:
@@ -34,7 +34,7 @@ class RetryLimit:
 
 
 def exit_status(status: str) -> str:
-    """Returns the exit status of a task as a shell has it: that of `signal 9` is 137. Else the text itself."""
+    """Returns the exit status of a task as a shell reports it: 137 for `signal 9`. Other text stays unchanged."""
     kind, _, number = status.rpartition(" ")
     if kind == "exit code":
         return number

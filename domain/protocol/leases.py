@@ -17,7 +17,7 @@ class ElementResult:
     be."""
     ended_s: float | None = None
     noticed: bool = False
-    """Whether it was asked to stop before it ended: its runner had to stop, or the element was cancelled."""
+    """Whether the element was asked to stop before it ended: its runner had to stop, or the element was cancelled."""
     timed_out: bool = False
     """Whether it was stopped because its maximum runtime was used up."""
     memory_limit_bytes: int | None = None
@@ -26,7 +26,7 @@ class ElementResult:
 
     @property
     def is_final(self) -> bool:
-        """Whether it ended by itself, so that it counts as done or as failed."""
+        """Whether the element ended by itself, so that it counts as done or as failed."""
         return self.began_s is not None and self.ended_s is not None and not self.noticed
 
 

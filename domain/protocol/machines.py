@@ -9,7 +9,7 @@ from domain.task_reports import BandwidthReport, DiskReport, NoticeReport, NotRe
 DETACHED = "Detached"
 """Type of the error with which an agent ends an activity when the agent stops; the tasks continue without it."""
 MAX_RUNS = 1000
-"""The most attempts that a hello may name."""
+"""Maximum number of attempts in a hello."""
 
 
 @dataclass
@@ -115,7 +115,7 @@ class NodeOutcome:
     notice: NoticeReport | None = None
     """The platform's notice that it reclaims this machine, if the agent or a task received one."""
     elements: list[ElementResult] = field(default_factory=list)
-    """Of a runner: what became of the elements of its last chunk."""
+    """For a runner: the results of the elements of its last chunk."""
 
     @property
     def succeeded(self) -> bool:
@@ -189,8 +189,8 @@ class Hello:
     engine: str = ""
     """Kind and version of the machine's container engine, for jobs with an image; empty: it has none."""
     word_at_s: float = 0.0
-    """When the owner has last taken or lent something, according to the agent's record, by its own clock, in seconds
-    since the epoch. 0: the record has no word, for example because the machine was set up again."""
+    """When the owner last lent or took back resources, according to the agent's record, by the machine's clock, in
+    seconds since the epoch. 0: the record has no entry, for example because the machine was set up again."""
     gpu_fault: GpuFault | None = None
     """The last fault of a GPU since the boot."""
     unfreed: int = 0
@@ -247,7 +247,7 @@ class RunPace:
     reason: str = ""
     """What determined the interval (`reclaim.intervals.IntervalReason`)."""
     least_s: float = 0.0
-    """The task's own formula may shorten the interval, but not below this: the bandwidth would not suffice."""
+    """The task's own formula may shorten the interval, but not below this limit, which the bandwidth sets."""
 
 
 @dataclass

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from domain.protocol.leases import ElementResult
-from domain.protocol.mail import Mail
+from domain.protocol.workload_messages import WorkloadMessage
 from domain.reasons import Reason, ReasonCode
 from domain.task_reports import TaskProgress
 
@@ -25,7 +25,7 @@ class WorkloadInput:
     failures: int = 0
     """Number of failures of the user's tasks so far."""
     by_exit: dict[str, int] = field(default_factory=dict)
-    """The same by exit status (`domain.lifecycle.retry_limits.exit_status`)."""
+    """Like `failures`, but by exit status (`domain.lifecycle.retry_limits.exit_status`)."""
     preemptions: int = 0
     """Number of attempts that ended by a preemption."""
     losses: int = 0
@@ -54,10 +54,10 @@ class WorkloadInput:
     """True: the workload is not queued again. Whatever ends its attempt ends the workload."""
     brings_image: bool = False
     """Whether tasks run in an image: agents fetch it while the victims of the attempt still save."""
-    mails: list[Mail] = field(default_factory=list)
-    """Mail that is not handled yet."""
+    mails: list[WorkloadMessage] = field(default_factory=list)
+    """Messages that are not handled yet."""
     seen_mail: list[int] = field(default_factory=list)
-    """Ids of the latest mail, to detect duplicates."""
+    """Ids of the latest messages, to detect duplicates."""
 
 
 @dataclass
@@ -140,7 +140,7 @@ class LaunchPlan:
     launch_limit_s: float | None = None
     """The limit on the preparation on lent machines (`domain.lifecycle.launch_limits`); None: no machine is lent."""
     retries_by_exit: dict[str, int | None] = field(default_factory=dict)
-    """`domain.spec.LimitsSpec.retries_by_exit`."""
+    """Copy of `domain.spec.LimitsSpec.retries_by_exit`."""
     runs_elements: bool = False
     """Whether the workload is a runner, which leases elements of its array."""
 
@@ -196,7 +196,7 @@ class ReleaseRequest:
     flushing_s: float = 0.0
     """How long tasks on `silent_machines` may continue, to save their last checkpoint."""
     elements: list[ElementResult] = field(default_factory=list)
-    """Of a runner: what is known of the elements that it has leased. The others return to those that wait."""
+    """For a runner: the known results of the elements that it has leased. Elements without result wait again."""
     unstarted: bool = False
     """True: the workflow has sent no request to any machine. The release is refused (`TASKS_MAY_RUN`) if Postgres
     records that the tasks were started: Temporal was rolled back, or the workflow replaces a lost one.

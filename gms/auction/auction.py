@@ -88,7 +88,7 @@ class Auction:
         """Starts a pass: updates the columns to `now_s`, and clears the refusals and reservations of the last pass."""
         for last in self._reserved.values():
             if last.region in self._bidders:
-                # A holder that was read again has its whole protection again.
+                # The update may have read a holder anew, with its full protection: apply the reservation's limit again.
                 self._bidders[last.region].limit_protections(last.made)
         for bidder in self._bidders.values():
             bidder.open(now_s)
@@ -135,7 +135,7 @@ class Auction:
             yield self._outcome_of(candidate, found, self._one(candidate, found))
 
     def _head(self, candidates: Sequence[Candidate]) -> int:
-        """Returns how many candidates may be placed jointly: none of them may be bound by a reservation of another."""
+        """Returns how many candidates may be placed jointly: no reservation of another workload may limit them."""
         most = min(len(candidates), self._options.joint_head)
         if self._options.reserve_after_s == inf:
             return most
@@ -161,7 +161,7 @@ class Auction:
             bidder.forget()
 
     def drop_reservation(self, workload: str) -> None:
-        """Withholds nothing for a workload any more in this pass. Call it for outcomes that are void."""
+        """Removes a workload's reservation for the rest of this pass. Call it for outcomes that were not committed."""
         for bidder in self._bidders.values():
             bidder.drop_reservation(workload)
 

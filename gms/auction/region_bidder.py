@@ -38,9 +38,9 @@ from rms.spread import keeping_apart, others
 _Alike = tuple[tuple[JobRequest, ...], frozenset[str], tuple[frozenset[str], ...], frozenset[str], object]
 
 STARVED_S = 86_400.0
-"""A within-quota workload that has waited longer may reserve what becomes free at times that are not known.
+"""After this wait, a within-quota workload may also reserve resources whose release time is unknown.
 
-Only the bound of its wait needs that: on traces, everybody waits longer if slots are idle for unknown times.
+It bounds the wait. It is long, because slots idle for unknown times lengthen the waits of all workloads on traces.
 """
 
 
@@ -181,9 +181,10 @@ class RegionBidder:
 
         `last` is its reservation in an earlier pass; it is renewed if it was here and if possible. A workload that is
         `patient` has waited long: it also gets the resources of workloads of its own rank and of better ranks, and they
-        are withheld from workloads of its own rank, too. A region has one such reservation at a time. Nothing is idle
-        for a start that is not known, except for a workload that has waited for `STARVED_S`. Only within-quota
-        workloads reserve: limits are far above runtimes, so with over-quota reservations everybody waits longer.
+        are withheld from workloads of its own rank, too. A region has one such reservation at a time. No slot is kept
+        idle for a start whose time is unknown, except for a workload that has waited for `STARVED_S`. Over-quota
+        workloads do not reserve: runtime limits are far above actual runtimes, so their reservations would lengthen the
+        waits of all workloads.
         """
         request, region = self._asking(candidate), self.region
         patient = patient and self.patient_workload in (None, request.workload)
@@ -210,7 +211,8 @@ class RegionBidder:
             if not patient:
                 self._note_hopeless(request)
             return None
-        # A later start would let the next workload in, and so on without end.
+        # A renewed reservation keeps its earlier limit: otherwise each backfilled workload could postpone the start
+        # again.
         until_s = found.starts_at_s if before is None or not before.blocks_own_rank else before.backfill_until_s
         until_s = min(until_s, found.starts_at_s) if patient else -inf
         return replace(found, blocks_own_rank=patient, backfill_until_s=until_s)
@@ -218,7 +220,8 @@ class RegionBidder:
     def put_reservation(self, reservation: Reservation) -> None:
         """Withholds the resources of a reservation for the rest of the pass; it replaces the workload's earlier one.
 
-        The workloads of worse rank that hold them keep the protection that they have, but get no new one.
+        Workloads of worse rank that hold these resources keep their present protection from eviction, but get no new
+        one.
         """
         self.drop_reservation(reservation.workload)
         self.reservations.append(reservation)
@@ -234,7 +237,7 @@ class RegionBidder:
             self.forget()
 
     def limit_protections(self, reservation: Reservation) -> None:
-        """Ends the protection of the sources of worse rank when it was to end at the time of the reservation."""
+        """Keeps holders of worse rank that the reservation counts on from staying protected longer than it assumed."""
         region = self.region
         for id_, source in reservation.sources.items():
             if region.number(id_) is not None:
@@ -243,7 +246,7 @@ class RegionBidder:
                     region.limit_protection(id_, source.protected_until_s)
 
     def _is_blocked_by_time(self, request: PlacementRequest) -> bool:
-        """Returns whether holders of worse rank, or evictions under way, may make room for the request later."""
+        """Returns whether a request may fit once holders of worse rank lose protection or evictions complete."""
         if self._hopeless.find(request) if _is_plain(request) else _key(request) in self._hopeless_gangs:
             return False
         return bool(self.region.promises) or bool((worse(self.region, request) & ~self.region.holders.evictable).any())

@@ -23,7 +23,7 @@ class ProbeBackoff:
 
 @dataclass(frozen=True)
 class Asking:
-    """Regions that a pass requests bids from."""
+    """The regions from which a pass requests bids."""
 
     waited_for: list[str]
     """Regions whose bids the pass waits for, until the deadline."""

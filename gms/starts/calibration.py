@@ -2,7 +2,7 @@
 
 The ends are quantiles of the errors `log((waited + FLOOR_S) / (forecast + FLOOR_S))` in groups of similar forecasts.
 Workloads that still wait count with the time that they have waited, as censored observations (Kaplan and Meier 1958);
-otherwise short waits would be known first. A group's quantiles are drawn towards those of the group above it, because
+otherwise short waits would be known first. A group's quantiles are shrunk towards those of its parent group, because
 the errors of one burst are similar. After misses at an end, its quantile moves outwards (adaptive conformal inference,
 Gibbs and Candes 2021).
 """
@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 FLOOR_S = 1800.0
-"""Errors of much less than this do not matter."""
+"""Added to both times in the ratio, in seconds, so that errors far below it have little effect."""
 KEPT = 1000
-"""Most errors that are kept for a group; the oldest leaves first. A burst of workloads has similar errors."""
+"""Maximum number of errors kept for a group; the oldest is dropped first. A burst of workloads has similar errors."""
 SHRINK = 200.0
-"""As many errors a group needs to have the same weight as the group above it."""
+"""Number of errors with which a group has the same weight as its parent group."""
 FEWEST = 20
-"""With fewer errors a group has no weight; without any, a forecast may err by a factor of four."""
+"""With fewer errors a group has no weight. Without any errors, the interval allows a factor of four."""
 RATE = 0.02
 """How much one miss changes the level of its end."""
 MISSES = 0.1

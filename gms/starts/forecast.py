@@ -16,7 +16,7 @@ FUTURES = 16
 HORIZON_S = 14 * 86400.0
 """Futures end here."""
 MOST_OPEN = 2000
-"""Most waiting workloads whose first forecast is kept, to learn from its error."""
+"""Maximum number of waiting workloads whose first forecast is kept, to learn from its error."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class WaitingDemand:
     groups: Groups
     rank: int
     level: int
-    """Its level of priority, which its rank is while it is within quota."""
+    """Its priority level, which is also its rank while it is within quota."""
     needs: int
     """GPUs, or thousandths of a core without GPUs."""
     pools: int
@@ -70,7 +70,7 @@ class StartForecaster:
         self._first: dict[str, _First] = {}
 
     def ended(self, groups: Groups, ran_s: float) -> None:
-        """Learns how long a workload has held its slots, in seconds, that has ended by itself."""
+        """Records how many seconds a workload that ended by itself held its slots."""
         self._history.add(groups, ran_s)
 
     def forecast(

@@ -31,7 +31,7 @@ class WaitingColumns(NamedTuple):
     needs: I8
     """The amount that a workload of each class needs."""
     reserves: npt.NDArray[np.bool_]
-    """Whether a workload of each class that does not fit keeps its pools from those behind it."""
+    """Whether a workload of each class that does not fit blocks its pools for the workloads behind it."""
     runs_s: F8
 
 
@@ -41,10 +41,10 @@ def draw_remaining(
 ) -> F8:
     """Returns a remaining run time for each workload, in seconds, drawn from its group's run times above its age.
 
-    With `n` such run times in the group, one of them is drawn with the chance `n / (n + shrink)`; otherwise the parent
-    group is asked in the same way. `chances`, shape (workloads, 2), are uniform in [0, 1). `samples` has a sorted row
-    for each group, padded with infinity; the parent of the root is itself. Above all known run times, the remaining
-    time has the median `max(age, unknown_s)` and a Pareto tail.
+    With `n` such run times in the group, one of them is drawn with the chance `n / (n + shrink)`; otherwise the draw is
+    made from the parent group in the same way. `chances`, shape (workloads, 2), are uniform in [0, 1). `samples` has a
+    sorted row for each group, padded with infinity; the parent of the root is itself. For an age above all known run
+    times, the remaining time has the median `max(age, unknown_s)` and a Pareto tail.
     """
     out = np.empty(len(groups))
     for k in range(len(groups)):

@@ -9,11 +9,11 @@ import numpy as np
 from gms.starts.kernels import F8, I4, draw_remaining
 
 SAMPLES = 64
-"""Most run times that are kept for a group; the oldest leaves first."""
+"""Maximum number of run times kept for a group; the oldest is dropped first."""
 MOST_GROUPS = 2000
-"""Most groups that are kept. The group whose last run ended earliest leaves first."""
+"""Maximum number of groups. The group whose last run ended earliest is dropped first."""
 SHRINK = 8.0
-"""As many run times a group needs to have the same weight as the group above it."""
+"""Number of run times with which a group has the same weight as its parent group."""
 UNKNOWN_S = 3600.0
 """The median run time while none is known."""
 Groups = tuple[str, ...]

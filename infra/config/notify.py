@@ -1,4 +1,4 @@
-"""Settings of notifications: where they may be sent, and the server for mail."""
+"""Settings of notifications: the allowed destinations, and the SMTP server for e-mail."""
 
 from ipaddress import ip_network
 from pathlib import Path
@@ -12,7 +12,7 @@ from infra.config.section import Section
 
 
 class SmtpSettings(Section):
-    """The server that takes mail."""
+    """The SMTP server that sends e-mail."""
 
     host: str = Field(min_length=1)
     port: int = Field(587, gt=0, lt=65_536)
@@ -25,9 +25,9 @@ class SmtpSettings(Section):
     password_file: Path | None = None
     """File with the password of `user`, in its first line."""
     sender: str = Field(pattern=EMAIL_PATTERN)
-    """The address in `From`, and for mail that cannot be delivered."""
+    """The address in `From`, to which e-mail that cannot be delivered is returned."""
     domains: tuple[str, ...] = ()
-    """The domains to which documents may send mail; empty: all."""
+    """The domains to which documents may send e-mail; empty: all."""
 
     @model_validator(mode="after")
     def _login(self) -> "SmtpSettings":
@@ -38,7 +38,7 @@ class SmtpSettings(Section):
         return self
 
     def takes(self, address: str) -> bool:
-        """Returns whether documents may send mail to an address."""
+        """Returns whether documents may send e-mail to an address."""
         return not self.domains or address.rpartition("@")[2].lower() in {one.lower() for one in self.domains}
 
 
@@ -48,7 +48,7 @@ ALERT_EVENTS = (
 )  # fmt: skip
 """Kinds of events that are alerts."""
 ALERT_STATES = ("loop.failing", "region.bucket_unavailable", "region.silent")
-"""Kinds of alerts about states: one when a state begins, and one when it ends."""
+"""Kinds of alerts about states. There are two alerts for each state: when it begins, and when it ends."""
 _ALERTS = (*ALERT_EVENTS, *ALERT_STATES)
 
 
@@ -68,7 +68,7 @@ class OperatorReceiver(Section):
         return self
 
     def to_json(self) -> dict[str, str]:
-        """Returns the receiver as a notification has it."""
+        """Returns the receiver in the form that is stored in a notification."""
         fields = set(OperatorReceiver.model_fields)
         return self.model_dump(mode="json", include=fields, exclude_none=True)
 
@@ -77,7 +77,7 @@ class AlertReceiver(OperatorReceiver):
     """A receiver of alerts for operators."""
 
     on: tuple[str, ...] = _ALERTS
-    """The kinds of alerts that it gets."""
+    """The kinds of alerts that this receiver gets."""
 
     @model_validator(mode="after")
     def _known(self) -> "AlertReceiver":
@@ -103,18 +103,18 @@ class NotifySettings(Section):
     ca: Path | None = None
     """PEM file with authorities to trust in addition to the system's, for webhooks."""
     smtp: SmtpSettings | None = None
-    """None: no mail is sent, and documents cannot ask for it."""
+    """None: no e-mail is sent, and documents cannot request any."""
     alerts: tuple[AlertReceiver, ...] = ()
-    """Who gets alerts. Their mail needs `smtp`."""
+    """Who gets alerts. Receivers by e-mail need `smtp`."""
     reports: tuple[ReportReceiver, ...] = ()
-    """Who gets a report of each week (UTC) when it is over. Their mail needs `smtp`."""
+    """Who gets a report after each week (UTC). Receivers by e-mail need `smtp`."""
     timeout_s: float = Field(10.0, gt=0)
-    """Timeout of one try of a webhook, and of each step of sending a mail."""
+    """Timeout of one try of a webhook, and of each step of sending an e-mail."""
     retry_s: float = Field(5.0, gt=0)
-    """Pause after the first try that failed. It becomes four times as long after each further one."""
+    """Pause after the first failed try. It is multiplied by four after each further failure."""
     retry_max_s: float = Field(3600.0, gt=0)
     give_up_s: float = Field(86400.0, gt=0)
-    """Time after the event from which a notification is not tried again, in seconds."""
+    """Time after the event, in seconds, after which sending a notification is not tried again."""
 
     @model_validator(mode="after")
     def _mail(self) -> "NotifySettings":

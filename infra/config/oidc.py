@@ -13,7 +13,7 @@ Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256
 
 
 class OidcRule(Section):
-    """Gives tokens a role: those whose claim is this value, or a list that contains it."""
+    """Gives a role to tokens whose claim `claim` equals `value`, or is a list that contains it."""
 
     claim: str = Field(min_length=1)
     value: str | bool
@@ -43,7 +43,7 @@ class OidcSettings(Section):
     issuer: str
     """The issuer's URL, as in the claim `iss` of its tokens."""
     audience: str = Field(min_length=1)
-    """What the claim `aud` of a token must contain."""
+    """The audience that the claim `aud` of a token must contain."""
     rules: tuple[OidcRule, ...] = Field(min_length=1)
     """The first rule that fits a token decides its role and tenant."""
     ca: Path | None = None
@@ -53,9 +53,9 @@ class OidcSettings(Section):
     leeway_s: float = Field(30.0, ge=0, le=300)
     """By how much the clocks of the API and the issuer may differ, in seconds."""
     client_id: str | None = None
-    """The public client with which `mizzen login` uses the device flow; None: it cannot."""
+    """Client id of the public client with which `mizzen login` uses the device flow; None: it cannot log in."""
     scope: str = "openid profile email offline_access"
-    """What `mizzen login` asks for. Without `offline_access`, the token cannot be refreshed."""
+    """The scopes that `mizzen login` requests. Without `offline_access`, the token cannot be refreshed."""
     token: Literal["id_token", "access_token"] = "id_token"
     """Which token of the issuer `mizzen login` sends to the API."""
 

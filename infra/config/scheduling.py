@@ -77,7 +77,7 @@ class LifecycleSettings(Section):
     """The shortest time that machines which owners lend have to start a gang. The limit follows what launches take on
     other machines (`domain.lifecycle.launch_limits`)."""
     lent_gpus: int = Field(16, ge=0)
-    """A machine that its owner lends and that claims more GPUs gets work only after an operator has uncordoned it."""
+    """Maximum GPUs of a lent machine. One that claims more gets work only after an operator has uncordoned it."""
     collect_interval_s: float = Field(10.0, gt=0)
     """Interval at which progress is read from heartbeats."""
     collect_at_most: int = Field(200, gt=0)
@@ -125,7 +125,7 @@ class CapacitySettings(Section):
     no_work_s: float = Field(600.0, ge=0)
     """A machine whose provider ends it within this time gets no new work."""
     leave_s: float = Field(120.0, ge=0)
-    """How long before that end its tasks get notice, in seconds."""
+    """How long before the provider's end of a machine its tasks get notice, in seconds."""
     refused_pause_s: float = Field(120.0, ge=0)
     """After a provider has refused to launch an offer, the offer is not requested again for this long."""
 
@@ -136,13 +136,13 @@ class ServiceSettings(Section):
     interval_s: float = Field(30.0, gt=0)
     """Longest time between two decisions about a service. Changes of its replicas lead to a decision at once."""
     scaling_interval_s: float = Field(5.0, gt=0)
-    """The same for a service whose number of replicas follows its requests."""
+    """Longest time between two decisions about a service whose number of replicas follows its requests."""
     readiness_interval_s: float = Field(1.0, gt=0)
     """Interval at which the readiness of starting replicas is read."""
     unready_s: float = Field(180.0, ge=0)
     """A replica that was ready is ended after its probe has failed, or balancers have ejected it, for this long."""
     placement_s: float = Field(300.0, gt=0)
-    """A replica that is not placed within this time after its own machines are ready is ended, with the machines."""
+    """If a replica is not placed within this time after its own machines are ready, it is ended with its machines."""
     tenant_machines: int = Field(200, ge=0)
     """The largest number of machines that the services of one tenant may have launched at a time."""
     update_queued_s: float = Field(1800.0, gt=0)
@@ -156,16 +156,16 @@ class ServiceSettings(Section):
     """The seconds that pass for the policies of spot machines in one second, also for `retry_s` and outage prices. For
     an emulated cloud with the same `speed` only. A change does not apply to what the policies have learned before."""
     silent_s: float = Field(30.0, gt=0)
-    """If no balancer has reported requests for this long, the number of replicas does not follow the requests."""
+    """If no balancer has reported requests for this long, the number of replicas stops following the requests."""
 
 
 class ReclaimSettings(Section):
     """Machines whose owners can take them back, and the jobs on them (ReclaimNet)."""
 
     control_period_s: float = Field(300.0, gt=0)
-    """Interval at which limits of the intervals between checkpoints are computed, from the hazard of departures now."""
+    """Interval at which upper limits for checkpoint intervals are recomputed, from the current hazard of departures."""
     loss_budget_s: float = Field(1800.0, gt=0)
-    """Most mean work that a departure without notice may lose, in seconds (L_max). Intervals are at most twice it."""
+    """Maximum mean work that a departure without notice may lose, in seconds (L_max): half of the longest interval."""
     checkpoint_bytes_s: float = Field(87.5e6, gt=0)
     """Bandwidth that the checkpoints of all jobs on lent machines that save to the same store may use on average, in
     bytes per second. The default is 70 % of a link of 1 Gbit/s."""
@@ -206,9 +206,9 @@ class TaskSettings(Section):
     """Size of the log of a task and attempt in the bucket from which on no output is stored, except the end, after the
     task has ended. A line in the log marks missing output."""
     largest_output_bytes: int = Field(50 << 30, ge=0)
-    """The most that one output of one task may have (`outputs` of a document). A larger one is not stored."""
+    """Maximum size of one output of one task (`outputs` of a document), in bytes. A larger one is not stored."""
     largest_output_files: int = Field(100_000, ge=0)
-    """The same for the number of its files and folders."""
+    """Maximum number of files and folders of one output of one task."""
     keep_stopped_s: float = Field(14 * 86400.0, gt=0)
     """How long an agent keeps the record of a workload's stopped attempts, in seconds. The agent would not refuse a
     start that Temporal delivers later than this."""
@@ -237,7 +237,7 @@ class TaskSettings(Section):
     """ARN of the role that agents assume for tasks, narrowed to the checkpoints and tables of the workload. None: tasks
     get no credentials for S3."""
     gcs_tokens: bool = False
-    """Whether tasks get tokens of their agent for Google Cloud Storage, narrowed in the same way."""
+    """Whether tasks get their agent's tokens for Google Cloud Storage, restricted to the same objects."""
     credentials_s: float = Field(3600.0, ge=900, le=43200)
     """How long the credentials from `s3_role` are valid, in seconds. They are renewed after half of it."""
     metadata_service: bool = False

@@ -47,9 +47,9 @@ class ApiSettings(Section):
     tls_key: Path | None = None
     """PEM file with the private key of `tls_cert`, without a password."""
     oidc: OidcSettings | None = None
-    """An issuer whose tokens are accepted in addition to API keys; None: only keys are."""
+    """An issuer whose tokens are accepted in addition to API keys; None: only keys are accepted."""
     one_tenant: str | None = None
-    """Why the API refuses a second tenant; None: it does not. `mizzen up` sets it where it cannot separate tasks."""
+    """Why the API refuses a second tenant; None: it does not. `mizzen up` sets it if it cannot separate tasks."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` headers are trusted. Without
     trusted proxies, a client's address is that of its connection."""

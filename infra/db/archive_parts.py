@@ -9,7 +9,7 @@ from infra.db.tenants import ArchivePart
 
 
 def part_sizes(session: Session, tenant: str, parts: Collection[str]) -> dict[str, int]:
-    """Returns the sizes in bytes of those of `parts`, by their SHA-256, that a tenant has uploaded."""
+    """Returns the sizes in bytes, by SHA-256, of the parts in `parts` that a tenant has uploaded."""
     sizes = select(ArchivePart.sha256, func.octet_length(ArchivePart.body))
     own = (ArchivePart.tenant == tenant, ArchivePart.sha256.in_(parts))
     return dict(session.execute(sizes.where(*own)).all())

@@ -33,9 +33,9 @@ class WorkloadArray(Base):
     waiting: Mapped[Any] = mapped_column(INT4MULTIRANGE)
     """The positions of the elements that have no row yet and are to be placed."""
     throttle: Mapped[int | None] = mapped_column(CheckConstraint("throttle > 0", name="array_throttle"))
-    """The most elements that hold slots, or were awarded some, or the most such runners; None: no limit."""
+    """The throttle: maximum number of elements, or of runners, with held or awarded slots; None: no limit."""
     runners: Mapped[int | None]
-    """How many runners it has had; None: its elements are placed as workloads of their own."""
+    """Number of runners created so far; None: elements are placed as separate workloads, without runners."""
     cancelled: Mapped[bool] = mapped_column(server_default=text("false"))
     """Whether the whole array was cancelled."""
 
@@ -47,7 +47,7 @@ class ArrayCounts(NamedTuple):
     waiting: int
     """The elements that wait for their first placement."""
     blocked: int
-    """Those of them that wait for elements of other arrays."""
+    """Waiting elements that wait for elements of other arrays."""
     live: int
     """The elements with a row that have not ended: they run, or wait for another attempt."""
     succeeded: int
@@ -120,7 +120,7 @@ def insert_array(session: Session, workload: str, array: ArraySpec) -> None:
 
 
 def counts_of(session: Session, workloads: Collection[str]) -> dict[str, ArrayCounts]:
-    """Returns the elements by state of those of `workloads` that are arrays, by id."""
+    """Returns the numbers of elements by state, for each id in `workloads` that is an array."""
     if not workloads:
         return {}
     return {id_: ArrayCounts(*counts) for id_, *counts in session.execute(_COUNTS, {"ids": list(workloads)})}
@@ -130,12 +130,12 @@ class KeptOut(NamedTuple):
     """The elements of an array that are not placed now, because of its throttle or because enough runners run."""
 
     has_runners: bool
-    """Whether the throttle limits runners, and not elements. The other fields then count runners."""
+    """Whether the throttle limits runners instead of elements. The other fields then count runners."""
     placed: int
     """Number of elements that hold slots, or were awarded some."""
     throttle: int | None
     free: int
-    """How many may still be placed."""
+    """How many more may be placed."""
     unplaced: bool
     """Whether elements without a row are kept out, if there are any."""
     queued: frozenset[str]
@@ -151,7 +151,7 @@ class KeptOut(NamedTuple):
 
 
 def kept_out(session: Session, arrays: Collection[str]) -> dict[str, KeptOut]:
-    """Returns what is kept out, by array, of those of `arrays` that have a throttle or runners."""
+    """Returns the elements that are kept out, for each of `arrays` that has a throttle or runners."""
     if not arrays:
         return {}
     return {
@@ -168,7 +168,7 @@ def take_element(session: Session, array: str, position: int, index: int) -> Non
 
 
 def stop_waiting(session: Session, workloads: Collection[str], *, whole: bool) -> None:
-    """Cancels the waiting elements of those workloads that are arrays. The caller must have locked their rows.
+    """Cancels the waiting elements of all arrays among the workloads. The caller must have locked their rows.
 
     `whole`: the arrays are cancelled.
     """
@@ -176,7 +176,7 @@ def stop_waiting(session: Session, workloads: Collection[str], *, whole: bool) -
 
 
 def end_elements_in_vain(session: Session, most: int) -> bool:
-    """Cancels waiting elements with a dependency that can never hold, of at most `most` arrays.
+    """Cancels waiting elements with a dependency that can never be fulfilled, of at most `most` arrays.
 
     Only arrays whose document asks for this are included. Returns whether there were such arrays.
     """
@@ -188,9 +188,9 @@ def end_elements_in_vain(session: Session, most: int) -> bool:
 
 
 def set_throttle(session: Session, array: str, throttle: int | None) -> bool:
-    """Sets the most elements that hold slots at a time; None: no limit. The head's row must be locked.
+    """Sets the maximum number of elements that hold slots at a time; None: no limit. The head's row must be locked.
 
-    Returns whether that is a change.
+    Returns whether the value has changed.
     """
     return session.execute(_THROTTLE, {"id": array, "throttle": throttle}).first() is not None
 

@@ -1,6 +1,6 @@
 """Logins at the console: a row for each browser that has logged in, until it logs out or the login expires.
 
-A link that logs a browser in once is such a row, too, until it is used.
+A link that logs a browser in once is also such a row, until the link is used.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ class ConsoleSession(Base):
     sha256: Mapped[str] = mapped_column(primary_key=True)
     """Hash of the secret in the browser's cookie."""
     key: Mapped[str | None] = mapped_column(ForeignKey(ApiKey.id, ondelete="CASCADE"))
-    """The key; None: it was a token."""
+    """The key with which the user logged in; None: it was a token."""
     token: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """The caller that the token names; None: it was a key."""
+    """The caller that the token identified; None: it was a key."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     expires_at: Mapped[datetime]
     is_link: Mapped[bool] = mapped_column(server_default=false())
-    """Whether it is the hash of a link's secret, not of a cookie's."""
+    """Whether `sha256` is the hash of a link's secret instead of a cookie's."""
 
 
 LINK_PATH = "/console/enter"

@@ -2,8 +2,8 @@
 
 Costs of an attempt on a machine start when it holds all resources that it was awarded there, and end when it releases
 them. They include the time in which tasks are prepared, and in which they save before an eviction. If a platform
-reclaims a machine, the attempt releases its machines before the tasks save, so that save is free. Hours without a known
-price cost nothing and are counted separately.
+reclaims a machine, the attempt releases its machines before the tasks save, so the save costs nothing. Hours without a
+known price cost nothing and are counted separately.
 """
 
 from collections.abc import Sequence

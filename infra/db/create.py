@@ -9,7 +9,7 @@ from infra.db.schema import SCHEMA
 
 _FOLDER = Path(__file__).parent / "functions"
 _COLUMNS = _FOLDER / "columns.sql"
-"""What columns use. It is executed only in an empty database, before the tables are created."""
+"""SQL file with the functions that columns use. It is run only in an empty database, before the tables are created."""
 _DROPPED = re.compile(r"^create (function|type) (\w+)", re.MULTILINE)
 
 
@@ -27,7 +27,7 @@ def create_functions(connection: Connection) -> None:
 
 
 def drop_functions(connection: Connection) -> None:
-    """Drops the existing ones of what `create_functions` creates. A trigger is dropped with its function."""
+    """Drops the types and functions that `create_functions` creates. A trigger is dropped with its function."""
     found = [match for path in _files() for match in _DROPPED.findall(path.read_text())]
     for kind, name in sorted(found):  # Functions before the types of their parameters.
         connection.exec_driver_sql(f"drop {kind} if exists {name} cascade")

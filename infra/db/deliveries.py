@@ -1,4 +1,4 @@
-"""Notifications to receivers outside: one row for each receiver of an end. Triggers write them with the end
+"""Notifications to external receivers: one row for each receiver and event. Triggers write the rows with the event
 (`functions/deliveries.sql`), and `activities.notify` sends them at least once.
 """
 
@@ -16,7 +16,7 @@ class Delivery(Base):
 
     __tablename__ = "delivery"
     id: Mapped[str] = mapped_column(primary_key=True, server_default=text("'msg_' || gen_random_uuid()"))
-    """The id that the receiver gets with each try, by which it can drop repeats."""
+    """The id that is sent with each try, so that the receiver can drop duplicates."""
     kind: Mapped[str]
     """`workload.succeeded`, `workload.failed`, `workload.cancelled`, `service.ended`, `alert` or `report`."""
     tenant: Mapped[str | None]
@@ -25,12 +25,12 @@ class Delivery(Base):
     receiver: Mapped[Json]
     """A `domain.notify_spec.NotifySpec`."""
     lane: Mapped[str]
-    """The tenant with the server of a webhook, or with `mail`. A slow lane does not delay others."""
+    """The tenant with the server of a webhook, or with `mail` for e-mail. Lanes do not delay each other."""
     facts: Mapped[Json]
-    """What happened, at the time when it did."""
+    """The content of the notification, as of the time of the event."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     due_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    """When it is tried next."""
+    """Time of the next try."""
     tries: Mapped[int] = mapped_column(server_default="0")
     error: Mapped[str | None]
     """Why the last try failed."""
@@ -38,7 +38,7 @@ class Delivery(Base):
         CheckConstraint("state in ('due', 'delivered', 'failed')", name="delivery_state"), server_default="due"
     )
     ended_at: Mapped[datetime | None]
-    """When it was delivered or given up."""
+    """When it was delivered, or the last try failed."""
     __table_args__ = (
         CheckConstraint(
             "kind in ('workload.succeeded', 'workload.failed', 'workload.cancelled', 'service.ended', 'alert',"
@@ -71,7 +71,7 @@ def due_deliveries(session: Session, sending: Collection[str], each: int, most: 
 
 
 def lane_of(whose: str, receiver: Json) -> str:
-    """Returns the lane of a receiver that no document names (`notify_receivers` in `functions/deliveries.sql`)."""
+    """Returns the lane of a receiver in the settings (of others: `notify_receivers` in `functions/deliveries.sql`)."""
     return f"{whose} {'mail' if receiver.get('email') else shown_receiver(receiver)}"
 
 

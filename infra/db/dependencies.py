@@ -1,4 +1,4 @@
-"""Dependencies: what must hold before a workload enters the queue. Triggers decide them (`functions/dependencies.sql`).
+"""Dependencies: conditions for a workload to enter the queue. Triggers decide them (`functions/dependencies.sql`).
 
 The transaction that changes a workload's phase or adds a partition also decides the dependencies on it. Times are
 decided by a periodic round (`activities.lifecycle.dependencies`).
@@ -25,9 +25,9 @@ class Dependency(Base):
     __tablename__ = "dependency"
     workload: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
     place: Mapped[int] = mapped_column(primary_key=True)
-    """Its place in the document. The time comes last."""
+    """Its position in the document. A dependency on the time comes last."""
     predecessor: Mapped[str | None]
-    """The id of the workload that it is about. Not a foreign key: what was decided outlives that workload's record."""
+    """The id of the predecessor. Not a foreign key, because a decided dependency outlives the predecessor's record."""
     predecessor_name: Mapped[str | None]
     data_table: Mapped[str | None]
     partition: Mapped[str | None]
@@ -37,9 +37,9 @@ class Dependency(Base):
     """`met`: it holds, once and for all. `never`: it can no longer hold. `waived`: `never`, but a user gave it up.
     `each`: it is about the elements of the same index, and decided for each of them (`element_dependencies.sql`)."""
     open: Mapped[Any | None] = mapped_column(INT4MULTIRANGE)
-    """With `each`: the positions of the elements for which it is not decided."""
+    """With `each`: the positions of the elements for which the condition is not decided."""
     never: Mapped[Any | None] = mapped_column(INT4MULTIRANGE)
-    """With `each`: the positions of the elements for which it can no longer hold, unless a user gave it up."""
+    """With `each`: the positions of the elements for which it can never hold and was not waived by a user."""
     decided_at: Mapped[datetime | None]
     outcome: Mapped[str | None]
     """The predecessor's phase that decided it."""
@@ -91,7 +91,7 @@ def named(session: Session, tenant: str, reference: str) -> str | None:
 
 
 def add_dependencies(session: Session, workload: str, spec: WorkloadSpec) -> Reason | None:
-    """Inserts the dependencies of a workload that the transaction has inserted, decided as far as they can be now.
+    """Inserts the dependencies of a workload that the transaction has inserted, and decides those it can.
 
     Predecessors and tables are locked until the end of the transaction, so that no change of them is missed. Returns
     why the workload does not enter the queue yet; None: it does.
@@ -117,7 +117,7 @@ def add_dependencies(session: Session, workload: str, spec: WorkloadSpec) -> Rea
 
 
 def waive(session: Session, workload: str) -> bool:
-    """Waives the dependencies of a workload, or of its elements, that can never hold; returns whether it had any."""
+    """Waives dependencies of a workload, or of its elements, that can never hold; returns whether there were any."""
     own = Dependency.workload == workload
     whole = update(Dependency).where(own, Dependency.state == "never").values(state="waived")
     each = update(Dependency).where(own, func.isempty(Dependency.never).is_(False)).values(never=text("'{}'"))
@@ -141,7 +141,7 @@ _OF_ELEMENTS = text(
 
 
 def why_element_blocked(session: Session, array: str, index: int, position: int, *, kept: bool) -> Reason | None:
-    """Returns on which element of another array an element without a row depends; None: its dependencies hold."""
+    """Returns which element of another array an element without a row waits for; None: it waits for none."""
     values = {"array": array, "index": str(index), "position": position}
     row = session.execute(_OF_ELEMENT, values).one_or_none()
     if row is None:
@@ -154,7 +154,7 @@ def why_element_blocked(session: Session, array: str, index: int, position: int,
 
 
 def why_elements_blocked(session: Session, arrays: Collection[str]) -> dict[str, list[Reason]]:
-    """Returns for which elements of other arrays the waiting elements of arrays wait, by the id of the array."""
+    """Returns, by array id, which elements of other arrays the array's waiting elements wait for."""
     found: dict[str, list[Reason]] = {}
     for id_, *shown in session.execute(_OF_ELEMENTS, {"ids": list(arrays)}) if arrays else ():
         detail = dict(zip(("workload", "name", "condition", "elements"), shown, strict=True))
@@ -169,15 +169,15 @@ def _locked(session: Session, key: InstrumentedAttribute[str], wanted: Collectio
 
 
 class DecidedDependency(NamedTuple):
-    """A dependency, with the predecessor's phase: the present one, or the one that decided it."""
+    """A dependency with the predecessor's phase: the current phase, or the phase that decided it."""
 
     row: Dependency
     phase: str | None
 
     def reason(self, *, kept: bool = False) -> Reason | None:
-        """Returns why the workload does not enter the queue; None: this condition holds, or is about its elements.
+        """Returns why this condition keeps the workload out of the queue; None: it holds, or concerns only elements.
 
-        `kept`: the workload can still enter the queue if the user gives up what can never hold.
+        `kept`: the workload stays blocked until a user waives dependencies that can never hold.
         """
         row = self.row
         if row.state in ("met", "waived", "each"):

@@ -3,7 +3,7 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.reasons import Reason, ReasonCode
 from infra.db import outbox
 from infra.db.models import Allocation, Machine
@@ -20,10 +20,10 @@ def drain(session: Session, machine: Machine, reason: Reason, by: str) -> None:
         machine.cordon = reason.to_json()
     live = select(Allocation).where(Allocation.machine == machine.id, Allocation.released_at.is_(None))
     for allocation in session.scalars(live.order_by(Allocation.workload)):
-        outbox.mail(
+        outbox.message(
             session,
             allocation.workload,
-            MailKind.PREEMPT,
+            MessageKind.PREEMPT,
             allocation.attempt,
             machine=machine.id,
             by=by,

@@ -33,9 +33,9 @@ class Endpoint:
     state: str
     """`ready`; or `draining`: requests in progress continue, and it gets no new ones."""
     ejected: bool = False
-    """Whether its balancers send it no requests, or few, because it fails."""
+    """Whether balancers send it no requests, or few, because its answers fail."""
     is_canary: bool = False
-    """Whether it gets only the share of the requests by which its version is judged."""
+    """Whether it is a canary, which gets only a share of the requests until its version is judged."""
 
 
 def read_endpoints(session: Session, service: str) -> list[Endpoint]:

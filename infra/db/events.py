@@ -19,7 +19,7 @@ from infra.db.logs import Event
 CHANNEL = "mizzen_event"
 """`NOTIFY` channel for new events in the event log."""
 RESTORED_TXID = 1
-"""The transaction of events that were restored from a backup: transactions of Postgres begin at 3."""
+"""Transaction id given to events restored from a backup. It precedes all others: Postgres starts at 3."""
 _RECORD = text(
     "with written as ("
     " insert into event (kind, tenant, workload, attempt, region, machine, reason, detail, dedup)"

@@ -1,4 +1,4 @@
-"""Which machines owners lend, and what they have given."""
+"""The machines that owners lend, and the GPU hours that these have given."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _GIVEN = text("""
            min(held_at) as since, count(*) filter (where is_reclaimed) as reclaimed
     from given group by machine
 """)
-"""The GPU hours that others can confirm (`domain.lifecycle.credit`), and all that workloads have held."""
+"""SQL columns: GPU hours confirmed by other evidence (`domain.lifecycle.credit`), and all GPU hours that were held."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Given:
     held_gpu_h: float
     """GPU hours that workloads have held."""
     given_gpu_h: float
-    """The part of them that others can confirm."""
+    """The part of `held` that is confirmed by a checkpoint or another machine."""
     given_gpu_h_30d: float
-    """The same of the last 30 days."""
+    """The confirmed GPU hours of the last 30 days."""
     since: datetime | None
     """Begin of the records."""
     reclaimed: int
@@ -70,7 +70,7 @@ def lent_machines(session: Session, after: str, limit: int) -> list[Machine]:
 
 
 def given_by(session: Session, machines: Sequence[str]) -> dict[str, Given]:
-    """Returns what machines have given, by id. Machines that have never been used are absent."""
+    """Returns the GPU hours that machines have given, by machine id. Machines that were never used are absent."""
     found = session.execute(_GIVEN, {"machines": list(machines)})
     return {
         row.machine: Given(row.held_gpu_h, row.given_gpu_h, row.given_gpu_h_30d, row.since, row.reclaimed)

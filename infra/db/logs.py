@@ -81,7 +81,7 @@ class UsageRun(Base):
 
 
 class Outbox(Base):
-    """Mail to Temporal workflows, written in the transaction of the change and delivered after it, at least once."""
+    """Messages to Temporal workflows, written in the transaction of a change and delivered after it, at least once."""
 
     __tablename__ = "outbox"
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)

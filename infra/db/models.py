@@ -149,7 +149,7 @@ class Machine(Base):
     )
     """How tasks on the machine are separated (`domain.isolation`)."""
     isolation_why: Mapped[str | None]
-    """Why the mode is not a stronger one; None: it is the strongest, or was set."""
+    """Why no stronger mode is used; None: the mode is the strongest, or was set."""
     engine: Mapped[str | None]
     """Kind and version of the machine's container engine; None: it has none, and takes no jobs with an image."""
     registered_at: Mapped[datetime] = mapped_column(server_default=NOW)
@@ -157,11 +157,11 @@ class Machine(Base):
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The platform's notice that it will take the machine; None after the machine has returned."""
     word_at_s: Mapped[float] = mapped_column(server_default="0")
-    """When the owner has last taken or lent something, by the machine's clock, in seconds since the epoch; 0: never."""
+    """When the owner last took back or lent resources, by the machine's clock, in seconds since the epoch; 0: never."""
     taken: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Whether the owner has taken the whole machine by that word."""
+    """Whether the owner took back the whole machine at that time."""
     gpu_fault_at_s: Mapped[float] = mapped_column(server_default="0")
-    """When the last fault of a GPU that was handled was noticed, by the machine's clock, in seconds since the epoch."""
+    """When the last handled GPU fault was detected, by the machine's clock, in seconds since the epoch."""
     answered_at: Mapped[datetime | None]
     """When tasks first ran on the machine, as far as its agent has reported; None: it has not run anything yet."""
     __table_args__ = (
@@ -216,9 +216,9 @@ class Workload(Base):
     checkpoint_region: Mapped[str | None]
     """Region of the newest checkpoint."""
     checkpoint_store: Mapped[str | None]
-    """The cluster's store that has it; None: the bucket of the region."""
+    """URL of the cluster's store that has the newest checkpoint; None: the region's bucket."""
     images: Mapped[Json] = mapped_column(server_default=text("'{}'"))
-    """Reference of an image in the specification to the reference with the digest that it had at the first launch."""
+    """Maps image references in the specification to references with the digest at the first launch."""
     submitted_by: Mapped[str] = mapped_column(server_default="")
     expired_at: Mapped[datetime | None]
     """When the logs and checkpoints of the finished workload were deleted."""
@@ -226,7 +226,7 @@ class Workload(Base):
     """The array (`infra.db.array_rows`) of which the workload is an element; None: it is none. Not a foreign key:
     each deletion of a workload would look for its elements in both of the indexes below, or in the whole table."""
     array_index: Mapped[int | None]
-    """The index of the element; None: the workload is none, or a runner of `array_id`."""
+    """The element's index in its array; None: the workload is not an element, or is a runner of `array_id`."""
     runner: Mapped[str | None]
     """Of an element that runners run: the runner that has leased it, or empty while none has. Such an element is not in
     the queue and has no workflow. None: the workload is no such element."""
@@ -291,7 +291,7 @@ class Attempt(Base):
     started_at: Mapped[datetime | None]
     """When the attempt's tasks were running."""
     launch_s: Mapped[float | None]
-    """What its launch took, from the request to prepare until all machines had started, in seconds; None: unknown."""
+    """Duration of the launch, from the prepare request until all machines had started, in seconds; None: unknown."""
     launch_limit_s: Mapped[float | None]
     """How long its launch may take on machines that owners lend; None: none of its machines is lent."""
     earned: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
@@ -305,7 +305,7 @@ class Attempt(Base):
     resumed_step: Mapped[int | None]
     last_step: Mapped[int | None]
     metrics: Mapped[dict[str, float] | None] = mapped_column(JSONB(none_as_null=True))
-    """What its tasks have last reported, such as the loss."""
+    """The metrics that its tasks last reported, such as the loss."""
     curve: Mapped[list[list[Any]] | None] = mapped_column(JSONB(none_as_null=True), deferred=True)
     """Its steps and metrics over time: the fields of `domain.progress_curve.Point`."""
     checkpoint_step: Mapped[int | None]
@@ -327,15 +327,15 @@ class Attempt(Base):
     failing: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The saves that have failed since the last checkpoint, a `domain.task_reports.FailingReport`; None: none."""
     preparing: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """Machine to what its start of the tasks waits for, for people; None: nothing that takes long."""
+    """Maps machines to a text about what the start of their tasks waits for; None: nothing that takes long."""
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The last platform notice that a task reacted to, with its `decision`."""
     left_files: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))
     unstored: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))
     """Outputs that agents have not stored, with job, task and reason."""
-    """What each ended task has left on its machine: `job`, `task` and the fields of `domain.task_reports.LeftFiles`."""
+    """Files that ended tasks have left on machines: `job`, `task` and the fields of `domain.task_reports.LeftFiles`."""
     gpu_use: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))
-    """What its tasks last used of their GPUs: `job`, `task` and the fields of `domain.task_reports.GpuReport`."""
+    """The last GPU use of each task: `job`, `task` and the fields of `domain.task_reports.GpuReport`."""
     lost_s: Mapped[float | None]
     """Seconds of work that the attempt lost (`domain.lost_work`), set when it has ended."""
     cold_start_s: Mapped[float | None]

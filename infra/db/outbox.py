@@ -1,6 +1,6 @@
-"""The transactional outbox: mail to Temporal workflows, written in the transaction of the change that it reports.
+"""The transactional outbox: messages to Temporal workflows, written in the transaction of the change that they report.
 
-`activities.lifecycle.dispatch` delivers the mail after the commit.
+`activities.lifecycle.dispatch` delivers the messages after the commit.
 """
 
 import json
@@ -11,12 +11,12 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from domain.protocol.data import ON_DEMAND
-from domain.protocol.mail import MailKind
 from domain.protocol.sessions import OpenSession
+from domain.protocol.workload_messages import MessageKind
 from infra.db import events
 
 CHANNEL = "mizzen_outbox"
-"""`NOTIFY` channel for new mail in the outbox."""
+"""`NOTIFY` channel for new messages in the outbox."""
 _PUT = text(
     "with put as (insert into outbox (kind, workload, body) values (:kind, :workload, cast(:body as jsonb)))"
     f" select pg_notify('{CHANNEL}', '')"
@@ -42,8 +42,8 @@ def start_workload(session: Session, workload: str, *, attempt: int = 0, placed:
     _put(session, "start", workload, {"attempt": attempt, "placed": placed})
 
 
-def mail(session: Session, workload: str, kind: MailKind, attempt: int, **detail: object) -> None:
-    """Sends mail about `attempt` to a workload's workflow. `attempt` 0 means the current attempt on delivery."""
+def message(session: Session, workload: str, kind: MessageKind, attempt: int, **detail: object) -> None:
+    """Sends a message about `attempt` to a workload's workflow. `attempt` 0 means the current attempt on delivery."""
     _put(session, "mail", workload, {"kind": kind.value, "attempt": attempt, "detail": detail})
 
 
@@ -61,7 +61,7 @@ def wake_scheduler(session: Session) -> None:
 
 
 def replicate(session: Session, table: str, source_region: str, target_region: str, share: str = ON_DEMAND) -> None:
-    """Starts the copy of a replica's missing partitions, unless it is running. `share` is its class of bandwidth."""
+    """Starts the copy of a replica's missing partitions, unless it is running. `share` is its bandwidth class."""
     body = {"table": table, "source": source_region, "target": target_region, "share": share}
     _put(session, "replicate", None, body)
 

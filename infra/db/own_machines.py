@@ -1,4 +1,4 @@
-"""Machines that a tenant has brought itself (pilots): clusters that only this tenant may use, and their keys."""
+"""Pilots: machines that a tenant contributes for its own use, with their clusters and their keys."""
 
 from datetime import timedelta
 
@@ -19,11 +19,11 @@ _OF_KEY = and_(
 def own_cluster(session: Session, region: str, tenant: Tenant) -> str | None:
     """Returns the cluster of a tenant's pilots in a region, and creates it if it does not exist.
 
-    None: another cluster has its name.
+    None: the name is taken by a cluster of others.
     """
     name = f"own-{tenant.number}"
     session.execute(insert(Cluster).values(region=region, name=name, tenant=tenant.name).on_conflict_do_nothing())
-    # An agent whose cluster does not exist creates it for everyone, so this one must stay as long as its keys.
+    # An agent whose cluster does not exist creates it as a shared cluster, so this one must exist as long as its keys.
     found = session.get_one(Cluster, (region, name), with_for_update={"read": True, "key_share": True})
     return name if found.tenant == tenant.name else None
 
@@ -46,7 +46,7 @@ def machines_of(tenant: str) -> Select[str]:
 
 
 def gone_machines(lost_for_s: float) -> Select[str]:
-    """Returns the query for the machines of pilots that have been lost for this long, and that nothing holds."""
+    """Returns the query for machines of pilots that have been lost for this long and hold no workloads."""
     here = (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster)
     held = select(Allocation.workload).where(Allocation.machine == Machine.id, Allocation.released_at.is_(None))
     return (

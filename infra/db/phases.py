@@ -54,9 +54,9 @@ def enter_phase(
     *,
     leaves: bool = False,
 ) -> bool:
-    """Moves one workload to `phase`. Returns False, and changes nothing, if its current attempt was in it before.
+    """Moves one workload to `phase`. Returns False, without a change, if its current attempt was in it before.
 
-    Otherwise the same as `enter_phases`.
+    The same as `enter_phases` for one workload.
     """
     return bool(enter_phases(session, phase, {workload: (reason, detail or {})}, leaves=leaves))
 
@@ -68,7 +68,7 @@ def enter_phases(
     *,
     leaves: bool = False,
 ) -> set[str]:
-    """Moves workloads to `phase`. Returns those that have moved; the current attempts of the others were in it before.
+    """Moves workloads to `phase`. Returns those that moved; the current attempts of the others had been in it before.
 
     The caller must have locked the workloads' rows. A final phase also deletes the explanations in `waiting`. Loaded
     ORM objects of the rows are not refreshed.

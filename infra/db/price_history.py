@@ -1,4 +1,4 @@
-"""Prices over time: those of clusters, and those at which instances were launched, with the launches refused."""
+"""Price history: prices of clusters, prices of launched instances, and refused launches."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Prices = dict[str, list[tuple[datetime, float]]]
 
 
 def cluster_prices(session: Session, since: datetime, until: datetime) -> Prices:
-    """Returns the prices in US dollars an hour since `since`, by `region/cluster resource`, each from its begin on."""
+    """Returns the prices in US dollars an hour since `since`, by `region/cluster resource`, with their start times."""
     begin = func.greatest(ClusterPrice.since, since)
     found = session.execute(
         select(ClusterPrice.region, ClusterPrice.cluster, ClusterPrice.prices, begin)
@@ -36,7 +36,7 @@ def cluster_prices(session: Session, since: datetime, until: datetime) -> Prices
 def offers(session: Session, since: datetime, most: int) -> Prices:
     """Returns the prices at which instances were requested since `since`, by zone, kind and machine type.
 
-    At most `most` offers: those that were taken most often.
+    Returns at most `most` offers, the most frequently used ones.
     """
     of = (InstanceRow.zone, InstanceRow.kind, InstanceRow.machine_type)
     recent = InstanceRow.requested_at >= since
@@ -70,7 +70,7 @@ class RefusedLaunches:
     count: int
     last_at: datetime
     words: str
-    """The provider's words at the last refusal."""
+    """The provider's message at the last refusal."""
 
 
 def refused_launches(session: Session, since: datetime, limit: int) -> list[RefusedLaunches]:

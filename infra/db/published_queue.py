@@ -32,11 +32,11 @@ class QueuePosition:
     over_quota: bool
     credit: float
     preference: float
-    """What the order among the workloads of its tenant and level adds to its age, in units of credit."""
+    """Bonus in the order among the workloads of its tenant and level, in units of credit."""
     reason: Reason | None
     """Why the workload is over-quota; None if it is not."""
     start_s: tuple[float, float] | None
-    """The interval in which it is expected to start, in seconds since the epoch; None: nothing can be said."""
+    """The interval in which it is expected to start, in seconds since the epoch; None: no forecast."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ _COLUMNS = ("ids", "credit", "preference", "used", "needed", "tenant", "starts",
 def publish(session: Session, queue: PublishedQueue, counters: Mapping[str, int]) -> None:
     """Replaces the published queue by `queue`, unless the published one is from a later scan.
 
-    `counters` are the auctions' counters so far, which are published with it.
+    `counters`, the auctions' counters so far, are published with the queue.
     """
     columns = [getattr(queue, name) for name in _COLUMNS]
     body = {

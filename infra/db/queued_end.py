@@ -10,7 +10,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.orm.util import identity_key
 
 from domain.phases import QUEUED_PHASES, Phase
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.reasons import Reason
 from infra.db import events, outbox
 from infra.db.models import Workload
@@ -29,7 +29,7 @@ _END = text(
     "), explained as ("
     " delete from waiting using ended where waiting.workload = ended.id"
     # A workload that was never placed has no workflow.
-    "), mails as ("
+    "), messages as ("
     " insert into outbox (kind, workload, body) select 'mail', id, jsonb_build_object('kind', cast(:mail as text),"
     " 'attempt', attempt, 'detail', cast(:details as jsonb) -> id) from ended where attempt > 0"
     "), audited as ("
@@ -50,7 +50,7 @@ def end_queued(
     actor: str | None = None,
     action: str = "",
 ) -> None:
-    """Ends queued workloads in `phase`: updates their rows, writes events, and sends mail to existing workflows.
+    """Ends queued workloads in `phase`: updates their rows, writes events, and sends messages to existing workflows.
 
     The caller must have locked the workloads' rows. An award takes the same locks, so a workload is either ended before
     it is placed, or the caller sees that it is placed.
@@ -58,7 +58,7 @@ def end_queued(
     Args:
         session: the session whose transaction holds the locks.
         phase: the final phase.
-        ending: for each workload id the reason, and the detail of the mail with which its workflow ends, too.
+        ending: for each workload id the reason, and the detail of the message that ends its workflow.
         actor: who requested the end, for the audit list; None writes no audit entry.
         action: the action for the audit list.
     """
@@ -71,7 +71,7 @@ def end_queued(
                 "details": json.dumps({workload: dict(detail) for workload, (_, detail) in ending.items()}),
                 "phase": phase.value,
                 "queued": sorted(QUEUED_PHASES),
-                "mail": MailKind.CANCEL.value,
+                "mail": MessageKind.CANCEL.value,
                 "actor": actor,
                 "action": action,
             },

@@ -17,7 +17,7 @@ class SiteHazard(Base):
     """The counts of departures without notice up to the last control period, a `reclaim.hazard_state.HazardState` as
     JSON."""
     noticed: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """The same for departures with notice."""
+    """The hazards of departures with notice."""
     seen: Mapped[str]
     """The position in the event log up to which departures are counted (`infra.db.events.Cursor`)."""
     lent: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))

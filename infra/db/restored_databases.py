@@ -1,6 +1,6 @@
 """The restorations of a database from backups. A restored database is held until an operator adopts it.
 
-Workers do not start on a held database, so a copy beside the system that it was made from takes over no machine,
+Workers do not start on a held database, so a restored copy that runs beside the original system takes over no machines,
 launches and terminates none, and deletes nothing in buckets.
 """
 

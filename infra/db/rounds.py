@@ -24,13 +24,13 @@ class LoopState:
     """The outcome of the rounds of one loop."""
 
     late_s: float | None = None
-    """Time after the last successful round from which the loop is late, in seconds; None: it is never late."""
+    """The loop is late if no round has succeeded for this time, in seconds; None: it is never late."""
     succeeded_at_s: float | None = None
     """When a round last succeeded, in epoch seconds; None: never."""
     began_at_s: float | None = None
     """When the first round began, in epoch seconds; None: a round has ended before this was recorded."""
     failing_since_s: float | None = None
-    """When the first of the present series of failed rounds ended, in epoch seconds; None: the last round succeeded."""
+    """When the first of the current series of failed rounds ended, in epoch seconds; None: the last round succeeded."""
     failures: int = 0
     """The number of consecutive failed rounds."""
     error: str = ""

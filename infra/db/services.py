@@ -33,7 +33,7 @@ class ServiceRow(Base):
     mode: Mapped[str] = mapped_column(server_default=UpdateMode.ROLLING.value)
     """How the replicas of older versions are replaced."""
     state: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """What the decisions remember, a `services.values.ServiceState`; None before the first decision."""
+    """The state of the decisions between rounds, a `services.values.ServiceState`; None before the first decision."""
     zones: Mapped[list[Any]] = mapped_column(JSONB, server_default=text("'[]'"))
     """The zones that the policy knows, each a `services.zones.ZoneOffer`."""
     target: Mapped[int] = mapped_column(server_default="0")
@@ -91,7 +91,7 @@ class ServiceReplica(Base):
     kind: Mapped[str]
     """`spot` or `on_demand`, as the policy asked. A replica on shared machines is `on_demand`."""
     zone: Mapped[str | None]
-    """The zone's name for the policy; None: any zone will do."""
+    """The zone in which the policy placed it; None: any zone."""
     cluster: Mapped[str | None]
     """The cluster of the replica's own machines; None: it runs on shared machines."""
     usd_per_h: Mapped[float | None]
@@ -114,15 +114,15 @@ class ServiceReplica(Base):
     load: Mapped[float | None]
     """The load that it reports (`domain.serving_spec.LOAD_HEADER`), as its agent last read it; None: none."""
     ejected_at: Mapped[datetime | None]
-    """Since when its balancers have sent it no requests, or few, because it fails; None: they send it requests."""
+    """Since when balancers have sent it no requests, or few, because its answers fail; None: it gets requests."""
     ejected_why: Mapped[str | None]
-    """What its balancers say about it."""
+    """Why balancers send it no requests, as they reported."""
     leaving_at: Mapped[datetime | None]
-    """When a decision found that it is about to end."""
+    """When a decision found that its machine is about to end."""
     idle_at: Mapped[datetime | None]
-    """When its workload was told, while it was about to end, that it has no requests in progress."""
+    """When its workload got the message that a drained replica has no requests in progress."""
     draining_at: Mapped[datetime | None]
-    """Since when it has got no new requests."""
+    """Since when it is drained: it gets no new requests."""
     ending_at: Mapped[datetime | None]
     """When its end was requested."""
     cause: Mapped[str | None]
@@ -150,7 +150,7 @@ def continue_replicas(session: Session, row: ServiceRow, spec: ServiceSpec) -> N
     )
     specs = {one.version: ServiceSpec.model_validate(one.spec) for one in session.scalars(versions)}
     same = [version for version, other in specs.items() if spec.has_replicas_of(other)]
-    # A replica that waits for machines waits by the spread that it was launched with.
+    # A replica that waits for machines keeps the spread rule that it was launched with.
     respread = [version for version in same if specs[version].spread != spec.spread]
     queued = select(Workload.id).where(Workload.phase.in_(sorted(QUEUED_PHASES)))
     waits = ServiceReplica.version.in_(respread) & ServiceReplica.workload.in_(queued)
@@ -165,7 +165,7 @@ def continue_replicas(session: Session, row: ServiceRow, spec: ServiceSpec) -> N
 REQUESTS_WINDOW_S = 60
 """The time over which the rate of a service's requests is measured."""
 REQUESTS_LATE_S = 3
-"""A second is part of that time from this long after its end, so that the counts of all balancers have arrived."""
+"""Delay after which the counts of a second are used, so that the reports of all balancers have arrived."""
 
 
 class ServiceRequests(Base):
@@ -205,4 +205,4 @@ class BalancerReport(Base):
 
 
 REPORT_VALID_S = 25.0
-"""An older report of a balancer says nothing about now. A balancer reports at least every ten seconds."""
+"""Age at which a balancer's report is ignored. Balancers report at least every ten seconds."""

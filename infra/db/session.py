@@ -79,7 +79,7 @@ def _test(engine: Engine, connection: Any, record: ConnectionPoolEntry, _: Any) 
 
 
 def _has_said_something(connection: Any) -> bool:
-    """Whether the server has closed the connection, or has sent a message that it will close it."""
+    """Whether the server has closed the connection, or has announced that it will."""
     poller = select.poll()
     poller.register(connection.pgconn.socket, select.POLLIN)
     return bool(poller.poll(0))
@@ -119,7 +119,7 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 
 async def in_thread_of(threads: Executor | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The same as `in_thread` with a pool of its own. None: the pool of the event loop."""
+    """The same as `in_thread` with the given thread pool. None: the pool of the event loop."""
     call = partial(contextvars.copy_context().run, function, *args, **kwargs)
     running = asyncio.get_running_loop().run_in_executor(threads, call)
     try:

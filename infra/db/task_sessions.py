@@ -1,4 +1,4 @@
-"""Sessions in running tasks that are open, one row each. The API process that has a session's client renews its row.
+"""Open sessions in running tasks, one row each. The API process with the client's connection renews the row.
 
 Rows that were not renewed belong to processes that were killed. They do not count any more, and the next process that
 looks for stale rows deletes them.

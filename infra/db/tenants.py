@@ -1,4 +1,4 @@
-"""Models of tenants and of what belongs to them: API keys, secrets and uploaded archives."""
+"""Models of tenants, and of their API keys, secrets and uploaded archives."""
 
 from datetime import datetime
 
@@ -75,7 +75,7 @@ class Secret(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     box: Mapped[bytes]
     service: Mapped[str | None] = mapped_column(ForeignKey("service.id"))
-    """The service whose document had the value, and with whose end the secret is deleted; None: none had."""
+    """The service whose document contains the value. The secret is deleted when it ends. None: not from a document."""
     updated_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
@@ -102,4 +102,4 @@ class ArchivePart(Base):
     sha256: Mapped[str] = mapped_column(primary_key=True)
     body: Mapped[bytes]
     used_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    """When an upload has last sent it, or found it here."""
+    """When an upload last sent this part, or found that it exists."""

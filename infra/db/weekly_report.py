@@ -18,17 +18,17 @@ class TenantWeek:
 
     tenant: str
     hours: dict[str, float] = field(default_factory=dict)
-    """Hours that its workloads held, by GPU type, and of cores (`cpu`)."""
+    """Resource hours that its workloads held, by GPU type, and core hours (`cpu`)."""
     usd: float = 0.0
     unpriced_h: float = 0.0
     """The hours of `hours` without a known price."""
     started: int = 0
     """Workloads that were placed for the first time."""
     median_wait_s: float | None = None
-    """Their time from the submission to that, or from the end of a hold."""
+    """Waiting times of these workloads: from the submission, or the end of a hold, to the placement."""
     p95_wait_s: float | None = None
     waiting: int = 0
-    """Workloads that were submitted before the end of the week, and wait now, never placed."""
+    """Workloads that were submitted before the end of the week, and still wait for their first placement."""
     preemptions: int = 0
     lost_s: float = 0.0
     """Work lost by interruptions, in seconds."""
@@ -69,7 +69,7 @@ def last_week(now: datetime) -> date:
 
 
 def weekly_report(session: Session, monday: date, tenant: str | None) -> list[TenantWeek]:
-    """Returns the week (UTC) from `monday` on, of one tenant or of all that used or waited for something, by name."""
+    """Returns the week (UTC) from `monday` on, of one tenant or of all tenants with usage or waits, by name."""
     since = datetime.combine(monday, time(), UTC)
     asked = {"since": since, "until": since + timedelta(days=7), "tenant": tenant}
     weeks: dict[str, TenantWeek] = {}

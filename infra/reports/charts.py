@@ -59,7 +59,7 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def svg(draw: Callable[[Figure], None], size_inches: tuple[float, float]) -> str:
-    """Returns what `draw` draws into an empty figure, as an `svg` element."""
+    """Calls `draw` with an empty figure, and returns the figure as an `svg` element."""
     with matplotlib.rc_context(_STYLE):  # type: ignore[arg-type]
         figure = Figure(figsize=size_inches, layout="constrained")
         draw(figure)
@@ -78,7 +78,7 @@ def tip(text: str) -> str:
 def picture(
     title: str, says: str, draw: Callable[[Axes], None], size_inches: tuple[float, float] = (4.5, 2.9)
 ) -> Picture:
-    """Returns the chart that `draw` draws into empty axes."""
+    """Calls `draw` with empty axes, and returns the chart."""
 
     def whole(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -107,12 +107,12 @@ def panels(charts: Mapping[str, Callable[[Axes], None]], height_inches: float) -
 
 
 def nothing(axes: Axes) -> None:
-    """Writes into the axes that the run has no values for them."""
+    """Writes into empty axes that the run has no values for this chart."""
     axes.text(0.5, 0.5, "none in this run", ha="center", va="center", transform=axes.transAxes, color="#66747f")
 
 
 def events(axes: Axes, marks: Iterable[tuple[float, str]]) -> None:
-    """Writes numbered texts above the axes, each at its place on the horizontal axis."""
+    """Writes numbered labels above the axes, each at its position on the horizontal axis."""
     for number, (at, text) in enumerate(marks, 1):
         axes.annotate(
             f"{number} {text}", (at, 1.01), xycoords=("data", "axes fraction"), fontsize=7.0, rotation=25, ha="left",
@@ -138,7 +138,7 @@ def bars(axes: Axes, values: Mapping[str, float], form: Callable[[float], str]) 
 
 
 def name_axis(axes: Axes, names: Sequence[str]) -> None:
-    """Labels the horizontal axis with a name for each whole number from 0 on."""
+    """Labels the positions 0, 1, 2, ... of the horizontal axis with names."""
     few = len(names) <= _FEW_NAMES
     labels = [name.replace(" (", "\n(") for name in names]
     axes.set_xticks(range(len(names)), labels, fontsize=8, rotation=0 if few else 30, ha="center" if few else "right")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from domain.units import format_duration
 
 NONE = "-"
-"""Stands for a figure that does not exist."""
+"""Placeholder for a missing figure."""
 
 
 def percent(rate: float | None, places: int = 2) -> str:
@@ -19,7 +19,7 @@ def span(seconds: float | None) -> str:
 
 
 def number(value: float | None, places: int = 1) -> str:
-    """Formats an integer, or an amount with `places` digits after the decimal point; None and NaN do not exist."""
+    """Formats an integer, or a number with `places` decimal places; None and NaN are shown as missing."""
     if value is None or value != value:
         return NONE
     return f"{value:,}" if isinstance(value, int) else f"{value:,.{places}f}"

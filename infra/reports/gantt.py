@@ -50,7 +50,7 @@ class Gantt:
     def bar(
         self, machine: str, slot: int, begin_s: float, end_s: float, *, name: str = "", says: str = "", **style: object
     ) -> None:
-        """Draws a bar. `name` is written into it if it is wide enough, `says` is shown under the pointer."""
+        """Draws a bar. `name` is written into the bar if it is wide enough; `says` is its tooltip."""
         left, y = max(0.0, begin_s - self.start_s), self._y[machine, slot]
         width = end_s - self.start_s - left
         (bar,) = self.axes.barh(y, width, _BAR, left=left, **style)  # type: ignore[arg-type]

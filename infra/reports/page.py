@@ -32,7 +32,7 @@ text-align:left}.keys{position:static}}
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Returns the HTML page with the title and the parts below it."""
+    """Returns an HTML page with a title and the given parts."""
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
@@ -47,12 +47,12 @@ def muted(text: str) -> str:
 
 
 def warning(text: str) -> str:
-    """Returns a paragraph that stands out; an empty string for an empty text."""
+    """Returns a highlighted paragraph; an empty string for an empty text."""
     return f'<p class="warn">{escape(text)}</p>' if text else ""
 
 
 def keys(colours: Mapping[str, str]) -> str:
-    """Returns a line with the colour of each name. It stays visible until the end of the element that contains it."""
+    """Returns a legend: one line with the colour of each name. It stays visible while its parent is scrolled."""
     shown = "".join(
         f'<span><span class="key" style="background:{colour}"></span><b>{escape(name)}</b></span>'
         for name, colour in colours.items()

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 
 ALL = 9
-"""All columns of a table are texts."""
+"""Value of `texts`: all columns are texts."""
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class ReportTable:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
-    """The lines below the table."""
+    """The note below the table."""
     texts: int = 1
-    """So many columns, from the left, are texts, which a page aligns to the left: 1, 2 or `ALL`."""
+    """How many of the first columns are texts, which are left-aligned in HTML: 1, 2 or `ALL`."""
 
     def __str__(self) -> str:
         """Returns the table and its note, for a terminal."""

@@ -1,4 +1,4 @@
-"""Writes and reads backups of an installation: Postgres's content, the settings, and its keys if wanted.
+"""Writes and reads backups of an installation: the database, the settings, and optionally its keys.
 
 A backup is a ZIP archive. Its last member, the manifest, has the SHA-256 of each other member, so a backup that is
 damaged or incomplete is recognised before anything is restored.
@@ -47,7 +47,7 @@ class BackupManifest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     form: int
-    """The version of the archive's form."""
+    """The version of the archive format."""
     version: str
     """The version of mizzen."""
     revision: str
@@ -62,7 +62,7 @@ def make_backup(settings: Settings, database_url: str, file: Path, *, with_keys:
     """Writes a backup to `file`, which only its owner can read. It is complete, or `file` does not exist.
 
     Args:
-        settings: those of the installation.
+        settings: the settings of the installation.
         database_url: its database, which may be in use. The backup has one consistent state of it.
         file: must not exist.
         with_keys: whether the keys and passwords of the installation are in the backup.
@@ -143,7 +143,7 @@ def _write(
 
 
 class _Hashing:
-    """Passes written bytes on, and computes their SHA-256."""
+    """File wrapper that computes the SHA-256 of all written bytes."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -174,7 +174,7 @@ def _dump(database_url: str, out: _Hashing) -> None:
 
 
 def _portable(settings: Settings, *, with_secrets: bool) -> dict[str, Any]:
-    """Returns the settings that differ from the defaults, without those that only hold where the installation ran."""
+    """Returns the settings that differ from the defaults, without settings that are specific to this computer."""
     local: dict[str, Any] = {"data_dir": True, "fleet": True, "database": True, "master_key": True}
     local["temporal"] = {"ui_socket", "payload_keys"} | (set() if with_secrets else {"api_key"})
     local["api"] = {"one_tenant"}
@@ -188,7 +188,7 @@ def settings_of(folder: Path) -> Settings:
     """Returns the settings with which `mizzen up` runs, or last ran, on a data folder.
 
     Raises:
-        ConfigurationError: it never ran there.
+        ConfigurationError: `mizzen up` never ran on this folder.
     """
     file = folder / "run" / "settings.yaml"
     if not file.exists():

@@ -1,6 +1,6 @@
-"""A self-signed certificate of 127.0.0.1, by which the agents of the embedded stack recognise its gateway.
+"""A self-signed certificate for 127.0.0.1, with which agents of the embedded stack authenticate its gateway.
 
-Without it, a task that listens on the gateway's port while the gateway restarts would receive the agents' keys.
+Without it, a task could listen on the gateway's port while the gateway restarts, and receive the agents' keys.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 from infra.files import write_private
 
 _VALID = timedelta(days=3650)
-"""Longer than a stack runs: each start makes a new certificate."""
+"""Validity of a certificate: longer than any stack runs, because each start creates a new one."""
 
 
 def write_certificate(certificate: Path, key: Path) -> None:

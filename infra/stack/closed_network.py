@@ -33,7 +33,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def command(folder: Path, ports: Mapping[str, int], server: list[str], *, is_closed: bool) -> list[str]:
-    """Returns the command that runs `server` in a network of its own, or in that of the machine if not `is_closed`.
+    """Returns the command that runs `server` in its own network, or in the machine's network if not `is_closed`.
 
     `ports` maps the names of sockets in `folder` to the ports on which the server listens.
     """
@@ -117,7 +117,7 @@ async def _connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, p
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copies bytes until the end, which it passes on: a half-closed connection stays usable in the other direction."""
+    """Copies bytes in one direction and forwards the end of the stream; the other direction stays usable."""
     while data := await reader.read(_PIECE_BYTES):
         writer.write(data)
         await writer.drain()

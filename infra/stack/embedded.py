@@ -200,9 +200,7 @@ class EmbeddedStack:
         """Waits until a restored installation is adopted. Without workers and agents it changes no machine."""
         self.is_held = True
         self._say(f"HELD: restored from a backup of {made_at:%Y-%m-%d %H:%M:%S} UTC. The API runs at {self.api_url},")
-        self._say(
-            "but nothing is scheduled. Stop the installation that the backup is of, then run in another terminal:"
-        )
+        self._say("but nothing is scheduled. Stop the installation that was backed up, then run in another terminal:")
         self._say(f"  mizzen adopt --data-dir {self.data_dir}")
         while await self._held_since() is not None:
             await asyncio.sleep(_HELD_S)
@@ -275,7 +273,7 @@ class EmbeddedStack:
         write_private(self.config_file, json.dumps(body))  # JSON is valid YAML.
 
     def _gateway(self) -> list[str]:
-        """Returns the arguments of the gateway, through which the agents use Temporal: each for its machine only."""
+        """Returns the arguments of the gateway, through which each agent uses Temporal, only for its own machine."""
         key = self._certificate.with_suffix(".key")
         write_certificate(self._certificate, key)
         tls = ["--tls-cert", str(self._certificate), "--tls-key", str(key)]

@@ -23,7 +23,7 @@ def make_closed(path: Path) -> None:
 
 @contextmanager
 def data_folder(path: Path) -> Iterator[Path]:
-    """Creates the data folder if it is missing, and holds its lock in the context. Gives the absolute path.
+    """Context manager that creates the data folder if it is missing, holds its lock, and returns the absolute path.
 
     The mode of an existing folder is not changed, because other programs may use the folder. If other users can list
     or change it, a warning is logged.

@@ -14,11 +14,11 @@ from pydantic import Field, TypeAdapter
 from infra.errors import StackError
 from infra.files import write_private
 
-# Ports below the first may belong to services of the machine; from the second on is Linux's default ephemeral range.
+# Lower ports may belong to services of the machine; higher ones are in Linux's default ephemeral range.
 _FIRST, _EPHEMERAL = 10_000, 32_768
 _HIGHEST = 65_535
 _NEAR = 100
-"""The number of ports, from the default on, among which a stack looks for a free one."""
+"""Number of ports, counted from the default port, that a stack tries to find a free one."""
 _STORED = TypeAdapter(dict[str, Annotated[int, Field(ge=1, le=_HIGHEST)]])
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -79,8 +79,8 @@ class StackPorts:
         `setting` is the name of the setting.
 
         Raises:
-            StackError: the port that the user has set is in use, all ports near it are, or this machine does not have
-                the address `host`.
+            StackError: the port that the user set is in use, or all ports near the default are, or `host` is not an
+                address of this machine.
         """
         found = _error(host, port)
         if is_set or (found is not None and found.errno != errno.EADDRINUSE):

@@ -34,7 +34,7 @@ def server_uid() -> int:
 
 
 def as_server_user() -> list[str]:
-    """Returns a prefix for Postgres commands, with which they end with their parent and do not run as root.
+    """Returns a prefix for Postgres commands: they end with their parent, and do not run as root.
 
     Root becomes `nobody` without capabilities.
     """
@@ -47,9 +47,10 @@ def as_server_user() -> list[str]:
 
 
 def with_name() -> list[str]:
-    """Returns a prefix with which `initdb` finds the name of its user: it fails for a user that is a bare number.
+    """Returns a prefix for `initdb`, which fails if its user id has no name in the user database.
 
-    In a user namespace the user has the number of another user, which has a name. Outside, files belong to this user.
+    The prefix enters a user namespace in which the user id is mapped to one that has a name. Outside the namespace,
+    files belong to the actual user.
     """
     named = next((user for user in pwd.getpwall() if user.pw_uid != 0), None)
     if not is_bare() or named is None:

@@ -18,7 +18,7 @@ from infra.stack.liveness import Probe
 from infra.temporal_client import connect
 
 CONNECTIONS_FULL = b"too many connections"
-"""Content of the answer with which the API closes a connection beyond its limits at once."""
+"""Body of the response with which the API immediately closes connections beyond its limits."""
 
 
 def query(url: Callable[[], str]) -> Probe:
@@ -82,8 +82,8 @@ def http(url: str, answer_s: float = 60.0) -> Probe:
 
     The probe does not check a certificate: it sends no key, and the certificate names another host.
 
-    A server that closes the connection because it has too many works too. Otherwise, a local user who opens connections
-    could have it killed.
+    A server that refuses the connection because it has too many counts as working. Otherwise a local user could have it
+    killed by opening many connections.
     """
     # By default httpx loads the CA certificates, which takes 0.1 s of CPU time. `trust_env=False`, because a proxy in
     # the environment cannot reach loopback addresses.
@@ -114,7 +114,7 @@ def liveness(listener: LivenessListener, *, dispatches: bool = False) -> list[Pr
     if dispatches:
         # No start deadline: the dispatcher starts after compilation, which may take minutes.
         needs = frozenset({"postgres", "temporal"})
-        found.append(Probe("mail delivery", dispatcher, needs, start_s=math.inf))
+        found.append(Probe("message delivery", dispatcher, needs, start_s=math.inf))
     return found
 
 

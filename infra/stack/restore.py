@@ -46,7 +46,7 @@ commit;
 def restore_backup(file: Path, folder: Path, database_url: str | None = None) -> BackupManifest:
     """Restores a backup into the data folder `folder`, and into the database at `database_url`, or an embedded one.
 
-    It is complete, or nothing was changed.
+    All or nothing: if it fails, nothing was changed.
 
     Raises:
         ConfigurationError: the backup is damaged or of another version, or `folder` or the database is not empty.
@@ -64,7 +64,7 @@ def restore_backup(file: Path, folder: Path, database_url: str | None = None) ->
                 _load(manifest, archive, url)
             draft.rename(folder)
         else:
-            # The folder first: its name is free again if the database refuses the content.
+            # Reserve the folder first; it is released again if the database refuses the content.
             draft.rename(folder)
             try:
                 _load(manifest, archive, database_url)

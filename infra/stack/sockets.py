@@ -9,11 +9,11 @@ from pathlib import Path
 from infra.errors import StackError
 
 _LONGEST_FOLDER = 80
-"""The name of the socket gets the rest."""
+"""Maximum length of the folder's path; the rest is for the name of the socket."""
 
 
 def short_path(folder: Path) -> Path:
-    """Returns a path of `folder` that is short enough for sockets in it: its own, or that of a symbolic link.
+    """Returns a path of `folder` that is short enough for sockets in it: its own path, or a symbolic link to it.
 
     Links are in a folder of the system's temporary folder that only this user can enter.
 

@@ -24,8 +24,8 @@ _STEADY_S = 30.0
 _DEATHS_AT_START = 3
 _OUTAGE_S = 300.0
 _START_S = 5.0
-"""A part that ran for longer has worked, even if it ended before its first liveness check."""
-"""A part that has worked before is started again at least for this long: a full disk, for example, may be temporary."""
+"""A part that ran for longer than this counts as having worked, even if it ended before its first liveness check."""
+"""A part that has worked before is restarted for at least this long: its failure, such as a full disk, may pass."""
 _LINE_CHARACTERS = 400
 
 

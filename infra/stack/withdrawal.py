@@ -1,11 +1,11 @@
-"""Takes machines out of use before their stack stops."""
+"""Takes the machines of a stack out of service before the stack stops."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Engine, select, update
 
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.reasons import ReasonCode
 from infra.db import outbox
 from infra.db.capacity import InstanceRow
@@ -26,9 +26,9 @@ def withdraw(
 ) -> tuple[set[tuple[str, int]], float]:
     """Stops placing work on `machines`, and sends a preemption to every attempt with tasks there.
 
-    Attempts in `told` are not preempted again. Returns the attempts that still have tasks there (workload id and
-    number), and the longest grace among them in seconds. A machine takes work again when its agent next registers, or
-    when a released run on it is confirmed to have ended.
+    Attempts in `told`, which were preempted before, are not preempted again. Returns the attempts that still have tasks
+    there (workload id and number), and the longest grace among them in seconds. A machine takes work again when its
+    agent next registers, or when a released run on it is confirmed to have ended.
     """
     ids = sorted(machines)
     with transaction(engine) as session:
@@ -43,6 +43,6 @@ def withdraw(
         ).all()
         present = {(workload, attempt) for workload, attempt, _ in rows}
         for workload, attempt in sorted(present - set(told)):
-            outbox.mail(session, workload, MailKind.PREEMPT, attempt, code=ReasonCode.STACK_STOPPED.value)
+            outbox.message(session, workload, MessageKind.PREEMPT, attempt, code=ReasonCode.STACK_STOPPED.value)
         grace_s = max((float(checkpoint["grace_s"]) for _, _, checkpoint in rows), default=0.0)
     return present, grace_s

@@ -19,7 +19,7 @@ _SILENCE_S = 45.0
 """The stream sends a comment every 15 s. If nothing arrives for this time, the connection counts as lost."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 _INVALID = frozenset({400, 404, 409, 413, 422})
-"""Answers to a report that another try would not change."""
+"""Statuses of responses to a report after which a retry is useless."""
 _log = logging.getLogger(__name__)
 
 
@@ -71,7 +71,7 @@ class Api:
     async def report(
         self, name: str, balancer: str, seconds: Iterable[Second], now: Mapping[str, Any] | None = None
     ) -> str | None:
-        """Sends counts, and the balancer's present state `now`.
+        """Sends counts, and the balancer's current state `now`.
 
         The API keeps the first counts of each second and balancer, so a repeated report is harmless.
 

@@ -23,11 +23,11 @@ BACKENDS = {
 """HAProxy's balancing algorithm for each backend. Requests that arrive while no replica is up wait in `hold`, and those
 with a key (`Service.sticky_header`) go to `sticky`."""
 _PARTS = 1_000_000
-"""A canary's share of the requests is drawn in such parts."""
+"""Resolution of a canary's share of the requests."""
 ZONE_BACKENDS = frozenset({"near", "far"})
 _IDS = 2**31 - 1
 _FULL_WEIGHT, _OTHER_REGION_WEIGHT = 100, 25
-"""A busy far replica in another region gets a quarter of the requests of one in the clients' region."""
+"""With `least_load`, a far replica in another region gets a quarter of the requests of one in the clients' region."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ KEYS = "keys.map"
 CERTIFICATE = "certificate.pem"
 """The certificate and its private key, in the same folder."""
 REPLICA_HEADER = "Mizzen-Replica"
-"""Has the number of the replica in answers of a service whose streams can be resumed."""
+"""Response header with the number of the replica, for services whose streams can be resumed."""
 RETRY_AFTER_S = 2
-"""Sent with 503."""
+"""Value of `Retry-After` in responses with status 503."""
 RETRIED_BODY_BYTES = 14_000
 """Requests with larger bodies are not retried once a replica has got them. HAProxy's buffer has 16 KiB, minus 1 KiB of
 reserve, and also has to hold the headers."""
@@ -166,11 +166,11 @@ class ProxyLimits:
     """Limits of one HAProxy process."""
 
     connections: int
-    """Most connections of clients."""
+    """Maximum number of client connections."""
     concurrency: int
-    """Most requests that one replica gets at a time. Further requests wait in the queue."""
+    """Maximum number of concurrent requests of one replica. Further requests wait in the queue."""
     overload: int
-    """Requests for each near replica from which on `least_load` also uses far ones."""
+    """Number of concurrent requests per near replica at which `least_load` also uses far replicas."""
     threads: int
     stop_s: float
     """The time for which requests may finish after a stop."""
@@ -199,7 +199,7 @@ def server_line(seat: Seat, limits: ProxyLimits) -> str:
 
 
 def sticky_pattern(service: Service) -> str:
-    """Returns the key and the value of the only entry of the map `STICKY`; empty: no header has a request's key."""
+    """Returns the key and the value of the only entry of the map `STICKY`; empty: requests have no key in a header."""
     if service.sticky_header is None:
         return ""
     return f"(^|[[:cntrl:]]){service.sticky_header.lower()}:[[:space:]]*([^[:cntrl:]]+) \\2"
@@ -395,7 +395,7 @@ frontend plugged
   tcp-request inspect-delay 24d
   tcp-request content reject if WAIT_END
 """
-"""The way of the request that occupies the plug: a client's place, and a server that never answers."""
+"""Configuration of the request that occupies the plug: a frontend for it, and a server that never answers."""
 
 
 _UNTIL_PLUGGED = (

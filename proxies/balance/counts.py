@@ -37,7 +37,7 @@ class CanarySecond:
     answered: int
     """Complete answers of the canary with a status below 500."""
     failed: int
-    """Its other answers, and requests that it did not answer. Each repetition of a request is one more."""
+    """Other answers of the canary, and requests that it did not answer. Each retry of a request counts."""
     slow: int
     """The answers that took longer than the limit."""
     others_answered: int
@@ -146,7 +146,7 @@ class RequestCounter:
         self._retries += retries
 
     def take_first_bytes(self) -> dict[str, list[float]]:
-        """Returns the seconds from a request to the first byte of its answer, of the last answers since the last call.
+        """Returns, for the answers since the last call, the seconds from the request to the first byte.
 
         By the name of the server; only complete answers with a status below 500.
         """
@@ -159,7 +159,7 @@ class RequestCounter:
         self._failed += unanswered
 
     def close(self, second: int, canary: Canary | None = None) -> Second:
-        """Returns the counts since the last call as those of `second`. `canary` is judged; None: no version is."""
+        """Returns the counts since the last call. `canary`: the version on trial; None: there is none."""
         times = sorted(self._times_ms)
         found = Second(
             second, self._requests, self._failed, self._cut, _percentile_s(times, 50), _percentile_s(times, 99),

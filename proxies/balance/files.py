@@ -112,7 +112,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _OWNER = re.compile(r"[A-Za-z0-9._@-]{1,100}")
 _FORM = "must be the SHA-256 of a key in hexadecimal, and may be followed by the name of its owner"
 NO_OWNER = "-"
-"""Stands for the owner of a key without a name. HAProxy also logs it for a request without a key."""
+"""Placeholder for the owner of a key without a name. HAProxy also logs it for a request without a key."""
 
 
 def read_keys(path: Path) -> dict[str, str]:

@@ -15,13 +15,13 @@ from enum import StrEnum
 from statistics import fmean, median
 
 IN_A_ROW = 3
-"""A replica is ejected after this many failed requests without another one in between."""
+"""A replica is ejected after this many failed requests without a successful one in between."""
 WINDOW_S = 30.0
 _LEAST_ANSWERS = 20
 _LEAST_SHARE = 0.1
 _TIMES_THE_OTHERS = 3.0
 _DEVIATIONS = 5.0
-"""The failures of a replica must exceed those that the others' share would give by so many standard deviations."""
+"""Number of standard deviations by which a replica's failures must exceed those expected from the other replicas."""
 _TRIAL_ANSWERS = 3
 """A replica on trial is admitted after this many answers without a failure."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 300.0
@@ -30,7 +30,7 @@ _TIMES_THE_MEAN = 20.0
 """Without a limit in the service's document, a request waits too long after 2 s, and after 20 times the mean time to
 the first byte of another replica."""
 RECENT = 64
-"""The times to the first byte of so many answers of each replica are known."""
+"""Number of recent answers per replica whose times to the first byte are kept."""
 _LEAST_TIMES = 5
 _TIMES_THE_MEDIAN = 10.0
 _LEAST_SLOW_S = 0.25
@@ -93,11 +93,11 @@ class _Record:
     failed: int = 0
     in_a_row: int = 0
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    """The times to the first byte of the last answers. On trial: of those since its begin."""
+    """The times to the first byte of the last answers; during a trial, only of the answers since its start."""
     ejection: Ejection | None = None
 
     def take(self, counts: ServerCounts, now_s: float) -> tuple[int, int]:
-        """Takes the current counts. Returns the answers and failures since the last ones."""
+        """Stores the current counts. Returns the answers and failures since the previous call."""
         before, self.last = self.last, counts
         answered, failed = max(0, counts.answered - before.answered), max(0, counts.failed - before.failed)
         if answered or failed:
@@ -171,7 +171,7 @@ class Outliers:
         return sum(not one.is_trial for one in self.ejections.values())
 
     def _keep_half(self, verdicts: dict[str, OutlierChange]) -> None:
-        """Tries replicas if more than half are ejected because others have ended, in the order of their ejection."""
+        """If more than half of the replicas are ejected, since others have ended, puts those ejected first on trial."""
         paused = sorted((one.since_s, name) for name, one in self.ejections.items() if not one.is_trial)
         for _, name in paused[: max(0, len(paused) - len(self._records) // 2)]:
             self.ejections[name].is_trial, self.ejections[name].answers = True, 0
@@ -248,7 +248,7 @@ def _follow(
     now_s: float,
     verdicts: dict[str, OutlierChange],
 ) -> None:
-    """Follows a replica that is ejected or tried."""
+    """Updates the state of a replica that is ejected or on trial."""
     if not ejection.is_trial:
         if now_s >= ejection.until_s and overdue:
             ejection.until_s = now_s + ejection.pause_s  # A trial would only add more requests that wait.

@@ -102,7 +102,7 @@ class HaproxyProcess:
             self._process.send_signal(number)
 
     async def _read(self) -> None:
-        """Logs HAProxy's alerts. Its other messages repeat what its supervisor did."""
+        """Logs HAProxy's alerts. Its other messages only confirm actions of the supervisor."""
         assert self._process.stderr is not None
         while line := await self._process.stderr.readline():
             if line.startswith(b"[ALERT]"):

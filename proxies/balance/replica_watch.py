@@ -16,12 +16,12 @@ from proxies.balance.speeds import Speeds
 from proxies.balance.values import Service
 
 _SHORTEST_S, _LONGEST_S = 0.005, 0.5
-"""The pause between two looks because of failures. It doubles with each look, so that a service whose requests often
-fail does not cost much, and is short again after a second without failures."""
+"""The limits of the pause between two checks after failures. The pause doubles with each check, so that a service whose
+requests often fail does not cost much, and is short again after a second without failures."""
 _CHUNK_BYTES = 1 << 16
 _TRIAL_PERCENT = 5
 _FEW = 200
-"""With at most so many requests in progress, a thorough look is cheap."""
+"""Number of requests in progress up to which a thorough check is cheap."""
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +40,7 @@ class ReplicaWatch:
         self._listed: set[str] = set()
         """The servers that may get requests."""
         self.waiting = 0
-        """The number of requests that waited for a first replica at the last look."""
+        """The number of requests that waited for a first replica at the last check."""
 
     @property
     def ejections(self) -> dict[str, Ejection]:
@@ -54,7 +54,7 @@ class ReplicaWatch:
 
     @property
     def is_followed(self) -> bool:
-        """Whether requests are in progress, so few that looks can be thorough several times a second."""
+        """Whether requests are in progress, but so few that thorough checks several times a second are cheap."""
         return 0 < sum(one.active for one in self._servers.values()) <= _FEW
 
     def to_json(self) -> dict[str, Any]:

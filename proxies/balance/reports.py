@@ -47,7 +47,7 @@ class Seconds:
 KEPT = 3600
 """Seconds that are kept while the API is away; older ones are dropped."""
 _SENT = 120
-"""Most seconds in one report."""
+"""Maximum number of seconds in one report."""
 _ALIVE_S = 10
 """A service without requests is reported at this interval, so that the API can tell silence from a lost balancer."""
 _LOGGED_EVERY_S = 60.0
@@ -71,7 +71,7 @@ class Reports:
         self._refusal = ""
         """The last refusal of the API without its numbers; empty: the last counts were accepted."""
         self._logged_s = 0.0
-        """The monotonic time at which it was logged."""
+        """The monotonic time at which the last refusal was logged."""
 
     def __len__(self) -> int:
         return len(self._pending)

@@ -1,4 +1,4 @@
-"""Commands to a running HAProxy, by which its servers are made equal to the list of replicas."""
+"""Commands to a running HAProxy that update its servers to match the list of replicas."""
 
 import asyncio
 import contextlib
@@ -128,9 +128,9 @@ class Members:
         return {seat.name for seat in self._active.values()}
 
     async def limit(self, name: str, percent: int) -> None:
-        """Sets the weight of a replica, as a part of the usual one. With 0 it gets no new requests.
+        """Sets the weight of a replica, in percent of the usual weight. With 0 % it gets no new requests.
 
-        With less than 100 it gets one request at a time, except those that must go to it because of their key.
+        With less than 100 % it gets one request at a time. Requests whose key belongs to the replica are not limited.
 
         Raises:
             RuntimeSocketError: HAProxy refused a command, or did not answer.
@@ -139,7 +139,7 @@ class Members:
         await self._set_weights(name)
 
     async def share(self, name: str, percent: int) -> None:
-        """Sets the part of the usual requests that a replica gets because of its speed, from 1 to 100.
+        """Sets the percentage of the usual requests that a replica gets because of its speed, from 1 to 100.
 
         Raises:
             RuntimeSocketError: HAProxy refused a command, or did not answer.

@@ -77,9 +77,9 @@ class _Running:
     """The value with which HAProxy was started: it cannot be changed while HAProxy runs. The same holds for TLS."""
     has_tls: bool
     is_replaced: bool = False
-    """Whether it was stopped, without requests in progress, to start another one."""
+    """Whether this HAProxy was stopped, without requests in progress, to start another one."""
     is_finished: bool = False
-    """Whether it was stopped and its last request has ended."""
+    """Whether this HAProxy was stopped and its last request has ended."""
 
 
 class ServiceBalancer:
@@ -352,7 +352,7 @@ class ServiceBalancer:
             was_waiting = is_waiting
 
     async def _tick(self) -> None:
-        """Closes a second of counts at each turn of the second, and removes drained servers."""
+        """At the end of each second, closes its counts and removes drained servers."""
         sending: asyncio.Task[Any] | None = None
         while True:
             await asyncio.sleep(_TICK_S - time.time() % _TICK_S)
@@ -366,13 +366,13 @@ class ServiceBalancer:
             await self._tidy()
 
     async def _watch(self) -> None:
-        """Looks at the replicas as soon as requests have failed."""
+        """Checks the replicas as soon as requests have failed."""
         while True:
             await self.watch.failures()
             await self._look(thorough=False)
 
     async def _look(self, *, thorough: bool) -> Rows | None:
-        """Looks at the replicas, and returns HAProxy's counters; None: there are none."""
+        """Checks the replicas, and returns HAProxy's counters; None: HAProxy did not answer."""
         async with self._lock:
             running = self._running
             if running is None or running.is_finished:

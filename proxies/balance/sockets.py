@@ -15,7 +15,7 @@ _IN_USE_S = 5.0
 """After the supervisor was killed, its HAProxy may need a moment to end and to release the port."""
 
 _FIRST_DESCRIPTOR = 3
-"""Of the sockets that systemd passes (`sd_listen_fds`)."""
+"""The first descriptor of the sockets that systemd passes (`sd_listen_fds`)."""
 
 
 def passed_sockets(environ: MutableMapping[str, str]) -> dict[str, socket.socket]:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from proxies.balance.outliers import ServerCounts
 
 LEAST_SHARE = 0.25
-"""The least share of a kind, of that of the kind with the largest one."""
+"""The minimum share of a kind of replicas, relative to the kind with the largest share."""
 STEP_S = 10.0
 """The time between two changes of the shares. It must not be much shorter than `_HALF_LIFE_S`, or shares oscillate."""
 _HALF_LIFE_S = 15.0
 _GAIN, _MOST_CHANGE, _TOLERANCE = 0.25, 1.25, 1.1
 _LEAST_ANSWERS, _LEAST_BUSY_S = 20.0, 20.0
-"""With less, the time of an answer is not known well enough."""
+"""Minimum data for an estimate of the time of an answer: number of answers, and busy time."""
 _PERCENT_STEP = 5
 
 

@@ -14,7 +14,7 @@ State = Literal["ready", "draining"]
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """The form of a service's name. It becomes a part of file names and of HAProxy's configuration."""
 PREFIXES_BYTES = (256, 1024, 4096)
-"""How much of a request's body can be its key."""
+"""The lengths, in bytes, of the beginning of a request's body that can be its key."""
 _HEADER = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _LONGEST_S = 86_400.0
@@ -46,7 +46,7 @@ class ReplicaEndpoint:
     kind: Kind
     state: State
     is_canary: bool = False
-    """Whether it gets requests only as a part of the canary."""
+    """Whether it is a canary, which gets only a share of the requests."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Service:
     """The longest time until the first byte of an answer; a replica that exceeds it is ejected. None: relative to the
     other replicas."""
     max_queue: int
-    """The most requests that wait while all replicas are busy."""
+    """Maximum number of requests that wait while all replicas are busy."""
     hold_s: float
     """The longest time for which a request waits while no replica is ready; 0: it is refused at once."""
     drain_s: float

@@ -22,9 +22,9 @@ from proxies.gateway.limits import Buckets
 
 _LOOK_S = 1.0
 _REST = 10
-"""A look takes 30 microseconds for each connection; the rest after it is this many times as long."""
+"""The pause after a check, as a multiple of its duration, which is 30 microseconds for each connection."""
 _RESERVE = 4
-"""Descriptors that a look needs."""
+"""Number of descriptors that a check needs."""
 _LOGGED_PER_S, _LOGGED_BURST = 0.1, 1.0
 _Peer = tuple[str, int]
 _log = logging.getLogger(__name__)
@@ -41,14 +41,14 @@ class Connections:
         self._reserve: list[int] = []
         self._fill_reserve()
         self.open = 0
-        """Connections that the last look found."""
+        """Number of connections that the last check found."""
         self.addresses = 0
-        """Addresses with connections."""
+        """Number of addresses with connections."""
         self.ended = 0
-        """Connections that were ended because their address had too many."""
+        """Number of connections that were closed because their address had too many."""
 
     async def run(self) -> None:
-        """Looks until cancelled: every second, or less often if there are very many connections."""
+        """Checks the connections until cancelled: every second, or less often if there are very many."""
         try:
             while True:
                 began_s = time.monotonic()
@@ -91,7 +91,7 @@ class Connections:
             self._end(excess)
 
     def _fill_reserve(self) -> None:
-        """Keeps descriptors for the next look: connections may use up all others until then."""
+        """Reserves descriptors for the next check, because connections may use up all others."""
         with contextlib.suppress(OSError):
             while len(self._reserve) < _RESERVE:
                 self._reserve.append(os.open(os.devnull, os.O_RDONLY))

@@ -88,7 +88,7 @@ class Certificate:
                 return None
             self._check(pem)
         except OSError as error:
-            _log.warning("the new certificate cannot be used, the earlier one stays: %s", error)
+            _log.warning("the new certificate cannot be used; the earlier one stays in use: %s", error)
             return None
         self._pem = pem
         return _configuration(pem)
@@ -232,6 +232,6 @@ def _channel(settings: TemporalSettings) -> grpc.aio.Channel:
 
 
 def _metadata(settings: TemporalSettings) -> tuple[tuple[str, str], ...]:
-    """Returns the metadata of calls to Temporal. Nothing of the agent's own metadata is forwarded."""
+    """Returns the metadata of calls to Temporal. The agent's own metadata is not forwarded."""
     namespace = (("temporal-namespace", settings.namespace),)
     return namespace if settings.api_key is None else (*namespace, ("authorization", f"Bearer {settings.api_key}"))

@@ -21,11 +21,11 @@ MAX_REQUEST_BYTES = max(method.most_bytes for method in METHODS.values())
 """The transport ends calls with larger requests while it reads them."""
 MAX_METADATA_BYTES = 16 << 10
 MAX_CALLS = 20_000
-"""Most calls of one gateway that are in progress, most of them polls. Further calls are refused."""
+"""Maximum number of calls in progress at one gateway, most of which are polls. Further calls are refused."""
 CONNECTIONS_PER_ADDRESS = 1000
 """Usual limit on the connections of one address. Each agent has one or two, and many can be behind one address."""
 MAX_STREAMS = 100
-"""Most concurrent calls of one connection."""
+"""Maximum number of concurrent calls of one connection."""
 _CALLS_PER_S, _CALLS_BURST = 50.0, 500.0
 _SIGNALS_PER_S, _SIGNALS_BURST = 1.0, 60.0
 """A signal adds events to the history of the machine's workflow, and each hello is written to Postgres."""

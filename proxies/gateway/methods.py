@@ -34,7 +34,7 @@ _MAX_REQUEST_ID = 200
 
 @dataclass(frozen=True)
 class Scope:
-    """What one call may concern."""
+    """The objects that one call may refer to."""
 
     machine: str
     key_id: str
@@ -92,7 +92,7 @@ def _describe_namespace(scope: Scope, request: service.DescribeNamespaceRequest)
 
 
 def _described(_: Scope, response: service.DescribeNamespaceResponse) -> Message:
-    """Without capabilities, so that the agent's SDK calls no optional method; without the namespace's description."""
+    """Removes the capabilities, so that the agent's SDK calls no optional method, and the namespace's description."""
     shown = service.DescribeNamespaceResponse()
     info = response.namespace_info
     shown.namespace_info.name, shown.namespace_info.state = info.name, info.state

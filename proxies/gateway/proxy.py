@@ -199,7 +199,7 @@ class Gateway:
 
 @dataclass
 class _Counted:
-    """How a call is counted."""
+    """The labels under which a call is counted."""
 
     method: str = "other"
     code: grpc.StatusCode = grpc.StatusCode.CANCELLED

@@ -48,7 +48,7 @@ def value(field: str, payloads: Payloads, kind: type[Any]) -> Any:
 
 
 def encoded(checked: Any) -> Payloads:
-    """Returns the payloads of a checked value, also if the caller's JSON named a field twice."""
+    """Encodes a checked value anew, because the caller's JSON may have named a field twice."""
     return Payloads(payloads=DATA_CONVERTER.payload_converter.to_payloads([checked]))
 
 

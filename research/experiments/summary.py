@@ -13,7 +13,7 @@ OBJECTIVE_S = SimulationSettings().objective_s
 GROUPS: Mapping[str, tuple[int, ...]] = {"1-2": (1, 2), "3-4": (3, 4), "5-7": (5, 6, 7), "all": (1, 2, 3, 4, 5, 6, 7)}
 """Levels whose waits are evaluated together."""
 NOISE_S = 10.0
-"""Mean waits that differ by less are equal: passes are 60 s apart, and start at other times under other policies."""
+"""Mean waits that differ by less count as equal: passes are 60 s apart, and their times depend on the policy."""
 _LEVEL, _WAIT_S, _ENDED = 0, 3, 4
 """Indexes of the columns of a wait (`research.experiments.replay.COLUMNS`)."""
 
@@ -31,7 +31,7 @@ class CellFigures:
     worked_gpu_h: float
     """GPU hours in which workloads worked, over the whole run."""
     worked_high_gpu_h: float
-    """The same of levels 1 and 2."""
+    """GPU hours in which workloads of levels 1 and 2 worked, over the whole run."""
     worked_measured_gpu_h: float
     """The same of all levels, in the measured span; 0: unknown (the baseline)."""
     lost_gpu_h: float

@@ -116,7 +116,7 @@ class Chooser:
         )
 
     def _share(self, now_s: float) -> Floats:
-        """Returns the lower bound of what a transfer can use of each link."""
+        """Returns, for each link, the lower bound of the bandwidth that a transfer gets."""
         bound = self._knowledge.links_bytes_s(now_s)[self._scenario.row_of]
         share = 1 - self._system.parameters.research_share if self._system.is_shaped else 1.0
         return np.asarray(np.maximum(bound * share, 1.0))

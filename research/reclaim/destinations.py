@@ -111,7 +111,7 @@ class Network:
         return self.onward.mean_s_byte(candidates) * checkpoint_bytes + restart_s
 
     def times_s(self, leaving: Leaving, job: int) -> tuple[Floats, Floats]:
-        """Returns for each destination T_mig of a job, and the time for which the source has to stay.
+        """Returns, for each destination, the migration time T_mig of a job, and how long the source machine is needed.
 
         Directly, the source stays until the job runs at its destination, as in algorithm 2. By way of a store, it stays
         until the upload is committed.

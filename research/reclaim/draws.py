@@ -67,7 +67,7 @@ class Notices:
 
 @dataclass(frozen=True)
 class Swings:
-    """The bandwidth of links."""
+    """How the bandwidth of links varies over time."""
 
     local_bytes_s: float = 820e6 / 8
     """The access link of a machine."""
@@ -84,7 +84,7 @@ class Swings:
 def comings(
     rng: np.random.Generator, building: Ints, length_s: float, start_s: float, owners: Owners, day: Day
 ) -> tuple[Lending, Floats]:
-    """Draws intervals of lending, without notices; also returns each machine's true hazard (per hour) in each epoch.
+    """Draws intervals in which machines are lent, without notices; also returns the true hazards (per hour) by epoch.
 
     The rate is scaled until the intervals have the wanted number of departures, with the same random numbers.
     """
@@ -138,7 +138,7 @@ def lending_of(intervals: list[tuple[float, float, int]], length_s: float) -> Le
 def hindsight(
     lending: Lending, count: int, building: Ints, length_s: float, kernel_days: float = 1.0
 ) -> tuple[Floats, Floats]:
-    """Returns the hazards of machines whose intervals are given, as a kernel around each time estimates them.
+    """Estimates the hazards of machines from all of their intervals, with a kernel around each time.
 
     The kernel reaches `kernel_days` to both sides.
 

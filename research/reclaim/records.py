@@ -45,7 +45,7 @@ class GpuTotals:
 
     held: float = 0.0
     useful: float = 0.0
-    """Work that is not lost so far."""
+    """GPU seconds of work that has not been lost so far."""
     lost: float = 0.0
     saving: float = 0.0
     """Training stalled by checkpoints..."""

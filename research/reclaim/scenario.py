@@ -74,7 +74,7 @@ class Traffic:
     """How links are shared."""
 
     research_share: float = 0.3
-    """What research traffic offers on each link, as a share of the link's bandwidth at that time."""
+    """The load of research traffic on each link, as a share of the link's bandwidth at that time."""
     connections: int = 4
     """TCP connections of one transfer. Without shaping, a link is shared fairly between connections."""
     overhead_share: float = 0.06

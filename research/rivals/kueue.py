@@ -169,6 +169,6 @@ class KueueFair(Kueue):
         )
 
     def _share(self, tenant: str, gpu_type: str, more: int) -> float:
-        """Returns the part of the cohort's slots that a queue borrows with `more` additional slots."""
+        """Returns the share of the cohort's slots that a queue would borrow if it got `more` additional slots."""
         borrowed = self.used[tenant][gpu_type] + more - self._nominal[tenant].get(gpu_type, 0)
         return max(0, borrowed) / self._cohort[gpu_type]

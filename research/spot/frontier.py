@@ -11,7 +11,7 @@ from research.spot.windows import Mean
 PRICES_S = (0.0, 480.0, 960.0, 1920.0, 2880.0, 3840.0, 5760.0, 7680.0, 15360.0)
 """The outage prices that are tried by default."""
 _SURE = 2.0
-"""A difference counts if it is above so many of its standard errors."""
+"""A difference is significant if it exceeds this number of standard errors."""
 _COLUMNS = ("SETTING", "AVAILABILITY %", "COST %", "AGAINST N_EXTRA 0", "AGAINST N_EXTRA 1", "REMARK")
 _NOTE = """means over windows ± standard errors; cost relative to all on-demand
 AGAINST N_EXTRA 0 and 1: points of availability, and cost, over SpotHedge without and with a spare replica"""
@@ -78,7 +78,7 @@ class Frontier:
         return found
 
     def useful(self) -> FrontierPoint:
-        """Returns the first setting by price than which no higher price is more available."""
+        """Returns the cheapest setting whose availability no more expensive setting exceeds."""
         return next(
             one for at, one in enumerate(self.priced) if not any(o.has_gain(one) for o in self.priced[at + 1 :])
         )

@@ -89,7 +89,7 @@ class ReplicaSpan:
 
 @dataclass
 class _Asked:
-    """A launch without an answer."""
+    """A requested launch that the zone has not answered yet."""
 
     kind: CapacityKind
     zone: str | None

@@ -45,7 +45,7 @@ class Placement:
 def placement_of(
     columns: Columns, home: Ints, replicas: Sequence[ReplicaEntry] | None, needed: RequiredPieces | None = None
 ) -> Placement:
-    """Returns the placement of the homes [T] and the replicas; `replicas` None: the replicas of the instance.
+    """Returns the placement in which `home[t]` is the home of table t. `replicas`: None: those of the instance.
 
     Raises:
         ValueError: a replica lists a partition that no job reads.

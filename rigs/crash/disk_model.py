@@ -33,7 +33,7 @@ class _File:
 @dataclass
 class _Folder:
     names: dict[str, list[Any]] = field(default_factory=dict)
-    """States of each name since the folder's last fsync: the first is durable, the last is the present one."""
+    """States of each name since the folder's last fsync: the first is durable, the last is current."""
 
     def set(self, name: str, thing: Any) -> None:
         self.names.setdefault(name, [None]).append(thing)

@@ -69,11 +69,11 @@ class Process:
         return self.status is not None and os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGKILL
 
     def told(self, word: str) -> list[str]:
-        """Returns the rest of each line that begins with `word`."""
+        """Returns the text after `word` of each received line that begins with it."""
         return [line[len(word) :].strip() for line in self.lines if line.split(" ", 1)[0] == word]
 
     def go(self) -> None:
-        """Sends the signal to continue, for the present or the next wait of the process."""
+        """Sends the signal to continue, for the current or the next wait of the process."""
         with suppress(BrokenPipeError):
             os.write(self._go, b"g")
 

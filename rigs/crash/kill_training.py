@@ -186,13 +186,13 @@ class Channel:
         os.read(self.back, 1)
 
     def at(self, place: SaveStage, local: bool = False) -> None:
-        """Records the present stage."""
+        """Records the current stage."""
         self.place[:2] = bytes((place, local))
 
 
 @dataclass
 class Watched(ObjectStore):
-    """A store that records the present operation as the stage of the process."""
+    """A store that records the current operation as the stage of the process."""
 
     inner: ObjectStore
     channel: Channel

@@ -44,7 +44,7 @@ def saves(base: Path, recorder: Recording, steps: Sequence[int], keep: int) -> N
 
 
 def record(base: Path, keep: int, kills: Sequence[int]) -> Recording:
-    """Records a training on a new root: a process for each of `kills`, killed after so many operations, and one more.
+    """Records a training on a new root. Each process but the last is killed after the number of operations in `kills`.
 
     Raises:
         AssertionError: the recorded operations do not result in the files on the disk.

@@ -66,7 +66,7 @@ def redone_work(facts: Facts) -> Check:
 
 
 def happened(facts: Facts, urgent: str, far: str, table: str) -> list[Check]:
-    """Checks that each event that the demo is meant to show has occurred, such as an eviction and a move."""
+    """Checks that every event the demo is meant to show has occurred, such as an eviction and a move."""
     preempted = [e for e in facts.events if e["kind"] == "workload.preempted"]
     evictions = [e for e in preempted if e["reason"]["code"] == "evicted"]
     by_urgent = [e for e in evictions if e["reason"]["detail"].get("evictor") == urgent]

@@ -56,7 +56,7 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         """Called by `Console` when its output is closed."""
-        with contextlib.suppress(SystemExit):  # It would end the event loop, and leave the stack.
+        with contextlib.suppress(SystemExit):  # The exit would end the event loop and leave the stack running.
             super().on_broken_pipe()
         self._stop.set()
 
@@ -97,7 +97,7 @@ async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
             outcome = (await asyncio.gather(work, return_exceptions=True))[0]
         finally:
             await stack.stop(hurry=hurry)
-            if hurry.is_set():  # Nothing will continue the tasks that it has left.
+            if hurry.is_set():  # No later run continues the tasks that the stack has left.
                 await asyncio.to_thread(_end_machines, folder)
         if isinstance(outcome, asyncio.CancelledError):
             return 130
@@ -121,14 +121,14 @@ def _clear(folder: Path) -> None:
         shown = ", ".join(sorted(others)[:3])
         raise DemoFailed(f"data_dir: {folder} contains {shown} and was not created by a demo; choose another folder")
     mark.touch()
-    _end_machines(folder)  # Of a demo that was killed.
+    _end_machines(folder)  # They are left from a demo that was killed.
     for name in others:
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _end_machines(folder: Path) -> None:
-    """Kills the tasks that a demo has left, and removes the state of its machines."""
+    """Kills the tasks that an earlier demo left running, and removes the state of its machines."""
     for machine in (folder / "machines").glob("*"):
         end_machine(machine)
 

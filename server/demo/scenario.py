@@ -110,10 +110,10 @@ THEN = (
     DemoWorkload("ocr", "vision", 2, (), steps=150, seed=9),
 )
 FAR_DATA = DemoWorkload("radiology", "vision", 2, ("h100:1",), steps=160, seed=10, table="scans")
-"""Its table is only in region west, and h100 are only in region north."""
+"""A workload whose table is only in region west, and whose GPUs (h100) are only in region north."""
 OVER_QUOTA = DemoWorkload("accents", "speech", 1, ("h100:2",), steps=120, seed=11, table="scans")
-"""Its tenant has no quota for h100: it runs only while they are otherwise unused."""
+"""A workload whose tenant has no quota for h100: it runs only while these GPUs are otherwise unused."""
 URGENT = DemoWorkload("frontier", "vision", 2, ("a100:4",), steps=220, seed=12)
-"""Needs two whole machines while the fleet is full, so it evicts other workloads."""
+"""A workload that needs two whole machines while the fleet is full, so it evicts other workloads."""
 
 ALL = (*FIRST, *THEN, FAR_DATA, OVER_QUOTA, URGENT)

@@ -70,7 +70,7 @@ class EventPrinter:
                 self._live.stop()
 
     async def catch_up(self) -> None:
-        """Prints the events that were not printed yet."""
+        """Prints the events that have not been printed yet."""
         async with self._reading:
             for event in await asyncio.to_thread(self._read):
                 what = _SHOWN.get(event["kind"])

@@ -52,7 +52,7 @@ def placed_indexes(world: World, array: str) -> list[int]:
 
 
 def end_arrays(world: World) -> None:
-    """Delivers the mail about arrays whose last element may have ended."""
+    """Delivers the messages about arrays whose last element may have ended."""
     with world.session() as session:
         found = select(Outbox).where(Outbox.kind == "array", Outbox.delivered_at.is_(None))
         for row in session.scalars(found).all():

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from sqlalchemy import select
 
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from infra.db import outbox
 from infra.db.models import Allocation, Machine, Workload
 from tests.activities.workflow_simulations import Lives
@@ -63,7 +63,7 @@ class Walk:
     def cancel(self) -> None:
         if alive := self.lives.alive():
             with self.world.session() as session:
-                outbox.mail(session, self.chance.choice(alive), MailKind.CANCEL, 0, by="x")
+                outbox.message(session, self.chance.choice(alive), MessageKind.CANCEL, 0, by="x")
 
     def lose(self) -> None:
         machine = self.chance.choice(sorted(FLEET))
@@ -100,7 +100,7 @@ class Walk:
             for row in session.scalars(
                 select(Allocation).where(Allocation.machine == machine, Allocation.released_at.is_(None))
             ):
-                outbox.mail(session, row.workload, MailKind.PREEMPT, row.attempt, machine=machine)
+                outbox.message(session, row.workload, MessageKind.PREEMPT, row.attempt, machine=machine)
 
     def hold(self) -> None:
         queued = [w for w in self.lives.alive() if self.world.workload(w).region is None]

@@ -1,4 +1,4 @@
-"""Helpers of the tests of reconciliation: settings, mail and Temporal's listing."""
+"""Helpers of the tests of reconciliation: settings, messages and Temporal's listing."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def patient(world: World, **changes: float) -> Settings:
 
 
 def age(world: World) -> None:
-    """Moves all events and mail 30 s into the past and marks all mail delivered."""
+    """Moves all events and messages 30 s into the past and marks all messages delivered."""
     world.delivered()
     with world.session() as session:
         session.execute(text("update event set at = at - interval '31 seconds'"))
@@ -28,14 +28,14 @@ def age(world: World) -> None:
 
 
 def due(world: World, kind: str) -> list[str | None]:
-    """Returns the workloads with undelivered mail of a kind, oldest first."""
+    """Returns the workloads with undelivered messages of a kind, oldest first."""
     with world.session() as session:
         rows = select(Outbox.workload).where(Outbox.delivered_at.is_(None), Outbox.kind == kind).order_by(Outbox.id)
         return list(session.scalars(rows))
 
 
 async def deliver(world: World, url: str, client: Client) -> None:
-    """Delivers all mail that is due."""
+    """Delivers all messages that are due."""
     await Dispatcher(world.engine, url, client)._deliver_batch()
 
 

@@ -1,4 +1,4 @@
-"""The outbox dispatcher on a real Temporal server: in order and at least once, despite outages and refused mail."""
+"""The outbox dispatcher on a real Temporal server: in order and at least once, despite outages and refused messages."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from activities.lifecycle import dispatch
 from activities.lifecycle.dispatch import Dispatcher
 from domain import ids
 from domain.phases import Phase
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.search_attributes import TENANT
 from domain.spec import LimitsSpec
 from infra.config.scheduling import SchedulerSettings
@@ -34,9 +34,11 @@ def dispatcher(town: World, database_url: str, client: Client) -> Dispatcher:
     return Dispatcher(town.engine, database_url, client)
 
 
-def _mail(world: World, workload: str, kind: MailKind = MailKind.CANCEL, attempt: int = 0, **detail: object) -> None:
+def _mail(
+    world: World, workload: str, kind: MessageKind = MessageKind.CANCEL, attempt: int = 0, **detail: object
+) -> None:
     with world.session() as session:
-        outbox.mail(session, workload, kind, attempt, **detail)
+        outbox.message(session, workload, kind, attempt, **detail)
 
 
 def _put(world: World, kind: str, workload: str | None, body: dict[str, Any]) -> None:
@@ -52,11 +54,11 @@ def _due(world: World) -> list[tuple[str, str | None]]:
 
 
 async def test_start_then_mail_in_order(town: World, dispatcher: Dispatcher, client: Client) -> None:
-    """A workload's workflow is started first; then each of its mails is delivered once, in the order of the rows."""
+    """A workload's workflow is started first; then each of its messages is delivered once, in the order of the rows."""
     names = [town.submit() for _ in range(3)]
     for n in range(10):
         for name in names:
-            _mail(town, name, MailKind.PREEMPT, n, by="ada")
+            _mail(town, name, MessageKind.PREEMPT, n, by="ada")
     assert await dispatcher._deliver_batch() >= 30
     for name in names:
         found = await told_workload(client, name)
@@ -101,7 +103,7 @@ async def test_wakes_are_coalesced(town: World, dispatcher: Dispatcher, client: 
 
 
 async def test_wakes_keep_their_interval(town: World, client: Client, database_url: str) -> None:
-    """A wake within `wake_interval_s` of the previous one is delayed; other mail is not."""
+    """A wake within `wake_interval_s` of the previous one is delayed; other messages are not."""
     dispatcher = Dispatcher(town.engine, database_url, client, scheduler=SchedulerSettings(wake_interval_s=3600))
     for _ in range(2):
         with town.session() as session:
@@ -117,7 +119,7 @@ async def test_wakes_keep_their_interval(town: World, client: Client, database_u
 async def test_a_crash_between_delivery_and_its_mark(
     town: World, dispatcher: Dispatcher, client: Client, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mail that was delivered but not marked is delivered again with the same id."""
+    """A message that was delivered but not marked is delivered again with the same id."""
     name = town.submit()
     _mail(town, name)
 
@@ -135,20 +137,20 @@ async def test_a_crash_between_delivery_and_its_mark(
 
 
 async def test_two_dispatchers_at_once(town: World, client: Client, database_url: str) -> None:
-    """Two concurrent dispatchers lose no mail; mail that both deliver has the same id, and each keeps the order."""
+    """Two dispatchers lose no message; messages delivered twice have the same id, and each keeps the order."""
     names = [town.submit() for _ in range(4)]
     async with dispatching(town.engine, database_url, client), dispatching(town.engine, database_url, client):
         for n in range(15):
             for name in names:
-                await asyncio.to_thread(_mail, town, name, MailKind.PREEMPT, n)
-        await until(lambda: not undelivered(town.engine), "all mail is delivered")
+                await asyncio.to_thread(_mail, town, name, MessageKind.PREEMPT, n)
+        await until(lambda: not undelivered(town.engine), "all messages are delivered")
     for name in names:
         first = dict.fromkeys(m["id"] for m in (await told_workload(client, name)).mails)
         assert list(first) == sorted(first) and len(first) == 15
 
 
 async def test_mail_to_a_workload_that_has_ended(town: World, dispatcher: Dispatcher, client: Client) -> None:
-    """Late mail to an ended or deleted workload is dropped and marked delivered, and a late start is ignored."""
+    """A late message to an ended or deleted workload is dropped and marked delivered, and a late start is ignored."""
     ended, forgotten = town.submit(), town.submit()
     await dispatcher._deliver_batch()
     for name in (ended, forgotten):
@@ -169,7 +171,7 @@ async def test_mail_to_a_workload_that_has_ended(town: World, dispatcher: Dispat
 async def test_mail_to_a_workflow_that_is_lost(
     town: World, dispatcher: Dispatcher, client: Client, placed: bool
 ) -> None:
-    """If a live workload's workflow is lost, its next mail starts a new one from Postgres, which gets the mail."""
+    """If a live workload's workflow is lost, the next message starts a new one from Postgres, and goes to it."""
     name = town.running() if placed else town.submit()
     await dispatcher._deliver_batch()
     await client.get_workflow_handle(ids.workload_workflow_id(name)).terminate()
@@ -184,9 +186,9 @@ async def test_mail_to_a_workflow_that_is_lost(
 
 
 async def test_workloads_awarded_together_share_a_workflow(town: World, client: Client, database_url: str) -> None:
-    """Mail about several first awards on one machine starts one workflow; a repeated delivery starts one for each.
+    """Messages about several first awards on one machine start one workflow; a repeated delivery starts one for each.
 
-    Mail about another award, and awards with more mail, go to each workload.
+    Messages about other awards, and awards with more messages, go to each workload.
     """
     dispatcher = Dispatcher(town.engine, database_url, client)
     names = [town.submit() for _ in range(3)]
@@ -212,7 +214,7 @@ async def test_workloads_awarded_together_share_a_workflow(town: World, client: 
 async def test_a_bundle_that_temporal_refuses(
     town: World, dispatcher: Dispatcher, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of its workloads gets a workflow of its own, and no other mail waits."""
+    """Each of its workloads gets a workflow of its own, and no other message waits."""
     names = [town.submit(), town.submit()]
     town.delivered()
     assert town.tick().awarded == 2
@@ -272,7 +274,7 @@ async def test_rows_that_mean_nothing_are_set_aside(
 async def test_who_refuses_its_mail_keeps_nobody_else_from_theirs(
     town: World, dispatcher: Dispatcher, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mail that Temporal refuses delays later mail of the same workload, but not mail of other workloads."""
+    """A message that Temporal refuses delays later ones to the same workload, but not those to other workloads."""
     monkeypatch.setattr(dispatch, "_BATCH", 20)
     refusing, other = town.submit(), town.submit()
     await dispatcher._deliver_batch()
@@ -297,7 +299,7 @@ async def test_who_refuses_its_mail_keeps_nobody_else_from_theirs(
 
 
 async def test_rests_grow_and_have_an_end(town: World, dispatcher: Dispatcher) -> None:
-    """Refused mail is retried without end, with an exponential backoff of at most 60 s."""
+    """Refused messages are retried without end, with an exponential backoff of at most 60 s."""
     refusing = town.submit()
     await dispatcher._deliver_batch()
     _mail(town, refusing, by="x" * (3 << 20))
@@ -310,21 +312,21 @@ async def test_rests_grow_and_have_an_end(town: World, dispatcher: Dispatcher) -
 
 
 async def _outlasts(door: Door, town: World, workload: str) -> None:
-    """Shuts the door, writes five mails of a workload, and opens the door again: the mails are then delivered."""
+    """Shuts the door, writes five messages to a workload, and opens the door again: the messages are then delivered."""
     await until(lambda: not undelivered(town.engine), "the start is delivered")
     await door.shut()
     for n in range(5):
-        await asyncio.to_thread(_mail, town, workload, MailKind.PREEMPT, n)
+        await asyncio.to_thread(_mail, town, workload, MessageKind.PREEMPT, n)
     await asyncio.sleep(1.0)
     assert undelivered(town.engine) == 5
     await door.open()
-    await until(lambda: not undelivered(town.engine), "the mail is delivered")
+    await until(lambda: not undelivered(town.engine), "the messages are delivered")
 
 
 async def test_temporal_away_loses_nothing(
     town: World, database_url: str, client: Client, temporal_address: str
 ) -> None:
-    """While Temporal is unreachable, mail stays undelivered and in order; it is delivered afterwards."""
+    """While Temporal is unreachable, messages stay undelivered and in order; they are delivered afterwards."""
     host, _, port = temporal_address.partition(":")
     door = Door((host, int(port)), free_port())
     await door.open()

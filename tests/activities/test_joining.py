@@ -58,7 +58,7 @@ def launched(world: World) -> Launched:
 
 
 def test_it_is_let_in_by_its_token(launched: Launched) -> None:
-    """An agent with its token is admitted; its cluster gets the offer's data, and its workflow gets mail."""
+    """An agent with its token is admitted; its cluster gets the offer's data, and its workflow gets a message."""
     assert launched.says_hello(public_key=key("k"))
     assert launched.row().machine == launched.machine
     launched.world.delivered()

@@ -1,4 +1,4 @@
-"""Notices in Postgres: mail to workloads, cordoned machines, the effect of a reboot, and final progress of tasks."""
+"""Notices in Postgres: messages to workloads, cordoned machines, effects of a reboot, and final progress of tasks."""
 
 import pytest
 from sqlalchemy import select

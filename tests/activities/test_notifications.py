@@ -321,7 +321,7 @@ def test_a_refused_mail_says_why(place: World, post: Mailbox) -> None:
     post.answer = "552 too large\x1b[0m"
     workload = _ended(place, Phase.SUCCEEDED, NotifySpec(email="a@example.org"))
     _sent(place, _settings(place, post.port, retry_s=60))
-    assert _told(place, workload)[0].error == "the mail server refuses it: 552 too large [0m"
+    assert _told(place, workload)[0].error == "the e-mail server refuses it: 552 too large [0m"
 
 
 def test_a_service_has_one_end(place: World, hook: Webhook) -> None:

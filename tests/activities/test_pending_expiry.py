@@ -32,7 +32,7 @@ def test_a_wait_that_is_too_long_ends_once(world: World) -> None:
 
 
 def test_a_wait_begins_when_the_workload_comes_back(world: World) -> None:
-    """The wait starts again when a workload is queued again; the mail names the attempt before the wait."""
+    """The wait starts again when a workload is queued again; the message names the attempt before the wait."""
     world.region("r")
     world.machine("r/c/m")
     workload = world.submit(job(), limits=LimitsSpec(max_pending_s=60.0))

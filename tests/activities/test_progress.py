@@ -62,7 +62,7 @@ class Site:
         await until(lambda: self.town.workload(workload).phase == phase, f"{workload} is {phase.value}")
 
     async def mail_flows(self) -> None:
-        """Delivers mail until `mail` is closed."""
+        """Delivers messages until `mail` is closed."""
         await self.mail.enter_async_context(dispatching(self.town.engine, self._database_url, self.client))
 
     async def collect(self) -> None:
@@ -147,7 +147,7 @@ async def _is_shown(site: Site, workload: str) -> None:
 
 
 async def test_a_hung_gang_is_told_once(site: Site) -> None:
-    """A gang that is silent for longer than its limit gets one `hung` mail, is stopped and is queued again."""
+    """A gang that is silent for longer than its limit gets one `hung` message, is stopped and is queued again."""
     workload = await site.placed(limits=LimitsSpec(max_silence_s=60))
     agent = site.agent(workload)
     site.town.alter(Attempt, (workload, 1), started_at=text("now() - interval '1 hour'"))
@@ -155,7 +155,7 @@ async def test_a_hung_gang_is_told_once(site: Site) -> None:
     await site.collect()
     assert site.town.mail(workload, "hung") == []
     await agent.beats(workload, step=1, active_at_s=time.time() - 70)
-    await site.mail.aclose()  # the mail is not delivered yet
+    await site.mail.aclose()  # the message is not delivered yet
     for _ in range(3):
         await site.collect()
     (mail,) = site.town.mail(workload, "hung")

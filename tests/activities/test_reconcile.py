@@ -1,4 +1,4 @@
-"""Reconciling on a real Temporal server: lost workflows, lost mail, and workflow state that differs from Postgres."""
+"""Reconciling on a real Temporal server: lost workflows, lost messages, and workflow state unlike that in Postgres."""
 
 import asyncio
 import contextlib

@@ -10,7 +10,7 @@ from activities.lifecycle.reconcile import Reconciler
 from activities.lifecycle.workload_start import read_start, start_workflow
 from domain import ids
 from domain.phases import Phase
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from infra.db import outbox
 from infra.db.models import Workload
 from tests.activities.reconciling import age, deliver, due, listed, patient
@@ -27,7 +27,7 @@ def reconciler(town: World, client: Client) -> Reconciler:
 async def test_who_is_well_is_left_alone(
     town: World, reconciler: Reconciler, client: Client, database_url: str
 ) -> None:
-    """No workflow is started if one runs, if its start or mail is pending, or if the workload has ended."""
+    """No workflow is started if one runs, if its start or a message is pending, or if the workload has ended."""
     runs, starting, told, ended = (town.submit() for _ in range(4))
     with town.session() as session:
         session.execute(text("update outbox set delivered_at = now() where workload <> :w"), {"w": runs})
@@ -36,7 +36,7 @@ async def test_who_is_well_is_left_alone(
     age(town)
     with town.session() as session:
         outbox.start_workload(session, starting)
-        outbox.mail(session, told, MailKind.CANCEL, 0, by="x")
+        outbox.message(session, told, MessageKind.CANCEL, 0, by="x")
     await listed(client, f"WorkflowId = '{ids.workload_workflow_id(runs)}' AND ExecutionStatus = 'Running'", 1)
     await reconciler.round()
     assert (due(town, "start"), due(town, "mail")) == ([starting], [told])
@@ -73,7 +73,7 @@ def _ahead(row: Workload) -> None:
 async def test_a_workflow_that_was_rolled_back_is_told_again_and_then_replaced(
     town: World, reconciler: Reconciler, client: Client, database_url: str, believed: Callable[[Workload], None]
 ) -> None:
-    """A workflow that differs from its row gets its mail again; if it still differs, a new workflow replaces it."""
+    """A workflow that differs from its row gets its messages again; if it still differs, a new workflow replaces it."""
     workload = town.running()
     await _believes(town, client, workload, believed)
     age(town)
@@ -96,7 +96,7 @@ async def test_a_workflow_that_was_rolled_back_is_told_again_and_then_replaced(
 async def test_a_workflow_that_agrees_is_not_touched(
     town: World, reconciler: Reconciler, client: Client, database_url: str
 ) -> None:
-    """A workflow that matches its row gets no mail and is not restarted, in any number of rounds."""
+    """A workflow that matches its row gets no message and is not restarted, in any number of rounds."""
     workload = town.running()
     await _believes(town, client, workload, lambda _: None)
     age(town)
@@ -120,18 +120,18 @@ async def test_a_workflow_whose_workload_has_ended_is_terminated(
     assert found.status is WorkflowExecutionStatus.TERMINATED
 
 
-@pytest.mark.parametrize("kind", [MailKind.CANCEL, MailKind.EVICT, MailKind.SLOTS_READY])
+@pytest.mark.parametrize("kind", [MessageKind.CANCEL, MessageKind.EVICT, MessageKind.SLOTS_READY])
 async def test_mail_without_effect_is_delivered_again_less_and_less_often(
-    town: World, client: Client, kind: MailKind
+    town: World, client: Client, kind: MessageKind
 ) -> None:
-    """Delivered mail without effect is delivered again with exponential backoff, until it has an effect."""
+    """Delivered messages without effect are delivered again with exponential backoff, until they have an effect."""
     workload = town.running()
-    if kind is MailKind.SLOTS_READY:
+    if kind is MessageKind.SLOTS_READY:
         with town.session() as session:
             session.get_one(Workload, workload).phase = "placing"
     town.delivered()
     with town.session() as session:
-        outbox.mail(session, workload, kind, 0 if kind is MailKind.CANCEL else 1)
+        outbox.message(session, workload, kind, 0 if kind is MessageKind.CANCEL else 1)
     house = Reconciler(town.engine, patient(town, disagree_s=30.0), client)
 
     def delivered(created_s: float, delivered_s: float) -> None:

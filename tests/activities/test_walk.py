@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from domain.phases import TERMINAL_PHASES
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from infra.db import outbox
 from infra.db.models import Machine, Workload
 from tests.activities.invariants import check, check_gangs, check_history, check_machines
@@ -19,7 +19,7 @@ STEPS = 120
 
 @pytest.mark.parametrize("seed", few([2, 1], 1))
 def test_a_random_walk(new_world: Callable[..., World], seed: int) -> None:
-    """Masks, promises, gangs, quota, events and mail are correct after the steps; at the end nothing is held."""
+    """Masks, promises, gangs, quota, events and messages are correct after the steps; at the end nothing is held."""
     world = new_world()
     walk = Walk(world, seed)
     for n in range(STEPS):
@@ -35,7 +35,7 @@ def test_a_random_walk(new_world: Callable[..., World], seed: int) -> None:
     walk.let_go()
     for workload in walk.lives.alive():
         with world.session() as session:
-            outbox.mail(session, workload, MailKind.CANCEL, 0, by="x")
+            outbox.message(session, workload, MessageKind.CANCEL, 0, by="x")
     for _ in range(100):
         walk.lives.fetch()
         for workload in walk.lives.alive():

@@ -1,4 +1,4 @@
-"""Random simulations of workload workflows: each handles its own mail in order and late, as the real workflow does."""
+"""Random simulations of workload workflows: each handles its messages in order and late, like the real workflow."""
 
 import random
 from collections.abc import Sequence
@@ -8,16 +8,16 @@ from typing import Any
 from sqlalchemy import select
 
 from domain.phases import Phase
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.task_reports import TaskProgress
 from infra.db.logs import Outbox
 from tests.activities.world import World
 
 _ENDS = {
-    MailKind.EVICT: Phase.PREEMPTED,
-    MailKind.PREEMPT: Phase.PREEMPTED,
-    MailKind.MACHINE_LOST: Phase.PENDING,
-    MailKind.CANCEL: Phase.CANCELLED,
+    MessageKind.EVICT: Phase.PREEMPTED,
+    MessageKind.PREEMPT: Phase.PREEMPTED,
+    MessageKind.MACHINE_LOST: Phase.PENDING,
+    MessageKind.CANCEL: Phase.CANCELLED,
 }
 
 
@@ -59,7 +59,7 @@ class Lives:
         return sorted(w for w, life in self._lives.items() if life.stage != "over")
 
     def step(self, workload: str) -> None:
-        """Lets one workload handle its next mail; without mail it may start or end."""
+        """Lets one workload handle its next message; without one it may start or end."""
         life = self._lives[workload]
         if life.mail:
             self._take(workload, life, life.mail.pop(0))
@@ -74,24 +74,24 @@ class Lives:
             self._end(workload, life, phase, silent=unheard if phase is Phase.PENDING else [])
 
     def _take(self, workload: str, life: _Life, mail: dict[str, Any]) -> None:
-        kind, attempt = MailKind(mail["kind"]), mail["attempt"]
-        if kind is MailKind.AWARDED:
+        kind, attempt = MessageKind(mail["kind"]), mail["attempt"]
+        if kind is MessageKind.AWARDED:
             assert life.stage == "queued" and attempt == life.attempt + 1
             life.attempt, life.stage = attempt, "ready" if mail["detail"]["ready"] else "waiting"
             if life.cancelled:
                 self._end(workload, life, Phase.CANCELLED)
         elif life.stage == "over" or attempt not in (0, life.attempt):
             return
-        elif kind is MailKind.SLOTS_READY:
-            # A lost machine may have ended the attempt first: the workload is queued again and ignores this mail.
+        elif kind is MessageKind.SLOTS_READY:
+            # A lost machine may have ended the attempt first: the workload is queued again and ignores this message.
             assert life.stage in ("waiting", "queued")
             life.stage = "ready" if life.stage == "waiting" else "queued"
         elif life.stage != "queued":
             if life.stage == "running" and self._chance.random() < 0.5:
                 self._world.change(workload, Phase.CHECKPOINTING, life.attempt)
-            lost = mail["detail"].get("machine") if kind is MailKind.MACHINE_LOST else None
+            lost = mail["detail"].get("machine") if kind is MessageKind.MACHINE_LOST else None
             self._end(workload, life, _ENDS[kind], lost, [lost] if lost and life.stage == "running" else [])
-        elif kind is MailKind.CANCEL:
+        elif kind is MessageKind.CANCEL:
             life.cancelled = not self._world.change(workload, Phase.CANCELLED, life.attempt)
             life.stage = "queued" if life.cancelled else "over"
 

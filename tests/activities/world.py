@@ -322,7 +322,7 @@ class World:
             )
 
     def delivered(self) -> None:
-        """Marks all mail as delivered."""
+        """Marks all messages as delivered."""
         with self.session() as session:
             session.execute(update(Outbox).values(delivered_at=text("now()")))
 
@@ -354,7 +354,7 @@ class World:
             return row.held, row.promised
 
     def mail(self, workload: str, kind: str | None = None) -> list[dict[str, Any]]:
-        """Returns all mail to a workload's workflow, delivered or not, in order; with `kind` only that kind."""
+        """Returns all messages to a workload's workflow, delivered or not, in order; with `kind` only that kind."""
         with self.session() as session:
             rows = session.scalars(
                 select(Outbox).where(Outbox.workload == workload, Outbox.kind == "mail").order_by(Outbox.id)

@@ -117,8 +117,8 @@ async def test_what_is_stored(run: RunFolder, store: FileStore, storage: OutputS
         ("none", "none does not exist"),
         ("none/at/all", "none/at/all does not exist"),
         ("link", "link is a link or a special file; an output must be a file or a folder"),
-        ("link/passwd", "link/passwd is a link, or below a link or a file; outputs are files or folders themselves"),
-        ("out/file/x", "out/file/x is a link, or below a link or a file; outputs are files or folders themselves"),
+        ("link/passwd", "link/passwd is a link, or below a link or a file; an output must be a file or a folder"),
+        ("out/file/x", "out/file/x is a link, or below a link or a file; an output must be a file or a folder"),
     ],
 )
 async def test_paths_that_are_not_stored(
@@ -224,7 +224,7 @@ async def test_a_bucket_that_fails_is_tried_again(run: RunFolder, tmp_path: Path
     await storage.until_stored([run], patience_s=0.1)
     assert time.monotonic() - began_s < 20
     assert not is_stored(run)
-    late = "the bucket has not taken it yet, and the agent keeps trying: no route to host"
+    late = "it could not be uploaded yet, and the agent keeps trying: no route to host"
     await until_async(lambda: storage.unstored(run) == [UnstoredOutput("model", late)])
     store.fails = False
     store.gate.release()

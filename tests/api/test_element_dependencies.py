@@ -96,7 +96,7 @@ async def test_elements_that_wait_in_vain_can_be_kept(world: ApiWorld) -> None:
     ("array", "one", "message"),
     [
         (None, {"workload": "prepare"}, "only possible with array"),
-        ("0-3", {"workload": "single"}, "workload single is no array"),
+        ("0-3", {"workload": "single"}, "workload single is not an array"),
         ("0-9", {"workload": "prepare"}, "array prepare has no index 5; it has 0-4,6-9"),
         ("0-3", {"table": "digits", "partition": "all"}, "only possible with workload"),
         (

@@ -37,7 +37,7 @@ async def _put(
 
 
 async def test_a_service_is_created_updated_and_ended(world: ApiWorld) -> None:
-    """Each change writes a version, an audit entry and mail to the service's workflow in one transaction."""
+    """Each change writes a version, an audit entry and a message to the service's workflow in one transaction."""
     made = await _put(world, "/v1/services", DOCUMENT)
     assert made.status_code == 201, made.text
     one = made.json()

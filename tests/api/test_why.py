@@ -190,7 +190,7 @@ async def test_expected_start(world: ApiWorld) -> None:
         starts_s=(from_scan_s + 7200.0, from_scan_s + 32_400.0),
     )  # fmt: skip
     told = [(await get(world, f"/v1/workloads/{id_}/why"))["expected_start"] for id_ in (first, second, held)]
-    slots, of, end = "slots that running work holds", "of its tenant", "would move it"
+    slots, of, end = "slots that running work holds", "of its tenant", "would change the time"
     assert [told[0]["sentence"], told[1]["sentence"], told[2]] == [
         f"in 2 to 9 h (80 %); it waits for {slots}; fewer GPUs {end}",
         f"in 2 to 9 h (80 %); it waits for 1 workload ahead of it and for {slots}; quota {of} or fewer GPUs {end}",

@@ -185,7 +185,7 @@ class Site:
             return list(session.scalars(select(Event.detail).where(Event.kind == kind).order_by(Event.id)))
 
     def mails(self, workload: str) -> list[str]:
-        """Returns the kinds of mail to a workload, in order."""
+        """Returns the kinds of messages to a workload, in order."""
         mails = select(Outbox.body["kind"].astext).where(Outbox.workload == workload, Outbox.kind == "mail")
         with self.world.session() as session:
             return list(session.scalars(mails.order_by(Outbox.id)))

@@ -167,7 +167,7 @@ async def test_one_that_is_to_end_waits_for_what_runs_there(site: Site) -> None:
     assert list(site.world.holdings(workload)) == [row.machine]
     site.pool(0)
     await site.rounds_until(lambda: site.phases() == {"draining": 1}, "the instance is draining")
-    await site.rounds_until(lambda: "preempt" in site.mails(workload), "the workload gets a preempt mail")
+    await site.rounds_until(lambda: "preempt" in site.mails(workload), "the workload gets a preempt message")
     await asyncio.sleep(1.5)
     assert site.natives() == {row.native_id}
     # The attempt is released, but its agent did not respond: its tasks may still be saving.

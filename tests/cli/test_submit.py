@@ -174,7 +174,10 @@ def test_options_change_fields_of_the_document(
         (["--set", "jobs"], "'jobs' is not of the form PATH=VALUE"),
         (["--set", "jobs=[1"], "'jobs=[1':1:3: expected"),
         (["--set", "jbos=[]"], "jbos: unknown key; did you mean jobs?"),
-        (["--env", "NOT_SET_HERE"], "'NOT_SET_HERE' is not NAME=VALUE, and no variable of this name is set here"),
+        (
+            ["--env", "NOT_SET_HERE"],
+            "'NOT_SET_HERE' is not NAME=VALUE, and no variable of this name is set in this shell",
+        ),
         (["--env", "1=x"], "a variable's name must have letters"),
         (["--tasks", "0"], "0 is not in the range x>=1"),
         (["--from", "wl-x"], "give either FILES or --from WORKLOAD"),

@@ -8,7 +8,7 @@ import pytest
 from domain.lifecycle.endings import ENDINGS, EndedAttempt, FailureCounts, count_loads, judge, stopped_early
 from domain.lifecycle.gangs import GangEnd, LaunchFailure, TaskFailure
 from domain.phases import Phase
-from domain.protocol.mail import Mail, MailKind
+from domain.protocol.workload_messages import MessageKind, WorkloadMessage
 from domain.protocol.workloads import LaunchPlan
 from domain.reasons import Reason, ReasonCode
 from domain.task_reports import DiskReport, FailingReport, LoadReport, NotReadyReport, TaskProgress
@@ -22,18 +22,18 @@ UNLOADED = TaskProgress("main", 1, load=LoadReport("failed", "bad checksum", 2))
 LOADED = TaskProgress("main", 1, load=LoadReport("loaded"))
 
 
-def mail(kind: MailKind, **detail: Any) -> Mail:
-    return Mail(1, kind, 5, detail)
+def mail(kind: MessageKind, **detail: Any) -> WorkloadMessage:
+    return WorkloadMessage(1, kind, 5, detail)
 
 
 def case(end: GangEnd = FAILED, **changes: Any) -> EndedAttempt:
     return replace(EndedAttempt(end, PLAN, FailureCounts(), "wl-1", 5, 100.0), **changes)
 
 
-LOST = mail(MailKind.MACHINE_LOST, machine="m")
-HUNG = mail(MailKind.HUNG, silent_s=60, limit_s=50)
-EVICTED = mail(MailKind.EVICT, evictor="wl-2")
-CANCELLED = mail(MailKind.CANCEL, by="key-1")
+LOST = mail(MessageKind.MACHINE_LOST, machine="m")
+HUNG = mail(MessageKind.HUNG, silent_s=60, limit_s=50)
+EVICTED = mail(MessageKind.EVICT, evictor="wl-2")
+CANCELLED = mail(MessageKind.CANCEL, by="key-1")
 # Row, example, next phase, reason code, and the counts (failures, hangs, unloadable) after the ending; they are
 # (1, 2, 1) before it, unless the case sets them.
 BEFORE = FailureCounts(1, 2, 1)
@@ -105,8 +105,14 @@ EXAMPLES: list[tuple[str, EndedAttempt, Phase, ReasonCode, FailureCounts]] = [
         ReasonCode.NO_PROGRESS,
         FailureCounts(1, 2, 1),
     ),
-    ("machine lost, reported by mail", case(told=LOST), Phase.PENDING, ReasonCode.MACHINE_LOST, FailureCounts(1, 0, 1)),
-    ("stopped by other mail", case(told=EVICTED), Phase.PREEMPTED, ReasonCode.EVICTED, FailureCounts(1, 0, 1)),
+    (
+        "machine lost, reported by message",
+        case(told=LOST),
+        Phase.PENDING,
+        ReasonCode.MACHINE_LOST,
+        FailureCounts(1, 0, 1),
+    ),
+    ("stopped by other message", case(told=EVICTED), Phase.PREEMPTED, ReasonCode.EVICTED, FailureCounts(1, 0, 1)),
 ]
 
 
@@ -117,7 +123,7 @@ def test_each_row(row: str, of: EndedAttempt, phase: Phase, code: ReasonCode, co
     assert next(one.name for one in ENDINGS if one.applies(of)) == row
     ending, after = judge(of)
     assert (ending.phase, ending.reason.code, after) == (phase, code, counts)
-    blamed = {"machine lost, seen by the workflow", "launch refused", "machine lost, reported by mail"}
+    blamed = {"machine lost, seen by the workflow", "launch refused", "machine lost, reported by message"}
     assert ending.blames_machine == ("m" if row in blamed else None)
 
 
@@ -127,8 +133,8 @@ def test_every_row_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("told", [None, EVICTED, HUNG, LOST, CANCELLED])
-def test_a_gang_that_has_succeeded_has_succeeded(told: Mail | None) -> None:
-    """A gang whose tasks all exited with 0 has succeeded, whatever mail it got."""
+def test_a_gang_that_has_succeeded_has_succeeded(told: WorkloadMessage | None) -> None:
+    """A gang whose tasks all exited with 0 has succeeded, whatever messages it got."""
     end = GangEnd(True, None, TaskFailure("?", "?"))
     assert judge(case(end, told=told, timed_out=True))[0].phase is Phase.SUCCEEDED
 
@@ -169,8 +175,8 @@ def test_the_runtime_that_is_told_is_counted_once() -> None:
     ("told", "phase", "blamed"),
     [(CANCELLED, Phase.CANCELLED, None), (LOST, Phase.PENDING, "m"), (EVICTED, Phase.PREEMPTED, None)],
 )
-def test_told_before_it_began(told: Mail, phase: Phase, blamed: str | None) -> None:
-    """Mail before the start of tasks gives the ending of the mail."""
+def test_told_before_it_began(told: WorkloadMessage, phase: Phase, blamed: str | None) -> None:
+    """A message before the start of tasks determines the ending."""
     ending = stopped_early(told)
     assert (ending.phase, ending.blames_machine) == (phase, blamed)
 

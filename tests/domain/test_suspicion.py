@@ -9,7 +9,7 @@ from domain.lifecycle.endings import EndedAttempt, FailureCounts, judge
 from domain.lifecycle.gangs import GangEnd, TaskFailure
 from domain.lifecycle.suspicion import NONE, Suspicion, doubt
 from domain.phases import Phase
-from domain.protocol.mail import Mail, MailKind
+from domain.protocol.workload_messages import MessageKind, WorkloadMessage
 from domain.protocol.workloads import LaunchPlan, NodeLaunch, WorkloadInput
 from domain.reasons import ReasonCode
 from domain.task_reports import LoadReport, TaskProgress
@@ -66,14 +66,17 @@ NODES = [NodeLaunch("m1", [], {}, True), NodeLaunch("m2", [], {}, True)]
 PLAN = LaunchPlan("east", "file:///b", "launch", NODES, 2, None, 30.0, 3600.0, 0, 10.0, 30.0)
 FAILED = GangEnd(False, None, TaskFailure("main/1", "exit code 3", machine="m2"), failed=True)
 UNLOADED = replace(FAILED, progress=(TaskProgress("main", 1, load=LoadReport("failed", "bad checksum", 2)),))
-HUNG = Mail(1, MailKind.HUNG, 5, {"silent_s": 60, "limit_s": 50})
+HUNG = WorkloadMessage(1, MessageKind.HUNG, 5, {"silent_s": 60, "limit_s": 50})
 
 
 NO_COUNTS = FailureCounts()
 
 
 def case(
-    end: GangEnd = FAILED, plan: LaunchPlan = PLAN, counts: FailureCounts = NO_COUNTS, told: Mail | None = None
+    end: GangEnd = FAILED,
+    plan: LaunchPlan = PLAN,
+    counts: FailureCounts = NO_COUNTS,
+    told: WorkloadMessage | None = None,
 ) -> EndedAttempt:
     return EndedAttempt(end, plan, counts, "wl-1", 5, 100.0, told)
 
@@ -105,7 +108,7 @@ def test_work_without_the_suspects_clears_them() -> None:
     """After steps forward on other machines, an earlier failure confirms no later one of the same machine."""
     before = FailureCounts(suspicion=Suspicion(("m9",), 2))
     steps = replace(FAILED, progress=(TaskProgress("main", 0, step=7, resumed_step=3),))
-    evicted = Mail(1, MailKind.EVICT, 5, {})
+    evicted = WorkloadMessage(1, MessageKind.EVICT, 5, {})
     assert judge(case(steps, counts=before, told=evicted))[1].suspicion == NONE
     assert judge(case(counts=before, told=evicted))[1] == before
     suspects = FailureCounts(suspicion=Suspicion(("m1",), 2))

@@ -50,8 +50,8 @@ def test_another_phase_is_refused(database: Engine) -> None:
 
 _CLOSED = re.compile(r"(state|phase|kind|role|made_by|status)$")
 _OPEN = {"event.kind", "outbox.kind", "change.kind", "service.state"}
-"""Columns whose values grow with each release: the code names events and mail, triggers name changes. The state of a
-service is a JSON object."""
+"""Columns whose values grow with each release: the code names events and messages, triggers name changes. The state of
+a service is a JSON object."""
 
 
 def _checks(database: Engine) -> dict[str, list[str]]:

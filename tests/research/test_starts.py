@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.experiments.starts import MeasuredWait, StartObserver, interval_score, scenario, scores
+from research.experiments.start_intervals import MeasuredWait, StartObserver, interval_score, scenario, scores
 from research.traces.rows import TraceRow
 
 

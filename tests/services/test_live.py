@@ -11,7 +11,7 @@ from sqlalchemy import select, text
 from domain import ids
 from domain.lifecycle.instances import InstancePhase
 from domain.protocol.machines import TaskExit
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from infra.db import outbox
 from infra.db.capacity import InstanceRow
 from infra.db.endpoints import Endpoint
@@ -192,7 +192,7 @@ async def test_a_replica_keeps_the_machine_on_which_it_runs(live: Live) -> None:
         )
         mine.workload, theirs.workload = theirs.workload, mine.workload
     with live.world.session() as session:
-        outbox.mail(session, live.replicas()[one.replica].workload, MailKind.CANCEL, 0, by="test")
+        outbox.message(session, live.replicas()[one.replica].workload, MessageKind.CANCEL, 0, by="test")
     await until(lambda: live.replicas()[one.replica].ended_at is not None, "the replica has ended")
     await live.ready(2)
     assert live.replicas()[other.replica].ended_at is None
@@ -226,7 +226,7 @@ async def test_no_machine_stays_without_a_replica(live: Live) -> None:
     one, other = await live.ready(2)
     with live.world.session() as session:
         assert {row.level for row in session.scalars(select(Workload))} == {None}  # They must not evict each other.
-        outbox.mail(session, live.replicas()[one.replica].workload, MailKind.CANCEL, 0, by="test")
+        outbox.message(session, live.replicas()[one.replica].workload, MessageKind.CANCEL, 0, by="test")
     await until(lambda: live.replicas()[one.replica].ended_at is not None, "the replica has ended")
     await live.ready(2)
     ended, kept = (live.replicas()[number].workload for number in (one.replica, other.replica))

@@ -25,7 +25,7 @@ from domain.ids import CONTROL_QUEUE, region_queue, workload_workflow_id
 from domain.lifecycle.attempts import NEXT_PHASES
 from domain.phases import PLACED_PHASES, TERMINAL_PHASES, Phase
 from domain.protocol.activities import Activity
-from domain.protocol.mail import Mail, MailKind
+from domain.protocol.workload_messages import MessageKind, WorkloadMessage
 from domain.protocol.workloads import (
     TASKS_MAY_RUN,
     CheckpointCopy,
@@ -272,9 +272,9 @@ class Life:
             await agent.comes()
         await self.workflow_starts(state or WorkloadInput(self.id))
 
-    async def workflow_starts(self, state: WorkloadInput, mail: Mail | None = None) -> None:
-        """Starts the first workflow, or the replacement of a lost one; with `mail`, the mail arrives with the start."""
-        # A short timeout, so that the workflow soon receives mail although a local activity is being retried.
+    async def workflow_starts(self, state: WorkloadInput, mail: WorkloadMessage | None = None) -> None:
+        """Starts the first workflow, or the replacement of a lost one; the message `mail` arrives with the start."""
+        # A short timeout, so that the workflow soon receives messages although a local activity is being retried.
         self._handle = await self._lab.client.start_workflow(
             WorkloadWorkflow.run,
             state,
@@ -303,23 +303,25 @@ class Life:
         assert self._handle is not None, "the workload's workflow was not started"
         return self._handle
 
-    # ------------------------------------------------------------------------------------------------- mail and waiting
+    # --------------------------------------------------------------------------------------------- messages and waiting
 
-    async def mail(self, kind: MailKind, attempt: int | None = None, id_: int | None = None, **detail: Any) -> Mail:
-        """Delivers mail, by default about the current attempt."""
+    async def mail(
+        self, kind: MessageKind, attempt: int | None = None, id_: int | None = None, **detail: Any
+    ) -> WorkloadMessage:
+        """Delivers a message, by default about the current attempt."""
         about = self.facts.attempt if attempt is None else attempt
-        mail = Mail(next(self._mails) if id_ is None else id_, kind.value, about, detail)
+        mail = WorkloadMessage(next(self._mails) if id_ is None else id_, kind.value, about, detail)
         await self.handle.signal("mail", mail)
         return mail
 
     async def award(self, *, ready: bool = True) -> None:
-        """Awards the workload and delivers the mail of the award."""
+        """Awards the workload and delivers the message of the award."""
         self.facts.award(ready=ready)
         await self.told_of_award(ready=ready)
 
     async def told_of_award(self, *, ready: bool = True) -> None:
-        """Delivers only the mail of the award."""
-        await self.mail(MailKind.AWARDED, ready=ready, region=self.plan.region, rank=3)
+        """Delivers only the message of the award."""
+        await self.mail(MessageKind.AWARDED, ready=ready, region=self.plan.region, rank=3)
 
     async def reaches(self, phase: Phase) -> None:
         """Waits until the workload is in a phase."""

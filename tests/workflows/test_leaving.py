@@ -4,7 +4,7 @@ from typing import Any
 
 from domain.phases import Phase
 from domain.protocol.activities import Activity
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.protocol.workloads import NodeLaunch
 from domain.task_reports import OWNER, NoticeReport
 from tests.workflows.agents import ScriptedAgent, until
@@ -18,9 +18,9 @@ TERMINATE = NoticeReport("aws", "preempt", True, 100.0, 220.0, "terminate")
 
 
 async def noticed(life: Life, **detail: Any) -> None:
-    """Delivers the mail that the platform reclaims the first machine."""
+    """Delivers the message that the platform reclaims the first machine."""
     told = {"machine": life.agents[0].machine, **TERMINATE.numbers(), "code": "platform_notice", **detail}
-    await life.mail(MailKind.PREEMPT, **told)
+    await life.mail(MessageKind.PREEMPT, **told)
 
 
 def holds_stops(life: Life) -> None:
@@ -162,7 +162,7 @@ async def test_a_workload_that_is_cancelled_while_its_tasks_save_ends_after_them
     holds_stops(life)
     await noticed(life)
     await life.reaches(Phase.PREEMPTED)
-    await life.mail(MailKind.CANCEL, by="ada")
+    await life.mail(MessageKind.CANCEL, by="ada")
     await life.reaches(Phase.CANCELLED)
     saved(life)
     assert await life.result() == "cancelled"
@@ -184,7 +184,7 @@ async def test_tasks_that_end_by_the_notice_before_the_server_heard_are_preempte
 
 @goes(*RUNNING, "preempted platform_notice")
 async def test_a_gang_all_of_whose_tasks_ended_by_a_notice_is_preempted(life: Life) -> None:
-    """If all tasks have ended after a notice, the attempt is released; a later mail about the notice is ignored."""
+    """If all tasks have ended after a notice, the attempt is released; a later message about the notice is ignored."""
     life.plan.retries = 0
     await running(life)
     life.agents[1].ends()

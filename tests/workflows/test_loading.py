@@ -5,7 +5,7 @@ import pytest
 from domain.lifecycle.checkpoint_load import failed_load, loaded
 from domain.phases import Phase
 from domain.protocol.activities import Activity
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.task_reports import LoadReport, NoticeReport, TaskProgress
 from tests.workflows.lab import Life
 from tests.workflows.running import AGAIN, EVICTED, RUNNING, running
@@ -73,7 +73,7 @@ async def test_a_preemption_during_a_load_does_not_count(life: Life) -> None:
     await life.reaches(Phase.PENDING)
     await running(life)
     life.agents[0].reports(load=LoadReport("started"))
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
     await fails_to_load(life, LoadReport("failed", "OSError: timed out"))
     assert await life.result() == "failed"

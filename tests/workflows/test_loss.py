@@ -9,7 +9,7 @@ from temporalio.exceptions import ApplicationError
 
 from domain.phases import Phase
 from domain.protocol.activities import Activity
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.protocol.workloads import WorkloadInput
 from tests.workflows.lab import Lab, Life
 from tests.workflows.running import AGAIN, RUNNING, ends_well, running
@@ -27,10 +27,10 @@ async def shown(life: Life) -> dict[str, object]:
 
 @goes(*RUNNING, "checkpointing machine_lost", "pending machine_lost", *AGAIN, "succeeded completed")
 async def test_a_gang_whose_machine_is_said_to_be_lost_is_stopped_on_the_others(life: Life) -> None:
-    """Mail about a lost machine stops the gang on the other machines, blames the lost one, and uses up no retry."""
+    """A message about a lost machine stops the gang on other machines, blames the lost one, and uses no retry."""
     life.plan.retries = 0
     await running(life)
-    await life.mail(MailKind.MACHINE_LOST, machine=life.agents[1].machine)
+    await life.mail(MessageKind.MACHINE_LOST, machine=life.agents[1].machine)
     await life.reaches(Phase.PENDING)
     assert life.reason() == {"machine": life.agents[1].machine}
     assert life.facts.releases[0].blames_machine == life.agents[1].machine
@@ -84,7 +84,7 @@ async def test_work_that_ended_before_its_stop_counts_also_if_the_refusal_of_its
             await agent.loses_touch()
             agent.ends()
             await life.asks(agent, Activity.RUN_NODE, 2)
-            await life.mail(MailKind.EVICT)
+            await life.mail(MessageKind.EVICT)
             await life.asks(agent, Activity.STOP_NODE)
         for kind, event in (
             (Activity.STOP_NODE, EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED),
@@ -138,7 +138,7 @@ async def test_a_machine_that_is_lost_while_it_stops_is_blamed(life: Life) -> No
     life.plan.node_lost_after_s = 0.5
     await running(life)
     await life.agents[1].goes()
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     await life.reaches(Phase.PENDING)
     assert life.facts.releases[0].blames_machine == life.agents[1].machine
 
@@ -150,7 +150,7 @@ async def test_a_machine_that_refuses_to_stop_is_treated_like_a_silent_one(real_
     life = real_life
     await running(life)
     life.agents[1].errors[Activity.STOP_NODE] = [ApplicationError("no", type="MachineFault", non_retryable=True)]
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     await life.reaches(Phase.PENDING)
     assert life.facts.releases[0].blames_machine == life.agents[1].machine
     assert life.facts.releases[0].silent_machines == [life.agents[1].machine]
@@ -172,7 +172,7 @@ async def test_a_failure_of_a_task_that_cannot_be_is_handled(life: Life) -> None
 async def test_a_machine_is_not_asked_to_stop_for_ever(life: Life) -> None:
     """All tries of a stop together have a limit: twice the time to accept it, to save, and two minutes."""
     await running(life)
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
     asked = [event.activity_task_scheduled_event_attributes for event in await life.handled()]
     limits_s = {
@@ -240,7 +240,7 @@ async def test_errors_that_pass_end_nothing(life: Life) -> None:
     await running(life)
     for agent in life.agents:
         await life.asks(agent, Activity.RUN_NODE, 2)
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
     assert life.stopped() == [[(1, 5.0), (1, 5.0)], [(1, 5.0), (1, 5.0)]]
 

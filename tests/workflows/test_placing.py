@@ -2,7 +2,7 @@
 
 from domain.phases import Phase
 from domain.protocol.activities import Activity
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.protocol.workloads import CheckpointCopy, WorkloadInput
 from tests.workflows.lab import AWAY, HOME, Life
 from tests.workflows.running import ends_well
@@ -41,8 +41,8 @@ async def in_preparation(life: Life) -> None:
 
 @goes("pending", "cancelled cancelled_by_user")
 async def test_a_queued_workload_is_cancelled_at_once(life: Life) -> None:
-    """A cancellation ends a queued workload immediately, with the detail of the mail."""
-    await life.mail(MailKind.CANCEL, 0, by="ada")
+    """A cancellation ends a queued workload immediately, with the detail of the message."""
+    await life.mail(MessageKind.CANCEL, 0, by="ada")
     assert await life.result() == "cancelled"
     assert life.reason() == {"by": "ada"}
     assert life.facts.releases == []
@@ -50,9 +50,9 @@ async def test_a_queued_workload_is_cancelled_at_once(life: Life) -> None:
 
 @goes("pending", "placing awarded", "cancelled cancelled_by_user")
 async def test_a_cancellation_that_comes_after_an_award_cancels_the_attempt(life: Life) -> None:
-    """A cancellation that loses the race with an award waits for the award's mail and then ends the attempt."""
+    """A cancellation that loses the race with an award waits for the award's message and then ends the attempt."""
     life.facts.award(ready=True)
-    await life.mail(MailKind.CANCEL, 0, by="ada")
+    await life.mail(MessageKind.CANCEL, 0, by="ada")
     await life.told_of_award()
     assert await life.result() == "cancelled"
     assert [(r.attempt, r.next_phase) for r in life.facts.releases] == [(1, "cancelled")]
@@ -62,7 +62,7 @@ async def test_a_cancellation_that_comes_after_an_award_cancels_the_attempt(life
 async def test_a_cancellation_about_the_last_attempt_cancels_the_next_too(life: Life) -> None:
     """A cancellation that names the attempt before a concurrent award still cancels the workload."""
     life.facts.award(ready=False)
-    await life.mail(MailKind.CANCEL, 0)
+    await life.mail(MessageKind.CANCEL, 0)
     await life.told_of_award(ready=False)
     assert await life.result() == "cancelled"
 
@@ -71,9 +71,9 @@ async def test_a_cancellation_about_the_last_attempt_cancels_the_next_too(life: 
 async def test_a_preempted_workload_is_cancelled_in_the_queue(life: Life) -> None:
     """A workload that is queued again after an eviction can be cancelled."""
     await life.award(ready=False)
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
-    await life.mail(MailKind.CANCEL, 0)
+    await life.mail(MessageKind.CANCEL, 0)
     assert await life.result() == "cancelled"
 
 
@@ -86,7 +86,7 @@ async def test_nothing_is_staged_before_the_victims_gave_up_their_slots(life: Li
     await life.award(ready=False)
     await life.pending(Activity.PREPARE_NODE, 0)
     assert life.facts.staged == []
-    await life.mail(MailKind.SLOTS_READY)
+    await life.mail(MessageKind.SLOTS_READY)
     await life.runs()
     assert [s.attempt for s in life.facts.staged] == [1]
     await ends_well(life)
@@ -105,7 +105,7 @@ async def test_images_are_fetched_while_the_victims_give_up_their_slots(unborn: 
     for agent in life.agents:
         await life.asks(agent, Activity.PREPARE_NODE)
     assert [[r.only_images for r in a.requests(Activity.PREPARE_NODE)] for a in life.agents] == [[True], [True]]
-    await life.mail(MailKind.SLOTS_READY)
+    await life.mail(MessageKind.SLOTS_READY)
     await life.asks(life.agents[1], Activity.PREPARE_NODE, 2)
     life.agents[1].held.clear()
     await life.runs()
@@ -120,7 +120,7 @@ async def test_images_are_fetched_while_the_victims_give_up_their_slots(unborn: 
 async def test_evicted_while_it_waits_for_victims_it_runs_at_its_next_award(life: Life) -> None:
     """An eviction before any task has started releases the slots without asking agents, and the next attempt runs."""
     await life.award(ready=False)
-    await life.mail(MailKind.EVICT, evictor="wl-9", evictor_rank=1, rank=7)
+    await life.mail(MessageKind.EVICT, evictor="wl-9", evictor_rank=1, rank=7)
     await life.reaches(Phase.PREEMPTED)
     assert life.reason() == {"evictor": "wl-9", "evictor_rank": 1, "rank": 7}
     assert life.stopped() == [[], []]
@@ -134,7 +134,7 @@ async def test_evicted_while_it_waits_for_victims_it_runs_at_its_next_award(life
 async def test_a_machine_lost_before_anything_ran_there_is_blamed(life: Life) -> None:
     """If a machine is lost while the attempt waits for victims, the attempt ends and the machine is blamed."""
     await life.award(ready=False)
-    await life.mail(MailKind.MACHINE_LOST, machine=life.agents[1].machine)
+    await life.mail(MessageKind.MACHINE_LOST, machine=life.agents[1].machine)
     await life.reaches(Phase.PENDING)
     assert life.facts.releases[0].blames_machine == life.agents[1].machine
 
@@ -143,16 +143,16 @@ async def test_a_machine_lost_before_anything_ran_there_is_blamed(life: Life) ->
 async def test_a_cancellation_while_it_waits_for_victims_gives_its_slots_up(life: Life) -> None:
     """An attempt that is cancelled while it waits for victims is released as cancelled."""
     await life.award(ready=False)
-    await life.mail(MailKind.CANCEL, 0)
+    await life.mail(MessageKind.CANCEL, 0)
     assert await life.result() == "cancelled"
     assert [(r.attempt, r.next_phase) for r in life.facts.releases] == [(1, "cancelled")]
 
 
 @goes("pending", "placing waiting_for_victims", "preempted machine_drained")
 async def test_a_preemption_may_say_more_exactly_why(life: Life) -> None:
-    """A reason code in the mail's detail, as a drain sends it, becomes the reason."""
+    """A reason code in the message's detail, as a drain sends it, becomes the reason."""
     await life.award(ready=False)
-    await life.mail(MailKind.PREEMPT, code="machine_drained", machine=life.agents[0].machine)
+    await life.mail(MessageKind.PREEMPT, code="machine_drained", machine=life.agents[0].machine)
     await life.reaches(Phase.PREEMPTED)
     assert life.reason()["machine"] == life.agents[0].machine
 
@@ -162,7 +162,7 @@ async def test_a_launch_that_cannot_be_written_does_not_keep_its_slots_from_a_ca
     """A cancellation takes effect while writing the launch description keeps failing."""
     life.facts.errors[Activity.STAGE] = [RuntimeError("no such bucket") for _ in range(1000)]
     await life.award()
-    await life.mail(MailKind.CANCEL, 0)
+    await life.mail(MessageKind.CANCEL, 0)
     assert await life.result() == "cancelled"
     assert life.facts.staged == []
 
@@ -214,7 +214,7 @@ async def test_a_checkpoint_in_the_same_store_is_not_copied(life: Life) -> None:
 async def test_evicted_during_a_move_its_checkpoint_stays_where_it_was(life: Life) -> None:
     """An eviction during the copy ends the attempt, and the checkpoint's region stays the old one."""
     await in_migration(life)
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
     assert life.facts.staged_here == []
     assert life.stopped() == [[], []]
@@ -224,7 +224,7 @@ async def test_evicted_during_a_move_its_checkpoint_stays_where_it_was(life: Lif
 async def test_a_machine_lost_during_a_move_ends_the_attempt(life: Life) -> None:
     """If a machine is lost during the copy, the attempt ends and the machine is blamed."""
     await in_migration(life)
-    await life.mail(MailKind.MACHINE_LOST, machine=life.agents[0].machine)
+    await life.mail(MessageKind.MACHINE_LOST, machine=life.agents[0].machine)
     await life.reaches(Phase.PENDING)
     assert life.facts.releases[0].blames_machine == life.agents[0].machine
 
@@ -233,7 +233,7 @@ async def test_a_machine_lost_during_a_move_ends_the_attempt(life: Life) -> None
 async def test_cancelled_during_a_move_it_ends(life: Life) -> None:
     """A cancellation during the copy ends the workload without waiting for the copy."""
     await in_migration(life)
-    await life.mail(MailKind.CANCEL, 0)
+    await life.mail(MessageKind.CANCEL, 0)
     assert await life.result() == "cancelled"
 
 
@@ -241,7 +241,7 @@ async def test_cancelled_during_a_move_it_ends(life: Life) -> None:
 async def test_evicted_during_preparation_no_task_is_ever_started(life: Life) -> None:
     """An eviction does not wait for preparation: every machine gets a stop request, and none gets a run request."""
     await in_preparation(life)
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
     assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
     assert [a.requests(Activity.RUN_NODE) for a in life.agents] == [[], []]
@@ -251,7 +251,7 @@ async def test_evicted_during_preparation_no_task_is_ever_started(life: Life) ->
 async def test_cancelled_during_preparation_it_ends(life: Life) -> None:
     """A cancellation does not wait for preparation."""
     await in_preparation(life)
-    await life.mail(MailKind.CANCEL, 0)
+    await life.mail(MessageKind.CANCEL, 0)
     assert await life.result() == "cancelled"
     assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
 
@@ -260,7 +260,7 @@ async def test_cancelled_during_preparation_it_ends(life: Life) -> None:
 async def test_a_machine_lost_during_preparation_is_not_asked_to_stop(life: Life) -> None:
     """A machine that is lost during preparation is blamed, and only the others get a stop request."""
     await in_preparation(life)
-    await life.mail(MailKind.MACHINE_LOST, machine=life.agents[1].machine)
+    await life.mail(MessageKind.MACHINE_LOST, machine=life.agents[1].machine)
     await life.reaches(Phase.PENDING)
     assert life.stopped() == [[(1, 5.0)], []]
     assert life.facts.releases[0].blames_machine == life.agents[1].machine

@@ -5,7 +5,7 @@ from temporalio.exceptions import ApplicationError
 from domain.phases import Phase
 from domain.protocol.activities import Activity
 from domain.protocol.leases import ElementResult
-from domain.protocol.mail import Mail, MailKind
+from domain.protocol.workload_messages import MessageKind, WorkloadMessage
 from domain.protocol.workloads import WorkloadInput
 from tests.workflows.lab import Life
 from tests.workflows.running import AGAIN, RUNNING, ends_well, running
@@ -14,10 +14,10 @@ from tests.workflows.stories import goes
 LEFTOVER = "preempted stack_stopped"
 
 
-async def replaced(life: Life, *, ready: bool = True, stopping: bool = False, mail: MailKind | None = None) -> None:
-    """Starts a new workflow with the state in Postgres; `mail` arrives with the start."""
+async def replaced(life: Life, *, ready: bool = True, stopping: bool = False, mail: MessageKind | None = None) -> None:
+    """Starts a new workflow with the state in Postgres; the message `mail` arrives with the start."""
     state = WorkloadInput(life.id, attempt=1, placed=True, ready=ready, stopping=stopping)
-    await life.workflow_starts(state, None if mail is None else Mail(1001, mail.value, 1))
+    await life.workflow_starts(state, None if mail is None else WorkloadMessage(1001, mail.value, 1))
 
 
 @goes(*RUNNING, "succeeded completed")
@@ -111,7 +111,7 @@ async def test_a_replacement_that_is_evicted_at_once_stops_what_runs(life: Life)
     """A replacement that is evicted before its first request stops the tasks of the workflow before it."""
     await running(life)
     await life.handle.terminate()
-    await replaced(life, mail=MailKind.EVICT)
+    await replaced(life, mail=MessageKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
     assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
     assert [r.silent_machines for r in life.facts.releases] == [[]]
@@ -122,7 +122,7 @@ async def test_a_replacement_that_is_cancelled_at_once_stops_what_runs(life: Lif
     """A replacement that is cancelled before its first request stops the tasks of the workflow before it."""
     await running(life)
     await life.handle.terminate()
-    await replaced(life, mail=MailKind.CANCEL)
+    await replaced(life, mail=MessageKind.CANCEL)
     assert await life.result() == "cancelled"
     assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
 
@@ -136,7 +136,7 @@ async def test_a_replacement_that_is_evicted_while_it_prepares_finds_that_it_has
     await replaced(life)
     for agent in life.agents:
         await life.asks(agent, Activity.PREPARE_NODE, 2)
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     assert await life.result() == "succeeded"
 
 
@@ -152,7 +152,7 @@ async def test_a_replacement_that_is_evicted_while_it_prepares_lets_tasks_save(l
     await replaced(life)
     for agent in life.agents:
         await life.asks(agent, Activity.PREPARE_NODE, 2)
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
     assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
     assert [p.checkpoint_step for p in life.facts.releases[0].progress] == [5, 5]
@@ -186,9 +186,9 @@ async def gone_in_the_end(life: Life, exit_code: int = 0) -> None:
 
 @goes(*RUNNING, "preempted evicted")
 async def test_a_workflow_rolled_back_to_before_its_award_stops_what_it_has_started(life: Life) -> None:
-    """If a rollback loses award and start, redelivered mail restores the attempt, and an eviction stops its tasks."""
+    """If a rollback loses award and start, redelivery restores the attempt, and an eviction stops its tasks."""
     await running(life)
-    await rolled_back(life, MailKind.EVICT)
+    await rolled_back(life, MessageKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
     assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
 
@@ -200,16 +200,20 @@ async def test_a_workflow_rolled_back_to_before_its_award_finds_that_it_has_succ
     for agent in life.agents:
         await agent.loses_touch()
         agent.ends(0)
-    await rolled_back(life, MailKind.CANCEL)
+    await rolled_back(life, MessageKind.CANCEL)
     assert await life.result() == "succeeded"
 
 
-async def rolled_back(life: Life, kind: MailKind) -> None:
-    """Replaces the workflow with one from before the award; it receives the award's mail and a second mail."""
+async def rolled_back(life: Life, kind: MessageKind) -> None:
+    """Replaces the workflow with one from before the award; it receives the award's message and another one."""
     await life.handle.terminate()
     await life.workflow_starts(
         WorkloadInput(
-            life.id, mails=[Mail(1001, MailKind.AWARDED.value, 1, {"ready": True}), Mail(1002, kind.value, 1)]
+            life.id,
+            mails=[
+                WorkloadMessage(1001, MessageKind.AWARDED.value, 1, {"ready": True}),
+                WorkloadMessage(1002, kind.value, 1),
+            ],
         )
     )
 
@@ -242,7 +246,7 @@ async def started_unnoted(life: Life, *phases: Phase) -> None:
     for agent in life.agents:
         agent.has_started(1)
         agent.ends()
-    await replaced(life, mail=MailKind.EVICT)
+    await replaced(life, mail=MessageKind.EVICT)
     assert await life.result() == "succeeded"
 
 
@@ -254,21 +258,21 @@ async def test_a_replacement_finds_which_elements_have_ended(lone: Life) -> None
     lone.facts.award(ready=True)
     (agent,) = lone.agents
     agent.has_started(1)
-    agent.elements = [ElementResult(4, 1, exit_code=0, began_s=1.0, ended_s=2.0)]
-    await replaced(lone, mail=MailKind.EVICT)
+    agent.element_chunks = [ElementResult(4, 1, exit_code=0, began_s=1.0, ended_s=2.0)]
+    await replaced(lone, mail=MessageKind.EVICT)
     await lone.reaches(Phase.PREEMPTED)
-    assert [release.elements for release in lone.facts.releases] == [agent.elements]
+    assert [release.elements for release in lone.facts.releases] == [agent.element_chunks]
 
 
 @goes("pending", "placing waiting_for_victims", "cancelled cancelled_by_user")
 async def test_a_replacement_waits_for_what_the_attempt_waited_for(life: Life) -> None:
-    """A replacement of a placed attempt waits for its slots, and handles mail meanwhile."""
+    """A replacement of a placed attempt waits for its slots, and handles messages meanwhile."""
     await life.award(ready=False)
     await life.handled()
     await life.handle.terminate()
     await replaced(life, ready=False)
-    await life.mail(MailKind.AWARDED, 1, ready=False, region="east")
-    await life.mail(MailKind.CANCEL, 0)
+    await life.mail(MessageKind.AWARDED, 1, ready=False, region="east")
+    await life.mail(MessageKind.CANCEL, 0)
     assert await life.result() == "cancelled"
     assert life.stopped() == [[], []]
     assert [(r.attempt, r.next_phase) for r in life.facts.releases] == [(1, "cancelled")]

@@ -1,7 +1,7 @@
 """Retries by cause: exit statuses, preemptions and lost machines each have limits of their own."""
 
 from domain.phases import Phase
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.protocol.workloads import WorkloadInput
 from tests.workflows.agents import until
 from tests.workflows.lab import Life
@@ -46,7 +46,7 @@ async def test_the_limit_of_preemptions(unborn: Life) -> None:
     await unborn.begins(WorkloadInput(unborn.id, max_preemptions=1))
     for phase in (Phase.PREEMPTED, Phase.FAILED):
         await running(unborn)
-        await unborn.mail(MailKind.EVICT, evictor="wl-e", evictor_rank=1, rank=3)
+        await unborn.mail(MessageKind.EVICT, evictor="wl-e", evictor_rank=1, rank=3)
         await unborn.reaches(phase)
     assert await unborn.result() == "failed"
     reason = unborn.reason()
@@ -59,7 +59,7 @@ async def test_the_limit_of_lost_machines(unborn: Life) -> None:
     """A replaced workflow knows the losses of earlier attempts. The machine is blamed as for other losses."""
     await unborn.begins(WorkloadInput(unborn.id, losses=2, max_losses=2))
     await running(unborn)
-    await unborn.mail(MailKind.MACHINE_LOST, machine=unborn.agents[1].machine)
+    await unborn.mail(MessageKind.MACHINE_LOST, machine=unborn.agents[1].machine)
     assert await unborn.result() == "failed"
     assert (unborn.reason()["cause"], unborn.reason()["limit"]) == ("machine_lost", "lost")
     assert [r.blames_machine for r in unborn.facts.releases] == [unborn.agents[1].machine]
@@ -70,7 +70,7 @@ async def test_a_success_after_the_last_allowed_preemption(unborn: Life) -> None
     """The limit of preemptions ends nothing that ends by itself."""
     await unborn.begins(WorkloadInput(unborn.id, max_preemptions=1))
     await running(unborn)
-    await unborn.mail(MailKind.EVICT, evictor="wl-e", evictor_rank=1, rank=3)
+    await unborn.mail(MessageKind.EVICT, evictor="wl-e", evictor_rank=1, rank=3)
     await unborn.reaches(Phase.PREEMPTED)
     await running(unborn)
     await ends_well(unborn)

@@ -2,7 +2,7 @@
 
 from domain.phases import Phase
 from domain.protocol.activities import Activity
-from domain.protocol.mail import MailKind
+from domain.protocol.workload_messages import MessageKind
 from domain.protocol.workloads import WorkloadInput
 from domain.task_reports import DiskReport, NotReadyReport
 from tests.workflows.agents import until
@@ -17,7 +17,7 @@ HUNG = ("checkpointing no_progress", "pending no_progress")
 async def hangs(life: Life) -> None:
     """Runs the workload until it is found hung and stopped."""
     await running(life)
-    await life.mail(MailKind.HUNG, silent_s=61.0, limit_s=60.0)
+    await life.mail(MessageKind.HUNG, silent_s=61.0, limit_s=60.0)
     await until(lambda: life.facts.phase in (Phase.PENDING, Phase.FAILED), "the hung gang was stopped")
 
 
@@ -171,7 +171,7 @@ async def test_an_evicted_gang_saves_within_its_grace_and_runs_again(life: Life)
     await running(life)
     for agent in life.agents:
         agent.reports(step=50, checkpoint_step=50, resumed_step=None)
-    await life.mail(MailKind.EVICT, evictor="wl-9")
+    await life.mail(MessageKind.EVICT, evictor="wl-9")
     await life.reaches(Phase.PREEMPTED)
     assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
     assert [p.checkpoint_step for p in life.facts.releases[0].progress] == [50, 50]
@@ -184,7 +184,7 @@ async def test_an_evicted_gang_saves_within_its_grace_and_runs_again(life: Life)
 async def test_an_operator_preempts(life: Life) -> None:
     """An operator's preemption stops a gang like an eviction, with the operator in the reason."""
     await running(life)
-    await life.mail(MailKind.PREEMPT, by="ada")
+    await life.mail(MessageKind.PREEMPT, by="ada")
     await life.reaches(Phase.PREEMPTED)
     assert life.reason() == {"by": "ada"}
 
@@ -193,7 +193,7 @@ async def test_an_operator_preempts(life: Life) -> None:
 async def test_a_stopping_stack_preempts(life: Life) -> None:
     """A stack that stops preempts its gangs with the reason `stack_stopped`."""
     await running(life)
-    await life.mail(MailKind.PREEMPT, code="stack_stopped")
+    await life.mail(MessageKind.PREEMPT, code="stack_stopped")
     await life.reaches(Phase.PREEMPTED)
 
 
@@ -201,7 +201,7 @@ async def test_a_stopping_stack_preempts(life: Life) -> None:
 async def test_a_running_workload_is_cancelled(life: Life) -> None:
     """A cancellation stops a running gang with its grace and ends the workload."""
     await running(life)
-    await life.mail(MailKind.CANCEL, 0, by="ada")
+    await life.mail(MessageKind.CANCEL, 0, by="ada")
     assert await life.result() == "cancelled"
     assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
 
@@ -211,9 +211,9 @@ async def test_a_cancellation_while_it_saves_takes_effect_after(life: Life) -> N
     """A gang that is being evicted finishes saving before it is cancelled."""
     await running(life)
     life.agents[0].held.add(Activity.STOP_NODE)
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     await life.asks(life.agents[0], Activity.STOP_NODE)
-    await life.mail(MailKind.CANCEL, 0)
+    await life.mail(MessageKind.CANCEL, 0)
     life.agents[0].held.clear()
     assert await life.result() == "cancelled"
 
@@ -224,7 +224,7 @@ async def test_a_gang_that_ended_by_itself_although_told_to_stop_has_succeeded(l
     await running(life)
     for agent in life.agents:
         agent.held.add(Activity.STOP_NODE)
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     for agent in life.agents:
         await life.asks(agent, Activity.STOP_NODE)
         agent.ends()
@@ -240,7 +240,7 @@ async def test_a_gang_of_which_a_part_had_ended_when_it_was_stopped_has_not_succ
     await running(life)
     life.agents[0].ends()
     await life.pending(Activity.RUN_NODE, 1)
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
 
 
@@ -264,7 +264,7 @@ async def test_an_attempt_may_run_for_what_earlier_ones_left(life: Life) -> None
     """The second attempt's limit is the first one's minus the time that the first attempt ran."""
     life.plan.max_runtime_s = 3600.0
     await running(life)
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
     await running(life)
     await ends_well(life)
@@ -316,7 +316,7 @@ async def test_hangs_count_only_in_a_row(life: Life) -> None:
     await hangs(life)
     await hangs(life)
     await running(life)
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
     await hangs(life)
     await hangs(life)

@@ -5,11 +5,11 @@ from itertools import pairwise
 from domain.lifecycle.attempts import NEXT_PHASES
 from domain.phases import Phase
 from tests.workflows import (
+    test_inbox,
     test_launch_refused,
     test_leaving,
     test_loading,
     test_loss,
-    test_mail,
     test_placing,
     test_replacement,
     test_retries,
@@ -18,8 +18,8 @@ from tests.workflows import (
 from tests.workflows.stories import PATHS
 
 TOLD_IN = (
-    test_placing, test_launch_refused, test_running, test_mail, test_loss, test_replacement, test_leaving, test_loading,
-    test_retries,
+    test_placing, test_launch_refused, test_running, test_inbox, test_loss, test_replacement, test_leaving,
+    test_loading, test_retries,
 )  # fmt: skip
 
 NEVER_MADE = {

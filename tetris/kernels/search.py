@@ -15,9 +15,9 @@ import numpy as np
 
 from domain.compiled import compiled
 from tetris.kernels.layout import COUNT, F8, I4, KIND, MAGNITUDE, Fixed, PlanState, StepScratch, Work
+from tetris.kernels.move_costs import weigh
 from tetris.kernels.moves import apply, recompute
 from tetris.kernels.terms import excess, objective
-from tetris.kernels.weigh import weigh
 
 _MOST_JOBS = 64
 """Maximum number of jobs per table that are examined."""

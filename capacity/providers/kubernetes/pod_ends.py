@@ -15,7 +15,7 @@ _WATCH_S = 240
 """The length of one watch. The next one continues from the last event or bookmark."""
 _MOST_ENDS, _KEPT_S = 10_000, 3600.0
 _AGAIN_S = 10.0
-"""Events that explain a deletion may come late: they are read again after this time."""
+"""Events that explain a deletion may arrive late: they are read again after this time."""
 _LASTING_S = 1.0
 """A watch that ends sooner, without an event, is followed by a pause."""
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
@@ -61,7 +61,7 @@ class PodEnds:
             return [found for _, found in self._ends.values()]
 
     def of(self, instance: str) -> str | None:
-        """Returns the id of the pod of an instance that has ended; None: none has."""
+        """Returns the id of an ended pod of an instance; None: none has ended."""
         with self._lock:
             return next((key for key, (_, found) in self._ends.items() if found.instance == instance), None)
 
@@ -148,7 +148,7 @@ class PodEnds:
             self._taken.add(native_id(pod))
 
     def _gone(self, pod: dict[str, Any]) -> None:
-        """Records the end of a pod from its last state. One that had ended before its deletion has its reason there."""
+        """Records the end of a deleted pod. Its last state has the reason if it had ended before its deletion."""
         metadata = pod["metadata"]
         by_itself = _has_ended(pod) and native_id(pod) not in self._taken
         self._taken.discard(native_id(pod))

@@ -90,7 +90,7 @@ class KubernetesProvider:
         return pod
 
     def describe(self) -> Sequence[FoundMachine]:
-        """See `Provider.describe`. One list, and what a watch has seen of pods that are gone."""
+        """See `Provider.describe`. One list, plus the pods that a watch has seen end."""
         self._ends.start()
         try:
             pods, _ = self._api.objects("pods", labels=self._selector)
@@ -105,7 +105,7 @@ class KubernetesProvider:
         return [*found, *(one for one in self._ends.recent() if one.native_id not in there)]
 
     def terminate(self, native_id: str) -> None:
-        """See `Provider.terminate`. The label says to every worker that mizzen ends the pod."""
+        """See `Provider.terminate`. The label tells every worker that mizzen itself ends the pod."""
         name, _, uid = native_id.partition(".")
         if not is_name(name) or _UID.fullmatch(uid) is None:
             return

@@ -24,7 +24,7 @@ class KubernetesMachineType(PricedShape):
 
 
 class KubernetesZone(DocumentPart):
-    """Nodes of the cluster, which are a zone of pools, and what their pods have in common."""
+    """A set of nodes, which is a zone for pools, and the common settings of its pods."""
 
     kind: CapacityKind = CapacityKind.RESERVED
     """`spot`, if the cluster may take the nodes, or preempts pods of this priority."""

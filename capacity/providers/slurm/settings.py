@@ -83,7 +83,7 @@ class SlurmSettings(DocumentPart):
     config: Folder | None = None
     """The value of `SLURM_CONF`; None: that of the worker's environment."""
     leave_s: float = Field(120.0, ge=60, le=65535)
-    """How long before its end Slurm wakes the agent by a signal, at the latest."""
+    """Slurm sends the agent a signal at least this long before the end of its job."""
     kill_wait_s: float = Field(30.0, ge=0)
     """The time from SIGTERM to SIGKILL in this cluster, `KillWait` of its slurm.conf."""
     start_s: float = Field(60.0, ge=0)

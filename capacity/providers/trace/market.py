@@ -48,7 +48,7 @@ class Market:
     """The rules for one cloud."""
 
     def __init__(self, settings: TraceProviderSettings, began_at_s: float) -> None:
-        """`began_at_s` is the start of the traces, in seconds since the epoch."""
+        """`began_at_s` is the time at which the traces start, in seconds since the epoch."""
         self._settings = settings
         self._began_at_s = began_at_s
 

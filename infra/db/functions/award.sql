@@ -260,7 +260,7 @@ begin
         from (select (c.element).* from unnest(accepted) as c) as e where e.head is not null group by e.head;
     end if;
 
-    -- 5. Write the attempts, phases, events and mail of the accepted candidates.
+    -- 5. Write the attempts, phases, events and messages of the accepted candidates.
     insert into attempt (workload, attempt, region, plan, awarded_at, ready_at, gpu_types, cpus_milli, rank)
     select c.workload, c.attempt, c.region, c.plan, clock_timestamp(), case when c.ready then clock_timestamp() end,
            c.gpu_types, c.cpus_milli, c.rank
@@ -290,7 +290,7 @@ begin
            l.awaited_memory_bytes, case when l.ready then clock_timestamp() end
     from unnest(accepted) as c, unnest(c.allocations) as l;
 
-    -- 7. Start the evictions: record them, mark the victims' attempts, and send mail to the victims.
+    -- 7. Start the evictions: record them, mark the victims' attempts, and send messages to the victims.
     if evicted <> '{}' then
         insert into eviction (evictor, evictor_attempt, victim, victim_attempt)
         select c.workload, c.attempt, v.victim, v.attempt

@@ -1,4 +1,4 @@
--- Wakes a service after a change of the workload of one of its replicas: sends mail to the service's workflow.
+-- Wakes a service after a change of the workload of one of its replicas: sends a message to the service's workflow.
 create function wake_service(replica text) returns void language plpgsql as $$
 begin
     insert into outbox (kind, body)

@@ -49,7 +49,7 @@ def table(head: str, rows: Iterator[list[str]]) -> str:
 
 
 def drift_delays(threshold: float, runs: int = 4000) -> Iterator[list[str]]:
-    """Returns the delay for each size of shift, and the time between false alarms."""
+    """Yields, for each factor by which the hazard shifts, the delay of the alarm and the time between false alarms."""
     settings = DriftSettings(threshold=threshold)
     never = delay(settings, 1.0, runs)
     for shift in (1 / 3, 1 / 2, 1 / 1.7, 1.3, 1.5, 1.7, 2.0, 3.0, 6.0):
@@ -194,7 +194,7 @@ def control_period(links: int = 200) -> Iterator[list[str]]:
 
 
 def share_sensitivity(jobs: int = 312) -> Iterator[list[str]]:
-    """Returns the expected loss and the reasons for other shares of checkpoints, at the rate of a building's link.
+    """Yields the expected loss, and the reasons for the intervals, by the share of bandwidth for checkpoints.
 
     A save stalls its job for the measured share of a local write, as in the simulator.
     """

@@ -1,4 +1,4 @@
-"""The results of a run: a row for each time that owners took something, and checks from outside."""
+"""The results of a run: a table row for each command with which owners took machines back, and external checks."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -7,7 +7,7 @@ from rigs.demos.lending.scenario import LendingCourse, Word
 from rigs.demos.lending.steps import StepLine, done
 
 NOW_S = 1.0
-"""Bound of the time from `mizzen reclaim --now` to no task."""
+"""Upper bound of the time from `mizzen reclaim --now` until no task runs."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Row:
     bound_s: float
     """Bound of `gone_s`."""
     redone: int
-    """Steps that were done again, over all trainings that had to leave."""
+    """Number of repeated steps, summed over all trainings that had to leave."""
     allowed: int
     """Bound of `redone`: 0 with a notice, else the steps after the newest checkpoint in the store."""
     skipped: int
-    """Steps that no attempt did."""
+    """Number of steps that no attempt executed."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class OutcomeCheck:
 
 
 def taken(course: LendingCourse) -> list[Word]:
-    """Returns the words with which owners took something from the trainings."""
+    """Returns the owners' commands that took resources from the trainings."""
     return [word for word in course.words if word.moved]
 
 
 def _redone(course: LendingCourse, word: Word) -> tuple[int, int, int]:
-    """Returns the steps that were done again, the steps that were allowed to be, and those that were left out."""
+    """Returns the numbers of repeated steps, of steps that were allowed to be repeated, and of skipped steps."""
     redone = allowed = skipped = 0
     for name, attempt in word.moved.items():
         ranks = course.lines[name]
@@ -59,7 +59,7 @@ def _redone(course: LendingCourse, word: Word) -> tuple[int, int, int]:
 
 
 def rows(course: LendingCourse) -> list[Row]:
-    """Returns a row for each of the words in `taken`."""
+    """Returns a row for each of the commands in `taken`."""
     out = []
     for word in taken(course):
         gone_s = (word.gone_s or word.answered_s) - word.said_s

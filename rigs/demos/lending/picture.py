@@ -1,4 +1,4 @@
-"""The picture of a run: one row for each GPU, coloured by training, with the words of the owners."""
+"""The picture of a run: one row for each GPU, coloured by training, with the owners' commands."""
 
 from datetime import datetime
 
@@ -39,7 +39,7 @@ def picture(course: LendingCourse) -> str:
 
 
 def _labels(course: LendingCourse) -> list[tuple[float, str]]:
-    """Returns time and text of what happened. What happened within `_TOGETHER_S` has one text."""
+    """Returns time and text of the events. Events within `_TOGETHER_S` share one text."""
     marks = [(word.said_s, word.text, word.machine.partition("/")[2]) for word in course.words]
     groups: list[list[tuple[float, str, str]]] = []
     for mark in sorted([*marks, *((at_s, text, "") for at_s, text in course.events)]):
@@ -66,7 +66,7 @@ def _named(places: list[str]) -> str:
 
 
 def _owned(gantt: Gantt, course: LendingCourse, word: Word) -> None:
-    """Draws when GPUs were the owner's, and the notice."""
+    """Draws the periods in which owners had GPUs, and the notices."""
     assert word.notice_s is not None
     for gpu in word.gpus:
         lent = (

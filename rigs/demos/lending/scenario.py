@@ -28,7 +28,7 @@ class Word:
     """The command with its flags."""
     said_s: float
     gpus: tuple[int, ...]
-    """The GPUs that it is about."""
+    """The GPUs that the command names."""
     notice_s: float | None = None
     """The notice, 0 for none; None: the owner lends."""
     answered_s: float = 0.0
@@ -71,7 +71,7 @@ class LendingCourse:
     expected: dict[str, list[StepLine]] = field(default_factory=dict)
     """What the first rank of each training wrote in an uninterrupted run."""
     exit_code: int = -1
-    """Of `mizzen up`, after Ctrl-C at the end."""
+    """Exit code of `mizzen up`, after Ctrl-C at the end."""
     left: dict[int, str] = field(default_factory=dict)
     """Processes of the stack that lived after its end."""
 
@@ -129,7 +129,7 @@ class LendingDemoScenario:
         return course
 
     def _owners(self) -> None:
-        """The words of the owners. A training moves to the other building, because no other GPU of its type is free."""
+        """Owners lend and take back. A training moves to the other building, since no other GPU of its type is free."""
         self._lend(("chemistry/lab", ()), ("chemistry/pc", ()))
         self._take(("physics/pc",), "--notice", "20s")
         self._take(("physics/lab",), "--notice", "20s", "--gpus", "0")
@@ -145,7 +145,7 @@ class LendingDemoScenario:
     # --------------------------------------------------------------------------------------------------------- steps
 
     def _take(self, places: Collection[str], *flags: str, while_taking: Callable[[], None] | None = None) -> None:
-        """The owners take machines, or GPUs of them; returns when the trainings have saved elsewhere."""
+        """Lets owners take machines or GPUs back; returns when the trainings have saved elsewhere."""
         with ThreadPoolExecutor() as threads:
             taken = [threads.submit(self._one_takes, f"campus/{place}", flags) for place in places]
             if while_taking is not None:
@@ -239,7 +239,7 @@ class LendingDemoScenario:
         wait_until(lambda: all(map(saved, attempts)), f"these trainings save: {attempts}")
 
     def _collect(self) -> None:
-        """Reads what is needed for the report, and stops the stack."""
+        """Reads the data for the report, and stops the stack."""
         up, course = self._site.up, self.course
         course.holds = {name: [dict(hold) for hold in up.client().allocations(one)] for name, one in self._ids.items()}
         course.lines = self._lines()

@@ -1,4 +1,4 @@
-"""Reads what the trainings wrote to their files (`training.py`)."""
+"""Reads the files that the trainings wrote (`stepwise_training.py`)."""
 
 import json
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ class StepLine:
     machine: str
     gpu: int
     digest: str
-    """Of the weights after a step; empty for other events."""
+    """Digest of the weights after a step; empty for other events."""
 
 
 def _line(body: dict[str, Any]) -> StepLine:
@@ -29,7 +29,7 @@ def _line(body: dict[str, Any]) -> StepLine:
 
 
 def read_lines(file: Path, ranks: int) -> list[list[StepLine]]:
-    """Returns the lines of each rank; without a file, none."""
+    """Returns the lines that each rank of a training wrote; none for a missing file."""
     paths = [file.with_name(f"{file.name}.{rank}") for rank in range(ranks)]
     texts = (path.read_text() if path.exists() else "" for path in paths)
     return [[_line(json.loads(line)) for line in text.splitlines()] for text in texts]

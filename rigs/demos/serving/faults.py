@@ -145,7 +145,7 @@ class FaultsScenario:
 
 
 async def _at_once(url: str) -> list[float | None]:
-    """Sends requests at once; returns for each the time to its first byte. None: it has no complete right answer."""
+    """Sends requests concurrently; returns the time to the first byte of each. None: no complete correct answer."""
 
     async def one(client: httpx.AsyncClient) -> float | None:
         began_s = time.monotonic()
@@ -161,7 +161,7 @@ async def _at_once(url: str) -> list[float | None]:
 
 
 def alone_s() -> float:
-    """Returns the time that the server needs alone, from the start of its process to its first good probe."""
+    """Returns how long the server takes without mizzen, from the start of its process to its first good probe."""
     port, began_s = free_port(), time.monotonic()
     environ = {**os.environ, "MIZZEN_PORT": str(port), "LOADING_S": "1"}
     with subprocess.Popen([sys.executable, str(_SERVER)], env=environ, stdout=subprocess.DEVNULL) as process:
@@ -173,7 +173,7 @@ def alone_s() -> float:
 
 
 def failures(requests: list[Request]) -> list[Request]:
-    """Returns the requests without a complete right answer within ten times the median of their kind."""
+    """Returns the requests without a complete correct answer within ten times the median of their kind."""
     found: list[Request] = []
     for is_stream in (False, True):
         kind = [one for one in requests if (one.number % 10 == 0) == is_stream]

@@ -15,7 +15,7 @@ import httpx
 
 _LONGEST_S = 60.0
 _STREAM_EACH = 10
-"""One request in so many is a stream of two seconds; the others are answered at once."""
+"""One in this many requests is a stream of two seconds; the others are answered at once."""
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 Rule: TypeAlias = Literal["young", "daly", "mtbf"]
 
 SMALL = 0.01
-"""A save is short, and Young's formula is used, up to this part of the mean time between interruptions.
+"""Young's formula is used for saves of up to this fraction of the mean time between interruptions.
 
 Young's interval is then at most 5% too long, which costs less than one part in 5,000 of the time.
 """
@@ -26,9 +26,9 @@ _HALVINGS = 60
 def best_interval_s(mtbf_s: float, save_s: float) -> tuple[float, Rule]:
     """Return the seconds of work between two saves, and the formula that gave them.
 
-    The result is monotonic: it never decreases if `mtbf_s` or `save_s` grows. The formulas do not meet at their
-    boundaries. There the value at the boundary is kept until the next formula exceeds it; this is nearer to the optimum
-    than a jump would be.
+    The result is monotonic: it never decreases if `mtbf_s` or `save_s` grows. The formulas have jumps at the boundaries
+    of their ranges. There the value at the boundary is kept until the next formula exceeds it, which is nearer to the
+    optimum than the jump.
 
     Args:
         mtbf_s: mean time between interruptions of the whole gang, above 0.

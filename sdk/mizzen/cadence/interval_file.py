@@ -7,13 +7,13 @@
 
 | field | meaning |
 | --- | --- |
-| `interval_s` | seconds between two saves at most, 1 to 86,400: the task's own formula counts if it gives less |
-| `least_s` | seconds between two saves at least, whatever the task's own formula gives; may be missing |
-| `expires_at_s` | seconds since the epoch; from then on the file does not count |
+| `interval_s` | longest time between two saves in seconds, 1 to 86,400; the task's own formula may give less |
+| `least_s` | shortest time between two saves in seconds, even if the task's own formula gives less; may be missing |
+| `expires_at_s` | seconds since the epoch; from then on the file is ignored |
 | `hazard_per_h` | expected interruptions of the gang per hour, for explanations; may be missing |
 | `period_s`, `offset_s` | saves begin `offset_s` after a multiple of `period_s` since the epoch; may be missing |
 
-The coordinator gives each job of a site another offset, so that their saves do not begin together.
+The coordinator gives each job of a site a different offset, so that their saves do not begin together.
 
 A file that is missing, too large, invalid or expired has no effect, and the cadence uses its own formula. A task could
 write the file itself, but it would only change its own interval.

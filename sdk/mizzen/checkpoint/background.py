@@ -65,7 +65,7 @@ class Saving:
 
 
 class BackgroundSave:
-    """The newest background save of one process, until its result was handled."""
+    """The newest background save of one process, until its result has been handled."""
 
     def __init__(self, tolerate: Callable[[int, BaseException], object]) -> None:
         """`tolerate` reports the step and the error of a failed save, or raises an error."""
@@ -75,7 +75,7 @@ class BackgroundSave:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the newest save has failed, also after either `wait`."""
+        """Whether the newest save has failed, even if its result was handled by `wait` or `wait_tolerating`."""
         return self._failed if self._saving is None else self._saving.done and self._saving.error is not None
 
     @property
@@ -89,12 +89,12 @@ class BackgroundSave:
         return self._saving is not None and not self._saving.done
 
     def start(self, step: int, work: Callable[[], Manifest], ended: Callable[[Saving], None]) -> Saving:
-        """Start a save; see `Saving`. The previous one must have been settled."""
+        """Start a save; see `Saving`. The result of the previous one must have been handled."""
         self._saving = Saving(step, work, ended)
         return self._saving
 
     def holds(self, step: int) -> bool:
-        """Return whether the save is that of `step`. It may have ended."""
+        """Return whether the newest save is the one of `step`, even if it has ended."""
         return self._saving is not None and self._saving.step == step
 
     def wait_tolerating(self) -> None:

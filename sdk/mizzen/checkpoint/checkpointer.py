@@ -267,7 +267,7 @@ class Checkpointer(StateSaver):
         return StepAction.SAVE if due else StepAction.NOTHING
 
     def _status(self, done: bool) -> StepStatus:
-        """Return the status of a step; `done`: it was saved, or its save was started."""
+        """Return the status of a step; `done`: whether it was saved, or its save was started."""
         if done:
             return StepStatus.STARTED if self.background else StepStatus.SAVED
         return StepStatus.FAILED if self._failures.are_failing else StepStatus.NOT_DUE
@@ -311,7 +311,7 @@ class Checkpointer(StateSaver):
         return found
 
     def _take(self, found: Checkpoint | None) -> None:
-        """Bring the roots up to date with the checkpoint that was read; see `Roots.loaded`."""
+        """Update the roots after a checkpoint was read; see `Roots.loaded`."""
         self._roots.loaded(*((found.manifest, found.verified) if found is not None else (None, frozenset())))
 
     def _begin(self, found: Checkpoint | None) -> int:

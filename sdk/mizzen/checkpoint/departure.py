@@ -22,7 +22,7 @@ from mizzen.notices import Notice
 LEAD_SAVES = 3.0
 """A known end causes a notice when this many saves still fit before it."""
 _MOST = (1 << 31) - 2
-"""Numbers that the ranks agree on are at most this: milliseconds or KiB. One more: not known."""
+"""Largest number that the ranks agree on, in milliseconds or KiB. This plus one means unknown."""
 
 
 class StepAction(IntEnum):
@@ -41,15 +41,15 @@ class Sender:
     """The parts that one process can send ahead, and how it sends them."""
 
     can: bool
-    """Whether it permits that the training continues."""
+    """Whether the process may continue training while parts are sent."""
     is_writer: bool
     """Whether it saves."""
     unsent: Callable[[], Mapping[str, Unsent]]
     """Returns the parts that a save would have to write now."""
     save: Callable[[], None]
-    """Starts a background save of the present state."""
+    """Starts a background save of the current state."""
     abandon: Callable[[int], None]
-    """Lets the running save of a step fail instead of waiting for other ranks."""
+    """Makes the running save of a step fail instead of waiting for other ranks."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Departure:
         """Return whether the training continues within the notice, because parts of the state are sent ahead.
 
         Args:
-            sender: what this process can send ahead.
+            sender: the parts that this process can send ahead.
             agree: returns the maximum of a number over all ranks, which call this after the same step; None: there are
                 no other ranks.
         """

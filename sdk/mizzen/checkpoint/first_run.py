@@ -1,11 +1,13 @@
 """`Checkpointer(verify=True)`: starts the script once more from its first checkpoint, and compares both runs.
 
-Whatever the state omits is missing in a new process, so the second run soon differs from the first one. `FirstRun` is
-the part in the training: after the first save it starts a process that copies that checkpoint to a temporary folder and
-then runs the script with the same command. `SecondRun` is the part there: its `Checkpointer` uses the copy.
+Data that the saved state omits is missing in a new process, so the second run soon differs from the first one.
+`FirstRun` runs in the training: after the first save it starts a process that copies that checkpoint to a temporary
+folder and then runs the script with the same command. `SecondRun` runs in that process, whose `Checkpointer` uses the
+copy.
 
-Both take a picture of the tracked state at the same steps, and at their ends: the values of small entries, and a digest
-of a sample of each tensor. The training takes so few that they stall it for at most the time of `STALL_STEPS` steps.
+Both take a picture (a summary) of the tracked state at the same steps, and at their ends: the values of small entries,
+and a digest of a sample of each tensor. Taking pictures stalls the training for at most the time of `STALL_STEPS`
+steps.
 """
 
 import atexit
@@ -75,7 +77,7 @@ class Verification:
 
 
 class FirstRun:
-    """The part of `verify=True` in the training."""
+    """Implements `verify=True` in the training process: starts the second run and compares."""
 
     def __init__(self, where: str, gang: Gang, held: set[int], tracked: Tracked) -> None:
         """`where`: URI of the root; `held`: steps whose checkpoints are not removed (`Retention.held`)."""
@@ -127,7 +129,7 @@ class FirstRun:
         self._pictures[step] = picture(self._tracked.state(step))
         took_s = time.monotonic() - began_s
         self._stall_s += took_s
-        # The last ones tell most: a difference stays. So leave out some between, if not all can be taken.
+        # The last pictures matter most, because differences persist. If not all can be taken, leave out earlier ones.
         more = int((STALL_STEPS * self._step_s - self._stall_s) / max(took_s, 1e-6))
         self._due = self._due[-more:] if more > 0 else []
 
@@ -188,7 +190,7 @@ class FirstRun:
         return replace(result, message=self._sentence(result, (folder / "errors").read_text(errors="replace")))
 
     def _started(self, folder: Path, alive: int) -> "subprocess.Popen[bytes]":
-        """Start the second run. It ends when the write end of the pipe `alive` is closed, as by our end."""
+        """Start the second run. It ends when the write end of the pipe `alive` is closed, as at this process's end."""
         told = {
             "folder": str(folder),
             "where": self._where,
@@ -245,7 +247,7 @@ class FirstRun:
             warnings.warn(message, CheckpointWarning, stacklevel=4)
 
     def _at_exit(self) -> None:
-        """Take a last picture, and wait for the second run: unless the script has failed, or was told to stop."""
+        """Unless the script has failed or was told to stop, take a last picture and wait for the second run."""
         from mizzen import notices
 
         if self.result is None and not hasattr(sys, "last_type") and not notices.preempted():

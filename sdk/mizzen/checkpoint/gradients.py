@@ -9,7 +9,7 @@ from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.tensors import loaded
 
 _MOST = 32
-"""So many parameters of a module suffice: after a backward pass, all of them have a gradient."""
+"""Number of parameters of a module that are checked: after a backward pass, all parameters have a gradient."""
 
 
 def _trained(objects: Iterable[Any]) -> list[Any]:
@@ -24,7 +24,7 @@ def _trained(objects: Iterable[Any]) -> list[Any]:
 
 
 class TrainingWatch:
-    """Tells whether a training has changed its torch modules since it was restored or begun."""
+    """Detects whether a training has changed its torch modules since it was restored or begun."""
 
     def __init__(self) -> None:
         self._versions = 0
@@ -49,7 +49,7 @@ def _version(parameters: Iterable[Any]) -> int:
 class GradientWatch:
     """Watches one gradient that exists at a capture: if the next backward pass adds to it, warns once.
 
-    A gradient that is only left over, because the script clears it before the next backward pass, is no reason to warn.
+    There is no warning for a leftover gradient that the script clears before the next backward pass.
     """
 
     def __init__(self) -> None:

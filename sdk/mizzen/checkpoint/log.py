@@ -1,4 +1,4 @@
-"""The log of a root: numbered records that say which attempt may write and which checkpoints are committed.
+"""The log of a root: numbered records that define which attempt may write and which checkpoints are committed.
 
 A record is the claim of an attempt or the manifest of a checkpoint. To claim or to commit, a process creates the record
 with the number after the last one. The store lets only one process create it; the others read the new records and try

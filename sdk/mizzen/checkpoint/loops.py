@@ -1,4 +1,4 @@
-"""Reads the source of the loop that calls the SDK: does it begin an epoch's data again after a restart?"""
+"""Analyses the source of the loop that calls the SDK, to find out whether a restart would repeat an epoch's data."""
 
 import ast
 import linecache
@@ -8,12 +8,12 @@ from types import FrameType
 from typing import Any
 
 _PASSING = ("enumerate", "tqdm", "zip")
-"""Functions that pass on all that an iterable yields."""
+"""Functions that yield all items of an iterable."""
 _ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.NotEq)
 
 
 def begins_again(is_loader: Callable[[Any], bool]) -> bool:
-    """Return whether the running loop over a loader seems to take all that the loader yields, from its beginning on.
+    """Return whether the running loop over a loader seems to process all of its batches, from the first one on.
 
     False if the loop may skip batches after a restart, for example with `continue` or `islice`, or without its source.
     """

@@ -1,4 +1,4 @@
-"""Finds a position in the data that no checkpoint contains, so that a script is told before its first save."""
+"""Detects a position in the data that no checkpoint contains, to warn a script before its first save."""
 
 import gc
 import warnings
@@ -45,7 +45,7 @@ def warn_of_lost_position(tracked: Collection[Any], stacklevel: int) -> None:
 
 
 def _is_complete(iterator: Any) -> bool:
-    """Return whether nothing was taken from an iterator of a loader, or everything."""
+    """Return whether an iterator of a loader has yielded no batch yet, or all batches."""
     try:
         return not 0 < int(iterator._num_yielded) < len(iterator._index_sampler)
     except TypeError:  # A stream has no length.

@@ -1,4 +1,4 @@
-"""Pictures of a state: small enough to take between two steps, and to compare the states of two processes."""
+"""Pictures of a state: summaries that are cheap to take between two steps, to compare the states of two processes."""
 
 import json
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def picture(state: Mapping[str, Any]) -> Picture:
 def differing(left: Picture, right: Picture) -> list[Difference]:
     """Return the entries that differ between two pictures, numbers and texts before tensors.
 
-    When the weights differ, all tensors do; a learning rate or a counter tells more.
+    If the weights differ, all tensors do, so a learning rate or a counter is more informative.
     """
     values: list[Difference] = []
     tensors: list[Difference] = []

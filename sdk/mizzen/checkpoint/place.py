@@ -1,4 +1,4 @@
-"""Where and as what a process saves: from the arguments of its `Checkpointer`, or else from its environment."""
+"""The root, rank and attempt with which a process saves, from arguments of its `Checkpointer` or the environment."""
 
 import json
 import math
@@ -82,10 +82,10 @@ class Best:
 
     @classmethod
     def of(cls, given: "tuple[str, int] | tuple[str, int, str]") -> "Best":
-        """Return what an argument such as `("val_loss", 3)` or `("accuracy", 3, "max")` says.
+        """Parse an argument such as `("val_loss", 3)` or `("accuracy", 3, "max")`.
 
         Raises:
-            ValueError: it has another form.
+            ValueError: the argument has another form.
         """
         match given:
             case (name, count) | (name, count, "min"):

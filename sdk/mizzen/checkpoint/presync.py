@@ -1,12 +1,12 @@
 """Sends parts of the state ahead of the last checkpoint, within a notice (ReclaimNet's pre-sync).
 
-The last save stalls the training while it is written. A part that has changed since the newest checkpoint, but does not
-change any more, can be written before, while the training continues: the last save then takes it over. So after a
-notice, `PreSync` compares two successive steps. If parts that are not in the newest checkpoint were equal at both, they
-are saved in the background, as a checkpoint of its own, and the last save follows when that one is durable. A
-background save that was running when the notice came counts as well.
+The last save stalls the training while it is written. A part that has changed since the newest checkpoint, but no
+longer changes, can be written earlier, while the training continues: the last save then reuses it. So after a notice,
+`PreSync` compares two successive steps. If parts that are not in the newest checkpoint were equal at both, they are
+saved in the background, as a checkpoint of its own, and the last save follows when that one is durable. A background
+save that was running when the notice came counts as well.
 
-Where every part changes with every step, nothing would be gained: the last save comes at once.
+If every part changes at every step, nothing is sent ahead, and the last save starts at once.
 
 In a gang all ranks must do the same after the same step. So each rank has its own `PreSync`, and all get the same
 numbers: the ranks agree on them (`mizzen.checkpoint.departure`).

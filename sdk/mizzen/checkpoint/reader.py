@@ -52,7 +52,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Reader:
-    """The rank that loads, and what it may load."""
+    """The rank that loads, and the restrictions on what it loads."""
 
     rank: int = 0
     world_size: int = 1

@@ -1,6 +1,6 @@
 """Puts a loaded state into a live dict, so that references of the script to inner objects stay valid.
 
-A script may hold an inner object under a name of its own, such as the tensors of an average of the weights. Dicts,
+A script may keep its own reference to an inner object, such as the tensors of an average of the weights. Dicts,
 lists, arrays and tensors that fit are therefore filled in place. An object of another type or shape is replaced; if
 something else refers to the old one, a `CheckpointWarning` names its path.
 """
@@ -105,7 +105,7 @@ class Refill:
         return True
 
     def _is_taken(self, tensor: Any) -> bool:
-        """Return whether a tensor is only a view of a tracked module: the module has its own part."""
+        """Return whether a tensor shares memory with a tracked module, which has its own part."""
         if self._taken is None:
             torch = loaded("torch")
             modules = [module for module in self._modules.values() if isinstance(module, torch.nn.Module)]

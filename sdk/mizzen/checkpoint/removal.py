@@ -1,4 +1,4 @@
-"""Removes from a root what is no longer needed: old checkpoints, and parts that were never committed."""
+"""Removes old checkpoints, and parts that were never committed, from a root."""
 
 import contextlib
 import warnings

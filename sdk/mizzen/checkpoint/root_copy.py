@@ -11,7 +11,7 @@ from mizzen.objects.store import ObjectStore
 
 
 def fence(store: ObjectStore, attempt: int, by: str) -> None:
-    """Claim the root for `attempt`, so that no older attempt can commit. Does nothing if this or a newer one has it.
+    """Claim the root for `attempt`, so that no older attempt can commit. Does nothing if this or a newer one has.
 
     Raises:
         CheckpointError: the root cannot be read.

@@ -1,4 +1,4 @@
-"""Saves that fail: how long and how often in a row a training tolerates them."""
+"""Limits how long, and how often in a row, a training tolerates failing saves."""
 
 import atexit
 import errno
@@ -15,7 +15,7 @@ from mizzen.notices.current_notice import flush_output
 
 DEFAULT_MAX_FAILING_S = 3600.0
 FIRST_SAVE_S = 60.0
-"""While there is no checkpoint, saves may fail only for this long: the root may be wrong, and all work is at risk."""
+"""Time limit of failing saves while there is no checkpoint: the root may be wrong, and all work is at risk."""
 _RETRIES = 10
 """Saves are tried again at least this many times within the limit, whatever the interval is."""
 _SHORTEST_PAUSE_S = 0.5
@@ -56,7 +56,7 @@ class Limits:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return whether the error of a save may pass: errors of a store may, an error in the program or the state not."""
+    """Return whether a save's error may be temporary: errors of a store, but not of the program or the state."""
     if isinstance(error, StaleAttemptError | StateError):
         return False
     if isinstance(error, OSError):
@@ -144,7 +144,7 @@ class Failures:
         self._count = 0
 
     def pause_s(self) -> float:
-        """Return how long a save that cannot be postponed waits before it is tried again: longer after each failure."""
+        """Return the pause before a save that cannot be postponed is tried again. It grows with each failure."""
         return float(min(_LONGEST_PAUSE_S, _SHORTEST_PAUSE_S * 2.0 ** min(self._count, 10)))
 
     def _reached(self, failing_s: float, limit_s: float, saved: bool) -> str | None:

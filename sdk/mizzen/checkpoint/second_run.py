@@ -1,4 +1,4 @@
-"""The part of `verify=True` in the process that was started once more (`mizzen.checkpoint.first_run`)."""
+"""Implements `verify=True` in the process of the second run (`mizzen.checkpoint.first_run`)."""
 
 import atexit
 import json
@@ -46,7 +46,7 @@ def launch() -> NoReturn:
 
 
 class SecondRun:
-    """The part of `verify=True` in the process that was started once more."""
+    """The second run of `verify=True`, in the process that the training started."""
 
     def __init__(self, told: Mapping[str, Any]) -> None:
         self._folder, self._where, self._step = Path(told["folder"]), str(told["where"]), int(told["step"])
@@ -101,6 +101,6 @@ class SecondRun:
 
 
 def _end_with(alive: int) -> None:
-    """End this process when the training ends, which holds the other end of the pipe."""
+    """End this process when the training, which holds the other end of the pipe, ends."""
     os.read(alive, 1)
     os._exit(0)

@@ -1,4 +1,4 @@
-"""`StateSaver`, the part of a `Checkpointer` that saves: at once, in the background, and again after failures."""
+"""`StateSaver`, the base class of `Checkpointer` that saves: synchronously, in the background, and with retries."""
 
 import atexit
 import operator

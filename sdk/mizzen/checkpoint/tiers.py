@@ -79,7 +79,7 @@ class Roots:
         return self.writers[-1].attempt if self.writers else None
 
     def insist(self, insists: bool) -> None:
-        """Set `Writer.insists` of all present and later writers."""
+        """Set `Writer.insists` of all current and future writers."""
         self._insists = insists
         for writer in self.writers:
             writer.insists = insists
@@ -89,14 +89,14 @@ class Roots:
         return [Log(log.store) for log in self.logs]
 
     def seen(self, logs: Sequence[Log]) -> None:
-        """Set the number to claim to one more than the greatest attempt in `logs`.
+        """Set the attempt number to claim to one more than the greatest attempt in `logs`.
 
         If another process claims that number before this process's first save, that process owns the roots.
         """
         self._next = 1 + max(last_attempt(log) for log in logs)
 
     def loaded(self, newest: Manifest | None, verified: frozenset[str]) -> None:
-        """Copy the newest checkpoint to the remote root if only a local root has it: now, or after the claim.
+        """If only a local root has the newest checkpoint, copy it to the remote root, now or after the claim.
 
         The next save takes over the parts in `verified`, given by URI, that have not changed. Uncommitted parts of
         older attempts are removed, unless nothing was loaded (`newest` is None): they may be all that is left.

@@ -152,7 +152,7 @@ class Tracked:
         of an object raises an error, the objects that were restored before are put back.
 
         If a tracked loader or sampler was saved within its iteration, it restores the global random generators when the
-        iteration resumes (`resume_generators`): what a script draws until then belongs to its start.
+        iteration resumes (`resume_generators`): random numbers that a script draws until then belong to its start.
 
         Args:
             state: part name to value.
@@ -190,7 +190,7 @@ class Tracked:
             self._hold(state[RNG], wanted)
 
     def _hold(self, state: dict[str, Any], wanted: Collection[str]) -> None:
-        """Restore the global random generators, or let the loaders among `wanted` do so when they resume."""
+        """Restore the global random generators, or let the loaders among `wanted` restore them when they resume."""
         held = self._held = rng.HeldGenerators(state)
         restored = [value for name, value in self._modules.items() if name in wanted]
         waiting = [wait(held) for wait in _methods(restored, "resume_generators")]
@@ -275,11 +275,11 @@ def _methods(objects: Iterable[Any], name: str) -> list[Callable[..., Any]]:
 
 
 def _in_place(_: Any) -> None:
-    """Marks dicts, which `Refill` fills."""
+    """Marks a dict, which `Refill` fills in place."""
 
 
 def _kept(name: str, save: Callable[[], Any]) -> Callable[[], Any] | None:
-    """Return a function that returns a copy of the present state of an object; None if it cannot be copied."""
+    """Return a function that returns a copy of the object's current state; None if it cannot be copied."""
     try:
         kind, chunks = parts.encode(name, save())
     except Exception:  # The object may have no state yet.

@@ -231,7 +231,7 @@ def _of_bytes(data: Chunk, place: int) -> Stored:
 
 
 def _interned(text: str) -> str:
-    """Return the one object that Python uses for a name in source code: a pickle tells equal texts from one text."""
+    """Return the interned string, as in source code: a pickle distinguishes equal strings from the same string."""
     return sys.intern(text) if text.isidentifier() else text
 
 

@@ -1,4 +1,4 @@
-"""Finds objects with a state, in the variables of a script, that are not tracked: a hint at what a checkpoint omits."""
+"""Finds untracked objects with a state in the variables of a script, to hint at state that a checkpoint omits."""
 
 import sys
 from types import FrameType

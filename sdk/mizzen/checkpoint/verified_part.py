@@ -1,4 +1,4 @@
-"""A verified part that is not loaded yet: a restore changes nothing before all parts are verified."""
+"""A part that is verified but not loaded yet: a restore changes nothing before all parts are verified."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from mizzen.checkpoint.part_reader import begins_with, fetch_part, read_into, ve
 from mizzen.objects.store import ObjectStore
 
 IN_PLACE_BYTES = 64 << 20
-"""A larger part on a local disk is read twice, so that no second copy of the module is in memory."""
+"""Larger parts on a local disk are read twice, to avoid a second copy of the module in memory."""
 _TRIES = 3
 
 

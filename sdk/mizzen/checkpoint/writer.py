@@ -160,7 +160,7 @@ class Writer:
         return self._settled(self._commit(step, written, 0, nonce, {}))
 
     def _settled(self, manifest: Manifest) -> Manifest:
-        """Check after a commit that it counts, and remove what it replaces."""
+        """After a commit, check that it was not fenced, and remove the checkpoints that it replaces."""
         self.log.refresh()
         if self.log.attempt > self.attempt or self._rival() is not None:
             self._withdraw(manifest)
@@ -171,7 +171,7 @@ class Writer:
         return manifest
 
     def abandon(self, step: int) -> None:
-        """Let a save of `step` that runs in another thread fail instead of waiting for other ranks: one has failed."""
+        """Make a save of `step` in another thread fail instead of waiting for other ranks, because one has failed."""
         self._abandoned = step
 
     def unsent(self, encoded: Encoded, mine: Collection[str] = ()) -> dict[str, Unsent]:
@@ -235,7 +235,7 @@ class Writer:
             return tuple([done.result() for done in [puts.submit(put, name) for name in names]])
 
     def _is_like(self, part: Part, sampled: bytes) -> bool:
-        """Return whether a part may have the same content as now, of which `sampled` is a sample.
+        """Return whether a stored part may equal the part's current content, of which `sampled` is a sample.
 
         Before the first save there is no earlier sample. Then only parts that were loaded and verified can be reused.
         """
@@ -303,7 +303,7 @@ class Writer:
             self._check()
 
     def _commit(self, step: int, written: tuple[Part, ...], save: int, nonce: str, encoded: Encoded) -> Manifest:
-        # A process that was paused while it wrote the parts would otherwise find the newer attempt only after the
+        # A process that was paused while it wrote the parts would otherwise detect the newer attempt only after the
         # commit, and could not remove its parts then.
         self.log.refresh()
         while True:

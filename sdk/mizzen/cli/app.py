@@ -34,7 +34,7 @@ class _Application(LazyGroup):
             "retry": Lazy("submit:retry", "Submit the documents of workloads again."),
             "wait": Lazy("submit:wait", "Wait until workloads have ended."),
             "ls": Lazy("workload_commands:ls", "List workloads."),
-            "top": Lazy("top_command:top", "Show the fleet and your workloads, again and again."),
+            "top": Lazy("top_command:top", "Show the fleet and your workloads, updated continuously."),
             "show": Lazy("workload_commands:show", "Show one workload with its attempts."),
             "why": Lazy("workload_commands:why", "Explain why a workload is in its current phase or still waits."),
             "logs": Lazy("log_commands:logs", "Print the output of a workload's tasks."),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     type=click.Choice(["lines", "json"]),
     default="lines",
     show_default=True,
-    help="How to write what became of each line to stderr.",
+    help="Format of the report about each line on stderr.",
 )
 def convert(file: str, output: Path | None, kind: str | None, report: str) -> None:
     r"""Convert a file of another scheduler into a document.
@@ -44,11 +44,11 @@ def convert(file: str, output: Path | None, kind: str | None, report: str) -> No
     that submits functions with submitit, which is not executed. `-` is stdin.
 
     \b
-    On stderr, each line or option of FILE is
+    On stderr, each line or option of FILE is reported as
       carried  with the same meaning,
-      changed  with another meaning, which is said,
+      changed  with another meaning, which is explained,
       dropped  without an effect on the result, or
-      lost     with one: the exit code is then 9, and the line says what to do.
+      lost     with an effect: the exit code is then 9, and the line says what to do.
     If no document can be written, the exit code is 2 and the message names the line.
     """
     from mizzen.client.convert import convert as conversion_of

@@ -270,7 +270,7 @@ _GUEST_COLUMNS = (
 @click.argument("machine_id", metavar="REGION/CLUSTER/MACHINE", shell_complete=complete_machine)
 @click.pass_obj
 def lending(session: Session, machine_id: str) -> None:
-    """Show what runs on a machine, for which tenants, and how many GPU hours it has given.
+    """Show the workloads on a machine, their tenants, and how many GPU hours the machine has given.
 
     The machine's own key can read this too.
     """
@@ -279,7 +279,7 @@ def lending(session: Session, machine_id: str) -> None:
 
 
 def _lending_page(lending: Mapping[str, Any]) -> str:
-    """Return the state of a machine, what it has given, and the workloads on it."""
+    """Return the state of a machine, the GPU hours that it has given, and the workloads on it."""
     why = formats.reason(lending["cordon"] or lending["notice"])
     idle = ", takes no new work" if lending["state"] == "ready" and not lending["takes_work"] else ""
     lines = [cell(f"{lending['machine']}: {lending['state']}{idle}{f' - {why}' if why else ''}")]

@@ -12,7 +12,7 @@ from pathlib import Path
 from mizzen.client.contexts import Context
 
 NamedItem = tuple[str, str | None]
-"""A name, and what it is."""
+"""A name and its description."""
 _KEPT_S = 10.0
 _WAIT_S = 3.0
 

@@ -23,7 +23,7 @@ _COLUMNS = (
 
 
 def note_of(output: Output) -> str:
-    """Return why an output was not stored, or what of it; empty if all of it was."""
+    """Return why an output, or a part of it, was not stored; empty if all of it was stored."""
     if output["error"]:
         return f"not stored: {output['error']}"
     if not output["left_out_count"]:
@@ -49,9 +49,9 @@ def newest(outputs: Sequence[Output]) -> list[Output]:
     type=click.Path(path_type=Path),
     help="The folder that gets the files; it must be new or empty. Default: the name of the output.",
 )
-@click.option("--job", help="Fetch only what tasks of this job have stored.")
-@click.option("--task", type=click.IntRange(min=0), help="Fetch only what the task with this index has stored.")
-@click.option("--attempt", type=click.IntRange(min=1), help="Fetch only what this attempt has stored.")
+@click.option("--job", help="Fetch only outputs of tasks of this job.")
+@click.option("--task", type=click.IntRange(min=0), help="Fetch only outputs of the task with this index.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Fetch only outputs of this attempt.")
 @click.pass_obj
 def get(
     session: Session,
@@ -91,7 +91,7 @@ def get(
 
 
 def _say_failed(found: Sequence[Output], wanted: Sequence[Output]) -> None:
-    """Say which later attempts have not stored the fetched output."""
+    """Print which later attempts have not stored the fetched output."""
     at = {(one["job"], one["task"]): one["attempt"] for one in wanted}
     for one in found:
         place = (one["job"], one["task"])
@@ -108,5 +108,5 @@ def _why_none(session: Session, id_: str, name: str) -> str:
         have = f"has the outputs {', '.join(sorted(declared))}" if declared else "has no `outputs` in its document"
         return f"{id_} has no output {name}: it {have}"
     if not workload["attempt"] or not workload["finished_at"]:
-        return f"output {name} of {id_} is not stored yet: it is when a task has ended or was stopped"
+        return f"output {name} of {id_} is not stored yet: it is stored when a task has ended or was stopped"
     return f"output {name} of {id_} was not stored: no task has stored {declared[name]} (`mizzen show {id_}`)"

@@ -89,14 +89,14 @@ def override_options(command: F) -> F:
 
 
 def _variables(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Option callback: converts repeated `NAME=VALUE` to a mapping; `NAME` alone takes the variable's value here."""
+    """Option callback: convert repeated `NAME=VALUE` to a mapping; `NAME` alone takes this shell's value."""
     import os
 
     out = {}
     for given in values:
         name, equals, value = given.partition("=")
         if not name or (not equals and name not in os.environ):
-            message = f"{given!r} is not NAME=VALUE, and no variable of this name is set here"
+            message = f"{given!r} is not NAME=VALUE, and no variable of this name is set in this shell"
             raise click.BadParameter(message, context, parameter)
         out[name] = value if equals else os.environ[name]
     return out
@@ -108,7 +108,7 @@ env_option = click.option(
     multiple=True,
     callback=_variables,
     metavar="NAME[=VALUE]",
-    help="Set a variable of all tasks; without a value, to that which it has here (repeatable).",
+    help="Set a variable of all tasks; without a value, to its value in this shell (repeatable).",
 )
 """The option --env, the argument `env`."""
 after_option = click.option(

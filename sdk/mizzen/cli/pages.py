@@ -21,11 +21,11 @@ _ATTEMPTS = (
     Column("OUTCOME", lambda a: formats.reason(a["outcome"]) if a["released_at"] else "active"),
 )
 _MOST_USES = 8
-"""The tasks whose use of GPUs `show` lists."""
+"""Maximum number of tasks whose GPU use `show` lists."""
 _MOST_LEFT = 4
-"""The tasks whose working directories `show` lists."""
+"""Maximum number of tasks whose working directories `show` lists."""
 _FEW_BYTES = 1_000_000
-"""Files of up to this size together are not worth a warning."""
+"""No warning is printed if the files together are at most this large."""
 
 
 def why_page(why: Mapping[str, Any]) -> str:
@@ -97,7 +97,7 @@ def _gpu_lines(workload: Mapping[str, Any]) -> list[str]:
 
 
 def output_lines(workload: Mapping[str, Any]) -> list[str]:
-    """Return the outputs of the workload, which `workload["outputs"]` holds, and what the newest attempt lacks."""
+    """Return lines about the outputs in `workload["outputs"]`, and about outputs that the newest attempt lacks."""
     found, unstored = workload.get("outputs", ()), _newest(workload).get("unstored", ())
     lines = ["", "outputs"] if found or unstored else []
     for one in found:
@@ -112,7 +112,7 @@ def output_lines(workload: Mapping[str, Any]) -> list[str]:
 
 
 def left_lines(workload: Mapping[str, Any]) -> list[str]:
-    """Return where the newest attempt has left files and until when, with a warning if a workload that ended did."""
+    """Return where the newest attempt has left files and until when, with a warning if the workload has ended."""
     left = [one for one in _newest(workload).get("left", ()) if formats.instant(one["until"]) > datetime.now(UTC)]
     if not left:
         return []
@@ -182,7 +182,7 @@ def _elements(array: Mapping[str, Any] | None) -> str | None:
 
 
 def _element(element: Mapping[str, Any] | None) -> str | None:
-    """Return the place of an element in its array."""
+    """Return the index of an element in its array, with its parameters."""
     if element is None:
         return None
     parameters = formats.pairs(element["parameters"])

@@ -46,7 +46,7 @@ _STATUS = re.compile(r"(exit code|signal) (\d+)")
 @click.option("--tenant", shell_complete=complete_tenant, help="The tenant, if the API key has none.")
 @click.option("--priority", type=click.IntRange(1, 7), help="A level below the tenant's; 7 is the lowest.")
 @click.option("--retries", type=click.IntRange(min=0), help="Retries after failures of the command (default: 0).")
-@click.option("--max-runtime", metavar="DURATION", help="Running time after which it is stopped, such as 2h.")
+@click.option("--max-runtime", metavar="DURATION", help="Running time after which the workload is stopped, such as 2h.")
 @click.option("--isolation", help="The weakest isolation of machines on which it may run.")
 @click.option(
     "--capacity", metavar="KIND", multiple=True, help="A capacity kind on which it may run, such as own; repeatable."
@@ -123,7 +123,7 @@ def run(
 
 
 def _typed(session: Session, gpus: str, tenant: str | None) -> str:
-    """Return a number of GPUs without a type with the type in the tenant's quota, if that has one only."""
+    """Add the GPU type to a number of GPUs without a type, if the tenant's quota has only one type."""
     if not gpus.isdecimal():
         return gpus
     name = tenant or session.client.whoami()["tenant"]
@@ -211,7 +211,7 @@ def _until_the_end(session: Session, workload: Workload) -> NoReturn:
 
 
 def _detaches() -> bool:
-    """Ask what Ctrl-C meant. Without a terminal, and after a second Ctrl-C, it means to cancel."""
+    """Ask whether Ctrl-C should detach; return the answer. Without a terminal, or after a second Ctrl-C, cancel."""
     if not sys.stdin.isatty():
         return False
     try:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _LOOK_S = 1.0
 _SHOWN = 3
-"""The most replicas that wait of which `--wait` says why."""
+"""Maximum number of waiting replicas whose reasons `--wait` prints."""
 _GIVEN_UP = frozenset({"update_given_up", "canary_failed"})
-"""The notes that an update was given up."""
+"""The codes of notes that say that an update was abandoned."""
 _NEWEST = 20
 """Of the replicas that have ended, `logs --all` prints those among this number of newest replicas."""
 _SERVICE = click.argument("service", shell_complete=complete_service)
@@ -138,7 +138,7 @@ def update(session: Session, service: str, file: str, blue_green: bool, wait_: b
     """Replace the document of a service.
 
     By default, replicas are replaced a few at a time (`max_surge`): each new one becomes ready before an older one is
-    drained. An update whose replicas fail is given up, and the older version continues.
+    drained. An update whose replicas fail is abandoned, and the older version continues.
     """
     document, workdir = _read(file)
     made = _send(
@@ -285,10 +285,10 @@ def _made(session: Session, made: Mapping[str, Any], wait_: bool) -> None:
 
 
 def _until(session: Session, id_: str, state: str) -> Any:
-    """Wait until a service is in `state`, and say what changes meanwhile. Return the service.
+    """Wait until a service is in `state`, and print changes meanwhile. Return the service.
 
     A service that is updated is ready once all ready replicas have the newest version. The command fails if the update
-    is given up, or if the service ends.
+    is abandoned, or if the service ends.
     """
     told = None
     try:

@@ -236,7 +236,7 @@ def duration(above_zero: bool) -> Callable[[click.Context, click.Parameter, str 
 
 
 def label_option(does: str) -> Callable[[F], F]:
-    """Return the option --label, the argument `labels_`. `does` is what a label does, for the help."""
+    """Return the option --label, the argument `labels_`. `does` is the help text about its effect."""
     return click.option(
         "--label", "labels_", multiple=True, callback=labels, metavar="KEY=VALUE", help=f"{does} (repeatable)."
     )
@@ -273,7 +273,7 @@ def complete_context(_: click.Context, _parameter: click.Parameter, incomplete: 
 def _completing(
     kind: str, found: "Callable[[Client], Iterable[str | NamedItem]]"
 ) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Return a completion function for names that the API lists. `kind` is what they are."""
+    """Return a completion function for names that the API lists. `kind` describes them, for the shell."""
 
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from mizzen.cli.name_cache import kept_names

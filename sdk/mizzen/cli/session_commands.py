@@ -22,7 +22,7 @@ def exec_(
 ) -> None:
     """Run a command in a running task, and exit with its status.
 
-    The command sees and may do what the task sees and may do. It ends with the task, and when the connection is lost.
+    The command has the same view and rights as the task. It ends with the task, and when the connection is lost.
     Write `--` before a command that has options.
     """
     from mizzen.client.remote_command import SessionClosed, has_terminal, run_command

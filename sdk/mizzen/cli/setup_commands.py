@@ -138,7 +138,7 @@ def open_browser(url: str) -> bool:
 def console(session: Session, opens: bool) -> None:
     """Open the console in a browser, already logged in with your API key.
 
-    The printed link works once, within five minutes. Whoever has it can use it: do not pass it on.
+    The printed link works once, within five minutes. Keep it secret: it logs in any browser that opens it.
     """
     link = session.client.console_link()
     emit_one(session, {"link": link}, lambda: link, name=link)

@@ -13,7 +13,7 @@ from mizzen.cli.session import REGION, TABLE, Commands, Session, complete_region
 
 _LOOK_S = 0.5
 _OVERDUE = timedelta(minutes=30)
-"""A replica whose deletion has been due for longer is marked. A round of deletions starts every few minutes."""
+"""A replica is marked if its deletion has been due for longer than this. Deletions run every few minutes."""
 
 
 def _replicas(table: Mapping[str, Any]) -> str:

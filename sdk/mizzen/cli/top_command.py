@@ -15,10 +15,10 @@ from mizzen.cli.session import OutputCommand, Session, complete_tenant
 from mizzen.cli.workload_commands import phase_of, workload_lines
 
 _MOST = 500
-"""The workloads that are read."""
+"""Maximum number of workloads that are read."""
 _ORDER = ("running", "checkpointing", "provisioning", "migrating", "placing", "preempted", "pending", "held", "blocked")
 _FLEET_SHARE = 3
-"""The regions take at most one of so many parts of the screen."""
+"""The list of regions takes at most this fraction (one n-th) of the screen."""
 
 
 @click.command(cls=OutputCommand)
@@ -26,9 +26,9 @@ _FLEET_SHARE = 3
 @interval_option
 @click.pass_obj
 def top(session: Session, tenant: str | None, interval_s: float) -> None:
-    """Show the fleet and your workloads, again and again.
+    """Show the fleet and your workloads, updated continuously.
 
-    It shows the workloads that have not ended, those that run first. Ctrl-C ends it. If stdout is not a terminal, or
+    It shows the workloads that have not ended, running ones first. Ctrl-C ends it. If stdout is not a terminal, or
     with -o json or yaml, it prints once.
     """
 

@@ -83,7 +83,7 @@ _CANCEL_S = 2.0
 """The time that `cancel` waits for its workloads to end before it prints them. Workloads without slots end at once."""
 _POLL_S = 0.2
 _SHOWN_FAILED = 10
-"""The failed elements of an array that `show` lists."""
+"""Maximum number of failed array elements that `show` lists."""
 
 
 @click.command(cls=OutputCommand)
@@ -169,7 +169,7 @@ def show(session: Session, workload: str) -> None:
 def why(session: Session, workload: str) -> None:
     """Explain why a workload is in its current phase or still waits: a summary, then one line for each reason.
 
-    The name of a service stands for its replicas that do not serve.
+    The name of a service selects its replicas that do not serve.
     """
     try:
         id_ = session.resolve(workload)
@@ -212,7 +212,7 @@ def _act(session: Session, references: tuple[str, ...], act: Callable[[str], Any
 )
 @click.option("--waiting", "only", flag_value="waiting", help="Cancel only the elements of arrays that never started.")
 @click.option(
-    "--failed", "only", flag_value="failed", help="Cancel only the elements of arrays that failed and are tried again."
+    "--failed", "only", flag_value="failed", help="Cancel only the elements of arrays that failed and will be retried."
 )
 @click.pass_obj
 def cancel(

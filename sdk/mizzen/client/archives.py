@@ -32,9 +32,9 @@ MAX_PACKED_BYTES = 1 << 30
 _PART_BYTES = 8 << 20
 """The largest part, before it is compressed."""
 _LEAST_BYTES = 1 << 20
-"""Parts with several files have at least this size, before they are compressed. A larger file begins a part."""
+"""Minimum size of parts with several files, before they are compressed. A larger file begins a new part."""
 _ENDS = 4
-"""A part ends after one of so many files, on average, once it has the least size."""
+"""On average, one of this many files ends a part, once the part has the minimum size."""
 _IN_MEMORY_BYTES = 32 << 20
 _MOST_TOLD = 5
 """Number of problems, and of large entries, that a message lists."""
@@ -177,7 +177,7 @@ def pack(
 
 
 def _excess(size_bytes: int, packer: _Packer) -> str:
-    """Return by how much the folder exceeds a limit; empty: by nothing."""
+    """Return a text about the limit that the folder exceeds; empty: it exceeds none."""
     if size_bytes > MAX_UNPACKED_BYTES:
         return f"{_mib(size_bytes)}, more than {_mib(MAX_UNPACKED_BYTES)}"
     if packer.packed_bytes > MAX_PACKED_BYTES:
@@ -186,7 +186,7 @@ def _excess(size_bytes: int, packer: _Packer) -> str:
 
 
 def _found(folder: Path | None, mounts: Mapping[str, Path]) -> Iterator[tuple[Path, Path, str]]:
-    """Yield what is packed: the folder that links may not leave, the path, and the name in the archive."""
+    """Yield each path to pack: the folder that its links must not leave, the path, and the name in the archive."""
     mounted: dict[str, tuple[Path, Path]] = {}
     for prefix, source in mounts.items():
         path = source.resolve()

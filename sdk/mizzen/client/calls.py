@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 PAGE = 500
 _TRIES = 3
-"""How often parts of an archive are sent that the API lacks."""
+"""How often the client sends parts that the API lacks before it gives up."""
 _INSPECTED_S = 300.0
 """How long the API may take to read an archive of parts, once it can begin (`limits.inspect_s`)."""
 

@@ -177,7 +177,7 @@ class Client(Data, FleetMethods, OutputCalls, Services):
 
     @property
     def tls(self) -> ssl.SSLContext:
-        """What connections to the API trust."""
+        """The TLS context of connections to the API."""
         return self._transport.tls
 
     def cancel(self, workload_id: str, only: str | None = None) -> views.Workload:

@@ -19,14 +19,14 @@ _DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 _HERE = ("localhost", "127.0.0.1", "::1")
 _ANSWER_S = 20.0
 _INTERVAL_S = 5.0
-"""Time between two polls, unless the issuer says another, and by how much a `slow_down` lengthens it."""
+"""Default time between two polls, and the amount by which a `slow_down` response lengthens it."""
 _SOONER_S = 60.0
 """How long before its expiry a token is renewed."""
 
 
 @dataclass(frozen=True)
 class Login:
-    """The tokens of an issuer, and what their renewal needs."""
+    """The tokens of an issuer, and the data for their renewal."""
 
     token: str = field(repr=False)
     expires_at_s: float
@@ -35,7 +35,7 @@ class Login:
     token_endpoint: str
     client_id: str
     kind: str
-    """Which token of the issuer the API takes: `id_token` or `access_token`."""
+    """Which token of the issuer the API accepts: `id_token` or `access_token`."""
 
     @property
     def is_fresh(self) -> bool:

@@ -24,7 +24,7 @@ class FleetMethods(Calls):
         return list(self._pages("clusters", {"region": region}, None))
 
     def set_cluster(self, region: str, name: str, **settings: Any) -> views.Cluster:
-        """Set `zone`, `capacity`, `prices`, `store_url` or `link_mbit` of a cluster; others stay (operators)."""
+        """Set `zone`, `capacity`, `prices`, `store_url` or `link_mbit` of a cluster; others are kept (operators)."""
         return cast(views.Cluster, self._call("PATCH", "clusters", region, name, body=settings))
 
     def costs(self, first: str | None = None, last: str | None = None, tenant: str | None = None) -> list[views.Cost]:
@@ -37,7 +37,7 @@ class FleetMethods(Calls):
         return cast(list[views.Loop], self._call("GET", "loops")["items"])
 
     def machines(self, region: str | None = None, cluster: str | None = None) -> list[views.Machine]:
-        """Return the machines; with `region` or `cluster`, only those."""
+        """Return the machines, optionally only those of `region` or `cluster`."""
         return list(self._pages("machines", {"region": region, "cluster": cluster}, None))
 
     def machine(self, machine_id: str) -> views.MachineDetail:
@@ -45,7 +45,7 @@ class FleetMethods(Calls):
         return cast(views.MachineDetail, self._call("GET", "machines", *_machine(machine_id)))
 
     def machine_lending(self, machine_id: str) -> views.Lending:
-        """Return the work on a lent machine and what it has given, by its id `region/cluster/machine`."""
+        """Return the workloads on a lent machine (`region/cluster/machine`) and the GPU hours that it has given."""
         return cast(views.Lending, self._call("GET", "machines", *_machine(machine_id), "lending"))
 
     def set_machine(self, machine_id: str, action: str, reason: str | None = None) -> views.MachineDetail:
@@ -69,7 +69,7 @@ class FleetMethods(Calls):
         return cast(views.MachineDetail, answer)
 
     def pilots(self, tenant: str | None = None) -> list[views.Pilot]:
-        """Return the machines that a tenant has brought itself; None: the tenant of the API key."""
+        """Return a tenant's pilots, the machines that it contributes; None: the tenant of the API key."""
         return list(self._call("GET", "pilots", params={"tenant": tenant})["items"])
 
     def add_pilot(self, region: str, name: str, expires_in_s: int, tenant: str | None = None) -> views.NewPilot:
@@ -78,7 +78,7 @@ class FleetMethods(Calls):
         return cast(views.NewPilot, self._call("PUT", "pilots", region, name, **options))
 
     def stop_pilot(self, region: str, name: str, tenant: str | None = None) -> None:
-        """End the key of such a machine: in ten minutes if its agent has joined, else at once."""
+        """Expire the key of a pilot: in ten minutes if its agent has joined, else at once."""
         self._call("DELETE", "pilots", region, name, params={"tenant": tenant})
 
     def pools(self, region: str | None = None) -> list[views.Pool]:

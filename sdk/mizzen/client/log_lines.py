@@ -14,24 +14,24 @@ from mizzen.client.views import TERMINAL_PHASES, WorkloadDetail
 _KEPT = 50
 """Number of last lines of each task that are kept to find the position in its log after a lost connection."""
 _SILENCE_S = 900.0
-"""Long, because logs have no heartbeat, unlike event streams: a task may print nothing for long."""
+"""Timeout of a silent connection. It is long, because logs have no heartbeat and a task may print nothing for long."""
 _POLL_FIRST_S = 0.25
 _POLL_LONGEST_S = 3.0
 _SPECIAL = frozenset(".^$*+?{}[]\\|()")
-"""Characters with a meaning in patterns."""
+"""Characters with a special meaning in regular expressions."""
 
 
 class Labels(NamedTuple):
-    """The beginnings of lines by which the API names their tasks."""
+    """The labels with which the API begins lines, to name their tasks."""
 
     end: bytes
-    """What ends a label; empty: lines have none, because they are all of one task."""
+    """The text that ends a label; empty: lines have no labels, because all belong to one task."""
     is_by_element: bool = False
     """The logs are those of an array: all lines of one element come before those of the next, if not followed."""
 
 
 def labels_of(workload: WorkloadDetail, job: str | None, task: int | None) -> Labels:
-    """Return how the lines of these tasks begin."""
+    """Return the form of the labels of these tasks."""
     if workload["array"] is not None:
         return Labels(b": ", is_by_element=True)
     tasks = [one.get("tasks", 1) for one in workload["spec"]["jobs"] if job in (None, one["name"])]

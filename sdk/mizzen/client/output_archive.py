@@ -98,7 +98,7 @@ class _Archive(RawIOBase):
                 self._pauses.connected()
             piece = next(self._pieces, None)
             if piece is None:
-                raise StreamBroken("the output was broken off")
+                raise StreamBroken("the transfer of the output was interrupted")
         except StreamBroken as error:
             self._pieces = None
             self._stack.close()

@@ -129,7 +129,7 @@ class _Command:
                 os.write(2, f"{said['text']}\r\n".encode())
 
     def _begin(self, stack: contextlib.ExitStack) -> list[asyncio.Task[None]]:
-        """Connect the terminal or the pipes to the channels. Return the works that write the output."""
+        """Connect the terminal or the pipes to the channels. Return the asyncio tasks that write the output."""
         stack.enter_context(self._raw() if self._terminal else self._signals())
         writers = stack.enter_context(_pool())
         outputs = [asyncio.create_task(_show(self._stdout, 1, writers))]
@@ -187,7 +187,7 @@ async def _feed(channel: ByteChannel) -> None:
 
 
 async def _read_stdin() -> bytes:
-    """Return the next bytes of stdin, without taking more than are there: what follows may be for another process."""
+    """Return the available bytes of stdin, and take no more: later input may be for another process."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     try:
         loop.add_reader(0, ready.set)
@@ -209,7 +209,7 @@ def _read_now() -> bytes:
 
 @contextlib.contextmanager
 def _pool() -> Iterator[ThreadPoolExecutor]:
-    """Give threads that write the output: a slow reader must not stop the answers to keepalives."""
+    """Provide threads that write the output, so that a slow reader does not block the answers to keepalives."""
     pool = ThreadPoolExecutor(2)
     try:
         yield pool
@@ -218,7 +218,7 @@ def _pool() -> Iterator[ThreadPoolExecutor]:
 
 
 async def _show(channel: ByteChannel, descriptor: int, writers: ThreadPoolExecutor) -> None:
-    """Write what arrives on a channel, to its end."""
+    """Write the bytes that arrive on a channel, until it ends."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(ChannelReset):
         while data := await channel.read():

@@ -68,7 +68,7 @@ def _with_certificate(document: Document) -> dict[str, Any]:
 
 
 def _split(document: Document, given: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, Path]]:
-    """Return what the API gets of `file_mounts`, and the local files, by their path in the archive."""
+    """Split `file_mounts` into the part that is sent to the API, and the local files by their path in the archive."""
     told: dict[Any, Any] = {}
     local: dict[str, Path] = {}
     for target, one in given.items():

@@ -72,7 +72,7 @@ class Services(Calls):
         return cast(views.ServiceReplica, found[0]) if found and found[0]["number"] == number else None
 
     def endpoints(self, service: str) -> views.EndpointList:
-        """Return the replicas of a service that serve, and how requests are balanced between them."""
+        """Return the replicas that serve a service's requests, and the balancing policy."""
         return cast(views.EndpointList, self._call("GET", "services", service, "endpoints"))
 
     def end_service(self, service: str) -> views.ServiceDetail:

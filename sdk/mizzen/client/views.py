@@ -54,7 +54,7 @@ Phase = Literal[
 
 
 class Start(TypedDict):
-    """When a waiting workload is expected to get its slots. The aim is that four of five workloads do so within it."""
+    """An interval in which a waiting workload is expected to start. It should hold for four of five workloads."""
 
     earliest: str
     latest: str
@@ -92,11 +92,11 @@ class Failing(TypedDict):
 
     failures: int
     since_s: float
-    """When the first of them failed, in seconds since the epoch."""
+    """When the first of these saves failed, in seconds since the epoch."""
     error: str | None
-    """Why the last one failed."""
+    """Why the last save failed."""
     limit: str | None
-    """The limit because of which the task ended; None: it tries again."""
+    """The limit that ended the task; None: the task tries again."""
 
 
 class Notice(TypedDict):
@@ -164,14 +164,14 @@ class Array(TypedDict):
 
     elements: int
     waiting: int
-    """Never placed, and to be placed."""
+    """Elements that wait for their first placement."""
     live: int
-    """Placed, or waiting for another attempt."""
+    """Elements that hold slots, or wait for another attempt."""
     succeeded: int
     failed: int
     cancelled: int
     throttle: int | None
-    """The most elements that hold slots at a time; None: no limit."""
+    """Maximum number of elements that hold slots; None: no limit."""
 
 
 class Element(TypedDict):
@@ -181,14 +181,14 @@ class Element(TypedDict):
     """Id of the array."""
     index: int
     parameters: dict[str, str]
-    """Its parameters of the matrix or the list."""
+    """The element's values of the parameters of the matrix or the list."""
 
 
 class Dependency(TypedDict):
-    """What must hold before a workload enters the queue: about a workload, a partition of a table, or the time."""
+    """A condition for a workload to enter the queue, on another workload, a partition of a table, or the time."""
 
     predecessor: str | None
-    """Id of the workload that it is about."""
+    """Id of the workload on which the condition depends."""
     predecessor_name: str | None
     table: str | None
     partition: str | None
@@ -196,18 +196,18 @@ class Dependency(TypedDict):
     condition: str
     """`succeeded`, `ended`, `failed`, `started`, `ready` or `due`."""
     state: str
-    """`waiting`, `met`, `never`: it can no longer hold, `waived`: given up, or `each`: each element of the array waits
+    """`waiting`, `met`, `never`: it can no longer hold, `waived` by a user, or `each`: each element of the array waits
     for the element of the predecessor with the same index."""
     phase: str | None
-    """The predecessor's phase, or the one that decided it."""
+    """The predecessor's phase, or its phase when it decided the condition."""
     decided_at: str | None
 
 
 class Notification(TypedDict):
-    """A notification of a receiver about an end."""
+    """A notification about the end of a workload, an array or a service, to one receiver."""
 
     id: str
-    """The id that the receiver gets with each try."""
+    """The id that is sent with each try."""
     kind: str
     receiver: str
     """The address, or the server of the webhook."""
@@ -220,7 +220,7 @@ class Notification(TypedDict):
     due_at: str
     """When it is tried next, if it is due."""
     ended_at: str | None
-    """When it was delivered or given up."""
+    """When it was delivered, or the last try failed."""
 
 
 class Placement(TypedDict):
@@ -265,7 +265,7 @@ class Workload(TypedDict):
     queued: bool
     """Whether it is in the queue."""
     expected_start: Start | None
-    """The expected start; None: it does not wait in the queue, or nothing can be said."""
+    """The expected start; None: it does not wait in the queue, or there is no forecast."""
     preemptions: int
     lost_s: float
     """Estimated seconds of work lost by interruptions so far."""
@@ -275,7 +275,7 @@ class Workload(TypedDict):
     array: Array | None
     """Its elements, if it is an array."""
     element: Element | None
-    """Its place in its array, if it is an element of one."""
+    """Its array and index, if it is an array element."""
 
 
 class WorkloadDetail(Workload):
@@ -284,7 +284,7 @@ class WorkloadDetail(Workload):
     after: list[Dependency]
     """Its dependencies, first the ones that can no longer hold."""
     notifications: list[Notification]
-    """Those of its end, to the receivers in its document."""
+    """Notifications of its end, by receiver."""
     spec: dict[str, Any]
     """Its document, without defaults; it can be submitted again."""
     placement: list[Placement]
@@ -304,7 +304,7 @@ class Submitted(WorkloadDetail):
 
 
 class Bandwidth(TypedDict):
-    """The bandwidth with which checkpoints can leave a machine, as its agent has measured it while it was sending."""
+    """The bandwidth for uploads of checkpoints from a machine, as its agent measured it during uploads."""
 
     measured_at: str
     """When it was last measured."""
@@ -372,15 +372,15 @@ class Attempt(TypedDict):
     """How long the last save took until it was durable."""
     cadence: Cadence | None
     bandwidth: Bandwidth | None
-    """Of its slowest lent machine, as last measured; it is kept while an agent restarts; None: unknown."""
+    """Bandwidth of its slowest lent machine; kept while an agent restarts; None: unknown."""
     load: Load | None
     failing: Failing | None
     """Saves that failed after its last checkpoint; None: none."""
     notice: Notice | None
     left: list[Left]
-    """What its ended tasks have left on their machines, the largest first."""
+    """Files that its ended tasks have left on machines, largest first."""
     unstored: list[Unstored]
-    """Outputs that were not stored at its end. A path that some tasks have is not missing."""
+    """Outputs that were not stored at its end. An output that any task has counts as stored."""
     gpu_use: list[GpuUse]
     """By task, of at most 256 tasks; empty: not measured."""
     lost_s: float | None
@@ -499,7 +499,7 @@ class QueueEntry(TypedDict):
     it is not queued, or is on hold or blocked."""
     reasons: list[Reason]
     expected_start: Start | None
-    """The expected start; None: it does not wait in the queue, or nothing can be said."""
+    """The expected start; None: it does not wait in the queue, or there is no forecast."""
 
 
 class Queue(TypedDict):
@@ -524,8 +524,8 @@ class Why(TypedDict):
     over_quota: bool | None
     credit: float | None
     preference: float | None
-    """What the order among its tenant's workloads of this level adds to its age, in units of credit: more for a person
-    with less recent use, and for a short maximum runtime."""
+    """Bonus in the order among its tenant's workloads of this level, in units of credit: more for a person with less
+    recent use, and for a short maximum runtime."""
     position: int | None
     """Position in the queue, from 1."""
     of: int | None
@@ -537,7 +537,7 @@ class Why(TypedDict):
     """Seconds since it could last be placed: since the submission, or the end of its last attempt, hold or block; None:
     it is not queued, or is on hold or blocked."""
     expected_start: Start | None
-    """The expected start; None: it does not wait in the queue, or nothing can be said."""
+    """The expected start; None: it does not wait in the queue, or there is no forecast."""
 
 
 class Event(TypedDict):
@@ -704,8 +704,8 @@ class Cluster(TypedDict):
     link_mbit: float | None
     """Bandwidth of its link to the region's other clusters, in Mbit/s; None: not set."""
     tenant: str | None
-    """The only tenant that may use its machines, which are its pilots; None: all may, or it is another one than that of
-    the key."""
+    """The only tenant that may use the machines, which are its pilots; None: all tenants may, or the key belongs to
+    another tenant."""
     machines: MachineCounts
     gpus: dict[str, Slots]
 
@@ -743,7 +743,7 @@ class Machine(TypedDict):
     slots_withheld: list[int]
     """Indices of the slots that get no new work: the owner has taken them back, or they are unfreed."""
     slots_unfreed: list[int]
-    """Indices of those of them whose memory was not freed at the end of a workload."""
+    """Indices of unfreed slots: their GPU memory was not freed at the end of a workload."""
     cpus: float
     free_cpus: float
     memory_bytes: int
@@ -758,7 +758,7 @@ class Machine(TypedDict):
     isolation: str
     """How tasks are separated: `none`, `user` or `sandbox`."""
     isolation_why: str | None
-    """Why it is not a stronger mode; None: it is the strongest, or was set."""
+    """Why no stronger mode is used; None: the mode is the strongest one, or was set."""
     engine: str | None
     """Kind and version of its container engine, for jobs with an image; None: none."""
     address: str
@@ -792,7 +792,7 @@ class Guest(TypedDict):
 
 
 class Lending(TypedDict):
-    """The lending of a machine: the work on it now, and what it has given."""
+    """The lending of a machine: its present workloads, and the GPU hours that it has given."""
 
     machine: str
     gpu_type: str | None
@@ -811,14 +811,14 @@ class Lending(TypedDict):
     running: list[Guest]
     """Workloads on the machine that the caller may see."""
     given_gpu_h: float
-    """GPU hours of work here, up to the last checkpoint in the store or the last step that another machine of the gang
-    reports, too; of all records that are kept."""
+    """GPU hours of useful work on the machine: up to the last checkpoint in the store, or the last step that another
+    machine of the gang has reported; of all kept records."""
     given_gpu_h_30d: float
     """`given_gpu_h` of the last 30 days."""
     held_gpu_h: float
-    """GPU hours that workloads held here, of all records that are kept."""
+    """GPU hours that workloads held on the machine, of all kept records."""
     given_since: str | None
-    """Begin of the records; None: no workload has held resources here."""
+    """Start of the records; None: no workload was ever here."""
 
 
 class Pool(TypedDict):
@@ -865,11 +865,11 @@ class Pilot(TypedDict):
     isolation: str | None
     """How its tasks are separated; None: its agent has not joined."""
     isolation_why: str | None
-    """Why it is not a stronger mode."""
+    """Why no stronger mode is used."""
 
 
 class NewPilot(Pilot):
-    """A new pilot, with what its agent needs. The key is returned only in this response."""
+    """A new pilot, with the settings that its agent needs. The key is returned only in this response."""
 
     bucket_url: str
     """The region's bucket."""
@@ -1096,10 +1096,10 @@ class Archive(TypedDict):
 
 
 class Assembled(TypedDict):
-    """Whether an archive was made of its parts."""
+    """The result of assembling an archive: the parts that are missing, if any."""
 
     missing: list[str]
-    """Parts to upload before; empty: the archive exists."""
+    """Parts to upload first; empty: the archive exists."""
 
 
 class Requests(TypedDict):
@@ -1111,13 +1111,13 @@ class Requests(TypedDict):
     cut: int
     """Answers that ended early."""
     p50_s: float | None
-    """Median of the time to the last byte: mean over the minute, by requests."""
+    """Median time to the last byte, averaged over the minute by requests."""
     p99_s: float | None
-    """99th percentile of the same, as a mean over the minute, by requests."""
+    """99th percentile of that time, averaged in the same way."""
 
 
 class Note(TypedDict):
-    """Why a service has fewer replicas than its target, or what it has given up."""
+    """A note on a service: why it has fewer replicas than its target, or which update was abandoned."""
 
     code: str
     sentence: str
@@ -1144,9 +1144,9 @@ class ServiceReplica(TypedDict):
     usd_per_h: float | None
     """Price of its machines; None: it runs on shared machines."""
     is_base: bool
-    """Whether it runs at the service's priority; further replicas run below it."""
+    """Whether it runs at the service's priority; extra replicas run at a lower one."""
     replaces: int | None
-    """The replica of an older version that it succeeds."""
+    """The replica of an older version that it replaces."""
     launched_at: str
     ready_at: str | None
     """When it first became ready."""
@@ -1188,7 +1188,7 @@ class Service(TypedDict):
     usd: float
     """Cost of its own machines so far, in US dollars."""
     usd_on_demand: float | None
-    """What `target` on-demand replicas would have cost meanwhile; None: no provider offers them."""
+    """Cost that `target` on-demand replicas would have had; None: no provider offers them."""
     preemptions: int
     requests: Requests | None
     """None: no balancer reports."""
@@ -1211,14 +1211,14 @@ class ServiceDetail(Service):
     spec: dict[str, Any]
     """The newest version's specification."""
     notifications: list[Notification]
-    """Those of its end, to the receivers in its document."""
+    """Notifications of its end, by receiver."""
 
 
 class ServiceChanged(ServiceDetail):
     """A service that was created or updated."""
 
     document_notes: list[str]
-    """Fields of the document that have no effect or another one."""
+    """Fields of the document with no effect, or a different one."""
 
 
 LoadBalancing = Literal["round_robin", "least_connections", "least_load"]
@@ -1245,14 +1245,14 @@ class Endpoint(TypedDict):
     region: str
     zone: str | None
     gpu_type: str | None
-    """That of its machine; None: it has no GPUs."""
+    """GPU type of its machine; None: it has no GPUs."""
     kind: str
     state: Literal["ready", "draining"]
     """`draining`: it gets no new requests."""
     ejected: bool
-    """Whether balancers send it no requests, or few, because it fails."""
+    """Whether balancers send it no or few requests, because its answers fail."""
     is_canary: bool
-    """Whether it gets requests only as a part of the canary."""
+    """Whether it is a canary, which gets only a share of the requests."""
 
 
 class EndpointList(TypedDict):

@@ -115,7 +115,7 @@ def require_cloudpickle() -> None:
 
 
 def _cloudpickle() -> dict[str, bytes]:
-    """Return the modules of cloudpickle, which the task needs to load what it pickled."""
+    """Return the source files of cloudpickle, which the task needs to load the pickles."""
     import cloudpickle
 
     folder = Path(cloudpickle.__file__).parent

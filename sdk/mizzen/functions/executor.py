@@ -50,7 +50,7 @@ class Executor(concurrent.futures.Executor):
         workdir: a folder whose files the tasks get as their working directory, from which they import modules.
         job: further fields of the job, such as `setup`, `image`, `env` and `secrets`.
         client: the client of the API; None: one for the context that `Client.from_environment` chooses.
-        detach: whether Ctrl-C in the `with` block leaves the calls alone. By default it cancels them.
+        detach: whether calls continue after Ctrl-C in the `with` block. By default they are cancelled.
         fields: further fields of the document, such as `tenant`, `name`, `limits` and `labels` (docs/workloads.md).
 
     Raises:
@@ -179,7 +179,7 @@ class Executor(concurrent.futures.Executor):
         self.flush()
 
     def flush(self) -> None:
-        """Submit the calls that still wait for others, except in a batch. Their futures get their workloads.
+        """Submit the calls that still wait to be combined, except in a batch, and assign workloads to their futures.
 
         Raises:
             ValueError: the calls are too large; the message names the largest.
@@ -269,7 +269,7 @@ class Executor(concurrent.futures.Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> bool | None:
-        """Wait for all calls. After Ctrl-C cancel them, or leave them alone (`detach`)."""
+        """Wait for all calls. After Ctrl-C, cancel them unless `detach` is set."""
         is_interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         self.shutdown(wait=not is_interrupted, cancel_futures=is_interrupted and not self._detach)
         return None
@@ -300,7 +300,7 @@ class Executor(concurrent.futures.Executor):
 
 
 def _taken(futures: list[CallFuture[T]], timeout: float | None) -> T:
-    """Return the result of the last future, and remove it: an iterator of results must not keep them."""
+    """Remove the last future and return its result, so that an iterator of results does not keep them in memory."""
     result = futures[-1].result(timeout)
     futures.pop()
     return result

@@ -30,6 +30,6 @@ class CallFuture(concurrent.futures.Future[T]):
         return not self.done() and self.phase == "running"
 
     def end_cancelled(self) -> None:
-        """Note that the call was cancelled, unless it has ended."""
+        """Mark the future as cancelled, unless the call has ended."""
         if super().cancel():
             self.set_running_or_notify_cancel()

@@ -50,7 +50,7 @@ def fetch(client: "Client", ended: Workload) -> bytes | None:
 
 
 def without_outcome(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a log without what the runner has printed."""
+    """Yield the lines of a log without the lines that the runner prints for the outcome."""
     for line in lines:
         own = _LINE.sub(b"", line)
         if own == line or own:
@@ -66,7 +66,7 @@ def resolve(future: CallFuture[Any], ended: Workload, body: bytes | None) -> Non
         said = (
             reason["sentence"]
             if reason
-            else "its outcome is missing: the function ended its process, or the log was lost"
+            else "its outcome is missing: the function exited its process, or the log was lost"
         )
         message = f"{ended['id']} has {ended['phase']}: {said}; `mizzen logs {ended['id']}` has its output"
         future.set_exception(CallFailed(message, ended["id"]))

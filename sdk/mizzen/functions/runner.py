@@ -196,7 +196,7 @@ def _blame(value: Any, error: Exception, depth: int = 0) -> tuple[str, Any, Exce
 
 
 def _members(value: Any) -> list[tuple[str, Any]]:
-    """Return what a value consists of, each part with its path from the value."""
+    """Return the parts of a value, each with its path."""
     if isinstance(value, FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         own = [(f": variable {name!r}", cell.cell_contents) for name, cell in cells]

@@ -40,12 +40,12 @@ class Watch:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._pending: dict[str, Pending] = {}
-        """Those of a workload, or of the elements of an array, by the id of the workload or array."""
+        """The futures of each workload, or of the elements of each array, by the id of the workload or array."""
         self._seen: dict[str, Any] = {}
         self._is_running = False
 
     def add(self, workload: str, futures: Pending) -> None:
-        """Watch a workload or an array; `futures` are those of its elements, by their ids."""
+        """Watch a workload or an array; `futures` maps ids of the workload or the elements to futures."""
         with self._lock:
             self._pending[workload] = futures
             if not self._is_running:
@@ -176,7 +176,7 @@ class Watch:
 
 
 def cancel_call(client: "Client", future: CallFuture[Any]) -> bool:
-    """Cancel the workload of a call; return False if it has ended otherwise. A call without one is not submitted."""
+    """Cancel the workload of a call; return False if it has ended otherwise. Unsubmitted calls are dropped."""
     if future.workload is None:
         return True
     try:

@@ -51,7 +51,7 @@ PLAN = "dcp"
 
 @dataclass(frozen=True)
 class StoredPiece:
-    """Where a piece of a tensor, or the bytes of another value, are stored."""
+    """The location of a stored piece of a tensor, or of the bytes of another value."""
 
     part: Part
     offset: int
@@ -70,7 +70,7 @@ class RootWriter(StorageWriter):
         Args:
             uri: root of the checkpoints; all ranks must be able to write there.
             attempt: fencing token; by default MIZZEN_ATTEMPT, or else the next number.
-            keep: how many of the newest checkpoints stay.
+            keep: number of newest checkpoints to keep.
 
         Raises:
             ValueError: the URI is malformed, or a number is out of range.

@@ -1,4 +1,4 @@
-"""Makes the random numbers in a framework's own data loader the same after a restart.
+"""Reproduces the random numbers of a framework's own data loader after a restart.
 
 transformers' Trainer skips the used batches of a resumed epoch, and fetches a batch before the training of the previous
 one. When it saves, the random numbers of the next batch are therefore drawn already. `Fetches` keeps the states that
@@ -23,7 +23,7 @@ _PART = "fetches"
 
 
 class Fetches:
-    """Follows the fetches of one loader, epoch by epoch."""
+    """Tracks the fetches of one loader, epoch by epoch."""
 
     def __init__(self, seed: int, rank: int) -> None:
         self._key = (seed, rank)
@@ -47,11 +47,11 @@ class Fetches:
         self._plain: Callable[[Any], Any] | None = None
 
     def count(self, accumulated: int, length: int, epoch: int) -> None:
-        """Begin at `epoch`; a step uses `accumulated` batches, and the Trainer takes `length` steps for an epoch."""
+        """Begin at `epoch`. A step uses `accumulated` batches, and the Trainer counts `length` steps as an epoch."""
         self._accumulated, self._length, self._epoch = accumulated, length, epoch
 
     def install(self) -> None:
-        """Begin to follow. `remove` ends it."""
+        """Start tracking. `remove` ends it."""
         if self._plain is not None:
             return
         plain = self._plain = _BaseDataLoaderIter._next_index
@@ -66,7 +66,7 @@ class Fetches:
         _BaseDataLoaderIter._next_index = next_index
 
     def remove(self) -> None:
-        """Stop following."""
+        """Stop tracking."""
         if self._plain is not None:
             _BaseDataLoaderIter._next_index = self._plain
         self._plain = self._iterator = None
@@ -101,7 +101,7 @@ class Fetches:
     def begin(self, collate: Any, nothing: bool) -> None:
         """Await the iterator of an epoch. If it is the one that is resumed, `load` was called before.
 
-        With `nothing`, the training is complete, and nothing follows the used batches.
+        `nothing`: the training is complete, so no batch follows the used ones.
         """
         loaded, self._loaded = self._loaded, None
         self._iterator, self._awaited, self._nothing = None, True, nothing
@@ -125,7 +125,7 @@ class Fetches:
         self._before = {number: states for number, states in self._before.items() if number >= self._used}
 
     def end(self) -> None:
-        """End the epoch: what is saved from now on is the beginning of the next one."""
+        """End the epoch: later saves store the beginning of the next epoch."""
         self._set_rest()  # A stream may end before the last fetch that was awaited.
         self._epoch += 1
         self._number, self._used, self._order, self._before = 0, 0, None, {}

@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mizzen.checkpoint import CheckpointWarning, StateError, resume_check
 
 _ARRAY, _WEAK, _KEY = "array", "weak", "key "
-"""Kinds of arrays. A weak type is that of a number, which yields to other types. The algorithm of a key follows."""
+"""Kinds of arrays. A weak type, that of a Python number, adapts to other types. A key also has an algorithm."""
 _living: "weakref.WeakSet[Pytree]" = weakref.WeakSet()
 
 
@@ -108,7 +108,7 @@ class Pytree:
 def verify_resume(update: Callable[[Any], Any], make: Callable[[], Any], *, steps: int = 3, before: int = 1) -> None:
     """Check that a training that is resumed from a checkpoint equals an uninterrupted one, bit by bit.
 
-    As `mizzen.checkpoint.verify_resume`, for a function that returns the new tree instead of changing objects.
+    Like `mizzen.checkpoint.verify_resume`, for a function that returns the new tree instead of changing objects.
 
     Args:
         update: takes a tree, does one training step and returns the new tree.

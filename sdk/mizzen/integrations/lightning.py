@@ -61,7 +61,7 @@ def lacks(folder: Path) -> str | None:
 
 
 def _after(loop: Any, method: str, call: Callable[[], object] | None) -> None:
-    """Let a loop of Lightning call `call` at the end of one of its methods; None: as the loop was before."""
+    """Make a loop of Lightning call `call` at the end of one of its methods; None: restore the original method."""
     vars(loop).pop(method, None)
     plain = getattr(loop, method)
 
@@ -75,7 +75,7 @@ def _after(loop: Any, method: str, call: Callable[[], object] | None) -> None:
 
 
 def _go_on(trainer: Trainer) -> None:
-    """Let Lightning resume after the step that was saved: it would go back to the validation, or end the next epoch.
+    """Make Lightning resume after the saved step; by itself it would repeat the validation, or end the next epoch.
 
     A step is saved after its validation, and an epoch's last step after all that belongs to the epoch.
     """
@@ -123,7 +123,7 @@ def _resumable(trainer: Trainer) -> list[ResumableLoader]:
 
 
 def _load_positions(trainer: Trainer) -> None:
-    """Load the positions of the loaders, if Lightning has not: it does not if `estimated_stepping_batches` was used."""
+    """Load the loaders' positions if Lightning has not loaded them, because `estimated_stepping_batches` was used."""
     loop = trainer.fit_loop
     if loop._combined_loader is not None and getattr(loop, "_combined_loader_states_to_load", None):
         loop._combined_loader._load_state_dicts(loop._combined_loader_states_to_load)
@@ -142,7 +142,7 @@ def _logged(trainer: Trainer) -> dict[str, Any]:
 
 
 def _add_sums(trainer: Trainer, sums: dict[str, Any]) -> None:
-    """Add what was logged before the interruption. Called after the first batch, which registers the metrics."""
+    """Add the metrics that were logged before the interruption. Called after the first batch, which registers them."""
     results = trainer.fit_loop.epoch_loop._results
     for name in sums.keys() & results.keys():
         one, before = results[name], sums[name]
@@ -224,7 +224,7 @@ class ResilientCallback(Callback):
             _restore_generators(trainer, self._loaded.state[_RNG])
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go to the epoch's beginning in the data: with `limit_train_batches` the last epoch was left early."""
+        """Set the data position to the epoch's beginning: with `limit_train_batches` the last epoch ended early."""
         del pl_module
         for loader in _resumable(trainer):
             loader.set_epoch(trainer.current_epoch)
@@ -232,7 +232,7 @@ class ResilientCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Add what was logged in this epoch before an interruption. Report the metrics as often as they are logged."""
+        """Add the metrics logged in this epoch before an interruption. Report metrics as often as they are logged."""
         del pl_module, outputs, batch, batch_idx
         _add_sums(trainer, self._sums)
         self._sums = {}
@@ -240,7 +240,7 @@ class ResilientCallback(Callback):
             report.progress(trainer.global_step, **trainer.callback_metrics)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let Lightning step plateau schedules in a resumed epoch: it does not, as it does not save the metrics."""
+        """Make Lightning step plateau schedules in a resumed epoch; by itself it lacks the metrics for that."""
         del pl_module
         trainer.fit_loop._restarting = False
 

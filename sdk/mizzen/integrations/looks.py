@@ -1,13 +1,13 @@
-"""Tells a look at a batch from the training, so that a look before the training does not count.
+"""Recognises looks at a batch before the training, which must not change the position in the data.
 
     checkpointer.restore()
     images, labels = next(iter(loader))  # A look, for example for the number of pixels.
     for images, labels in loader:
         ...
 
-An iteration is a look if the next one begins before the training has changed anything. The next one then begins where
-the look began. The number of looks is saved, because a restarted script looks again: it sees what it saw at its first
-start, not the rest of the resumed epoch.
+An iteration is a look if the next one begins before the training has changed anything. The next iteration then begins
+where the look began. The number of looks is saved, because a restarted script looks again: it then gets the same
+batches as at its first start, not the rest of the resumed epoch.
 """
 
 import warnings
@@ -38,7 +38,7 @@ class Looks:
         return self._done + self._expected + self.is_repeated
 
     def expect(self, number: int, first: Any) -> None:
-        """Repeat `number` looks from the place `first` on, before the next iteration that counts."""
+        """Repeat `number` looks from the position `first` on, before the next iteration that counts."""
         self.before, self.is_repeated = None, False
         self._done, self._expected, self._first = 0, number, first
 

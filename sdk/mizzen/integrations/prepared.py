@@ -1,4 +1,4 @@
-"""What Hugging Face's accelerate expects of a data loader: `accelerator.prepare(loader)` leaves such a loader as it is.
+"""A data loader that Hugging Face's accelerate does not wrap: `accelerator.prepare(loader)` returns it unchanged.
 
 Its own wrapper would fetch a batch before the previous one is used, so the loader's position would be one batch ahead.
 """

@@ -1,4 +1,4 @@
-"""The positions of samplers: how far an epoch of a loader is, and how a sampler of any class gets there again."""
+"""Positions of samplers: the progress in an epoch of a loader, and replaying a sampler of any class up to it."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -23,13 +23,13 @@ class DrawnSampler(Sampler[int]):
     """
 
     def __init__(self, size: int, number: int) -> None:
-        """Draw `number` indices of a dataset of `size` samples."""
+        """Create a sampler that draws `number` indices of a dataset of `size` samples."""
         self._size = size
         self._number = number
         self._from = (0, 0)
 
     def begin(self, seed: int, start: int) -> None:
-        """Let the next iteration begin with index number `start` of the order that `seed` gives."""
+        """Make the next iteration begin with index number `start` of the order that `seed` gives."""
         self._from = (seed, start)
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ _INDEPENDENT = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, Drawn
 
 
 class DataPosition:
-    """The position of a training in the data: the epoch, and what the training has used of it."""
+    """The position of a training in the data: the epoch, and the number of its samples that were used."""
 
     saved: tuple[str, ...] = ("seed", "epoch", "position", "steps")
     fixed: tuple[str, ...] = ("seed",)
@@ -84,7 +84,7 @@ class DataPosition:
         """Restore the position from `state`.
 
         Raises:
-            StateError: what the order depends on has changed, so the used samples cannot be determined.
+            StateError: settings that determine the order have changed, so the used samples cannot be determined.
         """
         if missing := [name for name in self.saved if name not in state]:
             raise StateError(f"the saved position lacks {', '.join(missing)}: it is that of another kind of sampler")
@@ -112,7 +112,7 @@ class ReplayedSampler(DataPosition):
         # Ranks that draw samples at random must not draw the same; other samplers divide what all ranks draw alike.
         self._rank = rank if any(isinstance(one, _INDEPENDENT) for one in _nested(sampler)) else 0
         self.attributes: list[dict[str, Any]] = []
-        """What had changed in the sampler, and in the samplers within it, when the epoch began."""
+        """The changed attributes of the sampler, and of the samplers within it, when the epoch began."""
         self._initial = [_plain(one) for one in _nested(sampler)]
 
     def __iter__(self) -> Iterator[Any]:

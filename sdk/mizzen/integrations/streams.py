@@ -129,7 +129,7 @@ class StreamPosition(DataPosition, IterableDataset[Any]):
         self._rank = rank
         self._batch_size = batch_size or 1
         self.last = self.workers - 1
-        """The role that has made the last batch of this epoch."""
+        """The role (worker number) that made the last batch of this epoch."""
         self.states: dict[int, dict[str, Any]] = {}
         """The position of each role after its last batch of this epoch."""
         self.start: Any = None
@@ -244,10 +244,10 @@ class Carrying:
 
 
 def stream_of(dataset: Any, seed: int, rank: int, batch_size: int | None, options: dict[str, Any]) -> StreamPosition:
-    """Return what iterates a stream, and add its collator to the options.
+    """Return a wrapper that iterates a stream, and add its collator to the options.
 
     Raises:
-        ValueError: the dataset has no state, or workers are to persist, which would not be told of later epochs.
+        ValueError: the dataset has no state, or workers should persist, which cannot be informed of later epochs.
     """
     if options.get("persistent_workers"):
         raise ValueError("persistent_workers=True: must be False for a stream, whose workers begin at its position")

@@ -81,7 +81,7 @@ class ResumableSampler(DataPosition, Sampler[int]):
         """Whether each index seeds the generators of the worker that receives it. A `ResumableLoader` seeds batches."""
         self._resume: rng.HeldGenerators | None = None
         self._has_set = False
-        """Whether it was this sampler that has set the held generators."""
+        """Whether this sampler has set the held generators."""
 
     @property
     def total(self) -> int:
@@ -230,7 +230,7 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         """Whether an iterator was created since the last load; it may never have been used."""
         self._within = False
         self._iteration: object = None
-        """Stands for the latest iteration."""
+        """Identifies the latest iteration."""
         self._resume: rng.HeldGenerators | None = None
         self._own: list[Any] | None = None
         """Loaded states of the dataset's and collator's generators, which are set after looks are repeated."""
@@ -403,7 +403,7 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
 
 
 class _Indices:
-    """Yields what the sampler of a loader yields; for workers, with the seed of each batch."""
+    """Yields the indices of a loader's sampler; for workers, with the seed of each batch."""
 
     def __init__(
         self, sampler: Any, order: ResumableSampler | ReplayedSampler, size: int, worker_rank: int | None

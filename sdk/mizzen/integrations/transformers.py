@@ -37,7 +37,7 @@ _NEEDED = {
     "a scheduler": ("scheduler.pt", "global_step*"),
     "the random generators": ("rng_state*.pth",),
 }
-"""What the Trainer needs to resume, and the patterns of the file names (`global_step*`: DeepSpeed's folders)."""
+"""Data that the Trainer needs to resume, with patterns of the file names (`global_step*`: DeepSpeed's folders)."""
 
 
 def lacks(folder: Path) -> str | None:
@@ -118,7 +118,7 @@ class ResilientCallback(TrainerCallback):
         return str(self._loaded.folder)
 
     def _follow(self, args: TrainingArguments, state: TrainerState, loader: Any) -> Fetches:
-        """Return what follows the fetches of the Trainer's loader, with the states of the epoch that is resumed."""
+        """Return the tracker of the Trainer's fetches, with the loaded states of the resumed epoch."""
         length = steps_of_epoch(loader, args, state)
         fetches = Fetches(args.seed if args.data_seed is None else args.data_seed, args.process_index)
         fetches.count(args.gradient_accumulation_steps, length, state.global_step // length)
@@ -170,7 +170,7 @@ class ResilientCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Follow the iterator that the Trainer creates next."""
+        """Track the iterator that the Trainer creates next."""
         del args, control
         if self._fetches is not None:
             loader = kwargs.get("train_dataloader")
@@ -198,7 +198,7 @@ class ResilientCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """Do the same as `on_step_end`, for the last step of an epoch."""
+        """Like `on_step_end`, for the last step of an epoch."""
         del kwargs
         self._put_back(args)
         if self._fetches is not None:
@@ -216,7 +216,7 @@ class ResilientCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Report what the Trainer logs, such as the loss."""
+        """Report the metrics that the Trainer logs, such as the loss."""
         del args, control, kwargs
         numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
         report.progress(state.global_step, **numbers)

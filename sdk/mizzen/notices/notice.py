@@ -70,7 +70,7 @@ class Window:
     source: str
 
     def or_told(self, environ: Mapping[str, str]) -> "Window":
-        """Return the window from `MIZZEN_NOTICE_WINDOW_S` if it is set, else this one.
+        """Return the window from `MIZZEN_NOTICE_WINDOW_S` if it is set, else this window.
 
         Raises:
             ValueError: the variable is not a number of 0 or more.

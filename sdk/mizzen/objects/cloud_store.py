@@ -1,4 +1,4 @@
-"""What the stores in buckets of clouds share: batched look-ups, and a random generator for the client libraries."""
+"""Base class of stores in cloud buckets: batched look-ups, and a random generator for the client libraries."""
 
 import random
 import sys

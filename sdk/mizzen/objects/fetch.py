@@ -21,10 +21,10 @@ class NothingThere(Exception):
 
 
 def fetch(url: str, path: Path) -> int:
-    """Copy what a URL names to a path, and return its size in bytes. Files that are equal already are not copied.
+    """Copy the object or folder at a URL to a path, and return its size in bytes. Equal files are not copied again.
 
     Raises:
-        NothingThere: there is neither an object nor a folder with objects, or `path` is a folder and this is an object.
+        NothingThere: there is neither an object nor a folder with objects, or `path` is a folder and the URL an object.
         Exception: an error of the store, or of this machine.
     """
     parent, _, last = urlsplit(url).path.strip("/").rpartition("/")

@@ -1,4 +1,4 @@
-"""Implements copies: checks what the target has, transfers the missing parts, and verifies the result."""
+"""Implements copies: checks which parts the target has, transfers the missing ones, and verifies the result."""
 
 import threading
 from collections import deque

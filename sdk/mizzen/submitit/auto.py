@@ -1,4 +1,4 @@
-"""`AutoExecutor` with submitit's interface. The parameters mean what `mizzen convert` makes of them."""
+"""`AutoExecutor` with submitit's interface. Parameters are converted as by `mizzen convert`."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""For imports by functions of submitit's users: how a call continues after a preemption. Needs no other library."""
+"""submitit's helpers, with which a call continues after a preemption. Needs no other library."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ _POLL_S = 0.2
 
 
 class DelayedSubmission:
-    """A call that replaces another after a preemption: what a method `checkpoint` returns."""
+    """The call that replaces another after a preemption; methods `checkpoint` return it."""
 
     def __init__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
@@ -33,7 +33,7 @@ def as_completed(
     Args:
         jobs: the jobs.
         timeout: seconds after which `TimeoutError` is raised; None: never.
-        poll_frequency: seconds between two looks.
+        poll_frequency: seconds between two checks.
     """
     deadline_s = None if timeout is None else time.monotonic() + timeout
     left = list(jobs)

@@ -11,7 +11,7 @@ from mizzen.functions.future import CallFuture
 R = TypeVar("R", covariant=True)
 
 _STATES = {"succeeded": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED", "running": "RUNNING"}
-"""Phases to Slurm's states. The phases between are states of the queue there."""
+"""Maps phases to Slurm's states; all other phases are pending."""
 
 
 class FailedJobError(RuntimeError):

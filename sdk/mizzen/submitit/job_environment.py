@@ -1,4 +1,4 @@
-"""`JobEnvironment`, from which a function reads its place in its job. Needs only the standard library."""
+"""`JobEnvironment`, from which a function reads its rank and the size of its job. Needs only the standard library."""
 
 import os
 import socket
@@ -7,7 +7,7 @@ from mizzen.environment import TaskEnvironment
 
 
 class JobEnvironment:
-    """The place of a task in its job, with submitit's names.
+    """The rank of a task and the size of its job, with submitit's names.
 
     Raises:
         RuntimeError: this process is not a task of mizzen.

@@ -25,7 +25,7 @@ class ByteChannel:
         self._send = send
         self._pieces: deque[bytes] = deque()
         self._held = 0
-        """Bytes in `_pieces`, and those that were read and not granted again yet."""
+        """Number of bytes in `_pieces`, and of bytes that were read but not yet granted again."""
         self._read_bytes = 0
         self._credit = WINDOW_BYTES
         self._has_ended = False
@@ -74,7 +74,7 @@ class ByteChannel:
             await self._send(pack(FrameKind.DATA, self.number, bytes(piece)))
 
     async def end(self) -> None:
-        """Says that no more bytes come."""
+        """Ends the sending direction: no more bytes follow."""
         if self._reset is None:
             await self._send(pack(FrameKind.END, self.number))
 
@@ -94,7 +94,7 @@ class ByteChannel:
         """Handles a frame of the channel from the other side.
 
         Raises:
-            BadFrame: the frame breaks the protocol.
+            BadFrame: the frame violates the protocol.
         """
         if frame.kind is FrameKind.DATA:
             self._held += len(frame.body)
@@ -149,7 +149,7 @@ class Channels:
         """Passes a frame to its channel.
 
         Raises:
-            BadFrame: the frame breaks the protocol.
+            BadFrame: the frame violates the protocol.
         """
         channel = self._open.get(frame.channel)
         if channel is not None:

@@ -17,7 +17,7 @@ class CannotConnect(Exception):
     """The connection was refused, or could not be made. The message says why."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
-        """`status` is that of the HTTP response; None: there was none."""
+        """`status` is the status of the HTTP response; None: there was no response."""
         super().__init__(message)
         self.status = status
 

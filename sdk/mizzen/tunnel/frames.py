@@ -16,11 +16,11 @@ from typing import Any
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 MAX_DATA_BYTES = 32 << 10
-"""The most bytes in one frame of data."""
+"""Maximum number of bytes in one data frame."""
 MAX_FRAME_BYTES = 64 << 10
-"""The most bytes of a frame. A longer message is an error of the protocol."""
+"""Maximum size of a frame in bytes. A longer message is a protocol error."""
 WINDOW_BYTES = 256 << 10
-"""How many bytes of a channel may be under way until the receiver has used them."""
+"""Maximum number of bytes in flight on a channel: sent, but not used by the receiver."""
 _HEADER = struct.Struct(">BI")
 
 
@@ -92,7 +92,7 @@ def unpack(message: bytes | str) -> Frame:
     """Returns the frame of a message.
 
     Raises:
-        BadFrame: it is none.
+        BadFrame: the message is not a valid frame.
     """
     if isinstance(message, str) or not _HEADER.size <= len(message) <= MAX_FRAME_BYTES:
         raise BadFrame(f"a message must be binary and have {_HEADER.size} to {MAX_FRAME_BYTES} bytes")

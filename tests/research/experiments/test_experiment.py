@@ -16,7 +16,18 @@ from gms.auction.auction import Options
 from infra.config.scheduling import SchedulerSettings
 from research.experiments.__main__ import outcomes, run_cell
 from research.experiments.bound import BUCKET_S, Fluid, most_gpu_h
-from research.experiments.cases import BASELINE, BY_TENANT, HOUR_S, MAST, MIXED, OURS, POLICIES, THIN, ExperimentCase, cases
+from research.experiments.cases import (
+    BASELINE,
+    BY_TENANT,
+    HOUR_S,
+    MAST,
+    MIXED,
+    OURS,
+    POLICIES,
+    THIN,
+    ExperimentCase,
+    cases,
+)
 from research.experiments.policies import policy_of, scenario_for
 from research.experiments.replay import scene_of
 from research.experiments.report import BEGIN, END, Outcomes, verdicts, write_report

@@ -71,5 +71,5 @@ def cadence() -> Parser:
         "--machines", type=whole(1), default=1, metavar="NUMBER", help="Number of machines of the gang. Default: 1."
     )
     time("interval", _ZERO, "A fixed interval, instead of the computed one.")
-    time("write", _ZERO, "How long a save is then written in the background. Default: 0.", default=0.0)
+    time("write", _ZERO, "How long a save is written in the background after the stall. Default: 0.", default=0.0)
     return parser.runs(_run)

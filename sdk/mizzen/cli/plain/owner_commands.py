@@ -25,7 +25,7 @@ _EMBEDDED = "mizzen-data/machines/*/owner.sock"
 """The sockets of the machines of `mizzen up` with the default data folder."""
 _ANSWER_S = 30.0
 _FIRST_S = 3.0
-"""How long a reclaim waits for the first answer of the agent, which it sends before it does anything."""
+"""How long a reclaim waits for the first answer, which the agent sends before it acts."""
 _LEAVES = {
     "admitted": "leaves in time",
     "squeezed": "may be late",
@@ -33,7 +33,7 @@ _LEAVES = {
     "too_narrow": "too large",
     "crowded": "no bandwidth left",
 }
-"""What becomes of the checkpoint of a workload that leaves within a notice."""
+"""Texts about the checkpoint of a workload that must leave within a notice."""
 
 
 def _gpus(text: str) -> list[int]:
@@ -94,7 +94,7 @@ def _ask(path: Path, request: Mapping[str, Any], first_s: float = _ANSWER_S) -> 
         except (OSError, ValueError) as error:
             raise Failure(Exit.UNAVAILABLE, f"socket {path}: the agent does not answer: {error}") from None
     raise Failure(
-        Exit.UNAVAILABLE, f"socket {path}: the agent ended before it had answered; what it began, it finishes"
+        Exit.UNAVAILABLE, f"socket {path}: the agent ended before it had answered; a reclaim that it began is completed"
     )
 
 
@@ -148,7 +148,7 @@ def _agent_at(path: Path, failure: Failure) -> dict[str, str]:
     """Return the state folder and the Python of the agent behind a socket, from the file that it wrote beside it.
 
     Raises:
-        Failure: there is none, or this user may not use it: `failure` with what to do.
+        Failure: the file does not exist, or this user may not use it; the message is `failure` with advice.
     """
     beside = path.with_name(f"{path.name}.json")
     try:

@@ -21,7 +21,7 @@ class BadValue(argparse.ArgumentTypeError):
 
 
 class UsageError(Exception):
-    """The arguments of a command cannot be combined, or do not fit what they name."""
+    """The arguments of a command cannot be combined, or do not fit the object that they name."""
 
 
 class Failure(Exception):
@@ -71,7 +71,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def finite(right: str, *, above_zero: bool) -> Callable[[str], float]:
-    """Return a parser of finite numbers above 0, or from 0 on. `right` says in errors what the value must be."""
+    """Return a parser of finite numbers above 0, or 0 too. `right` describes valid values in error messages."""
 
     def read(text: str) -> float:
         try:

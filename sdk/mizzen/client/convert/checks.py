@@ -1,4 +1,4 @@
-"""Checks values that a conversion copied from its source: those that the API would refuse are errors of the source."""
+"""Checks values that a conversion copied from its source: values that the API would refuse are reported as errors."""
 
 import re
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def check(conversion: Conversion) -> None:
 
 
 def _wrong(document: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Yield the path of each wrong value, the value, and what would be right."""
+    """Yield the path of each invalid value, the value, and a description of valid values."""
     for key, text in document.get("labels", {}).items():
         if not _LABEL.fullmatch(key) or len(text) > _MOST_LABEL:
             yield f"labels.{key}", text, f"a key has letters and digits, and a label at most {_MOST_LABEL} characters"

@@ -25,7 +25,7 @@ class Carryover(StrEnum):
     CARRIED = "carried"
     """It has the same meaning in the document."""
     CHANGED = "changed"
-    """It is in the document, with a meaning that differs as the remark says."""
+    """It is in the document with a different meaning, which the remark describes."""
     DROPPED = "dropped"
     """It is not in the document, and the result of the workload is the same."""
     LOST = "lost"
@@ -44,7 +44,7 @@ class Remark:
     target: str = ""
     """The field of the document, such as `jobs[0].tasks`, if there is one."""
     why: str = ""
-    """What differs, or why it has no counterpart, and what to do instead."""
+    """The difference, or why there is no counterpart and what to do instead."""
     last_line: int | None = None
     """The last line, if the remark is about several."""
 
@@ -74,19 +74,19 @@ class Conversion:
     remarks: list[Remark] = field(default_factory=list)
 
     def carried(self, line: int, source: str, target: str) -> None:
-        """Note that something has the same meaning in the field `target`."""
+        """Add a remark that a line or option has the same meaning in the field `target`."""
         self.remarks.append(Remark(line, source, Carryover.CARRIED, target))
 
     def changed(self, line: int, source: str, target: str, why: str) -> None:
-        """Note that something is in the field `target` with another meaning."""
+        """Add a remark that a line or option is in the field `target` with another meaning."""
         self.remarks.append(Remark(line, source, Carryover.CHANGED, target, why))
 
     def dropped(self, line: int, source: str, why: str) -> None:
-        """Note that something has no counterpart, and the result of the workload is the same without it."""
+        """Add a remark that a line or option has no counterpart, without an effect on the result of the workload."""
         self.remarks.append(Remark(line, source, Carryover.DROPPED, "", why))
 
     def lost(self, line: int, source: str, why: str) -> None:
-        """Note that something has no counterpart, and the result may differ. `why` says what to do instead."""
+        """Add a remark that a line or option has no counterpart, which may change the result. `why` gives advice."""
         self.remarks.append(Remark(line, source, Carryover.LOST, "", why))
 
     @property
@@ -113,7 +113,7 @@ def named(conversion: Conversion, line: int, source: str, given: str) -> str:
 
 
 def fitting_name(given: str) -> str:
-    """Return a valid name of a workload or job that is near to `given`."""
+    """Return a valid name for a workload or job that is similar to `given`."""
     return _OUTSIDE.sub("-", given.lower()).strip("-")[:_NAME_LENGTH].strip("-") or "main"
 
 

@@ -280,7 +280,7 @@ class _Manifest:
 
 
 def _groups(jobs: Any) -> dict[str, list[str]]:
-    """Return the names of a JobSet's jobs that start together, by the first of them.
+    """Return the groups of a JobSet's jobs that start together, by the name of the first job of each.
 
     A job that waits for the end of another one begins a group; one that waits until another is ready is in its group.
     """

@@ -81,7 +81,7 @@ OTHER_KINDS: Mapping[str, str] = {
     "LocalQueue": "the tenant has the quota", "ClusterQueue": "the tenant has the quota",
     "PriorityClass": "give `priority`, a level from 1 (the highest) to 7",
 }  # fmt: skip
-"""Kinds of other objects in a file that jobs do not need here."""
+"""Kinds of Kubernetes objects that mizzen does not need, with the reason."""
 OTHER_LOST: Mapping[str, str] = {
     "PersistentVolumeClaim": "mizzen mounts no volumes: use `tables`, `workdir` or a bucket",
     "PersistentVolume": "mizzen mounts no volumes: use `tables`, `workdir` or a bucket",

@@ -1,4 +1,4 @@
-"""The pod template of a Job: a job of a document, and what belongs to the whole document."""
+"""Converts the pod template of a Job to a job of a document, and to fields of the whole document."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ _GUESSED_BYTES = 4 << 30
 
 @dataclass
 class PodJob:
-    """A job, and what its pod template says about the whole document."""
+    """A job, and the fields of the whole document that its pod template determines."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     regions: list[str] = field(default_factory=list)

@@ -22,7 +22,7 @@ _FIELDS: Mapping[str, tuple[str, str]] = {
     "metadata.labels['jobset.sigs.k8s.io/replicatedjob-name']": ('"$MIZZEN_JOB"', ""),
 }
 _ENTRY_POINT = "/entry-point-of-the-image"
-"""Stands for what a user must write."""
+"""Placeholder for a command that the user must write."""
 _SHELLS = {"sh", "bash", "dash", "ash"}
 
 
@@ -163,7 +163,7 @@ def _plain(text: str, found: Variables) -> str:
 
 
 def in_shell(text: str, found: Variables, index: PodIndex) -> str | None:
-    """Return a text as a word of a shell, or None if it has no value that only the task has."""
+    """Return a text as a shell word, or None if it contains no value that is known only in the task."""
     pieces: list[str] = []
     is_dynamic = False
     position = 0

@@ -180,7 +180,7 @@ class _Task:
         return start + texts["setup"], start + texts["run"]
 
     def _script(self, key: str, node: Located) -> str:
-        """Return a script without the folders of SkyPilot, with remarks about what it uses."""
+        """Return a script with SkyPilot's folders replaced, and add remarks about SkyPilot features that it uses."""
         text = str(node.value)
         if key == "run":
             self._conversion.carried(node.line, "run", "jobs[0].run")

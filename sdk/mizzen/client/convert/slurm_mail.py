@@ -10,7 +10,7 @@ _ENDS = {
     "ALL": ("succeeded", "failed", "cancelled"), "END": ("succeeded", "failed", "cancelled"), "FAIL": ("failed",),
     "INVALID_DEPEND": ("cancelled",), "TIME_LIMIT": ("failed",),
 }  # fmt: skip
-"""What Slurm sends mail about, as the ends of a workload. END is also about jobs that fail or are cancelled."""
+"""Slurm's e-mail events as ends of a workload. END includes jobs that fail or are cancelled."""
 _ORDER = _ENDS["ALL"]
 _ADDRESS = re.compile(
     r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"  # As in the API.
@@ -20,10 +20,10 @@ _ADDRESS = re.compile(
 def notify_of(
     conversion: Conversion, kinds: SlurmOption | None, user: SlurmOption | None, *, is_array: bool
 ) -> list[dict[str, Any]]:
-    """Return the receivers of mail, with a remark about each of the two options."""
+    """Return the receivers of e-mail, with a remark about each of the two options."""
     if kinds is None:
         if user is not None:
-            conversion.dropped(user.line, user.text, "Slurm sends no mail without --mail-type, either")
+            conversion.dropped(user.line, user.text, "Slurm sends no e-mail without --mail-type, either")
         return []
     words = [word.strip().upper() for word in kinds.value.split(",") if word.strip()]
     ends = {end for word in words for end in _ENDS.get(word, ())}
@@ -36,7 +36,7 @@ def notify_of(
     assert user is not None
     others = [word for word in words if word not in _ENDS and word != "ARRAY_TASKS"] + ["BEGIN"] * ("ALL" in words)
     if others:
-        conversion.changed(kinds.line, kinds.text, "notify", f"mail is sent at ends only, not for {', '.join(others)}")
+        conversion.changed(kinds.line, kinds.text, "notify", f"e-mail is sent at ends, not for {', '.join(others)}")
     else:
         conversion.carried(kinds.line, kinds.text, "notify")
     conversion.carried(user.line, user.text, "notify")
@@ -48,12 +48,12 @@ def notify_of(
 
 
 def _why_not(words: list[str], ends: set[str], addresses: list[str]) -> str | None:
-    """Return why no mail is sent; None: mail is sent."""
+    """Return why no e-mail is sent; None: it is sent."""
     if words == ["NONE"]:
-        return "Slurm sends no mail, either"
+        return "Slurm sends no e-mail, either"
     if not ends:
-        return "mail is sent at ends only; `mizzen events NAME` has all changes"
+        return "e-mail is sent at ends only; `mizzen events NAME` has all changes"
     wrong = next((one for one in addresses if _ADDRESS.fullmatch(one) is None), None)
     if wrong is not None or not addresses:
-        return "mizzen needs a whole address for mail: add `notify: [{email: NAME@DOMAIN}]` to the document"
+        return "mizzen needs a complete e-mail address: add `notify: [{email: NAME@DOMAIN}]` to the document"
     return None

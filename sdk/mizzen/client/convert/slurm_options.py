@@ -1,4 +1,4 @@
-"""The options of `#SBATCH` lines: their names, and what becomes of those that need no calculation."""
+"""The options of `#SBATCH` lines: their names, and the conversion of options that need no calculation."""
 
 import re
 import shlex

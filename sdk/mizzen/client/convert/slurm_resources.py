@@ -42,7 +42,7 @@ def number_of(options: Options, name: str, least: int = 1) -> int | None:
     """Return the whole number of an option, or None if it is absent.
 
     Raises:
-        CannotConvert: the value is another one.
+        CannotConvert: the value is not a whole number.
     """
     option = options.get(name)
     if option is None:
@@ -131,7 +131,7 @@ class SlurmRequest:
         return total or (each or 1) * self.nodes
 
     def _gpus(self) -> tuple[int | None, int | None, int | None]:
-        """Return the GPUs of a task, those of a node, and all, each None if no option gives it."""
+        """Return the number of GPUs per task, per node, and in total, each None if no option gives it."""
         found: dict[str, int | None] = {"task": None, "node": None, "all": None}
         for name, of in (("gpus-per-task", "task"), ("tres-per-task", "task"), ("gpus-per-node", "node"),
                          ("gres", "node"), ("gpus", "all")):  # fmt: skip
@@ -162,7 +162,7 @@ class SlurmRequest:
         return total
 
     def _note_type(self) -> None:
-        """Without a type: take it from --constraint, or write `gpu`."""
+        """If no GPU type is known, note that the user must replace the placeholder `gpu`."""
         names = ("gres", "gpus-per-task", "gpus-per-node", "gpus", "tres-per-task", "ntasks-per-gpu")
         option = next(self._options[name] for name in names if name in self._options)
         if not self.gpu_types:

@@ -1,4 +1,4 @@
-"""The commands of a batch script: what Slurm's commands in it become, and remarks about the others."""
+"""Converts the commands of a batch script: replaces Slurm's commands, and adds remarks about the others."""
 
 import re
 from collections.abc import Iterator
@@ -150,7 +150,7 @@ class _Body:
         return text
 
     def _addresses(self, line: int, text: str, is_spread: bool) -> str:
-        """Replace what asks Slurm for the hosts."""
+        """Replace commands that ask Slurm for the host names."""
         if is_spread and (found := _RENDEZVOUS.fullmatch(text)):
             self._conversion.changed(
                 line, shown(text), "jobs[0].run", f"left out: mizzen sets {found[1]} for each task"
@@ -211,7 +211,7 @@ class _Body:
         return text
 
     def _signals(self, line: int, text: str) -> str:
-        """Let traps handle SIGTERM, the only notice of mizzen."""
+        """Rewrite traps to handle SIGTERM, the only notice that mizzen sends."""
 
         def on_term(found: re.Match[str]) -> str:
             names = [name.removeprefix("SIG") for name in found[2].split()]
@@ -248,7 +248,7 @@ class _Body:
             self._conversion.changed(line, shown(path), "jobs[0].run", why)
 
     def _note_kept(self, kept: list[tuple[int, int]]) -> None:
-        """Remark on the lines that are as they were, range by range."""
+        """Add a remark for each range of unchanged lines."""
         begin = end = 0
         for first, last in [*kept, (0, 0)]:
             if first == end + 1 and end:

@@ -12,7 +12,7 @@ _QUOTED = re.compile(r"(?:^|[\s;])\w+=([\"'])$")
 """An assignment of a command to a variable, such as `LAUNCHER="srun ..."`."""
 _VARIABLE = re.compile(r"[\"']?\$\{?(\w+)\}?[\"']?")
 _BEFORE = 500
-"""Characters before a command that show whether it is one."""
+"""Number of characters before a word that are examined to decide whether it is a command."""
 _GAP = re.compile(r"(?:\s|\\\n)*")
 _WORD = re.compile(r"""(?:[^\s"'\\]|"(?:[^"\\]|\\.)*"|'[^']*'|\\[^\n])+""")
 _OWN_LETTERS = {**LETTERS, "l": "label", "u": "unbuffered", "K": "kill-on-bad-exit", "E": "preserve-env",
@@ -68,7 +68,7 @@ class SlurmStep:
         return total if given_nodes in (None, 0, nodes) else given_nodes * max(1, total // nodes)
 
     def _count(self, name: str) -> int | None:
-        """Return the number that an option gives, 0 for that of the allocation, and None if it is absent."""
+        """Return the number that an option gives: 0 means the allocation's number, None that the option is absent."""
         given = self.options.get(name)
         if given is None:
             return None

@@ -42,7 +42,7 @@ class Located:
 
     @property
     def keys(self) -> "dict[str, Located]":
-        """The mapping, which is empty if the value is another one."""
+        """The mapping; empty if the value is not a mapping."""
         return self.value if isinstance(self.value, dict) else {}
 
     def within(self, *path: str) -> Any:
@@ -118,10 +118,10 @@ class _Walk:
 
 
 class KeyedSection:
-    """A mapping in which each key is read or explained. `close` explains the keys that were not read."""
+    """A mapping of the source. Each key must get a remark; `close` adds remarks for the keys that were not read."""
 
     def __init__(self, conversion: Conversion, node: Located | None, path: str = "") -> None:
-        """Begin with the mapping `node`; None is an empty one.
+        """Read the mapping `node`; None counts as an empty mapping.
 
         Raises:
             CannotConvert: the value is not a mapping.
@@ -149,7 +149,7 @@ class KeyedSection:
         return str(Located(self.line, self._left).plain)
 
     def take(self, key: str) -> Located | None:
-        """Return the value of a key, which the caller explains. A key with null is as if it were absent."""
+        """Return the value of a key, for which the caller adds a remark. A key with null counts as absent."""
         node = self._left.pop(key, None)
         if node is not None and node.value is None:
             self.conversion.dropped(node.line, self.name(key), "it has no value")
@@ -169,7 +169,7 @@ class KeyedSection:
             yield KeyedSection(self.conversion, one, f"{self.name(key)}[{number}]")
 
     def entries(self, key: str) -> dict[str, Located]:
-        """Return the entries of the mapping at a key, which the caller explains.
+        """Return the entries of the mapping at a key, for which the caller adds a remark.
 
         Raises:
             CannotConvert: the value is not a mapping.
@@ -214,19 +214,19 @@ class KeyedSection:
         return Located(node.line, given)
 
     def carried(self, key: str, node: Located, target: str) -> None:
-        """Explain a key: it has the same meaning in the field `target`."""
+        """Add the remark that a key has the same meaning in the field `target`."""
         self.conversion.carried(node.line, self.source(key, node), target)
 
     def changed(self, key: str, node: Located, target: str, why: str) -> None:
-        """Explain a key: its meaning in the field `target` differs."""
+        """Add the remark that the meaning of a key in the field `target` differs."""
         self.conversion.changed(node.line, self.source(key, node), target, why)
 
     def dropped(self, key: str, node: Located, why: str) -> None:
-        """Explain a key: it is not needed."""
+        """Add the remark that a key is not needed."""
         self.conversion.dropped(node.line, self.source(key, node), why)
 
     def lost(self, key: str, node: Located, why: str) -> None:
-        """Explain a key: it has no counterpart."""
+        """Add the remark that a key has no counterpart."""
         self.conversion.lost(node.line, self.source(key, node), why)
 
     def source(self, key: str, node: Located) -> str:
@@ -238,7 +238,7 @@ class KeyedSection:
         return f"{self.name(key)}: {as_text(value)}" if is_short else self.name(key)
 
     def close(self, dropped: Mapping[str, str], lost: Mapping[str, str]) -> None:
-        """Explain the keys that are left: by the tables of reasons, or as unknown."""
+        """Add remarks for all keys that were not read, from the tables of reasons, or as unknown."""
         for key, node in self._left.items():
             if key in dropped or node.value is None:
                 self.dropped(key, node, dropped.get(key, "it has no value"))

@@ -150,7 +150,7 @@ class _Program:
         return "".join(lines.values())
 
     def _function(self, call: ast.Call, node: ast.expr) -> tuple[str, str]:
-        """Return an expression for what is called, and the imports that it needs."""
+        """Return an expression for the called function, and the imports that it needs."""
         root: ast.expr = node
         while isinstance(root, (ast.Attribute, ast.Call)):
             root = root.value if isinstance(root, ast.Attribute) else root.func
@@ -355,7 +355,7 @@ class _Program:
                 self._conversion.remarks.append(replace(first, last_line=last))
 
     def _around(self, node: ast.AST) -> list[ast.AST]:
-        """Return the blocks in which a submission is, from the inner one."""
+        """Return the blocks that contain a submission, innermost first."""
         found: list[ast.AST] = []
         while (parent := self._parents.get(node)) is not None:
             if isinstance(parent, (ast.If, ast.FunctionDef)):

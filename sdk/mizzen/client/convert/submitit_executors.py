@@ -13,7 +13,7 @@ class ExecutorReader:
     """Collects the executors of a file by the expressions that name them."""
 
     def __init__(self, conversion: Conversion, constants: Constants) -> None:
-        """Begin without an executor. `constants` are the names of the file with their expressions."""
+        """Create a reader that knows no executors yet. `constants` maps names in the file to their expressions."""
         self._conversion, self._constants = conversion, constants
         self.executors: dict[str, SubmititExecutor] = {}
         """By the text of the expression, such as `executor`."""

@@ -45,7 +45,7 @@ class ExecutorShape:
         return value
 
     def drop(self, name: str, why: str) -> None:
-        """Explain a parameter that is not needed."""
+        """Add the remark that a parameter is not needed."""
         line, source, value = self._given[name]
         self._conversion.dropped(line, f"{source}={shown(repr(value), 40)}", why)
 
@@ -61,7 +61,7 @@ class ExecutorShape:
         return value
 
     def name(self, default: str, number: int) -> str:
-        """Return the name of the workload. `number` tells several submissions apart, 0 if there is one."""
+        """Return the name of the workload. `number` distinguishes several submissions; 0 if there is only one."""
         suffix = f"-{number}" if number else ""
         if "name" not in self._given:
             why = f"the name is {default}{suffix}, after the file"

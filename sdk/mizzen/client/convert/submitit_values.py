@@ -1,4 +1,4 @@
-"""Reads values of Python expressions without running them: literals, names of literals, ranges and their like."""
+"""Reads values of Python expressions without running them: literals, names of literals, ranges and similar forms."""
 
 import ast
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ class Constants:
 
     named: dict[str, ast.expr] = field(default_factory=dict)
     steps: Iterator[int] = field(default_factory=lambda: iter(range(_MOST_STEPS)))
-    """Ends when as many expressions have been read as are allowed: names of lists of names can stand for very many."""
+    """Counts the expressions that are read, up to a limit: nested lists of names can expand to very many."""
 
     def value(self, node: ast.expr) -> Any:
         """Return the value of an expression.
 
         Raises:
-            NotLiteral: it is none of the forms that are read.
+            NotLiteral: the expression does not have a supported form.
         """
         return self._value(node, 0)
 

@@ -1,6 +1,6 @@
 """Measures the intervals of expected starts (`gms.starts`) on replays of traces.
 
-    python -m research.experiments.starts --data FOLDER philly openb
+    python -m research.experiments.start_intervals --data FOLDER philly openb
 
 Each trace is replayed with the policy `global` on machines of eight GPUs, so many that the trace offers 0.8 of their
 GPU hours. Every five minutes the queue is forecast. The first interval of each wait counts. It is compared with one
@@ -126,7 +126,7 @@ class StartObserver:
         self.waits: list[MeasuredWait] = []
 
     def go(self) -> list[MeasuredWait]:
-        """Runs the scenario, and returns the waits that were forecast, in the order of their ends."""
+        """Runs the scenario, and returns the waits for which there was a forecast, in the order in which they ended."""
         self._run.simulator.run(lambda progress: self._look(progress.now_s), every=1)
         return self.waits
 

@@ -1,4 +1,4 @@
-"""Mail that arrives late, twice, out of order, or while the workflow continues as new."""
+"""Messages that arrive late, twice, out of order, or while the workflow continues as new."""
 
 from collections.abc import AsyncIterator
 
@@ -10,7 +10,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 import workflows.workload
 from domain.phases import Phase
 from domain.protocol.activities import Activity
-from domain.protocol.mail import Mail, MailKind
+from domain.protocol.workload_messages import MessageKind, WorkloadMessage
 from domain.protocol.workloads import WorkloadInput
 from tests.workflows.lab import Lab, Life
 from tests.workflows.running import ends_well
@@ -32,17 +32,17 @@ async def running(life: Life) -> None:
 async def test_mail_that_is_delivered_twice_counts_once(life: Life) -> None:
     """A preemption that is delivered again during the next attempt has no effect."""
     await running(life)
-    mail = await life.mail(MailKind.PREEMPT, 0, by="ada")
+    mail = await life.mail(MessageKind.PREEMPT, 0, by="ada")
     await life.reaches(Phase.PREEMPTED)
     await running(life)
-    await life.mail(MailKind.PREEMPT, 0, mail.id, by="ada")
+    await life.mail(MessageKind.PREEMPT, 0, mail.id, by="ada")
     await ends_well(life)
 
 
 @goes("pending")
 async def test_a_repetition_that_comes_before_the_workflow_is_known_as_one(unborn: Life) -> None:
-    """Mail that an earlier run of the workflow has seen is dropped, even if it arrives with the start."""
-    repeated = Mail(7, MailKind.CANCEL.value, 0, {})
+    """A message that an earlier run of the workflow has seen is dropped, even if it arrives with the start."""
+    repeated = WorkloadMessage(7, MessageKind.CANCEL.value, 0, {})
     await unborn.workflow_starts(WorkloadInput(unborn.id, seen_mail=[7]), repeated)
     history = await unborn.handled()
     assert any(e.HasField("workflow_execution_signaled_event_attributes") for e in history)
@@ -52,18 +52,18 @@ async def test_a_repetition_that_comes_before_the_workflow_is_known_as_one(unbor
 async def test_mail_about_an_earlier_attempt_is_ignored(life: Life) -> None:
     """Slots, awards, evictions and losses of an earlier attempt do not affect the current one."""
     await life.award(ready=False)
-    await life.mail(MailKind.EVICT)
+    await life.mail(MessageKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
     await life.award(ready=False)
-    await life.mail(MailKind.SLOTS_READY, 1)
-    await life.mail(MailKind.AWARDED, 1, ready=True, region="east")
-    await life.mail(MailKind.EVICT, 1)
-    await life.mail(MailKind.MACHINE_LOST, 1, machine=life.agents[0].machine)
+    await life.mail(MessageKind.SLOTS_READY, 1)
+    await life.mail(MessageKind.AWARDED, 1, ready=True, region="east")
+    await life.mail(MessageKind.EVICT, 1)
+    await life.mail(MessageKind.MACHINE_LOST, 1, machine=life.agents[0].machine)
     await life.handled()
     assert life.facts.staged == []
-    await life.mail(MailKind.SLOTS_READY, 2)
+    await life.mail(MessageKind.SLOTS_READY, 2)
     await life.runs()
-    await life.mail(MailKind.HUNG, 1)
+    await life.mail(MessageKind.HUNG, 1)
     await ends_well(life)
 
 
@@ -75,16 +75,16 @@ async def test_a_cancellation_comes_before_older_mail(life: Life) -> None:
         agent.held.add(Activity.PREPARE_NODE)
     await life.award()
     await life.reaches(Phase.PROVISIONING)
-    await life.mail(MailKind.EVICT)
-    await life.mail(MailKind.CANCEL, 0)
+    await life.mail(MessageKind.EVICT)
+    await life.mail(MessageKind.CANCEL, 0)
     life.facts.held.clear()
     assert await life.result() == "cancelled"
 
 
 @goes("pending", "failed pending_expired")
 async def test_a_workload_that_waits_for_too_long_fails(life: Life) -> None:
-    """Mail of an expiry fails a queued workload, with the expiry as its reason."""
-    await life.mail(MailKind.CANCEL, 0, code="pending_expired", waited_s=61, limit_s=60)
+    """The message of an expiry fails a queued workload, with the expiry as its reason."""
+    await life.mail(MessageKind.CANCEL, 0, code="pending_expired", waited_s=61, limit_s=60)
     assert await life.result() == "failed"
 
 
@@ -93,7 +93,7 @@ async def test_an_expiry_that_comes_after_the_award_is_ignored(life: Life) -> No
     """An expiry that arrives after the award is ignored, and the attempt runs to its end."""
     life.facts.held.add(Activity.STAGE)
     await life.award()
-    await life.mail(MailKind.CANCEL, 0, code="pending_expired", waited_s=61, limit_s=60)
+    await life.mail(MessageKind.CANCEL, 0, code="pending_expired", waited_s=61, limit_s=60)
     life.facts.held.clear()
     await life.runs()
     await ends_well(life)
@@ -119,12 +119,12 @@ async def restless(dev_client: Client, monkeypatch: pytest.MonkeyPatch) -> Async
 
 @goes(*RUNNING, *BY_OPERATOR, *AGAIN, "pending task_failed", *AGAIN, "failed retries_exhausted")
 async def test_a_history_continued_in_a_new_one_forgets_nothing(restless: Life) -> None:
-    """Attempt numbers, failures and seen mail are kept when the workflow continues as new."""
+    """Attempt numbers, failures and seen messages are kept when the workflow continues as new."""
     await running(restless)
-    mail = await restless.mail(MailKind.PREEMPT, 0)
+    mail = await restless.mail(MessageKind.PREEMPT, 0)
     await restless.reaches(Phase.PREEMPTED)
     await running(restless)
-    await restless.mail(MailKind.PREEMPT, 0, mail.id)
+    await restless.mail(MessageKind.PREEMPT, 0, mail.id)
     restless.agents[0].ends(1)
     await restless.reaches(Phase.PENDING)
     await running(restless)
@@ -137,11 +137,11 @@ async def test_mail_that_comes_while_a_history_is_continued_is_read_in_the_next(
     """A cancellation that arrives during the release is handled by the continued run."""
     restless.facts.held.add(Activity.RELEASE)
     await running(restless)
-    await restless.mail(MailKind.PREEMPT, 0)
+    await restless.mail(MessageKind.PREEMPT, 0)
     await restless.reaches(Phase.CHECKPOINTING)
     for agent in restless.agents:
         await restless.asks(agent, Activity.STOP_NODE)
     await restless.pending(Activity.STOP_NODE, 0)
-    await restless.mail(MailKind.CANCEL, 0, by="ada")
+    await restless.mail(MessageKind.CANCEL, 0, by="ada")
     restless.facts.held.clear()
     assert await restless.result() == "cancelled"

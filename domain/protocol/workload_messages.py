@@ -1,11 +1,11 @@
-"""Mail: messages to workload workflows, delivered by the outbox."""
+"""Messages to workload workflows, delivered by the outbox as the Temporal signal `mail`."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 
-class MailKind(StrEnum):
+class MessageKind(StrEnum):
     """Kinds of messages to a workload's workflow. They are written to the outbox and then sent as a Temporal signal."""
 
     AWARDED = "awarded"
@@ -20,15 +20,15 @@ class MailKind(StrEnum):
     IDLE = "idle"
     """To a workload that serves and is about to end: its requests in progress have ended, so its drain may end."""
     FINISHED = "finished"
-    """From the workflow to itself: the tasks of an attempt that it had released have all ended with exit code 0."""
+    """Sent by the workflow to itself: all tasks of an attempt that was released before have ended with exit code 0."""
 
 
 @dataclass
-class Mail:
+class WorkloadMessage:
     """One message to a workload's workflow. It is delivered at least once; `id` identifies duplicates."""
 
     id: int
     kind: str
     attempt: int
-    """The attempt that the message concerns; mail for an older attempt is ignored. 0: the current attempt."""
+    """The attempt that the message concerns; messages for an older attempt are ignored. 0: the current attempt."""
     detail: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The agent's side of a runner: hands chunks of elements to the lane of its attempt, and reads their results."""
+"""The agent's side of a runner: hands chunks of array elements to its shim (`agent.lane`), and reads results."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from domain.launch import LaunchDescription
 from domain.protocol.leases import ElementResult, LeasedElement
 
 _RESERVED = ("MIZZEN_CHECKPOINT_URI",)
-"""Variables of the runner that its elements do not get: what they save there would belong to no element."""
+"""Variables of the runner that its elements do not get, because files saved there would belong to no element."""
 
 
 def lane_of(launch: LaunchDescription) -> dict[str, Any] | None:
@@ -41,10 +41,10 @@ class ElementChunk:
         self._read_bytes = 0
         self._results: dict[tuple[int, int], ElementResult] = {}
         self.shipped_s = time.monotonic()
-        """When the output of the elements was last looked at, by `time.monotonic`."""
+        """When the output of the elements was last checked, by `time.monotonic`."""
 
     def hand_over(self, staged: StagedAttempt) -> bool:
-        """Gives the elements to the lane, if it runs and has not got them yet. Returns whether it has them."""
+        """Gives the elements to the lane, if it runs and does not have them. Returns whether it has them."""
         run = staged.runs[0]
         identities = run.identities()
         if not self._handed and identities is not None and tasks.inspect(run) is TaskState.RUNNING:
@@ -61,7 +61,7 @@ class ElementChunk:
         return len(found) == len(self._keys) > 0 and all(one.ended_s is not None for one in found)
 
     def is_over(self) -> bool:
-        """Returns whether the attempt runs nothing more on this machine, or was stopped before it ran."""
+        """Returns whether the attempt has ended on this machine, or was stopped before it ran."""
         runs = self._folder.runs()
         return bool(runs) and all(tasks.inspect(run) in (TaskState.ENDED, TaskState.LOST) for run in runs)
 
@@ -73,9 +73,9 @@ class ElementChunk:
 
 
 def known_results(folder: AttemptFolder) -> list[ElementResult]:
-    """Returns the known results of the elements of the last chunk of an attempt that has ended; empty: it had none.
+    """Returns the known results of the last chunk of an attempt that has ended; empty: it had no chunk.
 
-    An element that the journal does not name was not started.
+    An element without an entry in the journal was not started.
     """
     found = []
     for run in folder.runs():
@@ -89,7 +89,7 @@ def known_results(folder: AttemptFolder) -> list[ElementResult]:
 
 
 def cancel(folder: AttemptFolder, indexes: Sequence[int]) -> None:
-    """Lets the lane of an attempt stop elements, or not start them; all of them if `indexes` is empty."""
+    """Lets the lane of an attempt stop or skip elements; all of them if `indexes` is empty."""
     for run in folder.runs():
         path = run.path / CANCELLED
         known: list[int | str] = read_json(path) or []
@@ -100,7 +100,7 @@ def cancel(folder: AttemptFolder, indexes: Sequence[int]) -> None:
 
 
 def _element(staged: StagedAttempt, run: RunFolder, leased: LeasedElement) -> dict[str, Any]:
-    """Returns the parameters with which the lane starts an element, with its values in the strings of its job."""
+    """Returns the lane's parameters for starting an element, with the element's values filled in."""
     launch, job = staged.launch, staged.launch.jobs[run.job]
     assert launch.elements is not None
     array = array_of(run.workload_id)
@@ -119,7 +119,7 @@ def _element(staged: StagedAttempt, run: RunFolder, leased: LeasedElement) -> di
 def _read(
     run: RunFolder, keys: Collection[tuple[int, int]], found: dict[tuple[int, int], ElementResult], start: int
 ) -> int:
-    """Adds what the journal says from an offset on about the elements `keys` to `found`; returns the next offset."""
+    """Adds the journal's entries about the elements `keys` from an offset on to `found`; returns the next offset."""
     try:
         with open(run.path / JOURNAL, "rb") as file:
             file.seek(start)

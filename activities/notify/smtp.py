@@ -1,4 +1,4 @@
-"""Sends mail by the operator's server. Blocks, so it runs in threads of its own."""
+"""Sends e-mail through the operator's SMTP server. Blocks, so it runs in separate threads."""
 
 import smtplib
 import socket
@@ -11,11 +11,11 @@ from infra.config.notify import SmtpSettings
 _MOST_WORDS = 300
 
 
-def send_mail(settings: SmtpSettings, timeout_s: float, mail: EmailMessage) -> None:
-    """Sends a mail. Each step of the protocol may take `timeout_s` seconds.
+def send_email(settings: SmtpSettings, timeout_s: float, mail: EmailMessage) -> None:
+    """Sends an e-mail. Each step of the protocol may take `timeout_s` seconds.
 
     Raises:
-        NotDelivered: the server cannot be reached, or refuses the login, the encryption or the mail.
+        NotDelivered: the server cannot be reached, or refuses the login, the encryption or the e-mail.
     """
     try:
         tls = ssl.create_default_context()
@@ -33,7 +33,7 @@ def send_mail(settings: SmtpSettings, timeout_s: float, mail: EmailMessage) -> N
     except smtplib.SMTPResponseException as error:
         raise _refused(error.smtp_code, error.smtp_error) from None
     except (smtplib.SMTPException, OSError, ValueError, IndexError) as error:
-        raise NotDelivered(f"mail server {settings.host}: {_plain(str(error) or type(error).__name__)}") from None
+        raise NotDelivered(f"e-mail server {settings.host}: {_plain(str(error) or type(error).__name__)}") from None
 
 
 def _connected(settings: SmtpSettings, timeout_s: float, tls: ssl.SSLContext) -> smtplib.SMTP:
@@ -45,7 +45,7 @@ def _connected(settings: SmtpSettings, timeout_s: float, tls: ssl.SSLContext) ->
 
 def _refused(code: int, words: bytes | str) -> NotDelivered:
     said = words.decode(errors="replace") if isinstance(words, bytes) else words
-    return NotDelivered(f"the mail server refuses it: {code} {_plain(said)}")
+    return NotDelivered(f"the e-mail server refuses it: {code} {_plain(said)}")
 
 
 def _plain(text: str) -> str:
