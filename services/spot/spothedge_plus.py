@@ -72,7 +72,7 @@ class SpotHedgePlus:
         late = self._late(known)
         refused |= {known.launches[number].zone or "" for number in late if known.launches[number].granted_at_s is None}
         # A zone that holds no more than when it refused may still be full.
-        more = {zone for zone in granted - {""} if known.zones[zone].room is None}
+        more = {zone for zone in granted - {""} if zone not in known.zones or known.zones[zone].room is None}
         state = replace(state.granted(more), knowledge=known)
         if refused - {""}:
             state = state.refused(refused - {""}, now_s, self.retry_s)

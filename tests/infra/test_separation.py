@@ -79,7 +79,7 @@ def test_agents_do_not_start_with_less_separation_than_was_promised(tmp_path: Pa
     """`mizzen up` has allowed several tenants, and its agents find that they can no longer separate their tasks."""
     (tmp_path / "fleet.yaml").write_text(DEFAULT_FLEET.model_dump_json(exclude_none=True))
     settings = Settings(data_dir=tmp_path, tasks=TaskSettings(isolation=Isolation.NONE))
-    with pytest.raises(ConfigurationError, match=r"tenants are not separated any more: .* isolation is none"):
+    with pytest.raises(ConfigurationError, match=r"tenants are no longer separated: .* isolation is none"):
         run_fleet(settings, tmp_path / "fleet.yaml", separate=True)
 
 
