@@ -258,10 +258,10 @@ async def test_a_replacement_finds_which_elements_have_ended(lone: Life) -> None
     lone.facts.award(ready=True)
     (agent,) = lone.agents
     agent.has_started(1)
-    agent.element_chunks = [ElementResult(4, 1, exit_code=0, began_s=1.0, ended_s=2.0)]
+    agent.elements = [ElementResult(4, 1, exit_code=0, began_s=1.0, ended_s=2.0)]
     await replaced(lone, mail=MessageKind.EVICT)
     await lone.reaches(Phase.PREEMPTED)
-    assert [release.elements for release in lone.facts.releases] == [agent.element_chunks]
+    assert [release.elements for release in lone.facts.releases] == [agent.elements]
 
 
 @goes("pending", "placing waiting_for_victims", "cancelled cancelled_by_user")
