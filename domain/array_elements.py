@@ -6,8 +6,7 @@ indexes from 0 in the order of the document, and the waiting elements of an arra
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, product
 from math import prod
 
@@ -40,15 +39,16 @@ def indexes(ranges: Sequence[IndexRange]) -> Iterator[int]:
         yield from range(first, last + 1, step)
 
 
-def index_at(ranges: tuple[IndexRange, ...], position: int) -> int:
-    """Returns the index at a position, which must be below the number of indexes."""
+def indexes_at(ranges: Sequence[IndexRange], positions: Iterable[int]) -> Iterator[int]:
+    """Yields the indexes at positions, which must be below the number of indexes."""
     starts = _starts(ranges)
-    number = bisect_right(starts, position) - 1
-    first, _, step = ranges[number]
-    return first + (position - starts[number]) * step
+    for position in positions:
+        number = bisect_right(starts, position) - 1
+        first, _, step = ranges[number]
+        yield first + (position - starts[number]) * step
 
 
-def position_of(ranges: tuple[IndexRange, ...], index: int) -> int | None:
+def position_of(ranges: Sequence[IndexRange], index: int) -> int | None:
     """Returns the position of an index; None: the array does not have it."""
     for start, (first, last, step) in zip(_starts(ranges), ranges, strict=False):
         if first <= index <= last and (index - first) % step == 0:
@@ -56,10 +56,9 @@ def position_of(ranges: tuple[IndexRange, ...], index: int) -> int | None:
     return None
 
 
-@lru_cache(maxsize=1000)
-def _starts(ranges: tuple[IndexRange, ...]) -> tuple[int, ...]:
+def _starts(ranges: Sequence[IndexRange]) -> list[int]:
     """Returns the position at which each range begins, and the number of indexes."""
-    return tuple(accumulate(map(length, ranges), initial=0))
+    return list(accumulate(map(length, ranges), initial=0))
 
 
 def shown_indexes(ranges: Sequence[IndexRange]) -> str:

@@ -117,7 +117,7 @@ class PlacementProblem:
 
     @property
     def bytes(self) -> int:
-        """Size in bytes of the arrays that are not shared with the columns."""
+        """Size in bytes of the problem's own arrays, without those that it shares with the instance's columns."""
         arrays = {id(a): a.nbytes for group in (self.fixed, self.state, self.work) for a in group}
         for name in self.columns.__slots__:
             arrays.pop(id(getattr(self.columns, name)), None)

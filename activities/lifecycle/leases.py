@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 from activities.lifecycle.workload_start import read_start
-from domain.array_elements import index_at
+from domain.array_elements import indexes_at
 from domain.ids import array_of, is_runner
 from domain.lifecycle.endings import EndedAttempt, FailureCounts, judge
 from domain.lifecycle.gangs import GangEnd, TaskFailure
@@ -258,9 +258,8 @@ def _take(session: Session, lease: _Lease, most: int) -> list[LeasedElement]:
     array = session.execute(_ARRAY, {"id": lease.array}).one()
     if fresh := most - min(array.returned, most):
         positions = list(session.scalars(_NEXT, {"id": lease.array, "most": fresh}))
-        ranges = tuple((first, last, step) for first, last, step in array.ranges)
         if positions:
-            indexes = [index_at(ranges, position) for position in positions]
+            indexes = list(indexes_at(array.ranges, positions))
             session.execute(_TAKE, {"id": lease.array, "positions": positions, "indexes": indexes})
     if array.returned:
         session.execute(_CHANGED, {"id": lease.array})

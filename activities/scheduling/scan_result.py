@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from domain.array_elements import index_at
+from domain.array_elements import indexes_at
 from domain.ids import element_id, runner_id
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason
@@ -52,8 +53,10 @@ class ArrayWindow(NamedTuple):
 def read_window(array: str, window: str) -> ArrayWindow:
     """Returns what `array_window` in `arrays.sql` has written about an array."""
     body = json.loads(window)
-    ranges: tuple[IndexRange, ...] = tuple((first, last, step) for first, last, step in body["ranges"] or ())
-    waiting = [WaitingElement(array, p, index_at(ranges, p) if ranges else None) for p in body["positions"]]
+    ranges: Sequence[IndexRange] = body["ranges"] or ()
+    positions: Sequence[int] = body["positions"]
+    indexes = indexes_at(ranges, positions) if ranges else repeat(None, len(positions))
+    waiting = [WaitingElement(array, position, index) for position, index in zip(positions, indexes, strict=True)]
     return ArrayWindow(waiting, frozenset(body["throttled"]))
 
 

@@ -174,7 +174,7 @@ class Relay:
             said = frame.message() if frame.kind is FrameKind.CONTROL else {}
             if said.get("type") == "closed":
                 self._was_closed = True
-                raise SessionEnd(str(said.get("because"))[:_MAX_WORDS])
+                raise SessionEnd(str(said.get("because") or "the agent has ended the session")[:_MAX_WORDS])
             await _send(self._client, message, "the client has disconnected")
             if said.get("type") == "exit":
                 code = said.get("code")

@@ -34,9 +34,9 @@ class Earned:
         return asdict(self)
 
     def with_steps(self, reported: Mapping[str, int], resumed_step: int | None, now_s: float) -> "Earned":
-        """Returns the evidence after the machines of a gang have reported their last steps, `now_s`.
+        """Returns what the attempt has earned after its machines have reported their last steps, at the time `now_s`.
 
-        `resumed_step` is the step of the checkpoint from which the attempt resumed; work before it is not its own.
+        `resumed_step` is the step of the checkpoint from which the attempt resumed: earlier steps are not its work.
         """
         steps = dict(self.steps)
         for machine, own in reported.items():

@@ -89,7 +89,10 @@ class CellVerdict:
 
 
 def against_baseline(new: CellFigures, old: CellFigures, *, drawn: bool) -> Iterator[CellVerdict]:
-    """Yields the verdicts on a cell against the baseline; `drawn`: with the goals on lost GPU hours."""
+    """Yields for each goal whether a policy meets it in one cell of the experiment, relative to the baseline.
+
+    `drawn`: the cell's levels are drawn, so that the goals on lost GPU hours apply, too.
+    """
     now, was = new.missed_percent, old.missed_percent
     met = now <= 0.3 if was < 0.6 else now <= 0.5 * was
     yield CellVerdict("misses 1-2", met, _misses(new, old))

@@ -62,7 +62,7 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class Frontier:
-    """The settings of `spothedge+` by price, and SpotHedge with N_extra 0 and 1."""
+    """Results of the policy `spothedge+` for each outage price, and of SpotHedge without and with a spare replica."""
 
     priced: tuple[FrontierPoint, ...]
     plain: FrontierPoint

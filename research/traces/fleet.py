@@ -27,13 +27,13 @@ class ManyMachines(MachineEntry):
 
 
 class ManyCluster(ClusterEntry):
-    """A cluster of any size."""
+    """A cluster with such machines."""
 
     machines: tuple[ManyMachines, ...]
 
 
 class ManyRegion(RegionEntry):
-    """A region of any size."""
+    """A region with such clusters."""
 
     clusters: tuple[ManyCluster, ...]
 

@@ -134,7 +134,10 @@ class LoadAutoscaler:
         return replace(state, target=min(self.most, max(self.least, state.target)))
 
     def candidate(self, requests: int, rates: Sequence[float] = ()) -> int:
-        """Returns N_can if `requests` arrived within the window: the first of the replicas, and then further ones."""
+        """Returns N_can, the number of replicas that suffices for `requests` within the window.
+
+        `rates` are the requests a second of the present replicas, which are used in this order before further ones.
+        """
         rest, enough = requests / self.window_s, 0
         for rate in rates:
             if rest <= _NO_RATE:

@@ -179,7 +179,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _states(own: list[Any] | None) -> dict[str, Any]:
-    """Return the states of the global generators, except those of GPUs, and of `own` ones."""
+    """Return the states of the global random number generators, without those of GPUs, and of those in `own`."""
     states = [access[0]() for one in own or () if (access := rng.generator(one)) is not None]
     return {"shared": rng.capture_shared(devices=False), "own": states}
 
