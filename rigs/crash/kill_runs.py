@@ -367,7 +367,8 @@ class Freeze:
         # A process that was frozen after the last check of its last save has nothing left that could be refused.
         ended = committed == self.run.base.steps and bool(old.told("finished"))
         if not old.told("stale") and not ended:
-            raise ArenaViolation(f"the commit of a process that a newer one had replaced was accepted: {old.lines[-3:]}, status {old.status}")
+            end = f"{old.lines[-3:]}, status {old.status}"
+            raise ArenaViolation(f"the commit of a process that a newer one had replaced was accepted: {end}")
         self.run.arena.tally.refused += bool(old.told("stale"))
         if any(int(step) > committed for step in old.told("done")):
             raise ArenaViolation(f"a frozen process had committed {committed}, but acknowledged {old.told('done')[-1]}")
