@@ -213,7 +213,7 @@ def test_who_may(stack: Up) -> None:
     assert b"must be at most 0" in process.communicate(timeout=60)[1] and process.returncode == 2
     opened = operator.request_session(id_)
     assert run_command(operator, opened, ["true"], terminal=False) == 0
-    with pytest.raises(Unreachable, match="was used"):
+    with pytest.raises(Unreachable, match="used already"):
         run_command(operator, opened, ["true"], terminal=False)
     operator.cancel(id_)
     wait_until(lambda: stack.phase(id_) == "cancelled", "it has ended")
