@@ -221,9 +221,9 @@ async def _work(
 
 
 async def _guard(state: StateFolder, activities: NodeActivities, stop: asyncio.Event) -> None:
-    """Stops the agent if its state folder is deleted, because neither tasks nor commands of the owner can be recorded.
+    """Stops the agent if its state folder is deleted: it can then record neither tasks nor the owner's commands.
 
-    First, its machine counts as lost, so that no further work is sent.
+    Before it stops, its machine counts as lost, so that no further work is sent.
     """
     while state.is_there():
         await asyncio.sleep(_GUARD_S)

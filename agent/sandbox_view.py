@@ -120,8 +120,8 @@ def _python() -> tuple[str, str, str]:
 def why_no_mount(place: str, more: Iterable[str]) -> str | None:
     """Returns why no files can be mounted at `place` in a sandbox on this machine; None: they can.
 
-    Tasks need the programs and folders of this machine's Python, and the paths `more`. They share these with others,
-    so that bubblewrap cannot or must not make folders in them.
+    Tasks need the programs and folders of this machine's Python, and the paths `more`. A mount may not hide these. Nor
+    may it be in one of them, because its folder would have to be created there, on the machine itself.
     """
     needed = (sys.executable, os.path.dirname(os.__file__), *_python(), *more)
     for path in dict.fromkeys(path for one in needed for path in (os.path.abspath(one), os.path.realpath(one))):

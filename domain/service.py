@@ -162,7 +162,8 @@ class ServiceSpec(TaskSpec):
     max_surge: int = 1
     """Maximum number of replicas that a rolling update adds at a time."""
     max_unavailable: int = 0
-    """How many fewer replicas than the target may be ready during a rolling update, so that it needs less room."""
+    """How many replicas below the target may be ready during a rolling update. With 1 or more, it can replace replicas
+    without free slots."""
     certificate: str | None = None
     """Name of the tenant's secret with the PEM text of the certificate and its private key that balancers use; None:
     they use TLS only by an option of their own."""

@@ -76,6 +76,8 @@ class Scan:
     queue: QueueColumns
     order: npt.NDArray[np.int32]
     """Rows of the pending workloads in queue order."""
+    places: npt.NDArray[np.int32]
+    """Their places (`PendingRanks.taker`)."""
     pending: kernels.PendingRanks
     placed_rank: npt.NDArray[np.int8]
     _placed: kernels.PlacedColumns
@@ -84,10 +86,11 @@ class Scan:
 
     def __iter__(self) -> Iterator[Ranked]:
         """Yields the pending workloads that are not held, in queue order."""
-        return (self.ranked(int(row)) for row in self.order)
+        return map(self.ranked, range(len(self.order)))
 
-    def ranked(self, row: int) -> Ranked:
-        """Returns the ranking of one pending workload, which must not be held."""
+    def ranked(self, position: int) -> Ranked:
+        """Returns the ranking of the workload at a position of the queue."""
+        row = int(self.order[position])
         rank = int(self.pending.rank[row])
         over = rank >= OVER_QUOTA_RANK
         columns = self.queue.pending.columns
@@ -103,18 +106,11 @@ class Scan:
             rank,
             level,
             over,
-            float(self.credit[row]),
+            float(self.pending.place_credit[self.places[position]]),
             types,
             self._reason(row) if over else None,
             self._displaces(row),
         )
-
-    @cached_property
-    def credit(self) -> npt.NDArray[np.float64]:
-        """The credit of each row: that of its place."""
-        credit = np.empty_like(self.pending.place_credit)
-        credit[self.pending.taker] = self.pending.place_credit
-        return credit
 
     def preference(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
         """Returns what the order among the workloads of their tenants and levels adds to the age of these rows."""
@@ -224,8 +220,8 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     )  # fmt: skip
     placed_rank = kernels.walk_placed(placed, level, over, quota, total)
     ranks = kernels.walk_pending(placed, placed_rank, pending, level, over, terms, quota, total)
-    order = ranks.taker[order_queue(ranks.place_rank, ranks.place_credit)]
-    return Scan(queue, order, ranks, placed_rank, placed, quota, terms)
+    places = order_queue(ranks.place_rank, ranks.place_credit)
+    return Scan(queue, ranks.taker[places], places, ranks, placed_rank, placed, quota, terms)
 
 
 def _cores(cpus_milli: int) -> float:

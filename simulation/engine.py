@@ -134,7 +134,7 @@ class Ranks:
             self._queue.pending.columns["wants"][rows].astype(np.int64),
             _numbers(self._queue.placed.id),
             scan.placed_rank.astype(np.int64),
-            lambda place: scan.ranked(int(rows[place])),
+            scan.ranked,
             waiting_tenants(self._queue, now_s),
         )
 

@@ -94,4 +94,4 @@ def _own(scan: Scan) -> Ranked:
     """Returns the rank that the scan gives to the workload of the dry run."""
     pending = scan.queue.pending
     (row,) = np.flatnonzero(pending.id == DRY_RUN_ID.encode())
-    return scan.ranked(int(row))
+    return scan.ranked(int(np.flatnonzero(scan.order == row)[0]))

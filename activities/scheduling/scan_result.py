@@ -126,8 +126,8 @@ class ScannedQueue:
     def batch(self, first: int, count: int) -> list[ScannedWorkload]:
         """Returns the workloads of a batch, in queue order."""
         queue, found = self._scan.queue, []
-        for row in self._scan.order[first : first + count].tolist():
-            ranked = self._scan.ranked(row)
+        for position, row in enumerate(self._scan.order[first : first + count].tolist(), first):
+            ranked = self._scan.ranked(position)
             asked = tuple(job.gpu_types for job in queue.gangs[int(queue.pending.columns["wants"][row])])
             narrowed = None if ranked.gpu_types == asked else ranked.gpu_types
             element = self._elements.get(ranked.id)
@@ -154,8 +154,8 @@ class ScannedQueue:
         `starts_s` has the interval of each of `demands`, in seconds since the scan; None: they are unknown.
         """
         scan, queue = self._scan, self._scan.queue
-        ids, places = self._without_later_elements()
-        order = scan.order[places]
+        ids, positions = self._without_later_elements()
+        order = scan.order[positions]
         starts = np.full((len(scan.order), 2), np.nan)
         if starts_s is not None:
             starts[: len(starts_s)] = starts_s
@@ -169,17 +169,17 @@ class ScannedQueue:
             types,
             ids,
             rank,
-            scan.credit[order],
+            scan.pending.place_credit[scan.places[positions]],
             scan.preference(order),
             queue.pending.columns["tenant"][order],
             shortfalls[:, 0].astype(np.int16),
             shortfalls[:, 1],
             shortfalls[:, 2],
-            starts[places].astype(np.float32).ravel(),
+            starts[positions].astype(np.float32).ravel(),
         )
 
     def _without_later_elements(self) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]:
-        """Returns the published ids, and their places in the queue, both in queue order."""
+        """Returns the published ids, and their positions in the queue, both in queue order."""
         order = self._scan.order
         ids: npt.NDArray[np.bytes_] = self._scan.queue.pending.id[order]
         if not self._elements:

@@ -98,9 +98,9 @@ class WaitingConnections:
     def has_any(self, addresses: Collection[bytes]) -> bool:
         """Returns whether a connection from one of these local addresses has waited for the link since the last call.
 
-        A connection counts if it had unsent bytes at both calls and its peer has acknowledged bytes in between (a lost
-        peer says nothing about the link), and if neither the peer's window (a peer that reads slowly) nor a rate set by
-        its own process has limited it.
+        A connection counts if it had unsent bytes at both calls, if its peer has acknowledged bytes in between, and if
+        neither the peer's receive window nor a rate that its own process has set was the limit. So a peer that is gone
+        or reads slowly does not count as a slow link.
 
         Connections of the machine to itself do not count. The cost grows with the number of connections.
 

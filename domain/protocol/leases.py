@@ -26,7 +26,7 @@ class ElementResult:
 
     @property
     def is_final(self) -> bool:
-        """Whether the element ended by itself, so that it counts as done or as failed."""
+        """Whether the element has succeeded or failed: it ended, and not because of a notice."""
         return self.began_s is not None and self.ended_s is not None and not self.noticed
 
 

@@ -88,7 +88,7 @@ class Auction:
         """Starts a pass: updates the columns to `now_s`, and clears the refusals and reservations of the last pass."""
         for last in self._reserved.values():
             if last.region in self._bidders:
-                # The update may have read a holder anew, with its full protection: apply the reservation's limit again.
+                # A holder that was read again has its full protection: apply the limit of the reservation again.
                 self._bidders[last.region].limit_protections(last.made)
         for bidder in self._bidders.values():
             bidder.open(now_s)

@@ -205,7 +205,7 @@ class RegionBidder:
             if found is None or (is_open and not may_idle):
                 found = reserve(self._planner, request, available_s, taken)
             if may_idle and found is None:
-                # It is then renewed until its start: other machines may hold less, but for longer.
+                # Later passes renew it on the same machines: after a move, the bound of the wait would not hold.
                 found = reserve_unknown(self._planner, request, available_s, taken)
         if found is None:
             if not patient:

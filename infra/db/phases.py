@@ -68,7 +68,7 @@ def enter_phases(
     *,
     leaves: bool = False,
 ) -> set[str]:
-    """Moves workloads to `phase`. Returns those that moved; the current attempts of the others had been in it before.
+    """Moves workloads to `phase`. Returns those that moved: not those whose current attempt has been in it before.
 
     The caller must have locked the workloads' rows. A final phase also deletes the explanations in `waiting`. Loaded
     ORM objects of the rows are not refreshed.

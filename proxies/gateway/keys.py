@@ -180,7 +180,7 @@ class Sessions:
 
 
 def _valid(engine: Engine, hashes: Sequence[str]) -> dict[str, tuple[str, str | None, str]]:
-    """Returns id, machine and role, by SHA-256, of the keys that are neither revoked nor expired."""
+    """Maps those hashes (SHA-256) whose key is neither revoked nor expired to the key's id, machine and role."""
     wanted = select(ApiKey.sha256, ApiKey.id, ApiKey.machine, ApiKey.role).where(
         ApiKey.sha256.in_(hashes), ApiKey.is_good()
     )

@@ -48,7 +48,10 @@ def value(field: str, payloads: Payloads, kind: type[Any]) -> Any:
 
 
 def encoded(checked: Any) -> Payloads:
-    """Encodes a checked value anew, because the caller's JSON may have named a field twice."""
+    """Encodes a checked value.
+
+    The caller's own JSON is not passed on: it may contain a field twice, of which only one was checked.
+    """
     return Payloads(payloads=DATA_CONVERTER.payload_converter.to_payloads([checked]))
 
 

@@ -348,7 +348,7 @@ class Freeze:
                 return run._counted([new], "any time", self.step)
 
     def _succeed(self, new: Process) -> None:
-        """Runs the successor through claim, load and saves, up to the save before which it is told to wait."""
+        """Lets the successor claim the run, restore and save, up to the save before which it was told to wait."""
         step = self.run.resume_step()
         new.wait_line("restored")
         self.run.heard([new])

@@ -24,7 +24,8 @@ def fetch(url: str, path: Path) -> int:
     """Copy the object or folder at a URL to a path, and return its size in bytes. Equal files are not copied again.
 
     Raises:
-        NothingThere: there is neither an object nor a folder with objects, or `path` is a folder and the URL an object.
+        NothingThere: the URL has neither an object nor a folder with objects, or it has an object and `path` is a
+            folder.
         Exception: an error of the store, or of this machine.
     """
     parent, _, last = urlsplit(url).path.strip("/").rpartition("/")
