@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from mizzen.checkpoint import Checkpointer, CheckpointWarning, StateError, Tracked
 from mizzen.integrations.torch import ResumableLoader
@@ -135,23 +135,132 @@ def looked(root: Path, steps: int, *, held: bool) -> list[Any]:
                 return seen
 
 
+def train(loader: ResumableLoader, model: torch.nn.Module) -> Iterator[Any]:
+    """An ordinary training."""
+    for _ in range(loader.epoch, 4):
+        for (batch,) in loader:
+            yield batch
+
+
+def train_on_first_batches(loader: ResumableLoader, model: torch.nn.Module) -> Iterator[Any]:
+    """Each step takes several first batches."""
+    for _ in range(loader.epoch, 8):
+        yield torch.cat([next(iter(loader))[0] for _ in range(3)])
+
+
+def look_and_train(loader: ResumableLoader, model: torch.nn.Module) -> Iterator[Any]:
+    """A look at each start, and a look in each epoch."""
+    next(iter(loader))
+    for _ in range(loader.epoch, 4):
+        next(iter(loader))
+        for (batch,) in loader:
+            yield batch
+
+
+def look_at_the_first_start(loader: ResumableLoader, model: torch.nn.Module) -> Iterator[Any]:
+    """A look only in the first epoch, for example to draw a graph."""
+    for epoch in range(loader.epoch, 4):
+        if epoch == 0:
+            next(iter(loader))
+        for (batch,) in loader:
+            yield batch
+
+
+def measure_each_epoch(loader: ResumableLoader, model: torch.nn.Module) -> Iterator[Any]:
+    """The accuracy on the data of the training is measured before the training, and after each epoch."""
+    sum(model(batch[:, None].float()).sum() for (batch,) in loader)
+    for _ in range(loader.epoch, 4):
+        for (batch,) in loader:
+            yield batch
+        sum(model(batch[:, None].float()).sum() for (batch,) in loader)
+
+
+LOOKING = [train_on_first_batches, look_and_train, look_at_the_first_start, measure_each_epoch]
+
+
+@pytest.mark.parametrize("loop", LOOKING)
+def test_looks_do_not_change_the_data_of_the_training(loop: Callable[..., Iterator[Any]], tmp_path: Path) -> None:
+    """After a restart at any step, twice, each script continues with the batches of an uninterrupted run."""
+
+    def run(root: Path, steps: int) -> list[Any]:
+        loader, model = loaders()["short"], torch.nn.Linear(1, 1)
+        checkpointer = Checkpointer(root, interval_s=0)
+        checkpointer.track(loader=loader, model=model)
+        step, seen = checkpointer.restore(), []
+        for batch in loop(loader, model):
+            model(batch[:, None].float()).sum().backward()
+            model.zero_grad()
+            with torch.no_grad():
+                model.weight.add_(1)
+            seen.append(batch.tolist())
+            checkpointer.step(step + len(seen))
+            if len(seen) == steps:
+                break
+        return seen
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CheckpointWarning)
+        whole = run(tmp_path / "whole", 100)
+        if loop is not train_on_first_batches:
+            assert whole == run_of(train)
+        for cut in range(1, len(whole)):
+            root = tmp_path / str(cut)
+            assert run(root, cut) + run(root, 1) + run(root, 100) == whole, cut
+
+
+def run_of(loop: Callable[..., Iterator[Any]]) -> list[Any]:
+    """Returns the batches of a loop that is not saved."""
+    return [batch.tolist() for batch in loop(loaders()["short"], torch.nn.Linear(1, 1))]
+
+
 def test_a_look_that_is_not_repeated_is_an_error(tmp_path: Path) -> None:
-    """A script that looks only at its first start, for example to draw a graph, does not train on the wrong batches."""
+    """If the same line looks at the first start and trains at the next one, it does not train on the wrong batches."""
+
+    def first(loader: ResumableLoader) -> Any:
+        return next(iter(loader))[0]
+
     for start in range(2):
-        torch.manual_seed(0)
         loader, model = loaders()["short"], torch.nn.Linear(1, 1)
         checkpointer = Checkpointer(tmp_path, interval_s=0)
         checkpointer.track(loader=loader, model=model)
         step = checkpointer.restore()
-        if step == 0:
-            next(iter(loader))
         with nullcontext() if start == 0 else pytest.raises(StateError, match="looked at this loader 1 times"):
-            for (batch,) in loader:
-                model(batch[:, None].float()).sum().backward()
-                step += 1
-                checkpointer.step(step)
-                if start == 0 and step == 2:
-                    break
+            for training in (False, True)[start:]:
+                batch = first(loader)
+                if training:
+                    model(batch[:, None].float()).sum().backward()
+                    model.zero_grad(set_to_none=start == 0)
+                    step += 1
+                    checkpointer.step(step)
+
+
+def test_attributes_that_a_script_sets_after_a_look_stay() -> None:
+    """A look does not change what the script sets, for example the ratio of hard samples, but its own changes go."""
+
+    class Growing(Sampler[int]):
+        def __init__(self) -> None:
+            self.size, self.passes = 2, 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.passes += 1
+            yield from range(self.size)
+
+    sampler, model = Growing(), torch.nn.Linear(1, 1)
+    loader = ResumableLoader(DataLoader(TensorDataset(torch.arange(12)), sampler=sampler))
+    tracked = Tracked({"loader": loader, "model": model})
+    tracked.begin()
+    list(loader)
+    sampler.size = 5
+    assert len(list(loader)) == 5
+    assert sampler.passes == 1
+
+
+def test_two_iterations_of_one_loader_at_the_same_time_are_refused() -> None:
+    """A loader has one position, so an iteration cannot continue after a newer one has begun."""
+    loader = loaders()["short"]
+    with pytest.raises(StateError, match="a newer iteration"):
+        for _ in loader:
+            next(iter(loader))
 
 
 def test_a_look_without_parameters_is_told(tmp_path: Path) -> None:

@@ -9,41 +9,55 @@ from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.tensors import loaded
 
 _MOST = 32
-"""Number of parameters of a module that are checked: after a backward pass, all parameters have a gradient."""
-
-
-def _trained(objects: Iterable[Any]) -> list[Any]:
-    """Return the first `_MOST` parameters that are not frozen, of each torch module among `objects`."""
-    torch = loaded("torch")
-    modules = [one for one in objects if torch is not None and isinstance(one, torch.nn.Module)]
-    return [
-        tensor
-        for module in modules
-        for tensor in islice((one for one in module.parameters() if one.requires_grad), _MOST)
-    ]
+"""Number of parameters of a module that are looked at closely: a step changes all of them."""
 
 
 class TrainingWatch:
-    """Detects whether a training has changed its torch modules since it was restored or begun."""
+    """Detects whether a training has changed its torch modules."""
 
     def __init__(self) -> None:
-        self._versions = 0
+        self._start: Any = None
 
     def begin(self, objects: Iterable[Any]) -> None:
-        """Begin to watch the torch modules among `objects`."""
-        self._versions = _version(_trained(objects))
+        """Begin to watch the torch modules among `objects`, which were restored or created."""
+        self._start = _mark(objects)
 
     def has_trained(self, objects: Iterable[Any]) -> bool | None:
-        """Return whether a parameter was changed in place or has a gradient; None if there are no parameters."""
-        found = _trained(objects)
-        if not found:
-            return None
-        return _version(found) != self._versions or any(tensor.grad is not None for tensor in found)
+        """Return whether the parameters or gradients have changed since `begin`; None if there are no parameters."""
+        mark = _mark(objects)
+        return None if mark is None else mark != self._start
+
+    def mark(self, objects: Iterable[Any], has_stepped: bool) -> Any:
+        """Return a value that differs after each step of the training, to compare two moments.
+
+        None if there are no parameters, or if the training has stepped without a change of them: it trains other
+        objects.
+        """
+        mark = _mark(objects)
+        return None if has_stepped and mark == self._start else mark
 
 
-def _version(parameters: Iterable[Any]) -> int:
-    """Return a number that grows when a parameter is changed in place."""
-    return sum(0 if tensor.is_inference() else tensor._version for tensor in parameters)
+def _mark(objects: Iterable[Any]) -> Any:
+    """Return what a step changes in the torch modules among `objects`; None if all parameters are frozen.
+
+    These are the numbers of changes in place of parameters and gradients, and, for changes that torch does not count,
+    one element of the first `_MOST` parameters of each module.
+    """
+    torch = loaded("torch")
+    modules = [one for one in objects if torch is not None and isinstance(one, torch.nn.Module)]
+    found = [[tensor for tensor in module.parameters() if tensor.requires_grad] for module in modules]
+    every = [tensor for tensors in found for tensor in tensors]
+    if not every:
+        return None
+    gradients = [tensor.grad for tensor in every if tensor.grad is not None]
+    samples = [tensor for tensors in found for tensor in tensors[:_MOST] if tensor.numel() and not tensor.is_meta]
+    values = tuple(tensor.detach()[(0,) * tensor.dim()].item() for tensor in samples)
+    return _version(every), len(gradients), _version(gradients), values
+
+
+def _version(tensors: Iterable[Any]) -> int:
+    """Return a number that grows when a tensor is changed in place."""
+    return sum(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
 class GradientWatch:

@@ -1,11 +1,14 @@
-"""Analyses the source of the loop that calls the SDK, to find out whether a restart would repeat an epoch's data."""
+"""Analyses the source of the loops that call the SDK, to find out what a restart would repeat."""
 
 import ast
 import linecache
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, TypeAlias
+
+Stack: TypeAlias = list[tuple[CodeType, int]]
+"""The functions of a script that are running, the innermost first, each with its current line."""
 
 _PASSING = ("enumerate", "tqdm", "zip")
 """Functions that yield all items of an iterable."""
@@ -17,27 +20,61 @@ def begins_again(is_loader: Callable[[Any], bool]) -> bool:
 
     False if the loop may skip batches after a restart, for example with `continue` or `islice`, or without its source.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not str(frame.f_globals.get("__name__", "")).startswith("mizzen."):
-            for loop in _loops(frame):
-                names = {**frame.f_globals, **frame.f_locals}
-                if any(is_loader(_value(passed, names)) for passed in _passed(loop.iter)):
-                    return not _may_skip(loop)
-        frame = frame.f_back
+    for frame in _frames():
+        for loop in _loops(frame.f_code, frame.f_lineno):
+            names = {**frame.f_globals, **frame.f_locals}
+            if isinstance(loop, ast.For) and any(is_loader(_value(passed, names)) for passed in _passed(loop.iter)):
+                return not _may_skip(loop)
     return False
 
 
-def _loops(frame: FrameType) -> list[ast.For]:
-    """Return the loops of a function that contain its current line, the innermost first."""
-    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+def stack() -> Stack:
+    """Return the functions of the script that are running."""
+    return [(frame.f_code, frame.f_lineno) for frame in _frames()]
+
+
+def text(of: Stack) -> str:
+    """Return the lines that a script executes, from the innermost function to its module: a restart has the same."""
+    names = [code.co_name for code, _ in of]
+    inner = of[: names.index("<module>") + 1 if "<module>" in names else None]
+    return "; ".join(f"{code.co_name}: {linecache.getline(code.co_filename, line).strip()}" for code, line in inner)
+
+
+def share_loop(one: Stack, other: Stack, apart: Stack) -> bool:
+    """Return whether two lines are executed in one loop, which does not contain the line of `apart`.
+
+    False without the source.
+    """
+    others, aparts = dict(other), dict(apart)
+    for code, line in one:
+        if code in others and line != aparts.get(code):
+            inner = [loop for loop in _loops(code, line) if _contains(loop, others[code])]
+            if any(not _contains(loop, aparts.get(code, 0)) for loop in inner):
+                return True
+    return False
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames of the script, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not str(frame.f_globals.get("__name__", "")).startswith("mizzen."):
+            yield frame
+        frame = frame.f_back
+
+
+def _loops(code: CodeType, line: int) -> list[ast.For | ast.While]:
+    """Return the loops of a function that contain a line of it, the innermost first."""
     try:
-        tree = ast.parse("".join(lines))
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
     except (SyntaxError, ValueError):
         return []
-    line = frame.f_lineno
-    found = [one for one in ast.walk(tree) if isinstance(one, ast.For) and one.lineno <= line <= (one.end_lineno or 0)]
+    found = [one for one in ast.walk(tree) if isinstance(one, ast.For | ast.While) and _contains(one, line)]
     return sorted(found, key=lambda one: one.lineno, reverse=True)
+
+
+def _contains(loop: ast.For | ast.While, line: int) -> bool:
+    return loop.lineno <= line <= (loop.end_lineno or 0)
 
 
 def _passed(node: ast.expr) -> Iterator[ast.expr]:

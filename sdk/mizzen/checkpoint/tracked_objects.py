@@ -74,7 +74,10 @@ class Tracked:
         if PROGRESS in objects:
             self.progress = objects[PROGRESS]
         for watch in _methods(objects.values(), "watch_training"):
-            watch(lambda: self.has_stepped or self._training.has_trained(self._modules.values()))
+            watch(
+                lambda: self.has_stepped or self._training.has_trained(self._modules.values()),
+                lambda: self._training.mark(self._modules.values(), self.has_stepped),
+            )
         for watch in _methods(objects.values(), "watch_steps"):
             watch(lambda: self.has_stepped or self._captures)
 

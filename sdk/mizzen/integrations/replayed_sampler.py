@@ -94,6 +94,10 @@ class DataPosition:
         for name in self.saved:
             setattr(self, name, state[name])
 
+    def go_to(self, state: dict[str, Any]) -> None:
+        """Go to another position of this process, as before a look at a batch."""
+        self.load_state_dict(state)
+
 
 class ReplayedSampler(DataPosition):
     """The position in a sampler of any class: the number of batches, or of indices without batches.
@@ -114,6 +118,8 @@ class ReplayedSampler(DataPosition):
         self.attributes: list[dict[str, Any]] = []
         """The changed attributes of the sampler, and of the samplers within it, when the epoch began."""
         self._initial = [_plain(one) for one in _nested(sampler)]
+        self._left: list[dict[str, Any]] | None = None
+        """The plain attributes as the last iteration has left them."""
 
     def __iter__(self) -> Iterator[Any]:
         self.attributes = self._changed()
@@ -130,10 +136,12 @@ class ReplayedSampler(DataPosition):
                 indices = iter(self.sampler)
                 deque(islice(indices, position), maxlen=0)
             while True:
+                self._left = [_plain(one) for one in _nested(self.sampler)]
                 with stream:
                     try:
                         index = next(indices)
                     except StopIteration:
+                        self._left = [_plain(one) for one in _nested(self.sampler)]
                         return
                 yield index
         finally:
@@ -162,6 +170,13 @@ class ReplayedSampler(DataPosition):
         super().load_state_dict(state)
         for one, values, initial in zip(_nested(self.sampler), self.attributes, self._initial, strict=False):
             vars(one).update(initial | values)
+
+    def go_to(self, state: dict[str, Any]) -> None:
+        """Go to another position of this process. Attributes that the script has set after the iteration stay."""
+        left, now = self._left, [_plain(one) for one in _nested(self.sampler)]
+        self.load_state_dict(state)
+        for one, before, after in zip(_nested(self.sampler), left or (), now, strict=False):
+            vars(one).update({name: value for name, value in after.items() if before.get(name) != value})
 
     def advance(self, samples: int) -> int:
         """Record that the training has used one more batch. Return the total number of such steps."""

@@ -235,14 +235,14 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         self._own: list[Any] | None = None
         """Loaded states of the dataset's and collator's generators, which are set after looks are repeated."""
         self._looks = Looks(self._place, self._go_to)
+        self._looks_again = False
+        """Whether the script, which was restarted, looks at the loader again before it trains."""
 
     @property
     def epoch(self) -> int:
         """The current epoch of the training, from 0."""
-        looks = self._looks
-        if looks.before is not None and (looks.is_repeated or not (self._within or looks.has_trained() is not False)):
-            return int(looks.before[0]["epoch"])
-        return self._order.epoch
+        before = self._looks.pending(self._within)
+        return self._order.epoch if before is None else int(before[0]["epoch"])
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`. If it is the current epoch, nothing changes."""
@@ -280,12 +280,18 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
                     order.advance(self.batch_size or 1)
                     is_empty = False
                     yield hand_over(batch, self._is_last)
-                    self._looks.check()
+                    if self._iteration is not iteration:
+                        raise StateError(
+                            "a newer iteration of this ResumableLoader has begun, so this one cannot continue: a "
+                            "loader has one position. Use a second loader for the other iteration, and track it too"
+                        )
+                    self._looks.go_on()
         finally:
             # An older iterator may be freed only now.
             self._within = self._within and self._iteration is not iteration
         if is_empty:
             self._looks.before = None  # The rest of a resumed epoch, not a look.
+        self._looks.is_complete = True
         order.set_epoch(order.epoch + 1)
 
     def _is_last(self) -> bool:
@@ -307,18 +313,23 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
 
     def _go_to(self, place: tuple[Any, ...]) -> None:
         state, self._begun, self._created, self._within, self._resume, is_set = place
-        self._order.load_state_dict(state)
+        self._order.go_to(state)
         self._iteration = None
         if self._resume is not None:
             self._resume.is_set = is_set
 
-    def watch_training(self, has_trained: Callable[[], bool | None]) -> None:
-        """Use `has_trained`, which returns whether the training has begun, to tell it from a look at a batch."""
-        self._looks.has_trained = has_trained
+    def watch_training(self, has_trained: Callable[[], bool | None], mark: Callable[[], Any]) -> None:
+        """Use two functions to tell the training from a look at a batch.
+
+        Args:
+            has_trained: returns whether the training has begun; None: not known.
+            mark: returns a value that differs after each step; None: not known.
+        """
+        self._looks.has_trained, self._looks.mark = has_trained, mark
 
     def begin_training(self) -> None:
         """Begin a training without a checkpoint: iterations before it, such as a look at a batch, do not count."""
-        self._looks.expect(0, None)
+        self._looks.expect([], None, None)
         if self._begun:
             self._restart()
         self._begun = False
@@ -344,9 +355,11 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         self._order.is_saved = True
         own = [read() for read, _ in self._generators()] if self._own is None else self._own
         order, within = self._order.state_dict(), self._within
-        if self._looks.is_repeated:
-            order, _, _, within, *_ = self._looks.before
-        return order | {"within": within, "generators": own, "looks": self._looks.number}
+        looks = self._looks.saved(within)
+        if (before := self._looks.pending(within)) is not None:
+            order, _, _, within, *_ = before
+        single = self._looks.is_single(within)
+        return order | {"within": within, "generators": own, "looks": looks, "single": single}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position from `state`. The next iteration resumes there.
@@ -354,12 +367,18 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         Raises:
             StateError: the state is from a dataset of another size, or from another seed.
         """
-        looks, now = state.get("looks", 0), self._order.state_dict()
+        looks, now = state.get("looks") or [], self._order.state_dict()
         if looks:
             self._restart()
         first = self._order.state_dict(), False, False, False, None, None
+        epoch = first
         try:
             self._order.load_state_dict(state)
+            if looks:
+                loaded = self._order.state_dict()
+                self._order.restart()
+                epoch = self._order.state_dict(), *first[1:]
+                self._order.load_state_dict(loaded)
         except StateError:
             self._order.load_state_dict(now)
             raise
@@ -367,7 +386,9 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         self._begun = not self._within  # An epoch that was left early is over.
         self._created = False
         self._iteration = None
-        self._looks.expect(looks, first)
+        self._looks.expect(looks, first, epoch)
+        self._looks.single, self._looks.trains_within = state.get("single", False), self._within
+        self._looks_again = bool(looks)
         self._own = state["generators"]
         if not looks:
             self._restore_own()
@@ -387,7 +408,7 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         Returns:
             False if the loaded state is not within an iteration, and has no looks. Then `held` is not called.
         """
-        self._resume = held if self._within or self._looks.number else None
+        self._resume = held if self._within or self._looks_again else None
         return self._resume is not None
 
     def _restore_generators(self) -> None:
