@@ -5,13 +5,15 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.api import CheckpointException
 
-from mizzen.checkpoint import list_committed
+from mizzen.checkpoint import Checkpointer, list_committed
+from mizzen.cli.plain.runner import run
 from mizzen.integrations import dcp
 
 SCRIPT = Path(__file__).with_name("dcp_ranks.py")
@@ -78,3 +80,23 @@ def test_a_save_needs_a_step(tmp_path: Path) -> None:
     with pytest.raises(CheckpointException, match=r"pass storage_writer=writer.at\(step\)"):
         save({"w": torch.zeros(3)}, storage_writer=dcp.RootWriter(tmp_path), no_dist=True)
     assert list_committed(tmp_path) == []
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_an_export_is_loaded_by_torch_alone(tmp_path: Path, sharded: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """`export --dcp` of either kind of root; a damaged part leaves no folder."""
+    root, target = tmp_path / "root", tmp_path / "a" / "target"
+    tensor = torch.arange(6.0).reshape(2, 3).to(torch.bfloat16)
+    if sharded:
+        save({"model": {"w": tensor}, "step": 4}, storage_writer=dcp.RootWriter(root).at(4), no_dist=True)
+    else:
+        Checkpointer(root).save(4, {"model": {"w": tensor}, "step": 4})
+    assert run(["checkpoint", "export", str(root), str(target), "--dcp"]) == 0
+    assert str(target / ".metadata") in capsys.readouterr().out
+    state: dict[str, Any] = {"model": {"w": torch.zeros(2, 3, dtype=torch.bfloat16)}, "step": 0}
+    load(state, checkpoint_id=str(target), no_dist=True)
+    assert torch.equal(state["model"]["w"], tensor) and state["step"] == 4
+    for part in (root / "parts").glob("*/*/part-*"):
+        part.write_bytes(part.read_bytes()[:-1] + b"?")
+    assert run(["checkpoint", "export", str(root), str(tmp_path / "b" / "other"), "--dcp"]) != 0
+    assert not (tmp_path / "b").exists()

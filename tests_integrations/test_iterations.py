@@ -144,7 +144,7 @@ def train(loader: ResumableLoader, model: torch.nn.Module) -> Iterator[Any]:
 
 def train_on_first_batches(loader: ResumableLoader, model: torch.nn.Module) -> Iterator[Any]:
     """Each step takes several first batches."""
-    for _ in range(loader.epoch, 8):
+    while True:
         yield torch.cat([next(iter(loader))[0] for _ in range(3)])
 
 
@@ -194,7 +194,7 @@ def test_looks_do_not_change_the_data_of_the_training(loop: Callable[..., Iterat
                 model.weight.add_(1)
             seen.append(batch.tolist())
             checkpointer.step(step + len(seen))
-            if len(seen) == steps:
+            if len(seen) == steps or step + len(seen) == 12:
                 break
         return seen
 
@@ -225,13 +225,9 @@ def test_a_look_that_is_not_repeated_is_an_error(tmp_path: Path) -> None:
         checkpointer.track(loader=loader, model=model)
         step = checkpointer.restore()
         with nullcontext() if start == 0 else pytest.raises(StateError, match="looked at this loader 1 times"):
-            for training in (False, True)[start:]:
-                batch = first(loader)
-                if training:
-                    model(batch[:, None].float()).sum().backward()
-                    model.zero_grad(set_to_none=start == 0)
-                    step += 1
-                    checkpointer.step(step)
+            batch = first(loader) if start else (first(loader), first(loader))[1]
+            model(batch[:, None].float()).sum().backward()
+            checkpointer.step(step + 1)
 
 
 def test_attributes_that_a_script_sets_after_a_look_stay() -> None:

@@ -33,11 +33,14 @@ def stack() -> Stack:
     return [(frame.f_code, frame.f_lineno) for frame in _frames()]
 
 
-def text(of: Stack) -> str:
-    """Return the lines that a script executes, from the innermost function to its module: a restart has the same."""
-    names = [code.co_name for code, _ in of]
-    inner = of[: names.index("<module>") + 1 if "<module>" in names else None]
-    return "; ".join(f"{code.co_name}: {linecache.getline(code.co_filename, line).strip()}" for code, line in inner)
+def text(of: Stack, restored: Stack) -> str:
+    """Return the lines that a script executes, from the innermost function to the one that called `restore`."""
+    callers, lines = {code for code, _ in restored}, []
+    for code, line in of:
+        lines.append(f"{code.co_name}: {linecache.getline(code.co_filename, line).strip()}")
+        if code in callers:
+            break
+    return "; ".join(lines)
 
 
 def share_loop(one: Stack, other: Stack, apart: Stack) -> bool:

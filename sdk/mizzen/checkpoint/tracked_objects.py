@@ -232,6 +232,12 @@ class Tracked:
             raise StateError(f"part {name!r} is already tracked")
         if name == PROGRESS and not isinstance(value, MutableMapping):
             raise StateError(f"part {PROGRESS!r}: is a {type(value).__name__}; must be a dict")
+        if any(kind.__module__.startswith("torchdata.stateful_dataloader") for kind in type(value).__mro__):
+            raise StateError(
+                f"part {name!r}: a StatefulDataLoader cannot be tracked: reading its state draws random numbers, and a "
+                "resumed epoch draws others than the first one. Wrap it: loader = ResumableLoader(loader) of "
+                "mizzen.integrations.torch, and iterate and track that"
+            )
         access = _access(value)
         if access is None:
             kind = f"{type(value).__module__}.{type(value).__qualname__}"

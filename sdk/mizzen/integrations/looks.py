@@ -67,7 +67,7 @@ class Looks:
             here, new, self._new = loops.stack(), self._new, None
             repeated = [loops.share_loop(one, here, self._restored) for one in new]
             single, looks = self.is_single(is_within), zip(new, repeated, strict=True)
-            self._saved = [(loops.text(one), again) for one, again in looks if not (again and single)]
+            self._saved = [(loops.text(one, self._restored), again) for one, again in looks if not (again and single)]
         return self._saved
 
     def is_single(self, is_within: bool) -> bool:
@@ -132,6 +132,6 @@ class Looks:
         while self._awaited and not self.is_repeated:
             text, place = self._awaited.pop(0)
             # Other looks are not repeated, as those of `if step == 0`.
-            if text == loops.text(self._stack):
+            if text == loops.text(self._stack, self._restored):
                 self.is_repeated = True
                 self._go_to(place)

@@ -25,7 +25,7 @@ from mizzen.checkpoint.root_view import Checkpoints, Problem, open_checkpoints
 from mizzen.checkpoint.roots import open_root
 from mizzen.cli import formats
 from mizzen.cli.exits import Exit
-from mizzen.cli.plain.export import export
+from mizzen.cli.plain.export import export, prepared
 from mizzen.cli.plain.parser import Parser
 from mizzen.cli.plain.printer import Column, ProgressLine, cell, emit_list, emit_one, say, table
 from mizzen.cli.plain.values import Failure, UsageError, whole
@@ -168,23 +168,41 @@ def _export(given: Namespace) -> int:
         found = _open(given.uri)
         manifest = found.get(given.step)
         parts = manifest.parts if given.rank is None else manifest.parts_of(given.rank)
-        with ProgressLine(sum(part.size_bytes for part in parts)) as progress:
-            try:
-                files = export(found.store, manifest, folder, given.rank, given.form, progress=progress)
-            except ValueError as error:
-                raise UsageError(str(error)) from error
-            except OSError as error:
-                raise Failure(Exit.CONFLICT, f"cannot write to {folder}: {error}") from error
-    items = [
-        {"part": part.name, "rank": part.rank, "file": str(path), "size_bytes": part.size_bytes, "kind": part.kind}
-        for part, path in files
-    ]
+        try:
+            if given.form == "dcp":
+                items = _export_dcp(found, manifest, folder, given.rank)
+            else:
+                with ProgressLine(sum(part.size_bytes for part in parts)) as progress:
+                    files = export(found.store, manifest, folder, given.rank, given.form, progress=progress)
+                items = [_exported(path, part.kind, part.name, part.rank) for part, path in files]
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        except OSError as error:
+            raise Failure(Exit.CONFLICT, f"cannot write to {folder}: {error}") from error
     if given.output in ("json", "yaml"):
         body = {**_summary(manifest), "folder": str(folder), "files": items}
         emit_one(given, body, lambda: "")
     else:
         emit_list(given, items, _FILES, name=lambda item: str(item["file"]))
     return Exit.OK
+
+
+def _export_dcp(found: Checkpoints, manifest: Manifest, folder: Path, rank: int | None) -> list[dict[str, Any]]:
+    try:
+        from mizzen.integrations import dcp_export
+    except ImportError as error:
+        raise UsageError(f"--dcp: needs torch, which cannot be imported here: {error}") from error
+    made = prepared(folder)
+    try:
+        return [_exported(path, "dcp") for path in dcp_export.export(found, manifest, folder, rank)]
+    except BaseException:
+        for path in reversed(made):
+            path.rmdir()
+        raise
+
+
+def _exported(path: Path, kind: str, part: str | None = None, rank: int | None = None) -> dict[str, Any]:
+    return {"part": part, "rank": rank, "file": str(path), "size_bytes": path.stat().st_size, "kind": kind}
 
 
 def _prune(given: Namespace) -> int:
@@ -373,6 +391,10 @@ def checkpoint() -> Parser:
     form.add_argument(
         "--hf", dest="form", action="store_const", const="hf", default="parts",
         help="Write what from_pretrained reads: the files of a Trainer, or the part model as model.safetensors.",
+    )  # fmt: skip
+    form.add_argument(
+        "--dcp", dest="form", action="store_const", const="dcp",
+        help="Write what torch.distributed.checkpoint reads. Needs torch, and memory for the whole state.",
     )  # fmt: skip
     newest = "Use the newest checkpoint of this step. Default: the newest checkpoint."
     for one in (show, verify, write):

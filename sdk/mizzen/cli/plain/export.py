@@ -15,6 +15,7 @@ from mizzen.checkpoint.root_view import check_rank
 from mizzen.objects.store import ObjectStore
 
 Form: TypeAlias = Literal["parts", "safetensors", "hf"]
+"""The forms of a part as a file; the form `dcp` is written by torch (`mizzen.integrations.dcp_export`)."""
 
 _UNFINISHED = ".unfinished"
 
@@ -51,7 +52,7 @@ def export(
     if rank is not None:
         check_rank(manifest, rank)
     files = _chosen(store, manifest, _files(manifest, rank), form)
-    made = _prepared(folder)
+    made = prepared(folder)
     written: list[Path] = []
     try:
         for name, part in files.items():
@@ -121,8 +122,8 @@ def _files(manifest: Manifest, rank: int | None) -> dict[str, Part]:
     return found
 
 
-def _prepared(folder: Path) -> list[Path]:
-    """Create the folder and its missing parents. Return the folders that were created.
+def prepared(folder: Path) -> list[Path]:
+    """Create the target folder and its missing parents. Return the folders that were created.
 
     Raises:
         ValueError: the path is not a folder, or the folder is not empty.
