@@ -135,29 +135,29 @@ def looked(root: Path, steps: int, *, held: bool) -> list[Any]:
                 return seen
 
 
-def train(loader: ResumableLoader, model: torch.nn.Module) -> Iterator[Any]:
+def train(loader: ResumableLoader, _: torch.nn.Module) -> Iterator[Any]:
     """An ordinary training."""
-    for _ in range(loader.epoch, 4):
+    for _epoch in range(loader.epoch, 4):
         for (batch,) in loader:
             yield batch
 
 
-def train_on_first_batches(loader: ResumableLoader, model: torch.nn.Module) -> Iterator[Any]:
+def train_on_first_batches(loader: ResumableLoader, _: torch.nn.Module) -> Iterator[Any]:
     """Each step takes several first batches."""
     while True:
-        yield torch.cat([next(iter(loader))[0] for _ in range(3)])
+        yield torch.cat([next(iter(loader))[0] for _draw in range(3)])
 
 
-def look_and_train(loader: ResumableLoader, model: torch.nn.Module) -> Iterator[Any]:
+def look_and_train(loader: ResumableLoader, _: torch.nn.Module) -> Iterator[Any]:
     """A look at each start, and a look in each epoch."""
     next(iter(loader))
-    for _ in range(loader.epoch, 4):
+    for _epoch in range(loader.epoch, 4):
         next(iter(loader))
         for (batch,) in loader:
             yield batch
 
 
-def look_at_the_first_start(loader: ResumableLoader, model: torch.nn.Module) -> Iterator[Any]:
+def look_at_the_first_start(loader: ResumableLoader, _: torch.nn.Module) -> Iterator[Any]:
     """A look only in the first epoch, for example to draw a graph."""
     for epoch in range(loader.epoch, 4):
         if epoch == 0:
@@ -188,13 +188,15 @@ def test_looks_do_not_change_the_data_of_the_training(loop: Callable[..., Iterat
         checkpointer.track(loader=loader, model=model)
         step, seen = checkpointer.restore(), []
         for batch in loop(loader, model):
+            if step + len(seen) == 12:
+                break
             model(batch[:, None].float()).sum().backward()
             model.zero_grad()
             with torch.no_grad():
                 model.weight.add_(1)
             seen.append(batch.tolist())
             checkpointer.step(step + len(seen))
-            if len(seen) == steps or step + len(seen) == 12:
+            if len(seen) == steps:
                 break
         return seen
 

@@ -1,6 +1,5 @@
 """Writes a checkpoint as a folder of torch's distributed checkpoints, which `torch.distributed.checkpoint` loads."""
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -39,5 +38,5 @@ def export(found: Checkpoints, manifest: Manifest, folder: Path, rank: int | Non
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.unfinished.", dir=folder.parent) as parent:
         written = Path(parent) / folder.name
         save(state, storage_writer=FileSystemWriter(written), no_dist=True)
-        os.replace(written, folder)
+        written.replace(folder)
     return sorted(folder.iterdir())

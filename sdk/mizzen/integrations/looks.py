@@ -59,7 +59,7 @@ class Looks:
 
     def pending(self, is_within: bool) -> Any:
         """Return the place before the last iteration if that is a look so far, and is not going on; else None."""
-        return self.before if self.is_repeated or not is_within and self._is_look() else None
+        return self.before if self.is_repeated or (not is_within and self._is_look()) else None
 
     def saved(self, is_within: bool) -> SavedLooks:
         """Return the looks that a restart will repeat. `is_within`: an iteration is going on."""
