@@ -31,7 +31,7 @@ def export(found: Checkpoints, manifest: Manifest, folder: Path, rank: int | Non
     """
     state: dict[str, Any] = {}
     if any(part.name == PLAN for part in manifest.parts):
-        planner: Any = _EmptyStateDictLoadPlanner()  # type: ignore[no-untyped-call]
+        planner: Any = _EmptyStateDictLoadPlanner()
         _load_state_dict(state, storage_reader=RootReader(found.root, manifest.step), planner=planner, no_dist=True)
     else:
         state = found.load(manifest, rank=rank or 0).state
