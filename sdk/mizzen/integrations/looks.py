@@ -55,7 +55,8 @@ class Looks:
         self._restored = loops.stack()
         self._new: list[loops.Stack] | None = None if looks else []
         self._saved = looks
-        self._awaited = [(text, epoch if again else first) for text, again in looks]
+        self.awaited = [(text, epoch if again else first) for text, again in looks]
+        """The looks of the first start that are still to be repeated: their lines and their places."""
 
     def pending(self, is_within: bool) -> Any:
         """Return the place before the last iteration if that is a look so far, and is not going on; else None."""
@@ -122,15 +123,15 @@ class Looks:
             )
             warnings.warn(message, CheckpointWarning, stacklevel=3)
         if trained is not False:
-            self._awaited = []
+            self.awaited = []
         if self._mark is None:
             return
         self.before, self.is_complete = self._place(), False
         if trained is not False:
             return
         self._stack = loops.stack()
-        while self._awaited and not self.is_repeated:
-            text, place = self._awaited.pop(0)
+        while self.awaited and not self.is_repeated:
+            text, place = self.awaited.pop(0)
             # Other looks are not repeated, as those of `if step == 0`.
             if text == loops.text(self._stack, self._restored):
                 self.is_repeated = True

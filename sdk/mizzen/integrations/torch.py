@@ -235,8 +235,6 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         self._own: list[Any] | None = None
         """Loaded states of the dataset's and collator's generators, which are set after looks are repeated."""
         self._looks = Looks(self._place, self._go_to)
-        self._looks_again = False
-        """Whether the script, which was restarted, looks at the loader again before it trains."""
 
     @property
     def epoch(self) -> int:
@@ -388,7 +386,6 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         self._iteration = None
         self._looks.expect(looks, first, epoch)
         self._looks.single, self._looks.trains_within = state.get("single", False), self._within
-        self._looks_again = bool(looks)
         self._own = state["generators"]
         if not looks:
             self._restore_own()
@@ -408,7 +405,7 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         Returns:
             False if the loaded state is not within an iteration, and has no looks. Then `held` is not called.
         """
-        self._resume = held if self._within or self._looks_again else None
+        self._resume = held if self._within or self._looks.awaited else None
         return self._resume is not None
 
     def _restore_generators(self) -> None:
