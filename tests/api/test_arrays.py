@@ -108,13 +108,9 @@ async def test_a_page_does_not_read_the_parameters_of_arrays(world: ApiWorld, pa
         event.remove(Engine, "after_cursor_execute", count)
     assert found["id"] == array and found["array"]["elements"] == 1000 and found["jobs"]
     assert 0 < sum(read) < 10_000
-    [element] = (await _with_first_element(world, array))["items"]
-    assert element["element"]["parameters"] == {"p": "x" * 100 + "0"}
-
-
-async def _with_first_element(world: ApiWorld, array: str) -> Any:
     _take(world, array, 0)
-    return await get(world, f"/v1/workloads?array={array}")
+    [element] = (await get(world, "/v1/workloads", array=array))["items"]
+    assert element["element"]["parameters"] == {"p": "x" * 100 + "0"}
 
 
 async def test_waiting_elements_wait_for_what_their_array_waits(world: ApiWorld) -> None:
