@@ -155,7 +155,7 @@ class StartForecaster:
         allowed, needs, reserves = np.array([kind[:3] for kind in kinds], np.int64).T.copy()
         limits: dict[str | None, int] = {one.demand.array: one.free for one in behind if one.free is not None}
         places = np.array([limits.get(kind[3], _UNLIMITED) for kind in kinds], np.int64)
-        of_array = {kind[3]: number for kind, number in kinds.items() if kind[3] is not None}
+        of_array: dict[str | None, int] = {kind[3]: number for kind, number in kinds.items() if kind[3] is not None}
         running = [(h.pool, h.amount, of_array.get(h.array, -1)) for h in held]
         pools, amounts, counted = np.array(running, np.int64).reshape(-1, 3).T.copy()
         shown = order < len(waiting)
