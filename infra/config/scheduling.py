@@ -111,6 +111,8 @@ class CapacitySettings(Section):
 
     interval_s: float = Field(10.0, gt=0)
     """Interval at which pools are compared with the ledger, and the ledger with the providers' lists of machines."""
+    plan_interval_s: float = Field(1800.0, gt=0)
+    """Longest time between two plans of the pools of a region. A plan also follows a change of sizes or machines."""
     join_s: float = Field(900.0, gt=0)
     """Time after its start within which a machine must become ready. Otherwise it is terminated."""
     drain_s: float = Field(600.0, ge=0)
