@@ -83,3 +83,45 @@ def apply_status(there: KubernetesCluster, name: str, status: dict[str, Any], ma
             headers={"content-type": "application/apply-patch+yaml", "authorization": "Bearer admin-token"},
         )
     assert answer.status_code == 200, answer.text
+
+
+def multikueue(there: KubernetesCluster, *clusters: str) -> None:
+    """Creates an admission check of MultiKueue whose queue may use these worker clusters, all active."""
+    there.call("POST", f"{ROOT}/multikueueconfigs", _object("MultiKueueConfig", "all", {"clusters": [*clusters]}))
+    parameters = {"apiGroup": GROUP, "kind": "MultiKueueConfig", "name": "all"}
+    spec = {"controllerName": "kueue.x-k8s.io/multikueue", "parameters": parameters}
+    there.call("POST", f"{ROOT}/admissionchecks", _object("AdmissionCheck", CHECK, spec))
+    for name in clusters:
+        there.call("POST", f"{ROOT}/multikueueclusters", _object("MultiKueueCluster", name, {}))
+        set_active(there, name, holds=True)
+
+
+def set_active(there: KubernetesCluster, cluster: str, *, holds: bool) -> None:
+    """Sets whether Kueue reaches a worker cluster."""
+    status = {"status": {"conditions": [condition("Active", "Active", holds=holds)]}}
+    there.patch(f"{ROOT}/multikueueclusters/{cluster}/status", status)
+
+
+def submit(there: KubernetesCluster, name: str, gpus: int, *, priority: int = 0, tables: str = "") -> None:
+    """Creates a Workload with a pod that requests GPUs, and reserves quota for it on the manager cluster."""
+    requests = {"cpu": "500m", "memory": "1Gi", "nvidia.com/gpu": str(gpus)}
+    pod = {"containers": [{"name": "c", "resources": {"requests": requests}}]}
+    annotations = {"metadata": {"annotations": {"mizzen.io/tables": tables}}} if tables else {}
+    spec = {"podSets": [{"name": "main", "count": 1, "template": {**annotations, "spec": pod}}], "priority": priority}
+    there.call("POST", path_of(), _object("Workload", name, spec))
+    apply_status(there, name, reserved())
+
+
+def reserved(**more: Any) -> dict[str, Any]:
+    """Returns the status of a Workload that has quota and waits for a worker cluster, as Kueue applies it."""
+    check = {"name": CHECK, "state": "Pending", "message": "", "lastTransitionTime": "2026-01-02T03:04:05Z"}
+    return {
+        "admission": {"clusterQueue": "q", "podSetAssignments": [{"name": "main", "count": 1}]},
+        "conditions": [condition("QuotaReserved", "QuotaReserved", "Quota reserved in ClusterQueue q")],
+        "admissionChecks": [check],
+        **more,
+    }
+
+
+def _object(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind, "metadata": {"name": name}, "spec": spec}

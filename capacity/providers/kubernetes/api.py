@@ -81,7 +81,7 @@ class KubernetesApi:
             ProviderUnavailable: the connection was lost.
         """
         given = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(timeout_s)}
-        given |= {"resourceVersion": version, "labelSelector": labels}
+        given |= {"resourceVersion": version, **_selectors(labels, "")}
         patience = httpx2.Timeout(self._settings.timeout_s, read=timeout_s + self._settings.timeout_s)
         # A client of its own, which this thread closes: closing one while another thread reads would mix up sockets.
         with (
