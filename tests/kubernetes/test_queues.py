@@ -1,6 +1,9 @@
-"""Pods of a queue of Kueue on a real API server, with minimal CRDs of our own writing instead of Kueue."""
+"""Pods of a queue of Kueue on a real API server, with minimal CRDs of our own writing instead of Kueue; the chart."""
 
+import json
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -8,8 +11,8 @@ from capacity.provider import FoundMachine
 from capacity.providers.kubernetes import KubernetesProvider
 from tests.capacity.requests import request_for
 from tests.kubernetes.bench import provider_on
-from tests.kubernetes.cluster import KubernetesCluster, cluster, pod_path
-from tests.kubernetes.kueue import apply_status, condition, install, path_of
+from tests.kubernetes.cluster import NAMESPACE, KubernetesCluster, cluster, pod_path
+from tests.kubernetes.kueue import GROUP, apply_status, condition, install, path_of
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -73,3 +76,49 @@ def test_a_pod_waits_and_ends_in_the_words_of_kueue(there: KubernetesCluster) ->
     there.call("DELETE", pod_path(name))
     assert there.until(lambda: _only(provider).ended, "it has ended") == f"Preempted: {words}"
     provider.close()
+
+
+def test_the_chart_on_a_server(there: KubernetesCluster) -> None:
+    """The API server accepts all objects of the Helm chart, and its accounts have the rights that they need only."""
+    python = Path(__file__).parents[2] / ".venv-deploy" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("Helm is not installed (make test-deploy installs it)")
+    given = {
+        "regions": {"east": "s3://east/mizzen"},
+        "podNamespaces": [NAMESPACE],
+        "dispatcher": {"settings": {"machine_types": {"m": {}}, "clusters": {"w": {}}}},
+    }
+    chart = Path(__file__).parents[2] / "deploy" / "helm" / "mizzen"
+    out = subprocess.run(
+        [python, "-c", _RENDER, chart, json.dumps(given)], check=True, capture_output=True, timeout=120
+    )
+    objects = json.loads(out.stdout)
+    assert len(objects) >= 14
+    for one in objects:
+        root = "/api/v1" if one["apiVersion"] == "v1" else f"/apis/{one['apiVersion']}"
+        if not one["kind"].startswith("Cluster"):
+            root += f"/namespaces/{one['metadata'].get('namespace', 'default')}"
+        there.call("POST", f"{root}/{one['kind'].lower()}s", one)
+    there.until(lambda: _may(there, "control", "create", "pods", NAMESPACE), "the roles are in effect")
+    assert not _may(there, "control", "create", "pods", "default")
+    assert not _may(there, "control", "get", "secrets", NAMESPACE)
+    assert _may(there, "dispatcher", "patch", "workloads/status", NAMESPACE)
+    assert not _may(there, "dispatcher", "patch", "workloads", NAMESPACE)
+    assert not _may(there, "dispatcher", "list", "pods", NAMESPACE)
+
+
+_RENDER = """
+import json, sys, helm_python, yaml
+files = helm_python.Chart.load(sys.argv[1]).render(json.loads(sys.argv[2]))
+print(json.dumps([found for text in files.values() for found in yaml.safe_load_all(text) if found]))
+"""
+
+
+def _may(there: KubernetesCluster, account: str, verb: str, resource: str, namespace: str) -> bool:
+    """Returns whether a service account of the release may do this."""
+    name, _, part = resource.partition("/")
+    group = GROUP if name == "workloads" else ""
+    asked = {"namespace": namespace, "verb": verb, "group": group, "resource": name, "subresource": part}
+    spec = {"user": f"system:serviceaccount:default:release-name-{account}", "resourceAttributes": asked}
+    answer = there.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec})
+    return bool(answer["status"]["allowed"])
