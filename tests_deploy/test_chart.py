@@ -1,4 +1,4 @@
-"""The Helm chart: Helm renders it, Kubernetes' schemas accept it, and its pods have the least rights and no privileges."""
+"""The Helm chart: Helm renders it, Kubernetes' schemas accept it, and its pods have least rights, no privileges."""
 
 from pathlib import Path
 from typing import Any
@@ -75,9 +75,7 @@ def test_only_control_workers_and_the_dispatcher_have_rights() -> None:
     for kind, file, count in (("Role", "rbac.yaml", 2), ("ClusterRole", "dispatcher-rbac.yaml", 1)):
         (wanted,) = _rules(list(yaml.safe_load_all((RIGHTS / file).read_text())), kind)
         assert _rules(objects, kind) == [wanted] * count
-    bound = {
-        (o["kind"], o["metadata"].get("namespace"), o["subjects"][0]["name"]) for o in objects if "subjects" in o
-    }
+    bound = {(o["kind"], o["metadata"].get("namespace"), o["subjects"][0]["name"]) for o in objects if "subjects" in o}
     assert bound == {
         ("RoleBinding", "pods-a", "release-name-control"),
         ("RoleBinding", "pods-b", "release-name-control"),
@@ -110,7 +108,14 @@ def test_each_region_has_a_worker_and_the_settings_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{}, {"regions": {"East": "s3://b"}}, {"regions": {"east": "file:///b"}}, {**VALUES, "regoins": {}}, {**VALUES, "podNamespaces": "a"}]
+    "wrong",
+    [
+        {},
+        {"regions": {"East": "s3://b"}},
+        {"regions": {"east": "file:///b"}},
+        {**VALUES, "regoins": {}},
+        {**VALUES, "podNamespaces": "a"},
+    ],
 )
 def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
     """The schema of the values names what is wrong."""
